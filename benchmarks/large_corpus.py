@@ -47,8 +47,8 @@ def measure(folder: Path, later: int | None) -> dict[str, float | str]:
     """Seconds to the first batch, milliseconds of each after it, and the most memory in MiB, in this process."""
     begin = time.perf_counter()
     from heed import seq2seq
-    from heed.seq2seq.startup import start_tensorflow
     from heed.seq2seq.task import Task
+    from heed.seq2seq.tensorflow_start import start_tensorflow
 
     if later is None:
         task: Task = seq2seq.TextTask.create(folder / "source", folder / "target")

@@ -31,7 +31,7 @@ from benchmarks.translators import TRANSLATORS
 from heed.seq2seq import RunFolder, TextTask, catalogs, start_run
 from heed.seq2seq.comparison import compare
 from heed.seq2seq.evaluation import Answer, Evaluation
-from heed.seq2seq.pair_store import digests
+from heed.seq2seq.pair_store import hash_texts
 from heed.seq2seq.task import Item
 
 ROOT = Path(__file__).parents[1]
@@ -61,8 +61,8 @@ def main() -> None:
 
 def write_text(language: str, folder: Path) -> None:
     """pairs.tsv to train on and test.tsv to judge by."""
-    pairs = catalogs.pairs(language)
-    keys = digests([source for source, _ in pairs]).tolist()
+    pairs = catalogs.read_pairs(language)
+    keys = hash_texts([source for source, _ in pairs]).tolist()
     full = [
         len(source.split()) >= LEAST_WORDS and source[-1] in ".!?" and target[-1:] in ".!?"
         for source, target in pairs
@@ -155,7 +155,7 @@ def over_seeds(first: Sequence[Evaluation], second: Sequence[Evaluation]) -> str
 def ngrams(evaluation: Evaluation) -> NDArray[np.int64]:
     """(N, 10): of each answer the n-grams of 1 to 4 words that are right, how many there are, and both lengths."""
     metric = sacrebleu.BLEU(effective_order=True)
-    found = [metric.sentence_score(one.said, [one.reference]) for one in evaluation.answers]
+    found = [metric.sentence_score(one.translation, [one.reference]) for one in evaluation.answers]
     return np.array([[*one.counts, *one.totals, one.sys_len, one.ref_len] for one in found])
 
 

@@ -51,7 +51,7 @@ def one_layer() -> None:
 def messages() -> Pairs:
     """Short messages of this machine's programs, English and German, in lower case; none where it has none."""
     try:
-        found = {source.lower(): target.lower() for source, target in catalogs.pairs("de")}
+        found = {source.lower(): target.lower() for source, target in catalogs.read_pairs("de")}
     except TaskError:
         return []
     return [pair for pair in found.items() if 2 <= len(pair[0].split()) <= 6]

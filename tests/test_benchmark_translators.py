@@ -120,7 +120,7 @@ def test_a_mean_over_seeds_comes_with_what_it_may_be_by_chance():
         return Evaluation([Answer("", x, y, "text") for x, y in pairs], 0.0)
 
     one = said(0.5, 0)
-    expected = sacrebleu.corpus_bleu([x.said for x in one.answers], [wanted]).score
+    expected = sacrebleu.corpus_bleu([x.translation for x in one.answers], [wanted]).score
     assert quality.bleu(quality.ngrams(one).sum(axis=0)) == pytest.approx(expected)
     alike = quality.over_seeds(
         [said(0.5, n) for n in range(4)], [said(0.5, n) for n in range(4, 8)]
@@ -164,7 +164,7 @@ def test_full_sentences_are_held_out(tmp_path, monkeypatch):
     pairs = [(f"A b c d {i}.", f"E {i}.") for i in range(40)] + [
         (f"Word {i}", "x") for i in range(9)
     ]
-    monkeypatch.setattr(catalogs, "pairs", lambda language: pairs)
+    monkeypatch.setattr(catalogs, "read_pairs", lambda language: pairs)
     quality.write_text("de", tmp_path)
     trained, tested = (
         [tuple(line.split("\t")) for line in (tmp_path / name).read_text().splitlines()]

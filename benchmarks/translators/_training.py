@@ -11,7 +11,7 @@ import numpy as np
 
 from heed.models import TransformerConfig
 from heed.seq2seq import RunFolder
-from heed.seq2seq.task import padded
+from heed.seq2seq.task import pad_rows
 
 BETAS, EPSILON = (0.9, 0.98), 1e-7
 _TOLD_EVERY, _TOGETHER, _MULTIPLE = 100, 100, 16
@@ -82,7 +82,7 @@ def greedy(
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     for first in range(0, len(order), _TOGETHER):
         part = order[first : first + _TOGETHER]
-        state = encode(padded([rows[i] for i in part], multiple=_MULTIPLE))
+        state = encode(pad_rows([rows[i] for i in part], multiple=_MULTIPLE))
         target = np.full((len(part), longest + 1), config.pad_id, "int32")
         target[:, 0] = config.start_id
         ended = np.zeros(len(part), bool)

@@ -46,7 +46,7 @@ Pairs = list[tuple[str, str]]
 def messages(language: str) -> Pairs:
     """Messages of this machine's programs in English and in a language; none where it has none."""
     try:
-        found = {source.lower(): target.lower() for source, target in catalogs.pairs(language)}
+        found = {source.lower(): target.lower() for source, target in catalogs.read_pairs(language)}
     except TaskError:
         return []
     return [pair for pair in found.items() if is_plain(pair[0]) and is_plain(pair[1])]

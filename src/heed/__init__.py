@@ -1,14 +1,14 @@
 """heed: exact attention for TensorFlow and Keras 3, in linear memory.
 
-`import heed` is free: its parts, and with them Keras and TensorFlow, load when first used.
+`import heed` is free: its parts, and with them Keras and TensorFlow, load on first use.
 
 - `heed.ops`: pure functions on tensors (`dot_product_attention`, `additive_attention`, `Mask`).
 - `heed.layers`: Keras layers over the ops (`MultiHeadAttention`, `AdditiveAttention`, blocks).
 - `heed.models`: Transformer encoder, decoder and encoder-decoder, and decoding with a cache.
 - `heed.seq2seq`: tasks and training of sequence-to-sequence models.
-- `heed.export`: models leave Python, to SavedModel, LiteRT, ONNX and CTranslate2.
-- `heed.inspect`: what each head looks at, as numbers and pictures.
-- `heed.accelerate()`: Keras and KerasHub models that others wrote run on heed's ops.
+- `heed.export`: exports models to SavedModel, LiteRT, ONNX and CTranslate2.
+- `heed.inspect`: what each head attends to, as numbers and pictures.
+- `heed.accelerate()`: runs Keras and KerasHub models on heed's ops.
 
 Example:
     >>> import heed
@@ -49,7 +49,7 @@ __all__ = [
     "set_implementation",
 ]
 
-# What loads on first use: parts, and names with the modules that they come from.
+# Loaded on first use: parts, and names with their modules.
 _PARTS = ("export", "inspect", "layers", "models", "ops", "seq2seq")
 _LAZY = {
     "Mask": "heed.ops",
@@ -62,7 +62,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a part of heed when it is first used (PEP 562)."""
+    """Imports a part of heed on first use (PEP 562)."""
     if name in _PARTS:
         return importlib.import_module(f"heed.{name}")  # which sets the attribute
     if name not in _LAZY:
@@ -75,7 +75,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _public_names(part: str) -> list[str]:
-    """What a part's `__all__` lists, read from its source: to import it would load TensorFlow."""
+    """The names in a part's `__all__`, read from its source: importing it would load TensorFlow."""
     import ast
     import pkgutil
 

@@ -1,4 +1,4 @@
-"""`python -m heed` is the command `heed`."""
+"""`python -m heed` runs the command `heed`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""An empty matplotlib figure that no global state knows of."""
+"""An empty matplotlib figure outside matplotlib's global state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from heed._install import how_to_install
 
 
 def new_figure(width: float, height: float) -> Any:
-    """A `matplotlib.figure.Figure`, saved with `savefig("x.png")` or `("x.svg")`; notebooks show it.
+    """Makes a `matplotlib.figure.Figure`; save it with `savefig("x.png")` or `("x.svg")`; notebooks show it.
 
     Args:
         width, height: in inches.
@@ -31,5 +31,5 @@ def new_figure(width: float, height: float) -> Any:
         figure.savefig(file, format="png")
         return file.getvalue()
 
-    figure._repr_png_ = png  # what a notebook asks for
+    figure._repr_png_ = png  # notebooks call it
     return figure

@@ -1,4 +1,4 @@
-"""What is installed, and which implementation of attention runs here."""
+"""Installed versions, and the implementation of attention in use."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from collections.abc import Iterator
 
 
 def info() -> dict[str, str]:
-    """Says which versions are in use, and which implementation of attention runs and why.
+    """Returns the versions in use, and the implementation of attention with the reason for it.
 
-    A missing package is part of the answer, not an error: people call this to find out what is
-    wrong.
+    A missing package is part of the answer, not an error: users call this to find the problem.
 
     Returns:
-        A dictionary of strings, in the order in which a person would read them: `heed`, `python`,
-        `platform`, `keras`, `tensorflow`, `backend` (the backend that Keras uses),
-        `implementation` (`"portable"`, `"native"`, or `"none"` where heed cannot run), `reason` (why this one),
-        `instruction_set` (of the native kernels: `"amx"`, `"avx512"`, `"avx2"`, `"baseline"` or `"none"`) and
-        `acceleration` (`"ready"`, or what of this Keras `heed.accelerate` expected and what it found).
+        A dictionary of strings, in reading order: `heed`, `python`, `platform`, `keras`, `tensorflow`, `backend` (the
+        backend that Keras uses), `implementation` (`"portable"`, `"native"`, or `"none"` if heed cannot run), `reason`
+        (why this one), `instruction_set` (of the native kernels: `"amx"`, `"avx512"`, `"avx2"`, `"baseline"` or
+        `"none"`) and `acceleration` (`"ready"`, or what `heed.accelerate` expected of this Keras and what it found).
 
     Example:
         >>> import heed
@@ -40,7 +38,7 @@ def info() -> dict[str, str]:
         "instruction_set": "none",
         "acceleration": "not possible",
     }
-    with contextlib.suppress(ImportError):  # what follows says what is missing
+    with contextlib.suppress(ImportError):  # reported below
         import keras
 
         answer["backend"] = keras.config.backend()
@@ -71,7 +69,7 @@ def _version(name: str) -> str:
 
 
 def _providers(name: str) -> Iterator[str]:
-    """The distributions that may provide a package; what all others (tf-nightly) say of themselves comes last."""
+    """The distributions that may provide a package; others (tf-nightly), found by their metadata, come last."""
     yield from (name, f"{name}-cpu")
-    everything = importlib.metadata.packages_distributions()  # reads all that is installed: 0.1 s
+    everything = importlib.metadata.packages_distributions()  # takes 0.1 s
     yield from everything.get(name, [])

@@ -1,4 +1,4 @@
-"""How to install what is missing, for the way in which heed itself was installed."""
+"""The command that installs missing packages, for the way in which heed itself was installed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-# The name on the package index; the one that is imported is `heed`. (`heed` on the index is somebody else's.)
+# The name on the package index, where `heed` is another project.
 DISTRIBUTION = "heed-attention"
 
 
 def how_to_install(extra: str) -> str:
-    """The command that installs heed again, from where it came, with the packages of an extra.
+    """The command that installs heed again, from its source, with the packages of an extra.
 
     Args:
         extra: a name of pyproject.toml's optional dependencies: "tensorflow", "demo", ...
@@ -43,7 +43,7 @@ def how_to_install(extra: str) -> str:
 
 
 def _origin() -> dict[str, Any]:
-    """What the installer noted of the source (PEP 610); nothing if it came from an index."""
+    """The installer's record of the source (PEP 610); empty if it came from an index."""
     try:
         text = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
         found = json.loads(text or "{}")

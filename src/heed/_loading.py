@@ -1,7 +1,7 @@
 """Makes `import heed` enough for `keras.models.load_model` of a file with heed's layers.
 
-Keras finds a class in a file by the name under which it was registered, "heed>MultiHeadAttention", which happens when
-`heed.layers` is imported. So whoever asks Keras for such a name imports that first. Nothing is imported before.
+Keras finds a class in a file by its registered name, "heed>MultiHeadAttention", and `heed.layers` registers it when it
+is imported. So it is imported when Keras looks up such a name, and nothing before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _REGISTRY = "keras.src.saving.object_registration"
 
 
 def register_on_demand() -> None:
-    """Teaches Keras' registry, now or once it is imported."""
+    """Patches Keras' registry, now or once it is imported."""
     if _REGISTRY in sys.modules:
         _teach(sys.modules[_REGISTRY])
     else:
@@ -28,7 +28,7 @@ def register_on_demand() -> None:
 
 def _teach(registry: ModuleType) -> None:
     original = getattr(registry, "get_registered_object", None)
-    if original is None:  # Keras has moved it: then heed's parts must be imported by hand
+    if original is None:  # Keras has moved it: users must import heed's parts
         return
 
     @functools.wraps(original)
@@ -41,12 +41,12 @@ def _teach(registry: ModuleType) -> None:
 
 
 class _WhenImported:
-    """A finder that is there until Keras' registry is imported."""
+    """A finder that is installed until Keras' registry is imported."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec that the other finders give, with a loader that teaches the module."""
+        """The spec of the other finders, with a loader that patches the module."""
         if name != _REGISTRY:
             return None
         sys.meta_path.remove(self)

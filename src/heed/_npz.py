@@ -1,4 +1,4 @@
-"""Reading .npz files that may be damaged, forged or something else: all of it, or one error."""
+"""Reads .npz files that may be damaged, forged or something else: all of it, or one error."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-_END = 22  # how long the last record of a zip is
-_COUNT = 10  # where in it the number of entries stands
+_END = 22  # bytes of the last record of a zip
+_COUNT = 10  # offset of the number of entries in it
 _READERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -23,7 +23,7 @@ _READERS = {
 
 
 def open_regular(path: str | os.PathLike[str], mode: str = "rb", **options: Any) -> IO[Any]:
-    """Opens a file as `open` does, but refuses a pipe or a device at once: reading one could wait for ever.
+    """Opens a file as `open` does, but refuses pipes and devices at once: reading one could wait for ever.
 
     Args:
         path, mode, **options: as for `open`.
@@ -47,12 +47,12 @@ def open_regular(path: str | os.PathLike[str], mode: str = "rb", **options: Any)
 def read_npz(path: str | os.PathLike[str], most: float = math.inf) -> dict[str, NDArray[Any]]:
     """The arrays of a file that `numpy.savez` wrote, each checked against its checksum.
 
-    `numpy.load` raises some ten kinds of errors for a damaged file, and asks for as much memory as a forged shape
+    `numpy.load` raises some ten kinds of errors for a damaged file, and allocates as much memory as a forged shape
     says. Here nothing is unpickled, and no more is read than the file is long.
 
     Args:
         path: of the file.
-        most: bytes that it may have: a longer file is refused before any of it is read.
+        most: the most bytes that it may have: a longer file is refused before any of it is read.
 
     Returns:
         By name, read-only.
@@ -96,7 +96,7 @@ def read_npz(path: str | os.PathLike[str], most: float = math.inf) -> dict[str, 
 def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
     if entry.compress_type != zipfile.ZIP_STORED:
         raise ValueError(f"{entry.filename} is compressed, which numpy.savez does not do")
-    data = archive.read(entry)  # which compares the checksum
+    data = archive.read(entry)  # compares the checksum
     header = io.BytesIO(data)
     version = np.lib.format.read_magic(header)
     if version not in _READERS:

@@ -1,4 +1,4 @@
-"""What counts as a number: Python's, NumPy's, arrays and tensors of one of them; booleans do not."""
+"""Which values count as numbers: Python's, NumPy's, arrays and tensors of one of them; not booleans."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LARGEST_COUNT = 2**31 - 1
 
 
 def integer(value: Any) -> int | None:
-    """The value as an int, or None if it is no integer.
+    """The value as an int, or None if it is not an integer.
 
     >>> integer(np.int64(3)), integer(True), integer(3.0)
     (3, None, None)
@@ -28,7 +28,7 @@ def integer(value: Any) -> int | None:
 
 
 def real(value: Any) -> float | None:
-    """The value as a float, or None if it is no real number, or larger than any float.
+    """The value as a float, or None if it is not a real number, or larger than any float.
 
     >>> real(np.float32(0.5)), real(1), real("1")
     (0.5, 1.0, None)
@@ -51,12 +51,12 @@ def check_integer(
     most: float = LARGEST_COUNT,
     optional: bool = False,
 ) -> Any:
-    """The value as an int; None stays None if `optional` (hence the type).
+    """Returns the value as an int; None stays None if `optional` (hence the type).
 
     Args:
         name: of the argument, for the message.
-        value: what was given.
-        least: the smallest that is allowed; None for any integer at all.
+        value: the argument.
+        least: the smallest allowed value; None for any integer.
         most: the largest; math.inf for any.
         optional: whether None is allowed.
 
@@ -87,12 +87,12 @@ def check_real(
     exclusive: bool = False,
     optional: bool = False,
 ) -> Any:
-    """The value as a finite float; None stays None if `optional` (hence the type).
+    """Returns the value as a finite float; None stays None if `optional` (hence the type).
 
     Args:
         name: of the argument, for the message.
-        value: what was given.
-        least, most: the range that is allowed: [least, most), or (least, most) if `exclusive`; -inf and inf for any.
+        value: the argument.
+        least, most: the allowed range: [least, most), or (least, most) if `exclusive`; -inf and inf for any.
         exclusive: whether `least` itself is not allowed.
         optional: whether None is allowed.
 

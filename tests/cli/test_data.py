@@ -9,7 +9,7 @@ def test_data_is_checked_before_training(heed, tmp_path):
     source, target = tiny.write_parallel_text(tmp_path)
     status, out, err = heed("data", "check", source, target)
     assert (status, err) == (0, "")
-    assert out == "60 lines, different pairs among them: 60\nnothing is wrong with them\n"
+    assert out == "60 lines, 60 different pairs\nno problems\n"
     target.write_text("\n" + target.read_text())
     status, out, err = heed("data", "check", source, target)
     assert (status, err) == (1, "")
@@ -23,8 +23,8 @@ def test_data_is_checked_before_training(heed, tmp_path):
 
 def test_catalogs_become_parallel_text(heed, tmp_path, monkeypatch):
     made = {"de": [("Open", "Öffnen"), ("Close", "Schließen")]}
-    monkeypatch.setattr(catalogs, "pairs", lambda language: made[language])
-    monkeypatch.setattr(catalogs, "languages", lambda: {"de": 3, "fr": 1})
+    monkeypatch.setattr(catalogs, "read_pairs", lambda language: made[language])
+    monkeypatch.setattr(catalogs, "count_catalogs", lambda: {"de": 3, "fr": 1})
     assert heed("data", "catalogs") == (0, "de  3 catalogs\nfr  1 catalog\n", "")
     expected = "2 pairs in texts/catalogs.en and texts/catalogs.de\n"
     fails(heed("data", "catalogs", "--to", "de", "--out", "texts"), 1, "existing folder, not texts")
@@ -37,7 +37,7 @@ def test_catalogs_become_parallel_text(heed, tmp_path, monkeypatch):
 def test_standard_input_is_checked(heed, monkeypatch):
     piped(monkeypatch, PAIRS)
     assert heed("data", "check", "-")[:2] == (
-        0, "60 lines, different pairs among them: 60\nnothing is wrong with them\n"
+        0, "60 lines, 60 different pairs\nno problems\n"
     )  # fmt: skip
     piped(monkeypatch, PAIRS + b"one column\n")
     status, out, _ = heed("data", "check", "-")

@@ -56,7 +56,7 @@ def folders(request, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("eager")
 def test_every_path_of_every_command(heed, folders, trained_path, tmp_path, monkeypatch):
     monkeypatch.setattr(NumbersTask, "extra_evaluations", dict)
-    monkeypatch.setattr(catalogs, "pairs", lambda language: [("Open", "Auf")])
+    monkeypatch.setattr(catalogs, "read_pairs", lambda language: [("Open", "Auf")])
     run, files = (tmp_path / folder for folder in folders)  # absolute ones stay as they are
     shutil.copytree(trained_path, run / "run")
     files.mkdir(exist_ok=True)

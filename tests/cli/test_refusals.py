@@ -99,7 +99,7 @@ def test_what_cannot_be_done(heed, words, message, tmp_path):
 def test_a_refusal_leaves_everything_as_it_was(
     heed, run_path, tmp_path, words, message, monkeypatch
 ):
-    monkeypatch.setattr(catalogs, "pairs", lambda language: [("Open", "Auf")])
+    monkeypatch.setattr(catalogs, "read_pairs", lambda language: [("Open", "Auf")])
     shutil.copytree(run_path, tmp_path / "run")
     (tmp_path / "a.tsv").write_text("1\tone\n2\ttwo\n")
     before = contents(tmp_path)

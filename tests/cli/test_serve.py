@@ -35,7 +35,7 @@ def test_what_cannot_be_served(heed, words, status, message):
 
 def test_what_is_said_before_tensorflow_loads(finished_run):
     """A port in use, and that the extra is missing."""
-    with sockets.bound("127.0.0.1", 0) as taken:
+    with sockets.bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         code = f"""
 import sys
@@ -96,11 +96,11 @@ main([*words[:2], "--port", sys.stdin.readline(), "--timeout", "60"])
             with contextlib.suppress(ConnectionResetError):
                 assert client.recv(1000) == b"", "no half of an answer"
         out, err = process.communicate(timeout=60)
-        sockets.bound("127.0.0.1", port).close()  # it is free at once
+        sockets.bind("127.0.0.1", port).close()  # it is free at once
     finally:
         process.kill()
     assert out == ""
     assert [line for line in err.splitlines() if "heed" in line or "WARNING" in line] == [
-        "heed: 0.0.0.0: other machines can reach this server, and it asks nobody who they are",
+        "heed: 0.0.0.0: other machines can reach this server, which has no authentication",
         "heed: stopped",
     ]

@@ -11,21 +11,21 @@ import threading
 import pytest
 
 from heed import cli
-from heed.cli.streams import typed_lines
+from heed.cli.streams import read_terminal
 
 
 def test_what_is_done_once_is_done_while_nothing_is_typed(monkeypatch):
     read, write = os.pipe()
     done = []
 
-    def meanwhile():
+    def prepare():
         done.append(True)
         os.write(write, b"2\n3\n")
 
     with os.fdopen(read) as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         os.write(write, b"1\n")
-        lines = typed_lines(meanwhile)
+        lines = read_terminal(prepare)
         assert next(lines) == "1\n"
         assert not done  # a line that waits comes first
         assert next(lines) == "2\n"

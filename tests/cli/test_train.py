@@ -116,7 +116,7 @@ def test_ctrl_c_while_training(tmp_path):
     assert last.endswith(f"heed train --resume {path}")
     from heed.seq2seq import checkpoint
 
-    assert checkpoint.load(checkpoint.steps(path / "checkpoints")[-1])[1]["step"] > 0
+    assert checkpoint.load(checkpoint.list_steps(path / "checkpoints")[-1])[1]["step"] > 0
 
 
 def test_the_help_of_train_lists_all_options(heed):
@@ -243,7 +243,7 @@ def test_standard_input_that_does_not_serve(heed, tmp_path, monkeypatch):
         (PAIRS + b"one column\n", (), "standard input, line 61: two columns with a tab"),
         (PAIRS + b"\xff\t\xfe\n", (), "standard input, line 61: not UTF-8 text"),
         (PAIRS, ("--num-heads", "3"), "`num_heads` must divide `width`"),
-        (PAIRS, ("--share-embeddings",), "`share_embeddings` must be False where each side"),
+        (PAIRS, ("--share-embeddings",), "`share_embeddings` must be False if each side"),
         (b"\n", (), "standard input, line 1: two columns with a tab"),
     ):
         piped(monkeypatch, data)

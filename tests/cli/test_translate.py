@@ -96,7 +96,7 @@ def test_translations_are_chosen_as_told(heed, run_path, tmp_path):
     assert one.startswith(cut.strip())
     assert cut != one
     fails(heed("translate", run_path, "1", "--beam-size", "0"), 1, "`beam_size` must be an integer")
-    fails(heed("translate", run_path, "1", "--top-p", "0.5"), 1, "`top_p` is for drawing")
+    fails(heed("translate", run_path, "1", "--top-p", "0.5"), 1, "`top_p` is for sampling")
     fails(heed("translate", run_path, "1", "--batch-size", "0"), 1, "--batch-size must be")
 
 
@@ -163,9 +163,9 @@ def test_translations_that_begin_as_they_are_told(heed, run_path):
     assert (status, err) == (0, "")
     assert [line[:11] for line in out.splitlines()] == ["one hundred", "", "one hundred"]
     fails(heed("translate", run_path, "1", "--prefix", ""), 1, "a prefix must not be empty")
-    fails(heed("translate", run_path, "1", "--prefix", "a" * 999), 1, "a prefix must have less")
+    fails(heed("translate", run_path, "1", "--prefix", "a" * 999), 1, "a prefix must have fewer")
     drawn = heed("translate", run_path, "1", "--prefix", "one", "--picture")
-    fails(drawn, 1, "--picture draws what the model says by itself")
+    fails(drawn, 1, "--picture draws a translation without a prefix")
     fails(heed("translate", run_path, "1", "--n-best", "2"), 1, "`n_best` must be at most")
 
 

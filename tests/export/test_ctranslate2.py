@@ -31,7 +31,7 @@ from heed.models import (
     generate,
 )
 from heed.seq2seq import RunFolder, Shipment, TextTask, start_run
-from heed.seq2seq.trained_model import new_model, write_trained
+from heed.seq2seq.trained_model import make_model, write_trained
 from tests.models.builders import prompts, randomise, sources
 from tests.seq2seq import tiny
 
@@ -378,7 +378,7 @@ def test_names_that_come_twice() -> None:
 def finished(run: RunFolder) -> Any:
     """The model of a run that was given weights at random."""
     keras.utils.set_random_seed(0)
-    model = randomise(new_model(run), 5)
+    model = randomise(make_model(run), 5)
     write_trained(run, [weight.numpy() for weight in model.weights], {"step": 0})
     return model
 

@@ -109,15 +109,15 @@ FAULTS = (
     Fault(
         "attention of many texts is read before others get their turn",
         f"{_SEQ2SEQ}/serving/translations.py",
-        "min(size, _READ_AT_ONCE) if way.attention else size",
+        "min(size, _READ_AT_ONCE) if mode.attention else size",
         "size",
         (f"{_OF_SEQ2SEQ}/serving/test_app.py",),
     ),
     Fault(
         "what a beam never met is an empty translation",
         f"{_SEQ2SEQ}/serving/translations.py",
-        "[each for each in found if each.score != -math.inf][: one.n_best]",
-        "found[: one.n_best]",
+        "[each for each in translations if each.score != -math.inf][: one.n_best]",
+        "translations[: one.n_best]",
         (f"{_OF_SEQ2SEQ}/serving/test_app.py",),
     ),
     Fault(
@@ -187,8 +187,8 @@ FAULTS = (
     Fault(
         "batches of text do not depend on the seed",
         f"{_SEQ2SEQ}/batch_order.py",
-        "drawn = permuted(places, self._epoch, _ORDER_KEY, self._seed, epoch)",
-        "drawn = permuted(places, self._epoch, _ORDER_KEY, 0, epoch)",
+        "drawn = permute(places, self._epoch, _ORDER_KEY, self._seed, epoch)",
+        "drawn = permute(places, self._epoch, _ORDER_KEY, 0, epoch)",
         (f"{_OF_SEQ2SEQ}/test_batch_order.py",),
     ),
     Fault(
@@ -215,8 +215,8 @@ FAULTS = (
     Fault(
         "held-out numbers are trained on",
         f"{_SEQ2SEQ}/number_words.py",
-        "wanted, attempt = held_out(drawn), attempt + 1",
-        "wanted, attempt = np.zeros(count, np.bool_), attempt + 1",
+        "missing, attempt = is_held_out(drawn), attempt + 1",
+        "missing, attempt = np.zeros(count, np.bool_), attempt + 1",
         (f"{_OF_SEQ2SEQ}/test_number_words.py",),
     ),
     Fault(
@@ -325,13 +325,13 @@ FAULTS = (
     Fault(
         "the arguments of BLEU are swapped",
         f"{_SEQ2SEQ}/evaluation.py",
-        "one.corpus_score(said, references) for",
-        "one.corpus_score(references[0], [said]) for",
+        "one.corpus_score(translations, references) for",
+        "one.corpus_score(references[0], [translations]) for",
         (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
     ),
     Fault(
         "translations come in the order of their lengths",
-        f"{_SEQ2SEQ}/translate.py",
+        f"{_SEQ2SEQ}/translator.py",
         "out[i] = tuple(one)",
         "out[start + part.index(i)] = tuple(one)",
         (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
@@ -353,15 +353,15 @@ FAULTS = (
     Fault(
         "held-out sentences are trained on",
         f"{_SEQ2SEQ}/text_task.py",
-        "found = first + np.flatnonzero(nearest != sources)",
-        "found = first + np.arange(len(sources))",
+        "chosen = first + np.flatnonzero(candidates != sources)",
+        "chosen = first + np.arange(len(sources))",
         (f"{_OF_SEQ2SEQ}/test_text_task.py",),
     ),
     Fault(
         "every pair is asked for in the first language",
         f"{_SEQ2SEQ}/text_task.py",
-        "_tag(language or self.languages[0])",
-        "_tag(self.languages[0])",
+        "_name_tag(language or self.languages[0])",
+        "_name_tag(self.languages[0])",
         (f"{_OF_SEQ2SEQ}/test_languages.py",),
     ),
     Fault(
@@ -424,14 +424,14 @@ FAULTS = (
     Fault(
         "a source with another translation is a pair that was there",
         f"{_SEQ2SEQ}/corpus_check.py",
-        "_digest(source, target), _digest(source)",
-        "_digest(source), _digest(source)",
+        "_hash(source, target), _hash(source)",
+        "_hash(source), _hash(source)",
         (f"{_OF_SEQ2SEQ}/test_corpus.py",),
     ),
     Fault(
         "a finding names each of its lines",
         f"{_SEQ2SEQ}/corpus_check.py",
-        "if len(finding.numbers) < _SHOWN:",
+        "if len(finding.numbers) < _MAX_NUMBERS:",
         "if True:",
         (f"{_OF_SEQ2SEQ}/test_corpus.py",),
     ),
@@ -474,8 +474,8 @@ FAULTS = (
     Fault(
         "a token that is linked to many looks at each of them wholly",
         f"{_SEQ2SEQ}/word_links.py",
-        "return found / np.maximum(found.sum(axis=1, keepdims=True), 1)",
-        "return found",
+        "return attention / np.maximum(attention.sum(axis=1, keepdims=True), 1)",
+        "return attention",
         (f"{_OF_SEQ2SEQ}/test_guided_alignment.py",),
     ),
     Fault(
@@ -488,8 +488,8 @@ FAULTS = (
     Fault(
         "a word is aligned by where the model looked one step later",
         f"{_SEQ2SEQ}/alignment.py",
-        "padded([[START_ID, *target] for target in targets])",
-        "padded([[*target, PAD_ID] for target in targets])",
+        "pad_rows([[START_ID, *target] for target in targets])",
+        "pad_rows([[*target, PAD_ID] for target in targets])",
         (f"{_OF_SEQ2SEQ}/test_alignment.py",),
     ),
     Fault(
@@ -517,7 +517,7 @@ FAULTS = (
     Fault(
         "a vocabulary that was changed by hand is used",
         f"{_SEQ2SEQ}/run_folder.py",
-        'if self.config["files"].get(name) != _checksum(data):',
+        'if self.config["files"].get(name) != _hash(data):',
         "if False:",
         (f"{_OF_SEQ2SEQ}/test_run_folder.py",),
     ),
@@ -551,7 +551,7 @@ FAULTS = (
     ),
     Fault(
         "a preset comes before what was asked for",
-        f"{_SEQ2SEQ}/start.py",
+        f"{_SEQ2SEQ}/runs.py",
         "for values in (recipe, options)",
         "for values in (options, recipe)",
         (f"{_OF_SEQ2SEQ}/test_schedule_and_options.py", f"{_OF_SEQ2SEQ}/test_tasks.py"),
@@ -596,7 +596,7 @@ FAULTS = (
     Fault(
         "what is left of a training that was stopped is trained on other text",
         f"{_SEQ2SEQ}/text_task.py",
-        "if parallel_text.digest(path) != sha256:",
+        "if parallel_text.hash_file(path) != sha256:",
         "if False:",
         (f"{_OF_SEQ2SEQ}/test_text_task.py",),
     ),
@@ -610,7 +610,7 @@ FAULTS = (
     Fault(
         "words that the subwords count otherwise are guided",
         f"{_SEQ2SEQ}/text_task.py",
-        "if [len(read), len(said)] == [len(words_between_spaces(text)) for text in pair]:",
+        "if [len(source_words), len(target_words)] == [len(split_words(text)) for text in pair]:",
         "if True:",
         (f"{_OF_SEQ2SEQ}/test_guided_alignment.py",),
     ),
@@ -651,7 +651,7 @@ FAULTS = (
     ),
     Fault(
         "one table for both sides is made of two vocabularies",
-        f"{_SEQ2SEQ}/start.py",
+        f"{_SEQ2SEQ}/runs.py",
         'if values.get("share_embeddings") and not task.shares_vocabulary:',
         "if False:",
         (
@@ -703,15 +703,15 @@ FAULTS = (
     Fault(
         "the oldest checkpoints are kept",
         f"{_SEQ2SEQ}/checkpoint.py",
-        "for old in steps(folder)[:-keep]:",
-        "for old in steps(folder)[keep:]:",
+        "for old in list_steps(folder)[:-keep]:",
+        "for old in list_steps(folder)[keep:]:",
         (f"{_OF_SEQ2SEQ}/test_checkpoint.py",),
     ),
     Fault(
         "groups have the scores of all",
         f"{_SEQ2SEQ}/evaluation.py",
-        "_corpus_scores([a for a in answers if a.group == name])",
-        "_corpus_scores(answers)",
+        "_score_corpus([a for a in answers if a.group == name])",
+        "_score_corpus(answers)",
         (
             f"{_OF_SEQ2SEQ}/test_languages.py",
             f"{_OF_SEQ2SEQ}/test_using_a_run.py",
@@ -726,8 +726,8 @@ FAULTS = (
     ),
     Fault(
         "perplexity counts padding",
-        f"{_SEQ2SEQ}/translate.py",
-        "own[wanted != PAD_ID].sum(dtype=np.float64)",
+        f"{_SEQ2SEQ}/translator.py",
+        "own[expected != PAD_ID].sum(dtype=np.float64)",
         "own.sum(dtype=np.float64)",
         (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
     ),
@@ -744,8 +744,8 @@ FAULTS = (
     Fault(
         "the decoder is shown beside the tokens that it wrote",
         f"{_SEQ2SEQ}/attention.py",
-        '"causal": (written, reading),',
-        '"causal": (written, written),',
+        '"causal": (targets, previous),',
+        '"causal": (targets, targets),',
         (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
     ),
     Fault(
@@ -771,7 +771,7 @@ FAULTS = (
     ),
     Fault(
         "the folder of a run is made before its batches are tried",
-        f"{_SEQ2SEQ}/start.py",
+        f"{_SEQ2SEQ}/runs.py",
         "    task.check_batches(training_options)\n",
         "",
         (f"{_OF_SEQ2SEQ}/test_refusals.py",),
@@ -786,14 +786,14 @@ FAULTS = (
     Fault(
         "a long step is a silence without end",
         f"{_SEQ2SEQ}/training_log.py",
-        "if now >= self._said + _SILENCE:",
+        "if now >= self._last_shown + _SILENCE:",
         "if False:",
         (f"{_OF_SEQ2SEQ}/test_training_log.py",),
     ),
     Fault(
         "weights are read however long their file is",
         f"{_SEQ2SEQ}/trained_model.py",
-        "most = checkpoint.most_bytes(model.weights)",
+        "most = checkpoint.max_bytes(model.weights)",
         "most = 2**60",
         (f"{_OF_SEQ2SEQ}/test_refusals.py",),
     ),

@@ -184,7 +184,7 @@ FAULTS = (
     Fault(
         "--resume takes options and ignores them",
         "src/heed/cli/train.py",
-        'others = [name for name in given(parsed, names) if name != "steps"]',
+        'others = [name for name in select_options(parsed, names) if name != "steps"]',
         "others: list[str] = []",
         ("tests/cli/test_refusals.py::test_what_cannot_be_done",),
     ),
@@ -205,14 +205,14 @@ FAULTS = (
     Fault(
         "what is to be done once is done before each line",
         "src/heed/cli/streams.py",
-        "            meanwhile()\n            pending = False",
-        "            meanwhile()",
+        "            prepare()\n            pending = False",
+        "            prepare()",
         ("tests/cli/test_streams.py::test_what_is_done_once_is_done_while_nothing_is_typed",),
     ),
     Fault(
         "a check that found what stops training ends well",
         "src/heed/cli/data.py",
-        "return int(found.stops)",
+        "return int(report.stops)",
         "return 0",
         ("tests/cli/test_data.py::test_data_is_checked_before_training",),
     ),
@@ -240,7 +240,7 @@ FAULTS = (
     Fault(
         "a misspelt option's value is taken for a task",
         "src/heed/cli/arguments.py",
-        "        if not found:\n",
+        "        if not exists:\n",
         "        if False:\n",
         ("tests/cli/test_main.py::test_names_are_checked_before_values",),
     ),

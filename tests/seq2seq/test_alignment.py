@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from heed.models import RecurrentTranslator, RecurrentTranslatorConfig
 from heed.seq2seq import Alignment, DecodingOptions, TaskError, Translator
 from heed.seq2seq.alignment import align
-from heed.seq2seq.tokenizer import END_ID, words_of
+from heed.seq2seq.tokenizer import END_ID, group_words
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def translator(finished_run):
 
 @given(st.lists(st.sampled_from(["▁a", "b", "▁", "▁cd", "é", "▁▁"]), max_size=9))
 def test_words_are_what_spaces_separate(pieces):
-    numbers, words = words_of(pieces)
+    numbers, words = group_words(pieces)
     assert words == "".join(pieces).replace("▁", " ").split()
     assert len(numbers) == len(pieces)
     for n, word in enumerate(words):
@@ -53,7 +53,7 @@ def test_weights_are_sums_over_a_line_and_means_over_a_translation():
     pieces = {4: "▁the", 5: "▁c", 6: "at", 7: "▁le", 8: "▁ch", 9: "at"}
 
     def words(ids):
-        return words_of([pieces.get(i) for i in ids])
+        return group_words([pieces.get(i) for i in ids])
 
     task = SimpleNamespace(source_words=words, target_words=words)
     looks = np.array([[0.7, 0.1, 0.1, 0.1], [0.2, 0.3, 0.3, 0.2], [0.6, 0.2, 0.2, 0.0]], "float32")
@@ -103,7 +103,7 @@ def test_recurrent_models_say_where_they_looked(attention):
     )
     pair = ([[5, 6, END_ID]], [[7, END_ID]])
     if attention == "none":
-        with pytest.raises(TaskError, match="no attention that could say"):
+        with pytest.raises(TaskError, match="no attention to align words with"):
             align(model, task, *pair)
         return
     (found,) = align(model, task, *pair)

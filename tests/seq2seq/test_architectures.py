@@ -10,13 +10,13 @@ from heed.models import RecurrentTranslatorConfig
 from heed.seq2seq import (
     DecodingOptions,
     Translator,
-    attention_of,
     checkpoint,
+    read_attention,
     start_run,
 )
 from heed.seq2seq.architectures import ARCHITECTURES, PRESETS, model_values
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.trained_model import new_model
+from heed.seq2seq.trained_model import make_model
 from tests.seq2seq import tiny
 
 RECURRENT = {"architecture": "recurrent", "width": 16, "encoder_layers": 1, "decoder_layers": 1}
@@ -91,7 +91,7 @@ def test_options_that_do_not_fit(tmp_path, options, message):
 def untrained(path, **options):
     """A recurrent run whose final weights are its first ones."""
     run = recurrent(path, **options)
-    checkpoint.save(run.weights, {"weight": new_model(run).weights}, {"step": 0})
+    checkpoint.save(run.weights, {"weight": make_model(run).weights}, {"step": 0})
     return run
 
 
@@ -103,11 +103,11 @@ def test_a_recurrent_run_trains_translates_and_shows_where_it_looked(
     translator = Translator(
         recurrent_run if trained else untrained(tmp_path / "run", attention=attention)
     )
-    found = attention_of(translator, "1234")
+    found = read_attention(translator, "1234")
     assert found.translation == translator(["1234"])[0]
     (weights,) = found.capture.weights.values()
     assert found.capture.names == ("cross 1",)
-    assert weights.shape == (1, 1, len(found.written), 5)
+    assert weights.shape == (1, 1, len(found.target), 5)
     np.testing.assert_allclose(np.asarray(weights).sum(-1), 1, atol=1e-5)
     assert found.write_page(tmp_path / "a.html").stat().st_size > 1000
 
@@ -125,7 +125,7 @@ def test_a_recurrent_run_translates_by_beams_and_draws_in_float32_alone(recurren
 def test_a_recurrent_run_without_attention_says_that_there_is_none(tmp_path):
     run = untrained(tmp_path / "run", attention="none")
     with pytest.raises(TaskError, match="run has no attention to show"):
-        attention_of(Translator(run), "1234")
+        read_attention(Translator(run), "1234")
 
 
 def test_a_run_holds_a_model_for_keras(finished_run, recurrent_run):

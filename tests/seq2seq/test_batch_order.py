@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.seq2seq._hashing import permuted
+from heed.seq2seq._hashing import permute
 from heed.seq2seq.batch_order import BatchOrder
 
 
@@ -20,14 +20,14 @@ def batches(order, steps):
 
 @given(st.integers(1, 400), st.integers(0, 2**40))
 def test_every_place_of_a_scrambled_order_is_another_number(count, key):
-    assert sorted(permuted(np.arange(count), count, key).tolist()) == list(range(count))
+    assert sorted(permute(np.arange(count), count, key).tolist()) == list(range(count))
 
 
 def test_a_scrambled_order_is_one_by_chance():
-    found = permuted(np.arange(10_000), 10_000, 3)
+    found = permute(np.arange(10_000), 10_000, 3)
     assert abs(np.corrcoef(np.arange(10_000), found)[0, 1]) < 0.05
     assert np.count_nonzero(np.diff(found) == 1) < 10
-    other = permuted(np.arange(10_000), 10_000, 4)
+    other = permute(np.arange(10_000), 10_000, 4)
     assert np.count_nonzero(found == other) < 10
 
 

@@ -42,7 +42,7 @@ def folder(tmp_path):
 
 
 def test_messages_that_read_like_words_come_once_and_in_order(folder):
-    assert catalogs.pairs("de", [folder]) == [
+    assert catalogs.read_pairs("de", [folder]) == [
         ("A word", "Ein Wort"),
         ("Open", "Öffnen"),
         ("Please wait", "Bitte warten"),
@@ -50,15 +50,15 @@ def test_messages_that_read_like_words_come_once_and_in_order(folder):
         ("The file is not there.", "Die Datei ist nicht da."),
         ("Twice", "Zweimal"),
     ]
-    assert catalogs.pairs("fr", [folder]) == [("Twice", "Deux fois")]
+    assert catalogs.read_pairs("fr", [folder]) == [("Twice", "Deux fois")]
 
 
 def test_languages_are_counted(folder):
-    assert catalogs.languages([folder]) == {"de": 4, "fr": 1}
+    assert catalogs.count_catalogs([folder]) == {"de": 4, "fr": 1}
 
 
 def test_where_there_are_none_it_says_what_there_is(folder, tmp_path):
     with pytest.raises(TaskError, match=r"no catalogs of 'it' in .*; it has de, fr"):
-        catalogs.pairs("it", [folder])
+        catalogs.read_pairs("it", [folder])
     with pytest.raises(TaskError, match=r"no catalogs of 'it' in any folder$"):
-        catalogs.pairs("it", [])
+        catalogs.read_pairs("it", [])

@@ -32,7 +32,7 @@ def test_arrays_and_values_come_back_bit_for_bit(tmp_path):
 def test_the_last_two_stay(tmp_path):
     for step in (5, 10, 100, 1000):
         checkpoint.save_step(tmp_path, ARRAYS, {"step": step})
-    assert [path.name for path in checkpoint.steps(tmp_path)] == [
+    assert [path.name for path in checkpoint.list_steps(tmp_path)] == [
         "step-00000100.npz",
         "step-00001000.npz",
     ]
@@ -44,7 +44,7 @@ def test_the_last_two_stay(tmp_path):
 def test_as_many_stay_as_are_asked_for(tmp_path):
     for step in range(1, 8):
         checkpoint.save_step(tmp_path, ARRAYS, {"step": step}, keep=3)
-    assert [path.stem[-1] for path in checkpoint.steps(tmp_path)] == ["5", "6", "7"]
+    assert [path.stem[-1] for path in checkpoint.list_steps(tmp_path)] == ["5", "6", "7"]
 
 
 @pytest.mark.parametrize("position", [0.0, 0.3, 0.6, 0.97])
@@ -107,7 +107,7 @@ def test_any_damage_is_one_error(tmp_path, kind):
 def test_forged_values_are_refused(tmp_path, meta):
     path = tmp_path / "c.npz"
     np.savez(path, **{"meta.json": np.frombuffer(meta, np.uint8)})
-    with pytest.raises(TaskError, match="is damaged: it is not one of heed"):
+    with pytest.raises(TaskError, match="is damaged: heed did not write it"):
         checkpoint.load(path)
 
 

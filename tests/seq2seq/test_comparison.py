@@ -35,7 +35,7 @@ def test_pairs_that_are_given(tmp_path):
         "the cat sat on the mat\tthe cat sat on the mat\n\tx\ny\t\nis wrong\tis wrong\n"
     )
     found = evaluate(Echo(), Corpus(path))
-    assert [answer.said for answer in found.answers] == ["the cat sat on the mat", "is"]
+    assert [answer.translation for answer in found.answers] == ["the cat sat on the mat", "is"]
     assert (found.right, found.exact) == (1, 0.5)
     assert found.left_out == [
         "line 2: a sentence must not be empty",
@@ -77,7 +77,7 @@ def test_a_better_run_is_told_from_chance():
     assert bleu.scores[1] > bleu.scores[0] + 20
     assert max(bleu.p_value, chrf.p_value) < 0.01
     assert str(bleu).startswith(f"BLEU {bleu.scores[0]:.1f} and {bleu.scores[1]:.1f}: +")
-    wanted = evaluation_module._corpus_scores(good.answers)
+    wanted = evaluation_module._score_corpus(good.answers)
     assert bleu.scores[1] == pytest.approx(wanted["bleu"])
     assert chrf.scores[1] == pytest.approx(wanted["chrf"])
     assert min(one.p_value for one in compare(good, same)) > 0.05

@@ -90,7 +90,7 @@ def test_what_a_file_sets(read, tmp_path):
         ("a: b: c", ", line 1 is not YAML: mapping values are not allowed here"),
         ("task: [", "is not YAML"),
         ("task: numbers\non: 1", ", line 2: a key must be text. Received: True"),
-        ("model: {width: 5, width: 6}", ", line 1: `width` is there twice"),
+        ("model: {width: 5, width: 6}", ", line 1: duplicate key `width`"),
         ("task: \x01", "is not YAML: special characters are not allowed"),
         (b"task: \xff", "is not UTF-8"),
         ("[" * 100_000, "is not YAML"),
@@ -143,9 +143,9 @@ def test_a_value_of_the_file_that_the_model_refuses_names_the_file(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text("model: {width: 6}")
     config = read_config(path)
-    with pytest.raises(TaskError, match=r"a.yaml: .*`width`"), config.blamed():
+    with pytest.raises(TaskError, match=r"a.yaml: .*`width`"), config.name_file_in_errors():
         tiny.start(tmp_path / "run", width=6, num_heads=4)
-    with pytest.raises(TaskError, match=r"^`dropout` must"), config.blamed():
+    with pytest.raises(TaskError, match=r"^`dropout` must"), config.name_file_in_errors():
         tiny.start(tmp_path / "run", dropout=2.0)
 
 

@@ -121,17 +121,17 @@ def test_what_a_check_finds(tmp_path):
     told = {finding.text.split(",")[0]: finding.numbers for finding in found.findings}
     assert told == {
         "with an empty side": [2],
-        "that were there before": [4],
-        "whose source was there before": [5],
+        "repeated on both sides": [4],
+        "with a repeated source and another translation": [5],
         "with the same text on both sides": [6],
-        "two columns with a tab between them are wanted": [7],
+        "two columns with a tab between them are expected": [7],
         "not UTF-8 text": [8],
         "with a control character": [9],
         "with one side more than 3 times as long as the other": [10, 12],
         "with more than 500 letters": [11],
     }
     report = list(found.report())
-    assert report[0] == "13 lines, different pairs among them: 9"
+    assert report[0] == "13 lines, 9 different pairs"
     assert "1 not UTF-8 text: line 8" in report
 
 
@@ -139,8 +139,8 @@ def test_a_check_names_the_first_lines_and_how_many_there_are(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("a\tb\n" * 1200)
     (finding,) = check_corpus(Corpus(path)).findings
-    assert str(finding) == "1,199 that were there before, both sides: line 2, 3, 4, 5, 6, ..."
+    assert str(finding) == "1,199 repeated on both sides: line 2, 3, 4, 5, 6, ..."
     path.write_text("a\tb\nc\td\n")
     found = check_corpus(Corpus(path))
     assert not found.stops
-    assert list(found.report())[-1] == "nothing is wrong with them"
+    assert list(found.report())[-1] == "no problems"

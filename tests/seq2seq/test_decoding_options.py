@@ -3,7 +3,7 @@
 import pytest
 
 from heed.seq2seq import DecodingOptions, TaskError, Translator
-from heed.seq2seq import translate as translate_module
+from heed.seq2seq import translator as translator_module
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,10 @@ from heed.seq2seq import translate as translate_module
         ({"beam_size": 2.5}, "`beam_size` must be an integer"),
         ({"length_penalty": -1}, "`length_penalty` must be a finite number"),
         ({"coverage_penalty": -1, "beam_size": 2}, "`coverage_penalty` must be a finite number"),
-        ({"coverage_penalty": 1}, "`coverage_penalty` is for a search: give a `beam_size` of 2"),
+        (
+            {"coverage_penalty": 1},
+            "`coverage_penalty` is for a beam search: give a `beam_size` of 2",
+        ),
         ({"temperature": 0}, "`temperature` must be a finite number > 0"),
         ({"temperature": float("nan")}, "`temperature` must be a finite number"),
         ({"temperature": 1, "top_k": 0}, "`top_k` must be an integer >= 1"),
@@ -22,9 +25,9 @@ from heed.seq2seq import translate as translate_module
         ({"max_length": 0}, "`max_length` must be an integer >= 1"),
         ({"weights": "int4"}, "`weights` must be one of 'float32', 'bfloat16', 'int8'"),
         ({"temperature": 1, "beam_size": 2}, "give one of them. Received: temperature=1.0"),
-        ({"top_k": 3}, "`top_k` is for drawing: give a `temperature` too"),
-        ({"top_p": 0.5}, "`top_p` is for drawing"),
-        ({"seed": 3}, "`seed` is for drawing"),
+        ({"top_k": 3}, "`top_k` is for sampling: give a `temperature` too"),
+        ({"top_p": 0.5}, "`top_p` is for sampling"),
+        ({"seed": 3}, "`seed` is for sampling"),
         ({"n_best": 0, "beam_size": 4}, "`n_best` must be an integer >= 1"),
         ({"n_best": 3, "beam_size": 2}, "`n_best` must be at most `beam_size`.*beam_size=2"),
         ({"n_best": 2}, "`n_best` must be at most `beam_size`.*beam_size=1"),
@@ -67,9 +70,9 @@ def test_what_reaches_generate():
 
 def test_a_translator_translates_as_it_is_told(finished_run, monkeypatch):
     asked = []
-    real = translate_module.generate
+    real = translator_module.generate
     monkeypatch.setattr(
-        translate_module,
+        translator_module,
         "generate",
         lambda *args, **given: asked.append(given) or real(*args, **given),
     )
@@ -89,14 +92,14 @@ def test_a_coverage_penalty_needs_attention_and_the_graph(finished_run, monkeypa
     options = DecodingOptions(beam_size=2, coverage_penalty=1.0, weights="int8")
     with pytest.raises(TaskError, match=r"`weights` must be 'float32' .* a coverage penalty needs"):
         Translator(finished_run, options=options)
-    real = translate_module.trained_model
+    real = translator_module.load_model
 
     def without_attention(*args):
         model, step = real(*args)
         model.aligns = False
         return model, step
 
-    monkeypatch.setattr(translate_module, "trained_model", without_attention)
+    monkeypatch.setattr(translator_module, "load_model", without_attention)
     options = DecodingOptions(beam_size=2, coverage_penalty=1.0)
     with pytest.raises(TaskError, match=r"`coverage_penalty` must be 0 for .* no attention to its"):
         Translator(finished_run, options=options)

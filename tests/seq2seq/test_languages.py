@@ -20,7 +20,7 @@ from heed.seq2seq import (
 )
 from heed.seq2seq.task import Task
 from heed.seq2seq.tokenizer import END_ID
-from heed.seq2seq.trained_model import trained_model
+from heed.seq2seq.trained_model import load_model
 from tests.seq2seq import tiny
 from tests.seq2seq.test_text_task import reloaded
 
@@ -234,7 +234,7 @@ def test_a_run_in_several_languages(tmp_path):
     assert list(found.groups()) == list(found.to_dict()["group_scores"]) == ["de", "fr"]
     for name, group in found.groups().items():
         said, right = zip(
-            *((a.said, a.reference) for a in found.answers if a.group == name), strict=True
+            *((a.translation, a.reference) for a in found.answers if a.group == name), strict=True
         )
         assert group.chrf == sacrebleu.corpus_chrf(said, [right]).score
         assert f"BLEU {group.bleu:.1f}, chrF {group.chrf:.1f}" in "".join(found.report())
@@ -254,7 +254,7 @@ def test_a_run_goes_on_in_more_languages(tmp_path):
     assert task.target_vocabulary_size == before.target_vocabulary_size
     assert before.same_vocabulary(["unit"]) == {}
     new = start_run(tmp_path / "new", task, init_from=old)
-    model = trained_model(old)[0]
+    model = load_model(old)[0]
     (place,) = (i for i, w in enumerate(model.weights) if "encoder/embedding/tokens" in w.path)
     first = checkpoint.load(new.path / "initial.npz")[0]["weight"][place]
     for language in ("de", "fr"):

@@ -9,7 +9,7 @@ from heed.seq2seq.errors import TaskError
 
 def test_five_in_a_hundred_are_held_out_and_none_below_a_hundred():
     everything = np.arange(number_words.LARGEST + 1)
-    chosen = number_words.held_out(everything)
+    chosen = number_words.is_held_out(everything)
     assert 0.049 < chosen.mean() < 0.051
     assert not chosen[:100].any()
     # Evenly: in each last digit and each thousand alike, so that it is no rule that can be learned.
@@ -20,7 +20,7 @@ def test_five_in_a_hundred_are_held_out_and_none_below_a_hundred():
 def test_held_out_numbers_are_pinned():
     """A run's evaluation means something only if this never changes."""
     everything = np.arange(number_words.LARGEST + 1)
-    assert int(number_words.held_out(everything).sum()) == 49952
+    assert int(number_words.is_held_out(everything).sum()) == 49952
     assert number_words.evaluation_numbers()[:5].tolist() == [408846, 6424, 742037, 305260, 604219]
     assert number_words.training_numbers(3, 7, 4).tolist() == [482439, 2001, 99084, 622]
 
@@ -31,13 +31,13 @@ def test_evaluation_and_validation_are_held_out_and_apart():
     assert (evaluation >= 10_000).sum() == 1600
     assert len(set(validation.tolist())) == 512
     assert not set(evaluation.tolist()) & set(validation.tolist())
-    assert number_words.held_out(evaluation).all()
-    assert number_words.held_out(validation).all()
+    assert number_words.is_held_out(evaluation).all()
+    assert number_words.is_held_out(validation).all()
 
 
 def test_training_never_draws_a_held_out_number():
     drawn = np.concatenate([number_words.training_numbers(1, step, 64) for step in range(500)])
-    assert not number_words.held_out(drawn).any()
+    assert not number_words.is_held_out(drawn).any()
     assert drawn.min() >= 0
     assert drawn.max() <= number_words.LARGEST
 

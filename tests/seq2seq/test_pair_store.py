@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from heed.seq2seq import line_file
 from heed.seq2seq.corpus import Corpus
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.pair_store import PairStore, digests
+from heed.seq2seq.pair_store import PairStore, hash_texts
 from tests.seq2seq.tiny import write_parallel_text
 
 # What begins, ends or parts a line for Python, but not here.
@@ -43,7 +43,7 @@ def test_pairs_are_those_that_the_corpus_has(tmp_path_factory, pairs, compressed
     store, there = PairStore([corpus]), wanted(corpus)
     assert len(store) == len(there)
     assert store.empty == len(pairs) - len(there)
-    assert (store.sources == digests(source for source, _ in there)).all()
+    assert (store.sources == hash_texts(source for source, _ in there)).all()
     assert store.letters.tolist() == [[len(source), len(target)] for source, target in there]
     if there:
         places = data.draw(st.lists(st.integers(0, len(there) - 1), max_size=8))
@@ -76,8 +76,8 @@ def test_pairs_of_several_corpora_and_kinds_stand_one_after_the_other(tmp_path):
     ("bad", "problem"),
     [
         (b"\xff\xfe", "line 5: not UTF-8"),
-        (b"a b", "line 5: two columns with a tab between them are wanted, not 1"),
-        (b"a\tb\tc", "line 5: two columns with a tab between them are wanted, not 3"),
+        (b"a b", "line 5: two columns with a tab between them are expected, not 1"),
+        (b"a\tb\tc", "line 5: two columns with a tab between them are expected, not 3"),
     ],
 )
 def test_a_bad_line_is_named_by_its_number(tmp_path, bad, problem):

@@ -7,17 +7,17 @@ from hypothesis import strategies as st
 
 from heed.seq2seq import parallel_text
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.pair_store import digests
+from heed.seq2seq.pair_store import hash_texts
 
 
 def test_too_little_text_is_refused():
     with pytest.raises(TaskError, match=r"at least 20 different sentences\. Received: 1"):
-        parallel_text.split(digests(["same"] * 100))
+        parallel_text.split(hash_texts(["same"] * 100))
 
 
 @given(st.integers(1, 2))
 def test_fewer_parts_are_held_out_where_others_are_given(held_out):
-    parts = parallel_text.split(digests(map(str, range(100))), held_out)
+    parts = parallel_text.split(hash_texts(map(str, range(100))), held_out)
     assert np.bincount(parts).tolist() == [100 - 5 * held_out] + [5] * held_out
 
 
@@ -25,7 +25,7 @@ def test_fewer_parts_are_held_out_where_others_are_given(held_out):
 def test_no_held_out_sentence_is_trained_on(sentences):
     if len(set(sentences)) < parallel_text.LEAST_PAIRS:
         return
-    parts = parallel_text.split(digests(sentences))
+    parts = parallel_text.split(hash_texts(sentences))
     seen = [{s for s, part in zip(sentences, parts, strict=True) if part == p} for p in range(3)]
     assert not seen[0] & seen[1]
     assert not seen[0] & seen[2]
@@ -34,12 +34,12 @@ def test_no_held_out_sentence_is_trained_on(sentences):
 
 
 def test_the_split_depends_on_sentences_not_on_their_order():
-    sources = digests(f"sentence {i}" for i in range(200))
+    sources = hash_texts(f"sentence {i}" for i in range(200))
     parts = parallel_text.split(sources)
     assert (parallel_text.split(sources[::-1])[::-1] == parts).all()
     assert np.bincount(parts).tolist() == [180, 10, 10]
 
 
 def test_at_most_a_thousand_sentences_are_held_out():
-    parts = parallel_text.split(digests(map(str, range(30_000))))
+    parts = parallel_text.split(hash_texts(map(str, range(30_000))))
     assert np.bincount(parts).tolist() == [28_000, 1_000, 1_000]

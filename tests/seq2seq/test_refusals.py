@@ -11,13 +11,13 @@ from heed.seq2seq import (
     TaskError,
     TextTask,
     average,
-    extended,
+    extend_run,
     scoring,
     start_run,
     train,
 )
-from heed.seq2seq import start as start_module
-from heed.seq2seq.trained_model import trained_model
+from heed.seq2seq import runs as runs_module
+from heed.seq2seq.trained_model import load_model
 from tests.seq2seq import tiny
 
 
@@ -57,7 +57,7 @@ def test_a_missing_library_is_said_before_the_folder_is_made(tmp_path, task, mon
     def missing(what):
         raise TaskError(f"{what} needs the sacrebleu library")
 
-    monkeypatch.setattr(start_module, "load_sacrebleu", missing)
+    monkeypatch.setattr(runs_module, "load_sacrebleu", missing)
     assert scoring.load_sacrebleu is not missing
     with pytest.raises(TaskError, match="bleu needs the sacrebleu library"):
         start_run(tmp_path / "run", task, validate_with="bleu")
@@ -109,8 +109,8 @@ def test_a_refused_training_leaves_a_run_as_it_was(tmp_path, finished_run):
     bare = RunFolder.open(shutil.copytree(finished_run.path, tmp_path / "bare"))
     shutil.rmtree(bare.checkpoints)
     before = contents(bare.path)
-    with pytest.raises(TaskError, match="has no checkpoint to train on from"):
-        extended(bare, 20)
+    with pytest.raises(TaskError, match="has no checkpoint to continue from"):
+        extend_run(bare, 20)
     with pytest.raises(TaskError, match="has 0 checkpoints"):
         average(bare, 1)
     assert contents(bare.path) == before
@@ -119,7 +119,7 @@ def test_a_refused_training_leaves_a_run_as_it_was(tmp_path, finished_run):
     text = start_run(tmp_path / "text", TextTask.create(source, target, 60), **tiny.TINY)
     source.write_text(source.read_text().replace("aa", "bb"))
     before = contents(text.path)
-    for act in (lambda run: extended(run, 20), lambda run: train(run, progress=False)):
+    for act in (lambda run: extend_run(run, 20), lambda run: train(run, progress=False)):
         with pytest.raises(TaskError, match=r"source.txt has changed since the run began"):
             act(RunFolder.open(text.path))
         assert contents(text.path) == before
@@ -131,7 +131,7 @@ def test_a_pipe_in_a_run_folder_is_refused_at_once(tmp_path, finished_run):
     cases = {
         "config.json": lambda: RunFolder.open(run.path),
         "target.model": lambda: RunFolder.open(run.path).task(),
-        "weights.npz": lambda: trained_model(run),
+        "weights.npz": lambda: load_model(run),
         ".lock": lambda: train(run, progress=False),
         "metrics.jsonl": lambda: train(RunFolder(run.path, longer), progress=False),
         "train.log": lambda: train(RunFolder(run.path, longer), progress=False),
@@ -158,4 +158,4 @@ def test_a_file_longer_than_the_model_allows_is_not_read(tmp_path, finished_run,
     with pytest.raises(
         TaskError, match=r"weights.npz is damaged: it has [\d,]+ bytes, and may have"
     ):
-        trained_model(run)
+        load_model(run)

@@ -17,7 +17,7 @@ from heed.seq2seq import (
 )
 from heed.seq2seq import report as report_module
 from heed.seq2seq.evaluation import Answer, Evaluation
-from heed.seq2seq.report import marked
+from heed.seq2seq.report import mark_differences
 from heed.seq2seq.tokenizer import END_ID
 
 
@@ -90,7 +90,7 @@ def test_no_sentence_is_shown_twice(translator, tmp_path):
     ],
 )
 def test_what_the_other_lacks_is_marked(text, beside, wanted):
-    found = marked(text, beside)
+    found = mark_differences(text, beside)
     assert found == wanted
     assert plain(found) == text
 
@@ -104,7 +104,7 @@ def test_figures_signatures_and_notes(translator, tmp_path):
         "extra": {"numbers below 1,000": evaluation_of(*PAIRS[:2])},
         "left_out": ["line 2: empty"],
         "cut": 1,
-        "given": True,
+        "given_pairs": True,
     }
     found = data_of(write_report(tmp_path / "r.html", translator, evaluation_of(*PAIRS, **figures)))
     said = {one["name"]: (one["values"], one["note"]) for one in found["figures"]}
@@ -112,12 +112,12 @@ def test_figures_signatures_and_notes(translator, tmp_path):
         "right to the letter": (["40.0 %"], "2 of 5"),
         "BLEU": (["41.2"], "nrefs:1|b"),
         "chrF": (["60.5"], "nrefs:1|c"),
-        "perplexity": (["3.46"], "of a token of the right answers"),
+        "perplexity": (["3.46"], "per token of the references"),
         "numbers below 1,000": (["50.0 %"], "1 of 2, training draws on these"),
     }
     assert found["about"].startswith("5 pairs that were given, step 12, decoded in 1.0 s")
     assert found["notes"] == [
-        "Sources that are too long, judged by their beginning: 1",
+        "Sources that are too long and were cut: 1",
         "Pairs that were left out: 1; the first: line 2: empty",
     ]
 
@@ -165,10 +165,10 @@ def test_the_tokens_that_were_written_are_those_that_are_drawn(translator, tmp_p
             *answer.source.replace(",", ""),
         ]
         written = drawing["sequences"][cross["rows"]]
-        ids = [i for i in answer.said_ids if i > 0]
+        ids = [i for i in answer.translation_ids if i > 0]
         assert len(written) == len(ids)
     figures = evaluation.to_dict()
-    assert set(figures["wrong"][0]) == {"source", "said", "reference", "group"}
+    assert set(figures["wrong"][0]) == {"source", "translation", "reference", "group"}
 
 
 def test_drawings_are_bounded(translator, tmp_path, monkeypatch):

@@ -70,7 +70,7 @@ def test_a_stop_in_the_middle_of_an_epoch_changes_no_bit(case, tmp_path, monkeyp
 
 
 @pytest.mark.slow
-def test_a_stop_changes_no_bit_where_lengths_are_reckoned(tmp_path, monkeypatch):
+def test_a_stop_changes_no_bit_where_lengths_are_estimated(tmp_path, monkeypatch):
     """As of a corpus that is too large for its tokens to be counted."""
     monkeypatch.setattr(text_task_module, "_COUNTED", 10)
     check(tmp_path, monkeypatch, weighted(tmp_path), {"batch_tokens": 150})

@@ -13,7 +13,7 @@ from heed.seq2seq.atomic_files import free_path, write_atomically
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.trained_model import model_config
+from heed.seq2seq.trained_model import read_model_config
 from tests import damage
 from tests.seq2seq import tiny
 
@@ -59,8 +59,8 @@ def test_an_empty_folder_may_become_a_run_and_others_stay_untouched(tmp_path, ta
         (None, "is not a run folder: it has no config.json"),
         (b"\xff\xfe", "is not JSON"),
         (b"{", "is not JSON"),
-        (b"[]", "is not one of heed"),
-        (b'{"format": "other"}', "is not one of heed"),
+        (b"[]", "heed did not write its config.json"),
+        (b'{"format": "other"}', "heed did not write its config.json"),
         (b'{"format": "heed run", "version": 99}', "another version of heed"),
         (b'{"format": "heed run", "version": 5}', "is damaged: its config.json has no task"),
     ],
@@ -84,7 +84,7 @@ def test_a_missing_folder_and_a_file(tmp_path):
 def test_damaged_tasks_and_tokenizers(tmp_path, task):
     run = make(tmp_path / "run", task)
     (run.path / "target.model").write_bytes(b"x")
-    with pytest.raises(TaskError, match=r"target.model is not as it was written"):
+    with pytest.raises(TaskError, match=r"target.model has been changed"):
         RunFolder.open(run.path).task()
     (run.path / "target.model").unlink()
     with pytest.raises(TaskError, match=r"target.model is missing"):
@@ -126,7 +126,9 @@ def test_the_bytes_reach_the_disk_before_the_name(tmp_path, monkeypatch):
 
 
 def test_a_failed_creation_leaves_nothing(tmp_path, task, monkeypatch):
-    monkeypatch.setattr(run_folder, "_json", lambda values: (_ for _ in ()).throw(OSError("full")))
+    monkeypatch.setattr(
+        run_folder, "_encode_json", lambda values: (_ for _ in ()).throw(OSError("full"))
+    )
     with pytest.raises(OSError, match="full"):
         make(tmp_path / "run", task)
     assert list(tmp_path.iterdir()) == []
@@ -171,7 +173,7 @@ def test_json_is_readable_by_people(tmp_path, task):
 def opened(path):
     """Everything that is read of a folder without its weights."""
     run = RunFolder.open(path)
-    return run.options, run.task().to_config(), run.task().files(), model_config(run)
+    return run.options, run.task().to_config(), run.task().files(), read_model_config(run)
 
 
 @pytest.mark.parametrize("kind", [damage.flipped, damage.cut])
@@ -205,7 +207,7 @@ def test_any_damage_is_one_error_or_another_config(tmp_path, task, name, kind):
         ("task", {"longest_target": -1}, r">= 1\. Received: longest_target=-1"),
         ("task", {"longest_target": "5"}, r">= 1\. Received: longest_target='5'"),
         ("task", {"longest_target": float("inf")}, r">= 1\. Received: longest_target=inf"),
-        ("task", {"languages": [1]}, "its task is not one"),
+        ("task", {"languages": [1]}, "its task cannot be read"),
         ("task", {"languages": ["eo"]}, "languages must be some of"),
         ("task", {"kind": ["numbers"]}, "a task that is not known"),
         ("training", {"steps": 0}, "is damaged: `steps` must be"),
@@ -230,10 +232,10 @@ def test_the_files_of_own_text_are_checked_too(tmp_path):
         path = run.path / name
         whole = path.read_bytes()
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]) if whole else b"x")
-        with pytest.raises(TaskError, match=f"is damaged: {name} is not as it was written"):
+        with pytest.raises(TaskError, match=f"is damaged: {name} has been changed"):
             RunFolder.open(run.path).task()
         path.write_bytes(whole)
     for name, value in (("longest_target", 0), ("empty_pairs", "x"), ("files", None)):
         damaged = {**run.config, "task": {**run.config["task"], name: value}}
-        with pytest.raises(TaskError, match="is damaged: its task is not one"):
+        with pytest.raises(TaskError, match="is damaged: its task cannot be read"):
             RunFolder(run.path, damaged).task()

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from heed.models import generate
 from heed.seq2seq import DecodingOptions, TaskError, Translator, number_words
-from heed.seq2seq.task import padded
-from heed.seq2seq.translate import translations_of_stream
+from heed.seq2seq.task import pad_rows
+from heed.seq2seq.translator import translate_stream
 from tests.graphs import traced
 
 LINES = ["1 2 3 4", "7", "999,999", "42", "0"]
@@ -26,7 +26,7 @@ def test_the_best_of_several_come_first_with_their_scores(translator):
     for line, of_line in zip(LINES, found, strict=True):
         assert [one.score for one in of_line] == sorted((x.score for x in of_line), reverse=True)
         assert len({tuple(one.ids) for one in of_line}) == 3
-        source = padded([translator.task.encode(line)], multiple=8)
+        source = pad_rows([translator.task.encode(line)], multiple=8)
         arguments = BEAM.arguments(0, translator.task.longest_target)
         tokens, scores = generate(translator.model, source, **arguments)
         assert [one.ids for one in of_line] == np.asarray(tokens)[0].tolist()
@@ -84,7 +84,7 @@ def test_translations_begin_with_a_prefix(translator, options):
         (" \t", "a prefix must not be empty"),
         ("\udcff", "a prefix must be UTF-8 text"),
         ("日本", "of characters that translations of this run have. Received: 日本"),
-        ("one " * 200, "a prefix must have less than the .* tokens of a translation"),
+        ("one " * 200, "a prefix must have fewer than the .* tokens of a translation"),
     ],
 )
 def test_prefixes_that_cannot_be(translator, prefix, message):
@@ -98,13 +98,10 @@ def test_a_stream_keeps_in_step(translator):
     try:
         reported = []
         lines = ["1\n", "\n", "x\n", "22"]
-        stream = translations_of_stream(
-            translator, lines, reported.append, batch_size=2, prefix="one"
-        )
-        rows, found = zip(*stream, strict=True)
+        stream = translate_stream(translator, lines, reported.append, batch_size=2, prefix="one")
+        found = list(stream)
     finally:
         translator.options = options
     expected = translator.translations(["1", "22"], prefix="one", options=BEAM)
-    assert list(found) == [expected[0], [], [], expected[1]]
-    assert list(rows) == [translator.task.encode("1"), [], [], translator.task.encode("22")]
+    assert found == [expected[0], [], [], expected[1]]
     assert len(reported) == 1

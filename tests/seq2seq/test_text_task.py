@@ -73,7 +73,7 @@ def test_files_that_do_not_serve(tmp_path):
         TextTask.create(corpus, test_source=empty)
     with pytest.raises(TaskError, match=r"target\.txt has no other side: give --valid-source too"):
         TextTask.create(corpus, valid_target=target)
-    with pytest.raises(TaskError, match="every sentence to train on is held out too"):
+    with pytest.raises(TaskError, match="all sentences to train on are held out"):
         TextTask.create(corpus, test_source=corpus)
     task = TextTask.create(corpus, vocabulary_size=60)
     pairs_file(corpus, range(31))
@@ -97,7 +97,7 @@ def test_the_longest_sentence_is_set_and_what_is_longer_is_counted(tmp_path):
         TextTask.create(path, longest=1)
 
 
-def test_tokens_that_are_reckoned_let_nothing_long_through(tmp_path, monkeypatch):
+def test_tokens_that_are_estimated_let_nothing_long_through(tmp_path, monkeypatch):
     path = pairs_file(tmp_path / "pairs.tsv", range(300))
     with path.open("a") as file:  # as long in letters as the others, but not in tokens
         file.writelines(f"{'xqzj' * 4}{n}\tword {n} and more\n" for n in range(60))
@@ -106,7 +106,7 @@ def test_tokens_that_are_reckoned_let_nothing_long_through(tmp_path, monkeypatch
     seen = [task.training_batch(0, step, 16) for step in range(40)]
     assert max(batch.source.shape[1] for batch in seen) <= 16  # 14, filled up to a multiple of 8
     assert max(np.count_nonzero(batch.source, axis=1).max() for batch in seen) <= 14
-    assert "lengths are reckoned from letters" in " ".join(task.notes())
+    assert "lengths are estimated from letters" in " ".join(task.notes())
 
 
 def test_a_corpus_without_a_short_sentence_is_refused(tmp_path):

@@ -64,7 +64,7 @@ def test_the_tokenizer_is_learned_from_training_numbers_only(monkeypatch):
     )
     NumbersTask(("en",))
     assert spelled
-    assert not number_words.held_out(spelled).any()
+    assert not number_words.is_held_out(spelled).any()
 
 
 def test_a_small_text_gets_fewer_pieces_than_asked_for():
@@ -74,7 +74,7 @@ def test_a_small_text_gets_fewer_pieces_than_asked_for():
 
 
 def test_what_a_tokenizer_refuses():
-    with pytest.raises(TaskError, match="no text"):
+    with pytest.raises(TaskError, match="an empty text"):
         Tokenizer.train(["", " "], 100)
     with pytest.raises(TaskError, match="of 5 pieces cannot be learned"):
         Tokenizer.train(["abcdefghijklmnopqrstuvwxyz"], 5)

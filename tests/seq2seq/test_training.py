@@ -18,7 +18,7 @@ from heed.seq2seq import TaskError, TextTask, checkpoint, start_run, train
 from heed.seq2seq import training as training_module
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.trained_model import new_model, trained_model
+from heed.seq2seq.trained_model import load_model, make_model
 from heed.seq2seq.training_log import read_metrics
 from heed.seq2seq.training_step import TrainingStep, Validation
 from tests import damage
@@ -50,7 +50,7 @@ def test_the_first_weights_are_those_of_the_seed(tmp_path):
     """With the batches, below, all that a run draws: that two of one seed are the same, each resumed one shows."""
     run, other = (tiny.start(tmp_path / str(seed), seed=seed) for seed in (5, 6))
     first, again, others = (
-        [weight.numpy() for weight in new_model(one).weights] for one in (run, run, other)
+        [weight.numpy() for weight in make_model(one).weights] for one in (run, run, other)
     )
     assert tiny.same(first, again)
     assert not tiny.same(first, others)
@@ -61,7 +61,7 @@ def test_the_batches_are_those_of_the_seed(tmp_path):
     task = tiny.start(tmp_path / "run").task()
     for seed in (5, 6):
         options = TrainingOptions(steps=4, batch_size=32, seed=seed)
-        taken = list(training_module._ahead(task, options, 1))
+        taken = list(training_module._prefetch(task, options, 1))
         assert len(taken) == 3
         for step, (batch,) in enumerate(taken, 1):
             assert (batch.source == task.training_batch(seed, step, 32).source).all()
@@ -71,7 +71,7 @@ def test_the_batches_are_those_of_the_seed(tmp_path):
 def test_the_first_line_says_what_is_trained(tmp_path, monkeypatch, capsys, eager):
     """Before the first step: until the first validation nothing else is said off a terminal."""
     run = tiny.start(tmp_path / "run", languages=("en", "de"))
-    weights = new_model(run).count_params()
+    weights = make_model(run).count_params()
     stop_at(monkeypatch, 0, CrashError())
     with pytest.raises(CrashError):
         train(run)
@@ -178,14 +178,14 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch, eager):
 
 def test_early_stopping_keeps_the_best_weights_and_survives_a_stop(tmp_path, monkeypatch, eager):
     losses, now = {1: 3.0, 2: 1.0, 3: 2.0, 4: 1.5, 5: 0.0}, {}
-    validated = training_module._Training._validated
+    validated = training_module._Training._validate
 
     def noted(self, log, loss):
         now["step"] = self._at.step
         now.setdefault(self._at.step, [w.numpy() for w in self._model.weights])
         return validated(self, log, loss)
 
-    monkeypatch.setattr(training_module._Training, "_validated", noted)
+    monkeypatch.setattr(training_module._Training, "_validate", noted)
     monkeypatch.setattr(
         TrainingStep, "validate", lambda *_: Validation(losses[now["step"]], 0.5, 0.5)
     )
@@ -277,12 +277,12 @@ def log_of(run):
 
 def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path, finished_run, capsys):
     run = unwritten(finished_run, tmp_path / "run")
-    older, newest = checkpoint.steps(run.checkpoints)
+    older, newest = checkpoint.list_steps(run.checkpoints)
     data = newest.read_bytes()
     place = data.index(b"PK\x01\x02")  # of the zip's directory: needs a zip of version 64.0
     newest.write_bytes(data[: place + 6] + b"\xff" + data[place + 7 :])
     with pytest.warns(UserWarning, match=rf"{newest} is damaged: .*; {older.name} takes its place"):
-        assert trained_model(run)[1] == {"step": 9}
+        assert load_model(run)[1] == {"step": 9}
     train(run, progress=True)
     assert tiny.same(tiny.weights(run), tiny.weights(finished_run))
     said = f"{newest} is damaged: zip file version 25.5; {older.name} takes its place"
@@ -298,7 +298,7 @@ def test_damaged_weights_are_written_again(tmp_path, finished_run, capsys, how):
     else:
         checkpoint.save(run.weights, {"weight": [np.zeros(3)]}, {"step": 12})
     with pytest.raises(TaskError, match=r"is damaged"):
-        trained_model(run)
+        load_model(run)
     assert train(run, progress=True).steps == 12
     assert tiny.same(tiny.weights(run), tiny.weights(finished_run))
     for text in (capsys.readouterr().err, log_of(run)):
@@ -323,7 +323,7 @@ def test_a_run_leaves_the_random_generators_alone(tmp_path, finished_run, eager)
         ]
 
     def loads():
-        assert trained_model(finished_run)[1] == {"step": 12}
+        assert load_model(finished_run)[1] == {"step": 12}
 
     def trains():
         train(tiny.start(tmp_path / "run", steps=2), progress=False)
@@ -391,7 +391,7 @@ def test_a_damaged_checkpoint_and_a_wrong_config_are_said(tmp_path, finished_run
         train(run, progress=False)
     other = {**finished_run.config, "model": {**finished_run.config["model"], "width": 32}}
     with pytest.raises(TaskError, match="its weights are not those of its model"):
-        trained_model(RunFolder(finished_run.path, other))
+        load_model(RunFolder(finished_run.path, other))
     with pytest.raises(TaskError, match="is damaged: its model cannot be made"):
         train(RunFolder(run.path, {**run.config, "model": {"wings": 2}}), progress=False)
 

@@ -13,11 +13,11 @@ from heed.seq2seq import (
     Translator,
     average,
     checkpoint,
-    extended,
+    extend_run,
     start_run,
     train,
 )
-from heed.seq2seq.trained_model import new_model, trained_model
+from heed.seq2seq.trained_model import load_model, make_model
 from heed.seq2seq.training_log import read_metrics
 from heed.seq2seq.training_step import TrainingStep, Validation
 from heed.seq2seq.validation_score import ValidationScore
@@ -89,13 +89,13 @@ def test_a_run_stopped_in_the_middle_of_an_accumulation_ends_with_the_same_weigh
     train(RunFolder.open(stopped.path), progress=False)
     assert tiny.same(tiny.weights(stopped), tiny.weights(straight))
     assert metrics(stopped) == metrics(straight)
-    assert len(checkpoint.steps(stopped.checkpoints)) == options.get("keep", 2)
+    assert len(checkpoint.list_steps(stopped.checkpoints)) == options.get("keep", 2)
 
 
 def test_bfloat16_computes_in_less_and_keeps_weights_in_float32(tmp_path, finished_run):
     # A whole run: its losses are those of float32, nearly.
     run = tiny.start(tmp_path / "run", languages=("en", "de"), precision="bfloat16")
-    model = new_model(run, "bfloat16")
+    model = make_model(run, "bfloat16")
     assert model.encoder.blocks[0].compute_dtype == "bfloat16"
     assert {weight.dtype for weight in model.weights} == {"float32"}
     train(run, progress=False)
@@ -105,7 +105,7 @@ def test_bfloat16_computes_in_less_and_keeps_weights_in_float32(tmp_path, finish
     assert not tiny.same(tiny.weights(run), tiny.weights(finished_run))
     losses = [metrics(one)[-1]["validation_loss"] for one in (run, finished_run)]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
-    assert trained_model(run)[0].compute_dtype == "float32"
+    assert load_model(run)[0].compute_dtype == "float32"
 
 
 def test_the_moving_average_is_what_is_validated_and_kept(tmp_path, monkeypatch, eager):
@@ -124,7 +124,7 @@ def test_the_moving_average_is_what_is_validated_and_kept(tmp_path, monkeypatch,
     assert tiny.same(seen[-1], arrays["average"])
     assert not tiny.same(arrays["weight"], arrays["average"])
     run.weights.unlink()  # a run that is not finished translates with it too
-    assert tiny.same([w.numpy() for w in trained_model(run)[0].weights], arrays["average"])
+    assert tiny.same([w.numpy() for w in load_model(run)[0].weights], arrays["average"])
 
 
 # Scores of translations
@@ -185,7 +185,7 @@ def test_a_run_that_is_trained_on_is_one_that_was_made_so_long(tmp_path, schedul
     train(long, progress=False)
     short = tiny.start(tmp_path / "short", **options)
     train(short, progress=False)
-    run = extended(short, 7)
+    run = extend_run(short, 7)
     assert RunFolder.open(run.path).options.steps == 7
     assert train(RunFolder.open(run.path), progress=False).steps == 7
     assert tiny.same(tiny.weights(run), tiny.weights(long))
@@ -196,7 +196,7 @@ def test_a_cosine_is_where_it_would_be_in_the_middle_of_a_longer_run(
     tmp_path, monkeypatch, finished_run
 ):
     run = RunFolder.open(shutil.copytree(finished_run.path, tmp_path / "run"))
-    run, rates = extended(run, 24), []
+    run, rates = extend_run(run, 24), []
     monkeypatch.setattr(
         TrainingStep, "__call__", lambda s, b, step, rate, more: rates.append(rate) or 1.0
     )
@@ -212,7 +212,7 @@ def test_training_on_after_an_early_stop_remembers_the_best(tmp_path, monkeypatc
     monkeypatch.setattr(ValidationScore, "__call__", lambda *_: next(scores))
     run = tiny.start(tmp_path / "run", steps=5, validate_every=1, patience=2, validate_with="bleu")
     assert train(run, progress=False).steps == 3
-    trained = train(extended(run, 10), progress=False)
+    trained = train(extend_run(run, 10), progress=False)
     assert (trained.steps, trained.best_step, trained.stopped_early) == (7, 5, True)
 
 
@@ -220,7 +220,7 @@ def test_training_on_after_an_early_stop_remembers_the_best(tmp_path, monkeypatc
 def test_training_on_needs_more_steps(tmp_path, finished_run, steps):
     before = (finished_run.path / "config.json").read_bytes()
     with pytest.raises(TaskError, match="`steps` must be"):
-        extended(finished_run, steps)
+        extend_run(finished_run, steps)
     assert (finished_run.path / "config.json").read_bytes() == before
     assert finished_run.weights.exists()
 
@@ -234,7 +234,7 @@ def test_the_same_vocabulary_carries_all_weights_over(tmp_path, finished_run, mo
     run = start_run(path, task, init_from=finished_run, **_training())
     arrays, meta = checkpoint.load(path / "initial.npz")
     assert tiny.same(arrays["weight"], tiny.weights(finished_run))
-    assert meta["said"] == f"began with the weights of {finished_run.path}: all of them"
+    assert meta["note"] == f"began with the weights of {finished_run.path}: all of them"
     assert run.config["model"] == finished_run.config["model"]
     begun = []
     monkeypatch.setattr(
@@ -248,7 +248,7 @@ def test_the_same_vocabulary_carries_all_weights_over(tmp_path, finished_run, mo
             train(run, progress=False)
     assert len(begun) == 2
     assert all(tiny.same(weights, arrays["weight"]) for weights in begun)
-    assert meta["said"] in (path / "train.log").read_text()
+    assert meta["note"] in (path / "train.log").read_text()
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -256,14 +256,16 @@ def test_a_new_vocabulary_carries_over_what_both_have(tmp_path, tied, finished_r
     old = finished_run
     if not tied:
         old = tiny.start(tmp_path / "old", languages=("en", "de"), tie_embeddings=False)
-        weights = [weight.numpy() + 1 for weight in new_model(old).weights]  # as if it were trained
+        weights = [
+            weight.numpy() + 1 for weight in make_model(old).weights
+        ]  # as if it were trained
         checkpoint.save(old.weights, {"weight": weights}, {"step": 12})
     task = tiny.numbers("de", "fr")
     new = start_run(tmp_path / "new", task, init_from=old, **_training())
     carried = checkpoint.load(new.path / "initial.npz")[0]["weight"]
-    first = {w.path.partition("/")[2]: w.numpy() for w in new_model(new).weights}
+    first = {w.path.partition("/")[2]: w.numpy() for w in make_model(new).weights}
     found = dict(zip(first, carried, strict=True))
-    kept = {w.path.partition("/")[2]: w.numpy() for w in trained_model(old)[0].weights}
+    kept = {w.path.partition("/")[2]: w.numpy() for w in load_model(old)[0].weights}
     before, now = old.task(), new.task()
     pieces = {before.subwords.pieces([i])[0]: i for i in range(4, before.target_vocabulary_size)}
     tables = ["decoder/embedding/tokens/embeddings"]
@@ -284,7 +286,7 @@ def test_a_new_vocabulary_carries_over_what_both_have(tmp_path, tied, finished_r
     rest = [name for name in found if name not in (*tables, source)]
     assert rest
     assert all((found[name] == kept[name]).all() for name in rest)
-    said = checkpoint.load(new.path / "initial.npz")[1]["said"]
+    said = checkpoint.load(new.path / "initial.npz")[1]["note"]
     assert "11 of 12 source" in said
 
 
@@ -310,7 +312,7 @@ def test_damaged_first_weights_are_refused(tmp_path, finished_run):
     run = start_run(tmp_path / "run", tiny.numbers("en", "de"), init_from=finished_run)
     path = run.path / "initial.npz"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(TaskError, match=r"initial.npz is not as it was written"):
+    with pytest.raises(TaskError, match=r"initial.npz has been changed"):
         train(run, progress=False)
 
 
@@ -325,7 +327,7 @@ def _training():
 def mean_is_right(run, name, steps):
     """Averages as many checkpoints, compares, and returns their arrays."""
     count = len(steps)
-    paths = checkpoint.steps(run.checkpoints)[-count:]
+    paths = checkpoint.list_steps(run.checkpoints)[-count:]
     arrays = [checkpoint.load(path)[0][name] for path in paths]
     assert average(run, count) == steps
     for mean, ones in zip(tiny.weights(run), zip(*arrays, strict=True), strict=True):

@@ -34,7 +34,7 @@ def test_silence_is_broken_every_half_minute(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err.splitlines() == lines
 
     clock.now, clock.left = 100.0, 1
-    log.say("a validation")  # after which half a minute is quiet
+    log.write("a validation")  # after which half a minute is quiet
     log.advance(8)
     log._break_silence()
     assert clock.now == 130

@@ -13,7 +13,7 @@ from heed.models import Transformer, TransformerConfig
 from heed.ops import softmax_cross_entropy
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.task import Batch
-from heed.seq2seq.training import _ahead
+from heed.seq2seq.training import _prefetch
 from heed.seq2seq.training_step import TrainingStep
 
 # What a few steps compute is the same compiled or not; the runs of other tests are compiled.
@@ -37,7 +37,7 @@ def test_each_step_takes_batches_of_its_own():
             return (seed, number, size, tokens)
 
     options = TrainingOptions(steps=4, accumulate=3, batch_size=5, seed=2)
-    taken = [*_ahead(Numbers(), options, 1)]
+    taken = [*_prefetch(Numbers(), options, 1)]
     assert taken == [[(2, 3 * step + i, 5, 0) for i in range(3)] for step in (1, 2, 3)]
 
 
@@ -144,7 +144,7 @@ def test_the_moving_average_follows_its_formula():
     trained = [weight.numpy() for weight in step.model.weights]
     for expected, average in zip(averages, step.average, strict=True):
         np.testing.assert_allclose(average.numpy(), expected, atol=1e-6)
-    with step.averaged():
+    with step.use_average():
         for weight, average in zip(step.model.weights, step.average, strict=True):
             assert (weight.numpy() == average.numpy()).all()
     for weight, value in zip(step.model.weights, trained, strict=True):

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from heed.seq2seq import TaskError, TextTask, Translator, evaluate, number_words, start_run, train
-from heed.seq2seq import translate as translate_module
-from heed.seq2seq.attention import attention_of
+from heed.seq2seq import translator as translator_module
+from heed.seq2seq.attention import read_attention
 from heed.seq2seq.demo import run_demo
 from heed.seq2seq.evaluation import Answer, Evaluation
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.task import Item
-from heed.seq2seq.translate import translate_stream
+from heed.seq2seq.translator import translate_stream
 from tests.seq2seq import tiny
 
 
@@ -43,7 +43,7 @@ def test_translations_come_in_the_order_of_the_lines(translator):
 @pytest.mark.parametrize("batch_size", [1, 2, 500])
 def test_each_row_gets_its_own_answer(translator, monkeypatch, batch_size):
     """Of a model that repeats what it reads: the tiny one answers all rows alike."""
-    monkeypatch.setattr(translate_module, "generate", lambda _, source, **options: source)
+    monkeypatch.setattr(translator_module, "generate", lambda _, source, **options: source)
     rows = [translator.task.encode(line) for line in ("1234", "7", "999,999", "42", "0", "31")]
     for answer, row in zip(translator.decode(rows, batch_size), rows, strict=True):
         assert answer[: len(row)] == row
@@ -57,6 +57,11 @@ def test_decoding_in_batches_changes_nothing(translator):
     assert translator.decode([]) == []
 
 
+def best(stream):
+    """The text of the first translation of each line, or nothing."""
+    return (found[0].text if found else "" for found in stream)
+
+
 def test_lines_are_translated_as_they_come(translator):
     asked = []
 
@@ -65,7 +70,7 @@ def test_lines_are_translated_as_they_come(translator):
             asked.append(line)
             yield line
 
-    stream = translate_stream(translator, lines(), pytest.fail, batch_size=1)
+    stream = best(translate_stream(translator, lines(), pytest.fail, batch_size=1))
     first = next(stream)
     assert len(asked) == 1, "an answer waits for no later line"
     assert [first, *stream] == translator(["1", "2", "3"])
@@ -77,7 +82,7 @@ def test_output_keeps_in_step_with_input(translator, size):
     """An empty line for an empty line, and for a bad one, which is reported by its number."""
     reported = []
     lines = ["1\n", "\n", "x\n", " \r\n", "4\n", "1000000\n", "\udcff\n", "2"]
-    found = list(translate_stream(translator, lines, reported.append, batch_size=size))
+    found = list(best(translate_stream(translator, lines, reported.append, batch_size=size)))
     one, four, two = translator(["1", "4", "2"])
     assert found == [one, "", "", "", four, "", "", two]
     assert len(reported) == 3
@@ -90,7 +95,7 @@ def test_output_keeps_in_step_with_input(translator, size):
 def test_nothing_but_bad_lines(translator, size):
     reported = []
     lines = translate_stream(translator, ["x", ""], reported.append, batch_size=size)
-    assert list(lines) == ["", ""]
+    assert list(lines) == [[], []]
     assert len(reported) == 1
 
 
@@ -146,7 +151,7 @@ def test_sentences_that_are_too_long_are_not_cut_silently(tmp_path, capsys):
     with pytest.raises(TaskError, match=r"at most 128 tokens, its end included\. Received: \d+"):
         translator(["aa bb " * 100])
     with pytest.raises(TaskError, match="at most 128 tokens"):
-        attention_of(translator, "aa bb " * 100)
+        read_attention(translator, "aa bb " * 100)
     with pytest.raises(TaskError, match="must be UTF-8 text"):
         translator(["aa \udcff"])
     (run.path / "evaluation.source.txt").write_text("aa bb " * 100 + "\naa\n")
@@ -157,7 +162,7 @@ def test_sentences_that_are_too_long_are_not_cut_silently(tmp_path, capsys):
     assert len(items.evaluation_items()[0].ids) == 128
     result = evaluate(translator)
     assert result.cut == result.to_dict()["cut"] == 1
-    assert "1 of the sources are too long: they were judged by their beginning" in result.report()
+    assert "1 of the sources are too long and were cut" in result.report()
 
 
 def test_a_language_that_the_run_does_not_know(translator):
@@ -237,7 +242,7 @@ def test_bleu_and_chrf_take_what_was_said_for_what_was_said():
     )
     result = evaluate(translator)
     assert (result.perplexity, asked) == (3.5, [([[5]], [[5, 2]])])
-    assert "perplexity 3.50 a token of the right answers" in result.report()
+    assert "perplexity 3.50 per token of the references" in result.report()
     assert result.bleu == pytest.approx(100 * np.exp(1 - 10 / 5)), "the brevity penalty alone"
     chrf = sacrebleu.sentence_chrf(hypothesis=said, references=[reference]).score
     assert result.chrf == pytest.approx(chrf)
@@ -276,9 +281,9 @@ def test_own_text_from_files_to_scores(text_run, tmp_path):
     references = Evaluation([Answer(a.source, a.reference, a.reference, "text")
                              for a in result.answers], 0.0)  # fmt: skip
     assert references.exact == 1.0
-    found = attention_of(translator, "aa bb")
+    found = read_attention(translator, "aa bb")
     assert found.source[-1] == "end"
-    assert found.capture.weights["cross 1"].shape[2:] == (len(found.written), len(found.source))
+    assert found.capture.weights["cross 1"].shape[2:] == (len(found.target), len(found.source))
 
 
 @pytest.mark.slow
@@ -310,8 +315,8 @@ def test_a_changed_text_is_noticed(tmp_path):
 
 
 def test_cross_attention_is_in_reading_order_and_adds_up_to_one(translator):
-    found = attention_of(translator, "12 34", "de")
-    rows, weights = found.written, found.capture.weights["cross 1"]
+    found = read_attention(translator, "12 34", "de")
+    rows, weights = found.target, found.capture.weights["cross 1"]
     assert found.source == ["de", "1", "2", "3", "4"]
     assert weights.shape == (1, 2, len(rows), 5)
     np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-5)
@@ -329,13 +334,13 @@ def test_cross_attention_is_in_reading_order_and_adds_up_to_one(translator):
 
 
 def test_every_attention_of_a_translation(translator):
-    found = attention_of(translator, "12 34", "de")
+    found = read_attention(translator, "12 34", "de")
     assert found.source == ["de", "1", "2", "3", "4"]
     assert found.translation == translator(["1234"], "de")[0]
-    T = len(found.written)
+    T = len(found.target)
     kinds, weights = found.capture.kinds, found.capture.weights
     assert kinds == {"encoder 1": "self", "decoder 1": "causal", "cross 1": "cross"}
-    assert found.tokens["decoder 1"] == (found.written, ["start", *found.written[:-1]])
+    assert found.tokens["decoder 1"] == (found.target, ["start", *found.target[:-1]])
     assert weights["decoder 1"].shape == (1, 2, T, T)
     assert (np.triu(weights["decoder 1"][0, 0], 1) == 0).all()
     # The encoder's rows and columns are moved alike: the model reads the units first.
@@ -349,9 +354,9 @@ def test_every_attention_of_a_translation(translator):
 def test_ids_that_are_no_text_have_labels_too(translator, monkeypatch):
     ids = [5, 0, 1, 3, 6, 2, 0, 0]
     monkeypatch.setattr(translator, "decode", lambda rows: [ids])
-    found = attention_of(translator, "7")
-    assert len(found.written) == 6
-    assert (found.written[1], found.written[2], found.written[5]) == ("pad", "start", "end")
+    found = read_attention(translator, "7")
+    assert len(found.target) == 6
+    assert (found.target[1], found.target[2], found.target[5]) == ("pad", "start", "end")
     assert found.capture.weights["cross 1"].shape[2:] == (6, 2)
 
 
@@ -359,7 +364,7 @@ def test_ids_that_are_no_text_have_labels_too(translator, monkeypatch):
     ("name", "start"), [("a.png", b"\x89PNG"), ("a.PDF", b"%PDF"), ("a.svg", b"<?xml")]
 )
 def test_the_name_of_a_picture_says_what_it_is(translator, tmp_path, name, start):
-    found = attention_of(translator, "1234")
+    found = read_attention(translator, "1234")
     assert found.draw(tmp_path / name).read_bytes().startswith(start)
     for bad in ("a", "a.jpg", "a.png.txt"):
         with pytest.raises(TaskError, match=r"must be a \.png, \.svg or \.pdf file"):
@@ -368,7 +373,7 @@ def test_the_name_of_a_picture_says_what_it_is(translator, tmp_path, name, start
 
 
 def test_a_picture_and_a_page_of_a_translation(translator, tmp_path, monkeypatch):
-    found = attention_of(translator, "1234", "de")
+    found = read_attention(translator, "1234", "de")
     path = found.draw(tmp_path / "a.png")
     assert path == tmp_path / "a.png"
     assert path.stat().st_size > 10_000
@@ -387,7 +392,7 @@ def test_the_demo_tells_all(tmp_path, monkeypatch):
     )
     lines = []
     options = {k: v for k, v in tiny.TINY.items() if k != "dropout"} | {"steps": 4}
-    made = run_demo(tmp_path / "run", say=lines.append, progress=False, **options)
+    made = run_demo(tmp_path / "run", print_line=lines.append, progress=False, **options)
     text = "\n".join(lines)
     assert "of 5 held-out answers are right" in text
     assert "382,764" in text
@@ -396,4 +401,4 @@ def test_the_demo_tells_all(tmp_path, monkeypatch):
     assert "<title>382,764 → " in made.page.read_text(encoding="utf-8")
     assert (made.run.path / "evaluation.json").exists()
     with pytest.raises(TaskError, match="exists already"):
-        run_demo(tmp_path / "run", say=lines.append, progress=False, **options)
+        run_demo(tmp_path / "run", print_line=lines.append, progress=False, **options)

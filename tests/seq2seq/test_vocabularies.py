@@ -93,10 +93,10 @@ def test_every_piece_has_an_id_of_its_own():
 
 def test_which_models_are_asked_word_by_word():
     """It is quicker, and right for few."""
-    assert {kind for kind, model in OF_OTHERS.items() if Tokenizer(model).goes_by_word} == {
+    assert {kind for kind, model in OF_OTHERS.items() if Tokenizer(model).splits_at_spaces} == {
         "bpe, by word", "bytes by word",
     }  # fmt: skip
-    assert all(tokenizer.goes_by_word for tokenizer in OWN.values())
+    assert all(tokenizer.splits_at_spaces for tokenizer in OWN.values())
 
 
 @pytest.mark.parametrize("unit", ["subword", "character"])
@@ -170,7 +170,7 @@ def test_one_table_of_embeddings_needs_one_vocabulary(tmp_path):
     corpus = pairs_file(tmp_path / "a.tsv", range(100))
     options = {**tiny.TINY, "share_embeddings": True}
     apart = TextTask.create(corpus, vocabulary_size=30)
-    with pytest.raises(TaskError, match=r"`share_embeddings` must be False where .*shared"):
+    with pytest.raises(TaskError, match=r"`share_embeddings` must be False if .*shared"):
         start_run(tmp_path / "run", apart, **options)
     assert not (tmp_path / "run").exists()
     task = TextTask.create(corpus, vocabulary_size=30, vocabulary="shared")

@@ -1,7 +1,6 @@
 """The command `heed`: arguments only; the work is in `heed.seq2seq`.
 
-Exit status: 0 done; 1 something that the person can put right, said in one line on stderr; 2 wrong
-arguments; 130 stopped with Ctrl-C.
+Exit status: 0 success; 1 an error that the user can fix, in one line on stderr; 2 wrong arguments; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 from heed import __version__
 from heed.cli.arguments import Parser
 from heed.cli.completion import SHELLS, completion_script
-from heed.cli.streams import drop_output, note, prepare_streams, say
+from heed.cli.streams import drop_output, prepare_streams, print_line, print_note
 from heed.seq2seq.errors import TaskError
 
 
@@ -29,33 +28,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status.
 
     Example:
-        >>> main(["translate", "surely-not-here", "1"])  # says on stderr that it does not exist
+        >>> main(["translate", "surely-not-here", "1"])  # prints on stderr that it does not exist
         1
     """
     prepare_streams()
     try:
         if sys.stdout is None:
             raise OSError(0, "it is closed", "standard output")
-        parsed = _parsed(sys.argv[1:] if arguments is None else arguments)
+        parsed = _parse(sys.argv[1:] if arguments is None else arguments)
         code = parsed.command(parsed)
         sys.stdout.flush()
         return int(code or 0)
     except KeyboardInterrupt as error:  # its message, if training was stopped
         return _fail(str(error) or "stopped", 130)
-    except BrokenPipeError:  # the reader of the output has gone, as in `heed ... | head -1`
+    except BrokenPipeError:  # the reader is gone, as in `heed ... | head -1`
         drop_output()
         return 1
     except Exception as error:
-        text = _explained(error)
+        text = _explain_error(error)
         if text is None:
             raise
         drop_output()
         return _fail(text, 1)
 
 
-def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if not arguments:
-        return argparse.Namespace(command=lambda _: say(_WELCOME))
+        return argparse.Namespace(command=lambda _: print_line(_WELCOME))
     if arguments[0] == "help":  # `heed help train` is `heed train --help`
         arguments = [*arguments[1:], "--help"]
     parser = _parser(arguments[:1])
@@ -63,7 +62,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
         if not _is_utf8(word):
             parser.error(f"the arguments must be UTF-8 text. Received: {word!r}")
     parsed, others = parser.parse_known_args(arguments)
-    # argparse takes no text after an option once the list has begun: `translate RUN --language de 7`.
+    # argparse takes no text after an option: `translate RUN --language de 7`.
     if others and not (hasattr(parsed, "text") and all(_is_text(word) for word in others)):
         parser.error(f"unrecognized arguments: {' '.join(others)}")
     if others:
@@ -72,7 +71,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _is_utf8(text: str) -> bool:
-    """Whether no byte of it had to be escaped when it was read."""
+    """Whether all its bytes were UTF-8 when it was read."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
@@ -81,12 +80,12 @@ def _is_text(word: str) -> bool:
 
 
 def _fail(text: str, code: int) -> int:
-    note(" ".join(text.split()))
+    print_note(" ".join(text.split()))
     return code
 
 
-def _explained(error: Exception) -> str | None:
-    """The line for an error that the person can put right; None for a fault of heed."""
+def _explain_error(error: Exception) -> str | None:
+    """The line for an error that the user can fix; None for a bug."""
     if isinstance(error, TaskError):
         return str(error)
     tensorflow = sys.modules.get("tensorflow")
@@ -106,26 +105,26 @@ def _explained(error: Exception) -> str | None:
 
 
 _WELCOME = """\
-heed learns to translate one sequence into another, and shows where it looks.
+heed learns to translate one sequence into another, and shows its attention.
 
   heed demo                                  learn to write numbers in words; needs no data
   heed train --source a.txt --target b.txt   learn from your own text
-  heed translate RUN "1 2 3 4"               translate with what was learned
+  heed translate RUN "1 2 3 4"               translate with the trained run
 
 `heed help` lists all commands, `heed help train` the options of one."""
 
-# What each command is: `add_NAME(parser)` and `run_NAME(parsed)` of a module, loaded when it is asked for.
+# Module and help of each command; the module has `add_NAME(parser)` and `run_NAME(parsed)` and loads on use.
 _COMMANDS = {
     "demo": ("train", "Learn numbers in words, evaluate, and draw the attention."),
     "train": ("train", "Train a new run, or continue one that was stopped."),
-    "average": ("average", "Make the mean of a run's last checkpoints its weights."),
-    "data": ("data", "Check parallel text, or make some of what this machine has."),
-    "evaluate": ("evaluate", "Judge a run on pairs that it never saw."),
-    "translate": ("translate", "Translate the text given, or standard input."),
-    "explain": ("explain", "Translate, and show on one page where each head looked."),
+    "average": ("average", "Average the weights of a run's last checkpoints."),
+    "data": ("data", "Check parallel text, or make some from this machine's programs."),
+    "evaluate": ("evaluate", "Evaluate a run on pairs that it never saw."),
+    "translate": ("translate", "Translate arguments, a file or standard input."),
+    "explain": ("explain", "Translate, and write a page of every head's attention."),
     "serve": ("serve", "Serve runs over HTTP, with a page to try them on."),
-    "export": ("export", "Make a run a model that needs no heed: SavedModel, LiteRT, ONNX ..."),
-    "info": ("info", "Say which versions and which implementation of attention are in use."),
+    "export": ("export", "Export a run to run without heed: SavedModel, LiteRT, ONNX ..."),
+    "info": ("info", "Print versions and the implementation of attention in use."),
 }
 
 
@@ -133,15 +132,13 @@ class _PrintCompletion(argparse.Action):
     """Prints the script that completes commands and options in a shell."""
 
     def __call__(self, parser: argparse.ArgumentParser, _: Any, shell: Any, *__: Any) -> None:
-        say(completion_script(_parser(_COMMANDS), shell))
+        print_line(completion_script(_parser(_COMMANDS), shell))
         parser.exit()
 
 
-def _parser(asked: Iterable[str]) -> Parser:
-    """The parser; of the commands only those that are asked for have their arguments."""
-    parser = Parser(
-        prog="heed", description="Learn to translate one sequence into another, and see how."
-    )
+def _parser(names: Iterable[str]) -> Parser:
+    """The parser; only the named commands have their arguments."""
+    parser = Parser(prog="heed", description="Learn to translate one sequence into another.")
     parser.add_argument(
         "-V", "--version", action="version", version=f"heed {__version__}", help="print the version"
     )
@@ -150,15 +147,15 @@ def _parser(asked: Iterable[str]) -> Parser:
         action=_PrintCompletion,
         choices=SHELLS,
         metavar="SHELL",
-        help=f"print a script that completes what you type: {', '.join(SHELLS)}",
+        help=f"print a script for shell completion: {', '.join(SHELLS)}",
     )
     parser.epilog = "for example: heed demo"
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, (module, text) in _COMMANDS.items():
-        made = commands.add_parser(name, help=text, description=text)
-        if name in asked:
+        command_parser = commands.add_parser(name, help=text, description=text)
+        if name in names:
             command = importlib.import_module(f"heed.cli.{module}")
-            getattr(command, f"add_{name}")(made)
-            made.set_defaults(command=getattr(command, f"run_{name}"))
+            getattr(command, f"add_{name}")(command_parser)
+            command_parser.set_defaults(command=getattr(command, f"run_{name}"))
     commands.add_parser("help", help="List the commands, or the options of one: heed help train.")
     return parser

@@ -1,23 +1,24 @@
-"""What the commands have in common: how options are made, and what was given."""
+"""Parsing shared by the commands."""
 
 from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.settings import nearest
 
 # How help shows an option's value.
-_METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME"}
+_METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME", Path: "FILE"}
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage above it, and checks names before values.
+    """Reports errors in one line, without the usage, and checks names before values.
 
-    Without that check argparse takes the 10 of `train --stps 10` for the task and complains about it.
+    Otherwise argparse would take the 10 of `train --stps 10` for the task and complain about it.
     """
 
     _commands: Any = None
@@ -28,11 +29,9 @@ class Parser(argparse.ArgumentParser):
         return self._commands
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's, after a look at the names of options and commands."""
+        """As argparse's, after checking the names of options and commands."""
         words = args or ()
-        if (
-            self._commands is not None
-        ):  # what follows the first word is the command's, or an option's value
+        if self._commands is not None:  # the command checks the other words
             words = words[:1]
             if words and not words[0].startswith("-") and words[0] not in self._commands.choices:
                 like = nearest(words[0], self._commands.choices)
@@ -43,15 +42,15 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def _check_option(self, word: str) -> None:
-        """Exits with status 2 if the word looks like an option and none has its name, whole or shortened."""
+        """Exits with status 2 if the word looks like an option and no option has that name, whole or shortened."""
         name, known = word.partition("=")[0], self._option_string_actions
         if " " in word or _is_number_or_dash(word):  # a value
             return
         if name.startswith("--"):
-            found = any(option.startswith(name) for option in known)
+            exists = any(option.startswith(name) for option in known)
         else:
-            found = name[:2] in known
-        if not found:
+            exists = name[:2] in known
+        if not exists:
             like = nearest(f"--{name.lstrip('-')}", known)
             self.error(f"there is no option {name!r}{like}")
 
@@ -61,18 +60,21 @@ class Parser(argparse.ArgumentParser):
 
 
 def _is_number_or_dash(word: str) -> bool:
-    """Whether it is `-`, which stands for standard input, or begins a number such as -5 or -.5."""
+    """Whether it is `-`, standard input, or begins a number such as -5 or -.5."""
     return word == "-" or word[1:].lstrip(".")[:1].isdigit()
 
 
-def add_options(parser: argparse.ArgumentParser, options: Sequence[tuple[str, Any, str]]) -> None:
-    """Options by the name of what they set, with the type and the help of each."""
+def add_options(parser: Any, options: Iterable[tuple[str, Any, str]]) -> None:
+    """Adds options by name, type and help."""
     for name, kind, text in options:
-        parser.add_argument(option_name(name), type=kind, help=text, metavar=_METAVARS[kind])
+        how: dict[str, Any] = {"type": kind, "metavar": _METAVARS.get(kind, "NAME")}
+        if kind is bool:
+            how = {"action": argparse.BooleanOptionalAction, "default": None}
+        parser.add_argument(option_name(name), help=text, **how)
 
 
-def given(parsed: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Those of the options that were given, also with an empty value or 0."""
+def select_options(parsed: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """The options that were given, also with an empty value or 0."""
     return {name: x for name in names if (x := getattr(parsed, name, None)) is not None}
 
 
@@ -82,8 +84,8 @@ def option_name(name: str) -> str:
 
 
 def check_positive(option: str, value: int) -> int:
-    """The value of an option that counts something, 1 or more; TaskError otherwise."""
-    from heed._numbers import LARGEST_COUNT  # it loads NumPy, and help does without
+    """Checks the value of a count, 1 or more; TaskError if it is not."""
+    from heed._numbers import LARGEST_COUNT  # loads NumPy
 
     if value < 1:
         raise TaskError(f"{option} must be an integer >= 1. Received: {value}")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from heed import seq2seq
 from heed.cli.arguments import Parser, check_positive
-from heed.cli.streams import say
-from heed.seq2seq.startup import start_tensorflow
+from heed.cli.streams import print_line
+from heed.seq2seq.tensorflow_start import start_tensorflow
 
 
 def add_average(parser: Parser) -> None:
@@ -21,10 +21,10 @@ def add_average(parser: Parser) -> None:
 
 
 def run_average(parsed: argparse.Namespace) -> None:
-    """Averages, and says what the weights are now."""
+    """Averages, and describes the new weights."""
     last = check_positive("--last", parsed.last)
     run = seq2seq.RunFolder.open(parsed.run)
     start_tensorflow()
-    from heed.seq2seq.averaging import said
+    from heed.seq2seq.averaging import describe_average
 
-    say(said(seq2seq.average(run, last)))
+    print_line(describe_average(seq2seq.average(run, last)))

@@ -1,4 +1,4 @@
-"""Scripts with which a shell completes the commands and their options."""
+"""Shell completion of commands and options."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
 
 
 def _complete_paths(parser: argparse.ArgumentParser, shtab: Any) -> None:
-    """Says which arguments are files and which are folders."""
+    """Marks which arguments are files and which are folders."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():

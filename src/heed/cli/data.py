@@ -1,13 +1,12 @@
-"""`heed data`: parallel text, checked or made."""
+"""`heed data`: checks or makes parallel text."""
 
 from __future__ import annotations
 
 import argparse
-import tempfile
 from pathlib import Path
 
 from heed.cli.arguments import Parser
-from heed.cli.streams import STANDARD_INPUT, copy_input, say
+from heed.cli.streams import print_line, resolve_input
 from heed.seq2seq.errors import TaskError
 
 
@@ -15,52 +14,49 @@ def add_data(parser: Parser) -> None:
     """The arguments of `heed data`."""
     parser.epilog = "for example: heed data catalogs --to de"
     kinds = parser.add_subparsers(title="what to do", required=True, metavar="WHAT", dest="what")
-    text = "Report lines that are empty, misaligned, no UTF-8, too long, or there twice."
+    text = "Report lines that are empty, misaligned, not UTF-8, too long, or repeated."
     check = kinds.add_parser("check", help=text, description=text)
     check.add_argument(
         "source", type=Path, help="sentences, or a file of both sides (.tsv, .jsonl, -)"
     )
     check.add_argument("target", type=Path, nargs="?", help="their translations")
-    check.add_argument("--alignment", type=Path, help="links of words, i-j ..., a line a pair")
+    check.add_argument("--alignment", type=Path, help="word links, i-j ..., a line a pair")
     check.epilog = "for example: heed data check corpus.en corpus.de"
     text = "Write English messages of this machine's programs and their translations, a line each."
     catalogs = kinds.add_parser("catalogs", help=text, description=text)
-    catalogs.add_argument("--to", help="language, such as de or pt_BR; none: list what there is")
+    catalogs.add_argument("--to", help="language, such as de or pt_BR; none: list the languages")
     catalogs.add_argument("--out", type=Path, default=Path("."), help="folder (default: this one)")
     catalogs.epilog = "for example: heed data catalogs --to de"
 
 
 def run_data(parsed: argparse.Namespace) -> int | None:
-    """Checks, or makes."""
+    """Checks or makes text."""
     return {"check": _check_data, "catalogs": _write_catalogs}[parsed.what](parsed)
 
 
 def _check_data(parsed: argparse.Namespace) -> int:
-    """The status is 1 if training would stop at what is wrong."""
+    """Returns 1 if training would stop at a line."""
     from heed.seq2seq.corpus import Corpus
     from heed.seq2seq.corpus_check import check_corpus
 
-    with tempfile.TemporaryDirectory(prefix="heed-") as folder:
-        if parsed.source == STANDARD_INPUT:
-            parsed.source = Path(folder) / "input.tsv"
-            copy_input(parsed.source, parsed.target)
-        found = check_corpus(Corpus(parsed.source, parsed.target, parsed.alignment))
-    for line in found.report():
-        say(line)
-    return int(found.stops)
+    with resolve_input(parsed.source, parsed.target) as source:
+        report = check_corpus(Corpus(source, parsed.target, parsed.alignment))
+    for line in report.report():
+        print_line(line)
+    return int(report.stops)
 
 
 def _write_catalogs(parsed: argparse.Namespace) -> None:
     from heed.seq2seq import catalogs
 
     if parsed.to is None:
-        for language, count in catalogs.languages().items():
-            say(f"{language}  {count:,} {'catalog' if count == 1 else 'catalogs'}")
+        for language, count in catalogs.count_catalogs().items():
+            print_line(f"{language}  {count:,} {'catalog' if count == 1 else 'catalogs'}")
         return
-    pairs = catalogs.pairs(parsed.to)
+    pairs = catalogs.read_pairs(parsed.to)
     if not parsed.out.is_dir():
         raise TaskError(f"--out must be an existing folder, not {parsed.out}")
     paths = [parsed.out / f"catalogs.{language}" for language in ("en", parsed.to)]
     for path, lines in zip(paths, zip(*pairs, strict=True), strict=True):
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    say(f"{len(pairs):,} pairs in {paths[0]} and {paths[1]}")
+    print_line(f"{len(pairs):,} pairs in {paths[0]} and {paths[1]}")

@@ -1,4 +1,4 @@
-"""What the commands that use a trained run have in common."""
+"""Parts shared by the commands that use a trained run."""
 
 from __future__ import annotations
 
@@ -7,44 +7,46 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from heed import seq2seq
-from heed.cli.arguments import Parser, add_options, check_positive, given
-from heed.cli.streams import note
-from heed.seq2seq.startup import start_tensorflow
+from heed.cli.arguments import Parser, add_options, check_positive, select_options
+from heed.cli.streams import print_note
+from heed.seq2seq.tensorflow_start import start_tensorflow
 
 _OPTIONS = (
-    ("beam_size", int, "search with so many hypotheses (1: take the likeliest token in each step)"),
-    ("length_penalty", float, "of a search: higher favours longer translations (0.6)"),
-    ("coverage_penalty", float, "of a search: higher favours what looks at all of the line (0)"),
-    ("temperature", float, "draw tokens; below 1 sharpens, above 1 flattens"),
-    ("top_k", int, "draw among so many likeliest tokens"),
-    ("top_p", float, "draw among the likeliest tokens that hold this share"),
-    ("seed", int, "of what is drawn"),
+    ("beam_size", int, "hypotheses of a beam search (1: greedy)"),
+    ("length_penalty", float, "of a beam search: higher favours longer translations (0.6)"),
+    (
+        "coverage_penalty",
+        float,
+        "of a beam search: higher favours attending to all of the line (0)",
+    ),
+    ("temperature", float, "sample tokens; below 1 sharpens, above 1 flattens"),
+    ("top_k", int, "sample among this many likeliest tokens"),
+    ("top_p", float, "sample among the likeliest tokens that hold this share"),
+    ("seed", int, "of the samples"),
     ("max_length", int, "most tokens of a translation"),
-    ("weights", str, "how weights are kept meanwhile: float32, bfloat16 or int8"),
+    ("weights", str, "storage of weights: float32, bfloat16 or int8"),
 )
 
 
 def add_decoding_options(parser: Parser) -> None:
-    """The options of how a translation is chosen."""
+    """Adds the decoding options."""
     add_options(parser, _OPTIONS)
-    parser.add_argument(
-        "--device-threads", type=int, help="threads to compute with (all there are)"
-    )
+    parser.add_argument("--device-threads", type=int, help="threads to compute with (all)")
     parser.add_argument(
         "--ensemble",
         type=Path,
         action="append",
         metavar="RUN2",
-        help="translate with this run too, by the mean of their log p; may be given again",
+        help="also use this run, averaging log-probabilities; repeatable",
     )
 
 
-def decoding_options(parsed: argparse.Namespace) -> seq2seq.DecodingOptions:
-    """Those that were given."""
+def read_decoding_options(parsed: argparse.Namespace) -> seq2seq.DecodingOptions:
+    """The given decoding options."""
     names = [*(name for name, _, _ in _OPTIONS), "n_best", "scores"]
     if parsed.device_threads is not None:
         check_positive("--device-threads", parsed.device_threads)
-    return seq2seq.DecodingOptions(**given(parsed, names))
+    return seq2seq.DecodingOptions(**select_options(parsed, names))
 
 
 def open_translator(
@@ -53,10 +55,10 @@ def open_translator(
     ensemble: Sequence[Path] | None = None,
     threads: int | None = None,
 ) -> seq2seq.Translator:
-    """The run's model, ready to translate, with others if these are given; what a person should know goes to stderr."""
+    """Opens the run's model, and those of an ensemble; notes go to stderr."""
     run, *others = (seq2seq.RunFolder.open(one) for one in (path, *(ensemble or ())))
     start_tensorflow(threads)
-    translator = seq2seq.Translator(run, note, options, others)
+    translator = seq2seq.Translator(run, print_note, options, others)
     if not run.weights.exists():
-        note(f"{path} is not finished: using its checkpoint of step {translator.step}")
+        print_note(f"{path} is not finished: using its checkpoint of step {translator.step}")
     return translator

@@ -1,16 +1,15 @@
-"""`heed evaluate`: how good a run is."""
+"""`heed evaluate`: measures a run."""
 
 from __future__ import annotations
 
 import argparse
-import tempfile
 from pathlib import Path
 
 from heed import seq2seq
 from heed._install import how_to_install
 from heed.cli.arguments import Parser
-from heed.cli.decoding import add_decoding_options, decoding_options, open_translator
-from heed.cli.streams import STANDARD_INPUT, copy_input, note, say
+from heed.cli.decoding import add_decoding_options, open_translator, read_decoding_options
+from heed.cli.streams import print_line, print_note, resolve_input
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.scoring import load_sacrebleu
 
@@ -21,13 +20,11 @@ def add_evaluate(parser: Parser) -> None:
     parser.epilog = "for example: heed evaluate RUN --source a.en --target a.de --beam-size 4"
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument(
-        "--source",
-        type=Path,
-        help="sentences to judge by, or both sides (.tsv, .jsonl, -)",
+        "--source", type=Path, help="sentences to evaluate on, or both sides (.tsv, .jsonl, -)"
     )
     parser.add_argument("--target", type=Path, help="their translations")
-    parser.add_argument("--language", help="which of the run's languages they are in")
-    parser.add_argument("--compare", type=Path, metavar="RUN2", help="judge this run too")
+    parser.add_argument("--language", help="their target language")
+    parser.add_argument("--compare", type=Path, metavar="RUN2", help="evaluate this run too")
     parser.add_argument(
         "--report",
         type=Path,
@@ -40,44 +37,43 @@ def add_evaluate(parser: Parser) -> None:
 
 
 def run_evaluate(parsed: argparse.Namespace) -> None:
-    """Judges a run on pairs that it never saw."""
-    with tempfile.TemporaryDirectory(prefix="heed-") as folder:
-        if parsed.source == STANDARD_INPUT:
-            parsed.source = Path(folder) / "input.tsv"
-            copy_input(parsed.source, parsed.target)
+    """Evaluates a run on pairs that it never saw."""
+    with resolve_input(parsed.source, parsed.target) as parsed.source:
         _evaluate(parsed)
 
 
 def _evaluate(parsed: argparse.Namespace) -> None:
-    options, corpus = decoding_options(parsed), None
+    options, corpus = read_decoding_options(parsed), None
     if parsed.source is not None:
         corpus = seq2seq.Corpus(parsed.source, parsed.target)
     elif parsed.target is not None or parsed.language is not None:
         name = "--target" if parsed.target is not None else "--language"
-        raise TaskError(f"{name} goes with --source: both say what to judge by")
+        raise TaskError(f"{name} goes with --source: both choose the pairs")
     if parsed.compare is not None:
-        seq2seq.RunFolder.open(parsed.compare)  # before the first one takes its time
-    report = _report_path(parsed)
+        seq2seq.RunFolder.open(parsed.compare)  # before the evaluation takes its time
+    report = _check_report_path(parsed)
     translator = open_translator(parsed.run, options, parsed.ensemble, parsed.device_threads)
     evaluation = seq2seq.evaluate(translator, corpus, parsed.language)
     for line in evaluation.report():
-        say(line)
+        print_line(line)
     if evaluation.bleu is None and (corpus is not None or translator.task.has_corpus_scores):
-        note(f"BLEU and chrF are left out without the sacrebleu library: {how_to_install('demo')}")
-    say(f"all figures: {seq2seq.write_evaluation(translator, evaluation)}")
+        print_note(
+            f"BLEU and chrF are left out without the sacrebleu library: {how_to_install('demo')}"
+        )
+    print_line(f"all figures: {seq2seq.write_evaluation(translator, evaluation)}")
     compared = None
     if parsed.compare is not None:
         other = seq2seq.evaluate(open_translator(parsed.compare, options), corpus, parsed.language)
         compared = seq2seq.Compared(str(parsed.compare), other, seq2seq.compare(evaluation, other))
-        say(f"{parsed.run} and {parsed.compare}:")
+        print_line(f"{parsed.run} and {parsed.compare}:")
         for one in compared.comparisons:
-            say(f"  {one}")
+            print_line(f"  {one}")
     if report is not None:
-        say(f"report: {seq2seq.write_report(report, translator, evaluation, compared)}")
+        print_line(f"report: {seq2seq.write_report(report, translator, evaluation, compared)}")
 
 
-def _report_path(parsed: argparse.Namespace) -> Path | None:
-    """Where the report goes, checked before the judging takes its time."""
+def _check_report_path(parsed: argparse.Namespace) -> Path | None:
+    """Checks where the report goes, before the evaluation takes its time."""
     if parsed.report is None:
         return None
     load_sacrebleu("--report")

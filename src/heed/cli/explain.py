@@ -1,4 +1,4 @@
-"""`heed explain`: where each head looked."""
+"""`heed explain`: the attention of a translation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from heed import seq2seq
 from heed.cli.arguments import Parser
 from heed.cli.decoding import open_translator
-from heed.cli.streams import say
+from heed.cli.streams import print_line
 from heed.seq2seq.errors import TaskError
 
 
@@ -16,8 +16,8 @@ def add_explain(parser: Parser) -> None:
     """The arguments of `heed explain`."""
     parser.epilog = "for example: heed explain heed-runs/numbers 1234"
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    parser.add_argument("text", nargs="*", default=[], help="what to translate")
-    parser.add_argument("--language", help="which of the languages of the run (the first)")
+    parser.add_argument("text", nargs="*", default=[], help="text to translate")
+    parser.add_argument("--language", help="target language of the run (the first)")
     parser.add_argument("--out", type=Path, help="page to write (default: RUN/attention.html)")
     parser.add_argument(
         "--png", type=Path, help="draw the cross-attention to this file (.png, .svg, .pdf)"
@@ -38,11 +38,9 @@ def run_explain(parsed: argparse.Namespace) -> None:
             raise TaskError(f"{option} must be a file in an existing folder, not {path}")
     if parsed.png is not None:
         picture_format(parsed.png)
-    translator = open_translator(
-        parsed.run
-    )  # first: it loads TensorFlow, which says much otherwise
-    found = seq2seq.attention_of(translator, text, parsed.language)
-    say(found.translation)
-    say(f"every head: {found.write_page(out)}")
+    translator = open_translator(parsed.run)  # first: it silences TensorFlow
+    attention = seq2seq.read_attention(translator, text, parsed.language)
+    print_line(attention.translation)
+    print_line(f"every head: {attention.write_page(out)}")
     if parsed.png is not None:
-        say(f"picture: {found.draw(parsed.png)}")
+        print_line(f"picture: {attention.draw(parsed.png)}")

@@ -1,4 +1,4 @@
-"""`heed export`: a run for a runtime without heed."""
+"""`heed export`: writes a run for a runtime without heed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import shlex
 from pathlib import Path
 
 from heed import seq2seq
-from heed.cli.arguments import Parser, given
-from heed.cli.streams import say
+from heed.cli.arguments import Parser, select_options
+from heed.cli.streams import print_line
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.startup import start_tensorflow
+from heed.seq2seq.tensorflow_start import start_tensorflow
 
 _FORMATS = ("saved_model", "litert", "onnx", "ctranslate2")
 _OPTIONS = ("precision", "implementation", "opset")
@@ -19,7 +19,7 @@ _OPTIONS = ("precision", "implementation", "opset")
 def add_export(parser: Parser) -> None:
     """The arguments of `heed export`."""
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    parser.add_argument("--format", required=True, choices=_FORMATS, help="what to make of it")
+    parser.add_argument("--format", required=True, choices=_FORMATS, help="format to write")
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to make")
     parser.add_argument(
         "--precision", help="of the weights: float32 (default), float16, bfloat16 or int8"
@@ -34,19 +34,21 @@ def add_export(parser: Parser) -> None:
 
 
 def run_export(parsed: argparse.Namespace) -> None:
-    """Exports, and says how far the artefact is from the run."""
+    """Exports, and prints how far the artefact is from the run."""
     run = seq2seq.RunFolder.open(parsed.run)
     start_tensorflow()
     from heed.export import ExportError, export
 
     try:
         shipment = seq2seq.Shipment(run)
-        done = export(shipment, parsed.out, format=parsed.format, **given(parsed, _OPTIONS))
+        done = export(
+            shipment, parsed.out, format=parsed.format, **select_options(parsed, _OPTIONS)
+        )
     except ExportError as error:
         raise TaskError(str(error)) from None
-    for note in done.notes:
-        say(f"note: {note}")
-    say(str(done.agreement))
+    for remark in done.notes:
+        print_line(f"note: {remark}")
+    print_line(str(done.agreement))
     script = str(done.path / "run.py")
     script = shlex.quote(f"./{script}" if script.startswith("-") else script)
-    say(f"exported: {done.path} ({done.bytes / 1e6:.1f} MB); try it: python {script}")
+    print_line(f"exported: {done.path} ({done.bytes / 1e6:.1f} MB); try it: python {script}")

@@ -1,4 +1,4 @@
-"""`heed info`: versions, and which implementation of attention is in use."""
+"""`heed info`: versions, and the implementation of attention."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import argparse
 import contextlib
 
 from heed.cli.arguments import Parser
-from heed.cli.streams import say
-from heed.seq2seq.startup import start_tensorflow
+from heed.cli.streams import print_line
+from heed.seq2seq.tensorflow_start import start_tensorflow
 
 
 def add_info(parser: Parser) -> None:
@@ -16,12 +16,12 @@ def add_info(parser: Parser) -> None:
 
 
 def run_info(_: argparse.Namespace) -> None:
-    """Says what there is."""
-    with contextlib.suppress(ImportError):  # what is missing is part of the answer
+    """Prints the information."""
+    with contextlib.suppress(ImportError):  # missing packages are part of the answer
         start_tensorflow()
     from heed._info import info
 
     answer = info()
     width = max(map(len, answer))
     for name, value in answer.items():
-        say(f"{name:<{width}}  {value}")
+        print_line(f"{name:<{width}}  {value}")

@@ -1,4 +1,4 @@
-"""`heed serve`: runs over HTTP, and a page to try them on."""
+"""`heed serve`: runs over HTTP, with a page to try them on."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from heed import seq2seq
-from heed.cli.arguments import Parser, add_options, given
+from heed.cli.arguments import Parser, add_options, select_options
 from heed.cli.decoding import open_translator
-from heed.cli.streams import note, say
+from heed.cli.streams import print_line, print_note
 from heed.seq2seq.errors import TaskError
 
 _LIMITS = (
@@ -22,13 +22,13 @@ _LIMITS = (
     ("body_timeout", float, "seconds for a request to arrive (10)"),
     ("timeout", float, "seconds from then to its answer (30)"),
     ("write_timeout", float, "seconds in which a client must take some of its answer (30)"),
-    ("drain", float, "seconds to answer what is under way when told to stop (10)"),
+    ("drain", float, "seconds to answer requests under way when told to stop (10)"),
     ("max_per_address", int, "connections of one address (256)"),
 )
 _DECODING = (
     ("length_penalty", float, "of beams: higher favours longer translations (0.6)"),
     ("max_length", int, "most tokens of a translation"),
-    ("weights", str, "how weights are kept: float32, bfloat16 or int8"),
+    ("weights", str, "storage of weights: float32, bfloat16 or int8"),
 )
 
 
@@ -45,7 +45,7 @@ def add_serve(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a name under which others reach it, as through a proxy (*: any); repeatable",
+        help="host name that clients use, as through a proxy (*: any); repeatable",
     )
     add_options(parser, _LIMITS + _DECODING)
     parser.epilog = "for example: heed serve heed-runs/numbers --port 8080"
@@ -62,40 +62,40 @@ def run_serve(parsed: argparse.Namespace) -> None:
         from heed._install import how_to_install
 
         raise TaskError(f"serving needs {error.name}: {how_to_install('serve')}") from None
-    # What can be checked without TensorFlow is checked before the seconds that it takes to load.
+    # Checks that need no TensorFlow come before it loads, which takes seconds.
     from heed.seq2seq.serving import sockets
     from heed.seq2seq.serving.hosts import Hosts
     from heed.seq2seq.serving.options import ServingOptions
 
-    limits = ServingOptions(**given(parsed, [name for name, _, _ in _LIMITS]))
-    decoding = seq2seq.DecodingOptions(**given(parsed, [name for name, _, _ in _DECODING]))
-    runs = _named(parsed.runs, parsed.name or [])
+    limits = ServingOptions(**select_options(parsed, [name for name, _, _ in _LIMITS]))
+    decoding = seq2seq.DecodingOptions(**select_options(parsed, [name for name, _, _ in _DECODING]))
+    runs = _name_runs(parsed.runs, parsed.name or [])
     for path in runs.values():
         seq2seq.RunFolder.open(path)
-    with sockets.bound(parsed.host, parsed.port) as made:
-        hosts = Hosts.of(made, parsed.host, parsed.allowed_host)
-        if not sockets.is_loopback(made):
-            note(
-                f"{parsed.host}: other machines can reach this server, and it asks nobody who they are"
+    with sockets.bind(parsed.host, parsed.port) as listener:
+        hosts = Hosts.of(listener, parsed.host, parsed.allowed_host)
+        if not sockets.is_loopback(listener):
+            print_note(
+                f"{parsed.host}: other machines can reach this server, which has no authentication"
             )
         translators = {name: open_translator(path) for name, path in runs.items()}
         from heed.seq2seq.serving.server import serve
 
         serve(
-            made,
+            listener,
             translators,
             limits,
             decoding,
             hosts,
-            lambda url: say(f"serving {', '.join(runs)} at {url} (Ctrl-C stops)"),
+            lambda url: print_line(f"serving {', '.join(runs)} at {url} (Ctrl-C stops)"),
         )
 
 
-def _named(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
+def _name_runs(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
     """The runs by name.
 
     Raises:
-        TaskError: if there are more or fewer names than runs, or two are the same.
+        TaskError: if the numbers of names and runs differ, or two names are equal.
     """
     if names and len(names) != len(paths):
         raise TaskError(

@@ -1,4 +1,4 @@
-"""What a command reads and says."""
+"""Input and output of the commands."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ import os
 import select
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from heed.seq2seq.errors import TaskError
 
 
-def say(line: str) -> None:
-    """Prints a line of the answer at once, also to a pipe."""
+def print_line(line: str) -> None:
+    """Prints a line of output at once, also to a pipe."""
     print(line, flush=True)
 
 
-def note(line: str) -> None:
-    """Prints a line about the work, to stderr."""
+def print_note(line: str) -> None:
+    """Prints a line about the work to stderr."""
     print(f"heed: {line}", file=sys.stderr, flush=True)
 
 
-STANDARD_INPUT = Path("-")  # as people name it
+STANDARD_INPUT = Path("-")
 
 
 def prepare_streams() -> None:
-    """Bytes that are no text are said to be so, and nothing that is said stops the command."""
+    """Makes bytes that are not UTF-8 readable and all output printable."""
     if sys.stderr is None:  # closed: `print` would write to standard output instead
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
     if isinstance(sys.stdin, io.TextIOWrapper):
@@ -39,7 +41,7 @@ def prepare_streams() -> None:
 
 
 def drop_output() -> None:
-    """Drops what could not be written, which Python would try again at its end."""
+    """Drops unwritten output, which Python would try to write again at its end."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -49,8 +51,8 @@ def drop_output() -> None:
 
 
 @contextlib.contextmanager
-def opened_input(path: Path | None) -> Iterator[Iterable[str]]:
-    """The lines of a file, or of standard input."""
+def open_input(path: Path | None) -> Iterator[Iterable[str]]:
+    """Opens the lines of a file, or of standard input."""
     if path is not None:
         with path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
             yield file
@@ -60,20 +62,20 @@ def opened_input(path: Path | None) -> Iterator[Iterable[str]]:
     yield sys.stdin
 
 
-def typed_lines(meanwhile: Callable[[], object]) -> Iterator[str]:
-    """The lines of a terminal; what is to be done once is done while none is there yet."""
+def read_terminal(prepare: Callable[[], object]) -> Iterator[str]:
+    """Yields the lines of a terminal; calls `prepare` once, while no line waits."""
     pending = True
     while True:
-        if pending and not _is_typed():
-            meanwhile()
+        if pending and not _line_waits():
+            prepare()
             pending = False
         if not (line := sys.stdin.readline()):
             return
         yield line
 
 
-def _is_typed() -> bool:
-    """Whether a line of the terminal waits; no, where a system cannot tell."""
+def _line_waits() -> bool:
+    """Whether a line of the terminal waits; no, if the system cannot tell."""
     try:
         return bool(select.select([sys.stdin], [], [], 0)[0])
     except (OSError, ValueError):
@@ -81,19 +83,19 @@ def _is_typed() -> bool:
 
 
 def copy_input(path: Path, target: Path | None = None) -> None:
-    """Writes standard input, lines of both sides, to a file, byte by byte.
+    """Copies standard input, lines of both sides, to a file.
 
     Args:
         path: the file to make; its folder is made too.
-        target: what was given as the other side.
+        target: the file given for the other side.
 
     Raises:
-        TaskError: if there is another side, if nothing can be read, or if the file exists.
+        TaskError: if there is another side, nothing can be read, or the file exists.
     """
     if target is not None:
         raise TaskError(f"standard input holds both sides: leave out {target}")
     if sys.stdin is None:
-        raise TaskError("standard input is closed, and it was to be read")
+        raise TaskError("standard input is closed")
     if sys.stdin.isatty():
         raise TaskError(
             "standard input is a terminal: lines of two columns with a tab between them are to be "
@@ -104,7 +106,7 @@ def copy_input(path: Path, target: Path | None = None) -> None:
     if not first:
         raise TaskError("standard input is empty: lines of two columns with a tab between them")
     if path.exists():
-        raise TaskError(f"{path} exists already, and standard input is to be kept there")
+        raise TaskError(f"{path} exists already, and would hold standard input")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("wb") as file:
@@ -116,16 +118,28 @@ def copy_input(path: Path, target: Path | None = None) -> None:
 
 
 @contextlib.contextmanager
-def opened_output(path: Path | None) -> Iterator[Callable[[str], None]]:
-    """Writes lines to a file, or to standard output."""
+def resolve_input(path: Any, target: Path | None) -> Iterator[Any]:
+    """Yields the path, or that of a temporary copy if it is standard input, see `copy_input`."""
+    if path != STANDARD_INPUT:
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="heed-") as folder:
+        copy = Path(folder) / "input.tsv"
+        copy_input(copy, target)
+        yield copy
+
+
+@contextlib.contextmanager
+def open_output(path: Path | None) -> Iterator[Callable[[str], None]]:
+    """Opens a file, or standard output, and yields a function that writes a line."""
     if path is None:
-        yield say
+        yield print_line
         return
     with path.open("w", encoding="utf-8") as file:
         yield lambda line: print(line, file=file, flush=True)
 
 
-def without_mark(lines: Iterable[str]) -> Iterator[str]:
-    """The lines; a mark of the byte order before the first is no text."""
+def strip_mark(lines: Iterable[str]) -> Iterator[str]:
+    """The lines, without a byte order mark before the first."""
     for number, line in enumerate(lines):
         yield line if number else line.removeprefix("\ufeff")

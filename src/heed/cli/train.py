@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from heed import seq2seq  # whose parts load when they are first used
-from heed.cli.arguments import Parser, given, option_name
-from heed.cli.streams import STANDARD_INPUT, copy_input, say
+from heed import seq2seq
+from heed.cli.arguments import Parser, add_options, option_name, select_options
+from heed.cli.streams import STANDARD_INPUT, copy_input, print_line
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.settings import MODEL, TRAINING, Setting
-from heed.seq2seq.startup import start_tensorflow
+from heed.seq2seq.settings import MODEL, TRAINING
+from heed.seq2seq.tensorflow_start import start_tensorflow
 
 RUNS = Path("heed-runs")
-_DEFAULTS = "Options left out are chosen to suit the task; config.json of the run has all."
+_DEFAULTS = "Defaults suit the task; the run's config.json lists all values."
 _OPTIONS = [setting.name for setting in (*TRAINING, *MODEL)]
-_METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME", Path: "FILE"}
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """A line for each option: there are many."""
+    """Gives each option a line: there are many."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32)
@@ -32,7 +31,7 @@ def add_demo(parser: Parser) -> None:
     """The arguments of `heed demo`."""
     parser.add_argument("--run", type=Path, help=f"run folder to make (default: {RUNS}/numbers)")
     parser.add_argument("--languages", default="en", help="some of en,de,fr,es (default: en)")
-    _add_settings(parser, TRAINING)
+    add_options(parser, TRAINING)
     parser.epilog = f"{_DEFAULTS}\nfor example: heed demo --languages en,de"
     parser.formatter_class = _Help
 
@@ -45,39 +44,27 @@ def add_train(parser: Parser) -> None:
     parser.formatter_class = _Help
     data = parser.add_argument_group("what to learn")
     data.add_argument("task", nargs="?", choices=list(TASKS), help="numbers, or text: your own")
-    for option in {one.name: one for task in TASKS.values() for one in task.options}.values():
-        metavar = _METAVARS.get(option.type, "NAME")
-        name = option_name(option.name)
-        data.add_argument(name, type=option.type, help=option.help, metavar=metavar)
-    # A file can name several texts, the command line one.
+    options = {one.name: one[:3] for task in TASKS.values() for one in task.options}
+    add_options(data, options.values())
+    # Only a file can list several texts.
     parser.set_defaults(**{name: None for task in TASKS.values() for name in task.lists})
     run = parser.add_argument_group("the run")
     run.add_argument("--run", type=Path, help=f"folder to make (default: in {RUNS})")
-    run.add_argument("--config", type=Path, metavar="FILE", help="YAML file of all this")
+    run.add_argument("--config", type=Path, metavar="FILE", help="YAML file of these options")
     run.add_argument(
-        "--resume", type=Path, metavar="RUN", help="continue this run; with --steps train it on"
+        "--resume", type=Path, metavar="RUN", help="continue this run; with --steps extend it"
     )
     run.add_argument(
-        "--init-from", type=Path, metavar="RUN", help="begin with its weights and vocabulary"
+        "--init-from", type=Path, metavar="RUN", help="start from its weights and vocabulary"
     )
-    _add_settings(parser.add_argument_group("training"), TRAINING)
+    add_options(parser.add_argument_group("training"), TRAINING)
     model = parser.add_argument_group("the model")
     model.add_argument("--architecture", metavar="NAME", help="transformer or recurrent")
     model.add_argument("--preset", metavar="NAME", help="tiny, base or big")
-    _add_settings(model, MODEL)
+    add_options(model, MODEL)
     parser.epilog = (
         f"{_DEFAULTS}\nfor example: heed train --source a.en --target a.de --validate-with bleu"
     )
-
-
-def _add_settings(parser: Any, settings: Iterable[Setting]) -> None:
-    """Options with the type and the help of each."""
-    for name, kind, text in settings:
-        if kind is bool:
-            action = argparse.BooleanOptionalAction
-            parser.add_argument(option_name(name), action=action, default=None, help=text)
-        else:
-            parser.add_argument(option_name(name), type=kind, help=text, metavar=_METAVARS[kind])
 
 
 def run_demo(parsed: argparse.Namespace) -> None:
@@ -85,40 +72,47 @@ def run_demo(parsed: argparse.Namespace) -> None:
     from heed.seq2seq.number_words import check_languages
 
     languages = check_languages(parsed.languages)
-    path = _new_path(parsed, "numbers")
+    path = _choose_path(parsed, "numbers")
     start_tensorflow()
     seq2seq.run_demo(
-        path, languages, say=say, **given(parsed, [setting.name for setting in TRAINING])
+        path,
+        languages,
+        print_line=print_line,
+        **select_options(parsed, [setting.name for setting in TRAINING]),
     )
 
 
 def run_train(parsed: argparse.Namespace) -> None:
-    """Trains a new run, or goes on with one."""
+    """Trains a new run, or continues one."""
     from heed.seq2seq.tasks import TASKS
 
     if parsed.resume is not None:
-        run = _resumed(parsed)
+        run = _open_run_to_resume(parsed)
     else:
         config = None if parsed.config is None else seq2seq.read_config(parsed.config)
         if config is not None:
-            _fill(parsed, config)
-        with contextlib.nullcontext() if config is None else config.blamed():
-            # A task is named, or it is that whose files are given.
-            kinds = [k for k, task in TASKS.items() if given(parsed, _names(task, required=True))]
+            _fill_in(parsed, config)
+        with contextlib.nullcontext() if config is None else config.name_file_in_errors():
+            # The task is named, or its files are given.
+            kinds = [
+                k
+                for k, task in TASKS.items()
+                if select_options(parsed, _option_names(task, required=True))
+            ]
             kind = parsed.task or next(iter(kinds), None if parsed.corpora is None else "text")
             if kind is None:
-                raise TaskError(f"say what to train: {_ways()}")
+                raise TaskError(f"say what to train: {_describe_ways()}")
             if kind not in TASKS:
                 raise TaskError(f"`task` must be one of {', '.join(TASKS)}. Received: {kind!r}")
-            run = _new_run(parsed, TASKS[kind], config)
+            run = _make_run(parsed, TASKS[kind], config)
     trained = seq2seq.train(run)
     early = f", stopped early; best at {trained.best_step:,}" if trained.stopped_early else ""
-    say(f"trained {trained.steps:,} steps in {trained.seconds:.1f} s{early}")
-    say(f"the run: {run.path}")
+    print_line(f"trained {trained.steps:,} steps in {trained.seconds:.1f} s{early}")
+    print_line(f"the run: {run.path}")
 
 
-def _ways() -> str:
-    """What can be trained, as commands."""
+def _describe_ways() -> str:
+    """The commands that train."""
     from heed.seq2seq.tasks import TASKS
 
     tasks = [f"`heed train {kind}`" for kind in TASKS if kind != "text"]
@@ -126,44 +120,44 @@ def _ways() -> str:
     return f"{', '.join(tasks + others)} or `heed train --resume RUN`"
 
 
-def _resumed(parsed: argparse.Namespace) -> seq2seq.RunFolder:
-    """The run to go on with, with more steps if that is said."""
+def _open_run_to_resume(parsed: argparse.Namespace) -> seq2seq.RunFolder:
+    """Opens the run to resume, extended if there are more steps."""
     from heed.seq2seq.tasks import TASKS
 
     if parsed.task is not None:
-        raise TaskError(f"say what to train: {_ways()}")
-    names = [name for task in TASKS.values() for name in _names(task)]
+        raise TaskError(f"say what to train: {_describe_ways()}")
+    names = [name for task in TASKS.values() for name in _option_names(task)]
     names += [*_OPTIONS, "run", "config", "init_from", "architecture", "preset"]
-    others = [name for name in given(parsed, names) if name != "steps"]
+    others = [name for name in select_options(parsed, names) if name != "steps"]
     if others:
         raise TaskError(
             f"--resume continues a run as it is: leave out {option_name(others[0])} "
-            "(only --steps may be given, to train on)"
+            "(only --steps may be given, to extend it)"
         )
     run = seq2seq.RunFolder.open(parsed.resume)
     if parsed.steps is not None:
-        run = seq2seq.extended(run, parsed.steps)
+        run = seq2seq.extend_run(run, parsed.steps)
     start_tensorflow()
     return run
 
 
-def _fill(parsed: argparse.Namespace, config: seq2seq.ConfigFile) -> None:
-    """What the file says holds where the command line says nothing."""
+def _fill_in(parsed: argparse.Namespace, config: seq2seq.ConfigFile) -> None:
+    """Fills in values of the file that the command line does not set."""
     for name, value in config.values.items():
         if getattr(parsed, name) is None:
             setattr(parsed, name, Path(value) if name in ("run", "init_from") else value)
 
 
-def _new_run(
+def _make_run(
     parsed: argparse.Namespace, kind: type[seq2seq.Task], config: seq2seq.ConfigFile | None
 ) -> seq2seq.RunFolder:
-    values = _task_options(parsed, kind)
-    path = _new_path(parsed, kind.kind)
+    values = _select_task_options(parsed, kind)
+    path = _choose_path(parsed, kind.kind)
     init_from = None if parsed.init_from is None else seq2seq.RunFolder.open(parsed.init_from)
-    seq2seq.TrainingOptions(**given(parsed, [setting.name for setting in TRAINING]))
-    if init_from is not None and isinstance(before := init_from.task(), kind):
-        values |= before.same_vocabulary(values)
-    with _kept_input(values, path):
+    seq2seq.TrainingOptions(**select_options(parsed, [setting.name for setting in TRAINING]))
+    if init_from is not None and isinstance(previous := init_from.task(), kind):
+        values |= previous.same_vocabulary(values)
+    with _keep_input(values, path):
         task = kind.create(**values)
         start_tensorflow()
         return seq2seq.start_run(
@@ -173,29 +167,29 @@ def _new_run(
             preset=parsed.preset,
             init_from=init_from,
             config_file=config,
-            **given(parsed, _OPTIONS),
+            **select_options(parsed, _OPTIONS),
         )
 
 
 @contextlib.contextmanager
-def _kept_input(values: dict[str, Any], path: Path) -> Iterator[None]:
-    """Where the source is standard input, it is kept beside the run for `--resume`; not if no run is made."""
+def _keep_input(values: dict[str, Any], path: Path) -> Iterator[None]:
+    """Keeps standard input beside the run for `--resume`, if it is the source; drops it if no run is made."""
     if values.get("source") != STANDARD_INPUT:
         yield
         return
-    kept = path.resolve().with_name(f"{path.resolve().name}.tsv")
-    copy_input(kept, values.get("target"))
-    values["source"] = kept
+    copy = path.resolve().with_name(f"{path.resolve().name}.tsv")
+    copy_input(copy, values.get("target"))
+    values["source"] = copy
     try:
         yield
     except BaseException as error:
-        kept.unlink()
+        copy.unlink()
         if isinstance(error, TaskError):
-            raise TaskError(str(error).replace(str(kept), "standard input")) from None
+            raise TaskError(str(error).replace(str(copy), "standard input")) from None
         raise
 
 
-def _new_path(parsed: argparse.Namespace, name: str) -> Path:
+def _choose_path(parsed: argparse.Namespace, name: str) -> Path:
     from heed.seq2seq.atomic_files import free_path
 
     path = parsed.run or free_path(RUNS / name)
@@ -203,25 +197,31 @@ def _new_path(parsed: argparse.Namespace, name: str) -> Path:
     return path
 
 
-def _task_options(parsed: argparse.Namespace, task: type[seq2seq.Task]) -> dict[str, Any]:
-    """Those of the task's options that were given.
+def _select_task_options(parsed: argparse.Namespace, task: type[seq2seq.Task]) -> dict[str, Any]:
+    """The given options of the task.
 
     Raises:
-        TaskError: if one that it needs is missing, or one of another task is there.
+        TaskError: if a required one is missing, or one of another task is given.
     """
     from heed.seq2seq.tasks import TASKS
 
-    needed, own = _names(task, required=True), _names(task)
-    if len(given(parsed, needed)) < len(needed) and parsed.corpora is None:
+    needed, own = _option_names(task, required=True), _option_names(task)
+    if len(select_options(parsed, needed)) < len(needed) and parsed.corpora is None:
         raise TaskError(f"{task.title} needs {' and '.join(map(option_name, needed))}")
     for other in TASKS.values():
-        wrong = [option_name(name) for name in given(parsed, _names(other)) if name not in own]
-        wrong += [f"`{name}`" for name in given(parsed, other.lists) if name not in task.lists]
+        wrong = [
+            option_name(name)
+            for name in select_options(parsed, _option_names(other))
+            if name not in own
+        ]
+        wrong += [
+            f"`{name}`" for name in select_options(parsed, other.lists) if name not in task.lists
+        ]
         if wrong:
             raise TaskError(f"{wrong[0]} is for {other.title}: leave it out for {task.title}")
-    return given(parsed, [*own, *task.lists])
+    return select_options(parsed, [*own, *task.lists])
 
 
-def _names(task: type[seq2seq.Task], required: bool = False) -> list[str]:
-    """The names of a task's options, or of those that it needs."""
+def _option_names(task: type[seq2seq.Task], required: bool = False) -> list[str]:
+    """The names of a task's options, or of the required ones."""
     return [option.name for option in task.options if option.required or not required]

@@ -1,4 +1,4 @@
-"""`heed translate`: text given, a file or standard input."""
+"""`heed translate`: translates arguments, a file or standard input."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 from heed import seq2seq
 from heed.cli.arguments import Parser, check_positive
-from heed.cli.decoding import add_decoding_options, decoding_options, open_translator
-from heed.cli.streams import note, opened_input, opened_output, typed_lines, without_mark
+from heed.cli.decoding import add_decoding_options, open_translator, read_decoding_options
+from heed.cli.streams import open_input, open_output, print_note, read_terminal, strip_mark
 from heed.seq2seq.errors import TaskError
 
-# Tokens that stand for bytes may spell a line break, which would be another answer's line.
+# Byte tokens may spell a line break, which would start another line.
 _NO_BREAKS = str.maketrans("\r\n", "  ")
 
 
@@ -23,33 +23,33 @@ def add_translate(parser: Parser) -> None:
     parser.epilog = "for example: heed translate RUN --beam-size 4 --n-best 2 --scores < a.txt"
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument(
-        "text", nargs="*", default=[], help="what to translate; none: read standard input"
+        "text", nargs="*", default=[], help="text to translate; none: read standard input"
     )
-    parser.add_argument("--language", help="which of the languages of the run (the first)")
+    parser.add_argument("--language", help="target language of the run (the first)")
     parser.add_argument("--picture", action="store_true", help="draw RUN/attention.png too")
     parser.add_argument("--input", type=Path, help="read this file, not standard input")
     parser.add_argument("--output", type=Path, help="write this file, not standard output")
-    parser.add_argument("--batch-size", type=int, help="lines that are translated together (64)")
+    parser.add_argument("--batch-size", type=int, help="lines translated together (64)")
     add_decoding_options(parser)
-    parser.add_argument("--prefix", metavar="TEXT", help="what each translation begins with")
-    parser.add_argument("--n-best", type=int, help="so many translations, after the line's number")
+    parser.add_argument("--prefix", metavar="TEXT", help="beginning of each translation")
+    parser.add_argument("--n-best", type=int, help="translations of each line, after its number")
     parser.add_argument(
         "--scores",
         action="store_true",
-        help="log p before each translation, divided by the penalty",
+        help="log-probability of each translation, divided by its penalty",
     )
     parser.add_argument(
         "--alignments",
         action="store_true",
-        help="word i of the line, word j of the answer: i-j ...",
+        help="word links after each translation: i-j ...",
     )
-    parser.add_argument("--quiet", action="store_true", help="say nothing but what is wrong")
+    parser.add_argument("--quiet", action="store_true", help="print problems only")
 
 
 def run_translate(parsed: argparse.Namespace) -> int | None:
-    """Translates; the status is 1 if a line could not be."""
-    # What can be checked without TensorFlow is checked before the seconds that it takes to load.
-    options = decoding_options(parsed)
+    """Translates; the status is 1 if a line could not be translated."""
+    # Checks that need no TensorFlow come before it loads, which takes seconds.
+    options = read_decoding_options(parsed)
     size = 64 if parsed.batch_size is None else check_positive("--batch-size", parsed.batch_size)
     files = [path for path in (parsed.input, parsed.output) if path is not None and path.is_file()]
     if len(files) == 2 and files[0].samefile(files[1]):  # a terminal may be both
@@ -60,74 +60,74 @@ def run_translate(parsed: argparse.Namespace) -> int | None:
     if parsed.prefix is not None:
         task.encode_prefix(parsed.prefix)
         if parsed.picture:
-            raise TaskError("--picture draws what the model says by itself: leave out --prefix")
+            raise TaskError("--picture draws a translation without a prefix: leave out --prefix")
     if parsed.text:
         if parsed.input is not None:
             raise TaskError("give the text as an argument or by --input, not both")
         text = " ".join(parsed.text)
         task.encode(text, parsed.language)
         translator = open_translator(parsed.run, options, parsed.ensemble, parsed.device_threads)
-        with opened_output(parsed.output) as say:
-            (found,) = translator.translations(
+        with open_output(parsed.output) as write:
+            (translations,) = translator.translations(
                 [text], parsed.language, parsed.prefix, alignments=parsed.alignments
             )
-            for line in _answer(parsed, 1, found):
-                say(line)
+            for line in _format_answer(parsed, 1, translations):
+                write(line)
         if parsed.picture:
-            seen = seq2seq.attention_of(translator, text, parsed.language)
+            seen = seq2seq.read_attention(translator, text, parsed.language)
             print(f"picture: {seen.draw(parsed.run / 'attention.png')}", file=sys.stderr)
         return None
     if parsed.picture:
         raise TaskError("--picture needs the text as an argument: it draws one translation")
     task.check_language(parsed.language)  # once, not for each line
-    with opened_input(parsed.input) as lines, opened_output(parsed.output) as say:
-        typed = parsed.input is None and sys.stdin.isatty()
-        if typed and not parsed.quiet:
-            note("type what to translate, one a line; Ctrl-D ends")
+    with open_input(parsed.input) as lines, open_output(parsed.output) as write:
+        terminal = parsed.input is None and sys.stdin.isatty()
+        if terminal and not parsed.quiet:
+            print_note("type what to translate, one a line; Ctrl-D ends")
         translator = open_translator(parsed.run, options, parsed.ensemble, parsed.device_threads)
-        if typed:
+        if terminal:
             start = [] if parsed.prefix is None else task.encode_prefix(parsed.prefix)
-            lines, size = typed_lines(lambda: translator.warm_up(start)), 1
-        return _translate_lines(parsed, translator, lines, say, size)
+            lines, size = read_terminal(lambda: translator.warm_up(start)), 1
+        return _translate_lines(parsed, translator, lines, write, size)
 
 
 def _translate_lines(
     parsed: argparse.Namespace,
     translator: seq2seq.Translator,
     lines: Iterable[str],
-    say: Callable[[str], None],
+    write: Callable[[str], None],
     batch_size: int,
 ) -> int:
-    """The status is 1 if a line could not be translated."""
-    from heed.seq2seq.translate import translations_of_stream
+    """Translates lines; the status is 1 if one could not be translated."""
+    from heed.seq2seq.translator import translate_stream
 
     problems: list[str] = []
 
     def report(problem: str) -> None:
         problems.append(problem)
-        note(problem)
+        print_note(problem)
 
-    stream = translations_of_stream(
+    stream = translate_stream(
         translator,
-        without_mark(lines),
+        strip_mark(lines),
         report,
         parsed.language,
         batch_size,
         parsed.prefix,
         parsed.alignments,
     )
-    for number, (_, found) in enumerate(stream, 1):
-        for line in _answer(parsed, number, found):
-            say(line)
+    for number, translations in enumerate(stream, 1):
+        for line in _format_answer(parsed, number, translations):
+            write(line)
     return 1 if problems else 0
 
 
-def _answer(
-    parsed: argparse.Namespace, number: int, found: Sequence[seq2seq.Translation]
+def _format_answer(
+    parsed: argparse.Namespace, number: int, translations: Sequence[seq2seq.Translation]
 ) -> Iterator[str]:
-    """What is written for a line of input: as many lines whatever is found, columns with a tab between them."""
+    """The output for a line of input, always the same number of lines: columns separated by tabs."""
     for rank in range(parsed.n_best or 1):
-        one = found[rank] if found else None
+        one = translations[rank] if translations else None
         columns = [] if parsed.n_best is None else [str(number)]
         if parsed.scores:
             columns.append("" if one is None else f"{one.score:.4f}")

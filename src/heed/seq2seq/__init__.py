@@ -1,19 +1,18 @@
 """Sequence to sequence: from data to a trained, evaluated model in one run folder.
 
-- `NumbersTask`, `TextTask`: what is learned; `Task` is what they have in common.
-- `start_run(path, task)` makes a run folder; `train(run)` trains it, also after a stop.
-- `read_config`: a training written down in YAML; `extended`: a run with more steps; `average`: the mean of checkpoints.
-- `RunFolder`, `TrainingOptions`: what a run is, and how it is trained.
-- `Translator`, `evaluate`: use a trained run, and judge it on what it never saw; `DecodingOptions`: how it chooses; a
-  `Translation` is one of those that it finds, with its `Alignment`.
-- `Corpus`: files of parallel text; `compare`: whether one run is better than another; `write_report`: a
-  page of an evaluation, and of a second run if there is one, `Compared`.
-- `attention_of`: where it looked, as weights, a picture and a page.
+- `NumbersTask`, `TextTask`: what a model learns; `Task` is their base class.
+- `start_run(path, task)` makes a run folder; `train(run)` trains it, or resumes it.
+- `read_config` reads a training from YAML; `extend_run` adds steps to a run; `average` averages its checkpoints.
+- `RunFolder`, `TrainingOptions`: a run, and how it is trained.
+- `Translator`: a trained run that translates; `DecodingOptions` choose how; a `Translation` may have an `Alignment`.
+- `evaluate` measures a run on held-out pairs or a `Corpus`; `compare` tests whether another run is better, and
+  `write_report` writes a page about one run, or two (`Compared`).
+- `read_attention`: the attention of a translation as weights, a picture and a page.
 - `Shipment`: a trained run for `heed.export.export`.
 - `run_demo`: all of it on numbers.
-- `TaskError`: the error that a person can put right.
+- `TaskError`: an error that the user can fix.
 
-Everything loads when it is first used: arguments and run folders are checked without TensorFlow.
+Everything loads on first use: arguments and run folders are checked without TensorFlow.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from heed.seq2seq.alignment import Alignment
-    from heed.seq2seq.attention import TranslationAttention, attention_of
+    from heed.seq2seq.attention import TranslationAttention, read_attention
     from heed.seq2seq.averaging import average
     from heed.seq2seq.comparison import Comparison, compare
     from heed.seq2seq.config_file import ConfigFile, read_config
@@ -32,17 +31,16 @@ if TYPE_CHECKING:
     from heed.seq2seq.demo import run_demo
     from heed.seq2seq.errors import TaskError
     from heed.seq2seq.evaluation import Evaluation, evaluate, write_evaluation
-    from heed.seq2seq.extension import extended
     from heed.seq2seq.numbers_task import NumbersTask
     from heed.seq2seq.options import TrainingOptions
     from heed.seq2seq.report import Compared, write_report
     from heed.seq2seq.run_folder import RunFolder
+    from heed.seq2seq.runs import extend_run, start_run
     from heed.seq2seq.shipping import Shipment
-    from heed.seq2seq.start import start_run
     from heed.seq2seq.task import Task
     from heed.seq2seq.text_task import TextTask
     from heed.seq2seq.training import Trained, TrainingInterrupted, train
-    from heed.seq2seq.translate import Translation, Translator
+    from heed.seq2seq.translator import Translation, Translator
 
 __all__ = [
     "Alignment",
@@ -64,11 +62,11 @@ __all__ = [
     "Translation",
     "TranslationAttention",
     "Translator",
-    "attention_of",
     "average",
     "compare",
     "evaluate",
-    "extended",
+    "extend_run",
+    "read_attention",
     "read_config",
     "run_demo",
     "start_run",
@@ -79,7 +77,7 @@ __all__ = [
 
 _MODULES = {
     "alignment": ("Alignment",),
-    "attention": ("TranslationAttention", "attention_of"),
+    "attention": ("TranslationAttention", "read_attention"),
     "averaging": ("average",),
     "comparison": ("Comparison", "compare"),
     "config_file": ("ConfigFile", "read_config"),
@@ -88,17 +86,16 @@ _MODULES = {
     "demo": ("run_demo",),
     "errors": ("TaskError",),
     "evaluation": ("Evaluation", "evaluate", "write_evaluation"),
-    "extension": ("extended",),
     "numbers_task": ("NumbersTask",),
     "options": ("TrainingOptions",),
     "report": ("Compared", "write_report"),
     "run_folder": ("RunFolder",),
     "shipping": ("Shipment",),
-    "start": ("start_run",),
+    "runs": ("extend_run", "start_run"),
     "task": ("Task",),
     "text_task": ("TextTask",),
     "training": ("Trained", "TrainingInterrupted", "train"),
-    "translate": ("Translation", "Translator"),
+    "translator": ("Translation", "Translator"),
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -1,4 +1,4 @@
-"""Scrambled integers: chance as plain arithmetic, the same on every machine and NumPy version."""
+"""Random numbers as plain arithmetic: the same on every machine and NumPy version."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 
-def mixed(values: ArrayLike) -> NDArray[np.uint64]:
-    """Scrambled 64-bit integers: the output function of SplitMix64.
+def mix(values: ArrayLike) -> NDArray[np.uint64]:
+    """Scrambles 64-bit integers with the output function of SplitMix64.
 
     Args:
-        values: integers of any shape; they are taken modulo 2**64.
+        values: integers of any shape, taken modulo 2**64.
 
     Returns:
         uint64 of the same shape, one to one.
@@ -18,7 +18,7 @@ def mixed(values: ArrayLike) -> NDArray[np.uint64]:
     Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
 
     Example:
-        >>> int(mixed(0)) == int(mixed(0)), int(mixed(0)) == int(mixed(1))
+        >>> int(mix(0)) == int(mix(0)), int(mix(0)) == int(mix(1))
         (True, False)
     """
     with np.errstate(over="ignore"):
@@ -44,9 +44,9 @@ def stream(count: int, *key: int) -> NDArray[np.uint64]:
     """
     state = np.zeros((), np.uint64)
     for part in key:
-        state = mixed(state ^ np.uint64(part % 2**64))
+        state = mix(state ^ np.uint64(part % 2**64))
     with np.errstate(over="ignore"):
-        return mixed(np.arange(count, dtype=np.uint64) + state)
+        return mix(np.arange(count, dtype=np.uint64) + state)
 
 
 def permutation(count: int, *key: int) -> NDArray[np.int64]:
@@ -66,10 +66,10 @@ def permutation(count: int, *key: int) -> NDArray[np.int64]:
     return np.argsort(stream(count, *key), kind="stable").astype(np.int64)
 
 
-def permuted(places: ArrayLike, count: int, *key: int) -> NDArray[np.int64]:
-    """What stands at some places of the integers 0 to count - 1, in the scrambled order named by `key`.
+def permute(places: ArrayLike, count: int, *key: int) -> NDArray[np.int64]:
+    """The numbers at some places of 0 to count - 1 in the scrambled order named by `key`.
 
-    The time and memory that it takes grow with the number of places, not with `count`.
+    Time and memory grow with the number of places, not with `count`.
 
     Args:
         places: (N,) integers from 0 to count - 1.
@@ -80,10 +80,10 @@ def permuted(places: ArrayLike, count: int, *key: int) -> NDArray[np.int64]:
         (N,) int64.
 
     Source: Luby and Rackoff, "How to construct pseudorandom permutations from pseudorandom functions" (1988), four
-        rounds; Black and Rogaway, "Ciphers with arbitrary finite domains" (2002), its section 3 for any `count`.
+        rounds; Black and Rogaway, "Ciphers with arbitrary finite domains" (2002), section 3, for any `count`.
 
     Example:
-        >>> sorted(permuted(range(5), 5, 1).tolist())
+        >>> sorted(permute(range(5), 5, 1).tolist())
         [0, 1, 2, 3, 4]
     """
     half = np.uint64(max(1, -(-(count - 1).bit_length() // 2)))  # bits: two halves hold every place
@@ -91,10 +91,10 @@ def permuted(places: ArrayLike, count: int, *key: int) -> NDArray[np.int64]:
     rounds = stream(4, *key)
     out = np.asarray(places).astype(np.uint64)
     outside = np.arange(len(out))
-    while len(outside):  # what falls beyond `count` is scrambled again until it does not
+    while len(outside):  # scramble again until the number is below `count`
         left, right = out[outside] >> half, out[outside] & mask
         for number in rounds:
-            left, right = right, left ^ (mixed(right ^ number) & mask)
+            left, right = right, left ^ (mix(right ^ number) & mask)
         out[outside] = (left << half) | right
         outside = outside[out[outside] >= count]
     return out.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Which words of a line the words of its translation come from, by where the model looked."""
+"""Word alignments of translations, from the model's cross-attention."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.task import Task, padded
-from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
-from heed.seq2seq.word_links import members
+from heed.seq2seq.task import Task, pad_rows
+from heed.seq2seq.tokenizer import START_ID, cut_at_end
+from heed.seq2seq.word_links import mark_members
 
 _BATCH = 32
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """How much each word of a translation looked at each word of the line.
+    """The attention of each word of a translation to each word of its source.
 
-    `weights[j, i] = mean_t sum_s a[t, s]` over the tokens t of word j and s of word i, where a is the mean over the
-    heads of the cross-attention of the last decoder layer but one (of the only one, if there is no more), in the step
-    that writes token t. Words are what spaces separate, of numbers the digits in reading order. What goes to the end of
-    the line is nobody's: rows sum to at most 1.
+    `weights[j, i] = mean_t sum_s a[t, s]` over the tokens t of target word j and s of source word i. a is the mean over
+    the heads of the cross-attention of the last decoder layer but one (of the only one, if there is one), in the step
+    that writes token t. Words are separated by spaces; in numbers they are the digits in reading order. Attention to
+    the source's end belongs to no word: rows sum to at most 1.
 
     Args:
-        source: S words of the line.
+        source: S words of the source.
         target: T words of the translation.
         weights: (T, S) float32.
 
@@ -47,60 +47,57 @@ class Alignment:
 
     @property
     def links(self) -> list[tuple[int, int]]:
-        """(i, j) for each word j of the translation: it looked at word i of the line most, the first of equals."""
+        """(i, j) for each target word j and the source word i it attends to most, the first of equals."""
         if not self.source:
             return []
         return sorted((int(i), j) for j, i in enumerate(np.argmax(self.weights, axis=1)))
 
     def __str__(self) -> str:
-        """The links as Pharaoh had them: "i-j" for word i of the line and word j of the translation, from 0."""
+        """The links in Pharaoh format: "i-j" for source word i and target word j, from 0."""
         return " ".join(f"{i}-{j}" for i, j in self.links)
 
 
 def align(
     model: Any, task: Task, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
 ) -> list[Alignment]:
-    """The alignment of each line and its translation.
+    """Aligns each source with its translation.
 
     Args:
-        model: a `Transformer`, or a `RecurrentTranslator`, whose only attention it is then.
-        task: what the ids mean.
-        sources: ids of lines.
-        targets: ids of their translations; what stands after an end counts for nothing.
+        model: a `Transformer`, or a `RecurrentTranslator`, whose only attention is used.
+        task: the task of the ids.
+        sources: ids of sources.
+        targets: ids of their translations; ids after an end are ignored.
 
     Raises:
         TaskError: if the model has no attention.
     """
     if not model.aligns:
-        raise TaskError("the run's model has no attention that could say which words it looked at")
-    made: list[Alignment] = []
+        raise TaskError("the run's model has no attention to align words with")
+    alignments: list[Alignment] = []
     for at in range(0, len(sources), _BATCH):
         part = slice(at, at + _BATCH)
-        written = [_before_end(ids) for ids in targets[part]]
-        found = _looked(model, sources[part], written)
-        for source, target, weights in zip(sources[part], written, found, strict=True):
-            made.append(_of_words(task, source, target, weights))
-    return made
+        outputs = [cut_at_end(ids) for ids in targets[part]]
+        attention = _compute_attention(model, sources[part], outputs)
+        for source, target, weights in zip(sources[part], outputs, attention, strict=True):
+            alignments.append(_average_over_words(task, source, target, weights))
+    return alignments
 
 
-def _before_end(ids: Sequence[int]) -> list[int]:
-    ids = list(ids)
-    return ids[: ids.index(END_ID)] if END_ID in ids else [i for i in ids if i != PAD_ID]
+def _compute_attention(model: Any, sources: Any, targets: Any) -> NDArray[np.float32]:
+    """(B, T, S): the attention in the step that writes each target token."""
+    inputs = pad_rows([[START_ID, *target] for target in targets])
+    memory = model.encode_source(model.check_source(pad_rows(sources)))
+    return np.asarray(model.decode_all(inputs, memory, return_alignment=True)[1])
 
 
-def _looked(model: Any, sources: Any, targets: Any) -> NDArray[np.float32]:
-    """(B, T, S): where the model looked when it wrote each token of a target."""
-    read = padded([[START_ID, *target] for target in targets])
-    memory = model.encode_source(model.check_source(padded(sources)))
-    return np.asarray(model.decode_all(read, memory, return_alignment=True)[1])
-
-
-def _of_words(
+def _average_over_words(
     task: Task, source: Sequence[int], target: Sequence[int], weights: NDArray[np.float32]
 ) -> Alignment:
-    columns, read = task.source_words(source)
-    rows, said = task.target_words(target)
-    of_source = members(columns, len(read))
-    of_target = members(rows, len(said))
+    columns, source_words = task.source_words(source)
+    rows, target_words = task.target_words(target)
+    of_source = mark_members(columns, len(source_words))
+    of_target = mark_members(rows, len(target_words))
     own = of_target @ weights[: len(target), : len(source)] @ of_source.T
-    return Alignment(read, said, own / np.maximum(of_target.sum(1, keepdims=True), 1))
+    return Alignment(
+        source_words, target_words, own / np.maximum(of_target.sum(1, keepdims=True), 1)
+    )

@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all, and paths that are free."""
+"""Writes files as a whole or not at all, and finds free paths."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import IO
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Writes a file so that, whatever happens, the old one or the new one is there, whole.
+    """Writes a file so that the old or the new one is there, whole, whatever happens.
 
-    The bytes go to a temporary file in the same folder, reach the disk, and are renamed.
+    The bytes go to a temporary file in the same folder, are flushed to the disk, and the file is renamed.
 
     Args:
         path: the file.
-        write: is called with the open temporary file.
+        write: called with the open temporary file.
 
     Raises:
         OSError: if the disk is full or the folder cannot be written; `path` is as it was.
@@ -37,7 +37,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Makes a rename last through a power cut, where the system can."""
+    """Makes a rename survive a power cut, where the system can."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:  # Windows opens no folders
@@ -51,7 +51,7 @@ def sync_folder(path: Path) -> None:
 
 
 def free_path(path: Path) -> Path:
-    """`path`, or `path-2`, `path-3` ... : the first that does not exist.
+    """Returns the first of `path`, `path-2`, `path-3` ... that does not exist.
 
     Example:
         >>> free_path(Path("surely-not-here")).name

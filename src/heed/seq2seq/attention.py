@@ -1,4 +1,4 @@
-"""Where a trained model looked: every attention of a translation, with the tokens it is between."""
+"""The attention of a trained model over one translation, with the tokens on both sides."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from heed.seq2seq.atomic_files import write_atomically
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import picture_format
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
-from heed.seq2seq.translate import Translator
+from heed.seq2seq.translator import Translator
 
 _SPECIAL = {PAD_ID: "pad", START_ID: "start", END_ID: "end"}
 _KINDS = {"encoder": "self", "decoder": "causal", "cross": "cross"}
@@ -27,23 +27,23 @@ class TranslationAttention:
     """The attention of one translation.
 
     Args:
-        line: what was translated.
-        language: which language was asked for, or None.
-        translation: the answer.
-        source: S labels. The digits of a number are in reading order.
-        written: T labels of the tokens that were written; the last is the end, if it was reached.
-        capture: the weights, by name "encoder 1" and so on, then "decoder 1" and "cross 1" ...: (1, N, S, S),
-            (1, N, T, T) and (1, N, T, S); of a recurrent model "cross 1" alone, with N = 1. Row t of the last two says
-            where the decoder looked when it wrote token t.
-        tokens: by name the labels of the rows and those of the columns. The decoder's columns are the tokens that it
-            had read by then: "start", then all but the last that it wrote.
+        line: the source text.
+        language: the requested language, or None.
+        translation: its translation.
+        source: S labels of source tokens. The digits of a number are in reading order.
+        target: T labels of the target tokens; the last is the end, if it was reached.
+        capture: the weights, by name "encoder 1" ..., "decoder 1" ... and "cross 1" ...: (1, N, S, S), (1, N, T, T) and
+            (1, N, T, S); of a recurrent model "cross 1" alone, with N = 1. Row t of the last two belongs to the step
+            that wrote token t.
+        tokens: by name the labels of rows and columns. The decoder's columns are the tokens it had read: "start", then
+            all but the last that it wrote.
     """
 
     line: str
     language: str | None
     translation: str
     source: list[str]
-    written: list[str]
+    target: list[str]
     capture: Capture
     tokens: dict[str, tuple[list[str], list[str]]]
 
@@ -54,34 +54,34 @@ class TranslationAttention:
             `path`.
 
         Raises:
-            TaskError: for another kind of file, or without the matplotlib library.
+            TaskError: for another kind of file, or without matplotlib.
             OSError: if the file cannot be written.
         """
         kind = picture_format(path)
         title = f"Where heed looked in {self.line}"
         title += f"\nto write {self.translation}" + (f" ({self.language})" if self.language else "")
         try:
-            figure = plot_cross_attention(self.capture, self.source, self.written, title=title)
+            figure = plot_cross_attention(self.capture, self.source, self.target, title=title)
         except ImportError as error:
             raise TaskError(str(error)) from None
         write_atomically(path, lambda file: figure.savefig(file, format=kind))
         return path
 
     def write_page(self, path: Path) -> Path:
-        """Writes one HTML page of every head to a file, and returns its path."""
-        made = page(self.capture, self.tokens, title=f"{self.line} → {self.translation}")
-        write_atomically(path, lambda file: file.write(made.html.encode()))
+        """Writes an HTML page of every head, and returns its path."""
+        html_page = page(self.capture, self.tokens, title=f"{self.line} → {self.translation}")
+        write_atomically(path, lambda file: file.write(html_page.html.encode()))
         return path
 
 
-def attention_of(
+def read_attention(
     translator: Translator, line: str, language: str | None = None
 ) -> TranslationAttention:
-    """Translates a line and says where each layer looked.
+    """Translates a line and returns the attention of each layer.
 
     Args:
         translator: the run's model.
-        line: what to translate.
+        line: the text to translate.
         language: one of the run's languages; None takes the first.
 
     Raises:
@@ -93,12 +93,12 @@ def attention_of(
 
 
 class AttentionReader:
-    """Says where a run's model looked while it wrote a target that it has written already.
+    """Computes the attention of a run's model over a source and a target.
 
     Args:
         translator: the run's model.
-        compiled: takes seconds at the first two calls and some milliseconds from then on, instead of some tenths of a
-            second at each.
+        compiled: whether to compile: the first two calls take seconds, later ones milliseconds, instead of some tenths
+            of a second each.
 
     Raises:
         TaskError: if the model has no attention.
@@ -109,13 +109,12 @@ class AttentionReader:
         if getattr(model.config, "attention", None) == "none":
             raise TaskError(f"the model of {translator.run.path} has no attention to show")
 
-        # TensorFlow counts the graphs of all closures of one function together, and warns when several runs are
-        # read; it counts those of each partial alone.
-        scores = functools.partial(_scores, model)
+        # A partial: TensorFlow warns when several runs' closures of one function have graphs.
+        scores = functools.partial(_compute_scores, model)
         self._scores = current().compiled(scores) if compiled else scores
 
     def warm_up(self) -> None:
-        """Compiles it, for sources and targets of any length: TensorFlow generalises from two."""
+        """Compiles for sources and targets of any length: TensorFlow generalises from two."""
         for length in (1, 2):
             ids = np.full((1, length), END_ID, np.int32)
             self._scores({"source": ids, "target": ids})
@@ -123,13 +122,13 @@ class AttentionReader:
     def __call__(
         self, line: str, language: str | None, source: list[int], target: list[int]
     ) -> TranslationAttention:
-        """Where each layer looked.
+        """Returns the attention of each layer.
 
         Args:
-            line: what was translated.
-            language: which language was asked for, or None.
-            source: its ids.
-            target: the ids that were written, with or without what follows the end.
+            line: the source text.
+            language: the requested language, or None.
+            source: the source ids.
+            target: the target ids, with or without ids after the end.
         """
         task = self._translator.task
         target = target[: target.index(END_ID) + 1] if END_ID in target else target
@@ -137,12 +136,12 @@ class AttentionReader:
         inputs = {"source": np.array([source], np.int32), "target": np.array([read], np.int32)}
         order = task.reading_order(source)
         pieces = task.source_labels(source)
-        sources = [_shown(pieces[place]) for place in order]
-        written, reading = _target_labels(task, target), _target_labels(task, read)
+        sources = [_format_piece(pieces[place]) for place in order]
+        targets, previous = _label_targets(task, target), _label_targets(task, read)
         sides = {
             "self": (sources, sources),
-            "causal": (written, reading),
-            "cross": (written, sources),
+            "causal": (targets, previous),
+            "cross": (targets, sources),
         }
         weights, kinds = {}, {}
         for part, layers in self._scores(inputs).items():
@@ -157,23 +156,25 @@ class AttentionReader:
             language,
             task.decode([target])[0],
             sources,
-            written,
+            targets,
             Capture(weights, kinds),
             {name: sides[kind] for name, kind in kinds.items()},
         )
 
 
-def _scores(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    found = model(inputs, return_attention_scores=True)[1]
-    # Of a recurrent model: one alignment (B, T, S).
-    return found if isinstance(found, dict) else {"cross": [found[:, None]]}
+def _compute_scores(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    scores = model(inputs, return_attention_scores=True)[1]
+    # A recurrent model returns one alignment (B, T, S).
+    return scores if isinstance(scores, dict) else {"cross": [scores[:, None]]}
 
 
-def _target_labels(task: Any, ids: Iterable[int]) -> list[str]:
-    """A label for each id, also those that are no text."""
-    return [_SPECIAL[i] if i in _SPECIAL else _shown(task.target_labels([i])[0]) for i in ids]
+def _label_targets(task: Any, ids: Iterable[int]) -> list[str]:
+    """A label for each id, special tokens included."""
+    return [
+        _SPECIAL[i] if i in _SPECIAL else _format_piece(task.target_labels([i])[0]) for i in ids
+    ]
 
 
-def _shown(piece: str) -> str:
-    """A piece as people read it: the library marks spaces by an underscore-like sign."""
+def _format_piece(piece: str) -> str:
+    """A piece as readers see it: SentencePiece marks spaces by "▁"."""
     return piece.replace("▁", " ").strip() or "space"

@@ -1,4 +1,4 @@
-"""The mean of a run's last checkpoints as its weights."""
+"""Averages a run's last checkpoints."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 
 from heed._numbers import check_integer
 from heed.seq2seq import checkpoint
-from heed.seq2seq.errors import TaskError, values_from_people
+from heed.seq2seq.errors import TaskError, convert_value_errors
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.trained_model import write_trained
 
 
 def average(run: RunFolder, last: int) -> list[int]:
-    """Makes the mean of the weights of a run's last checkpoints its final weights.
+    """Makes the mean of a run's last checkpoints its final weights.
 
-    The checkpoints stay, and so does what training went by: without weights.npz, `heed train --resume` writes the
-    weights of before again. Of a run with a moving average, the checkpoints' moving averages are averaged.
+    The checkpoints stay: without weights.npz, `heed train --resume` writes the previous weights again. If the run has a
+    moving average, the checkpoints' moving averages are averaged.
 
     Args:
         run: the run folder of a finished run.
-        last: how many checkpoints, 1 or more; the run keeps as many as its option `keep` says.
+        last: number of checkpoints, 1 or more; a run keeps as many as its option `keep` says.
 
     Returns:
         The steps of the checkpoints. They are in weights.npz and in train.log too.
@@ -36,41 +36,41 @@ def average(run: RunFolder, last: int) -> list[int]:
     Source:
         Vaswani et al., "Attention is all you need" (2017), section 6.1.
     """
-    with values_from_people():
+    with convert_value_errors():
         last = check_integer("last", last, least=1)
     if not run.weights.exists():
         raise TaskError(
             f"{run.path} is not finished: finish it with heed train --resume {run.path}"
         )
     with run.lock():
-        paths = checkpoint.steps(run.checkpoints)
+        paths = checkpoint.list_steps(run.checkpoints)
         if len(paths) < last:
             raise TaskError(
                 f"{run.path} has {len(paths)} checkpoints, and `last` asks for {last}: "
                 "a run keeps as many as it was started with (--keep)"
             )
-        steps, mean = _mean([checkpoint.load(path) for path in paths[-last:]], run)
+        steps, mean = _average_checkpoints([checkpoint.load(path) for path in paths[-last:]], run)
         write_trained(run, mean, {"step": steps[-1], "averaged": steps})
         with (run.path / "train.log").open("a", encoding="utf-8") as log:
-            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {said(steps)}\n")
+            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {describe_average(steps)}\n")
     return steps
 
 
-def said(steps: Sequence[int]) -> str:
-    """The line that says what the weights are.
+def describe_average(steps: Sequence[int]) -> str:
+    """The line that describes averaged weights.
 
     Example:
-        >>> said([10, 20])
+        >>> describe_average([10, 20])
         'the weights are the mean of the checkpoints of the steps 10, 20'
     """
     return f"the weights are the mean of the checkpoints of the steps {', '.join(f'{n:,}' for n in steps)}"
 
 
-def _mean(
-    found: Sequence[tuple[checkpoint.Arrays, dict[str, Any]]], run: RunFolder
+def _average_checkpoints(
+    checkpoints: Sequence[tuple[checkpoint.Arrays, dict[str, Any]]], run: RunFolder
 ) -> tuple[list[int], list[NDArray[Any]]]:
-    """The steps, and the mean of the weights, summed up in float64."""
-    weights = [checkpoint.weights_of(arrays) for arrays, _ in found]
+    """The steps of checkpoints, and the mean of their weights, summed in float64."""
+    weights = [checkpoint.select_weights(arrays) for arrays, _ in checkpoints]
     shapes = [[one.shape for one in each] for each in weights]
     if any(other != shapes[0] for other in shapes):
         raise TaskError(f"{run.path} is damaged: its checkpoints are not of one model")
@@ -78,4 +78,4 @@ def _mean(
         np.mean(np.stack(ones), axis=0, dtype=np.float64).astype(ones[0].dtype)
         for ones in zip(*weights, strict=True)
     ]
-    return [meta["step"] for _, meta in found], mean
+    return [meta["step"] for _, meta in checkpoints], mean

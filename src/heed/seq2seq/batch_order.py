@@ -1,4 +1,4 @@
-"""Which pairs make up the batch of a step: shuffled, of like length together, and the same whenever it is asked for."""
+"""Which pairs are in the batch of a step: shuffled, of similar length, and reproducible."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from heed.seq2seq._hashing import permutation, permuted
+from heed.seq2seq._hashing import permutation, permute
 
 _POOL = 50  # batches whose pairs are sorted by length together
 _ORDER_KEY, _BATCH_KEY = 0x74657874, 0x62617463
 
 
 class BatchOrder:
-    """The batches of a training, each a function of the seed and its step alone, so that a stop changes nothing.
+    """The batches of a training, each a function of the seed and its step alone, so that stops change nothing.
 
-    Each epoch has an order of its own and is cut into pools of 50 batches; each pool is sorted by length and cut into
-    batches, so that little is padded, and these come in a new order. Nothing of an epoch is held but the pool that is
-    at hand, however many pairs there are.
+    Each epoch is shuffled and cut into pools of 50 batches. Each pool is sorted by length and cut into batches, so that
+    there is little padding, and these are shuffled. Only the current pool is in memory, however many pairs there are.
 
     Args:
-        lengths: (P, 2) int, tokens of the source and the target of each pair.
+        lengths: (P, 2) int, source and target tokens of each pair.
         seed: int.
         size: pairs in a batch; the last one of an epoch is filled from its beginning.
-        tokens: the most tokens of a batch on either side, padding included; then `size` only says how large the
-            pools are, and a pair that is longer is a batch by itself. 0: batches of `size` pairs.
-        counts: how many of the pairs, one after the other, are from each corpus; None: all from one.
-        weights: how often each pair of a corpus comes in an epoch, above 0; a share of them for less than 1, other
-            ones in each epoch. None: once.
+        tokens: the most tokens of a batch on either side, padding included; then `size` only sets the size of pools,
+            and a longer pair is a batch of its own. 0: batches of `size` pairs.
+        counts: numbers of pairs in each corpus, in order; None: all are from one.
+        weights: how often each pair of a corpus comes in an epoch, above 0; below 1 a share of them comes, others in
+            each epoch. None: once.
 
     Example:
         >>> order = BatchOrder(np.array([[3, 3], [1, 1], [2, 2], [5, 5]]), seed=0, size=2)
@@ -51,18 +50,16 @@ class BatchOrder:
         self._seed, self._size, self._tokens = seed, size, tokens
         self._counts = np.array(counts or [len(self._lengths)])
         drawn = self._counts * np.array(weights or [1.0] * len(self._counts))
-        # Of each corpus, in an epoch; none of one that has none.
+        # Pairs of each corpus in an epoch.
         self._drawn = np.clip(np.rint(drawn), np.minimum(1, self._counts), None).astype(np.int64)
         self._epoch = int(self._drawn.sum())
         self._width = _POOL * size  # pairs in a pool
         self._pools = -(-self._epoch // self._width)  # in an epoch
-        self._ends = [0]  # the step at which each pool begins, as far as is known
-        self._batches = functools.lru_cache(maxsize=2)(
-            self._cut
-        )  # of the pool at hand, and the next one
+        self._ends = [0]  # the first step of each pool so far
+        self._batches = functools.lru_cache(maxsize=2)(self._cut)  # this pool and the next
 
     def batch(self, step: int) -> NDArray[np.int64]:
-        """(B,) int64, the numbers of the pairs of a step, 0 or more."""
+        """(B,) int64, the pairs of a step, 0 or more."""
         while self._ends[-1] <= step:
             self._ends.append(self._ends[-1] + self._count(len(self._ends) - 1))
         pool = bisect.bisect_right(self._ends, step) - 1
@@ -71,7 +68,7 @@ class BatchOrder:
         return batches[order[step - self._ends[pool]]]
 
     def _places(self, pool: int) -> NDArray[np.int64]:
-        """The places of a pool in its epoch, as many as make up whole batches."""
+        """The places of a pool in its epoch, a multiple of the batch size."""
         start = pool % self._pools * self._width
         count = min(self._width, self._epoch - start)
         if not self._tokens:
@@ -79,7 +76,7 @@ class BatchOrder:
         return np.arange(start, start + count) % self._epoch
 
     def _count(self, pool: int) -> int:
-        """How many batches a pool has; with a bound on tokens that shows when it is cut."""
+        """The number of batches in a pool; with a bound on tokens it must be cut first."""
         return len(self._batches(pool)) if self._tokens else len(self._places(pool)) // self._size
 
     def _cut(self, pool: int) -> list[NDArray[np.int64]]:
@@ -98,11 +95,11 @@ class BatchOrder:
         return np.split(pairs[order], starts[1:])
 
     def _pairs(self, places: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        """Which pairs stand at places of an epoch."""
-        drawn = permuted(places, self._epoch, _ORDER_KEY, self._seed, epoch)
+        """The pairs at places of an epoch."""
+        drawn = permute(places, self._epoch, _ORDER_KEY, self._seed, epoch)
         ends = np.cumsum(self._drawn)
         corpus = np.searchsorted(ends, drawn, side="right")
-        # An epoch goes on where the one before it has ended, so that each pair has its turn.
+        # An epoch continues where the last one ended, so that each pair has its turn.
         turn = drawn - (ends - self._drawn)[corpus] + epoch * self._drawn[corpus]
         first = np.cumsum(self._counts) - self._counts
         return first[corpus] + turn % self._counts[corpus]

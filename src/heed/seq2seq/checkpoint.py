@@ -17,7 +17,7 @@ from heed.seq2seq.errors import TaskError
 
 _META = "meta.json"
 _STOPPED = "stopped.npz"
-_ROOM = 2**14  # bytes for the names and headers of the arrays of a weight, and for plain values
+_OVERHEAD = 2**14  # bytes for the names and headers of the arrays of a weight, and for plain values
 Arrays = dict[str, list[NDArray[Any]]]
 
 
@@ -26,8 +26,8 @@ def save(path: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[str, Any
 
     Args:
         path: the file; it is replaced at once when all of it is on disk.
-        arrays: lists by name of arrays or variables of any shape and number type. In the file each is
-            named by its place, "weight/0000": names of layers depend on what else was built.
+        arrays: lists by name of arrays or variables of any shape and number type. In the file each is named by its
+            place, "weight/0000": names of layers depend on what else was built.
         meta: values for JSON. Floats come back bit for bit.
 
     Raises:
@@ -37,49 +37,50 @@ def save(path: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[str, Any
 
 
 def write(file: IO[bytes], arrays: Mapping[str, Sequence[Any]], meta: Mapping[str, Any]) -> None:
-    """Writes the same to an open file, see :func:`save`."""
+    """Writes a checkpoint to an open file, see :func:`save`."""
     everything: dict[str, Any] = {_META: np.frombuffer(json.dumps(dict(meta)).encode(), np.uint8)}
     for name, values in arrays.items():
         everything |= {f"{name}/{i:04d}": np.asarray(value) for i, value in enumerate(values)}
     np.savez(file, **everything)
 
 
-def most_bytes(weights: Sequence[Any]) -> int:
-    """How long the file of a model can be.
+def max_bytes(weights: Sequence[Any]) -> int:
+    """The largest file that a checkpoint of a model can have.
 
-    A checkpoint has five arrays for each weight: itself, Adam's two moments, its moving average and its best value.
+    It has five arrays for each weight: itself, Adam's two moments, its moving average and its best value.
 
     Args:
         weights: of the model.
     """
     sizes = [math.prod(weight.shape) * 4 for weight in weights]
-    return 5 * sum(sizes) + _ROOM * (1 + len(sizes))
+    return 5 * sum(sizes) + _OVERHEAD * (1 + len(sizes))
 
 
 def load(path: Path, most: float = math.inf) -> tuple[Arrays, dict[str, Any]]:
-    """The lists of arrays, empty ones left out, and the values of a file written by :func:`save`.
+    """Reads a file that :func:`save` wrote.
 
     Args:
         path: the file.
-        most: bytes that it may have, see :func:`most_bytes`.
+        most: the most bytes that it may have, see :func:`max_bytes`.
+
+    Returns:
+        The lists of arrays, empty ones left out, and the plain values.
 
     Raises:
-        TaskError: if the file is missing, damaged, or something else.
+        TaskError: if the file is missing, damaged, or not a checkpoint.
     """
     try:
         arrays = read_npz(path, most)
     except FileNotFoundError:
         raise TaskError(f"{path} is missing") from None
-    except OSError as error:
-        raise TaskError(f"{path} is damaged: {error.strerror or error}") from None
-    except ValueError as error:
-        raise TaskError(f"{path} is damaged: {error}") from None
+    except (OSError, ValueError) as error:
+        raise TaskError(f"{path} is damaged: {getattr(error, 'strerror', None) or error}") from None
     try:
         meta = json.loads(arrays.pop(_META).tobytes())
         if not isinstance(meta["step"], int) or meta["step"] < 0:
             raise ValueError(f"its step is {meta['step']!r}")
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise TaskError(f"{path} is damaged: it is not one of heed: {error}") from None
+        raise TaskError(f"{path} is damaged: heed did not write it: {error}") from None
     lists: Arrays = {}
     for name, array in arrays.items():
         lists.setdefault(name.partition("/")[0], []).append(array)
@@ -92,10 +93,10 @@ def save_step(
     """Writes the checkpoint of a step and removes those that are no longer needed.
 
     Args:
-        folder: the folder of the checkpoints; it is made if it is not there.
+        folder: the folder of the checkpoints; made if it is missing.
         arrays: as for :func:`save`.
-        meta: as for :func:`save`; its "step" says how many steps have been taken.
-        keep: how many checkpoints stay, 1 or more; with two there is one in case the newest is damaged.
+        meta: as for :func:`save`; "step" is the number of steps taken.
+        keep: checkpoints to keep, 1 or more; with two, one is left if the newest is damaged.
 
     Raises:
         OSError: if it cannot be written; the older checkpoints are as they were.
@@ -103,18 +104,18 @@ def save_step(
     folder.mkdir(exist_ok=True)
     path = folder / f"step-{meta['step']:08d}.npz"
     save(path, arrays, meta)
-    for old in steps(folder)[:-keep]:
+    for old in list_steps(folder)[:-keep]:
         old.unlink(missing_ok=True)
     (folder / _STOPPED).unlink(missing_ok=True)
-    for leftover in folder.glob(".*.tmp"):  # of a process that was killed while it wrote
+    for leftover in folder.glob(".*.tmp"):  # of a process killed while writing
         leftover.unlink(missing_ok=True)
     return path
 
 
 def save_stop(folder: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[str, Any]) -> None:
-    """Writes the checkpoint of a training that is stopped between two regular ones.
+    """Writes the checkpoint of a training that stops between two regular ones.
 
-    The next regular checkpoint removes it, so that the folder is then as if training had not been stopped.
+    The next regular checkpoint removes it, so that the folder is as if training had not stopped.
 
     Args:
         folder, arrays, meta: as for :func:`save_step`.
@@ -126,40 +127,40 @@ def save_stop(folder: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[s
     save(folder / _STOPPED, arrays, meta)
 
 
-def weights_of(arrays: Arrays) -> list[NDArray[Any]]:
-    """The weights to translate with: the moving average of those that are trained, where there is one."""
+def select_weights(arrays: Arrays) -> list[NDArray[Any]]:
+    """The weights to translate with: the moving average if there is one, else the trained weights."""
     return arrays.get("average") or arrays.get("weight", [])
 
 
-def steps(folder: Path) -> list[Path]:
-    """The regular checkpoints in a folder, the oldest first."""
+def list_steps(folder: Path) -> list[Path]:
+    """Lists the regular checkpoints in a folder, the oldest first."""
     return sorted(folder.glob("step-*.npz"))
 
 
 def load_latest(
-    folder: Path, say: Callable[[str], object], most: float = math.inf
+    folder: Path, warn: Callable[[str], object], most: float = math.inf
 ) -> tuple[Arrays, dict[str, Any]] | None:
-    """The newest checkpoint that can be read, or None if there is none.
+    """Loads the newest readable checkpoint, or returns None if there is none.
 
     Args:
         folder: the folder of the checkpoints.
-        say: is called with a line for each newer one that is damaged.
-        most: bytes that one may have, see :func:`most_bytes`.
+        warn: called with a line for each newer one that is damaged.
+        most: the most bytes that one may have, see :func:`max_bytes`.
 
     Raises:
         TaskError: if there are some and none can be read.
     """
     problems: list[TaskError] = []
     stopped = folder / _STOPPED
-    for path in ([stopped] if stopped.exists() else []) + steps(folder)[::-1]:
+    for path in ([stopped] if stopped.exists() else []) + list_steps(folder)[::-1]:
         try:
-            found = load(path, most)
+            contents = load(path, most)
         except TaskError as error:
             problems.append(error)
             continue
         for problem in problems:
-            say(f"{problem}; {path.name} takes its place")
-        return found
+            warn(f"{problem}; {path.name} takes its place")
+        return contents
     if problems:
         raise problems[0]
     return None

@@ -1,4 +1,4 @@
-"""Which of two runs translates better, and whether that may be chance."""
+"""Compares two runs, with significance."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Comparison:
 
     Args:
         metric: its name.
-        scores: of the first run and of the second one, in percent.
-        p_value: how likely a difference as large would be if the runs were equally good, in (0, 1].
+        scores: of the first and the second run, in percent.
+        p_value: probability of a difference this large if the runs were equally good, in (0, 1].
     """
 
     metric: str
@@ -42,7 +42,7 @@ def compare(first: Evaluation, second: Evaluation) -> list[Comparison]:
         BLEU and chrF.
 
     Raises:
-        TaskError: if they are of other pairs, or without the sacrebleu library.
+        TaskError: if the pairs differ, or without the sacrebleu library.
 
     Source:
         Koehn, "Statistical significance tests for machine translation evaluation" (2004), as sacrebleu computes it:
@@ -61,14 +61,14 @@ def compare(first: Evaluation, second: Evaluation) -> list[Comparison]:
         "BLEU": sacrebleu.BLEU(references=references),
         "chrF": sacrebleu.CHRF(references=references),
     }
-    said: list[tuple[str, Sequence[str]]] = [
-        (name, [answer.said for answer in one.answers])
+    translations: list[tuple[str, Sequence[str]]] = [
+        (name, [answer.translation for answer in one.answers])
         for name, one in (("first", first), ("second", second))
     ]
-    test = PairedTest(said, metrics, references=None, test_type="bs", n_samples=_SAMPLES)
-    found: dict[str, Any] = test()[1]
-    rows = [name for name in found if name != "System"]
+    test = PairedTest(translations, metrics, references=None, test_type="bs", n_samples=_SAMPLES)
+    results: dict[str, Any] = test()[1]
+    rows = [name for name in results if name != "System"]
     return [
         Comparison(metric, (one.score, other.score), other.p_value)
-        for metric, (one, other) in zip(metrics, (found[row] for row in rows), strict=True)
+        for metric, (one, other) in zip(metrics, (results[row] for row in rows), strict=True)
     ]

@@ -1,4 +1,4 @@
-"""A training written down: a YAML file of what the command line takes, every key and value of it checked."""
+"""A training in a YAML file: the options of the command line, every key and value checked."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.settings import MODEL, TRAINING, nearest
 from heed.seq2seq.tasks import TASKS
 
-_KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
-_LONGEST = 80  # characters of a value that a message repeats
-# YAML 1.1 takes 1e-3 for text, because it has no point.
+_TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+_LONGEST = 80  # characters of a value in a message
+# YAML 1.1 reads 1e-3 as text, because it has no point.
 _FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$")
 
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """What a file says of a training.
+    """The contents of a config file.
 
     Args:
         path: the file.
-        data: what it holds, as it is.
-        values: what it sets, by the names of the options, whichever section they are in.
+        data: its bytes.
+        values: option values by name, from all sections.
     """
 
     path: Path
@@ -36,8 +36,8 @@ class ConfigFile:
     values: Mapping[str, Any]
 
     @contextlib.contextmanager
-    def blamed(self) -> Iterator[None]:
-        """A TaskError of the block that names a key of the file names the file too."""
+    def name_file_in_errors(self) -> Iterator[None]:
+        """Adds the file's name to a TaskError of the block that names one of its keys."""
         try:
             yield
         except TaskError as error:
@@ -51,15 +51,15 @@ def read_config(path: Path) -> ConfigFile:
 
     Its keys are `task`, `run`, `preset`, `architecture`, `init_from`, and the sections
 
-    - `data`: the options of the task, such as `source` and `target`; and `corpora`, a list of texts to train on, each
-      with its `source`, `target`, `alignment`, `weight` and `target_language`, and `valid` and `test`, lists of texts
-      to hold out;
+    - `data`: the options of the task, such as `source` and `target`; `corpora`, a list of texts to train on, each with
+      its `source`, `target`, `alignment`, `weight` and `target_language`; `valid` and `test`, lists of texts to hold
+      out;
     - `model`: fields of the model's config, such as `width`;
     - `training`: fields of `TrainingOptions`, such as `steps`.
 
     Raises:
-        TaskError: if it cannot be read or is no YAML, for an unknown key, with the nearest one that is known, and for a
-            value of a wrong type or range; without the pydantic or yaml library.
+        TaskError: if it cannot be read or is not YAML; for an unknown key, with the most similar known one; for a value
+            of a wrong type or range; without pydantic or yaml.
 
     Example:
         >>> import tempfile
@@ -72,89 +72,89 @@ def read_config(path: Path) -> ConfigFile:
         data = path.read_bytes()
     except OSError as error:
         raise TaskError(f"cannot read {path}: {error.strerror or error}") from None
-    found = _checked(_parsed(data, path), path)
-    sections = {name: found.pop(name, {}) for name in _sections()}
+    values = _validate(_parse(data, path), path)
+    sections = {name: values.pop(name, {}) for name in _collect_types()}
     try:
         TrainingOptions(**sections["training"])
     except TaskError as error:
         raise TaskError(f"{path}: {error}") from None
     for part in sections.values():
-        found |= part
-    return ConfigFile(path, data, found)
+        values |= part
+    return ConfigFile(path, data, values)
 
 
-def _sections() -> dict[str, dict[str, Any]]:
-    """The kinds of the keys of each section. Those of a task's options that are no plain type are made from text."""
+def _collect_types() -> dict[str, dict[str, Any]]:
+    """The types of the keys in each section. Options of a task with other types are converted from text."""
     options = [option for task in TASKS.values() for option in task.options]
     return {
-        "data": {one.name: one.type if one.type in _KINDS else str for one in options},
+        "data": {one.name: one.type if one.type in _TYPE_NAMES else str for one in options},
         "model": {setting.name: setting.kind for setting in MODEL},
         "training": {setting.name: setting.kind for setting in TRAINING},
     }
 
 
-def _lists() -> dict[str, Mapping[str, Any]]:
-    """What each list of a task holds: the kinds of the keys."""
-    return {name: kinds for task in TASKS.values() for name, kinds in task.lists.items()}
+def _collect_list_types() -> dict[str, Mapping[str, Any]]:
+    """The types of the keys in entries of each list."""
+    return {name: types for task in TASKS.values() for name, types in task.lists.items()}
 
 
 _TOP = {"task": str, "run": str, "preset": str, "architecture": str, "init_from": str}
 
 
-def _checked(content: Any, path: Path) -> dict[str, Any]:
+def _validate(content: Any, path: Path) -> dict[str, Any]:
     """The content as plain values of the right types, without keys that have no value."""
-    pydantic = _library("pydantic")
+    pydantic = _import_library("pydantic")
     strict = pydantic.ConfigDict(extra="forbid", strict=True)
 
-    def made(name: str, kinds: Mapping[str, Any]) -> Any:
-        fields: dict[str, Any] = {key: (kind | None, None) for key, kind in kinds.items()}
+    def make_model(name: str, types: Mapping[str, Any]) -> Any:
+        fields: dict[str, Any] = {key: (kind | None, None) for key, kind in types.items()}
         return pydantic.create_model(name, __config__=strict, **fields)
 
-    kinds = _sections()
-    for name, members in _lists().items():
-        kinds["data"][name] = list[made(name, members)]  # type: ignore[misc]
-    sections = {name: made(name, of_section) for name, of_section in kinds.items()}
+    types = _collect_types()
+    for name, members in _collect_list_types().items():
+        types["data"][name] = list[make_model(name, members)]  # type: ignore[misc]
+    sections = {name: make_model(name, fields) for name, fields in types.items()}
     try:
-        found = made("file", {**_TOP, **sections}).model_validate(
+        checked = make_model("file", {**_TOP, **sections}).model_validate(
             {} if content is None else content
         )
     except pydantic.ValidationError as error:
-        raise TaskError(f"{path}: {_problem(error.errors()[0])}") from None
-    values = found.model_dump(exclude_none=True)
-    types = {option.name: option.type for task in TASKS.values() for option in task.options}
+        raise TaskError(f"{path}: {_describe_problem(error.errors()[0])}") from None
+    values = checked.model_dump(exclude_none=True)
+    converters = {option.name: option.type for task in TASKS.values() for option in task.options}
     for name, value in values.get("data", {}).items():
-        values["data"][name] = types[name](value) if name in types else value
+        values["data"][name] = converters[name](value) if name in converters else value
     return values
 
 
-def _problem(error: Mapping[str, Any]) -> str:
-    """What is wrong with the first key that is wrong."""
+def _describe_problem(error: Mapping[str, Any]) -> str:
+    """Describes the first wrong key."""
     *parents, key = error["loc"] or ("",)
-    kinds = _sections()
-    kinds["data"] |= dict.fromkeys(_lists(), list)
+    types = _collect_types()
+    types["data"] |= dict.fromkeys(_collect_list_types(), list)
     name = ".".join(map(str, error["loc"]))
-    known: Mapping[str, Any] = kinds[parents[0]] if parents else {**_TOP, **kinds}
+    known: Mapping[str, Any] = types[parents[0]] if parents else {**_TOP, **types}
     if len(parents) > 2:  # section, list and number
-        known = _lists()[parents[1]]
+        known = _collect_list_types()[parents[1]]
     if error["type"] == "extra_forbidden":
-        for section, others in kinds.items():
+        for section, others in types.items():
             if key in others and section not in parents:
                 return f"`{name}` is unknown: it belongs under `{section}`"
         return f"`{name}` is unknown{nearest(str(key), known)}"
     kind: Any = known.get(key)
-    wanted = "a list" if kind is list else "keys with values"
-    wanted = _KINDS.get(kind, wanted) if isinstance(kind, type) else wanted
+    expected = "a list" if kind is list else "keys with values"
+    expected = _TYPE_NAMES.get(kind, expected) if isinstance(kind, type) else expected
     received = repr(error["input"])
     received = received if len(received) <= _LONGEST else f"{received[:_LONGEST]} ..."
-    what = f"`{name}`" if name else "it"
-    return f"{what} must be {wanted}. Received: {received}"
+    subject = f"`{name}`" if name else "it"
+    return f"{subject} must be {expected}. Received: {received}"
 
 
-def _parsed(data: bytes, path: Path) -> Any:
-    yaml = _library("yaml")
+def _parse(data: bytes, path: Path) -> Any:
+    yaml = _import_library("yaml")
 
     class Loader(yaml.SafeLoader):  # type: ignore[name-defined]
-        """Refuses a key that is there twice, and one that is no text."""
+        """Rejects duplicate keys, and keys that are not text."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen: set[str] = set()
@@ -164,7 +164,7 @@ def _parsed(data: bytes, path: Path) -> Any:
                 if not isinstance(key, str):
                     raise TaskError(f"{path}, {where}: a key must be text. Received: {key!r}")
                 if key in seen:
-                    raise TaskError(f"{path}, {where}: `{key}` is there twice")
+                    raise TaskError(f"{path}, {where}: duplicate key `{key}`")
                 seen.add(key)
             return super().construct_mapping(node, deep)
 
@@ -176,15 +176,15 @@ def _parsed(data: bytes, path: Path) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
-        what = getattr(error, "problem", None) or getattr(error, "reason", None) or error
-        raise TaskError(f"{path}{where} is not YAML: {what}") from None
+        subject = getattr(error, "problem", None) or getattr(error, "reason", None) or error
+        raise TaskError(f"{path}{where} is not YAML: {subject}") from None
     except (RecursionError, ValueError) as error:
         if isinstance(error, TaskError):
             raise
         raise TaskError(f"{path} is not YAML: {error}") from None
 
 
-def _library(name: str) -> Any:
+def _import_library(name: str) -> Any:
     try:
         return __import__(name)
     except ImportError:

@@ -1,4 +1,4 @@
-"""Files of parallel text: two with a sentence a line, or one that holds both sides; plain or gzip."""
+"""Files of parallel text: two with a sentence a line, or one with both sides; plain or gzip."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOT_UTF8 = "not UTF-8 text"
 
 
 class Entry(NamedTuple):
-    """Line `number`, from 1 on, of a corpus: both sides without outer spaces, or why there are none."""
+    """Line `number`, from 1 on, of a corpus: both sides without outer spaces, or the line's problem."""
 
     number: int
     source: str
@@ -33,14 +33,13 @@ class Corpus:
     """Parallel text on a disk.
 
     Args:
-        source: Path of sentences, one a line; or of both sides: `.tsv`, two columns with a tab between them, or
+        source: file of sentences, one a line; or of both sides: `.tsv`, two columns with a tab between them, or
             `.jsonl`, an object a line with the strings "source" and "target". Any of them may be compressed, `.gz`.
-        target: Path of the translations, line by line; None where `source` holds both sides.
-        alignment: Path of the links between the words of each pair, see `read_links`, line by line; None: there are
-            none.
+        target: file of the translations, line by line; None if `source` holds both sides.
+        alignment: file of word links, see `read_links`, line by line; or None.
 
     Raises:
-        TaskError: if a target is missing, or too many.
+        TaskError: if a target is missing, or superfluous.
 
     Example:
         >>> Corpus(Path("pairs.tsv.gz")).kind
@@ -62,7 +61,7 @@ class Corpus:
 
     @property
     def kind(self) -> str:
-        """The end of the name of `source` that tells what it is, without that of the compression."""
+        """The suffix of `source` without that of the compression."""
         name = self.source.name.lower()
         return Path(name.removesuffix(".gz")).suffix
 
@@ -73,29 +72,29 @@ class Corpus:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files, which have as many lines; that of the alignment is the last one."""
+        """All files, which have as many lines; the alignment is the last one."""
         return self.paths if self.alignment is None else (*self.paths, self.alignment)
 
     def __str__(self) -> str:
         return " and ".join(map(str, self.paths))
 
     def entries(self) -> Iterator[Entry]:
-        """Each line, good or bad, one after the other: nothing but the line is held in memory.
+        """Yields each line, good or bad, with only that line in memory.
 
         Raises:
             TaskError: if a file is missing, is a folder, or cannot be read.
         """
-        lines = itertools.zip_longest(*map(_lines, self.files), fillvalue=_NO_LINE)
-        for number, found in enumerate(lines, 1):
+        lines = itertools.zip_longest(*map(_read_lines, self.files), fillvalue=_NO_LINE)
+        for number, texts in enumerate(lines, 1):
             try:
-                source, target = self._checked(found)
+                source, target = self._parse(texts)
             except ValueError as error:
                 yield Entry(number, "", "", str(error))
             else:
                 yield Entry(number, source, target)
 
-    def _checked(self, lines: tuple[Any, ...]) -> Pair:
-        """Both sides of a line of each file; a ValueError says what is wrong with it."""
+    def _parse(self, lines: tuple[Any, ...]) -> Pair:
+        """Both sides of a line of each file; a ValueError describes a bad one."""
         if _NO_LINE in lines:
             all_ = "both" if len(lines) == 2 else "all"
             missing = self.files[lines.index(_NO_LINE)]
@@ -108,10 +107,10 @@ class Corpus:
         return source, target
 
     def check_links(self, sources: list[str], targets: list[str], lines: Sequence[str]) -> None:
-        """Nothing, if there is no alignment, or these are lines of it for these pairs.
+        """Checks lines of the alignment, if there is one, against their pairs.
 
         Raises:
-            ValueError: otherwise. What belongs to a pair with an empty side may be anything.
+            ValueError: if one is bad. Lines of pairs with an empty side are not checked.
         """
         if self.alignment is None:
             return
@@ -123,10 +122,10 @@ class Corpus:
                     raise ValueError(f"{self.alignment}: {error}") from None
 
     def pairs(self) -> Iterator[Pair]:
-        """The pairs; a side may be empty.
+        """Yields the pairs; a side may be empty.
 
         Raises:
-            TaskError: at the first line that is none, or as for `entries`.
+            TaskError: at the first bad line, or as for `entries`.
         """
         for entry in self.entries():
             if entry.problem is not None:
@@ -135,13 +134,13 @@ class Corpus:
             yield entry.source, entry.target
 
     def sides(self, *lines: list[str]) -> tuple[list[str], list[str]]:
-        """The sources and the targets in lines of the files, without outer spaces; a side may be empty.
+        """Splits lines of the files into sources and targets, without outer spaces; a side may be empty.
 
         Args:
-            *lines: as many of each file.
+            *lines: lines of each file, as many of each.
 
         Raises:
-            ValueError: if one is no pair.
+            ValueError: if one is not a pair.
         """
         if self.target is not None:
             sources, targets = lines
@@ -155,37 +154,39 @@ class Corpus:
 _NO_LINE = object()
 
 
-def _columns(line: str) -> tuple[str, str]:
+def _split_tsv(line: str) -> tuple[str, str]:
     columns = line.split("\t")
     if len(columns) != 2:
-        raise ValueError(f"two columns with a tab between them are wanted, not {len(columns)}")
+        raise ValueError(f"two columns with a tab between them are expected, not {len(columns)}")
     return columns[0], columns[1]
 
 
-def _members(line: str) -> tuple[str, str]:
+def _split_json(line: str) -> tuple[str, str]:
     try:
-        found = json.loads(line)
-    except ValueError as error:  # RecursionError too: nobody nests a sentence so deep
+        content = json.loads(line)
+    except ValueError as error:  # RecursionError too
         raise ValueError(f"not JSON: {error}") from None
-    sides = [found.get(name) if isinstance(found, dict) else None for name in ("source", "target")]
+    sides = [
+        content.get(name) if isinstance(content, dict) else None for name in ("source", "target")
+    ]
     if not all(isinstance(side, str) for side in sides):
-        raise ValueError('an object with the strings "source" and "target" is wanted')
+        raise ValueError('an object with the strings "source" and "target" is expected')
     if any("\ud800" <= letter <= "\udfff" for side in sides for letter in str(side)):
-        raise ValueError(NOT_UTF8)  # half of a pair of escapes
+        raise ValueError(NOT_UTF8)  # half of a surrogate pair
     return str(sides[0]), str(sides[1])
 
 
-# How a line holds both sides, by the end of the file's name.
-_SPLIT: dict[str, Callable[[str], Pair]] = {".tsv": _columns, ".jsonl": _members}
+# Parsers of lines with both sides, by suffix.
+_SPLIT: dict[str, Callable[[str], Pair]] = {".tsv": _split_tsv, ".jsonl": _split_json}
 
 
-def _lines(path: Path) -> Iterator[str | None]:
+def _read_lines(path: Path) -> Iterator[str | None]:
     """The lines of a file, None for one that is not UTF-8.
 
-    Only the line feed ends a line: Python's own idea of one would also split at form feeds and U+2028.
+    Only line feeds end lines; Python's `splitlines` would also split at form feeds and U+2028.
     """
     try:
-        with opened(path) as file:
+        with open_text(path) as file:
             for number, line in enumerate(file):
                 try:
                     yield line.decode("utf-8-sig" if number == 0 else "utf-8").rstrip("\r\n")
@@ -197,8 +198,8 @@ def _lines(path: Path) -> Iterator[str | None]:
         ) from None
 
 
-def opened(path: Path) -> IO[bytes]:
-    """The bytes of a file; those that were compressed, if its name ends with .gz."""
+def open_text(path: Path) -> IO[bytes]:
+    """Opens a file's bytes, decompressed if its name ends with .gz."""
     if path.name.lower().endswith(".gz"):
         return cast(IO[bytes], gzip.open(path))
     return path.open("rb")

@@ -1,4 +1,4 @@
-"""What is wrong with parallel text, before time goes into training on it."""
+"""Finds problems of parallel text before training on it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 
 from heed.seq2seq.corpus import Corpus
 
-_SHOWN = 5  # line numbers of a finding
+_MAX_NUMBERS = 5  # line numbers of a finding
 _LONGEST = 500  # letters: about 128 subwords
-_UNLIKE = 3.0  # times as long as the other side, of sides that are more than a few words
+_UNLIKE = 3.0  # ratio of lengths, of sides of more than a few words
 _FEW_WORDS = 30  # letters
 
 
 @dataclass
 class Finding:
-    """Lines of one fault.
+    """Lines with one problem.
 
     Args:
-        text: What is wrong.
-        stops: Whether training stops at such a line.
-        count: How many there are.
-        numbers: The first of them.
+        text: the problem.
+        stops: whether training stops at such a line.
+        count: the number of lines.
+        numbers: the first of them.
     """
 
     text: str
@@ -38,12 +38,12 @@ class Finding:
 
 @dataclass
 class CorpusReport:
-    """What was found in a corpus.
+    """The problems found in a corpus.
 
     Args:
-        lines: How many lines were read.
-        pairs: How many different pairs with two sides there are: what training has.
-        findings: What is wrong, as it came up.
+        lines: lines read.
+        pairs: different pairs with two sides, as training counts them.
+        findings: the problems, in the order found.
     """
 
     lines: int
@@ -56,55 +56,55 @@ class CorpusReport:
         return any(finding.stops for finding in self.findings)
 
     def report(self) -> Iterator[str]:
-        """The findings in lines, for people."""
-        yield f"{self.lines:,} lines, different pairs among them: {self.pairs:,}"
+        """The findings as lines of text."""
+        yield f"{self.lines:,} lines, {self.pairs:,} different pairs"
         yield from map(str, self.findings)
         if not self.findings:
-            yield "nothing is wrong with them"
+            yield "no problems"
 
 
 def check_corpus(corpus: Corpus) -> CorpusReport:
-    """Reads a corpus once, from its first line to its last, and counts what is wrong.
+    """Reads a corpus once and counts its problems.
 
-    It finds lines that are not UTF-8, that have no counterpart or are no pair, with an empty side, with more than 500
-    letters, with a control character, with the same text on both sides or one side three times as long as the other,
-    and pairs and sources that come more than once (8 bytes are kept of each, so memory grows slowly).
+    Problems are lines that are not UTF-8, lack a counterpart or are not a pair, have an empty side, more than 500
+    letters, a control character, the same text on both sides or one side three times as long as the other, and repeated
+    pairs and sources (8 bytes are kept of each, so memory grows slowly).
 
     Raises:
         TaskError: if a file cannot be read.
     """
-    found: dict[str, Finding] = {}
+    findings: dict[str, Finding] = {}
     lines = 0
     pairs: set[bytes] = set()
     sources: set[bytes] = set()
 
-    def note(number: int, text: str, stops: bool = False) -> None:
-        finding = found.setdefault(text, Finding(text, stops))
+    def add(number: int, text: str, stops: bool = False) -> None:
+        finding = findings.setdefault(text, Finding(text, stops))
         finding.count += 1
-        if len(finding.numbers) < _SHOWN:
+        if len(finding.numbers) < _MAX_NUMBERS:
             finding.numbers.append(number)
 
     for number, source, target, problem in corpus.entries():
         lines = number
         if problem is not None:
-            note(number, problem.partition(". Received:")[0], stops=True)
+            add(number, problem.partition(". Received:")[0], stops=True)
             continue
         if not (source and target):
-            note(number, "with an empty side, left out of training")
+            add(number, "with an empty side, left out of training")
             continue
-        for fault in _faults(source, target):
-            note(number, fault)
-        pair, seen = _digest(source, target), _digest(source)
-        if pair in pairs:
-            note(number, "that were there before, both sides")
-        elif seen in sources:
-            note(number, "whose source was there before, with another translation")
-        pairs.add(pair)
-        sources.add(seen)
-    return CorpusReport(lines, len(pairs), list(found.values()))
+        for fault in _find_faults(source, target):
+            add(number, fault)
+        pair_hash, source_hash = _hash(source, target), _hash(source)
+        if pair_hash in pairs:
+            add(number, "repeated on both sides")
+        elif source_hash in sources:
+            add(number, "with a repeated source and another translation")
+        pairs.add(pair_hash)
+        sources.add(source_hash)
+    return CorpusReport(lines, len(pairs), list(findings.values()))
 
 
-def _faults(source: str, target: str) -> Iterator[str]:
+def _find_faults(source: str, target: str) -> Iterator[str]:
     if max(len(source), len(target)) > _LONGEST:
         yield f"with more than {_LONGEST} letters, too long for most models"
     if not (_is_printable(source) and _is_printable(target)):
@@ -120,5 +120,5 @@ def _is_printable(text: str) -> bool:
     return all(letter.isprintable() or letter.isspace() for letter in text)
 
 
-def _digest(*sides: str) -> bytes:
+def _hash(*sides: str) -> bytes:
     return hashlib.blake2b("\n".join(sides).encode(), digest_size=8).digest()

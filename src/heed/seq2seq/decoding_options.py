@@ -1,4 +1,4 @@
-"""What decides how a trained model translates, checked when it is made."""
+"""Decoding options, checked when they are made."""
 
 from __future__ import annotations
 
@@ -7,33 +7,32 @@ from dataclasses import dataclass
 from typing import Any
 
 from heed._numbers import check_integer, check_real
-from heed.seq2seq.errors import values_from_people
+from heed.seq2seq.errors import convert_value_errors
+from heed.seq2seq.options import check_one_of
 
 WEIGHTS = ("float32", "bfloat16", "int8")
-# What only drawing uses.
-_OF_DRAWING = ("top_k", "top_p", "seed")
+_OF_SAMPLING = ("top_k", "top_p", "seed")
 
 
 @dataclass(frozen=True)
 class DecodingOptions:
-    """How translations are chosen, see `heed.models.generate`.
+    """How translations are decoded, see `heed.models.generate`.
 
     Args:
-        beam_size: how many hypotheses a beam search keeps, 1 or more; 1 takes the likeliest token in each step.
-        length_penalty: of a beam search: the exponent of the penalty, 0 or more. Higher favours longer translations.
-        coverage_penalty: of a beam search: how much is added for having looked at all of the source, 0 or more.
-        temperature: draws tokens instead: above 0; below 1 sharpens, above 1 flattens. None does not draw.
-        top_k: draws among this many likeliest tokens only, 1 or more; None among all.
-        top_p: draws among the fewest likeliest tokens that hold this share, in (0, 1]; None among all.
-        seed: of what is drawn, an integer; None draws afresh.
+        beam_size: hypotheses of a beam search, 1 or more; 1 decodes greedily.
+        length_penalty: of a beam search: exponent of the length penalty, 0 or more. Higher favours longer translations.
+        coverage_penalty: of a beam search: weight of the reward for attending to all of the source, 0 or more.
+        temperature: samples tokens instead: above 0; below 1 sharpens, above 1 flattens. None does not sample.
+        top_k: samples among this many likeliest tokens, 1 or more; None among all.
+        top_p: samples among the fewest likeliest tokens that hold this share, in (0, 1]; None among all.
+        seed: of the samples, an integer; None draws new ones each time.
         max_length: the most tokens of a translation, its end included, 1 or more; None takes the task's.
-        weights: how the model's weights are kept while it translates: "float32", "bfloat16" or "int8".
-        n_best: how many translations of each sentence: of a beam search, at most `beam_size`, the best ones; or so many
-            that are drawn.
-        scores: whether their scores are wanted, as `heed.models.generate` has them.
+        weights: storage of the model's weights while it translates: "float32", "bfloat16" or "int8".
+        n_best: translations of each sentence: the best of a beam search, at most `beam_size`; or that many samples.
+        scores: whether to return scores, see `heed.models.generate`.
 
     Raises:
-        TaskError: if a value is out of its range, or two do not go together.
+        TaskError: if a value is out of its range, or two conflict.
 
     Example:
         >>> DecodingOptions(beam_size=4).method
@@ -57,7 +56,7 @@ class DecodingOptions:
     scores: bool = False
 
     def __post_init__(self) -> None:
-        with values_from_people():
+        with convert_value_errors():
             self._check("beam_size", check_integer, least=1)
             self._check("length_penalty", check_real, least=0)
             self._check("coverage_penalty", check_real, least=0)
@@ -69,34 +68,30 @@ class DecodingOptions:
             self._check("n_best", check_integer, least=1)
             if (self.top_p or 1) > 1:
                 raise ValueError(f"`top_p` must be in (0, 1]. Received: top_p={self.top_p}")
-            if self.weights not in WEIGHTS:
-                allowed = ", ".join(map(repr, WEIGHTS))
-                raise ValueError(
-                    f"`weights` must be one of {allowed}. Received: weights={self.weights!r}"
-                )
+            check_one_of("weights", self.weights, WEIGHTS)
             self._check_together()
 
     def _check_together(self) -> None:
         if self.temperature is not None and self.beam_size > 1:
             raise ValueError(
-                "`temperature` draws, `beam_size` searches: give one of them. "
+                "`temperature` samples, `beam_size` searches: give one of them. "
                 f"Received: temperature={self.temperature}, beam_size={self.beam_size}"
             )
         if self.coverage_penalty and self.beam_size == 1:
             raise ValueError(
-                "`coverage_penalty` is for a search: give a `beam_size` of 2 or more too. "
+                "`coverage_penalty` is for a beam search: give a `beam_size` of 2 or more too. "
                 f"Received: coverage_penalty={self.coverage_penalty}"
             )
         if self.temperature is None and self.n_best > self.beam_size:
             raise ValueError(
-                "`n_best` must be at most `beam_size`, unless a `temperature` draws. "
+                "`n_best` must be at most `beam_size`, unless a `temperature` samples. "
                 f"Received: n_best={self.n_best}, beam_size={self.beam_size}"
             )
-        for name in _OF_DRAWING:
+        for name in _OF_SAMPLING:
             value = getattr(self, name)
             if self.temperature is None and value is not None:
                 raise ValueError(
-                    f"`{name}` is for drawing: give a `temperature` too. Received: {name}={value}"
+                    f"`{name}` is for sampling: give a `temperature` too. Received: {name}={value}"
                 )
 
     def _check(self, name: str, check: Callable[..., Any], **bounds: Any) -> None:
@@ -110,11 +105,11 @@ class DecodingOptions:
         return "beam" if self.beam_size > 1 else "greedy"
 
     def arguments(self, batch: int, longest: int) -> dict[str, Any]:
-        """Those of `heed.models.generate` for a batch.
+        """The arguments of `heed.models.generate` for a batch.
 
         Args:
-            batch: how many batches were decoded before: each draws numbers of its own.
-            longest: the most tokens of a translation that the task has.
+            batch: batches decoded before: each samples with a seed of its own.
+            longest: the most tokens of a translation of the task.
         """
         chosen: dict[str, Any] = {"max_length": self.max_length or longest, "weights": self.weights}
         if self.n_best > 1:

@@ -1,4 +1,4 @@
-"""The demo: learn to write numbers in words, and show that it works on numbers never seen."""
+"""The demo: learns to write numbers in words, and shows it on unseen numbers."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from pathlib import Path
 from typing import Any
 
 from heed.seq2seq import number_words
-from heed.seq2seq.attention import attention_of
+from heed.seq2seq.attention import read_attention
 from heed.seq2seq.evaluation import Answer, Evaluation, evaluate, write_evaluation
 from heed.seq2seq.numbers_task import NumbersTask
 from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.start import start_run
+from heed.seq2seq.runs import start_run
 from heed.seq2seq.training import Trained, train
-from heed.seq2seq.translate import Translator
+from heed.seq2seq.translator import Translator
 
-_SHOWN = 10
+_EXAMPLES = 10
 
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo made.
+    """The results of the demo.
 
     Args:
         run: its run folder.
         trained: how training ended.
         evaluation: the answers to the held-out numbers.
-        picture: where the picture of the cross-attention is.
-        page: where the page of every attention is.
+        picture: the picture of the cross-attention.
+        page: the page of all attention.
     """
 
     run: RunFolder
@@ -42,16 +42,16 @@ def run_demo(
     path: Path | str,
     languages: str | Sequence[str] = ("en",),
     *,
-    say: Callable[[str], object] = print,
+    print_line: Callable[[str], object] = print,
     progress: bool = True,
     **options: Any,
 ) -> Demo:
-    """Trains on numbers, evaluates on 2,000 held-out ones and all below 1,000, and draws where it looked.
+    """Trains on numbers, evaluates on 2,000 held-out ones and all below 1,000, and draws the attention.
 
     Args:
         path: the run folder to make.
         languages: some of "en", "de", "fr", "es".
-        say: is called with each line of the report.
+        print_line: called with each line of the report.
         progress: whether to show progress on stderr.
         **options: as for :func:`heed.seq2seq.start_run`.
 
@@ -61,42 +61,42 @@ def run_demo(
     RunFolder.check_free(Path(path))
     task = NumbersTask(languages)
     run = start_run(path, task, **options)
-    say(
+    print_line(
         f"heed learns to write the numbers 0 to {number_words.LARGEST:,} in words "
         f"({', '.join(task.languages)}); one in twenty of those from 100 on is held out"
     )
     trained = train(run, progress=progress)
-    say(f"trained {trained.steps:,} steps in {trained.seconds:.1f} s")
+    print_line(f"trained {trained.steps:,} steps in {trained.seconds:.1f} s")
     translator = Translator(run)
     evaluation = evaluate(translator)
     write_evaluation(translator, evaluation)
     for line in evaluation.report():
-        say(line)
-    shown = _examples(evaluation)
-    say("")
-    say(f"{len(shown)} of the numbers that it never saw:")
-    for answer in shown:
+        print_line(line)
+    examples = _choose_examples(evaluation)
+    print_line("")
+    print_line(f"{len(examples)} of the numbers that it never saw:")
+    for answer in examples:
         mark = "" if answer.right else f"   WRONG, it is: {answer.reference}"
         language = f"  {answer.group}" if len(task.languages) > 1 else ""
-        say(f"  {answer.source:>7}{language}  {answer.said}{mark}")
-    found = attention_of(translator, shown[-1].source, shown[-1].group)
-    picture = found.draw(run.path / "attention.png")
-    page = found.write_page(run.path / "attention.html")
-    say("")
-    say(f"where it looked:  {picture}")
-    say(f"every head:       {page}")
-    say(f"the run:          {run.path}")
-    say(f'try:              heed translate {run.path} "1 2 3 4"')
+        print_line(f"  {answer.source:>7}{language}  {answer.translation}{mark}")
+    attention = read_attention(translator, examples[-1].source, examples[-1].group)
+    picture = attention.draw(run.path / "attention.png")
+    page = attention.write_page(run.path / "attention.html")
+    print_line("")
+    print_line(f"where it looked:  {picture}")
+    print_line(f"every head:       {page}")
+    print_line(f"the run:          {run.path}")
+    print_line(f'try:              heed translate {run.path} "1 2 3 4"')
     return Demo(run, trained, evaluation, picture, page)
 
 
-def _examples(evaluation: Evaluation) -> list[Answer]:
-    """Ten answers spread over languages and lengths, the last with all its digits different."""
+def _choose_examples(evaluation: Evaluation) -> list[Answer]:
+    """Ten answers spread over languages and lengths; the digits of the last all differ."""
     answers = list(evaluation.answers)
-    step = max(1, len(answers) // _SHOWN)
-    chosen = answers[::step][:_SHOWN]
+    step = max(1, len(answers) // _EXAMPLES)
+    chosen = answers[::step][:_EXAMPLES]
     for answer in answers:
         digits = answer.source.replace(",", "")
         if len(set(digits)) == 6 and "0" not in digits and "1" not in digits:
-            return [*chosen[: _SHOWN - 1], answer]
+            return [*chosen[: _EXAMPLES - 1], answer]
     return chosen

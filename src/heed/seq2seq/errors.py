@@ -1,4 +1,4 @@
-"""The error that a person can put right."""
+"""The error that the user can fix."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 
 class TaskError(ValueError):
-    """Something in a command, a file or a run folder that the person can put right.
+    """A problem in a command, a file or a run folder that the user can fix.
 
-    The message is one complete line: what is wrong, with what was received, and where it helps what to
-    do about it. The command line prints it as it is, without a traceback.
+    The message is one complete line: what is wrong, what was received, and where it helps, what to do. The command line
+    prints it without a traceback.
 
     Example:
         >>> raise TaskError("`runs/x` is not a run folder")
@@ -21,11 +21,11 @@ class TaskError(ValueError):
 
 
 @contextlib.contextmanager
-def values_from_people() -> Iterator[None]:
-    """A ValueError of the block becomes a TaskError: the value came from a person.
+def convert_value_errors() -> Iterator[None]:
+    """Turns a ValueError of the block into a TaskError: the value came from the user.
 
     Example:
-        >>> with values_from_people():
+        >>> with convert_value_errors():
         ...     int("x")
         Traceback (most recent call last):
         ...

@@ -1,4 +1,4 @@
-"""How right a trained run is on pairs that it never saw, and on what else its task asks for."""
+"""Evaluates a trained run on pairs that it never saw, and on others that its task names."""
 
 from __future__ import annotations
 
@@ -11,54 +11,53 @@ from typing import Any
 from heed.seq2seq.corpus import Corpus
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.task import Item, Task
-from heed.seq2seq.translate import Translator
+from heed.seq2seq.translator import Translator
 
-_IN_JSON = ("source", "said", "reference", "group")  # of a wrong answer
+_JSON_FIELDS = ("source", "translation", "reference", "group")  # of a wrong answer
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model said, and what is right.
+    """A model's translation beside the reference.
 
     Args:
         source: the source text.
-        said: the model's translation.
+        translation: the model's translation.
         reference: the right one.
         group: the language, if the run has several.
         source_ids: the tokens of the source, as the model read them.
-        said_ids: those that it wrote, then padding.
+        translation_ids: the tokens it wrote, then padding.
     """
 
     source: str
-    said: str
+    translation: str
     reference: str
     group: str
     source_ids: Sequence[int] = field(default=(), repr=False)
-    said_ids: Sequence[int] = field(default=(), repr=False)
+    translation_ids: Sequence[int] = field(default=(), repr=False)
 
     @property
     def right(self) -> bool:
-        """Whether the two are the same to the letter."""
-        return self.said == self.reference
+        """Whether translation and reference are identical."""
+        return self.translation == self.reference
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The answers to all held-out evaluation pairs, and how long they took.
+    """The answers to all held-out evaluation pairs, and their scores.
 
     Args:
         answers: in the order of the task's items.
         seconds: for decoding, compilation included.
-        bleu: BLEU in percent, or None where it is not computed.
+        bleu: BLEU in percent, or None if it is not computed.
         chrf: chrF in percent, or None.
-        perplexity: of the right answers, see `Translator.perplexity`, or None.
-        group_scores: BLEU and chrF of each group alone, by their names above, where there are several.
-        signatures: sacrebleu's of the two, by name: how they were computed, for others to do the same.
-        given: whether the pairs were given, not held out.
-        left_out: what is wrong with pairs that could not be judged, a line each.
-        extra: the same for the task's other evaluations, by name. They are not held out, and no
-            figure of this one counts them.
-        cut: how many sources were longer than any may be, and were judged by their beginning.
+        extra: the task's other evaluations, by name. They are not held out and do not count here.
+        cut: number of sources that were cut because they are too long.
+        signatures: sacrebleu's signatures of the two metrics, by name, to reproduce them.
+        given_pairs: whether the pairs were given, not held out.
+        left_out: the problems of pairs that could not be evaluated, a line each.
+        perplexity: of the references, see `Translator.perplexity`, or None.
+        group_scores: BLEU and chrF of each group, by their names above, if there are several.
 
     Example:
         >>> evaluation = Evaluation([Answer("1", "one", "one", "en")], seconds=0.1)
@@ -73,14 +72,14 @@ class Evaluation:
     extra: Mapping[str, Evaluation] = field(default_factory=dict)
     cut: int = 0
     signatures: Mapping[str, str] = field(default_factory=dict)
-    given: bool = False
+    given_pairs: bool = False
     left_out: Sequence[str] = ()
     perplexity: float | None = None
     group_scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def right(self) -> int:
-        """How many answers are right."""
+        """The number of right answers."""
         return sum(answer.right for answer in self.answers)
 
     @property
@@ -94,7 +93,7 @@ class Evaluation:
         return [answer for answer in self.answers if not answer.right]
 
     def groups(self) -> dict[str, Evaluation]:
-        """The same for each group alone."""
+        """An evaluation of each group."""
         names = dict.fromkeys(answer.group for answer in self.answers)
         return {
             name: Evaluation(
@@ -107,27 +106,25 @@ class Evaluation:
         }
 
     def report(self) -> list[str]:
-        """The figures in lines for people.
+        """The figures as lines of text.
 
         Example:
             >>> Evaluation([Answer("1", "one", "one", "en")], seconds=1.0).report()
             ['1 of 1 held-out answers are right to the letter: 100.00 % (decoded in 1.0 s)']
         """
-        kind = "answers" if self.given else "held-out answers"
+        kind = "answers" if self.given_pairs else "held-out answers"
         lines = [
             f"{self.right:,} of {len(self.answers):,} {kind} are right to the "
             f"letter: {100 * self.exact:.2f} % (decoded in {self.seconds:.1f} s)"
         ]
-        lines += self._by_group()
+        lines += self._report_groups()
         if self.cut:
-            lines.append(
-                f"{self.cut:,} of the sources are too long: they were judged by their beginning"
-            )
+            lines.append(f"{self.cut:,} of the sources are too long and were cut")
         if self.bleu is not None and self.chrf is not None:
             lines.append(f"BLEU {self.bleu:.1f}, chrF {self.chrf:.1f}")
             lines += [f"  {name}: {signature}" for name, signature in self.signatures.items()]
         if self.perplexity is not None:
-            lines.append(f"perplexity {self.perplexity:.2f} a token of the right answers")
+            lines.append(f"perplexity {self.perplexity:.2f} per token of the references")
         if self.left_out:
             lines.append(
                 f"{len(self.left_out):,} pairs were left out; the first: {self.left_out[0]}"
@@ -137,10 +134,10 @@ class Evaluation:
                 f"{extra.right:,} of {len(extra.answers):,} {name} are right: "
                 f"{100 * extra.exact:.2f} % (training draws on these)"
             )
-            lines += extra._by_group()
+            lines += extra._report_groups()
         return lines
 
-    def _by_group(self) -> list[str]:
+    def _report_groups(self) -> list[str]:
         groups = self.groups()
         if len(groups) == 1:
             return []
@@ -151,7 +148,7 @@ class Evaluation:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures and the wrong answers (the first 100), ready for JSON."""
+        """The figures and the first 100 wrong answers, as JSON-ready values."""
         figures: dict[str, Any] = {
             "pairs": len(self.answers),
             "right": self.right,
@@ -160,7 +157,8 @@ class Evaluation:
             "groups": {name: group.exact for name, group in self.groups().items()},
             "cut": self.cut,
             "wrong": [
-                {name: getattr(answer, name) for name in _IN_JSON} for answer in self.wrong[:100]
+                {name: getattr(answer, name) for name in _JSON_FIELDS}
+                for answer in self.wrong[:100]
             ],
         }
         if self.group_scores:
@@ -179,42 +177,40 @@ class Evaluation:
 def evaluate(
     translator: Translator, corpus: Corpus | None = None, language: str | None = None
 ) -> Evaluation:
-    """Translates the held-out evaluation pairs of the run's task, and its extra evaluations, or pairs that are given.
+    """Translates given pairs, or the held-out ones of the run's task and its extra evaluations.
 
-    For own text, and for pairs that are given, the perplexity of the right answers is computed too, and BLEU and chrF
-    by the sacrebleu library if it is there.
+    For own text and given pairs it also computes perplexity, and BLEU and chrF if sacrebleu is there.
 
     Args:
         translator: the run's model.
-        corpus: pairs to judge it by; None takes those that were held out.
-        language: which of the run's languages the given pairs are in; None takes the first.
+        corpus: pairs to evaluate on; None takes the held-out ones.
+        language: the run's language of the given pairs; None takes the first.
 
     Raises:
         TaskError: if the corpus cannot be read, or holds no pair that can be translated.
     """
     task = translator.task
     if corpus is not None:
-        items, left_out = _items_of(task, corpus, language)
-        found = _judged(translator, items)
-        return replace(
-            found, given=True, left_out=left_out, **_scores(translator, items, found.answers)
-        )
+        items, left_out = _read_items(task, corpus, language)
+        evaluation = _judge(translator, items)
+        scores = _score(translator, items, evaluation.answers)
+        return replace(evaluation, given_pairs=True, left_out=left_out, **scores)
     items = task.evaluation_items()
-    found = _judged(translator, items)
+    evaluation = _judge(translator, items)
     others = task.extra_evaluations().items()
-    extra = {name: _judged(translator, items) for name, items in others}
-    scores = _scores(translator, items, found.answers) if task.has_corpus_scores else {}
-    return replace(found, extra=extra, **scores)
+    extra = {name: _judge(translator, items) for name, items in others}
+    scores = _score(translator, items, evaluation.answers) if task.has_corpus_scores else {}
+    return replace(evaluation, extra=extra, **scores)
 
 
 def write_evaluation(translator: Translator, evaluation: Evaluation) -> Path:
-    """Writes the figures, and what they are of, to evaluation.json in the run's folder; returns its path."""
-    figures = {**translator.description(), **evaluation.to_dict()}
+    """Writes the figures, and a description of the model, to the run's evaluation.json; returns its path."""
+    figures = {**translator.describe(), **evaluation.to_dict()}
     return translator.run.write_json("evaluation.json", figures)
 
 
-def _items_of(task: Task, corpus: Corpus, language: str | None) -> tuple[list[Item], list[str]]:
-    """The pairs of a corpus, and what is wrong with those that cannot be judged."""
+def _read_items(task: Task, corpus: Corpus, language: str | None) -> tuple[list[Item], list[str]]:
+    """The pairs of a corpus, and the problems of those that cannot be evaluated."""
     task.check_language(language)
     items, left_out = [], []
     for number, (source, target) in enumerate(corpus.pairs(), 1):
@@ -230,49 +226,45 @@ def _items_of(task: Task, corpus: Corpus, language: str | None) -> tuple[list[It
     return items, left_out
 
 
-def _judged(translator: Translator, items: Sequence[Item]) -> Evaluation:
+def _judge(translator: Translator, items: Sequence[Item]) -> Evaluation:
     began = time.monotonic()
     rows = translator.decode([item.ids for item in items])
-    said = translator.task.decode(rows)
+    translations = translator.task.decode(rows)
     seconds = time.monotonic() - began
     answers = [
         Answer(item.text, text, item.reference, item.group, item.ids, ids)
-        for item, text, ids in zip(items, said, rows, strict=True)
+        for item, text, ids in zip(items, translations, rows, strict=True)
     ]
     return Evaluation(answers, seconds, cut=sum(item.cut for item in items))
 
 
-def _scores(
+def _score(
     translator: Translator, items: Sequence[Item], answers: Sequence[Answer]
 ) -> dict[str, Any]:
-    found = {"perplexity": _perplexity(translator, items), **_corpus_scores(answers)}
+    figures = _score_corpus(answers)
     groups = dict.fromkeys(answer.group for answer in answers)
-    if "bleu" in found and len(groups) > 1:
-        of = {name: _corpus_scores([a for a in answers if a.group == name]) for name in groups}
-        found["group_scores"] = {
+    if figures and len(groups) > 1:
+        of = {name: _score_corpus([a for a in answers if a.group == name]) for name in groups}
+        figures["group_scores"] = {
             name: {"bleu": scores["bleu"], "chrf": scores["chrf"]} for name, scores in of.items()
         }
-    return found
-
-
-def _perplexity(translator: Translator, items: Sequence[Item]) -> float | None:
     subwords = getattr(translator.task, "subwords", None)
-    if subwords is None:  # a task may do without a tokenizer
-        return None
-    targets = subwords.encode([item.reference for item in items])
-    return translator.perplexity([item.ids for item in items], targets)
+    if subwords is not None:  # a task may do without a tokenizer
+        targets = subwords.encode([item.reference for item in items])
+        figures["perplexity"] = translator.perplexity([item.ids for item in items], targets)
+    return figures
 
 
-def _corpus_scores(answers: Sequence[Answer]) -> dict[str, Any]:
+def _score_corpus(answers: Sequence[Answer]) -> dict[str, Any]:
     try:
         import sacrebleu
     except ImportError:
         return {}
-    said, references = [a.said for a in answers], [[a.reference for a in answers]]
+    translations, references = [a.translation for a in answers], [[a.reference for a in answers]]
     metrics = {"BLEU": sacrebleu.BLEU(), "chrF": sacrebleu.CHRF()}
-    found = {name: one.corpus_score(said, references) for name, one in metrics.items()}
+    scores = {name: one.corpus_score(translations, references) for name, one in metrics.items()}
     return {
-        "bleu": float(found["BLEU"].score),
-        "chrf": float(found["chrF"].score),
+        "bleu": float(scores["BLEU"].score),
+        "chrf": float(scores["chrF"].score),
         "signatures": {name: str(one.get_signature()) for name, one in metrics.items()},
     }

@@ -1,4 +1,4 @@
-"""Lines of a file by their numbers, of files that are larger than memory too."""
+"""Random access to the lines of files that may be larger than memory."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import cast
 
 import numpy as np
 
-from heed.seq2seq.corpus import opened
+from heed.seq2seq.corpus import open_text
 
-_BLOCK = 50_000  # lines that are read together
-_MARK = "\ufeff"  # of the byte order; some editors begin a file with it
+_BLOCK = 50_000  # lines
+_MARK = "\ufeff"  # byte order mark, with which some editors begin a file
 
 
 class LineFile:
     """A file of UTF-8 text whose lines can be read in any order, once :meth:`blocks` has gone through it.
 
-    Four bytes are held in memory for each line, eight in a file of more than 4 GiB. A compressed file is unpacked to a
-    temporary one, which lives as long as this object does: `TMPDIR` says where.
+    It keeps four bytes in memory for each line, eight if the file has more than 4 GiB. A compressed file is unpacked to
+    a temporary one, which lives as long as this object; `TMPDIR` sets its folder.
 
     Args:
         path: the file; its name ends with .gz if it is compressed.
@@ -35,25 +35,23 @@ class LineFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = _plain(path)
+        self._file = _open_uncompressed(path)
         weakref.finalize(self, self._file.close)
-        self._raw = cast(
-            io.RawIOBase, self._file.raw
-        )  # lines are shorter than what a buffer reads ahead
-        self._lock = threading.Lock()  # a file has one place where it is read
-        # Where lines begin, and where the last one ends. Made at once: lists of parts would take twice the room.
+        self._raw = cast(io.RawIOBase, self._file.raw)  # a buffer would read more than a line
+        self._lock = threading.Lock()  # a file has one position
+        # Starts of lines, and the end of the last. Made at once: lists of parts would take twice the memory.
         size = os.fstat(self._file.fileno()).st_size
         kind = np.uint32 if size <= np.iinfo(np.uint32).max else np.uint64
-        self._starts = np.zeros(1 + _count(self._file), kind)
+        self._starts = np.zeros(1 + _count_lines(self._file), kind)
 
     def __len__(self) -> int:
         return len(self._starts) - 1
 
     def blocks(self) -> Iterator[list[str]]:
-        """All lines in order without their ends, some thousands at a time.
+        """Yields all lines in order without their ends, some thousands at a time.
 
         Raises:
-            UnicodeDecodeError: at bytes that are no UTF-8.
+            UnicodeDecodeError: at bytes that are not UTF-8.
             ValueError: if the file has other lines than before.
         """
         self._file.seek(0)
@@ -68,24 +66,24 @@ class LineFile:
             number, end = number + len(lines), int(ends[-1])
 
     def lines(self, numbers: Iterable[int]) -> list[str]:
-        """The lines of these numbers, from 0 on, without their ends.
+        """The lines with these numbers, from 0 on, without their ends.
 
         Raises:
-            UnicodeDecodeError: if the file is no longer what it was.
+            UnicodeDecodeError: if the file has changed.
         """
         chosen = np.fromiter(numbers, np.int64)
         places = np.stack([self._starts[chosen], self._starts[chosen + 1]], axis=1).tolist()
-        found = []
+        texts = []
         with self._lock:
             for start, end in places:
                 self._raw.seek(start)
                 line = (self._raw.read(end - start) or b"").decode().removesuffix("\n")
-                found.append(line if start else line.removeprefix(_MARK))
-        return found
+                texts.append(line if start else line.removeprefix(_MARK))
+        return texts
 
 
-def _count(file: io.BufferedReader) -> int:
-    """How many lines a file has; the last one needs no end."""
+def _count_lines(file: io.BufferedReader) -> int:
+    """Counts the lines of a file; the last one needs no end."""
     count, last = 0, b"\n"
     file.seek(0)
     while block := file.read(1 << 20):
@@ -93,13 +91,13 @@ def _count(file: io.BufferedReader) -> int:
     return count + (last != b"\n")
 
 
-def _plain(path: Path) -> io.BufferedReader:
-    """The file, open; a temporary copy of it if it is compressed."""
+def _open_uncompressed(path: Path) -> io.BufferedReader:
+    """Opens the file, or a temporary copy of it if it is compressed."""
     if path.suffix.lower() != ".gz":
         return path.open("rb")
     copy = tempfile.TemporaryFile(prefix="heed-")  # noqa: SIM115 (its LineFile closes it)
     try:
-        with opened(path) as file:
+        with open_text(path) as file:
             shutil.copyfileobj(file, copy, 1 << 20)
         copy.flush()  # lines are read past its buffer
     except BaseException:

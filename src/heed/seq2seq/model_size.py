@@ -1,4 +1,4 @@
-"""How large a model would be, from its config alone: reckoned before anything is built."""
+"""Estimates the memory of a model from its config, before anything is built."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ _LAYER = 2**20  # bytes of Python objects and graph for each layer, beside its w
 _NAMED = ("width", "encoder_layers", "decoder_layers", "feed_forward_width", "max_length")
 
 
-def parameters(config: Any) -> int:
-    """The number of weights in the matrices of a model, which are nearly all of its weights.
+def count_parameters(config: Any) -> int:
+    """Counts the weights in a model's matrices, which are nearly all of its weights.
 
     Example:
-        >>> parameters(TransformerConfig(16, 16, width=512, num_heads=8, feed_forward_width=2048))
+        >>> count_parameters(TransformerConfig(16, 16, width=512, num_heads=8, feed_forward_width=2048))
         14696448
     """
     D = config.width
     tokens = (config.source_vocabulary_size or 0) + config.target_vocabulary_size * (
         1 if config.tie_embeddings else 2
     )
-    of_layers = _of_recurrent if isinstance(config, RecurrentTranslatorConfig) else _of_transformer
-    return int(tokens * D + of_layers(config))
+    count_layers = (
+        _count_recurrent if isinstance(config, RecurrentTranslatorConfig) else _count_transformer
+    )
+    return int(tokens * D + count_layers(config))
 
 
-def _of_transformer(config: TransformerConfig) -> int:
+def _count_transformer(config: TransformerConfig) -> int:
     D, N, H = config.width, config.num_heads, config.head_dim
     K, V = config.num_key_value_heads or N, config.value_dim or H
     attention = D * (N + K) * (H + V)
@@ -46,7 +48,7 @@ def _of_transformer(config: TransformerConfig) -> int:
     )
 
 
-def _of_recurrent(config: RecurrentTranslatorConfig) -> int:
+def _count_recurrent(config: RecurrentTranslatorConfig) -> int:
     D, gates = config.width, 4 if config.cell == "lstm" else 3
     states = D * (gates - 2)  # of a layer: an LSTM has two
     bridge = config.encoder_layers * states * config.decoder_layers * states
@@ -60,37 +62,39 @@ def _of_recurrent(config: RecurrentTranslatorConfig) -> int:
     return encoder + decoder + bridge + attention + readout
 
 
-def check_model(config: Any, numbers: int = 1, more: int = 0) -> None:
-    """Nothing, if a model fits into the memory of this machine.
+def check_model(config: Any, floats: int = 1, batch_bytes: int = 0) -> None:
+    """Checks that a model fits into the memory of this machine.
 
     Args:
         config: of the model.
-        numbers: how many floats there are for each weight.
-        more: bytes of what else must fit.
+        floats: numbers kept for each weight.
+        batch_bytes: memory of a batch.
 
     Raises:
-        TaskError: if it does not.
+        TaskError: if it does not fit.
     """
-    count = parameters(config)
+    count = count_parameters(config)
     layers = config.encoder_layers + config.decoder_layers
-    need, memory = _FLOAT * numbers * count + _LAYER * layers + more, memory_size()
+    need, memory = _FLOAT * floats * count + _LAYER * layers + batch_bytes, memory_size()
     if need <= memory:
         return
     source, target = config.source_vocabulary_size or 0, config.target_vocabulary_size
     sizes = ", ".join(f"{name}={getattr(config, name)}" for name in _NAMED if hasattr(config, name))
-    batch = f" and {_giga(more)} for a batch (--batch-size, --batch-tokens)" if more else ""
+    batch = f" and {_giga(batch_bytes)} for a batch (--batch-size, --batch-tokens)" * bool(
+        batch_bytes
+    )
     raise TaskError(
         f"the model must fit into the memory of this machine, {_giga(memory)}. Received: {sizes}, "
         f"vocabularies of {source:,} and {target:,}: "
-        f"at least {_short(count)} parameters, which need {_giga(need - more)}{batch}"
+        f"at least {_short(count)} parameters, which need {_giga(need - batch_bytes)}{batch}"
     )
 
 
 def check_training(config: Any, task: Task, options: TrainingOptions) -> None:
-    """Nothing, if a model fits into memory with all that its training needs.
+    """Checks that a model and its training fit into memory.
 
     Raises:
-        TaskError: if it does not.
+        TaskError: if they do not.
     """
     tokens = options.batch_tokens or options.batch_size * (
         task.longest_target if task.one_shape else 1
@@ -100,7 +104,7 @@ def check_training(config: Any, task: Task, options: TrainingOptions) -> None:
 
 
 def memory_size() -> int:
-    """The memory of this machine in bytes; 1 TiB where the system does not say."""
+    """The memory of this machine in bytes; 1 TiB if the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # Windows

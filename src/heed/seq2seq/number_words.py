@@ -1,8 +1,8 @@
-"""Numbers from 0 to 999,999 and their words: which are held out, which are drawn, how they are read.
+"""Numbers from 0 to 999,999 and their words: held-out numbers, training samples, spelling and parsing.
 
-Everything here is arithmetic on the number, the seed and the step: no generator state, no random
-library. A batch is a function of (seed, step), so a resumed run needs to know only its step, and
-the held-out numbers are the same on every machine and for every version of NumPy.
+Everything is arithmetic on the number, the seed and the step, without generator state or a random library. A batch is a
+function of (seed, step), so a resumed run needs only its step, and the held-out numbers are the same on every machine
+and NumPy version.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from heed._install import how_to_install
-from heed.seq2seq._hashing import mixed, permutation, stream
+from heed.seq2seq._hashing import mix, permutation, stream
 from heed.seq2seq.errors import TaskError
 
 LARGEST = 999_999
@@ -23,7 +23,7 @@ LANGUAGES = ("en", "de", "fr", "es")
 
 _ALWAYS_TRAINED = 100  # 0 to 99 carry the irregular words; no rule could supply them
 _ONE_IN = 20  # one number in twenty is held out
-# How many digits the samples of training have: each 16 in a row are one round of these.
+# Numbers of digits of 16 training samples in a row.
 _DIGITS_IN_TURN = (6, 4, 5, 2, 6, 3, 5, 4, 6, 1, 5, 2, 6, 4, 5, 3)
 ROUND = len(_DIGITS_IN_TURN)
 
@@ -31,13 +31,13 @@ _SMALL = 10_000
 _EVALUATION_SMALL, _EVALUATION_LARGE = 400, 1_600
 _VALIDATION_SMALL, _VALIDATION_LARGE = 80, 432
 
-# What the scrambled integers are for, so that no two uses share them.
+# Each use has its own sequence of scrambled integers.
 _HELD_OUT_KEY, _ORDER_KEY, _SAMPLE_KEY = 0x48454544, 0x6F726465, 0x73616D70
 _ZEROS_KEY = 0x7A65726F
 
 
-def held_out(numbers: ArrayLike) -> NDArray[np.bool_]:
-    """Which numbers are kept away from training, in every language alike.
+def is_held_out(numbers: ArrayLike) -> NDArray[np.bool_]:
+    """Says which numbers are kept out of training, in all languages alike.
 
     A hash of the number decides: 5 % of the numbers of 100 or more; 0 to 99 are never held out.
 
@@ -48,13 +48,13 @@ def held_out(numbers: ArrayLike) -> NDArray[np.bool_]:
         Booleans of the same shape.
 
     Example:
-        >>> held_out([7, 42, 99]).tolist()
+        >>> is_held_out([7, 42, 99]).tolist()
         [False, False, False]
-        >>> round(float(held_out(range(1_000_000)).mean()), 3)
+        >>> round(float(is_held_out(range(1_000_000)).mean()), 3)
         0.05
     """
     n = np.asarray(numbers, dtype=np.int64)
-    chosen = mixed(n ^ _HELD_OUT_KEY) % np.uint64(_ONE_IN) == 0
+    chosen = mix(n ^ _HELD_OUT_KEY) % np.uint64(_ONE_IN) == 0
     return chosen & (n >= _ALWAYS_TRAINED)
 
 
@@ -62,20 +62,20 @@ def held_out(numbers: ArrayLike) -> NDArray[np.bool_]:
 def _held_out_order() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """All held-out numbers in a fixed scrambled order: those below 10,000, and the others."""
     everything = np.arange(LARGEST + 1)
-    chosen = everything[held_out(everything)]
+    chosen = everything[is_held_out(everything)]
     chosen = chosen[permutation(len(chosen), _ORDER_KEY)]
     return chosen[chosen < _SMALL], chosen[chosen >= _SMALL]
 
 
 def evaluation_numbers() -> NDArray[np.int64]:
-    """The 2,000 held-out numbers on which a run is judged, 1,600 of them 10,000 or more.
+    """The 2,000 held-out numbers to evaluate on, 1,600 of them 10,000 or more.
 
     Returns:
         (2000,) int64, in a fixed scrambled order. Training and validation never see them.
 
     Example:
         >>> numbers = evaluation_numbers()
-        >>> len(numbers), int((numbers >= 10_000).sum()), bool(held_out(numbers).all())
+        >>> len(numbers), int((numbers >= 10_000).sum()), bool(is_held_out(numbers).all())
         (2000, 1600, True)
     """
     small, large = _held_out_order()
@@ -84,7 +84,7 @@ def evaluation_numbers() -> NDArray[np.int64]:
 
 
 def validation_numbers() -> NDArray[np.int64]:
-    """512 held-out numbers to watch while training; none of them is in :func:`evaluation_numbers`.
+    """512 held-out numbers to validate on during training; none is in :func:`evaluation_numbers`.
 
     Returns:
         (512,) int64.
@@ -104,14 +104,13 @@ def validation_numbers() -> NDArray[np.int64]:
 
 
 def training_numbers(seed: int, step: int, count: int) -> NDArray[np.int64]:
-    """The numbers of one training batch, a function of (seed, step) alone.
+    """The numbers of a training batch, a function of (seed, step) alone.
 
-    The samples of all steps are one sequence in which the numbers of digits come in turn, 16 to a
-    round: of 16 samples one has a single digit, two have two, two have three, three have four, four
-    have five and four have six. Within its length a number is drawn evenly, but one in four is then
-    given zeros: each of its digits but the first, with a chance of one half. Drawn evenly as a
-    whole, one number in a thousand would be below 1,000 and one in a thousand would end in 100, and
-    such words are the ones people ask for first. Held-out numbers never come.
+    The samples of all steps are one sequence in which the numbers of digits alternate, 16 to a round: of 16 samples one
+    has a single digit, two have two, two have three, three have four, four have five and four have six. Numbers of one
+    length are drawn evenly, but one in four is then given zeros: each of its digits but the first, with a chance of one
+    half. Drawn evenly as a whole, one number in a thousand would be below 1,000 and one in a thousand would end in 100,
+    and users ask for such numbers first. Held-out numbers never come.
 
     Args:
         seed: int; another seed gives other batches.
@@ -131,20 +130,20 @@ def training_numbers(seed: int, step: int, count: int) -> NDArray[np.int64]:
     digits = np.array(_DIGITS_IN_TURN)[np.arange(step * count, (step + 1) * count) % ROUND]
     low, high = np.where(digits == 1, 0, 10 ** (digits - 1)), 10**digits
     drawn = np.zeros(count, np.int64)
-    wanted, attempt = np.ones(count, np.bool_), 0
-    while wanted.any():
+    missing, attempt = np.ones(count, np.bool_), 0
+    while missing.any():
         scrambled = stream(count, _SAMPLE_KEY, seed, step, attempt)
         candidates = low + (scrambled % (high - low).astype(np.uint64)).astype(np.int64)
         chance = stream(count, _ZEROS_KEY, seed, step, attempt)
-        drawn = np.where(wanted, _with_zeros(candidates, low, chance), drawn)
-        wanted, attempt = held_out(drawn), attempt + 1
+        drawn = np.where(missing, _add_zeros(candidates, low, chance), drawn)
+        missing, attempt = is_held_out(drawn), attempt + 1
     return drawn
 
 
-def _with_zeros(
+def _add_zeros(
     drawn: NDArray[np.int64], low: NDArray[np.int64], chance: NDArray[np.uint64]
 ) -> NDArray[np.int64]:
-    """One number in four with about half of its digits below the first set to zero."""
+    """Sets about half of the digits below the first to zero, in one number of four."""
     some = chance % np.uint64(4) == 0
     for place in range(len(str(LARGEST)) - 1):
         unit = 10**place
@@ -183,13 +182,16 @@ def spell(number: int, language: str = "en") -> str:
 
 
 def check_languages(languages: str | Sequence[str]) -> tuple[str, ...]:
-    """The languages, if each is known and none is said twice.
+    """Checks that each language is known and none comes twice.
 
     Args:
         languages: their names, or one text with commas between them.
 
+    Returns:
+        The languages.
+
     Raises:
-        TaskError: otherwise.
+        TaskError: if not.
 
     Example:
         >>> check_languages(("en", "fr")), check_languages("en, fr")
@@ -211,7 +213,7 @@ _GROUPED = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+")
 
 
 def parse_number(text: str) -> int:
-    """The number that a person typed: "1234", "1 2 3 4", "1 234" and "1,234" are the same.
+    """Parses a number: "1234", "1 2 3 4", "1 234" and "1,234" are the same.
 
     Args:
         text: digits 0 to 9, possibly with spaces between them or with commas between thousands.
@@ -220,21 +222,21 @@ def parse_number(text: str) -> int:
         The number, 0 to 999,999.
 
     Raises:
-        TaskError: for anything else; the message says what was expected and received.
+        TaskError: for anything else, with what was expected and received.
 
     Example:
         >>> parse_number("1 2 3 4"), parse_number(" 1,234 ")
         (1234, 1234)
     """
     stripped = text.strip().replace("\t", " ")
-    shown = stripped if len(stripped) <= 40 else stripped[:37] + "..."
+    excerpt = stripped if len(stripped) <= 40 else stripped[:37] + "..."
     if not stripped:
         raise TaskError(f"a number from 0 to {LARGEST:,} must not be empty")
     if not (_PLAIN.fullmatch(stripped) or _GROUPED.fullmatch(stripped)):
         raise TaskError(
-            f"a number must be digits, such as 1234, 1 2 3 4 or 1,234. Received: {shown!r}"
+            f"a number must be digits, such as 1234, 1 2 3 4 or 1,234. Received: {excerpt!r}"
         )
     digits = stripped.replace(" ", "").replace(",", "").lstrip("0") or "0"
     if len(digits) > len(str(LARGEST)):
-        raise TaskError(f"a number must be from 0 to {LARGEST:,}. Received: {shown!r}")
+        raise TaskError(f"a number must be from 0 to {LARGEST:,}. Received: {excerpt!r}")
     return int(digits)

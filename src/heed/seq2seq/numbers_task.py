@@ -10,30 +10,28 @@ from typing import Any
 from heed._numbers import check_integer
 from heed.seq2seq import number_words
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.task import Batch, Item, Option, Reading, Task, padded
+from heed.seq2seq.task import Batch, Item, Option, Reading, Task, pad_rows
 from heed.seq2seq.tokenizer import RESERVED, Tokenizer
 
 _TOKENIZER_SAMPLE = 8_000  # numbers whose words teach the tokenizer, and bound the length
 _VALIDATION_BATCH = 256
 _LONGEST_SOURCE = 1 + len(str(number_words.LARGEST))
-_SHORT = 1_000  # all numbers below are judged beside the held-out ones
+_SHORT = 1_000  # all numbers below are evaluated, too
 
 
 class NumbersTask(Task):
     """Numbers from 0 to 999,999 in digits to words, in one or several languages.
 
-    The source is the language, then the digits, units first. So the position of a digit is its place
-    value, whatever the length of the number, which is learned in two thirds of the steps that reading
-    order needs.
+    The source is the language, then the digits, units first: so the position of a digit is its place value, whatever
+    the length of the number, which takes a third fewer steps to learn than reading order.
 
-    The recipe: pre-norm Transformer of 2 + 2 layers and width 128, batches of 64, 600 steps, 1,000
-    for several languages; a third of them warms up to 3e-3, then half a cosine goes to zero.
+    The recipe: pre-norm Transformer of 2 + 2 layers and width 128, batches of 64, 600 steps, 1,000 for several
+    languages; the rate warms up to 3e-3 for a third of them and falls to zero along half a cosine.
 
     Args:
-        languages: some of "en", "de", "fr", "es", or their names with commas between; a batch holds
-            them in equal parts.
+        languages: some of "en", "de", "fr", "es", or their names with commas between; batches hold them in equal parts.
         words: the tokenizer of the words; None learns one from training numbers.
-        longest_target: the most tokens that a number is expected to take; 0 measures it.
+        longest_target: the most tokens that a number may take; 0 measures it.
 
     Raises:
         TaskError: for an unknown language, or without the num2words or sentencepiece library.
@@ -63,9 +61,8 @@ class NumbersTask(Task):
     ) -> None:
         self.languages = number_words.check_languages(languages)
         self._source_names = [*[""] * RESERVED, *string.digits, *self.languages]  # by id
-        sample = [] if words and longest_target else self._sample()
-        # About 60 pieces a language are whole words such as "thousand" and "ninety": short targets
-        # train fastest.
+        sample = [] if words and longest_target else self._draw_sample()
+        # About 60 pieces a language make most words single tokens: short targets train fastest.
         self.subwords = words or Tokenizer.train(sample, 40 + 56 * len(self.languages))
         self.source_vocabulary_size = len(self._source_names)
         self.target_vocabulary_size = self.subwords.vocabulary_size
@@ -97,59 +94,59 @@ class NumbersTask(Task):
             "one in twenty held out"
         )
 
-    def _sample(self) -> list[str]:
+    def _draw_sample(self) -> list[str]:
         chosen = number_words.training_numbers(0, -1, _TOKENIZER_SAMPLE // len(self.languages))
         return [number_words.spell(int(n), language) for language in self.languages for n in chosen]
 
-    def _source(self, number: int, language: str) -> list[int]:
+    def _encode_number(self, number: int, language: str) -> list[int]:
         return [self._source_names.index(name) for name in (language, *reversed(str(number)))]
 
-    def _batch(self, pairs: Sequence[tuple[int, str]]) -> Batch:
-        source = [self._source(n, language) for n, language in pairs]
+    def _make_batch(self, pairs: Sequence[tuple[int, str]]) -> Batch:
+        source = [self._encode_number(n, language) for n, language in pairs]
         target = self.subwords.encode([number_words.spell(n, language) for n, language in pairs])
         # One shape for all batches: TensorFlow compiles the step once.
-        return Batch(padded(source, _LONGEST_SOURCE), padded(target, self.longest_target))
+        return Batch(pad_rows(source, _LONGEST_SOURCE), pad_rows(target, self.longest_target))
 
     def training_batch(self, seed: int, step: int, size: int, tokens: int = 0) -> Batch:
         """The batch of a step: as many numbers, the languages in turn."""
         if tokens:
             raise TaskError("batches of numbers have one size: leave out --batch-tokens")
         chosen = number_words.training_numbers(seed, step, size).tolist()
-        # One further in each round of lengths, so that each length comes in each language.
+        # Shifted by one in each round of lengths, so that each length comes in each language.
         turns = [
             place + place // number_words.ROUND for place in range(step * size, (step + 1) * size)
         ]
         languages = [self.languages[turn % len(self.languages)] for turn in turns]
-        return self._batch(list(zip(chosen, languages, strict=True)))
+        return self._make_batch(list(zip(chosen, languages, strict=True)))
 
     def validation_batches(self) -> list[Batch]:
         """The validation numbers, the languages in turn."""
         chosen = number_words.validation_numbers().tolist()
         pairs = list(zip(chosen, itertools.cycle(self.languages), strict=False))
         return [
-            self._batch(pairs[i : i + _VALIDATION_BATCH])
+            self._make_batch(pairs[i : i + _VALIDATION_BATCH])
             for i in range(0, len(pairs), _VALIDATION_BATCH)
         ]
 
     def evaluation_items(self) -> list[Item]:
         """The 2,000 held-out evaluation numbers in each language; the language is the group."""
-        return self._items(number_words.evaluation_numbers().tolist())
+        return self._make_items(number_words.evaluation_numbers().tolist())
 
     def extra_evaluations(self) -> dict[str, list[Item]]:
-        """The numbers that people type first, in each language. Nearly all of them are trained on."""
-        return {f"numbers below {_SHORT:,}": self._items(range(_SHORT))}
+        """All numbers below 1,000, which people try first, in each language. Nearly all of them are trained on."""
+        return {f"numbers below {_SHORT:,}": self._make_items(range(_SHORT))}
 
-    def _items(self, chosen: Iterable[int]) -> list[Item]:
+    def _make_items(self, chosen: Iterable[int]) -> list[Item]:
         return [
-            Item(self._source(n, lang), f"{n:,}", number_words.spell(n, lang), lang)
+            Item(self._encode_number(n, lang), f"{n:,}", number_words.spell(n, lang), lang)
             for lang in self.languages
             for n in chosen
         ]
 
     def encode(self, line: str, language: str | None = None) -> list[int]:
-        """The source ids of "1234", "1 2 3 4" or "1,234"; the first language if none is said."""
+        """The source ids of "1234", "1 2 3 4" or "1,234"; in the first language by default."""
         self.check_language(language)
-        return self._source(number_words.parse_number(line), language or self.languages[0])
+        return self._encode_number(number_words.parse_number(line), language or self.languages[0])
 
     def source_labels(self, ids: Iterable[int]) -> list[str]:
         """The language, then the digits, units first; padding is left out."""
@@ -160,7 +157,7 @@ class NumbersTask(Task):
         return [0, *range(len(ids) - 1, 0, -1)]
 
     def source_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
-        """Each digit is a word; the language is none."""
+        """Each digit is a word; the language is not text."""
         digits = self.source_labels(ids)[1:]
         return [None, *range(len(digits) - 1, -1, -1)], digits[::-1]
 

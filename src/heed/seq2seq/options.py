@@ -1,4 +1,4 @@
-"""What decides how a model is trained, checked when it is made."""
+"""Training options, checked when they are made."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from heed._numbers import check_integer, check_real
-from heed.seq2seq.errors import TaskError, values_from_people
+from heed.seq2seq.errors import TaskError, convert_value_errors
 
 SCHEDULES = ("cosine", "inverse_sqrt", "constant")
 PRECISIONS = ("float32", "bfloat16")
 METRICS = ("loss", "bleu", "chrf")
+_EVERY = ("validate_every", "validate_sentences", "checkpoint_every")
 _MOST_STEPS = 10**8  # the names of checkpoints have room for eight digits
 
 
@@ -23,27 +24,26 @@ class TrainingOptions:
 
     Args:
         steps: number of optimizer steps, from 1 to 99,999,999.
-        batch_size: sentence pairs in one batch, 1 or more.
+        batch_size: sentence pairs in a batch, 1 or more.
         batch_tokens: the most tokens of a batch on either side, padding included, instead; 0: `batch_size` counts.
-        accumulate: batches in one step, 1 or more: n of them take the step that one of n times the size would take, in
-            the memory of one.
+        accumulate: batches in a step, 1 or more: n batches take the step of one that is n times as large, in the memory
+            of one.
         learning_rate: the highest rate, above 0.
-        schedule: what the rate does after it has risen: "cosine" (half of one, to zero), "inverse_sqrt" or "constant".
-        warmup_steps: steps over which the rate rises, 0 or more; a run shorter than this only warms up.
-            None takes a third of the steps, at most 1,000.
+        schedule: of the rate after warm-up: "cosine" (half of one, to zero), "inverse_sqrt" or "constant".
+        warmup_steps: steps over which the rate rises, 0 or more; a shorter run only warms up. None takes a third of the
+            steps, at most 1,000.
         clip_norm: the largest global norm of a gradient, above 0.
         label_smoothing: share of the target that is spread over the vocabulary, in [0, 1).
-        alignment_weight: how much it counts, beside the words, that the attention looks where the alignments of the
-            text say, 0 or more.
+        alignment_weight: weight of the alignment loss, 0 or more, for text with alignments.
         precision: "float32", or "bfloat16": layers compute in bfloat16, weights and optimizer stay in float32.
         ema: decay of a moving average of the weights, in [0, 1), which is validated and kept in the end; 0: none.
         validate_every: steps between validations, 1 or more.
-        validate_with: what says whether a validation is better: "loss", or the "bleu" or "chrf" of greedy translations.
-        validate_sentences: how many validation sentences are translated for that at most, 1 or more.
+        validate_with: the metric to validate with: "loss", or "bleu" or "chrf" of greedy translations.
+        validate_sentences: the most validation sentences translated for that, 1 or more.
         checkpoint_every: steps between checkpoints, 1 or more.
-        keep: checkpoints that are kept, 2 or more: the one before the newest stays, in case the newest is damaged.
-        patience: validations without a better one after which training stops and the best weights
-            are kept; 0 never stops early and keeps the last weights.
+        keep: checkpoints to keep, 2 or more: the one before the newest is a spare in case the newest is damaged.
+        patience: validations without improvement after which training stops and the best weights are kept; 0 never
+            stops early and keeps the last weights.
         seed: int in [0, 2**31).
 
     Raises:
@@ -79,10 +79,8 @@ class TrainingOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        with values_from_people():
-            for name in ("steps", "batch_size", "accumulate"):
-                self._check(name, check_integer, least=1)
-            for name in ("validate_every", "validate_sentences", "checkpoint_every"):
+        with convert_value_errors():
+            for name in ("steps", "batch_size", "accumulate", *_EVERY):
                 self._check(name, check_integer, least=1)
             self._check("keep", check_integer, least=2)
             for name, known in (
@@ -108,11 +106,11 @@ class TrainingOptions:
                 raise ValueError(f"`seed` must be below 2**31. Received: seed={self.seed}")
 
     def _check(self, name: str, check: Callable[..., Any], **bounds: Any) -> None:
-        # NumPy's numbers become plain ones, so that `to_dict` can be written as JSON.
+        # NumPy's numbers become plain ones, for JSON.
         object.__setattr__(self, name, check(name, getattr(self, name), **bounds))
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step: linear warm-up to the highest, then what the schedule says.
+        """The learning rate of a step: linear warm-up to the highest, then the schedule.
 
         With s = step + 1, w = max(1, warmup_steps):
         rate = learning_rate * s / w                                                for s < w
@@ -120,7 +118,7 @@ class TrainingOptions:
         inverse_sqrt:  learning_rate * sqrt(w / s)
         constant:      learning_rate
 
-        Only the cosine depends on how many steps there will be.
+        Only the cosine depends on the number of steps.
 
         Args:
             step: int, 0 to steps - 1; the first step is 0.
@@ -150,15 +148,15 @@ class TrainingOptions:
         return self.learning_rate / 2 * (1 + math.cos(math.pi * min(1.0, share)))
 
     def to_dict(self) -> dict[str, Any]:
-        """The options as plain values, ready for JSON."""
+        """The options as JSON-ready values."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainingOptions:
-        """The options with these values.
+        """Makes options from values.
 
         Raises:
-            TaskError: if there is one that this version does not know, or a value is bad.
+            TaskError: for an unknown option or a bad value.
         """
         unknown = sorted(set(values) - {field.name for field in dataclasses.fields(cls)})
         if unknown:
@@ -167,10 +165,10 @@ class TrainingOptions:
 
 
 def check_one_of(name: str, value: Any, known: Sequence[str]) -> None:
-    """Nothing, if the value is one of those that are known.
+    """Checks that a value is one of the known ones.
 
     Raises:
-        ValueError: otherwise.
+        ValueError: if it is not.
     """
     if value not in known:
         allowed = ", ".join(map(repr, known))

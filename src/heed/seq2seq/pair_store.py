@@ -1,4 +1,4 @@
-"""Sentence pairs by their numbers, of corpora that are larger than memory too."""
+"""Random access to sentence pairs of corpora that may be larger than memory."""
 
 from __future__ import annotations
 
@@ -20,30 +20,29 @@ _MOST_LETTERS = np.iinfo(np.uint16).max  # longer sides count as this
 
 
 class PairStore:
-    """The pairs of one corpus or several, one after the other; those with an empty side are left out.
+    """The pairs of one or several corpora, one after the other, without those with an empty side.
 
-    The files are read once and stay open; in memory are some 30 bytes for each pair, not its text.
+    The files are read once and stay open; memory holds some 30 bytes for each pair, not its text.
 
     Args:
-        corpora: what to read.
+        corpora: the corpora to read.
 
     Attributes:
-        counts: how many pairs each corpus has.
-        empty: how many lines were left out.
-        sources: (P,) uint64, a digest of each source sentence: equal sentences have equal ones; none once they are
-            forgotten.
-        letters: (P, 2) uint16, how many letters the source and the target have.
+        counts: number of pairs in each corpus.
+        empty: number of lines left out.
+        sources: (P,) uint64, a hash of each source sentence; empty after `forget_sources`.
+        letters: (P, 2) uint16, letters of the source and the target.
 
     Raises:
-        TaskError: if a file cannot be read, or holds a line that is no pair; the message has its number.
+        TaskError: if a file cannot be read, or holds a line that is not a pair; the message has its number.
     """
 
     def __init__(self, corpora: Sequence[Corpus]) -> None:
         self._parts = [_Part(corpus) for corpus in corpora]
         self.counts = [len(part.numbers) for part in self._parts]
         self.empty = sum(part.empty for part in self._parts)
-        self.sources = _joined([part.sources for part in self._parts])
-        self.letters = _joined([part.letters for part in self._parts])
+        self.sources = _join([part.sources for part in self._parts])
+        self.letters = _join([part.letters for part in self._parts])
         for part in self._parts:
             del part.sources, part.letters
         self._ends = np.cumsum(self.counts)
@@ -52,51 +51,51 @@ class PairStore:
         return sum(self.counts)
 
     def forget_sources(self) -> None:
-        """Gives back the memory of `sources`, which are of use until it is known what is held out."""
+        """Frees the memory of `sources`, once the held-out pairs are known."""
         self.sources = self.sources[:0].copy()
 
     def corpus_of(self, places: ArrayLike) -> NDArray[np.int64]:
-        """The number of the corpus that each of these pairs is from."""
+        """The number of the corpus of each of these pairs."""
         return np.searchsorted(self._ends, places, side="right")
 
     def pairs(self, places: ArrayLike) -> list[Pair]:
-        """The pairs at these places, read from the files.
+        """Reads the pairs at these places from the files.
 
         Raises:
-            TaskError: if a file is no longer what it was.
+            TaskError: if a file has changed.
         """
         return self._read(places, _Part.pairs, ("", ""))
 
     def alignments(self, places: ArrayLike) -> list[str]:
-        """The lines of the alignments of the pairs at these places; an empty one where a corpus has none.
+        """Reads the alignment lines of the pairs at these places; empty ones for a corpus without.
 
         Raises:
-            TaskError: if a file is no longer what it was.
+            TaskError: if a file has changed.
         """
         return self._read(places, _Part.alignments, "")
 
     def _read(
         self, places: ArrayLike, read: Callable[[_Part, NDArray[np.int64]], list[_T]], nothing: _T
     ) -> list[_T]:
-        """What each corpus reads at those of the places that are its own."""
+        """Lets each corpus read those of the places that are its own."""
         places = np.asarray(places, np.int64)
-        found = [nothing] * len(places)
-        of = self.corpus_of(places)
-        for number in np.unique(of).tolist():
-            chosen = np.flatnonzero(of == number)
+        results = [nothing] * len(places)
+        corpora = self.corpus_of(places)
+        for number in np.unique(corpora).tolist():
+            chosen = np.flatnonzero(corpora == number)
             first = self._ends[number] - self.counts[number]
             own = read(self._parts[number], places[chosen] - first)
             for place, one in zip(chosen.tolist(), own, strict=True):
-                found[place] = one
-        return found
+                results[place] = one
+        return results
 
 
-def _joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+def _join(arrays: list[NDArray[Any]]) -> NDArray[Any]:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)  # which would copy
 
 
 class _Part:
-    """One corpus: in which lines its pairs stand."""
+    """One corpus: the lines of its pairs."""
 
     def __init__(self, corpus: Corpus) -> None:
         self._corpus = corpus
@@ -124,7 +123,7 @@ class _Part:
             here = slice(place, place + int(np.count_nonzero(kept)))
             counts = [np.fromiter(map(len, side), np.int64, len(side)) for side in sides]
             self.numbers[here] = number + np.flatnonzero(kept)
-            self.sources[here] = digests(sides[0])[kept]
+            self.sources[here] = hash_texts(sides[0])[kept]
             self.letters[here] = np.minimum(np.stack(counts, axis=1)[kept], _MOST_LETTERS)
             number, place = number + len(kept), here.stop
         self.numbers = self.numbers[:place]
@@ -133,7 +132,7 @@ class _Part:
         self.empty = number - place
 
     def pairs(self, places: NDArray[np.int64]) -> list[Pair]:
-        with self._unchanged():
+        with self._expect_unchanged():
             numbers = self.numbers[places].tolist()
             sides = self._corpus.sides(*(file.lines(numbers) for file in self._text))
         return list(zip(*sides, strict=True))
@@ -141,22 +140,22 @@ class _Part:
     def alignments(self, places: NDArray[np.int64]) -> list[str]:
         if self._corpus.alignment is None:
             return [""] * len(places)
-        with self._unchanged():
+        with self._expect_unchanged():
             return self._files[-1].lines(self.numbers[places].tolist())
 
     @contextlib.contextmanager
-    def _unchanged(self) -> Iterator[None]:
+    def _expect_unchanged(self) -> Iterator[None]:
         try:
             yield
         except (OSError, ValueError) as error:
             raise TaskError(f"{self._corpus} has changed while it was read: {error}") from None
 
 
-def digests(texts: Iterable[str]) -> NDArray[np.uint64]:
-    """A number for each text: that of equal texts is equal, of two different ones as good as never.
+def hash_texts(texts: Iterable[str]) -> NDArray[np.uint64]:
+    """A hash of each text: equal texts have equal hashes, different ones practically never.
 
     Example:
-        >>> first, second, third = digests(["a", "b", "a"])
+        >>> first, second, third = hash_texts(["a", "b", "a"])
         >>> bool(first == third), bool(first == second)
         (True, False)
     """

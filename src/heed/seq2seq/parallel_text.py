@@ -1,4 +1,4 @@
-"""A person's own parallel text: what is trained on, and what is held out."""
+"""Splits own parallel text into training and held-out parts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _MOST_HELD_OUT = 1_000  # for validation, and as many again for evaluation
 
 
 def split(sources: NDArray[np.uint64], held_out: int = 2) -> NDArray[np.int8]:
-    """Which part each pair belongs to, by a digest of its source sentence.
+    """Assigns each pair to a part by a hash of its source sentence.
 
-    Each held-out part is 5 % of the different sentences, at least one and at most 1,000.
-    Equal source sentences stay together, so that no held-out sentence was seen in training.
+    Each held-out part is 5 % of the different sentences, at least one and at most 1,000. Equal source sentences stay
+    together, so that no held-out sentence is seen in training.
 
     Args:
-        sources: (P,) uint64, digests of the source sentences.
-        held_out: how many parts are held out.
+        sources: (P,) uint64, hashes of the source sentences.
+        held_out: number of held-out parts.
 
     Returns:
         (P,) int8: 0 for training, then 1 to `held_out`.
@@ -43,31 +43,31 @@ def split(sources: NDArray[np.uint64], held_out: int = 2) -> NDArray[np.int8]:
             f"Received: {min(different, len(order))}"
         )
     count = min(_MOST_HELD_OUT, max(1, int(different * _HELD_OUT_SHARE)))
-    order = np.unique(order[: _several(order, count * held_out + 1)])
+    order = np.unique(order[: _count_leading(order, count * held_out + 1)])
     bounds = order[count * np.arange(1, held_out + 1)]  # part p + 1 is below bound p
     part = np.searchsorted(bounds, sources, side="right").astype(np.int8)
     return np.where(part < held_out, part + 1, 0).astype(np.int8)
 
 
-def _several(order: NDArray[np.uint64], count: int) -> int:
-    """How many of the first values in order hold `count` different ones."""
+def _count_leading(order: NDArray[np.uint64], count: int) -> int:
+    """How many of the first sorted values hold `count` different ones."""
     most = count
     while most < len(order) and len(np.unique(order[:most])) < count:
         most *= 2
     return most
 
 
-def digest(path: Path) -> str:
-    """The SHA-256 of a file, to tell whether it is the file that a run began with.
+def hash_file(path: Path) -> str:
+    """The SHA-256 of a file, to tell whether it has changed.
 
     Raises:
         TaskError: if it cannot be read.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
             for block in iter(lambda: file.read(1 << 20), b""):
-                found.update(block)
+                digest.update(block)
     except OSError as error:
         raise TaskError(f"cannot read {path}: {error.strerror or error}") from None
-    return found.hexdigest()
+    return digest.hexdigest()

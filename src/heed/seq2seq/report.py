@@ -1,4 +1,4 @@
-"""A page that shows how a run was judged: its figures, how its sentences are spread, the worst and the best of them."""
+"""A page about an evaluation: figures, the distribution of sentence scores, the worst and the best sentences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from heed.seq2seq.comparison import Comparison
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.evaluation import Answer, Evaluation
 from heed.seq2seq.scoring import sentence_chrf
-from heed.seq2seq.translate import Translator
+from heed.seq2seq.translator import Translator
 
 _FILES = Path(__file__).parent / "_page_files"
 _BINS = 20  # of the distribution, each 100 / 20 points of chrF wide
@@ -27,12 +27,12 @@ _MOST = 16_000_000
 
 @dataclass(frozen=True)
 class Compared:
-    """A second run that was judged by the same pairs.
+    """A second run, evaluated on the same pairs.
 
     Args:
-        name: what the page calls it.
+        name: its name on the page.
         evaluation: of it.
-        comparisons: what `compare` says of the two.
+        comparisons: the results of `compare`.
     """
 
     name: str
@@ -47,47 +47,47 @@ def write_report(
     other: Compared | None = None,
     sentences: int = 10,
 ) -> Path:
-    """Writes one HTML page of an evaluation: it needs no network, no server and no library.
+    """Writes one HTML page of an evaluation that needs no network, server or library.
 
     It shows the figures, the distribution of chrF by sentence, and the worst and the best sentences, each with every
     head of the run's attention.
 
     Args:
-        path: of the file; an existing one is replaced.
-        translator: the run that was judged.
-        evaluation: what `evaluate` returned for it.
-        other: a second run, to be shown beside it; its attention is not.
-        sentences: how many of the worst, which are wrong, and how many of the best; 0 or more.
+        path: the file; an existing one is replaced.
+        translator: the evaluated run.
+        evaluation: its result of `evaluate`.
+        other: a second run to show beside it, without its attention.
+        sentences: number of the worst sentences, which are wrong, and of the best; 0 or more.
 
     Returns:
         `path`.
 
     Raises:
-        TaskError: without the sacrebleu library, or if the two were judged by other pairs.
+        TaskError: without the sacrebleu library, or if the two were evaluated on other pairs.
         OSError: if the file cannot be written.
     """
-    data = _report_of(translator, evaluation, other, sentences)
+    data = _collect(translator, evaluation, other, sentences)
     shared = drawing_parts()
     parts = {
         **shared,
         "title": html.escape(data["title"]),
-        "style": f"{shared['style']}{_read('report.css')}",
-        "script": _read("report.js"),
+        "style": f"{shared['style']}{_read_file('report.css')}",
+        "script": _read_file("report.js"),
         "data": json_in_html(data),
     }
-    text = fill(_read("report.html"), parts)
+    text = fill(_read_file("report.html"), parts)
     # Half of a surrogate pair, as a model may write byte by byte, cannot be encoded.
     write_atomically(path, lambda file: file.write(text.encode("utf-8", "replace")))
     return path
 
 
-def marked(text: str, beside: str) -> list[tuple[str, bool]]:
-    """A text in parts, each with whether the other one lacks it: in words, or in letters where both are one word.
+def mark_differences(text: str, beside: str) -> list[tuple[str, bool]]:
+    """Splits a text into parts, each with whether the other lacks it; by words, or letters if both are one word.
 
     Example:
-        >>> marked("one hundred two", "one thousand two")
+        >>> mark_differences("one hundred two", "one thousand two")
         [('one ', False), ('hundred', True), (' two', False)]
-        >>> marked("zwei", "drei")
+        >>> mark_differences("zwei", "drei")
         [('zw', True), ('ei', False)]
     """
     between = " " if " " in text + beside else ""
@@ -103,50 +103,50 @@ def marked(text: str, beside: str) -> list[tuple[str, bool]]:
             pieces.append((between, lacking[i - 1] and lacking[i]))
         pieces.append((piece, lacking[i]))
     parts = itertools.groupby(pieces, key=lambda piece: piece[1])
-    found = [("".join(text for text, _ in group), lacks) for lacks, group in parts]
-    return [part for part in found if part[0]]
+    merged = [("".join(text for text, _ in group), lacks) for lacks, group in parts]
+    return [part for part in merged if part[0]]
 
 
-def _report_of(
+def _collect(
     translator: Translator, evaluation: Evaluation, other: Compared | None, count: int
 ) -> dict[str, Any]:
-    """What the page's script reads."""
+    """The data of the page's script."""
     judged = [evaluation, *([other.evaluation] if other else [])]
     if any(_pairs(one) != _pairs(evaluation) for one in judged):
         raise TaskError("two runs can be shown together on the same pairs only")
     scores = [
-        sentence_chrf([x.said for x in one.answers], [x.reference for x in one.answers])
+        sentence_chrf([x.translation for x in one.answers], [x.reference for x in one.answers])
         for one in judged
     ]
-    worst, best = _ends(evaluation.answers, scores[0], count)
-    attention, several = _Attention(translator), len(evaluation.groups()) > 1
+    worst, best = _select_ends(evaluation.answers, scores[0], count)
+    attention, several = _AttentionDrawer(translator), len(evaluation.groups()) > 1
 
-    def sentence(i: int) -> dict[str, Any]:
-        answer = evaluation.answers[i]
+    def describe(i: int) -> dict[str, Any]:
+        answer, texts = evaluation.answers[i], [one.answers[i].translation for one in judged]
         return {
             "source": answer.source,
             "group": answer.group if several else "",
             "right": answer.right,
-            "reference": marked(answer.reference, answer.said),
+            "reference": mark_differences(answer.reference, answer.translation),
             "said": [
-                {"parts": marked(one.answers[i].said, answer.reference), "score": own[i]}
-                for one, own in zip(judged, scores, strict=True)
+                {"parts": mark_differences(text, answer.reference), "score": score}
+                for text, score in zip(texts, (own[i] for own in scores), strict=True)
             ],
             "attention": attention(answer),
         }
 
-    shown = {"worst": [sentence(i) for i in worst], "best": [sentence(i) for i in best]}
     run = translator.run.path
     return {
         "title": f"How {run.resolve().name} was judged",
         "runs": [str(run), *([other.name] if other else [])],
-        "about": _about(translator, evaluation),
-        "figures": _figures(judged),
-        "notes": [*map(str, other.comparisons if other else ()), *_notes(evaluation)],
-        "bins": [_bins(one.answers, own) for one, own in zip(judged, scores, strict=True)],
+        "about": _describe(translator, evaluation),
+        "figures": _compute_figures(judged),
+        "notes": [*map(str, other.comparisons if other else ()), *_list_notes(evaluation)],
+        "bins": [_count_bins(one.answers, own) for one, own in zip(judged, scores, strict=True)],
         "wrong": len(evaluation.wrong),
-        "withoutAttention": attention.missing,
-        **shown,
+        "worst": [describe(i) for i in worst],
+        "best": [describe(i) for i in best],
+        "withoutAttention": attention.missing,  # once all are drawn
     }
 
 
@@ -154,7 +154,7 @@ def _pairs(evaluation: Evaluation) -> list[tuple[str, str]]:
     return [(answer.source, answer.reference) for answer in evaluation.answers]
 
 
-def _ends(
+def _select_ends(
     answers: Sequence[Answer], scores: Sequence[float], count: int
 ) -> tuple[list[int], list[int]]:
     """The places of the worst answers, which are wrong, and of the best others; of equals the longer first."""
@@ -167,46 +167,49 @@ def _ends(
     return worst, best[:count]
 
 
-def _about(translator: Translator, evaluation: Evaluation) -> str:
-    """By what it was judged, and which weights."""
-    pairs = "pairs that were given" if evaluation.given else "held-out pairs"
+def _describe(translator: Translator, evaluation: Evaluation) -> str:
+    """The pairs, the weights and the time."""
+    pairs = "pairs that were given" if evaluation.given_pairs else "held-out pairs"
     which = f"step {translator.step:,}"
     if averaged := translator.weights.get("averaged"):
         which = f"the mean of the steps {', '.join(f'{step:,}' for step in averaged)}"
     return f"{len(evaluation.answers):,} {pairs}, {which}, decoded in {evaluation.seconds:.1f} s"
 
 
-def _figures(judged: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """A figure each: what it is, its values by run, and how it was computed."""
+def _compute_figures(judged: Sequence[Evaluation]) -> list[dict[str, Any]]:
+    """The figures: name, value of each run, and a note."""
     first = judged[0]
-    made = [_share("right to the letter", judged, "")]
+    figures = [_share_figure("right to the letter", judged, "")]
     for name, field in (("BLEU", "bleu"), ("chrF", "chrf")):
         values = [getattr(one, field) for one in judged]
         if values[0] is not None:
-            said = ["" if x is None else f"{x:.1f}" for x in values]
+            texts = ["" if x is None else f"{x:.1f}" for x in values]
             note = first.signatures.get(name, "")
-            made.append({"name": name, "values": said, "note": note})
+            figures.append({"name": name, "values": texts, "note": note})
     if first.perplexity is not None:
-        said = ["" if one.perplexity is None else f"{one.perplexity:.2f}" for one in judged]
-        note = "of a token of the right answers"
-        made.append({"name": "perplexity", "values": said, "note": note})
-    made += _of_groups("", judged)
+        texts = ["" if one.perplexity is None else f"{one.perplexity:.2f}" for one in judged]
+        note = "per token of the references"
+        figures.append({"name": "perplexity", "values": texts, "note": note})
+    figures += _compute_group_figures("", judged)
     for name in first.extra:
         others = [one.extra[name] for one in judged if name in one.extra]
         if len(others) == len(judged):
-            made.append(_share(name, others, "training draws on these"))
-            made += _of_groups(name, others)
-    return made
+            figures.append(_share_figure(name, others, "training draws on these"))
+            figures += _compute_group_figures(name, others)
+    return figures
 
 
-def _of_groups(of: str, judged: Sequence[Evaluation]) -> list[dict[str, Any]]:
+def _compute_group_figures(of: str, judged: Sequence[Evaluation]) -> list[dict[str, Any]]:
     groups = [one.groups() for one in judged]
     if len(groups[0]) == 1:
         return []
-    return [_share(f"{name} {of}".strip(), [own[name] for own in groups], "") for name in groups[0]]
+    return [
+        _share_figure(f"{name} {of}".strip(), [own[name] for own in groups], "")
+        for name in groups[0]
+    ]
 
 
-def _share(name: str, judged: Sequence[Evaluation], note: str) -> dict[str, Any]:
+def _share_figure(name: str, judged: Sequence[Evaluation], note: str) -> dict[str, Any]:
     counts = f"{judged[0].right:,} of {len(judged[0].answers):,}"
     return {
         "name": name,
@@ -215,16 +218,16 @@ def _share(name: str, judged: Sequence[Evaluation], note: str) -> dict[str, Any]
     }
 
 
-def _notes(evaluation: Evaluation) -> list[str]:
+def _list_notes(evaluation: Evaluation) -> list[str]:
     notes = []
     if evaluation.cut:
-        notes.append(f"Sources that are too long, judged by their beginning: {evaluation.cut:,}")
+        notes.append(f"Sources that are too long and were cut: {evaluation.cut:,}")
     if left_out := evaluation.left_out:
         notes.append(f"Pairs that were left out: {len(left_out):,}; the first: {left_out[0]}")
     return notes
 
 
-def _bins(answers: Sequence[Answer], scores: Sequence[float]) -> list[list[int]]:
+def _count_bins(answers: Sequence[Answer], scores: Sequence[float]) -> list[list[int]]:
     """For each bin of chrF how many answers are in it, and how many of them are right; 100 is in the last one."""
     bins = [[0, 0] for _ in range(_BINS)]
     for answer, score in zip(answers, scores, strict=True):
@@ -234,8 +237,8 @@ def _bins(answers: Sequence[Answer], scores: Sequence[float]) -> list[list[int]]
     return bins
 
 
-class _Attention:
-    """The drawings of some sentences, as long as there is room for them."""
+class _AttentionDrawer:
+    """Draws the attention of sentences, as long as the page has room."""
 
     def __init__(self, translator: Translator) -> None:
         self.missing = ""
@@ -246,9 +249,11 @@ class _Attention:
             self.missing = "This model has no attention that could be shown."
 
     def __call__(self, answer: Answer) -> dict[str, Any] | None:
-        if self.missing or not answer.said_ids:
+        if self.missing or not answer.translation_ids:
             return None
-        seen = self._reader(answer.source, None, list(answer.source_ids), list(answer.said_ids))
+        seen = self._reader(
+            answer.source, None, list(answer.source_ids), list(answer.translation_ids)
+        )
         drawing = drawing_of(seen.capture, seen.tokens)
         self._left -= len(drawing["weights"])
         if self._left < 0:
@@ -260,5 +265,5 @@ class _Attention:
         return drawing
 
 
-def _read(name: str) -> str:
+def _read_file(name: str) -> str:
     return (_FILES / name).read_text(encoding="utf-8")

@@ -1,15 +1,15 @@
-"""The folder of a run: everything that a run is, in files that are whole or not there at all.
+"""The folder of a run, in files that are whole or not there at all.
 
-config.json      what is trained, how, and with which model
-train.yaml       the file that asked for it, if there was one
+config.json      task, training options and model
+train.yaml       the config file, if there was one
 *.model          the tokenizers
-initial.npz      the first weights, where they are those of another run
-checkpoints/     what training needs to go on: weights, optimizer state, step
+initial.npz      the first weights, if they come from another run
+checkpoints/     the state of training: weights, optimizer, step
 weights.npz      the final weights, once the run is complete
-model.keras      the same as a model for Keras
-metrics.jsonl    one line of numbers for each few steps
-train.log        what was said
-tensorboard/     the same numbers for TensorBoard
+model.keras      the same as a Keras model
+metrics.jsonl    metrics, a line every few steps
+train.log        the log
+tensorboard/     the metrics for TensorBoard
 evaluation.json, report.html, attention.png, attention.html
 """
 
@@ -36,7 +36,7 @@ _FORMAT, _VERSION = "heed run", 5
 
 
 def picture_format(path: Path) -> str:
-    """The kind of picture that the file's name asks for: "png", "svg" or "pdf".
+    """The picture format that a file name asks for: "png", "svg" or "pdf".
 
     Raises:
         TaskError: for any other name.
@@ -56,8 +56,8 @@ class RunFolder:
 
     Args:
         path: the folder.
-        config: what its config.json holds.
-        task: the one that it says, if there is one already.
+        config: the contents of its config.json.
+        task: its task, if it is loaded already.
     """
 
     def __init__(self, path: Path, config: Mapping[str, Any], task: Task | None = None) -> None:
@@ -79,14 +79,14 @@ class RunFolder:
 
         Args:
             path: the folder; it must not exist, or be empty.
-            task: what is to be learned.
-            options: how.
-            model: the fields of the config of its model.
-            architecture: which kind of model that is, see `heed.seq2seq.architectures`.
-            others: what else the folder holds, by name.
+            task: what the model learns.
+            options: how it is trained.
+            model: the fields of the model's config.
+            architecture: see `heed.seq2seq.architectures`.
+            others: more files, by name.
 
         Raises:
-            TaskError: if the folder exists and holds something.
+            TaskError: if the folder exists and is not empty.
             OSError: if it cannot be written.
         """
         path = Path(path)
@@ -96,7 +96,7 @@ class RunFolder:
             "format": _FORMAT,
             "version": _VERSION,
             "task": task.to_config(),
-            "files": {name: _checksum(data) for name, data in files.items()},
+            "files": {name: _hash(data) for name, data in files.items()},
             "training": options.to_dict(),
             "architecture": architecture,
             "model": dict(model),
@@ -105,7 +105,7 @@ class RunFolder:
         place.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
         try:
-            for name, data in {**files, "config.json": _json(config)}.items():
+            for name, data in {**files, "config.json": _encode_json(config)}.items():
                 (temporary / name).write_bytes(data)
             (temporary / "checkpoints").mkdir()
             temporary.chmod(0o755)
@@ -118,10 +118,10 @@ class RunFolder:
 
     @classmethod
     def check_free(cls, path: Path) -> None:
-        """Nothing, if a run folder can be made at `path`.
+        """Checks that a run folder can be made at `path`.
 
         Raises:
-            TaskError: if there is something already, or nothing can be made there.
+            TaskError: if the path is in use, or nothing can be made there.
         """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             otherwise = ""
@@ -137,10 +137,10 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
-        """An existing run folder.
+        """Opens an existing run folder.
 
         Raises:
-            TaskError: if it is missing, not a run folder, or of a newer version; one line says which.
+            TaskError: if it is missing, not a run folder, or of another version; one line says which.
         """
         path = Path(path)
         if not path.exists():
@@ -155,29 +155,28 @@ class RunFolder:
         except (ValueError, RecursionError):
             raise TaskError(f"{path} is not a run folder: its config.json is not JSON") from None
         if not isinstance(config, dict) or config.get("format") != _FORMAT:
-            raise TaskError(f"{path} is not a run folder: its config.json is not one of heed")
+            raise TaskError(f"{path} is not a run folder: heed did not write its config.json")
         if config.get("version") != _VERSION:
             raise TaskError(
                 f"{path} was made by another version of heed (format {config.get('version')}; "
                 f"this one reads {_VERSION})"
             )
-        for part in ("task", "files", "training", "model"):
-            if not isinstance(config.get(part), dict):
+        parts = {**dict.fromkeys(("task", "files", "training", "model"), dict), "architecture": str}
+        for part, kind in parts.items():
+            if not isinstance(config.get(part), kind):
                 raise TaskError(f"{path} is damaged: its config.json has no {part}")
-        if not isinstance(config.get("architecture"), str):
-            raise TaskError(f"{path} is damaged: its config.json has no architecture")
         return cls(path, config)
 
     @property
     def options(self) -> TrainingOptions:
-        """How the run is trained."""
+        """The training options."""
         try:
             return TrainingOptions.from_dict(self.config["training"])
         except TaskError as error:
             raise TaskError(f"{self.path} is damaged: {error}") from None
 
     def task(self) -> Task:
-        """What the run learns, read from the folder if it was not just made.
+        """The run's task, loaded from the folder unless it was just made.
 
         Raises:
             TaskError: if the folder is damaged.
@@ -193,14 +192,14 @@ class RunFolder:
         except KeyError as error:
             raise TaskError(f"{self.path} is damaged: its task has no {error}") from None
         except (TypeError, ValueError) as error:
-            raise TaskError(f"{self.path} is damaged: its task is not one: {error}") from None
+            raise TaskError(f"{self.path} is damaged: its task cannot be read: {error}") from None
         raise TaskError(f"{self.path} has a task that is not known: {config['kind']!r}")
 
     def read(self, name: str) -> bytes:
-        """The contents of one of the task's files.
+        """Reads one of the task's files.
 
         Raises:
-            TaskError: if it is missing, cannot be read, or is not as it was written.
+            TaskError: if it is missing, unreadable, or has changed.
         """
         try:
             with open_regular(self.path / name) as file:
@@ -208,14 +207,14 @@ class RunFolder:
         except OSError as error:
             reason = "is missing" if isinstance(error, FileNotFoundError) else error.strerror
             raise TaskError(f"{self.path} is damaged: {name} {reason}") from None
-        if self.config["files"].get(name) != _checksum(data):
-            raise TaskError(f"{self.path} is damaged: {name} is not as it was written")
+        if self.config["files"].get(name) != _hash(data):
+            raise TaskError(f"{self.path} is damaged: {name} has been changed")
         return data
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> Path:
-        """Writes one of the folder's JSON files, whole or not at all, and returns its path."""
+        """Writes a JSON file to the folder, whole or not at all, and returns its path."""
         path = self.path / name
-        write_atomically(path, lambda file: file.write(_json(values)))
+        write_atomically(path, lambda file: file.write(_encode_json(values)))
         return path
 
     @property
@@ -230,9 +229,9 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keeps other processes from training in this folder meanwhile.
+        """Keeps other processes from training in this folder.
 
-        The system gives the lock back when the process ends, however it ends.
+        The system releases the lock when the process ends, however it ends.
 
         Raises:
             TaskError: if another process holds it.
@@ -252,9 +251,9 @@ class RunFolder:
             yield
 
 
-def _checksum(data: bytes) -> str:
+def _hash(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _json(values: Mapping[str, Any]) -> bytes:
+def _encode_json(values: Mapping[str, Any]) -> bytes:
     return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()

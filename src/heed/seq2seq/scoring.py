@@ -1,4 +1,4 @@
-"""The sacrebleu library, which scores translations, with one message where it is missing."""
+"""Loads sacrebleu, which scores translations."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from heed.seq2seq.errors import TaskError
 
 
 def load_sacrebleu(what: str) -> Any:
-    """The library.
+    """Imports sacrebleu.
 
     Args:
-        what: what needs it, the beginning of a sentence.
+        what: the feature that needs it; begins the error message.
 
     Raises:
         TaskError: if it is not installed.
@@ -25,8 +25,8 @@ def load_sacrebleu(what: str) -> Any:
     return sacrebleu
 
 
-def sentence_chrf(said: Sequence[str], references: Sequence[str]) -> list[float]:
-    """The chrF of each translation alone, 0 to 100.
+def sentence_chrf(translations: Sequence[str], references: Sequence[str]) -> list[float]:
+    """Computes chrF of each translation alone, 0 to 100.
 
     Raises:
         TaskError: without the sacrebleu library.
@@ -36,5 +36,5 @@ def sentence_chrf(said: Sequence[str], references: Sequence[str]) -> list[float]
         [100.0, 0.0]
     """
     metric = load_sacrebleu("the chrF of a sentence").CHRF()
-    pairs = zip(said, references, strict=True)
+    pairs = zip(translations, references, strict=True)
     return [float(metric.sentence_score(one, [right]).score) for one, right in pairs]

@@ -6,9 +6,9 @@ from functools import cached_property
 from typing import Any
 
 from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.task import Task, padded
+from heed.seq2seq.task import Task, pad_rows
 from heed.seq2seq.tokenizer import RESERVED, UNKNOWN_ID
-from heed.seq2seq.trained_model import trained_model
+from heed.seq2seq.trained_model import load_model
 
 _SAMPLES = 1_000
 _SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")  # ids 0 to 3
@@ -37,7 +37,7 @@ class Shipment:
         self._run = run
         task = run.task()
         self.longest = task.longest_target
-        self.sources = padded([item.ids for item in task.evaluation_items()[:_SAMPLES]])
+        self.sources = pad_rows([item.ids for item in task.evaluation_items()[:_SAMPLES]])
         self.files = {name: data for name, data in task.files().items() if name.endswith(".model")}
         unit, self.no_texts = task.reads
         self.tokens = {
@@ -55,7 +55,7 @@ class Shipment:
         Raises:
             TaskError: if there are no weights yet, or they are damaged.
         """
-        return trained_model(self._run)[0]
+        return load_model(self._run)[0]
 
 
 def token_names(task: Task) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while training: the first asks for a stop, the second stops at once."""
+"""Ctrl-C and SIGTERM during training: the first requests a stop, the second stops at once."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _DEFAULTS: dict[int, Any] = {
 
 
 class StopRequest:
-    """Holds the first Ctrl-C or SIGTERM until its owner has saved the work; a context manager.
+    """Catches the first Ctrl-C or SIGTERM until its owner has saved the work; a context manager.
 
-    The second signal meets the handlers of before: it stops at once. Handlers that the program installed itself stay
-    in place, and outside the main thread, where Python allows none, nothing changes.
+    The second signal meets the previous handlers and stops at once. Handlers that the program installed itself stay in
+    place, and outside the main thread, where Python allows none, nothing changes.
 
     Args:
-        saved: Whether stopping now would lose nothing. The first signal then raises KeyboardInterrupt where it falls,
-            so that nobody waits for a model to be compiled.
-        notice: The line for stderr if there is something to save; empty for none.
+        saved: says whether stopping now would lose nothing. The first signal then raises KeyboardInterrupt at once, so
+            that nobody waits for a model to compile.
+        notice: the line for stderr if there is something to save; empty for none.
 
     Attributes:
-        signal: The number of the first signal; 0 if there was none.
+        signal: the number of the first signal; 0 if there was none.
     """
 
     def __init__(self, saved: Callable[[], bool], notice: str) -> None:
@@ -53,5 +53,5 @@ class StopRequest:
         if self._saved():
             raise KeyboardInterrupt
         if self._notice:
-            with contextlib.suppress(OSError):  # print() may be what was interrupted
+            with contextlib.suppress(OSError):  # it may have interrupted print()
                 os.write(2, f"{self._notice}\n".encode())

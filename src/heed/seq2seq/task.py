@@ -1,4 +1,4 @@
-"""What a task is: everything that training, evaluation and translation need to know of it."""
+"""The base class of tasks: what training, evaluation and translation need."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.options import TrainingOptions
-from heed.seq2seq.tokenizer import END_ID, PAD_ID, UNKNOWN_ID, Tokenizer, words_of
+from heed.seq2seq.tokenizer import END_ID, PAD_ID, UNKNOWN_ID, Tokenizer, group_words
 
 
 class Batch(NamedTuple):
     """Padded token ids, int32: `source` (B, S) and `target` (B, T).
 
-    A target ends with the end token and has no start token. `alignment`, (B, T, S) float32, says where each target
-    token should look: rows sum to 1, or to 0 where nobody knows; None where nobody knows of any.
+    Targets end with the end token and have no start token. `alignment` (B, T, S), float32, holds the source tokens that
+    each target token should attend to: rows sum to 1, or to 0 where unknown. None: the batch has no alignments.
     """
 
     source: NDArray[np.int32]
@@ -27,9 +27,9 @@ class Batch(NamedTuple):
 
 
 class Item(NamedTuple):
-    """One thing to evaluate: the source as ids and as text, the right answer, its group.
+    """A pair to evaluate: the source as ids and as text, the reference translation, and its group.
 
-    `cut` says whether the ids are only the beginning of the text, which is longer than any source may be.
+    `cut`: the ids are only the beginning of a source that is longer than the model takes.
     """
 
     ids: list[int]
@@ -40,12 +40,12 @@ class Item(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How an exported model, which runs without heed, turns a text into tokens.
+    """How an exported model, which runs without heed, turns text into tokens.
 
     Args:
-        unit: "digits" (the "language", then the digits of a number, units first), "word" or "character" (and an end),
+        unit: "digits" (the "language", then the digits of a number, units first), "word" or "character" (then an end),
             "subword" (by the SentencePiece tokenizer in the file "source.model"), or None: it takes ids.
-        obstacle: why no TensorFlow graph can do that and the reverse, in half a sentence; None if one can.
+        obstacle: why a TensorFlow graph cannot do that and the reverse, in half a sentence; None if it can.
     """
 
     unit: str | None
@@ -53,12 +53,12 @@ class Reading(NamedTuple):
 
 
 class Option(NamedTuple):
-    """One option of `heed train` that a task brings.
+    """An option of `heed train` that a task adds.
 
     Args:
-        name: of the argument of the task's `create`; `--name` on the command line.
-        type: makes the value from a word, as `argparse` has it.
-        help: what it says, for people.
+        name: the argument of the task's `create`; `--name` on the command line.
+        type: converts the word to a value, as in `argparse`.
+        help: the help text.
         required: whether the task needs it.
     """
 
@@ -69,23 +69,23 @@ class Option(NamedTuple):
 
 
 class Task(abc.ABC):
-    """What is learned: the data, the tokens, and what training, evaluation and translation need to know of them.
+    """What a model learns: data, tokens, and how texts become ids and back.
 
-    A new task is such a class in a file of its own and a line in `heed.seq2seq.tasks`.
+    A new task is a class in a file of its own and a line in `heed.seq2seq.tasks`.
 
     Attributes:
-        kind: its name, on the command line and in config.json.
-        title: what its data is called in a sentence.
-        options: what `heed train` takes for it.
-        lists: what a config file can list besides: of each entry the keys and their types.
+        kind: its name on the command line and in config.json.
+        title: its data, as a sentence names it.
+        options: the options that `heed train` gets from it.
+        lists: lists that a config file may hold as well: the keys of an entry, with their types.
         one_shape: whether nearly all training batches have the same shape.
-        languages: which languages an answer can be in, the usual one first; none where there is no choice.
+        languages: the target languages, the default first; empty if there is no choice.
         has_alignments: whether training batches have alignments.
-        has_corpus_scores: whether BLEU and chrF say something of its answers.
+        has_corpus_scores: whether BLEU and chrF are meaningful for it.
         shares_vocabulary: whether an id means the same in source and target.
-        longest_target: the most tokens of an answer, its end included.
+        longest_target: the most tokens of a target, its end included.
         source_vocabulary_size, target_vocabulary_size: numbers of token ids.
-        subwords: the tokenizer of the answers; not needed where `decode` and `target_labels` do without.
+        subwords: the target tokenizer; not needed if `decode` and `target_labels` are overridden.
     """
 
     kind: ClassVar[str]
@@ -102,17 +102,21 @@ class Task(abc.ABC):
     target_vocabulary_size: int
     subwords: Tokenizer
 
-    # Made anew, and read back
+    # Creating and loading
 
     @classmethod
     @abc.abstractmethod
     def create(cls, *args: Any, **options: Any) -> Task:
-        """A new task; the arguments are those that `options` and `lists` name. TaskError if they do not serve."""
+        """Makes a new task from the arguments that `options` and `lists` name; TaskError if they are not usable."""
 
     @classmethod
     @abc.abstractmethod
     def load(cls, config: Mapping[str, Any], read: Callable[[str], bytes]) -> Task:
-        """The task of a run folder, from what `to_config` returned; `read` gives the contents of one of `files`.
+        """Loads the task of a run folder.
+
+        Args:
+            config: the values that `to_config` returned.
+            read: returns the contents of one of `files`.
 
         Raises:
             KeyError, TypeError, ValueError: if the config is not one of this task.
@@ -120,23 +124,23 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def to_config(self) -> dict[str, Any]:
-        """What `load` needs, as plain values; "kind" among them."""
+        """The plain values that `load` needs, "kind" among them."""
 
     @abc.abstractmethod
     def files(self) -> dict[str, bytes]:
-        """What else the run folder must hold, by name."""
+        """The other files that the run folder needs, by name."""
 
     # Training
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """How it is best trained: fields of `TrainingOptions` and `TransformerConfig` other than their defaults."""
+        """Recommended fields of `TrainingOptions` and `TransformerConfig`, where they differ from the defaults."""
         return {}
 
     @property
     @abc.abstractmethod
     def description(self) -> str:
-        """What is learned, and from how much, in half a line."""
+        """The data and its size, in half a line."""
 
     @abc.abstractmethod
     def training_batch(self, seed: int, step: int, size: int, tokens: int = 0) -> Batch:
@@ -146,31 +150,31 @@ class Task(abc.ABC):
             seed: int.
             step: int, 0 or more.
             size: pairs in a batch.
-            tokens: the most tokens of a batch on either side, padding included; 0: `size` says how large it is.
+            tokens: the most tokens of a batch on either side, padding included; 0: `size` counts.
 
         Raises:
             TaskError: for a number of tokens, if the task has batches of one size only.
         """
 
     def check_batches(self, options: TrainingOptions, step: int = 0) -> None:
-        """Nothing, if there is a batch for a step of a training.
+        """Checks that a training has a batch for a step.
 
         Raises:
-            TaskError: if there is none of the size that the options ask for, or the text is no longer what it was.
+            TaskError: if there is none of the requested size, or the text has changed.
         """
         number = step * options.accumulate
         self.training_batch(options.seed, number, options.batch_size, options.batch_tokens)
 
     def notes(self) -> list[str]:
-        """What a person should know of the training data, in lines: what is left out, and why."""
+        """Notes on the training data, such as which pairs are left out and why, one a line."""
         return []
 
     @abc.abstractmethod
     def validation_batches(self) -> list[Batch]:
-        """Held-out pairs to watch while training."""
+        """Held-out pairs to validate on during training."""
 
     def validation_texts(self) -> list[tuple[list[int], str]]:
-        """The source ids of the validation pairs, and what they are to be translated as."""
+        """The source ids and the reference text of each validation pair."""
         return [
             (row[row != PAD_ID].tolist(), text)
             for batch in self.validation_batches()
@@ -178,10 +182,10 @@ class Task(abc.ABC):
         ]
 
     def same_vocabulary(self, chosen: Collection[str] = ()) -> dict[str, Any]:
-        """What `create` is to be given so that a new task has this one's tokens; nothing where it has them anyway.
+        """Arguments of `create` that give a new task this one's tokens; empty if it has them anyway.
 
         Args:
-            chosen: the options that it is given already; nothing either, if one of them says what the tokens are.
+            chosen: options that are set already; the result is empty if one of them determines the tokens.
         """
         return {}
 
@@ -189,14 +193,18 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def evaluation_items(self) -> list[Item]:
-        """Held-out pairs to judge a finished run; none is among the validation pairs."""
+        """Held-out pairs to evaluate a finished run on; none is a validation pair."""
 
     def extra_evaluations(self) -> dict[str, list[Item]]:
-        """What else to judge a finished run on, by name: pairs that training may have drawn."""
+        """More pairs to evaluate a finished run on, by name; training may have drawn them."""
         return {}
 
     def check_language(self, language: str | None) -> None:
-        """TaskError if an answer in this language cannot be had; None, for the usual one, always can."""
+        """Checks a target language; None, the default one, is always valid.
+
+        Raises:
+            TaskError: if the run does not have it.
+        """
         if language is not None and language not in self.languages:
             known = (
                 f"must be one of {', '.join(self.languages)}"
@@ -207,30 +215,30 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, line: str, language: str | None = None) -> list[int]:
-        """The source ids of a line that a person gave; TaskError if it cannot be translated."""
+        """The source ids of a line of text; TaskError if it cannot be translated."""
 
     def encode_prefix(self, prefix: str) -> list[int]:
-        """The target ids of what a translation is to begin with, without an end.
+        """The target ids of a translation's beginning, without an end.
 
         Raises:
-            TaskError: if it is no text, or has words or characters that no translation of this run has.
+            TaskError: if it is not text, or has words or characters that the run's targets lack.
         """
         if not prefix.strip():
             raise TaskError("a prefix must not be empty")
         try:
             prefix.encode()
-        except UnicodeEncodeError:  # bytes that were no text when they were read
+        except UnicodeEncodeError:  # bytes that were not UTF-8
             raise TaskError("a prefix must be UTF-8 text") from None
         ids = self.subwords.encode([prefix])[0][:-1]
-        if UNKNOWN_ID in ids or not ids:  # some tokenizers take away letters that are not seen
-            what = "words" if self.subwords.unit == "word" else "characters"
+        if UNKNOWN_ID in ids or not ids:  # some tokenizers drop invisible characters
+            units = "words" if self.subwords.unit == "word" else "characters"
             raise TaskError(
-                f"a prefix must be of {what} that translations of this run have. Received: {prefix}"
+                f"a prefix must be of {units} that translations of this run have. Received: {prefix}"
             )
         return ids
 
     def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
-        """The text of rows of target ids."""
+        """The texts of rows of target ids."""
         return self.subwords.decode(rows)
 
     @abc.abstractmethod
@@ -242,9 +250,9 @@ class Task(abc.ABC):
         return self.subwords.pieces(ids)
 
     def source_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
-        """Which word each source token is part of, None for one that is no text; and the words, in reading order."""
+        """The word that each source token is part of (None if it is not text), and the words, in reading order."""
         labels = self.source_labels(ids)
-        return words_of([x if i > END_ID else None for i, x in zip(ids, labels, strict=True)])
+        return group_words([x if i > END_ID else None for i, x in zip(ids, labels, strict=True)])
 
     def target_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
         """The same for target tokens before the end."""
@@ -256,12 +264,14 @@ class Task(abc.ABC):
         return Reading(None, f"TensorFlow does not read the texts of {self.title}")
 
     def reading_order(self, ids: Sequence[int]) -> list[int]:
-        """The places of source tokens in the order in which people read them."""
+        """The positions of source tokens in reading order."""
         return list(range(len(ids)))
 
 
-def padded(rows: Sequence[Sequence[int]], length: int = 0, multiple: int = 1) -> NDArray[np.int32]:
-    """Rows of ids as one array, filled with padding.
+def pad_rows(
+    rows: Sequence[Sequence[int]], length: int = 0, multiple: int = 1
+) -> NDArray[np.int32]:
+    """Pads rows of ids to one array.
 
     Args:
         rows: B rows of ids.
@@ -272,7 +282,7 @@ def padded(rows: Sequence[Sequence[int]], length: int = 0, multiple: int = 1) ->
         (B, T) int32.
 
     Example:
-        >>> padded([[5, 6], [7]]).tolist()
+        >>> pad_rows([[5, 6], [7]]).tolist()
         [[5, 6], [7, 0]]
     """
     columns = max([length, *map(len, rows)])

@@ -1,4 +1,4 @@
-"""The tasks that heed knows: a new one is a line here."""
+"""The registry of tasks: a new task adds a line here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The task of translating as a person's own parallel text does."""
+"""The task of translating, learned from the user's parallel text."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from numpy.typing import NDArray
 
 from heed._numbers import check_integer, check_real
 from heed.seq2seq import parallel_text
-from heed.seq2seq._hashing import permuted
+from heed.seq2seq._hashing import permute
 from heed.seq2seq.batch_order import BatchOrder
 from heed.seq2seq.corpus import Corpus, Pair
-from heed.seq2seq.errors import TaskError, values_from_people
+from heed.seq2seq.errors import TaskError, convert_value_errors
 from heed.seq2seq.options import TrainingOptions
-from heed.seq2seq.pair_store import PairStore, digests
-from heed.seq2seq.task import Batch, Item, Option, Reading, Task, padded
+from heed.seq2seq.pair_store import PairStore, hash_texts
+from heed.seq2seq.task import Batch, Item, Option, Reading, Task, pad_rows
 from heed.seq2seq.tokenizer import PAD_ID, Tokenizer
 from heed.seq2seq.vocabularies import DEFAULT_SIZE, Vocabularies
-from heed.seq2seq.word_links import read_links, spread, words_between_spaces
+from heed.seq2seq.word_links import read_links, split_words, spread
 
-# Tokens in a sentence, its end included, if nothing else is said; by what a token is.
+# The default of the most tokens in a sentence, its end included, by unit.
 _LONGEST = {"subword": 128, "word": 128, "character": 512}
 _MULTIPLE = 8  # batches are padded to a multiple of this
 _VALIDATION_BATCH = 64
-_SAMPLE = 100_000  # pairs that the subwords are learned from
-_COUNTED = 500_000  # pairs; the tokens of a larger corpus are reckoned from its letters
-_BLOCK = 20_000  # pairs whose text is in memory together when their tokens are counted
+_SAMPLE = 100_000  # pairs to learn subwords from
+_COUNTED = 500_000  # pairs; tokens of a larger corpus are estimated from its letters
+_BLOCK = 20_000  # pairs in memory while tokens are counted
 _SAMPLE_KEY = 0x73616D70
-_MOST_TRIES = 1_000  # batches in a row without a sentence that is short enough
+_MOST_TRIES = 1_000  # batches in a row without a short enough sentence
 _SIDES = ("source", "target")
 _OF_VOCABULARY = {"vocabulary", "vocabulary_size", "unit", "source_tokenizer", "target_tokenizer"}
 _FILES = (*_SIDES, "alignment")  # of a corpus
@@ -45,13 +45,13 @@ _Ids = tuple[list[int], list[int]]  # of a source and of its target
 
 
 class _HeldOut(NamedTuple):
-    """Pairs that are not trained on, and the language of each target: None where all are in one that has no name."""
+    """Held-out pairs, and the language of each target: None if targets are in one unnamed language."""
 
     pairs: list[Pair]
     languages: list[str | None]
 
 
-class _Described(NamedTuple):
+class _Entry(NamedTuple):
     """A corpus, how often its pairs come, and the language of its targets."""
 
     corpus: Corpus
@@ -60,7 +60,7 @@ class _Described(NamedTuple):
 
 
 class _Training(NamedTuple):
-    """What is trained on: places in the store, the tokens on each side, and how many pairs are too long."""
+    """The training pairs: places in the store, tokens on each side, and the number of pairs that are too long."""
 
     places: NDArray[np.uint32]
     lengths: NDArray[np.uint16]
@@ -68,42 +68,38 @@ class _Training(NamedTuple):
 
 
 class TextTask(Task):
-    """A person's own parallel text.
+    """The user's own parallel text.
 
-    The recipe: pre-norm Transformer of 3 + 3 layers and width 256, dropout 0.1, label smoothing
-    0.1, 10,000 steps with a peak of 1e-3 after 1,000, or after a third of the steps if these are
-    fewer than 3,000; it stops when five validations in a row are no better, and keeps the best
-    weights.
+    The recipe: pre-norm Transformer of 3 + 3 layers and width 256, dropout 0.1, label smoothing 0.1, 10,000 steps with
+    a peak of 1e-3 after 1,000, or after a third of the steps if these are fewer than 3,000. It stops after five
+    validations without improvement and keeps the best weights.
 
-    Training reads its sentences from the files, which may be larger than memory and must stay as they
-    were when the run began; evaluation and translation need the run folder only.
+    Training reads its sentences from the files, which may be larger than memory and must not change during the run;
+    evaluation and translation need the run folder only.
 
     Args:
-        config: what `to_config` returned.
-        read: gives the run folder's file of a name.
-        store, places: the pairs of the files and which of them are trained on, if they have been read already.
+        config: the values that `to_config` returned.
+        read: returns a file of the run folder by name.
+        store, places: the pairs of the files and those to train on, if they have been read already.
     """
 
     kind, title = "text", "own text"
     options = (
         Option(
-            "source",
-            Path,
-            "own text: sentences, or both sides (.tsv, .jsonl, -)",
-            required=True,
+            "source", Path, "own text: sentences, or both sides (.tsv, .jsonl, -)", required=True
         ),
         Option("target", Path, "own text: their translations, line by line"),
-        Option("valid_source", Path, "own text: to watch (and --valid-target)"),
+        Option("valid_source", Path, "own text: to validate on (with --valid-target)"),
         Option("valid_target", Path, "own text: their translations"),
-        Option("test_source", Path, "own text: to be judged by (and --test-target)"),
+        Option("test_source", Path, "own text: to evaluate on (with --test-target)"),
         Option("test_target", Path, "own text: their translations"),
-        Option("alignment", Path, "own text: links of words, i-j ..., a line a pair"),
+        Option("alignment", Path, "own text: word links, i-j ..., a line a pair"),
         Option("vocabulary", str, "own text: separate, or shared by both sides"),
         Option("vocabulary_size", int, f"own text: most tokens in one ({DEFAULT_SIZE:,})"),
         Option("unit", str, "own text: a token is a subword, word or character"),
         Option("source_tokenizer", Path, "own text: a SentencePiece model"),
-        Option("target_tokenizer", Path, "own text: another one"),
-        Option("target_language", str, "own text: of the target"),
+        Option("target_tokenizer", Path, "own text: another for the target"),
+        Option("target_language", str, "own text: language of the target"),
         Option("longest", int, "own text: most tokens of a sentence to train on (128)"),
     )
     lists = {  # noqa: RUF012
@@ -135,7 +131,7 @@ class TextTask(Task):
     ) -> None:
         self._config = dict(config)
         corpora = [
-            _described({name: one[name] for name in self.lists["corpora"]})
+            _read_entry({name: one[name] for name in self.lists["corpora"]})
             for one in config["corpora"]
         ]
         self._of_corpora = [one.language for one in corpora]
@@ -156,8 +152,8 @@ class TextTask(Task):
         models = [read(f"{side}.model") for side in _SIDES]
         self._files |= {f"{side}.model": model for side, model in zip(_SIDES, models, strict=True)}
         self.shares_vocabulary = models[0] == models[1]
-        # What an id means on one side it then means on the other one, too.
-        tags = [_tag(language) for language in self.languages]
+        # Both sides get the tags, so that ids mean the same.
+        tags = [_name_tag(language) for language in self.languages]
         self.source_subwords = Tokenizer(models[0], tags)
         self.subwords = Tokenizer(models[1], tags if self.shares_vocabulary else ())
         self.source_vocabulary_size = self.source_subwords.vocabulary_size
@@ -173,7 +169,7 @@ class TextTask(Task):
             self._store = store
         if places is not None:
             self._places = places
-        self._order = lru_cache(maxsize=1)(self._new_order)
+        self._order = lru_cache(maxsize=1)(self._make_order)
 
     @classmethod
     def load(cls, config: Mapping[str, Any], read: Callable[[str], bytes]) -> TextTask:
@@ -201,97 +197,97 @@ class TextTask(Task):
         valid: Sequence[Mapping[str, Any]] = (),
         test: Sequence[Mapping[str, Any]] = (),
     ) -> TextTask:
-        """A new task from files of parallel text: reads, splits, and learns the vocabularies.
+        """Makes a new task from files of parallel text: reads, splits, and learns the vocabularies.
 
         Args:
-            source: path of the sentences, or of a file of both sides, see `Corpus`.
-            target: path of their translations, if the source has one side.
+            source: file of sentences, or of both sides, see `Corpus`.
+            target: file of their translations, if the source has one side.
             vocabulary_size: the most tokens of each vocabulary (8,000).
-            valid_source, valid_target: the same, of what training is watched on. Without them it is held out.
-            test_source, test_target: the same, of what `evaluate` judges by. Without them it is held out.
+            valid_source, valid_target: the same, to validate on. Without them a part of the text is held out.
+            test_source, test_target: the same, for `evaluate`. Without them a part of the text is held out.
             longest: the most tokens of a sentence that is trained on or translated, its end and the token of its
                 language included, 2 or more (128; of characters 512).
-            corpora: more text: "source", perhaps "target" and "alignment"; perhaps "weight", how often each pair
-                comes in an epoch (1; 0.5: each second pair in turn); and perhaps "target_language".
+            corpora: more text: "source", and optionally "target", "alignment", "weight", how often each pair comes in
+                an epoch (1; 0.5: each second pair in turn), and "target_language".
             vocabulary: "separate", one for each side (the default), or "shared", one for both.
-            unit: what a token is: "subword" (the default), "word" or "character", see `Tokenizer.train`.
-            source_tokenizer, target_tokenizer: sentencepiece models to be used in place of learning any; the one of the
-                source serves both sides if the vocabulary is shared.
-            target_language: which language `target` is in, such as "de". The text of `corpora` may be in others: then
-                one model learns them all, and is told by a token before the source which one is wanted.
-            alignment: path of the links between the words of each pair, which guide the attention, see `read_links`.
-            valid, test: more of what training is watched on, and of what `evaluate` judges by: "source", perhaps
-                "target"; and "target_language", which must be there if there are several.
+            unit: a token is a "subword" (the default), "word" or "character", see `Tokenizer.train`.
+            source_tokenizer, target_tokenizer: sentencepiece models to use instead of learning any; the source's serves
+                both sides if the vocabulary is shared.
+            target_language: the language of `target`, such as "de". The text of `corpora` may be in others: one model
+                learns them all, and a token before the source selects the language.
+            alignment: file of word links, which guide the attention, see `read_links`.
+            valid, test: more text to validate and evaluate on: "source", optionally "target"; and "target_language",
+                which is required if there are several.
 
         Raises:
-            TaskError: if the files do not fit, or without the sentencepiece library.
+            TaskError: if the files do not fit together, or without the sentencepiece library.
         """
         if longest is not None:
-            with values_from_people():
+            with convert_value_errors():
                 longest = check_integer("longest", longest, least=2)
         vocabularies = Vocabularies(
             vocabulary, vocabulary_size, unit, source_tokenizer, target_tokenizer
         )
-        everything = [_described(one) for one in corpora]
+        entries = [_read_entry(one) for one in corpora]
         first = dict(zip(_FILES, (source, target, alignment), strict=True))
         if any(path is not None for path in first.values()):
-            everything.insert(0, _described({**first, "target_language": target_language}))
+            entries.insert(0, _read_entry({**first, "target_language": target_language}))
         elif target_language is not None:
             raise TaskError("`target_language` is that of --source: in `corpora` each has its own")
-        if not everything:
+        if not entries:
             raise TaskError("own text needs --source")
-        languages = _languages(everything)
-        given = [
-            _given_to_hold_out("valid", valid_source, valid_target, valid, languages),
-            _given_to_hold_out("test", test_source, test_target, test, languages),
+        languages = _list_languages(entries)
+        held_out_entries = [
+            _read_held_out("valid", valid_source, valid_target, valid, languages),
+            _read_held_out("test", test_source, test_target, test, languages),
         ]
-        texts = [one.corpus for one in everything]
+        texts = [one.corpus for one in entries]
         store = PairStore(texts)
-        parts = parallel_text.split(store.sources, held_out=given.count([]))
+        parts = parallel_text.split(store.sources, held_out=held_out_entries.count([]))
         numbers = itertools.count(1)
 
-        def held_out(corpora: list[_Described]) -> _HeldOut:
+        def held_out(corpora: list[_Entry]) -> _HeldOut:
             if corpora:
-                found = [
-                    (pair, one.language) for one in corpora for pair in _both_sides(one.corpus)
+                pairs = [
+                    (pair, one.language) for one in corpora for pair in _read_pairs(one.corpus)
                 ]
-                return _HeldOut(*map(list, zip(*found, strict=True)))
+                return _HeldOut(*map(list, zip(*pairs, strict=True)))
             places = np.flatnonzero(parts == next(numbers))
             of = store.corpus_of(places).tolist()
-            return _HeldOut(store.pairs(places), [everything[number].language for number in of])
+            return _HeldOut(store.pairs(places), [entries[number].language for number in of])
 
-        held = [held_out(corpora) for corpora in given]
-        places = _train_on(store, held)
+        parts_held_out = [held_out(corpora) for corpora in held_out_entries]
+        places = _select_training_places(store, parts_held_out)
         store.forget_sources()
-        sample = store.pairs(places[_sample(len(places), _SAMPLE)])
+        sample = store.pairs(places[_sample_places(len(places), _SAMPLE)])
         sources, targets = zip(*sample, strict=True)
-        tokenizers = vocabularies.of(sources, targets)
+        tokenizers = vocabularies.make(sources, targets)
         if longest is None:
             longest = min(_LONGEST[one.unit] for one in tokenizers)
         lengths = tokenizers[1].counts(targets)
         files = {f"{side}.model": one.model for side, one in zip(_SIDES, tokenizers, strict=True)}
-        for name, part in zip(_HELD_OUT, held, strict=True):
+        for name, part in zip(_HELD_OUT, parts_held_out, strict=True):
             sides = zip(_SIDES, zip(*part.pairs, strict=True), strict=True)
-            files |= {f"{name}.{side}.txt": _text(lines) for side, lines in sides}
+            files |= {f"{name}.{side}.txt": _encode_lines(lines) for side, lines in sides}
             if languages:
-                files[f"{name}.language.txt"] = _text(part.languages)
+                files[f"{name}.language.txt"] = _encode_lines(part.languages)
         paths = [path for corpus in texts for path in corpus.files]
         config = {
             "kind": cls.kind,
             "corpora": [
                 {
-                    **{name: _resolved(getattr(corpus, name)) for name in _FILES},
+                    **{name: _resolve(getattr(corpus, name)) for name in _FILES},
                     "weight": weight,
                     "target_language": language,
                 }
-                for corpus, weight, language in everything
+                for corpus, weight, language in entries
             ],
-            "files": {str(path.resolve()): parallel_text.digest(path) for path in paths},
+            "files": {str(path.resolve()): parallel_text.hash_file(path) for path in paths},
             "pairs": len(places),
             "empty_pairs": store.empty,
             "held_out_pairs": len(store) - len(places),
             "longest": longest,
-            # Room for answers half as long again as the longest that are trained on.
+            # Answers may be half as long again as the longest training target.
             "longest_target": int(1.5 * lengths[lengths <= longest].max(initial=8)),
         }
         return cls(config, files.__getitem__, store, places)
@@ -313,22 +309,22 @@ class TextTask(Task):
 
     @cached_property
     def _places(self) -> NDArray[np.uint32]:
-        """Where the pairs stand that are not held out, too long or not."""
-        found = _train_on(self._store, [self._validation, self._evaluation])
+        """The places of the pairs that are not held out, too long or not."""
+        places = _select_training_places(self._store, [self._validation, self._evaluation])
         self._store.forget_sources()
-        return found
+        return places
 
     def _check_files(self) -> None:
         for path, sha256 in self._originals.items():
-            if parallel_text.digest(path) != sha256:
+            if parallel_text.hash_file(path) != sha256:
                 raise TaskError(f"{path} has changed since the run began: start a new run")
 
     @cached_property
     def _training(self) -> _Training:
-        """What is trained on, of the original files."""
+        """The training pairs, from the original files."""
         self._check_files()
         places = self._places
-        lengths = self._lengths(places)
+        lengths = self._measure_lengths(places)
         fits = lengths.max(axis=1) <= self._longest
         if not fits.any():
             raise TaskError(f"no training pair has at most {self._longest} tokens on both sides")
@@ -336,22 +332,22 @@ class TextTask(Task):
             return _Training(places, lengths, 0)
         return _Training(places[fits], lengths[fits], int(np.count_nonzero(~fits)))
 
-    def _lengths(self, places: NDArray[np.uint32]) -> NDArray[np.uint16]:
-        """(P, 2), the tokens of each side: counted, or for a large corpus reckoned from its letters."""
+    def _measure_lengths(self, places: NDArray[np.uint32]) -> NDArray[np.uint16]:
+        """(P, 2), the tokens of each side: counted, or in a large corpus estimated from its letters."""
         out = np.empty((len(places), 2), np.uint16)
         blocks = [slice(first, first + _BLOCK) for first in range(0, len(places), _BLOCK)]
         if len(places) <= _COUNTED:
             for block in blocks:
-                out[block] = self._counts(places[block])
+                out[block] = self._count_tokens(places[block])
             return out
-        sample = places[_sample(len(places), _BLOCK)]
-        a_letter = self._counts(sample).sum(axis=0) / self._store.letters[sample].sum(axis=0)
+        sample = places[_sample_places(len(places), _BLOCK)]
+        a_letter = self._count_tokens(sample).sum(axis=0) / self._store.letters[sample].sum(axis=0)
         for block in blocks:
-            reckoned = np.ceil(self._store.letters[places[block]] * a_letter)
-            out[block] = np.minimum(reckoned, np.iinfo(np.uint16).max)
+            estimates = np.ceil(self._store.letters[places[block]] * a_letter)
+            out[block] = np.minimum(estimates, np.iinfo(np.uint16).max)
         return out
 
-    def _counts(self, places: NDArray[np.uint32]) -> NDArray[np.uint16]:
+    def _count_tokens(self, places: NDArray[np.uint32]) -> NDArray[np.uint16]:
         sources, targets = zip(*self._store.pairs(places), strict=True)
         counts = self.source_subwords.counts(sources)
         if self.languages:
@@ -359,42 +355,43 @@ class TextTask(Task):
         return np.stack([counts, self.subwords.counts(targets)], axis=1)
 
     def notes(self) -> list[str]:
-        """Which pairs are left out of training, and which are cut in validation."""
+        """The pairs that are left out of training, and those that are cut in validation."""
         counts = {
             "left out, because a side is empty": self._empty_pairs,
             f"left out of training, because a side has more than {self._longest} tokens": (
                 self._training.too_long
             ),
             f"cut to {self._longest} tokens a side for validation": sum(
-                max(map(len, pair)) > self._longest for pair in self._ids(*self._validation)
+                max(map(len, pair)) > self._longest
+                for pair in self._encode_pairs(*self._validation)
             ),
         }
-        found = [
+        notes = [
             f"{count:,} {'pair is' if count == 1 else 'pairs are'} {what}"
             for what, count in counts.items()
             if count
         ]
         if len(self._training.places) > _COUNTED:
-            found.append(
-                "lengths are reckoned from letters: a pair that turns out to be too long is left out when it comes"
+            notes.append(
+                "lengths are estimated from letters: pairs that turn out to be too long are left out"
             )
-        return found
+        return notes
 
-    def _ids(self, pairs: Sequence[Pair], languages: Iterable[str | None]) -> list[_Ids]:
+    def _encode_pairs(self, pairs: Sequence[Pair], languages: Iterable[str | None]) -> list[_Ids]:
         sources = self.source_subwords.encode([source for source, _ in pairs])
-        sources = [self._told(*one) for one in zip(sources, languages, strict=True)]
+        sources = [self._add_language(*one) for one in zip(sources, languages, strict=True)]
         targets = self.subwords.encode([target for _, target in pairs])
         return list(zip(sources, targets, strict=True))
 
-    def _told(self, ids: list[int], language: str | None) -> list[int]:
-        """The ids of a source after the token of the language that is wanted, if there is a choice."""
+    def _add_language(self, ids: list[int], language: str | None) -> list[int]:
+        """Puts the token of the requested language before the ids of a source, if there is a choice."""
         if not self.languages:
             return ids
-        return [self.source_subwords.tag(_tag(language or self.languages[0])), *ids]
+        return [self.source_subwords.tag(_name_tag(language or self.languages[0])), *ids]
 
     def check_batches(self, options: TrainingOptions, step: int = 0) -> None:
-        """Nothing, if there is a batch for a step, and the files are what they were."""
-        if "_training" in vars(self):  # else it is found now, which compares them
+        """Checks that there is a batch for a step and that the files have not changed."""
+        if "_training" in vars(self):  # else reading it checks them
             self._check_files()
         super().check_batches(options, step)
 
@@ -405,53 +402,53 @@ class TextTask(Task):
             places = self._training.places[order.batch(step + attempt)]
             languages = [self._of_corpora[number] for number in self._store.corpus_of(places)]
             pairs = self._store.pairs(places)
-            ids = self._ids(pairs, languages)
-            # Reckoned lengths let some through that are too long; very rarely all of a batch.
+            ids = self._encode_pairs(pairs, languages)
+            # Estimated lengths let some long pairs through; very rarely all of a batch.
             kept = [n for n, pair in enumerate(ids) if max(map(len, pair)) <= self._longest]
             if kept:
-                batch = _batch([ids[n] for n in kept])
+                batch = _make_batch([ids[n] for n in kept])
                 if not self.has_alignments:
                     return batch
                 lines = self._store.alignments(places[kept])
                 texts = [pairs[n] for n in kept]
-                return batch._replace(alignment=self._guide(batch, texts, lines))
+                return batch._replace(alignment=self._spread_links(batch, texts, lines))
         raise TaskError(f"{_MOST_TRIES:,} batches have no pair of at most {self._longest} tokens")
 
-    def _guide(
+    def _spread_links(
         self, batch: Batch, pairs: Sequence[Pair], lines: Sequence[str]
     ) -> NDArray[np.float32]:
-        """(B, T, S): where each target token should look."""
-        found = np.zeros((*batch.target.shape, batch.source.shape[1]), np.float32)
+        """(B, T, S): the source tokens that each target token should attend to."""
+        attention = np.zeros((*batch.target.shape, batch.source.shape[1]), np.float32)
         for n, (pair, line) in enumerate(zip(pairs, lines, strict=True)):
-            source, read = self.source_words(_unpadded(batch.source[n]))
-            target, said = self.target_words(_unpadded(batch.target[n]))
-            # Of text that has the sign of the subwords for a space tokens make other words than spaces do.
-            if [len(read), len(said)] == [len(words_between_spaces(text)) for text in pair]:
+            source, source_words = self.source_words(_unpad(batch.source[n]))
+            target, target_words = self.target_words(_unpad(batch.target[n]))
+            # Text that contains "▁" has other words by its tokens than by its spaces.
+            if [len(source_words), len(target_words)] == [len(split_words(text)) for text in pair]:
                 rows = spread(read_links(line, *pair), source, target)
-                found[n, : rows.shape[0], : rows.shape[1]] = rows
-        return found
+                attention[n, : rows.shape[0], : rows.shape[1]] = rows
+        return attention
 
-    def _new_order(self, seed: int, size: int, tokens: int) -> BatchOrder:
-        # Bounds of another kind of numbers would make a copy of the places.
+    def _make_order(self, seed: int, size: int, tokens: int) -> BatchOrder:
+        # Bounds of another dtype would copy the places.
         bounds = np.cumsum([0, *self._store.counts]).astype(np.uint32)
         ends = np.searchsorted(self._training.places, bounds)
         counts = np.diff(ends).tolist()
         return BatchOrder(self._training.lengths, seed, size, tokens, counts, self._weights)
 
     def validation_batches(self) -> list[Batch]:
-        """The validation pairs, cut to the longest length, those of like length together."""
+        """The validation pairs, cut to the longest length and grouped by length."""
         most = self._longest
-        pairs = [(s[:most], t[:most]) for s, t in self._ids(*self._validation)]
+        pairs = [(s[:most], t[:most]) for s, t in self._encode_pairs(*self._validation)]
         pairs.sort(key=lambda pair: len(pair[1]))
         return [
-            _batch(pairs[i : i + _VALIDATION_BATCH])
+            _make_batch(pairs[i : i + _VALIDATION_BATCH])
             for i in range(0, len(pairs), _VALIDATION_BATCH)
         ]
 
     def validation_texts(self) -> list[tuple[list[int], str]]:
-        """The source ids of the validation pairs, cut to the longest length, and their translations as they are."""
-        found = zip(self._ids(*self._validation), self._validation.pairs, strict=True)
-        return [(self._cut(ids), target) for (ids, _), (_, target) in found]
+        """The source ids of the validation pairs, cut to the longest length, and their uncut translations."""
+        pairs = zip(self._encode_pairs(*self._validation), self._validation.pairs, strict=True)
+        return [(self._cut(ids), target) for (ids, _), (_, target) in pairs]
 
     def same_vocabulary(self, chosen: Collection[str] = ()) -> dict[str, Any]:
         """The tokenizers."""
@@ -460,18 +457,18 @@ class TextTask(Task):
         return {"source_tokenizer": self.source_subwords, "target_tokenizer": self.subwords}
 
     def evaluation_items(self) -> list[Item]:
-        """The evaluation pairs, grouped by language; sources that are too long are cut, and say so."""
-        found = zip(self._ids(*self._evaluation), *self._evaluation, strict=True)
+        """The evaluation pairs, grouped by language; sources that are too long are cut and marked."""
+        pairs = zip(self._encode_pairs(*self._evaluation), *self._evaluation, strict=True)
         return [
             Item(self._cut(ids), *pair, language or "text", cut=len(ids) > self._longest)
-            for (ids, _), pair, language in found
+            for (ids, _), pair, language in pairs
         ]
 
     def _cut(self, ids: list[int]) -> list[int]:
         return ids if len(ids) <= self._longest else [*ids[: self._longest - 1], ids[-1]]
 
     def encode(self, line: str, language: str | None = None) -> list[int]:
-        """The source ids of a sentence; TaskError for one that is empty, no text or too long."""
+        """The source ids of a sentence; TaskError for one that is empty, not text or too long."""
         self.check_language(language)
         if not line.strip():
             raise TaskError("a sentence to translate must not be empty")
@@ -484,7 +481,7 @@ class TextTask(Task):
             raise TaskError(
                 f"a sentence to translate must have letters that the tokenizer keeps. Received: {line!r}"
             )
-        ids = self._told(ids, language)
+        ids = self._add_language(ids, language)
         if len(ids) > self._longest:
             raise TaskError(
                 f"a sentence to translate must have at most {self._longest} tokens, its end included. "
@@ -497,23 +494,23 @@ class TextTask(Task):
         return [*self.source_subwords.pieces(ids), "end"]
 
     def source_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
-        """The words of the source; the language is none."""
+        """The words of the source; the language is not text."""
         return self.source_subwords.words(ids)
 
     @property
     def reads(self) -> Reading:
         """Words and characters by rules; subwords by the SentencePiece tokenizer."""
         if self.languages:
-            return Reading(None, "a text does not say which language is wanted")
+            return Reading(None, "a text does not say which language to write")
         both = (self.source_subwords, self.subwords)
-        if any(x.unit == "subword" or not x.goes_by_word for x in both):
+        if any(x.unit == "subword" or not x.splits_at_spaces for x in both):
             return Reading(
                 "subword", "TensorFlow has no SentencePiece, but in the TensorFlow Text library"
             )
         return Reading(both[0].unit)
 
     def to_config(self) -> dict[str, Any]:
-        """Where the files are, what they held, and the longest target."""
+        """The files, their hashes, and the longest target."""
         return self._config
 
     def files(self) -> dict[str, bytes]:
@@ -521,7 +518,7 @@ class TextTask(Task):
         return self._files
 
 
-def _corpus(
+def _make_corpus(
     name: str,
     source: Path | str | None,
     target: Path | str | None,
@@ -538,16 +535,16 @@ def _corpus(
     return None
 
 
-def _resolved(path: Path | None) -> str | None:
+def _resolve(path: Path | None) -> str | None:
     return None if path is None else str(path.resolve())
 
 
-def _unpadded(ids: NDArray[np.int32]) -> list[int]:
+def _unpad(ids: NDArray[np.int32]) -> list[int]:
     return ids[ids != PAD_ID].tolist()
 
 
-def _both_sides(corpus: Corpus) -> list[Pair]:
-    """The pairs of a held-out part that a person gives.
+def _read_pairs(corpus: Corpus) -> list[Pair]:
+    """The pairs of a given held-out corpus.
 
     Raises:
         TaskError: if there are none.
@@ -558,43 +555,43 @@ def _both_sides(corpus: Corpus) -> list[Pair]:
     return pairs
 
 
-def _given_to_hold_out(
+def _read_held_out(
     name: str,
     source: Path | str | None,
     target: Path | str | None,
     others: Sequence[Mapping[str, Any]],
     languages: Sequence[str],
-) -> list[_Described]:
-    """What a person gives to be held out, each corpus with its language; nothing: it is taken from the text.
+) -> list[_Entry]:
+    """The corpora that the user gives to hold out, each with its language; empty if the text is to be split.
 
     Raises:
-        TaskError: if the language of one is not said, or not learned.
+        TaskError: if the language of one is missing, or not learned.
     """
-    found = [_described(one, name) for one in others]
-    if (first := _corpus(f"{name}_source", source, target)) is not None:
-        found.insert(0, _Described(first, 1.0, None))
+    entries = [_read_entry(one, name) for one in others]
+    if (first := _make_corpus(f"{name}_source", source, target)) is not None:
+        entries.insert(0, _Entry(first, 1.0, None))
     known = ", ".join(languages)
-    for one in found:
+    for one in entries:
         if one.language is None and len(languages) > 1:
             raise TaskError(
                 f"{one.corpus} must have a `target_language`, one of {known}: list it under `{name}` in a "
                 "--config file"
             )
         if one.language not in {None, *languages}:
-            wanted = f"one of {known}" if known else "left out, as it is of what is trained on"
+            expected = f"one of {known}" if known else "left out, as it is of what is trained on"
             raise TaskError(
-                f"the `target_language` of {one.corpus} must be {wanted}. Received: {one.language}"
+                f"the `target_language` of {one.corpus} must be {expected}. Received: {one.language}"
             )
-    return [one._replace(language=one.language or next(iter(languages), None)) for one in found]
+    return [one._replace(language=one.language or next(iter(languages), None)) for one in entries]
 
 
-def _described(corpus: Mapping[str, Any], list_: str = "corpora") -> _Described:
-    """A corpus, from what a person said of it in a list of the task."""
+def _read_entry(corpus: Mapping[str, Any], list_: str = "corpora") -> _Entry:
+    """A corpus, from an entry in a list of the task."""
     known = TextTask.lists[list_]
     if unknown := sorted(set(corpus) - set(known)):
         raise TaskError(f"one of `{list_}` has {', '.join(known)}. Received: {', '.join(unknown)}")
-    found = _corpus("source", *(corpus.get(name) for name in _FILES))
-    if found is None:
+    text = _make_corpus("source", *(corpus.get(name) for name in _FILES))
+    if text is None:
         raise TaskError("a corpus needs a source")
     language = corpus.get("target_language")
     if language is not None and not (isinstance(language, str) and _LANGUAGE.fullmatch(language)):
@@ -602,13 +599,13 @@ def _described(corpus: Mapping[str, Any], list_: str = "corpora") -> _Described:
             "`target_language` must be letters, digits, - and _, such as de or pt_BR. "
             f"Received: {language!r}"
         )
-    with values_from_people():
+    with convert_value_errors():
         weight = check_real("weight", corpus.get("weight", 1.0), least=0, exclusive=True)
-    return _Described(found, weight, language)
+    return _Entry(text, weight, language)
 
 
-def _languages(corpora: Sequence[_Described]) -> list[str]:
-    """The languages of the targets, in the order in which they come; none, if they have no names.
+def _list_languages(corpora: Sequence[_Entry]) -> list[str]:
+    """The languages of the targets, in order; none if they have no names.
 
     Raises:
         TaskError: if only some have one.
@@ -622,37 +619,37 @@ def _languages(corpora: Sequence[_Described]) -> list[str]:
     return list(languages)
 
 
-def _tag(language: str) -> str:
-    """What the token is called that asks for a language: with a space in it no piece of text can be called so."""
+def _name_tag(language: str) -> str:
+    """The name of a language's token: no piece of text has a space in its name."""
     return f"to {language}"
 
 
-def _text(lines: Iterable[str | None]) -> bytes:
+def _encode_lines(lines: Iterable[str | None]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def _train_on(store: PairStore, held_out: Iterable[_HeldOut]) -> NDArray[np.uint32]:
+def _select_training_places(store: PairStore, held_out: Iterable[_HeldOut]) -> NDArray[np.uint32]:
     """The places of the pairs whose sources are in no held-out part."""
-    kept_back = np.sort(digests([source for part in held_out for source, _ in part.pairs]))
+    kept_back = np.sort(hash_texts([source for part in held_out for source, _ in part.pairs]))
     places, count = np.empty(len(store), np.uint32), 0
     for first in range(0, len(store), _BLOCK):  # np.isin would sort the corpus
         sources = store.sources[first : first + _BLOCK]
-        nearest = kept_back[np.searchsorted(kept_back[:-1], sources)]
-        found = first + np.flatnonzero(nearest != sources)
-        places[count : count + len(found)] = found
-        count += len(found)
+        candidates = kept_back[np.searchsorted(kept_back[:-1], sources)]
+        chosen = first + np.flatnonzero(candidates != sources)
+        places[count : count + len(chosen)] = chosen
+        count += len(chosen)
     if not count:
-        raise TaskError("every sentence to train on is held out too")
+        raise TaskError("all sentences to train on are held out")
     return places[:count]
 
 
-def _sample(count: int, most: int) -> NDArray[np.int64]:
-    """Some of the numbers 0 to count - 1, in order; all of them if these are not too many."""
+def _sample_places(count: int, most: int) -> NDArray[np.int64]:
+    """Some of the numbers 0 to count - 1, in order; all of them if they are not more than `most`."""
     if count <= most:
         return np.arange(count)
-    return np.sort(permuted(np.arange(most), count, _SAMPLE_KEY))
+    return np.sort(permute(np.arange(most), count, _SAMPLE_KEY))
 
 
-def _batch(pairs: Sequence[_Ids]) -> Batch:
-    source, target = (padded(side, multiple=_MULTIPLE) for side in zip(*pairs, strict=True))
+def _make_batch(pairs: Sequence[_Ids]) -> Batch:
+    source, target = (pad_rows(side, multiple=_MULTIPLE) for side in zip(*pairs, strict=True))
     return Batch(source, target)

@@ -15,32 +15,32 @@ from numpy.typing import NDArray
 
 from heed._install import how_to_install
 from heed._numbers import check_integer
-from heed.seq2seq.errors import TaskError, values_from_people
+from heed.seq2seq.errors import TaskError, convert_value_errors
 
 PAD_ID, START_ID, END_ID, UNKNOWN_ID = 0, 1, 2, 3
 RESERVED = 4  # those
-_LARGEST = 2**31 - 1  # what sentencepiece's int holds
+_LARGEST = 2**31 - 1  # sentencepiece's int
 _SPACE = "▁"
-_WORDS = 1 << 16  # whose tokens are kept
-# What a token is, and what the library calls a model of such tokens.
+_WORDS = 1 << 16  # cached
+# sentencepiece's model types by unit.
 _MODEL_TYPES = {"subword": "bpe", "word": "word", "character": "char"}
 
 
 class Tokenizer:
-    """Text in tokens, by the sentencepiece library: models learned here, or made by others with any settings.
+    """Splits text into tokens with sentencepiece models: trained here, or made by others with any settings.
 
-    Ids 0 to 3 are padding, start, end and unknown, whatever they are in the model; its other pieces follow in their
-    order, then the tags, which no text gives. Encoding ends with the end token; decoding stops at it.
+    Ids 0 to 3 are padding, start, end and unknown, whatever their ids in the model; its other pieces follow in order,
+    then the tags, which no text contains. Encoding appends the end token; decoding stops at it.
 
     Args:
         model: a serialised sentencepiece model.
-        tags: what tokens beside those of the text are called; the last ids.
+        tags: names of tokens that are not text; the last ids.
 
     Raises:
         TaskError: if `model` is not one, or without sentencepiece.
 
-    Source: Sennrich, Haddow and Birch, "Neural machine translation of rare words with subword units"
-        (2016); Kudo and Richardson, "SentencePiece" (2018).
+    Source: Sennrich, Haddow and Birch, "Neural machine translation of rare words with subword units" (2016); Kudo and
+        Richardson, "SentencePiece" (2018).
     """
 
     def __init__(self, model: bytes, tags: Sequence[str] = ()) -> None:
@@ -50,10 +50,10 @@ class Tokenizer:
         self.model = model
         self.tags = tuple(tags)
         try:
-            if not model:  # of which the library would make one without pieces
+            if not model:  # the library would make one without pieces
                 raise ValueError
             self._processor = processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-            described = description.ModelProto.FromString(model)  # type: ignore[attr-defined]
+            description_proto = description.ModelProto.FromString(model)  # type: ignore[attr-defined]
         except Exception:  # sentencepiece raises RuntimeError and its own kinds
             why = "no SentencePiece model, or damaged" if model else "empty"
             raise TaskError(f"the tokenizer cannot be read: it is {why}") from None
@@ -64,17 +64,17 @@ class Tokenizer:
             processor.unk_id(): UNKNOWN_ID,
         }
         others = itertools.count(RESERVED)
-        self._ours = [
+        self._our_ids = [
             special[i] if i in special else next(others) for i in range(processor.get_piece_size())
         ]
-        self._theirs = {ours: theirs for theirs, ours in enumerate(self._ours)}
+        self._library_ids = {ours: library_ids for library_ids, ours in enumerate(self._our_ids)}
         self._first_tag = next(others)
-        kinds = described.trainer_spec.ModelType
+        kinds = description_proto.trainer_spec.ModelType
         self.unit = {kinds.WORD: "word", kinds.CHAR: "character"}.get(
-            described.trainer_spec.model_type, "subword"
+            description_proto.trainer_spec.model_type, "subword"
         )
-        self.goes_by_word = _goes_by_word(described)
-        self._word = lru_cache(_WORDS)(self._by_library)
+        self.splits_at_spaces = _check_splits_at_spaces(description_proto)
+        self._word = lru_cache(_WORDS)(self._encode_with_library)
 
     @classmethod
     def train(cls, lines: Iterable[str], vocabulary_size: int, unit: str = "subword") -> Tokenizer:
@@ -82,10 +82,9 @@ class Tokenizer:
 
         Args:
             lines: text, one sentence each, without line breaks.
-            vocabulary_size: int; at most this many tokens with the reserved ones. A text that does
-                not hold so many gets fewer.
-            unit: what a token is: "subword", learned by byte-pair encoding; "word", what stands between spaces, the
-                most frequent ones, and all that come once are unknown; or "character", the most frequent ones.
+            vocabulary_size: the most tokens, reserved ones included. A text that does not hold so many gets fewer.
+            unit: a token is a "subword", learned by byte-pair encoding; a "word" between spaces, the most frequent
+                ones, and words that come once are unknown; or a "character", the most frequent ones.
 
         Raises:
             TaskError: if the size is smaller than the number of characters of subwords, or `lines` is empty.
@@ -95,22 +94,22 @@ class Tokenizer:
             >>> tokenizer.pieces(tokenizer.encode(["the cat sat"])[0])
             ['▁the', '▁<unk>', '▁sat']
         """
-        with values_from_people():
+        with convert_value_errors():
             vocabulary_size = check_integer("vocabulary_size", vocabulary_size, least=RESERVED + 1)
         check_unit(unit)
         vocabulary_size = min(vocabulary_size, _LARGEST)
         kept = [line for line in lines if line.strip()]
         if not kept:
-            raise TaskError("a tokenizer cannot be learned from no text")
-        if unit == "word" and not (kept := _without_single_words(kept)):
+            raise TaskError("a tokenizer cannot be learned from an empty text")
+        if unit == "word" and not (kept := _drop_single_words(kept)):
             raise TaskError("a vocabulary of words needs a text in which some come more than once")
         try:
-            return cls(_trained(kept, vocabulary_size, unit))
+            return cls(_train_model(kept, vocabulary_size, unit))
         except RuntimeError as error:
-            # The library names the bound that it needs only in its message.
+            # Only the library's message has the bound.
             bound = re.search(r"value (<=|>=?|>) (\d+)|size .*?(\d+) is too small", str(error))
             if bound and bound.group(1) == "<=":
-                return cls(_trained(kept, int(bound.group(2)), unit))
+                return cls(_train_model(kept, int(bound.group(2)), unit))
             raise TaskError(
                 f"a tokenizer of {vocabulary_size} pieces cannot be learned from this text: "
                 f"{_first_line(error)}"
@@ -130,60 +129,58 @@ class Tokenizer:
         return [[*self._ids(text), END_ID] for text in texts]
 
     def _ids(self, text: str) -> Iterable[int]:
-        """Where no token goes beyond a word, the library is asked once for each: words come again."""
-        if self.goes_by_word and self.unit == "word":
-            text = text.replace(
-                _SPACE, " "
-            )  # and unknown words stay apart, which the library joins
-        elif not self.goes_by_word or _SPACE in text:  # the library's own sign for a space
-            return self._by_library(text)
-        # Between two spaces is a word of no tokens. A loop in Python would take most of a batch's time.
+        """The ids of a text; words are cached where no token goes beyond a word."""
+        if self.splits_at_spaces and self.unit == "word":
+            text = text.replace(_SPACE, " ")  # the library would join unknown words
+        elif not self.splits_at_spaces or _SPACE in text:
+            return self._encode_with_library(text)
+        # Between two spaces is a word without tokens. A loop in Python would take most of a batch's time.
         return itertools.chain.from_iterable(map(self._word, text.split(" ")))
 
-    def _by_library(self, text: str) -> list[int]:
-        return [self._ours[i] for i in self._processor.encode(text)]
+    def _encode_with_library(self, text: str) -> list[int]:
+        return [self._our_ids[i] for i in self._processor.encode(text)]
 
     def counts(self, texts: Sequence[str]) -> NDArray[np.uint16]:
-        """(N,) how many ids each text has, the end token included; more than 65,535 count as these."""
+        """(N,) the number of ids of each text, the end token included, at most 65,535."""
         counts = (1 + sum(1 for _ in self._ids(text)) for text in texts)
         most = np.iinfo(np.uint16).max
         return np.fromiter((min(count, most) for count in counts), np.uint16, len(texts))
 
     def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
-        """The text of each row of ids, up to its end token; tags say nothing, an unknown token "⁇"."""
-        found = []
+        """The text of each row of ids, up to its end token; tags give nothing, an unknown token "⁇"."""
+        texts = []
         for row in rows:
-            theirs = [self._theirs[i] for i in _before_end(row) if i in self._theirs]
-            text = str(self._processor.decode(theirs))
-            # Before an unknown word the library writes a space, also where it is the first.
-            found.append(text.strip(" ") if self.unit == "word" else text)
-        return found
+            library_ids = [self._library_ids[i] for i in cut_at_end(row) if i in self._library_ids]
+            text = str(self._processor.decode(library_ids))
+            # The library writes a space before each unknown word, even the first.
+            texts.append(text.strip(" ") if self.unit == "word" else text)
+        return texts
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """What each id up to the end token stands for, as a label; "▁" marks the start of a word."""
-        return [self._label(i) for i in _before_end(ids)]
+        """A label for each id up to the end token; "▁" marks the start of a word."""
+        return [self._label(i) for i in cut_at_end(ids)]
 
     def _label(self, i: int) -> str:
         if i >= self._first_tag:
             return self.tags[i - self._first_tag]
-        piece = str(self._processor.id_to_piece(self._theirs[i]))
+        piece = str(self._processor.id_to_piece(self._library_ids[i]))
         return f"{_SPACE}{piece}" if i == UNKNOWN_ID and self.unit == "word" else piece
 
     def words(self, ids: Iterable[int]) -> tuple[list[int | None], list[str]]:
-        """Which word each id is part of, None for one that is no text, such as an end or a tag; and the words."""
-        return words_of(
+        """The word that each id is part of (None if it is not text, such as an end or a tag), and the words."""
+        return group_words(
             [self._label(i) if END_ID < i < self._first_tag else None for i in map(int, ids)]
         )
 
 
-def words_of(pieces: Sequence[str | None]) -> tuple[list[int | None], list[str]]:
-    """Which word each piece is part of, and the words: "▁" stands for the space before one.
+def group_words(pieces: Sequence[str | None]) -> tuple[list[int | None], list[str]]:
+    """The word that each piece is part of, and the words: "▁" stands for the space before one.
 
     Args:
-        pieces: of a tokenizer; None for one that is no text.
+        pieces: of a tokenizer; None for one that is not text.
 
     Example:
-        >>> words_of(["▁the", "▁c", "at", "▁", "s", None])
+        >>> group_words(["▁the", "▁c", "at", "▁", "s", None])
         ([0, 1, 1, 2, 2, None], ['the', 'cat', 's'])
     """
     words: list[str] = [""]
@@ -198,29 +195,30 @@ def words_of(pieces: Sequence[str | None]) -> tuple[list[int | None], list[str]]
         numbers.append(len(words) - 1)
     if words[-1]:
         return numbers, words
-    # Spaces at the end, or nothing at all, are no word.
+    # Trailing spaces are not a word.
     return [None if n == len(words) - 1 else n for n in numbers], words[:-1]
 
 
-def _before_end(ids: Iterable[int]) -> list[int]:
+def cut_at_end(ids: Iterable[int]) -> list[int]:
+    """The ids before the end token, without padding and start."""
     before = itertools.takewhile(lambda i: i != END_ID, map(int, ids))
     return [i for i in before if i not in (PAD_ID, START_ID)]
 
 
 def check_unit(unit: str) -> None:
-    """TaskError if there are no tokens of this unit."""
+    """Raises a TaskError if there are no tokens of this unit."""
     if unit not in _MODEL_TYPES:
         raise TaskError(f"`unit` must be one of {', '.join(_MODEL_TYPES)}. Received: {unit!r}")
 
 
-def _without_single_words(lines: Sequence[str]) -> list[str]:
-    """The lines without the words that come once, so that training meets unknown words; lines without a word go."""
+def _drop_single_words(lines: Sequence[str]) -> list[str]:
+    """Drops words that come once, so that training meets unknown words, and lines without a word."""
     counts = Counter(itertools.chain.from_iterable(line.split(" ") for line in lines))
     kept = (" ".join(word for word in line.split(" ") if counts[word] > 1) for line in lines)
     return [line for line in kept if line.strip()]
 
 
-def _trained(lines: Sequence[str], vocabulary_size: int, unit: str) -> bytes:
+def _train_model(lines: Sequence[str], vocabulary_size: int, unit: str) -> bytes:
     model = io.BytesIO()
     _sentencepiece().SentencePieceTrainer.train(
         sentence_iterator=iter(lines),
@@ -242,19 +240,18 @@ def _trained(lines: Sequence[str], vocabulary_size: int, unit: str) -> bytes:
     return model.getvalue()
 
 
-def _goes_by_word(described: Any) -> bool:
-    """Whether the tokens of a text are surely those of its words, parted by single spaces, one after the other.
+def _check_splits_at_spaces(description_proto: Any) -> bool:
+    """Whether the tokens of a text are certainly those of its words, separated by single spaces, one after the other.
 
-    That is so if the text is not normalised, each word is marked where it begins, no piece has that mark further on,
-    and segmentation is by rules: of two unigram paths that are equally likely, rounding may choose another in a whole
-    sentence.
+    That holds if the text is not normalised, words are marked where they begin, no piece has that mark further on, and
+    segmentation is by rules: of two equally likely unigram paths rounding may choose another in a whole sentence.
     """
-    trainer, normalizer = described.trainer_spec, described.normalizer_spec
-    texts = (described.SentencePiece.NORMAL, described.SentencePiece.UNUSED)
+    trainer, normalizer = description_proto.trainer_spec, description_proto.normalizer_spec
+    texts = (description_proto.SentencePiece.NORMAL, description_proto.SentencePiece.UNUSED)
     others = (
-        described.SentencePiece.CONTROL,
-        described.SentencePiece.UNKNOWN,
-        described.SentencePiece.BYTE,
+        description_proto.SentencePiece.CONTROL,
+        description_proto.SentencePiece.UNKNOWN,
+        description_proto.SentencePiece.BYTE,
     )
     words = trainer.model_type == trainer.WORD
     return (
@@ -263,10 +260,10 @@ def _goes_by_word(described: Any) -> bool:
         and normalizer.add_dummy_prefix
         and normalizer.remove_extra_whitespaces
         and normalizer.escape_whitespaces
-        and (words or any(one.piece == _SPACE for one in described.pieces))
+        and (words or any(one.piece == _SPACE for one in description_proto.pieces))
         and all(
             one.type in others or (one.type in texts and _SPACE not in one.piece[1:])
-            for one in described.pieces
+            for one in description_proto.pieces
         )
     )
 

@@ -1,4 +1,4 @@
-"""The model of a run: new, or with the weights that training gave it."""
+"""Makes the model of a run, new or with trained weights."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MODEL, _TEMPORARY = "model.keras", ".part."
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
 
 
-def model_config(run: RunFolder) -> Any:
-    """What the run's model is made of.
+def read_model_config(run: RunFolder) -> Any:
+    """The config of the run's model.
 
     Raises:
         TaskError: if its config.json does not describe a model.
@@ -33,43 +33,45 @@ def model_config(run: RunFolder) -> Any:
         raise TaskError(f"{run.path} is damaged: its model cannot be made: {error}") from None
 
 
-def new_model(run: RunFolder, precision: str = "float32") -> Any:
-    """The run's model with its first weights, a function of its seed.
+def make_model(run: RunFolder, precision: str = "float32") -> Any:
+    """Makes the run's model with its first weights, a function of its seed.
 
     The states of all random generators stay as they are.
 
     Args:
         run: the run folder.
-        precision: what its layers compute in, "float32" or "bfloat16"; its weights are float32.
+        precision: "float32" or "bfloat16", in which its layers compute; its weights are float32.
 
     Raises:
         TaskError: if its config does not describe a model.
     """
-    return built(run.config["architecture"], model_config(run), run.options.seed, precision)
+    return build_model(
+        run.config["architecture"], read_model_config(run), run.options.seed, precision
+    )
 
 
-def built(name: str, config: Config, seed: int, precision: str = "float32") -> Any:
-    """A model with its first weights.
+def build_model(name: str, config: Config, seed: int, precision: str = "float32") -> Any:
+    """Builds a model with its first weights.
 
     Args:
-        name: of its architecture.
-        config: of that.
-        seed: what the weights are drawn from.
-        precision: as for `new_model`.
+        name: its architecture.
+        config: its config.
+        seed: determines the weights.
+        precision: as for `make_model`.
 
     Raises:
         TaskError: if it does not fit into memory.
     """
     check_model(config)
-    with _seeds_from(seed):
+    with _seed_keras(seed):
         model = architecture(name).model(config, dtype=_POLICIES[precision])
         model.build()
     return model
 
 
 @contextmanager
-def _seeds_from(seed: int) -> Iterator[None]:
-    """Meanwhile Keras takes the seeds of initializers and dropout, which it draws with `random`, from `seed`."""
+def _seed_keras(seed: int) -> Iterator[None]:
+    """Seeds Keras' initializers and dropout, whose seeds it draws with `random`, in the block."""
     state = random.getstate()
     random.seed(seed)
     try:
@@ -78,52 +80,51 @@ def _seeds_from(seed: int) -> Iterator[None]:
         random.setstate(state)
 
 
-def trained_model(
-    run: RunFolder, say: Callable[[str], object] = warnings.warn
+def load_model(
+    run: RunFolder, warn: Callable[[str], object] = warnings.warn
 ) -> tuple[Any, dict[str, Any]]:
-    """The run's model with its final weights, or with those of its newest checkpoint.
+    """Loads the run's model with its final weights, or with those of its newest checkpoint.
 
     Args:
         run: the run folder.
-        say: is called with a line for each newer checkpoint that is damaged.
+        warn: called with a line for each newer checkpoint that is damaged.
 
     Returns:
-        The model, and which weights it has: "step", after how many they were taken, and of a mean of checkpoints
-        "averaged", the steps of these.
+        The model, and a description of its weights: "step", and for a mean of checkpoints "averaged", their steps.
 
     Raises:
         TaskError: if there are no weights yet, or they are damaged.
     """
-    model = new_model(run)
-    most = checkpoint.most_bytes(model.weights)
+    model = make_model(run)
+    most = checkpoint.max_bytes(model.weights)
     if run.weights.exists():
         try:
             arrays, meta = checkpoint.load(run.weights, most)
         except TaskError as error:
             raise TaskError(f"{error}; repair it with: heed train --resume {run.path}") from None
     else:
-        latest = checkpoint.load_latest(run.checkpoints, say, most)
+        latest = checkpoint.load_latest(run.checkpoints, warn, most)
         if latest is None:
             raise TaskError(
                 f"{run.path} has no weights yet: train it with `heed train --resume {run.path}`"
             )
         arrays, meta = latest
-    assign(model.weights, checkpoint.weights_of(arrays), run)
+    assign(model.weights, checkpoint.select_weights(arrays), run)
     return model, {name: meta[name] for name in ("step", "averaged") if name in meta}
 
 
 def write_trained(run: RunFolder, weights: Sequence[NDArray[Any]], meta: Mapping[str, Any]) -> None:
-    """Writes the final weights, as weights.npz and as model.keras, which Keras opens after `import heed`.
+    """Writes the final weights to weights.npz and to model.keras, which Keras opens after `import heed`.
 
     Args:
         run: the run folder.
         weights: the values of the model's weights.
-        meta: what else weights.npz says; its "step" is that of the weights.
+        meta: plain values for weights.npz; "step" is that of the weights.
 
     Raises:
         OSError: if they cannot be written; weights.npz is then as it was.
     """
-    model = new_model(run)
+    model = make_model(run)
     assign(model.weights, weights, run)
     temporary = run.path / f"{_TEMPORARY}{MODEL}"
     try:
@@ -131,25 +132,25 @@ def write_trained(run: RunFolder, weights: Sequence[NDArray[Any]], meta: Mapping
         temporary.replace(run.path / MODEL)
     finally:
         temporary.unlink(missing_ok=True)
-    checkpoint.save(run.weights, {"weight": weights}, meta)  # last: who has it is complete
+    checkpoint.save(run.weights, {"weight": weights}, meta)  # last: it marks the run as complete
 
 
-def check(variables: Sequence[Any], values: Sequence[NDArray[Any]], run: RunFolder) -> None:
-    """Nothing, if there is a value of the right shape for each variable.
+def check_values(variables: Sequence[Any], values: Sequence[NDArray[Any]], run: RunFolder) -> None:
+    """Checks that there is a value of the right shape for each variable.
 
     Raises:
-        TaskError: otherwise.
+        TaskError: if not.
     """
     if [value.shape for value in values] != [tuple(variable.shape) for variable in variables]:
         raise TaskError(f"{run.path} is damaged: its weights are not those of its model")
 
 
 def assign(variables: Sequence[Any], values: Sequence[NDArray[Any]], run: RunFolder) -> None:
-    """Gives each variable its value.
+    """Assigns each variable its value.
 
     Raises:
-        TaskError: if there are more or fewer, or a shape differs; then none is changed.
+        TaskError: if the numbers or a shape differ; then none is changed.
     """
-    check(variables, values, run)
+    check_values(variables, values, run)
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)

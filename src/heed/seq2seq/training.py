@@ -1,4 +1,4 @@
-"""The training loop: one for one machine and for many, and it can be killed at any step."""
+"""The training loop: on one machine or many, and safe to kill at any step."""
 
 from __future__ import annotations
 
@@ -24,20 +24,18 @@ from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.stop_request import StopRequest
 from heed.seq2seq.task import Batch, Task
-from heed.seq2seq.trained_model import assign, check, new_model, write_trained
+from heed.seq2seq.trained_model import assign, check_values, make_model, write_trained
 from heed.seq2seq.training_log import TrainingLog
 from heed.seq2seq.training_step import TrainingStep
 from heed.seq2seq.validation_score import ValidationScore
 
 _RECORD_EVERY = 10  # steps in one line of metrics
 _TITLES = {"bleu": "BLEU", "chrf": "chrF"}
-
-
-_STOPS = "stopping after this step: it is saved first; once more stops at once"
+_STOP_NOTICE = "stopping after this step: it is saved first; once more stops at once"
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM while training. The message says where the run stands and how to go on.
+    """Ctrl-C or SIGTERM during training. The message says where the run stands and how to continue.
 
     Args:
         message: the line.
@@ -54,11 +52,11 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Trained:
-    """How a training ended.
+    """The result of a training.
 
     Args:
-        steps: how many steps were taken in all.
-        seconds: how long they took, over all sittings, validation and checkpoints included.
+        steps: steps taken in all.
+        seconds: their time, over all sittings, validation and checkpoints included.
         stopped_early: whether validation stopped it.
         best_step: the step of the best validation; its weights are kept if `patience` is set.
     """
@@ -71,10 +69,9 @@ class Trained:
 
 @dataclass
 class _Progress:
-    """What the loop knows beside weights and optimizer state; plain values for the checkpoint.
+    """The state of the loop beside weights and optimizer, as plain values for the checkpoint.
 
-    Batches and learning rates are functions of the step, so nothing of them is here. `steps` is how many there were to
-    be when it was written.
+    Batches and learning rates are functions of the step, so they are not here. `steps` is the planned number of steps.
     """
 
     step: int = 0
@@ -91,29 +88,28 @@ class _Progress:
 def train(
     run: RunFolder, *, strategy: tf.distribute.Strategy | None = None, progress: bool = True
 ) -> Trained:
-    """Trains a run from where it stands to its end, and writes its final weights.
+    """Trains a run to its end, from where it stands, and writes its final weights.
 
-    A run that was stopped, by whatever, goes on from its newest checkpoint. On the same machine the
-    final weights are the same, bit for bit, as if it had not been stopped. For that TensorFlow's
-    operations are deterministic meanwhile, in the whole process; the states of random generators
-    stay as they are.
+    An interrupted run resumes from its newest checkpoint. On the same machine its final weights are bit for bit those
+    of an uninterrupted run. For that TensorFlow's operations are deterministic in the whole process during training;
+    the states of random generators stay as they are.
 
     Args:
-        run: the run folder. It says everything: what is learned, how, with which seed.
-        strategy: the tf.distribute strategy; None takes the current one. The batch is split over
-            its replicas. Only its first worker writes.
+        run: the run folder, which holds the task, the options and the seed.
+        strategy: the tf.distribute strategy; None takes the current one. The batch is split over its replicas. Only its
+            first worker writes.
         progress: whether to show progress on stderr.
 
     Returns:
-        How it ended. A run that is complete already is left as it is.
+        How it ended. A complete run is left as it is.
 
     Raises:
-        TaskError: if the folder is damaged, its text has changed, another process trains in it, or
-            Keras does not run on TensorFlow.
+        TaskError: if the folder is damaged, its text has changed, another process trains in it, or Keras does not run
+            on TensorFlow.
         OSError: if it cannot be written, as when the disk is full. The last checkpoint is intact.
-        MemoryError: if the memory does not suffice. The last checkpoint is intact.
-        TrainingInterrupted: on Ctrl-C or SIGTERM, after the step at hand has been saved. A second signal does not wait
-            for that; the last checkpoint is intact then too.
+        MemoryError: if memory runs out. The last checkpoint is intact.
+        TrainingInterrupted: on Ctrl-C or SIGTERM, after the current step has been saved. A second signal does not wait
+            for that; the last checkpoint is intact.
     """
     if keras.backend.backend() != "tensorflow":
         raise TaskError("training needs Keras on TensorFlow: set KERAS_BACKEND=tensorflow")
@@ -124,32 +120,28 @@ def train(
 
 
 class _Training:
-    """One sitting: the model, its optimizer and where the run stands."""
+    """One sitting: the model, its optimizer and the progress."""
 
     def __init__(self, run: RunFolder, strategy: tf.distribute.Strategy, chief: bool) -> None:
         self._run, self._chief = run, chief
         self._options: TrainingOptions = run.options
         self._task: Task = run.task()
         with strategy.scope():
-            self._model = new_model(run, self._options.precision)
+            self._model = make_model(run, self._options.precision)
         self._step = TrainingStep(
-            self._model,
-            self._options,
-            strategy,
-            self._task.one_shape,
-            self._task.has_alignments,
+            self._model, self._options, strategy, self._task.one_shape, self._task.has_alignments
         )
         self._at = _Progress(steps=self._options.steps)
         self._best: list[np.ndarray] = []  # the weights of the best validation, if they are kept
         self._saved = 0
-        self._score: ValidationScore | None = None  # of translations, if they are asked for
-        self._notes: list[str] = []  # what to say once the log is open
+        self._score: ValidationScore | None = None  # of translations, if requested
+        self._notes: list[str] = []  # to write once the log is open
         self._restore()
 
-    # What a checkpoint holds ----------------------------------------------------------------------
+    # Checkpoints ----------------------------------------------------------------------------------
 
     def _variables(self) -> dict[str, Sequence[Any]]:
-        """Weights under the name that translation looks for; "other": the random generators of dropout."""
+        """The variables of a checkpoint; translation reads "weight"; "other" holds the random generators of dropout."""
         weights = {id(variable) for variable in self._model.weights}
         return {
             "weight": self._model.weights,
@@ -160,7 +152,7 @@ class _Training:
         }
 
     def _save(self, stopped: bool = False) -> None:
-        """Writes a checkpoint: a regular one, or that of a stop, which the next regular one replaces."""
+        """Writes a checkpoint: a regular one, or one of a stop, which the next regular one replaces."""
         at, folder = self._at, self._run.checkpoints
         if self._chief:
             arrays = {**self._variables(), "best": self._best}
@@ -171,7 +163,7 @@ class _Training:
         self._saved = at.step
 
     def _restore(self) -> None:
-        most = checkpoint.most_bytes(self._model.weights)
+        most = checkpoint.max_bytes(self._model.weights)
         latest = checkpoint.load_latest(self._run.checkpoints, self._notes.append, most)
         if latest is None:
             self._begin()
@@ -182,66 +174,70 @@ class _Training:
         try:
             self._at = _Progress(**meta)
         except TypeError:
-            raise TaskError(f"{self._run.path} is damaged: its checkpoint is not one") from None
+            raise TaskError(
+                f"{self._run.path} is damaged: its checkpoint has unknown fields"
+            ) from None
         self._best = arrays.get("best", [])
         self._saved = self._at.step
-        if self._at.steps < self._options.steps:  # it is trained on
+        if self._at.steps < self._options.steps:  # the run was extended
             self._at.steps = self._options.steps
             self._at.stopped_early, self._at.without_better = False, 0
 
     def _begin(self) -> None:
-        """Takes the weights of another run, if it is to go on from them."""
+        """Takes the initial weights from another run, if there are some."""
         if INITIAL not in self._run.config["files"]:
             return
-        self._run.read(INITIAL)  # which compares the checksum
+        self._run.read(INITIAL)  # compares the checksum
         arrays, meta = checkpoint.load(self._run.path / INITIAL)
         assign(self._model.weights, arrays.get("weight", []), self._run)
         if self._step.average:
             assign(self._step.average, arrays["weight"], self._run)
-        self._notes.append(str(meta.get("said", "")))
+        self._notes.append(str(meta.get("note", "")))
 
     # The loop -------------------------------------------------------------------------------------
 
     def run(self, progress: bool) -> Trained:
         at, options = self._at, self._options
-        if self._finished() and self._is_written():
+        if self._is_finished() and self._is_written():
             return self._result()
-        if not self._finished():
+        if not self._is_finished():
             self._prepare()
         began = time.monotonic() - at.seconds
         with TrainingLog(
             self._run, at.step, options.steps, progress=progress, writes=self._chief
         ) as log:
-            log.say(self._description())
-            log.say(
+            log.write(self._describe())
+            log.write(
                 f"{'resumed' if at.step else 'began'} at step {at.step} of {options.steps}",
                 show=at.step > 0,
             )
             for note in self._notes:
-                log.say(note)
-            stop = StopRequest(lambda: at.step == self._saved, _STOPS if progress else "")
+                log.write(note)
+            stop = StopRequest(lambda: at.step == self._saved, _STOP_NOTICE if progress else "")
             try:
                 with stop:
-                    if not self._finished():
+                    if not self._is_finished():
                         self._take_steps(log, began, stop)
                     self._finish(log)
             except KeyboardInterrupt:
                 with contextlib.suppress(OSError):
-                    log.say(self._where(), show=False)
-                raise TrainingInterrupted(self._where(), stop.signal or signal.SIGINT) from None
+                    log.write(self._describe_position(), show=False)
+                raise TrainingInterrupted(
+                    self._describe_position(), stop.signal or signal.SIGINT
+                ) from None
             except OSError as error:
-                text = f"{error.strerror or error}; {self._where()}"
+                text = f"{error.strerror or error}; {self._describe_position()}"
                 where = error.filename or str(self._run.path)
                 raise OSError(error.errno or 0, text, where) from None
             except (MemoryError, tf.errors.ResourceExhaustedError):
                 raise MemoryError(
                     f"not enough memory for the model and a batch of {options.batch_size} "
-                    f"(--batch-size); {self._where()}"
+                    f"(--batch-size); {self._describe_position()}"
                 ) from None
         return self._result()
 
     def _prepare(self) -> None:
-        """Does what may be refused, before anything is written: the folder then stays as it is."""
+        """Does all that may fail before anything is written: the folder then stays as it is."""
         options, task = self._options, self._task
         task.check_batches(options, self._at.step)
         self._notes += task.notes()
@@ -250,20 +246,20 @@ class _Training:
 
     def _take_steps(self, log: TrainingLog, began: float, stop: StopRequest) -> None:
         at, options = self._at, self._options
-        with contextlib.closing(_ahead(self._task, options, at.step)) as batches:
-            for of_step in batches:
-                self._take(of_step, log)
+        with contextlib.closing(_prefetch(self._task, options, at.step)) as batches:
+            for step_batches in batches:
+                self._take(step_batches, log)
                 at.seconds = time.monotonic() - began
                 self._after_step(log)
                 if stop.signal:
                     if self._saved < at.step:
                         self._save(stopped=True)
                     raise KeyboardInterrupt
-                if self._finished():
+                if self._is_finished():
                     break
 
-    def _description(self) -> str:
-        """What is trained: the first line, long before the first validation."""
+    def _describe(self) -> str:
+        """Describes the training: the first line, long before the first validation."""
         task, options = self._task, self._options
         size = f"{options.accumulate * options.batch_size:,} pairs"
         if options.batch_tokens:
@@ -279,9 +275,9 @@ class _Training:
         if not self._run.weights.exists():
             return False
         try:
-            most = checkpoint.most_bytes(self._model.weights)
+            most = checkpoint.max_bytes(self._model.weights)
             arrays, _ = checkpoint.load(self._run.weights, most)
-            check(self._model.weights, arrays.get("weight", []), self._run)
+            check_values(self._model.weights, arrays.get("weight", []), self._run)
         except TaskError as error:
             self._notes.append(
                 f"{error}; weights.npz is written again from the checkpoint of step {self._at.step}"
@@ -289,13 +285,13 @@ class _Training:
             return False
         return True
 
-    def _where(self) -> str:
+    def _describe_position(self) -> str:
         return (
             f"stopped at step {self._at.step} of {self._options.steps}; continue from step "
             f"{self._saved} with: heed train --resume {self._run.path}"
         )
 
-    def _finished(self) -> bool:
+    def _is_finished(self) -> bool:
         return self._at.step >= self._options.steps or self._at.stopped_early
 
     def _result(self) -> Trained:
@@ -314,7 +310,7 @@ class _Training:
         log.advance(at.step)
 
     def _after_step(self, log: TrainingLog) -> None:
-        """Metrics, validation and checkpoint: in this order, so that a checkpoint covers both."""
+        """Writes metrics, validation and checkpoint, in this order, so that a checkpoint covers both."""
         at, options = self._at, self._options
         last = at.step == options.steps
         validates = last or at.step % options.validate_every == 0
@@ -327,19 +323,19 @@ class _Training:
             }
             at.loss_sum, at.loss_count = 0.0, 0
             if validates:
-                record |= self._validated(log, record["loss"])
+                record |= self._validate(log, record["loss"])
             log.record(record)
         if last or at.stopped_early or at.step % options.checkpoint_every == 0:
             self._save()
             log.flush()
 
-    def _validated(self, log: TrainingLog, loss: float) -> dict[str, Any]:
+    def _validate(self, log: TrainingLog, loss: float) -> dict[str, Any]:
         at, patience, name = self._at, self._options.patience, self._options.validate_with
-        with self._step.averaged():
+        with self._step.use_average():
             result = self._step.validate(self._validation_batches)._asdict()
-            # Copies, for training goes on in the variables.
-            wanted = self._model.weights if patience or self._score is not None else ()
-            weights = [np.array(weight.numpy()) for weight in wanted]
+            # Copies: training goes on in the variables.
+            variables = self._model.weights if patience or self._score is not None else ()
+            weights = [np.array(weight.numpy()) for weight in variables]
         if self._score is not None:
             result[name] = self._score(weights)
         score = result[name] if self._score is not None else -result["loss"]
@@ -351,7 +347,7 @@ class _Training:
             at.without_better += 1
             at.stopped_early = 0 < patience <= at.without_better
         translated = f"{_TITLES[name]} {score:.1f}  " if self._score is not None else ""
-        log.say(
+        log.write(
             f"step {at.step}/{self._options.steps}  loss {loss:.4f}  "
             f"validation loss {result['loss']:.4f}  {translated}exact {100 * result['exact']:.1f} %  "
             f"{at.seconds:.0f} s"
@@ -365,18 +361,20 @@ class _Training:
     def _finish(self, log: TrainingLog) -> None:
         at = self._at
         if self._best:
-            log.say(f"kept the weights of step {at.best_step}, the best in validation")
+            log.write(f"kept the weights of step {at.best_step}, the best in validation")
         if self._chief:
             weights = self._best or self._step.average or self._model.weights
             step = at.best_step if self._best else at.step
-            write_trained(self._run, [_value(weight) for weight in weights], {"step": step})
-        log.say(f"finished at step {at.step} after {at.seconds:.1f} s", show=False)
+            write_trained(self._run, [_to_numpy(weight) for weight in weights], {"step": step})
+        log.write(f"finished at step {at.step} after {at.seconds:.1f} s", show=False)
 
 
-def _ahead(task: Task, options: TrainingOptions, step: int) -> Generator[list[Batch], None, None]:
-    """The batches of each step from `step` on; a second thread makes the next ones while these are used."""
+def _prefetch(
+    task: Task, options: TrainingOptions, step: int
+) -> Generator[list[Batch], None, None]:
+    """Yields the batches of each step from `step` on; a second thread makes the next ones meanwhile."""
 
-    def of_step(step: int) -> list[Batch]:
+    def make_batches(step: int) -> list[Batch]:
         first = step * options.accumulate
         return [
             task.training_batch(options.seed, number, options.batch_size, options.batch_tokens)
@@ -384,14 +382,14 @@ def _ahead(task: Task, options: TrainingOptions, step: int) -> Generator[list[Ba
         ]
 
     with ThreadPoolExecutor(max_workers=1) as pool:
-        coming = pool.submit(of_step, step)
-        for following in range(step + 1, options.steps + 1):
-            batches = coming.result()
-            coming = pool.submit(of_step, following)
+        future = pool.submit(make_batches, step)
+        for next_step in range(step + 1, options.steps + 1):
+            batches = future.result()
+            future = pool.submit(make_batches, next_step)
             yield batches
 
 
-def _value(weight: Any) -> np.ndarray:
+def _to_numpy(weight: Any) -> np.ndarray:
     return weight if isinstance(weight, np.ndarray) else np.asarray(weight.numpy())
 
 
@@ -404,7 +402,7 @@ def _is_chief(strategy: tf.distribute.Strategy) -> bool:
 
 @contextlib.contextmanager
 def _deterministic() -> Iterator[None]:
-    """Makes TensorFlow add in the same order each time, or say that it cannot; then as it was.
+    """Makes TensorFlow's operations deterministic in the block, or raise if they cannot be.
 
     Left on, it would change the caller's own work: Keras then compiles nothing with XLA.
     """

@@ -1,4 +1,4 @@
-"""What is written while training: metrics.jsonl, TensorBoard events, train.log, and the progress bar."""
+"""Output of a training: metrics.jsonl, TensorBoard events, train.log, and the progress bar."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LARGEST = 2**63  # of a number in metrics.jsonl; NaN and infinity are not writt
 
 
 def read_metrics(path: Path, last_step: int | None = None) -> list[dict[str, Any]]:
-    """The records of a metrics.jsonl, in order.
+    """Reads the records of a metrics.jsonl, in order.
 
     Args:
         path: the file; a missing one holds no records.
@@ -42,18 +42,18 @@ def read_metrics(path: Path, last_step: int | None = None) -> list[dict[str, Any
     except FileNotFoundError:
         return []
     records = [_record(line) for line in lines]
-    if records[-1] is None:  # after the last line feed: nothing, or a line that was cut short
+    if records[-1] is None:  # after the last line feed
         records.pop()
     if None in records:
         raise TaskError(
-            f"{path} is damaged: line {records.index(None) + 1:,} is not a record; mend it, or "
-            "remove the file to go on without the figures so far"
+            f"{path} is damaged: line {records.index(None) + 1:,} is not a record; repair it, or "
+            "remove the file to continue without the metrics so far"
         )
     return [r for r in records if r is not None and (last_step is None or r["step"] <= last_step)]
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """The numbers of one line, its step among them; None if it holds something else."""
+    """The numbers of one line, its step among them; None if it is not a record."""
     try:
         record = json.loads(line.decode())
     except (ValueError, RecursionError):
@@ -65,17 +65,17 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 class TrainingLog:
-    """Writes what a run says of itself; a context manager.
+    """Writes the log, the metrics and the progress of a run; a context manager.
 
-    A resumed run first takes back what was said of steps after its checkpoint, so that each step is
-    there once. The TensorBoard events are written anew from the records that stay.
+    A resumed run first drops the records of steps after its checkpoint, so that each step comes once. The TensorBoard
+    events are written anew from the remaining records.
 
     Args:
         run: the run folder.
-        step: how many steps have been taken.
-        steps: how many there will be at most.
-        progress: whether to show progress on stderr; a bar on a terminal, else a line for each
-            validation, and after half a minute without one.
+        step: steps taken so far.
+        steps: the most steps there will be.
+        progress: whether to show progress on stderr: a bar on a terminal, else a line for each validation, and after
+            half a minute without one.
         writes: whether to write files; in a distributed run one worker does.
         clock: the time in seconds.
     """
@@ -92,7 +92,7 @@ class TrainingLog:
     ) -> None:
         self._run, self._step, self._steps = run, step, steps
         self._clock = clock
-        self._taken, self._began, self._said = step, clock(), clock()
+        self._taken, self._began, self._last_shown = step, clock(), clock()
         self._over = threading.Event()
         self._tensorboard = run.path / "tensorboard"
         self._progress, self._writes = progress, writes
@@ -112,8 +112,8 @@ class TrainingLog:
 
     def _begin(self) -> None:
         if self._writes:
-            said = self._run.path / "train.log"
-            self._lines = self._open.enter_context(open_regular(said, "a", encoding="utf-8"))
+            text_log = self._run.path / "train.log"
+            self._lines = self._open.enter_context(open_regular(text_log, "a", encoding="utf-8"))
             path = self._run.path / "metrics.jsonl"
             kept = read_metrics(path, self._step)
             text = "".join(json.dumps(record) + "\n" for record in kept)
@@ -132,7 +132,7 @@ class TrainingLog:
         try:
             with self._as_os_errors():
                 self._open.close()
-        except Exception:  # the disk may be full; that has been said already
+        except Exception:  # the disk may be full, as reported already
             if kind is None:
                 raise
 
@@ -141,7 +141,7 @@ class TrainingLog:
         try:
             import tensorboard  # noqa: F401
         except ImportError:
-            self.say("TensorBoard is not installed: no events are written", show=False)
+            self.write("TensorBoard is not installed: no events are written", show=False)
             return
         with self._as_os_errors():
             self._events = tf.summary.create_file_writer(str(self._tensorboard))
@@ -175,14 +175,14 @@ class TrainingLog:
         self._open.callback(self._bar.close)
 
     def _break_silence(self) -> None:
-        """Says where training stands, in a thread: one step, or one validation, may take minutes."""
-        while not self._over.wait(max(0.0, self._said + _SILENCE - self._clock())):
+        """Prints the current step, in a thread: one step, or one validation, may take minutes."""
+        while not self._over.wait(max(0.0, self._last_shown + _SILENCE - self._clock())):
             now = self._clock()
-            if now >= self._said + _SILENCE:
+            if now >= self._last_shown + _SILENCE:
                 self._show(f"step {self._taken}/{self._steps}  {now - self._began:.0f} s")
 
     def advance(self, step: int) -> None:
-        """Shows that so many steps have been taken."""
+        """Sets the number of steps taken."""
         self._taken = step
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
@@ -201,12 +201,12 @@ class TrainingLog:
             self._bar.set_postfix_str(f"loss {record['loss']:.4f}")
 
     def flush(self) -> None:
-        """Makes what was written so far visible to others."""
+        """Makes the output so far visible to other processes."""
         if self._events is not None:
             with self._as_os_errors():
                 self._events.flush()
 
-    def say(self, text: str, show: bool = True) -> None:
+    def write(self, text: str, show: bool = True) -> None:
         """Writes a line to the log, and to stderr if `show` and progress is shown.
 
         Raises:
@@ -219,7 +219,7 @@ class TrainingLog:
             self._show(text)
 
     def _show(self, text: str) -> None:
-        self._said = self._clock()
+        self._last_shown = self._clock()
         if self._bar is not None:
             self._bar.write(text, file=sys.stderr)
         else:
@@ -227,7 +227,7 @@ class TrainingLog:
 
     @contextlib.contextmanager
     def _as_os_errors(self) -> Iterator[None]:
-        """TensorFlow's event writer has its own kinds of errors, which memory that runs out shares."""
+        """Converts the errors of TensorFlow's event writer, which are also those of exhausted memory."""
         try:
             yield
         except tf.errors.OpError as error:

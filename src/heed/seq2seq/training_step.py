@@ -1,4 +1,4 @@
-"""One step of training and one of validation, compiled, on any tf.distribute strategy."""
+"""A compiled training step and a compiled validation step, on any tf.distribute strategy."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from heed.seq2seq.task import Batch
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.98, 1e-7
 _TOKENS = tf.TensorSpec((None, None), tf.int32)
 _ALIGNMENT = tf.TensorSpec((None, None, None), tf.float32)
-_LEAST = 1e-9  # weight of attention whose logarithm is taken
+_LEAST = 1e-9  # added to weights before the logarithm
 
 
 class Validation(NamedTuple):
-    """What a model does on held-out pairs, given the right beginnings; so named in metrics.jsonl.
+    """A model's scores on held-out pairs, with teacher forcing; the names are those in metrics.jsonl.
 
-    `exact` is also the share that greedy decoding gets right token by token: it errs at some token
-    exactly if the model, given the right tokens before, errs at one.
+    `exact` is also the share that greedy decoding gets right: it errs at some token exactly if the model, given the
+    right tokens before, errs at one.
     """
 
     loss: float
@@ -39,34 +39,33 @@ class TrainingStep:
     w = w - rate * sqrt(1 - b2**t) / (1 - b1**t) * m / (sqrt(v) + 1e-7),
     with b1 = 0.9, b2 = 0.98, t counted from 1, and g scaled down to the global norm `clip_norm`.
 
-    Gradients are summed over all replicas before they are clipped, so that n replicas take the step
-    that one would take on the whole batch. Those of several batches are summed up, likewise: n batches take the step of
-    one of n times the size.
+    Gradients are summed over all replicas and over the batches of a step before they are clipped: n replicas, or n
+    batches, take the step that one would take on the whole batch.
 
-    Where batches say where target tokens should look, A (B, T, S), the loss is higher by
-    `alignment_weight` * mean_t -sum_s A[t, s] log a[t, s] over the tokens t that A knows of, a being where the model
-    looks: the mean of the heads of the cross-attention that aligns best, the only one whose weights are built.
+    If batches have alignments A (B, T, S), the loss adds `alignment_weight` * mean_t -sum_s A[t, s] log a[t, s] over
+    the aligned tokens t. a is the mean of the heads of the cross-attention that aligns best, the only one whose weights
+    are built.
 
-    After step t the moving average is a = a + (1 - d) (w - a) with d = min(ema, (1 + t) / (10 + t)), so that it
-    forgets the first weights soon, however slow it is later.
+    After step t the moving average is a = a + (1 - d) (w - a) with d = min(ema, (1 + t) / (10 + t)), so that it forgets
+    the first weights soon, however slow it is later.
 
     Args:
-        model: a built model, made in the scope of `strategy`: called with a dict of "source" and "target" it gives
+        model: a built model, made in the scope of `strategy`: called with a dict of "source" and "target" it returns
             logits, and its `config` has `pad_id`, `start_id` and `target_vocabulary_size`.
         options: how it is trained.
-        strategy: what the batch is spread over.
+        strategy: the batch is spread over its replicas.
         one_shape: whether nearly all batches have the same shape.
         guided: whether batches have alignments.
 
     Attributes:
         first, second: m and v, for each trainable weight.
-        average: the moving average of each of the model's weights; none without `ema`.
+        average: the moving average of each of the model's weights; empty without `ema`.
 
-    Source: Kingma and Ba, "Adam" (2015), in the order of its section 2; Vaswani et al., "Attention
-        is all you need" (2017) for b2; Polyak and Juditsky, "Acceleration of stochastic approximation by
-        averaging" (1992); Chen, Matusov, Khadivi and Peter, "Guided alignment training for topic-aware neural machine
-        translation" (2016), and Garg, Peitz, Nallasamy and Paulik, "Jointly learning to align and translate with
-        Transformer models" (2019), for the alignments.
+    Source: Kingma and Ba, "Adam" (2015), in the order of its section 2; Vaswani et al., "Attention is all you need"
+        (2017) for b2; Polyak and Juditsky, "Acceleration of stochastic approximation by averaging" (1992); Chen,
+        Matusov, Khadivi and Peter, "Guided alignment training for topic-aware neural machine translation" (2016), and
+        Garg, Peitz, Nallasamy and Paulik, "Jointly learning to align and translate with Transformer models" (2019), for
+        the alignments.
     """
 
     def __init__(
@@ -82,20 +81,20 @@ class TrainingStep:
         self._strategy = strategy
         self._weights = [variable.value for variable in model.trainable_variables]
         with strategy.scope():
-            self.first, self.second = _zeros(self._weights), _zeros(self._weights)
-            self._sums = _zeros(self._weights) if options.accumulate > 1 else []
+            self.first, self.second = _make_zeros(self._weights), _make_zeros(self._weights)
+            self._sums = _make_zeros(self._weights) if options.accumulate > 1 else []
             self.average = [
                 tf.Variable(w.value, trainable=False)
                 for w in (model.weights if options.ema else ())
             ]
-        # Known shapes are traced in half the time and run a tenth faster. Where they vary, one
-        # trace serves all; a batch spread over replicas can have no such signature.
+        # Known shapes trace in half the time and run a tenth faster. Otherwise one trace serves all shapes; a batch
+        # spread over replicas cannot have a signature.
         scalars = tf.TensorSpec((6,), tf.float32)
         single = strategy.num_replicas_in_sync == 1
         signature = (scalars, _TOKENS, _TOKENS, *([_ALIGNMENT] if guided else ()))
-        self._train = _compiled(self._all_replicas, None if one_shape or not single else signature)
-        self._step_from_sums = _compiled(self._from_sums, (scalars,))
-        self._validate = _compiled(self._counts, None if one_shape else (_TOKENS, _TOKENS))
+        self._train = _compile(self._all_replicas, None if one_shape or not single else signature)
+        self._step_from_sums = _compile(self._from_sums, (scalars,))
+        self._validate = _compile(self._count, None if one_shape else (_TOKENS, _TOKENS))
 
     def __call__(
         self, batch: Batch, step: int, rate: float, more: Sequence[Batch] = ()
@@ -106,7 +105,7 @@ class TrainingStep:
             batch: the whole batch, for all replicas.
             step: int, 0 for the first.
             rate: the learning rate.
-            more: further batches of the same step, where the options say that several are accumulated.
+            more: further batches of the same step, if the options accumulate several.
 
         Returns:
             Scalar float32: the loss before the step.
@@ -130,8 +129,8 @@ class TrainingStep:
         return losses[0] if len(losses) == 1 else tf.add_n(losses)
 
     @contextlib.contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Meanwhile the model has the moving average of its weights, where there is one."""
+    def use_average(self) -> Iterator[None]:
+        """Gives the model the moving average of its weights in the block, if there is one."""
         kept = [weight.numpy() for weight in self.model.weights] if self.average else []
         try:
             for weight, average in zip(
@@ -144,7 +143,7 @@ class TrainingStep:
                 weight.assign(value)
 
     def _spread(self, rows: np.ndarray) -> Any:
-        """The rows, each replica getting every n-th."""
+        """Gives each replica every n-th row."""
         count = self._strategy.num_replicas_in_sync
         if count == 1:
             return tf.constant(rows)
@@ -163,7 +162,7 @@ class TrainingStep:
         with tf.GradientTape() as tape:
             if alignment:
                 inputs = self._inputs(source, target)
-                logits, looked = self.model(
+                logits, attention = self.model(
                     inputs, training=True, return_attention_scores="alignment"
                 )
             else:
@@ -173,7 +172,7 @@ class TrainingStep:
             )
             loss = tf.reduce_sum(losses) * scalars[0]
             if alignment:
-                logs = tf.math.log(tf.cast(looked, tf.float32) + _LEAST)
+                logs = tf.math.log(tf.cast(attention, tf.float32) + _LEAST)
                 loss -= tf.reduce_sum(alignment[0] * logs) * scalars[5]
         gradients = tape.gradient(loss, self._weights)
         context = tf.distribute.get_replica_context()
@@ -185,7 +184,7 @@ class TrainingStep:
         return loss
 
     def _from_sums(self, scalars: tf.Tensor) -> None:
-        """Takes the step of the gradients that were summed up, and begins to sum anew."""
+        """Takes the step of the summed gradients, and resets the sums."""
 
         def one_replica(scalars: tf.Tensor) -> None:
             context = tf.distribute.get_replica_context()
@@ -224,16 +223,18 @@ class TrainingStep:
     def _logits(self, source: tf.Tensor, target: tf.Tensor, training: bool) -> tf.Tensor:
         return self.model(self._inputs(source, target), training=training)
 
-    def _counts(self, source: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
+    def _count(self, source: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
         """Summed loss, right tokens, tokens, right rows, rows."""
         logits = self._logits(source, target, training=False)
         config = self.model.config
         losses = softmax_cross_entropy(logits, target, ignore_class=config.pad_id)
         real = tf.not_equal(target, config.pad_id)
-        # As decoding does: padding and the start token are never said.
+        # As decoding does: padding and the start token are never predicted.
         never = tf.one_hot([config.pad_id, config.start_id], config.target_vocabulary_size)
-        said = tf.argmax(logits - 1e9 * tf.reduce_sum(never, 0), axis=-1, output_type=target.dtype)
-        right = tf.equal(said, target)
+        predicted = tf.argmax(
+            logits - 1e9 * tf.reduce_sum(never, 0), axis=-1, output_type=target.dtype
+        )
+        right = tf.equal(predicted, target)
         counts = [
             tf.math.count_nonzero(tf.logical_and(right, real)),
             tf.math.count_nonzero(real),
@@ -243,7 +244,7 @@ class TrainingStep:
         return tf.stack([tf.cast(value, tf.float64) for value in (tf.reduce_sum(losses), *counts)])
 
     def validate(self, batches: Sequence[Batch]) -> Validation:
-        """Loss and accuracy on held-out batches."""
+        """Computes loss and accuracy on held-out batches."""
         counts = [
             self._validate(tf.constant(one.source), tf.constant(one.target)).numpy()
             for one in batches
@@ -252,14 +253,14 @@ class TrainingStep:
         return Validation(loss / max(1, tokens), right / max(1, tokens), exact / max(1, rows))
 
 
-def _compiled(function: Callable[..., Any], signature: tuple[tf.TensorSpec, ...] | None) -> Any:
-    """The function as a graph. It holds no Python conditions on tensors for AutoGraph to turn."""
+def _compile(function: Callable[..., Any], signature: tuple[tf.TensorSpec, ...] | None) -> Any:
+    """Compiles the function to a graph, without AutoGraph: no Python condition depends on a tensor."""
     return tf.function(
         function, input_signature=signature, autograph=False, reduce_retracing=signature is None
     )
 
 
-def _zeros(weights: Sequence[tf.Variable]) -> list[tf.Variable]:
+def _make_zeros(weights: Sequence[tf.Variable]) -> list[tf.Variable]:
     return [tf.Variable(tf.zeros_like(weight), trainable=False) for weight in weights]
 
 

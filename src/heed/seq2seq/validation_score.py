@@ -1,4 +1,4 @@
-"""What greedy translations of validation sentences are worth, while a run is trained."""
+"""BLEU or chrF of greedy translations of validation sentences, during training."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 from heed.models import generate
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.scoring import load_sacrebleu
-from heed.seq2seq.task import Task, padded
-from heed.seq2seq.trained_model import assign, new_model
+from heed.seq2seq.task import Task, pad_rows
+from heed.seq2seq.trained_model import assign, make_model
 
 _BATCH = 64
 _MULTIPLE = 8  # sources are padded to a multiple of this, so that few shapes are compiled
 
 
 class ValidationScore:
-    """BLEU or chrF, as sacrebleu has them, of a fixed choice of validation sentences.
+    """BLEU or chrF, by sacrebleu, of a fixed choice of validation sentences.
 
-    They are translated by a model of its own: in float32, whatever the training computes in, so that the decoder
-    engine can.
+    A model of its own translates them, in float32 whatever the training computes in, so that the decoder engine
+    applies.
 
     Args:
-        run: the run folder; its options say which score, and how many sentences.
+        run: the run folder; its options set the score and the number of sentences.
         task: its task.
 
     Raises:
@@ -34,7 +34,7 @@ class ValidationScore:
     def __init__(self, run: RunFolder, task: Task) -> None:
         sacrebleu = load_sacrebleu(run.options.validate_with)
         self._metric = {"bleu": sacrebleu.BLEU, "chrf": sacrebleu.CHRF}[run.options.validate_with]
-        self._run, self._task, self._model = run, task, new_model(run)
+        self._run, self._task, self._model = run, task, make_model(run)
         pairs = task.validation_texts()
         # Evenly spread, because they may stand in the order of their lengths.
         count = min(run.options.validate_sentences, len(pairs))
@@ -45,14 +45,14 @@ class ValidationScore:
     def __call__(self, weights: Sequence[Any]) -> float:
         """The score of a model with these weights, 0 to 100."""
         assign(self._model.weights, weights, self._run)
-        said: list[str] = []
+        translations: list[str] = []
         for start in range(0, len(self._sources), _BATCH):
             part = self._sources[start : start + _BATCH]
             filled = part + part[:1] * (min(_BATCH, len(self._sources)) - len(part))
-            found = generate(
+            ids = generate(
                 self._model,
-                padded(filled, multiple=_MULTIPLE),
+                pad_rows(filled, multiple=_MULTIPLE),
                 max_length=self._task.longest_target,
             )
-            said += self._task.decode(np.asarray(found).tolist()[: len(part)])
-        return float(self._metric().corpus_score(said, [self._references]).score)
+            translations += self._task.decode(np.asarray(ids).tolist()[: len(part)])
+        return float(self._metric().corpus_score(translations, [self._references]).score)

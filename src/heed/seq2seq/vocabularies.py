@@ -1,4 +1,4 @@
-"""The vocabularies of own text: learned from it, or given as files."""
+"""The vocabularies of own text: learned, or given as files."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ _KINDS = ("separate", "shared")
 
 
 class Vocabularies:
-    """What a person says of the tokens of both sides.
+    """The user's choices about the tokens of both sides.
 
     Args:
-        kind: "separate" (None too): each side has its own; "shared": both have the same.
+        kind: "separate" (or None): each side has its own; "shared": both have the same.
         size: the most tokens of each; None: 8,000.
-        unit: what a token is, see `Tokenizer.train`; None: a subword.
-        source, target: tokenizers, or paths of sentencepiece models, to be used as they are; None: learned from the
-            text. The one of the source serves both sides if they share it.
+        unit: see `Tokenizer.train`; None: a subword.
+        source, target: tokenizers, or sentencepiece models, to use as they are; None: learned from the text. The
+            source's serves both sides if they share it.
 
     Raises:
-        TaskError: if a file cannot be read or is no such model, or if something is said of the tokens that a given
-            model says already.
+        TaskError: if a file cannot be read or is not a model, or an option conflicts with a given model.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class Vocabularies:
             check_unit(unit)
         self._size, self._unit = size, unit
         self._shared = kind == "shared"
-        self._given: tuple[Tokenizer, Tokenizer] | None = None
+        self._tokenizers: tuple[Tokenizer, Tokenizer] | None = None
         if source is None and target is None:
             return
         for name, value in (("vocabulary_size", size), ("unit", unit)):
@@ -55,14 +54,17 @@ class Vocabularies:
                 "`source_tokenizer` needs a `target_tokenizer` too, or one serves both sides: "
                 "--vocabulary shared"
             )
-        self._given = (_opened(source), _opened(source if target is None else target))
-        if self._shared and self._given[0].model != self._given[1].model:
+        self._tokenizers = (
+            _open_tokenizer(source),
+            _open_tokenizer(source if target is None else target),
+        )
+        if self._shared and self._tokenizers[0].model != self._tokenizers[1].model:
             raise TaskError("a shared vocabulary has one tokenizer: leave out `target_tokenizer`")
 
-    def of(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[Tokenizer, Tokenizer]:
+    def make(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[Tokenizer, Tokenizer]:
         """The tokenizers of source and target, learned from these sentences if none are given."""
-        if self._given is not None:
-            return self._given
+        if self._tokenizers is not None:
+            return self._tokenizers
         size = DEFAULT_SIZE if self._size is None else self._size
         unit = self._unit or "subword"
         if self._shared:
@@ -71,10 +73,10 @@ class Vocabularies:
         return Tokenizer.train(sources, size, unit), Tokenizer.train(targets, size, unit)
 
 
-def _opened(given: Tokenizer | Path | str) -> Tokenizer:
-    if isinstance(given, Tokenizer):
-        return given
-    path = Path(given)
+def _open_tokenizer(source: Tokenizer | Path | str) -> Tokenizer:
+    if isinstance(source, Tokenizer):
+        return source
+    path = Path(source)
     try:
         return Tokenizer(path.read_bytes())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which words of a sentence belong to which words of its translation: read, and spread over their tokens."""
+"""Links between the words of a sentence and of its translation: reading them, and spreading them over tokens."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ _LINK = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
 
 def read_links(line: str, source: str, target: str) -> list[tuple[int, int]]:
-    """The links of a sentence pair, as Pharaoh had them: "i-j" for word i of the source and word j of the target.
+    """Parses the links of a sentence pair in Pharaoh format: "i-j" for source word i and target word j.
 
-    Words are what spaces separate, counted from 0. A line without links is one too.
+    Words are separated by spaces and counted from 0. A line may have no links.
 
     Raises:
-        ValueError: for something else, or a word that is not there. The message ends with what was received.
+        ValueError: for other text, or a word that does not exist. The message ends with what was received.
 
     Example:
         >>> read_links("0-1 1-0", "the cat", "chat le")
         [(0, 1), (1, 0)]
     """
-    most = [len(words_between_spaces(text)) for text in (source, target)]
+    most = [len(split_words(text)) for text in (source, target)]
     links = []
     for text in line.split():
-        found = _LINK.fullmatch(text)
-        if found is None:
+        match = _LINK.fullmatch(text)
+        if match is None:
             raise ValueError(
                 f"a link must be two numbers with a hyphen between them. Received: {text}"
             )
-        i, j = map(int, found.groups())
+        i, j = map(int, match.groups())
         if i >= most[0] or j >= most[1]:
             raise ValueError(
                 "a link must be i-j for word i of the source and word j of the target, counted from 0. "
@@ -41,30 +41,28 @@ def read_links(line: str, source: str, target: str) -> list[tuple[int, int]]:
     return links
 
 
-def words_between_spaces(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """The words that links count.
 
     Example:
-        >>> words_between_spaces("the  cat")
+        >>> split_words("the  cat")
         ['the', 'cat']
     """
     return [word for word in text.split(" ") if word]
 
 
 def spread(
-    links: Iterable[tuple[int, int]],
-    source: Sequence[int | None],
-    target: Sequence[int | None],
+    links: Iterable[tuple[int, int]], source: Sequence[int | None], target: Sequence[int | None]
 ) -> NDArray[np.float32]:
-    """Where each token of a target should look: at the tokens of all words that its own is linked to, at each alike.
+    """The attention that links ask for: each target token attends equally to all tokens of the words linked to its own.
 
     Args:
-        links: (i, j) for word i of the source and word j of the target.
-        source: which word each of S tokens is part of, None for one that is no text.
+        links: (i, j) for source word i and target word j.
+        source: the word that each of S tokens is part of, None for one that is not text.
         target: the same of T tokens.
 
     Returns:
-        (T, S) float32, of which each row sums to 1, or to 0 where there is no link.
+        (T, S) float32, whose rows sum to 1, or to 0 without a link.
 
     Source:
         Garg, Peitz, Nallasamy and Paulik, "Jointly learning to align and translate with Transformer models" (2019),
@@ -74,15 +72,15 @@ def spread(
         >>> spread([(0, 1), (1, 0)], [0, 1, 1, None], [0, 1, None]).tolist()
         [[0.0, 0.5, 0.5, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
     """
-    of_source, of_target = (members(side, 1 + _last(side)) for side in (source, target))
+    of_source, of_target = (mark_members(side, 1 + _last(side)) for side in (source, target))
     linked = np.zeros((len(of_target), len(of_source)), np.float32)
     for i, j in links:
         linked[j, i] = 1
-    found = of_target.T @ linked @ of_source
-    return found / np.maximum(found.sum(axis=1, keepdims=True), 1)
+    attention = of_target.T @ linked @ of_source
+    return attention / np.maximum(attention.sum(axis=1, keepdims=True), 1)
 
 
-def members(words: Sequence[int | None], count: int) -> NDArray[np.float32]:
+def mark_members(words: Sequence[int | None], count: int) -> NDArray[np.float32]:
     """(count, tokens): 1 where a token is part of a word."""
     numbers = np.array([-1 if word is None else word for word in words], np.int64)
     return (np.arange(count)[:, None] == numbers).astype(np.float32)

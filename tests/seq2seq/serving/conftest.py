@@ -84,9 +84,9 @@ class Live:
                     await asyncio.sleep(0.01)
 
         self.service = service
-        self.socket = sockets.bound("127.0.0.1", 0)
+        self.socket = sockets.bind("127.0.0.1", 0)
         self.address = self.socket.getsockname()
-        self.url = sockets.url_of(self.socket)
+        self.url = sockets.get_url(self.socket)
         started = threading.Event()
         self.server = Quiet(service, None, started.set)
         self.thread = threading.Thread(target=self.server.run, args=([self.socket],), daemon=True)

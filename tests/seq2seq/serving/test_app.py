@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heed.seq2seq import DecodingOptions, TaskError, Translator
-from heed.seq2seq.translate import Translation
+from heed.seq2seq.translator import Translation
 from tests.inspect import test_page as page_reader
 
 JSON = {"Content-Type": "application/json"}
@@ -101,11 +101,11 @@ def test_languages_and_runs_by_name(serving, translator):
 
 
 def test_where_it_looked(serving, translator):
-    from heed.seq2seq import attention_of
+    from heed.seq2seq import read_attention
 
     client, text = serving(), "1,204"
     (found,) = ask(client, text, attention=True).json()["translations"]
-    expected = attention_of(translator, text)
+    expected = read_attention(translator, text)
     seen = found["attention"]
     embedded = {name: value for name, value in seen.items() if name != "weights"}
     data, weights = page_reader.read(
@@ -116,7 +116,7 @@ def test_where_it_looked(serving, translator):
     for name in weights:
         np.testing.assert_allclose(weights[name], expected.capture.weights[name][0], atol=6e-3)
     cross = next(layer for layer in data["layers"] if layer["kind"] == "cross")
-    assert data["sequences"][cross["rows"]] == expected.written
+    assert data["sequences"][cross["rows"]] == expected.target
     assert data["sequences"][cross["keys"]] == expected.source
 
 

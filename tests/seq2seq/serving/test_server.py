@@ -378,7 +378,7 @@ def test_one_address_does_not_keep_others_out(live):
 
 
 def test_whose_an_address_is():
-    of = sockets.network_of
+    of = sockets.get_network
     assert of("10.0.0.1") == of("::ffff:10.0.0.1") != of("10.0.0.2")
     assert of("2001:db8::1") == of("2001:db8::2:0:0:1") != of("2001:db8:0:1::1")
     assert of("fe80::1%eth0")
@@ -439,11 +439,11 @@ def test_a_second_signal_ends_at_once(live, gate):
 
 
 def test_a_port_in_use():
-    with sockets.bound("127.0.0.1", 0) as first:
+    with sockets.bind("127.0.0.1", 0) as first:
         port = first.getsockname()[1]
         with pytest.raises(TaskError, match=f"port {port}: Address already in use; --port"):
-            sockets.bound("127.0.0.1", port)
-    sockets.bound("127.0.0.1", port).close()
+            sockets.bind("127.0.0.1", port)
+    sockets.bind("127.0.0.1", port).close()
 
 
 @pytest.mark.parametrize(
@@ -459,20 +459,20 @@ def test_a_port_in_use():
 )
 def test_where_nobody_can_listen(host, port, message):
     with pytest.raises(TaskError, match=message):
-        sockets.bound(host, port)
+        sockets.bind(host, port)
 
 
 def test_answers_are_not_held_back():
     """What asyncio asks before it switches off Nagle's algorithm; without, an answer takes 40 ms more."""
-    with sockets.bound("127.0.0.1", 0) as made:
+    with sockets.bind("127.0.0.1", 0) as made:
         assert made.proto == socket.IPPROTO_TCP
 
 
 def test_who_can_reach_it():
     for host, loopback in (("127.0.0.1", True), ("localhost", True), ("0.0.0.0", False)):
-        with sockets.bound(host, 0) as made:
+        with sockets.bind(host, 0) as made:
             assert sockets.is_loopback(made) == loopback
-            assert sockets.url_of(made).startswith("http://127.0.0.1:")
+            assert sockets.get_url(made).startswith("http://127.0.0.1:")
 
 
 HOSTS = [
@@ -487,7 +487,7 @@ HOSTS = [
 
 @pytest.mark.parametrize(("bound", "names", "known", "unknown"), HOSTS)
 def test_hosts(bound, names, known, unknown):
-    with sockets.bound(bound, 0) as made:
+    with sockets.bind(bound, 0) as made:
         hosts = Hosts.of(made, bound, names)
     assert [name for name in ["localhost", "127.0.0.1:8000", *known] if name not in hosts] == []
     assert [name for name in unknown if name in hosts] == []

@@ -1,4 +1,4 @@
-"""The paths of a server, and which status each failure has."""
+"""The paths of a server, and the status of each failure."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from heed.seq2seq.errors import TaskError
 from heed.seq2seq.serving import messages
 from heed.seq2seq.serving.batcher import Batcher, QueueFullError
 from heed.seq2seq.serving.body import read_body
-from heed.seq2seq.serving.hosts import Hosts, KnownHost
-from heed.seq2seq.serving.metrics import Counted, Metrics
+from heed.seq2seq.serving.hosts import HostFilter, Hosts
+from heed.seq2seq.serving.metrics import Metrics, RequestCounter
 from heed.seq2seq.serving.options import ServingOptions
-from heed.seq2seq.serving.page import page_of
-from heed.seq2seq.serving.translations import Text, Translations, Way
-from heed.seq2seq.translate import Translator
+from heed.seq2seq.serving.page import make_page
+from heed.seq2seq.serving.translations import Mode, Text, Translations
+from heed.seq2seq.translator import Translator
 
 _LOG = logging.getLogger("heed.serving")
 _SOON = {"Retry-After": "1"}
-# Status by status, why `POST /translate` may refuse.
+# Failures of `POST /translate` by status.
 _REFUSALS = {
-    HTTPStatus.BAD_REQUEST: "The body is no JSON",
+    HTTPStatus.BAD_REQUEST: "The body is not JSON",
     HTTPStatus.NOT_FOUND: "No run has that name",
     HTTPStatus.REQUEST_TIMEOUT: "The body did not arrive in time",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is too large",
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "The body is not said to be JSON",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "The Content-Type is not JSON",
     HTTPStatus.UNPROCESSABLE_ENTITY: "A field is wrong, or a text cannot be translated",
     HTTPStatus.TOO_MANY_REQUESTS: "Too many texts wait",
     HTTPStatus.SERVICE_UNAVAILABLE: "The server is stopping",
@@ -48,12 +48,12 @@ _REFUSALS = {
 
 
 class Service:
-    """The runs that are served, the queue before them, and whether new requests are still taken.
+    """The served runs, the queue before them, and whether the server takes requests.
 
     Args:
-        translators: by name the runs; the first is the usual one.
+        translators: the runs by name; the first is the default.
         options: the limits.
-        decoding: how translations are chosen, but for what requests say.
+        decoding: decoding options, for all that requests do not set.
     """
 
     def __init__(
@@ -66,56 +66,53 @@ class Service:
         self.translations = Translations(translators, options.max_batch)
         self.metrics = Metrics(lambda: len(self.batcher))
         self.batcher: Batcher[Text, messages.Translation] = Batcher(
-            self.translations,
-            self.translations.size,
-            options.max_queue,
-            self.metrics.batch.observe,
+            self.translations, self.translations.size, options.max_queue, self.metrics.batch.observe
         )
-        self.request_model = messages.limited(options)
+        self.request_model = messages.limit_request(options)
         self.open_requests = 0
         self._end: float | None = None
 
     @property
     def stopping(self) -> bool:
-        """Whether no new requests are taken."""
+        """Whether the server refuses new requests."""
         return self._end is not None
 
     def stop(self) -> None:
-        """Takes no new requests; those that were taken have `drain` seconds from now."""
+        """Refuses new requests; those taken already have `drain` seconds from now."""
         if self._end is None:
             self._end = time.monotonic() + self.options.drain
 
     def seconds_left(self) -> float:
-        """For what was taken, once the server stops."""
+        """The seconds left for requests under way, once the server stops."""
         return max(0.0, (self._end or 0.0) - time.monotonic())
 
     def warm_up(self) -> None:
-        """Compiles what the usual requests need, so that none waits for it."""
+        """Compiles for usual requests, so that none waits for it."""
         self.translations.warm_up(self.decoding)
 
     async def translate(self, request: Request) -> messages.TranslateAnswer:
         """Answers a request.
 
         Raises:
-            HTTPException: with the status that says why not.
+            HTTPException: with the status of the failure.
         """
         if self.stopping:
-            raise _stops()
+            raise _stopping_error()
         self.open_requests += 1
         try:
-            asked = await self._asked(request)
-            return await self._answer(asked)
+            message = await self._read_request(request)
+            return await self._answer(message)
         except (
             asyncio.CancelledError
         ):  # uvicorn does that when a server that stops has no time left
-            raise _stops() from None
+            raise _stopping_error() from None
         finally:
             self.open_requests -= 1
 
-    async def _asked(self, request: Request) -> messages.TranslateRequest:
+    async def _read_request(self, request: Request) -> messages.TranslateRequest:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            # A page of another site may send a form or plain text unasked, but not this.
+            # Pages of other sites may send forms or plain text without asking the server first, but not JSON.
             raise HTTPException(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the Content-Type must be application/json"
             )
@@ -123,24 +120,22 @@ class Service:
         try:
             return messages.read(self.request_model, body)
         except ValidationError as error:
-            bad = messages.is_no_json(error)
+            bad = messages.is_json_error(error)
             status = HTTPStatus.BAD_REQUEST if bad else HTTPStatus.UNPROCESSABLE_ENTITY
-            raise HTTPException(status, messages.in_one_line(error)) from None
+            raise HTTPException(status, messages.describe_error(error)) from None
 
-    async def _answer(self, asked: messages.TranslateRequest) -> messages.TranslateAnswer:
-        run = next(iter(self.translations.translators)) if asked.run is None else asked.run
+    async def _answer(self, message: messages.TranslateRequest) -> messages.TranslateAnswer:
+        run = next(iter(self.translations.translators)) if message.run is None else message.run
         if run not in self.translations.translators:
             known = ", ".join(self.translations.translators)
-            raise HTTPException(
-                HTTPStatus.NOT_FOUND, f"no run has that name; those that are served: {known}"
-            )
+            raise HTTPException(HTTPStatus.NOT_FOUND, f"no run has that name; served runs: {known}")
         options = self.decoding
-        if asked.beam_size != options.beam_size:  # its values are checked anew
-            options = dataclasses.replace(options, beam_size=asked.beam_size)
-        way = Way(run, options, asked.attention, asked.alignment)
-        texts = [Text(text, asked.language, asked.n_best) for text in asked.texts]
+        if message.beam_size != options.beam_size:  # its values are checked anew
+            options = dataclasses.replace(options, beam_size=message.beam_size)
+        mode = Mode(run, options, message.attention, message.alignment)
+        texts = [Text(text, message.language, message.n_best) for text in message.texts]
         try:
-            waiting = self.batcher.submit(way, texts)
+            waiting = self.batcher.submit(mode, texts)
         except QueueFullError:
             raise HTTPException(
                 HTTPStatus.TOO_MANY_REQUESTS, "too many texts wait: try again later", _SOON
@@ -162,11 +157,11 @@ class Service:
                 raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, f"texts.{place}: {error}")
             if error is not None:
                 raise error
-        found = [future.result() for future in waiting]
-        return messages.TranslateAnswer.model_construct(run=run, translations=found)
+        translations = [future.result() for future in waiting]
+        return messages.TranslateAnswer.model_construct(run=run, translations=translations)
 
     def health(self) -> messages.Health:
-        """Which runs are served, and whether requests are taken."""
+        """The served runs, and whether the server takes requests."""
         runs = {
             name: messages.ServedRun(
                 task=one.task.kind, step=one.step, languages=list(one.task.languages)
@@ -177,24 +172,22 @@ class Service:
         return messages.Health(status=status, version=__version__, runs=runs)
 
 
-def _stops() -> HTTPException:
+def _stopping_error() -> HTTPException:
     return HTTPException(
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        "the server is stopping",
-        {**_SOON, "Connection": "close"},
+        HTTPStatus.SERVICE_UNAVAILABLE, "the server is stopping", {**_SOON, "Connection": "close"}
     )
 
 
 class _Direct(APIRoute):
-    """A route whose endpoint takes the request: FastAPI describes it, and looks for no parameters in each request."""
+    """A route whose endpoint takes the request: FastAPI describes it, but parses no parameters of each request."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """What answers."""
+        """The endpoint itself."""
         return self.endpoint
 
 
 class _HeadAsGet:
-    """ASGI middleware: HEAD is answered as GET is; uvicorn leaves the body out."""
+    """ASGI middleware: answers HEAD as GET; uvicorn leaves the body out."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -206,11 +199,11 @@ class _HeadAsGet:
 
 
 def make_app(service: Service, hosts: Hosts | None = None) -> FastAPI:
-    """The application; it closes the service's queue when it ends.
+    """Makes the application; it closes the service's queue when it ends.
 
     Args:
-        service: what answers.
-        hosts: that requests may name; None: those of the loopback.
+        service: answers requests.
+        hosts: the hosts that requests may name; None: those of the loopback.
     """
 
     @contextlib.asynccontextmanager
@@ -235,7 +228,7 @@ def make_app(service: Service, hosts: Hosts | None = None) -> FastAPI:
     problem: dict[str, Any] = {"model": messages.Problem}
     schema = service.request_model.model_json_schema()
     languages = {name: one.languages for name, one in service.health().runs.items()}
-    page, policy = page_of(languages, service.options.max_beam, service.options.max_characters)
+    page, policy = make_page(languages, service.options.max_beam, service.options.max_characters)
 
     @app.post(
         "/translate",
@@ -279,12 +272,12 @@ def make_app(service: Service, hosts: Hosts | None = None) -> FastAPI:
         )
 
     @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> Response:
+    async def handle_failure(request: Request, error: Exception) -> Response:
         _LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return JSONResponse({"detail": "a fault of heed's"}, HTTPStatus.INTERNAL_SERVER_ERROR)
+        return JSONResponse({"detail": "internal error of heed"}, HTTPStatus.INTERNAL_SERVER_ERROR)
 
     app.add_middleware(_HeadAsGet)
-    app.add_middleware(functools.partial(KnownHost, hosts=hosts or Hosts()))
+    app.add_middleware(functools.partial(HostFilter, hosts=hosts or Hosts()))
     paths = frozenset({"/", "/translate", "/health", "/metrics", "/openapi.json"})
-    app.add_middleware(functools.partial(Counted, metrics=service.metrics, paths=paths))
+    app.add_middleware(functools.partial(RequestCounter, metrics=service.metrics, paths=paths))
     return app

@@ -1,4 +1,4 @@
-"""The queue of a server: what waits is joined into batches for one worker thread."""
+"""The queue of a server: joins waiting items into batches for one worker thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class QueueFullError(Exception):
-    """No room for what was submitted."""
+    """The queue has no room for the submitted items."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,22 +25,22 @@ class _Waiting(Generic[Item]):
 
 
 class Batcher(Generic[Item, Result]):
-    """Items of one kind that wait at the same time are worked on together.
+    """Works on waiting items of one kind together.
 
-    Nothing waits on purpose: an item that finds the worker idle is a batch of its own at once, and what arrives while
-    the worker is busy is the next batch. So a lone request is as quick as can be, and batches grow with the load by
-    themselves. First come, first served: the oldest item chooses the kind, and others of its kind join it.
+    It never waits to fill a batch: an item that finds the worker idle is a batch at once, and items that arrive while
+    the worker is busy are the next batch. So a lone request is as quick as possible, and batches grow with the load.
+    First come, first served: the oldest item sets the kind, and others of its kind join it.
 
     Args:
-        work: is called on the worker thread with a kind and some of its items, and returns for each its result or the
-            exception that whoever submitted it gets.
-        size: how many items of a kind may be joined.
-        room: how many items may wait.
-        ran: is called on the worker thread with the size of each batch, before it is worked on.
+        work: called on the worker thread with a kind and some of its items; returns for each its result, or the
+            exception to raise in whoever submitted it.
+        batch_size: the most items of a kind in a batch.
+        capacity: the most items that may wait.
+        on_batch: called on the worker thread with the size of each batch, before work on it.
 
     Example:
         >>> async def ask():
-        ...     batcher = Batcher(lambda kind, items: [kind * item for item in items], lambda kind: 2, room=4)
+        ...     batcher = Batcher(lambda kind, items: [kind * item for item in items], lambda kind: 2, capacity=4)
         ...     try:
         ...         return await asyncio.gather(*batcher.submit(10, [1, 2, 3]))
         ...     finally:
@@ -52,11 +52,12 @@ class Batcher(Generic[Item, Result]):
     def __init__(
         self,
         work: Callable[[Any, list[Item]], Sequence[Result | Exception]],
-        size: Callable[[Any], int],
-        room: int,
-        ran: Callable[[int], object] = lambda size: None,
+        batch_size: Callable[[Any], int],
+        capacity: int,
+        on_batch: Callable[[int], object] = lambda _: None,
     ) -> None:
-        self._work, self._size, self._room, self._ran = work, size, room, ran
+        self._work, self._on_batch = work, on_batch
+        self._batch_size, self._capacity = batch_size, capacity
         self._waiting: deque[_Waiting[Item]] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -64,11 +65,11 @@ class Batcher(Generic[Item, Result]):
         self._thread.start()
 
     def __len__(self) -> int:
-        """How many items wait; those that are worked on do not."""
+        """The number of waiting items, without those being worked on."""
         return len(self._waiting)
 
     def submit(self, kind: Hashable, items: Sequence[Item]) -> list[asyncio.Future[Result]]:
-        """Puts items in the queue, all of them or none; called on an event loop, which gets the results.
+        """Puts items in the queue, all or none; called on an event loop, which gets the results.
 
         An item whose future is cancelled while it waits is never worked on.
 
@@ -78,17 +79,17 @@ class Batcher(Generic[Item, Result]):
         loop = asyncio.get_running_loop()
         added = [_Waiting(kind, item, loop.create_future()) for item in items]
         with self._changed:
-            if self._closed or len(self._waiting) + len(added) > self._room:
+            if self._closed or len(self._waiting) + len(added) > self._capacity:
                 raise QueueFullError
             self._waiting.extend(added)
             self._changed.notify()
         return [one.future for one in added]
 
     def close(self, seconds: float | None = None) -> None:
-        """Ends the thread, once what waits has been worked on.
+        """Ends the thread, after work on the waiting items.
 
         Args:
-            seconds: after which the thread is left to itself; None: never.
+            seconds: the longest time to wait for the thread; None: no limit.
         """
         with self._changed:
             self._closed = True
@@ -97,7 +98,7 @@ class Batcher(Generic[Item, Result]):
 
     def _run(self) -> None:
         while batch := self._next():
-            self._ran(len(batch))
+            self._on_batch(len(batch))
             try:
                 results = self._work(batch[0].kind, [one.item for one in batch])
             except Exception as error:  # the thread goes on for the others
@@ -105,7 +106,7 @@ class Batcher(Generic[Item, Result]):
             self._deliver(batch, results)
 
     def _next(self) -> list[_Waiting[Item]]:
-        """The oldest item and those of its kind, in order; none once the batcher is closed and empty."""
+        """The oldest item and those of its kind, in order; empty once the batcher is closed and empty."""
         with self._changed:
             while True:
                 while self._waiting and self._waiting[0].future.cancelled():
@@ -120,7 +121,7 @@ class Batcher(Generic[Item, Result]):
                 if one.future.cancelled():
                     continue
                 if not batch:
-                    most = self._size(one.kind)
+                    most = self._batch_size(one.kind)
                 if not batch or (one.kind == batch[0].kind and len(batch) < most):
                     batch.append(one)
                 else:
@@ -130,18 +131,18 @@ class Batcher(Generic[Item, Result]):
 
     @staticmethod
     def _deliver(batch: Sequence[_Waiting[Item]], results: Sequence[Any]) -> None:
-        """Hands results over on their event loops, one call for all of a loop."""
+        """Delivers results on their event loops, with one call for each loop."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
         for one, result in zip(batch, results, strict=True):
             by_loop.setdefault(one.future.get_loop(), []).append((one.future, result))
         for loop, pairs in by_loop.items():
             try:
-                loop.call_soon_threadsafe(_settle, pairs)
+                loop.call_soon_threadsafe(_resolve, pairs)
             except RuntimeError:  # the loop was closed: nobody waits any more
                 continue
 
 
-def _settle(pairs: Sequence[tuple[asyncio.Future[Any], Any]]) -> None:
+def _resolve(pairs: Sequence[tuple[asyncio.Future[Any], Any]]) -> None:
     for future, result in pairs:
         if future.done():  # cancelled meanwhile
             continue

@@ -1,4 +1,4 @@
-"""Reading the body of a request within limits of size and time."""
+"""Reads the body of a request within limits of size and time."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import anyio
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-# What is left of a refused body is dropped, for so many seconds and up to such a length: a client that is still sending
-# when the connection is closed does not get to read why.
+# Seconds and bytes of a refused body to read and drop: a client that still sends when the connection closes cannot read
+# the answer.
 _LINGER, _WORTH_LINGERING = 2.0, 1 << 24
 
 
 async def read_body(request: Request, most: int, seconds: float) -> bytes:
-    """The body of a request; never more of it is held than is allowed.
+    """Reads the body of a request, never holding more than is allowed.
 
     Args:
-        request: whose body has not been read.
+        request: its body has not been read.
         most: bytes.
         seconds: for all of it to arrive.
 
     Raises:
-        HTTPException: 413 for a longer body, at once where the header tells its length; 408 for a slow one; 400 where
-            the client went away. The connection is closed after it.
+        HTTPException: 413 for a longer body, at once if the header tells its length; 408 for a slow one; 400 if the
+            client went away. The connection is closed after it.
     """
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and (length := int(announced[:20])) > most:
-        # One that asks first, `Expect: 100-continue`, sends nothing if it is not told to.
+        # A client with `Expect: 100-continue` sends nothing unless told to.
         if length <= _WORTH_LINGERING and "expect" not in request.headers:
             await _drop(request)
         raise _too_large(most)
@@ -37,7 +37,7 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
             while more:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
-                    raise _refused(HTTPStatus.BAD_REQUEST, "the client went away")
+                    raise _refusal(HTTPStatus.BAD_REQUEST, "the client went away")
                 part, more = message.get("body", b""), message.get("more_body", False)
                 if len(body) + len(part) > most:
                     break
@@ -45,7 +45,7 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
             else:
                 return bytes(body)
     except TimeoutError:
-        raise _refused(
+        raise _refusal(
             HTTPStatus.REQUEST_TIMEOUT,
             f"the body must arrive within {seconds:g} seconds: {len(body):,} bytes of it did",
         ) from None
@@ -55,7 +55,7 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
 
 
 async def _drop(request: Request) -> None:
-    """Lets the rest of a body go by, for a while, without keeping it."""
+    """Reads and drops the rest of a body, for a while."""
     with anyio.move_on_after(_LINGER):
         while (message := await request.receive())["type"] == "http.request":
             if not message.get("more_body"):
@@ -63,10 +63,10 @@ async def _drop(request: Request) -> None:
 
 
 def _too_large(most: int) -> HTTPException:
-    return _refused(
+    return _refusal(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body must have at most {most:,} bytes"
     )
 
 
-def _refused(status: int, detail: str) -> HTTPException:
+def _refusal(status: int, detail: str) -> HTTPException:
     return HTTPException(status, detail, {"Connection": "close"})

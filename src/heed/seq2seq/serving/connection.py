@@ -1,4 +1,4 @@
-"""A connection of the server: uvicorn's on a parser in C, with limits to what it does not limit."""
+"""A connection of the server: uvicorn's, on a parser in C, with limits that uvicorn lacks."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from heed.seq2seq.serving.options import ServingOptions
-from heed.seq2seq.serving.sockets import network_of
+from heed.seq2seq.serving.sockets import get_network
 
-# The head of a request, bytes; browsers send one or two thousand. More may be read at once, but is not waited for.
-_MOST_HEAD = 1 << 16
-# Requests that may wait on one connection for the answer to the one before; browsers send none so.
-_MOST_WAITING = 16
-# Between requests, seconds that a connection stays open for another.
-KEEP_ALIVE = 75
-# Of an answer, bytes that must be taken within `write_timeout`, unless less is left.
-_LEAST_TAKEN = 1 << 14
+_MOST_HEAD = 1 << 16  # bytes of a request's head; browsers send one or two thousand
+_MOST_WAITING = (
+    16  # requests that wait on one connection for the previous answer; browsers send none
+)
+KEEP_ALIVE = 75  # seconds between requests
+_LEAST_TAKEN = 1 << 14  # bytes of an answer that the client must take within `write_timeout`
 
 
 class Connection(HttpToolsProtocol):
-    """Refuses a head without end, which the parser would keep; so too what follows a body, or names a part of one.
+    """Refuses a head without end, which the parser would keep, also in trailers and chunk headers of a body.
 
-    And requests without end before any is answered: each takes a hundred times its own length. What is refused is
-    refused in its turn: the requests before it are answered first, and nothing after it is read.
+    It also refuses endless requests before any is answered: each takes a hundred times its own length. A refusal comes
+        in
+    its turn: earlier requests are answered first, and nothing after it is read.
 
     Args:
         limits: those of the server.
@@ -33,14 +32,13 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, limits: ServingOptions, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
-        # Bytes since the last of them that ended a head, or belonged to a body.
-        self._unfinished = 0
+        self._unfinished = 0  # bytes since the last head ended, or since a body's last byte
         self._refusal: str | None = None
         self._idle_since: float | None = None
-        self._unread, self._unread_since = 0, 0.0  # bytes that wait for the client
+        self._unread, self._unread_since = 0, 0.0  # bytes not yet taken by the client
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Of the socket: a client is there; beyond the limit it is sent away at once, so that it takes no place."""
+        """Called for a new client; one beyond the limit is sent away at once."""
         super().connection_made(transport)
         others = cast(set[Connection], self.connections)
         if sum(one.network == self.network for one in others) > self._limits.max_per_address:
@@ -52,13 +50,13 @@ class Connection(HttpToolsProtocol):
 
     @property
     def network(self) -> str | None:
-        """Whose connection it is."""
-        return network_of(self.client[0]) if self.client else None
+        """The client's network, see `get_network`."""
+        return get_network(self.client[0]) if self.client else None
 
     def close_if_stuck(self, now: float) -> None:
-        """Ends a connection on which nothing comes, or whose client does not read; called again and again.
+        """Closes a connection that is silent, or whose client does not read; called periodically.
 
-        uvicorn waits without end for the head of a request once a byte of it is there, for the end of a body that was
+        uvicorn waits without limit for the head of a request once a byte of it is there, for the end of a body that was
         refused, and for a client to take its answer.
 
         Args:
@@ -81,7 +79,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Reads what came."""
+        """Reads data."""
         if self._refusal is not None:
             return
         self._unfinished += len(data)
@@ -90,7 +88,7 @@ class Connection(HttpToolsProtocol):
             self.send_400_response("The head of the request is too long.")
 
     def on_headers_complete(self) -> None:
-        """Of the parser: a head has ended; an error makes it a request that is refused."""
+        """Called by the parser at the end of a head; an error refuses the request."""
         self._unfinished = 0
         if len(self.pipeline) >= _MOST_WAITING:
             self.send_400_response("Too many requests wait on this connection.")
@@ -98,16 +96,16 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Of the parser: a part of a body."""
+        """Called by the parser with a part of a body."""
         self._unfinished = 0
         super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses what was read last, after the answers to the requests before it."""
+        """Refuses the last request, after the answers to the requests before it."""
         if self._refusal is not None or self.transport.is_closing():
             return
         self._refusal = msg
-        if self.pipeline and self.pipeline[0][0].more_body:  # its own body is what is wrong
+        if self.pipeline and self.pipeline[0][0].more_body:  # its own body is wrong
             self.pipeline.popleft()
         elif self.cycle is None or self.cycle.response_complete or self._is_read():
             super().send_400_response(msg)
@@ -117,7 +115,7 @@ class Connection(HttpToolsProtocol):
         return not self.pipeline and self.cycle.more_body
 
     def on_response_complete(self) -> None:
-        """Of an answer: it is written; the next one's turn."""
+        """Called when an answer is written: the next request's turn."""
         last = not self.pipeline
         super().on_response_complete()
         if last and self._refusal is not None and not self.transport.is_closing():

@@ -1,4 +1,4 @@
-"""To which names a server answers: a page of another site must not reach it under a name of its own."""
+"""The host names that a server answers to: pages of other sites must not reach it by names of their own."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s\[\]:/?#@\\,\"'<>]+))(?::\d*)?", 
 class Hosts:
     """The hosts that requests may name, with any port.
 
-    A site whose name resolves to 127.0.0.1 (DNS rebinding) has its page's requests sent here, and the browser lets the
+    A site whose name resolves to 127.0.0.1 (DNS rebinding) makes browsers send its page's requests here and lets the
     page read the answers. Only the Host header tells: it holds the site's name. An address cannot be rebound.
 
     Args:
         names: besides those of this machine's loopback; "*" for all.
-        addresses: whether IP addresses other than those of the loopback are hosts too.
+        addresses: whether to accept IP addresses other than the loopback's.
 
     Raises:
-        TaskError: if a name is none.
+        TaskError: if a name is not a host name.
 
     Example:
         >>> hosts = Hosts(["heed.example"])
@@ -38,27 +38,27 @@ class Hosts:
     """
 
     def __init__(self, names: Iterable[str] = (), addresses: bool = False) -> None:
-        self._names = {"localhost", *map(_checked, names)}
+        self._names = {"localhost", *map(_parse_name, names)}
         self._addresses = addresses
 
     @classmethod
-    def of(cls, made: socket.socket, host: str, names: Iterable[str]) -> Hosts:
-        """Those of a server that listens.
+    def of(cls, listener: socket.socket, host: str, names: Iterable[str]) -> Hosts:
+        """The hosts of a listening server.
 
         Args:
-            made: where it listens.
+            listener: its socket.
             host: the address or name that it was told to listen at.
-            names: what else it answers to.
+            names: further names.
         """
-        if is_loopback(made):
+        if is_loopback(listener):
             return cls(names)
         hosts = cls(names, addresses=True)
-        hosts._names.update(filter(None, map(name_of, (host, socket.gethostname()))))
+        hosts._names.update(filter(None, map(parse_host, (host, socket.gethostname()))))
         return hosts
 
     def __contains__(self, host: str) -> bool:
-        """Whether a server answers to this value of the Host header."""
-        name = name_of(host)
+        """Whether the server answers to this value of the Host header."""
+        name = parse_host(host)
         if name is None:
             return False
         if "*" in self._names or name in self._names:
@@ -71,12 +71,12 @@ class Hosts:
         return self._addresses or mapped.is_loopback
 
 
-class KnownHost:
-    """ASGI middleware: refuses requests for other hosts, and those that do not say for which host they are.
+class HostFilter:
+    """ASGI middleware: refuses requests for other hosts, and those without a host.
 
     Args:
-        app: what answers.
-        hosts: those that are known.
+        app: answers the others.
+        hosts: the accepted hosts.
     """
 
     def __init__(self, app: Any, hosts: Hosts) -> None:
@@ -92,9 +92,9 @@ class KnownHost:
 
     def _refusal(self, scope: Any) -> tuple[HTTPStatus, str] | None:
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-        if not hosts and scope["http_version"] == "1.0":  # it knew no such header, browsers do
+        if not hosts and scope["http_version"] == "1.0":  # has no such header
             return None
-        if len(hosts) != 1 or name_of(hosts[0]) is None:
+        if len(hosts) != 1 or parse_host(hosts[0]) is None:
             return HTTPStatus.BAD_REQUEST, "a request must have one Host header, with a host's name"
         if hosts[0] not in self._hosts:
             return (
@@ -104,29 +104,29 @@ class KnownHost:
         return None
 
 
-def name_of(host: str) -> str | None:
-    """The name or address in a value of the Host header, in lower case, without port; None if there is none."""
-    found = _HOST.fullmatch(host.strip(" \t").lower())
-    if found is None:
+def parse_host(host: str) -> str | None:
+    """The name or address in a Host header, in lower case, without port; None if there is none."""
+    match = _HOST.fullmatch(host.strip(" \t").lower())
+    if match is None:
         return None
-    if found[1] is None:
-        return found[2].removesuffix(".") or None
+    if match[1] is None:
+        return match[2].removesuffix(".") or None
     try:
-        return str(ipaddress.IPv6Address(found[1]))
+        return str(ipaddress.IPv6Address(match[1]))
     except ValueError:
         return None
 
 
-def _checked(name: str) -> str:
+def _parse_name(name: str) -> str:
     with_brackets = f"[{name}]" if name.count(":") > 1 and not name.startswith("[") else name
     try:
         encoded = with_brackets.encode("idna").decode("ascii")
     except UnicodeError:
         encoded = ""
-    found = name_of(encoded)
-    if found is None or (":" in encoded and not encoded.endswith("]")):
+    host = parse_host(encoded)
+    if host is None or (":" in encoded and not encoded.endswith("]")):
         raise TaskError(
             "--allowed-host must be the name or address of a host, without scheme and port, or *. "
             f"Received: {name!r}"
         )
-    return found
+    return host

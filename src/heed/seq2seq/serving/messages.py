@@ -1,4 +1,4 @@
-"""What is asked and answered over HTTP; the OpenAPI description is made of these."""
+"""Requests and answers over HTTP; the OpenAPI description is made of these."""
 
 from __future__ import annotations
 
@@ -21,46 +21,44 @@ MOST_ATTENTION = 16  # each may take a megabyte
 
 
 class TranslateRequest(BaseModel):
-    """What `POST /translate` takes."""
+    """The body of `POST /translate`."""
 
     model_config = ConfigDict(
         extra="forbid",
         strict=True,
         json_schema_extra={
             "examples": [{"texts": ["1 2 3 4", "42"], "beam_size": 4, "n_best": 2}],
-            # A schema cannot compare two fields; this much of "`n_best` is at most `beam_size`" it can say.
+            # A schema cannot compare two fields; it can say this much of "`n_best` is at most `beam_size`".
             "if": {"properties": {"n_best": {"minimum": 2}}, "required": ["n_best"]},
             "then": {"properties": {"beam_size": {"minimum": 2}}, "required": ["beam_size"]},
         },
     )
 
-    texts: list[str] = Field(description="what to translate")
+    texts: list[str] = Field(description="texts to translate")
     run: str | None = Field(
         default=None,
         max_length=200,
-        description="which run by name; none: the first that is served",
+        description="name of the run; none: the first one served",
     )
     language: str | None = Field(
         default=None,
         max_length=40,
-        description="which language to write, where the run knows several",
+        description="target language, if the run has several",
     )
     beam_size: int = Field(
         default=1,
         ge=1,
-        description="hypotheses of a beam search; 1: the likeliest token in each step",
+        description="hypotheses of a beam search; 1: greedy",
     )
     n_best: int = Field(
         default=1,
         ge=1,
-        description="how many of them to give, the likeliest first; at most `beam_size`",
+        description="translations to return, the likeliest first; at most `beam_size`",
     )
-    alignment: bool = Field(
-        default=False, description="which words each word comes from, as Pharaoh writes it"
-    )
+    alignment: bool = Field(default=False, description="whether to align words, in Pharaoh format")
     attention: bool = Field(
         default=False,
-        description=f"where each head looked; for at most {MOST_ATTENTION} translations of a request",
+        description=f"whether to return attention; for at most {MOST_ATTENTION} translations of a request",
     )
 
     @model_validator(mode="after")
@@ -74,11 +72,11 @@ class TranslateRequest(BaseModel):
         return self
 
 
-def limited(options: ServingOptions) -> type[TranslateRequest]:
+def limit_request(options: ServingOptions) -> type[TranslateRequest]:
     """`TranslateRequest` with the limits of a server.
 
     Example:
-        >>> schema = limited(ServingOptions(max_texts=2)).model_json_schema()
+        >>> schema = limit_request(ServingOptions(max_texts=2)).model_json_schema()
         >>> schema["properties"]["texts"]["maxItems"]
         2
     """
@@ -125,29 +123,29 @@ class Hypothesis(BaseModel):
 
     text: str
     score: float = Field(
-        description="log-probability, divided by the penalty for its length, by which they are ranked"
+        description="log-probability divided by the length penalty, which ranks them"
     )
     alignment: str | None = None
     attention: Attention | None = None
 
 
 class Translation(BaseModel):
-    """What became of one text."""
+    """The result for one text."""
 
     text: str = Field(description="the likeliest translation")
     hypotheses: list[Hypothesis] | None = Field(
         default=None,
-        description="where `n_best` is above 1: the likeliest first, each with its attention",
+        description="if `n_best` is above 1: the likeliest first, each with its attention",
     )
     alignment: str | None = Field(
         default=None,
-        description='of `text`, where `n_best` is 1: "0-1 1-0", words of the source and of it',
+        description='of `text`, if `n_best` is 1: "0-1 1-0", words of the source and of it',
     )
-    attention: Attention | None = Field(default=None, description="of `text`, where `n_best` is 1")
+    attention: Attention | None = Field(default=None, description="of `text`, if `n_best` is 1")
 
 
 class TranslateAnswer(BaseModel):
-    """What `POST /translate` gives: a translation for each text, in their order."""
+    """The answer of `POST /translate`: a translation for each text, in their order."""
 
     run: str
     translations: list[Translation]
@@ -160,19 +158,19 @@ class Problem(BaseModel):
 
 
 class ServedRun(BaseModel):
-    """A run that is served."""
+    """A served run."""
 
     task: str
     step: int = Field(description="training steps behind its weights")
-    languages: list[str] = Field(description="that `language` may name")
+    languages: list[str] = Field(description="languages of requests")
 
 
 class Health(BaseModel):
-    """What `GET /health` gives."""
+    """The answer of `GET /health`."""
 
     status: str = Field(description="ok, or stopping")
     version: str
-    runs: dict[str, ServedRun] = Field(description="by name; the first is the usual one")
+    runs: dict[str, ServedRun] = Field(description="by name; the first is the default")
 
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -180,37 +178,38 @@ _FIELDS = TypeAdapter(dict[str, Any])
 
 
 def read(model: type[Model], body: bytes) -> Model:
-    """A request from its body.
+    """Parses a request's body.
 
-    One mistake is described. To describe each of ten thousand unknown fields, as pydantic does, takes tenths of a
+    It describes only one mistake: to describe each of ten thousand unknown fields, as pydantic does, takes tenths of a
     second in which nobody else is answered.
 
     Raises:
-        ValidationError: if the body is no JSON, or a field is wrong.
+        ValidationError: if the body is not JSON, or a field is wrong.
     """
     fields = _FIELDS.validate_json(body)
     unknown = next((name for name in fields if name not in model.model_fields), None)
     if unknown is not None:
         raise ValidationError.from_exception_data(
-            model.__name__, [{"type": "extra_forbidden", "loc": (_short(unknown),), "input": None}]
+            model.__name__,
+            [{"type": "extra_forbidden", "loc": (_shorten(unknown),), "input": None}],
         )
     return model.model_validate(fields)
 
 
-def _short(name: str) -> str:
-    """A field's name that somebody made up, short and in one line."""
+def _shorten(name: str) -> str:
+    """The name of an unknown field, short and in one line."""
     printable = "".join(c if c.isprintable() else "\ufffd" for c in name[:41])
     return printable if len(name) <= 40 else f"{printable[:40]}..."
 
 
-def in_one_line(error: ValidationError) -> str:
-    """What is wrong with a request, and where."""
+def describe_error(error: ValidationError) -> str:
+    """Describes the first mistake of a request."""
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(map(str, first["loc"])) or "the body"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     return f"{where}: {first['msg'].removeprefix('Value error, ')}{more}"
 
 
-def is_no_json(error: ValidationError) -> bool:
-    """Whether the body could not be read as JSON at all."""
+def is_json_error(error: ValidationError) -> bool:
+    """Whether the body is not JSON at all."""
     return error.errors(include_url=False)[0]["type"] == "json_invalid"

@@ -1,4 +1,4 @@
-"""What a server counts, in the form that Prometheus reads."""
+"""The metrics of a server, in Prometheus' format."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:
-    """The figures of one server.
+    """The metrics of one server.
 
     Args:
-        waiting: says how many texts wait.
+        waiting: returns the number of waiting texts.
 
     Attributes:
-        batch: takes the number of texts of each batch.
+        batch: observes the number of texts of each batch.
     """
 
     def __init__(self, waiting: Callable[[], int]) -> None:
@@ -44,22 +44,22 @@ class Metrics:
         queue.set_function(waiting)
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
+        """All metrics in Prometheus' format."""
         return generate_latest(self._registry)
 
-    def answered(self, path: str, status: int, seconds: float) -> None:
+    def count_request(self, path: str, status: int, seconds: float) -> None:
         """Counts a request."""
         self._requests.labels(path, status).inc()
         self._seconds.labels(path).observe(seconds)
 
 
-class Counted:
-    """ASGI middleware: every answer is counted, whatever gave it.
+class RequestCounter:
+    """ASGI middleware: counts every answer, whatever gave it.
 
     Args:
-        app: what answers.
-        metrics: what counts.
-        paths: those that are counted by name; all others are "other", or anybody could make up labels without end.
+        app: answers requests.
+        metrics: counts them.
+        paths: the paths counted by name; all others are "other", or clients could make up endless labels.
     """
 
     def __init__(self, app: Any, metrics: Metrics, paths: frozenset[str]) -> None:
@@ -72,14 +72,14 @@ class Counted:
         begin, status = time.perf_counter(), 500
         path = scope["path"] if scope["path"] in self._paths else "other"
 
-        async def noted(message: Any) -> None:
+        async def send_and_note(message: Any) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, noted)
+            await self._app(scope, receive, send_and_note)
         finally:
-            self._metrics.answered(path, status, time.perf_counter() - begin)
+            self._metrics.count_request(path, status, time.perf_counter() - begin)
         return None

@@ -1,4 +1,4 @@
-"""What a server allows, checked when it is made."""
+"""The limits of a server, checked when they are made."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import dataclasses
 from dataclasses import dataclass
 
 from heed._numbers import check_integer, check_real
-from heed.seq2seq.errors import TaskError, values_from_people
+from heed.seq2seq.errors import TaskError, convert_value_errors
 
 
 @dataclass(frozen=True)
 class ServingOptions:
-    """The limits of a server. Each request beyond one is refused at once, with a status that says which.
+    """The limits of a server. Each request beyond one is refused at once, with a status of its own.
 
     Args:
-        max_batch: hypotheses that are decoded together, 1 or more: as many texts, or fewer with a beam.
-        max_queue: texts that may wait, of all requests together, at least `max_texts`. Beyond: 429.
+        max_batch: hypotheses decoded together, 1 or more: as many texts, or fewer with a beam.
+        max_queue: waiting texts of all requests together, at least `max_texts`. Beyond: 429.
         max_texts: texts of a request, 1 or more. Beyond: 422.
         max_characters: characters of a text, 1 or more. Beyond: 422.
         max_beam: the widest beam that a request may ask for, 1 or more. Beyond: 422.
@@ -23,7 +23,7 @@ class ServingOptions:
         body_timeout: seconds for a body to arrive, above 0. Beyond: 408.
         timeout: seconds from the end of the body to the answer, above 0. Beyond: 504.
         write_timeout: seconds in which a client must take some of its answer, above 0. Beyond: it is cut off.
-        drain: seconds from the signal to stop to the end, above 0. Beyond: what is unanswered gets 503.
+        drain: seconds from the signal to stop to the end, above 0. Beyond: unanswered requests get 503.
         max_per_address: connections of one address, 1 or more. Beyond: 503.
 
     Raises:
@@ -49,7 +49,7 @@ class ServingOptions:
     max_per_address: int = 256
 
     def __post_init__(self) -> None:
-        with values_from_people():
+        with convert_value_errors():
             for field in dataclasses.fields(self):
                 value = getattr(self, field.name)
                 if field.type == "int":

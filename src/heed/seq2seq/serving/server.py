@@ -1,4 +1,4 @@
-"""How a server starts, and how it stops without losing what it has taken."""
+"""Starts a server, and stops it without losing requests."""
 
 from __future__ import annotations
 
@@ -19,47 +19,47 @@ from heed.seq2seq.serving.app import Service, make_app
 from heed.seq2seq.serving.connection import KEEP_ALIVE, Connection
 from heed.seq2seq.serving.hosts import Hosts
 from heed.seq2seq.serving.options import ServingOptions
-from heed.seq2seq.serving.sockets import url_of
-from heed.seq2seq.translate import Translator
+from heed.seq2seq.serving.sockets import get_url
+from heed.seq2seq.translator import Translator
 
 _MOST_CONNECTIONS = 1_000
 
 
 def serve(
-    made: socket.socket,
+    listener: socket.socket,
     translators: Mapping[str, Translator],
     options: ServingOptions,
     decoding: DecodingOptions,
     hosts: Hosts,
-    started: Callable[[str], object],
+    on_start: Callable[[str], object],
 ) -> None:
-    """Answers requests until the process is told to stop (SIGINT, SIGTERM), and then those that it has taken.
+    """Answers requests until the process is told to stop (SIGINT, SIGTERM), then those taken already.
 
     Args:
-        made: a socket of `sockets.bound`.
-        translators: by name the runs; the first is the usual one.
+        listener: a socket of `sockets.bind`.
+        translators: the runs by name; the first is the default.
         options: the limits.
-        decoding: how translations are chosen, but for what requests say.
-        hosts: that requests may name.
-        started: is called with the page's address when requests are answered.
+        decoding: decoding options, for all that requests do not set.
+        hosts: the hosts that requests may name.
+        on_start: called with the page's address when requests are answered.
 
     Raises:
         KeyboardInterrupt: after SIGINT.
     """
     service = Service(translators, options, decoding)
     service.warm_up()
-    # What is here now stays. Looking through all of TensorFlow's objects for some to free takes tenths of a second.
+    # Objects so far stay: to search TensorFlow's for garbage takes tenths of a second.
     gc.collect()
     gc.freeze()
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # not each bad request
-    _Server(service, hosts, lambda: started(url_of(made))).run(sockets=[made])
+    _Server(service, hosts, lambda: on_start(get_url(listener))).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    """Stops in two steps: new requests get 503 while those in the queue are answered; then the socket is closed."""
+    """Stops in two steps: refuses new requests with 503 while the queue is answered, then closes the socket."""
 
     def __init__(
-        self, service: Service, hosts: Hosts | None, started: Callable[[], object]
+        self, service: Service, hosts: Hosts | None, on_start: Callable[[], object]
     ) -> None:
         config = uvicorn.Config(
             make_app(service, hosts),
@@ -74,15 +74,15 @@ class _Server(uvicorn.Server):
             limit_concurrency=_MOST_CONNECTIONS,
         )
         super().__init__(config)
-        self._service, self._started_serving = service, started
+        self._service, self._on_start = service, on_start
 
     async def startup(self, sockets: Any = None) -> None:
-        """Begins to answer."""
+        """Starts to answer."""
         await super().startup(sockets=sockets)
-        self._started_serving()
+        self._on_start()
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: says whether to stop."""
+        """Called ten times a second: says whether to stop."""
         now = time.monotonic()
         for one in list(self._connections):
             one.close_if_stuck(now)
@@ -93,12 +93,12 @@ class _Server(uvicorn.Server):
         return cast(set[Connection], self.server_state.connections)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Of a signal: the second one ends at once."""
+        """Handles a signal: the second one ends at once."""
         self._service.stop()
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Lets the queue run empty, then closes everything; what is not done in time is given up."""
+        """Lets the queue run empty, then closes everything; drops requests that are not done in time."""
         service = self._service
         service.stop()
         while service.open_requests and service.seconds_left() and not self.force_exit:

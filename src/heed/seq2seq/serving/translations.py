@@ -1,4 +1,4 @@
-"""What the worker of a server does: texts that go together, translated together."""
+"""Translates batches of texts on the worker thread of a server."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from heed.seq2seq.attention import AttentionReader
 from heed.seq2seq.decoding_options import DecodingOptions
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.serving.messages import Attention, Hypothesis, Translation
-from heed.seq2seq.translate import Translation as Translated
-from heed.seq2seq.translate import Translator
+from heed.seq2seq.translator import Translation as Translated
+from heed.seq2seq.translator import Translator
 
-# Attention of a text takes as long as decoding several: others get their turn after so many.
+# Texts in a batch with attention, which takes as long as decoding several texts.
 _READ_AT_ONCE = 4
 
 
 class Text(NamedTuple):
-    """One text to translate, the language to write, and how many translations to give."""
+    """A text to translate, its target language, and the number of translations."""
 
     text: str
     language: str | None = None
@@ -30,8 +30,8 @@ class Text(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Way:
-    """How texts are translated; those of one way may share a batch."""
+class Mode:
+    """How to translate texts; those of one mode may share a batch."""
 
     run: str
     options: DecodingOptions
@@ -43,8 +43,8 @@ class Translations:
     """Translates batches of texts with one of several runs.
 
     Args:
-        translators: by name the runs that are served.
-        max_batch: hypotheses that are decoded together.
+        translators: the served runs by name.
+        max_batch: hypotheses decoded together.
     """
 
     def __init__(self, translators: Mapping[str, Translator], max_batch: int) -> None:
@@ -55,14 +55,14 @@ class Translations:
                 self._readers[name] = AttentionReader(translator)
         self._max_batch = max_batch
 
-    def size(self, way: Way) -> int:
-        """How many texts may be translated together."""
-        size = max(1, self._max_batch // way.options.beam_size)
-        return min(size, _READ_AT_ONCE) if way.attention else size
+    def size(self, mode: Mode) -> int:
+        """The most texts to translate together."""
+        size = max(1, self._max_batch // mode.options.beam_size)
+        return min(size, _READ_AT_ONCE) if mode.attention else size
 
-    def __call__(self, way: Way, texts: Sequence[Text]) -> list[Translation | Exception]:
-        """The translation of each text, or what is wrong with it: one that cannot be translated stops no other."""
-        translator = self.translators[way.run]
+    def __call__(self, mode: Mode, texts: Sequence[Text]) -> list[Translation | Exception]:
+        """The translation of each text, or its error: one that cannot be translated stops no other."""
+        translator = self.translators[mode.run]
         results: list[Translation | Exception] = []
         rows: dict[int, list[int]] = {}
         for place, one in enumerate(texts):
@@ -71,26 +71,28 @@ class Translations:
                 rows[place] = translator.task.encode(one.text, one.language)
             except TaskError as error:
                 results[place] = error
-        found = translator.search(
-            list(rows.values()), options=_whole_beam(way.options), alignments=way.alignment
+        hypotheses = translator.search(
+            list(rows.values()),
+            options=_request_whole_beam(mode.options),
+            alignments=mode.alignment,
         )
-        for (place, row), several in zip(rows.items(), found, strict=True):
-            results[place] = self._translation(way, texts[place], row, several)
+        for (place, row), several in zip(rows.items(), hypotheses, strict=True):
+            results[place] = self._translation(mode, texts[place], row, several)
         return results
 
     def _translation(
-        self, way: Way, one: Text, row: list[int], found: list[Translated]
+        self, mode: Mode, one: Text, row: list[int], translations: list[Translated]
     ) -> Translation:
-        # Where a beam met fewer sequences than it is wide, what is left has no probability.
-        found = [each for each in found if each.score != -math.inf][: one.n_best]
+        # A beam that met fewer sequences than it is wide ends with impossible ones.
+        translations = [each for each in translations if each.score != -math.inf][: one.n_best]
         answers = [
             Hypothesis(
                 text=each.text,
                 score=each.score or 0.0,
                 alignment=None if each.alignment is None else str(each.alignment),
-                attention=self._attention(way, one, row, each.ids),
+                attention=self._attention(mode, one, row, each.ids),
             )
-            for each in found
+            for each in translations
         ]
         best = answers[0]
         if one.n_best > 1:
@@ -98,23 +100,23 @@ class Translations:
         return Translation(text=best.text, alignment=best.alignment, attention=best.attention)
 
     def _attention(
-        self, way: Way, one: Text, source: list[int], target: list[int]
+        self, mode: Mode, one: Text, source: list[int], target: list[int]
     ) -> Attention | None:
-        if not way.attention or way.run not in self._readers:
+        if not mode.attention or mode.run not in self._readers:
             return None
-        seen = self._readers[way.run](one.text, one.language, source, target)
+        seen = self._readers[mode.run](one.text, one.language, source, target)
         return Attention(**drawing_of(seen.capture, seen.tokens))
 
     def warm_up(self, options: DecodingOptions) -> None:
-        """Compiles what requests with these options need, for any number and length of texts."""
+        """Compiles for requests with these options, for any number and length of texts."""
         for name, translator in self.translators.items():
-            translator.warm_up(options=_whole_beam(options))
+            translator.warm_up(options=_request_whole_beam(options))
             if name in self._readers:
                 self._readers[name].warm_up()
 
 
-def _whole_beam(options: DecodingOptions) -> DecodingOptions:
-    """All that a beam has, whatever is wanted of it: one compiled program for each width."""
+def _request_whole_beam(options: DecodingOptions) -> DecodingOptions:
+    """Options that return the whole beam: one compiled program for each width."""
     if options.beam_size == 1:
         return options
     return dataclasses.replace(options, n_best=options.beam_size, scores=True)

@@ -1,4 +1,4 @@
-"""Starting a run: what is trained, how, with which model, and from which weights on."""
+"""Starts runs, and extends them by more steps."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from heed.seq2seq import checkpoint
 from heed.seq2seq.architectures import architecture as known_architecture
 from heed.seq2seq.architectures import model_values
 from heed.seq2seq.config_file import ConfigFile
-from heed.seq2seq.errors import TaskError, values_from_people
-from heed.seq2seq.fine_tuning import INITIAL, initial_weights, model_of
+from heed.seq2seq.errors import TaskError, convert_value_errors
+from heed.seq2seq.fine_tuning import INITIAL, inherit_model, make_initial_weights
 from heed.seq2seq.model_size import check_training
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
@@ -29,16 +30,16 @@ def start_run(
     config_file: ConfigFile | None = None,
     **options: Any,
 ) -> RunFolder:
-    """A new run. What the options do not say, the preset does, then the task's recipe, and else the defaults.
+    """Makes a new run. Options override the preset, the preset the task's recipe, and the recipe the defaults.
 
     Args:
         path: the run folder to make.
-        task: what is to be learned: `NumbersTask(("en", "de"))`, `TextTask.create(source, target)`.
+        task: what to learn: `NumbersTask(("en", "de"))`, `TextTask.create(source, target)`.
         architecture: "transformer" (the default) or "recurrent".
         preset: the size of the model: "tiny", "base" or "big"; None takes that of the task's recipe.
-        init_from: a trained run to go on from. The model is that run's; weights of tokens that both vocabularies have
-            are carried over, and so are all others.
-        config_file: the file that asked for the run, to be kept in its folder.
+        init_from: a trained run to start from. The new run takes its model and weights; embeddings of tokens that only
+            the new vocabulary has are initialised.
+        config_file: the file that asked for the run, kept in its folder.
         **options: fields of `TrainingOptions`, or of the model's config (`TransformerConfig`,
             `RecurrentTranslatorConfig`).
 
@@ -64,17 +65,17 @@ def start_run(
         architecture = "transformer" if architecture is None else architecture
         values = model_values(architecture, preset, recipe, options)
     else:
-        given = {"architecture": architecture, "preset": preset, **options}
-        architecture, values = model_of(init_from, given)
+        chosen = {"architecture": architecture, "preset": preset, **options}
+        architecture, values = inherit_model(init_from, chosen)
     if values.get("share_embeddings") and not task.shares_vocabulary:
         raise TaskError(
-            "`share_embeddings` must be False where each side has a vocabulary of its own "
+            "`share_embeddings` must be False if each side has its own vocabulary "
             "(own text: --vocabulary shared). Received: share_embeddings=True"
         )
     values |= {"pad_id": PAD_ID, "start_id": START_ID, "end_id": END_ID}
     values["source_vocabulary_size"] = task.source_vocabulary_size
     values["target_vocabulary_size"] = task.target_vocabulary_size
-    with values_from_people():
+    with convert_value_errors():
         model = known_architecture(architecture).config.from_dict(values)
     if task.has_alignments:
         if getattr(model, "attention", None) == "none":
@@ -91,7 +92,43 @@ def start_run(
     task.check_batches(training_options)
     others = {} if config_file is None else {"train.yaml": config_file.data}
     if init_from is not None:
-        others[INITIAL] = initial_weights(
+        others[INITIAL] = make_initial_weights(
             init_from, task, architecture, model, training_options.seed
         )
     return RunFolder.create(path, task, training_options, model.to_dict(), architecture, others)
+
+
+def extend_run(run: RunFolder, steps: int) -> RunFolder:
+    """Extends a run by more steps, in its folder; the run is no longer complete.
+
+    The learning rate of further steps is that of a run that was as long from the start. With "constant" and
+    "inverse_sqrt" the extended run equals such a run bit for bit. A cosine, which was near zero, jumps to its value in
+    the middle of the longer run and falls to zero again. The warm-up keeps its length. A run that stopped early
+    continues from its last weights and remembers its best.
+
+    Args:
+        run: the run folder.
+        steps: the number of steps in all, more than before.
+
+    Raises:
+        TaskError: if these are no more steps, there is no checkpoint to continue from, or the text has changed. The run
+            is then as it was.
+        OSError: if the folder cannot be written.
+    """
+    before = run.options
+    options = TrainingOptions.from_dict({**before.to_dict(), "steps": steps})
+    if options.steps <= before.steps:
+        raise TaskError(
+            f"`steps` must be more than the {before.steps:,} of {run.path} to extend it. "
+            f"Received: steps={steps}"
+        )
+    task = run.task()
+    latest = checkpoint.load_latest(run.checkpoints, lambda _: None)
+    if latest is None and run.weights.exists():
+        raise TaskError(f"{run.path} has no checkpoint to continue from")
+    task.check_batches(options, 0 if latest is None else latest[1]["step"])
+    config = {**run.config, "training": options.to_dict()}
+    with run.lock():
+        run.weights.unlink(missing_ok=True)  # first: a run that has them is complete
+        run.write_json("config.json", config)
+    return RunFolder(run.path, config, task)

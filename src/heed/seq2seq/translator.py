@@ -1,4 +1,4 @@
-"""Translating with a trained run."""
+"""Translates with a trained run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from heed.seq2seq.alignment import Alignment, align
 from heed.seq2seq.decoding_options import DecodingOptions
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.task import Task, padded
+from heed.seq2seq.task import Task, pad_rows
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
-from heed.seq2seq.trained_model import trained_model
+from heed.seq2seq.trained_model import load_model
 
-_JUDGED = 16  # pairs whose perplexity is computed together: all their logits are there at once
+_PERPLEXITY_BATCH = 16  # pairs; all their logits are in memory
 _MULTIPLE = 8  # sources are padded to a multiple of this, so that few shapes are compiled
 
 
@@ -28,10 +28,10 @@ class Translation:
     """One translation of a line.
 
     Args:
-        text: what it says.
-        ids: its tokens, then padding; nothing but padding where a search met no further sequence.
-        score: log p of it, as `heed.models.generate` has it; None where scores are not asked for.
-        alignment: which words it comes from; None where that is not asked for.
+        text: the translation.
+        ids: its tokens, then padding; padding alone if a search found no further sequence.
+        score: its log-probability, see `heed.models.generate`; None if scores are not requested.
+        alignment: its word alignment; None if it is not requested.
     """
 
     text: str
@@ -45,12 +45,12 @@ class Translator:
 
     Args:
         run: the run folder; unfinished runs translate with their newest checkpoint.
-        say: is called with a line for each newer checkpoint that is damaged.
-        options: how translations are chosen. None takes the likeliest token in each step.
+        warn: called with a line for each newer checkpoint that is damaged.
+        options: decoding options; None decodes greedily.
         others: runs that translate with it, as a `heed.models.Ensemble`. Alignments are those of the first run.
 
     Raises:
-        TaskError: if a run has no weights yet, or is damaged, or has other tokens than the first.
+        TaskError: if a run has no weights yet, is damaged, or has other tokens than the first.
 
     Example:
         >>> Translator(RunFolder.open("heed-runs/numbers"))(["1 2"])  # doctest: +SKIP
@@ -60,7 +60,7 @@ class Translator:
     def __init__(
         self,
         run: RunFolder,
-        say: Callable[[str], object] = warnings.warn,
+        warn: Callable[[str], object] = warnings.warn,
         options: DecodingOptions | None = None,
         others: Sequence[RunFolder] = (),
     ) -> None:
@@ -69,53 +69,53 @@ class Translator:
         self._batches = 0
         self.task = run.task()
         for other in others:
-            if _tokens(other.task()) != _tokens(self.task):
+            if _identify_tokens(other.task()) != _identify_tokens(self.task):
                 raise TaskError(
                     f"{other.path} and {run.path} cannot translate together: their tokens differ"
                 )
-        self.model, self.weights = trained_model(run, say)
+        self.model, self.weights = load_model(run, warn)
         self._decoded: Any = self.model
-        beside = [(str(other.path), *trained_model(other, say)) for other in others]
-        self._beside = [{"run": path, "weights": weights} for path, _, weights in beside]
-        if beside:
-            self._decoded = Ensemble([self.model, *(model for _, model, _ in beside)])
+        companions = [(str(other.path), *load_model(other, warn)) for other in others]
+        self._other_weights = [{"run": path, "weights": weights} for path, _, weights in companions]
+        if companions:
+            self._decoded = Ensemble([self.model, *(model for _, model, _ in companions)])
         if self.options.coverage_penalty and not self._decoded.aligns:
             raise TaskError(
                 f"`coverage_penalty` must be 0 for {run.path}, which has no attention to its source. "
                 f"Received: {self.options.coverage_penalty}"
             )
         if self.options.weights != "float32":
-            found = explain_generate(
+            explanation = explain_generate(
                 self._decoded,
                 method=self.options.method,
                 beam_size=self.options.beam_size,
                 coverage_penalty=self.options.coverage_penalty,
             )
-            if found.implementation != "engine":
+            if explanation.implementation != "engine":
                 raise TaskError(
-                    f"`weights` must be 'float32' for {run.path}: {'; '.join(found.reasons)}. "
+                    f"`weights` must be 'float32' for {run.path}: {'; '.join(explanation.reasons)}. "
                     f"Received: {self.options.weights!r}"
                 )
 
     @property
     def step(self) -> int:
-        """After how many steps of training the run's weights were taken."""
+        """The training step of the loaded weights."""
         return int(self.weights["step"])
 
-    def description(self) -> dict[str, Any]:
-        """What decides how it translates, ready for JSON: the weights, the options, and the runs beside its own."""
+    def describe(self) -> dict[str, Any]:
+        """The settings that affect translations, as JSON-ready values: weights, options, and the other runs."""
         return {
             "weights": self.weights,
             "decoding": dataclasses.asdict(self.options),
-            "ensemble": self._beside,
+            "ensemble": self._other_weights,
         }
 
     def __call__(self, lines: Sequence[str], language: str | None = None) -> list[str]:
-        """The translation of each line.
+        """Translates each line.
 
         Args:
-            lines: what to translate.
-            language: which of the run's languages, if it has some; None takes the first.
+            lines: texts to translate.
+            language: one of the run's languages, if it has some; None takes the first.
 
         Raises:
             TaskError: if a line cannot be translated; the message says why.
@@ -131,14 +131,14 @@ class Translator:
         options: DecodingOptions | None = None,
         alignments: bool = False,
     ) -> list[list[Translation]]:
-        """The `n_best` translations of each line, best first, or as they were drawn; with scores if they are wanted.
+        """The `n_best` translations of each line, best first, or as they were sampled; with scores if requested.
 
         Args:
-            lines: what to translate.
-            language: which of the run's languages, if it has some; None takes the first.
-            prefix: what each translation begins with, in whole words; None leaves that to the model.
-            options: how they are chosen; None takes those of the translator.
-            alignments: whether to say which words each comes from.
+            lines: texts to translate.
+            language: one of the run's languages, if it has some; None takes the first.
+            prefix: the beginning of each translation, in whole words; or None.
+            options: decoding options; None takes the translator's.
+            alignments: whether to align words.
 
         Raises:
             TaskError: if a line cannot be translated, or the prefix leaves no room for a translation.
@@ -160,8 +160,10 @@ class Translator:
         Raises:
             TaskError: if the prefix leaves no room for a translation.
         """
-        found = self._decode(rows, batch_size, prefix, options or self.options)
-        pairs = [(row, ids) for row, (of_row, _) in zip(rows, found, strict=True) for ids in of_row]
+        results = self._decode(rows, batch_size, prefix, options or self.options)
+        pairs = [
+            (row, ids) for row, (of_row, _) in zip(rows, results, strict=True) for ids in of_row
+        ]
         texts = iter(self.task.decode([ids for _, ids in pairs]))
         aligned: Iterator[Alignment | None] = itertools.repeat(None)
         if alignments and pairs:
@@ -171,11 +173,11 @@ class Translator:
                 Translation(next(texts), ids, score, next(aligned))
                 for ids, score in zip(of_row, scores, strict=True)
             ]
-            for of_row, scores in found
+            for of_row, scores in results
         ]
 
     def warm_up(self, prefix: Sequence[int] = (), options: DecodingOptions | None = None) -> None:
-        """Compiles what decoding needs, for rows of any number and length; what is drawn later stays as it was."""
+        """Compiles decoding for rows of any number and length, without changing later samples."""
         batches = self._batches
         for rows in ([[END_ID]], [[END_ID] * 9] * 2):  # TensorFlow generalises from two sizes
             self._decode(rows, len(rows), prefix, options or self.options)
@@ -187,13 +189,14 @@ class Translator:
         batch_size: int = 500,
         options: DecodingOptions | None = None,
     ) -> list[list[int]]:
-        """The target ids of rows of source ids, of several the first.
+        """The target ids of rows of source ids, the best of several.
 
-        Rows of like length are decoded together: a batch goes on until its longest target ends.
+        Rows of similar length are decoded together: a batch runs until its longest target ends.
 
         Args:
             rows: source ids.
-            batch_size: how many rows are decoded at once.
+            batch_size: rows decoded at once.
+            options: decoding options; None takes the translator's.
 
         Returns:
             A list of target ids for each row, in the order of `rows`.
@@ -201,30 +204,29 @@ class Translator:
         return [ids[0] for ids, _ in self._decode(rows, batch_size, (), options or self.options)]
 
     def perplexity(self, rows: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> float:
-        """How unsure the model is of given translations: `exp(-mean log p(token))` over all tokens, ends included.
+        """The perplexity of given translations: `exp(-mean log p(token))` over all tokens, ends included.
 
         Args:
             rows: source ids.
-            targets: a row of target ids for each, its end included; of what is longer than a translation of the task
-                may be, the beginning counts.
+            targets: target ids of each, the end included, cut to the longest translation of the task.
 
         Returns:
-            1 or more; the size of the target vocabulary if all tokens are as likely. Of other subwords it is another
-            number: compare runs of one vocabulary alone.
+            1 or more; the size of the target vocabulary if all tokens are equally likely. It depends on the vocabulary:
+            compare only runs that share one.
         """
         total, count = 0.0, 0
         order = sorted(range(len(rows)), key=lambda i: len(targets[i]))
-        for at in range(0, len(order), _JUDGED):
-            part = order[at : at + _JUDGED]
-            wanted = padded([targets[i][: self.task.longest_target] for i in part])
-            read = np.pad(wanted[:, :-1], ((0, 0), (1, 0)), constant_values=START_ID)
-            source = self._decoded.check_source(padded([rows[i] for i in part]))
+        for at in range(0, len(order), _PERPLEXITY_BATCH):
+            part = order[at : at + _PERPLEXITY_BATCH]
+            expected = pad_rows([targets[i][: self.task.longest_target] for i in part])
+            read = np.pad(expected[:, :-1], ((0, 0), (1, 0)), constant_values=START_ID)
+            source = self._decoded.check_source(pad_rows([rows[i] for i in part]))
             logits = np.asarray(self._decoded.decode_all(read, self._decoded.encode_source(source)))
             highest = logits.max(-1, keepdims=True)
             log_sums = np.log(np.exp(logits - highest).sum(-1)) + highest[..., 0]
-            own = np.take_along_axis(logits, wanted[..., None], -1)[..., 0] - log_sums
-            total += float(own[wanted != PAD_ID].sum(dtype=np.float64))
-            count += int((wanted != PAD_ID).sum())
+            own = np.take_along_axis(logits, expected[..., None], -1)[..., 0] - log_sums
+            total += float(own[expected != PAD_ID].sum(dtype=np.float64))
+            count += int((expected != PAD_ID).sum())
         return float(np.exp(-total / max(count, 1)))
 
     def _decode(
@@ -234,26 +236,26 @@ class Translator:
         prefix: Sequence[int],
         options: DecodingOptions,
     ) -> list[tuple[list[list[int]], list[float | None]]]:
-        """Of each row the target ids of all its results, and their scores."""
+        """The target ids of all results of each row, and their scores."""
         most = options.max_length or self.task.longest_target
         if len(prefix) >= most:
             raise TaskError(
-                f"a prefix must have less than the {most:,} tokens of a translation. "
+                f"a prefix must have fewer than the {most:,} tokens of a translation. "
                 f"Received: {len(prefix):,}"
             )
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         out: list[Any] = [None] * len(rows)
         for start in range(0, len(order), batch_size):
             part = order[start : start + batch_size]
-            # One size of batch for all: each size is compiled anew.
+            # All batches have one size: each size is compiled.
             filled = part + part[:1] * (min(batch_size, len(rows)) - len(part))
-            source = padded([rows[i] for i in filled], multiple=_MULTIPLE)
+            source = pad_rows([rows[i] for i in filled], multiple=_MULTIPLE)
             arguments = options.arguments(self._batches, self.task.longest_target)
             if len(prefix):
                 arguments["prompt"] = np.tile(np.asarray(prefix, np.int32), (len(filled), 1))
-            found = generate(self._decoded, source, **arguments)
+            results = generate(self._decoded, source, **arguments)
             self._batches += 1
-            tokens, scores = found if options.scores else (found, None)
+            tokens, scores = results if options.scores else (results, None)
             several = np.asarray(tokens).reshape(len(filled), options.n_best, -1).tolist()
             values = [[None] * options.n_best] * len(filled)
             if scores is not None:
@@ -263,8 +265,8 @@ class Translator:
         return out
 
 
-def _tokens(task: Task) -> tuple[Any, ...]:
-    """What must be the same in runs that translate together: the meaning of every id."""
+def _identify_tokens(task: Task) -> tuple[Any, ...]:
+    """The meaning of all ids, which must agree in runs that translate together."""
     models = {name: data for name, data in task.files().items() if name.endswith(".model")}
     return task.kind, task.languages, task.source_vocabulary_size, models
 
@@ -275,46 +277,25 @@ def translate_stream(
     report: Callable[[str], object],
     language: str | None = None,
     batch_size: int = 64,
-) -> Iterator[str]:
-    """Translations of lines as they come, one for each: output keeps in step with input.
-
-    Args:
-        translator: what translates.
-        lines: lines with or without line ends.
-        report: is called with what is wrong with a line that cannot be translated, and its number.
-        language: as for :class:`Translator`.
-        batch_size: how many lines to wait for; 1 answers each line at once.
-
-    Yields:
-        The translation of each line; an empty line for an empty one, and for one that cannot be
-        translated.
-    """
-    for _, found in translations_of_stream(translator, lines, report, language, batch_size):
-        yield found[0].text if found else ""
-
-
-def translations_of_stream(
-    translator: Translator,
-    lines: Iterable[str],
-    report: Callable[[str], object],
-    language: str | None = None,
-    batch_size: int = 64,
     prefix: str | None = None,
     alignments: bool = False,
-) -> Iterator[tuple[list[int], list[Translation]]]:
-    """The same with all that is found.
+) -> Iterator[list[Translation]]:
+    """Translates lines as they come: output keeps in step with input.
 
     Args:
-        translator, lines, report, language, batch_size: as for :func:`translate_stream`.
-        prefix, alignments: as for :class:`Translator`.
+        translator: translates.
+        lines: lines with or without line ends.
+        report: called with the number and the problem of each line that cannot be translated.
+        language, prefix, alignments: as for :class:`Translator`.
+        batch_size: lines to wait for; 1 answers each line at once.
 
     Yields:
-        Of each line the source ids, and the translations: none where a line is empty or cannot be translated.
+        The translations of each line, none if it is empty or cannot be translated.
     """
     task = translator.task
     start = [] if prefix is None else task.encode_prefix(prefix)
 
-    def encoded(number: int, line: str) -> list[int] | None:
+    def encode(number: int, line: str) -> list[int] | None:
         if line.strip():
             try:
                 return task.encode(line.rstrip("\r\n"), language)
@@ -323,7 +304,7 @@ def translations_of_stream(
         return None
 
     numbered = enumerate(lines, 1)
-    while rows := [encoded(*line) for line in itertools.islice(numbered, batch_size)]:
+    while rows := [encode(*line) for line in itertools.islice(numbered, batch_size)]:
         known = [row for row in rows if row is not None]
-        found = iter(translator.search(known, start, alignments=alignments))
-        yield from (([], []) if row is None else (row, next(found)) for row in rows)
+        translations = iter(translator.search(known, start, alignments=alignments))
+        yield from ([] if row is None else next(translations) for row in rows)

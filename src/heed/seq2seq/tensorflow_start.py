@@ -1,4 +1,4 @@
-"""Starting TensorFlow for a command: the right backend, and no noise."""
+"""Starts TensorFlow for a command: the right backend, and no noise."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from collections.abc import Iterator
 
 
 def start_tensorflow(threads: int | None = None) -> None:
-    """Imports TensorFlow and Keras without the lines that their C++ side writes to stderr.
+    """Imports TensorFlow and Keras without the lines that their C++ code writes to stderr.
 
-    Keras gets the TensorFlow backend whatever the environment says: the commands need it. What was
-    written is shown if the import fails.
+    Keras gets the TensorFlow backend, which the commands need, whatever the environment says. If the import fails, the
+    lines are shown.
 
     Args:
-        threads: how many a computation may use, 1 or more; None leaves that to TensorFlow.
+        threads: the most threads of a computation, 1 or more; None leaves that to TensorFlow.
 
     Raises:
         ImportError: if there is no TensorFlow.
     """
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with _held_back():
+    with _hold_stderr():
         import keras  # noqa: F401  (and with it TensorFlow)
 
         if threads is not None:
@@ -33,8 +33,8 @@ def start_tensorflow(threads: int | None = None) -> None:
 
 
 @contextlib.contextmanager
-def _held_back() -> Iterator[None]:
-    """Keeps back what is written to file descriptor 2, also by C++, unless the block fails."""
+def _hold_stderr() -> Iterator[None]:
+    """Holds back what is written to file descriptor 2, also by C++, unless the block fails."""
     try:
         descriptor = sys.stderr.fileno()
     except (AttributeError, OSError, ValueError):  # no stderr, or not a file
