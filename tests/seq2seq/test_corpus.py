@@ -121,8 +121,8 @@ def test_what_a_check_finds(tmp_path):
     told = {finding.text.split(",")[0]: finding.numbers for finding in found.findings}
     assert told == {
         "with an empty side": [2],
-        "that were there before": [4],
-        "whose source was there before": [5],
+        "repeated on both sides": [4],
+        "with a repeated source and another translation": [5],
         "with the same text on both sides": [6],
         "two columns with a tab between them are expected": [7],
         "not UTF-8 text": [8],

@@ -63,7 +63,7 @@ def test_the_worst_are_wrong_and_the_best_are_the_rest(translator, tmp_path):
     )
     assert [one["source"] for one in found["worst"]] == ["2", "1"]
     assert [one["source"] for one in found["best"]] == ["0", "3"], "of equals the longer"
-    scores = [one["said"][0]["score"] for one in found["worst"] + found["best"]]
+    scores = [one["translations"][0]["score"] for one in found["worst"] + found["best"]]
     assert scores[0] == 0 < scores[1] < scores[2] == scores[3] == 100
     assert (found["wrong"], sum(all_ for all_, _ in found["bins"][0])) == (3, 5)
     assert found["bins"][0][-1][1] == 2
@@ -131,8 +131,8 @@ def test_a_run_and_another(translator, tmp_path):
     assert found["figures"][0]["values"] == ["40.0 %", "100.0 %"]
     assert found["notes"] == other.comparisons
     worst = found["worst"][0]
-    assert [plain(one["parts"]) for one in worst["said"]] == ["", "seven"]
-    assert [one["score"] for one in worst["said"]] == [0, 100]
+    assert [plain(one["parts"]) for one in worst["translations"]] == ["", "seven"]
+    assert [one["score"] for one in worst["translations"]] == [0, 100]
     assert found["bins"][1][-1] == [5, 5]
     with pytest.raises(TaskError, match="on the same pairs only"):
         write_report(tmp_path / "x.html", translator, first, Compared("o", evaluation_of(PAIRS[0])))
@@ -146,7 +146,9 @@ def test_markup_stays_text_and_nothing_is_fetched(translator, tmp_path, monkeypa
     text = path.read_text(encoding="utf-8")
     assert "<img" not in text
     assert "<b>" not in text
-    assert plain(data_of(path)["worst"][0]["said"][0]["parts"]) == nasty.replace("\ud800", "?")
+    assert plain(data_of(path)["worst"][0]["translations"][0]["parts"]) == nasty.replace(
+        "\ud800", "?"
+    )
     assert "default-src 'none'" in text
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
 

@@ -79,7 +79,7 @@ def test_figures_and_sentences(show):
     assert worst.nth(1).locator("dd").all_inner_texts() == ["1", "one two", "one two three"]
     assert worst.nth(1).locator("mark").all_inner_texts() == ["three"]
     best = tab.locator("#best article")
-    assert best.first.locator("dt").all_inner_texts() == ["source", "said, reference"]
+    assert best.first.locator("dt").all_inner_texts() == ["source", "translation, reference"]
     assert best.locator("mark").count() == 0
     assert tab.locator("#all-right").is_hidden()
     assert tab.locator("#legend").is_hidden()

@@ -207,7 +207,7 @@ def test_any_damage_is_one_error_or_another_config(tmp_path, task, name, kind):
         ("task", {"longest_target": -1}, r">= 1\. Received: longest_target=-1"),
         ("task", {"longest_target": "5"}, r">= 1\. Received: longest_target='5'"),
         ("task", {"longest_target": float("inf")}, r">= 1\. Received: longest_target=inf"),
-        ("task", {"languages": [1]}, "its task is not one"),
+        ("task", {"languages": [1]}, "its task cannot be read"),
         ("task", {"languages": ["eo"]}, "languages must be some of"),
         ("task", {"kind": ["numbers"]}, "a task that is not known"),
         ("training", {"steps": 0}, "is damaged: `steps` must be"),
@@ -237,5 +237,5 @@ def test_the_files_of_own_text_are_checked_too(tmp_path):
         path.write_bytes(whole)
     for name, value in (("longest_target", 0), ("empty_pairs", "x"), ("files", None)):
         damaged = {**run.config, "task": {**run.config["task"], name: value}}
-        with pytest.raises(TaskError, match="is damaged: its task is not one"):
+        with pytest.raises(TaskError, match="is damaged: its task cannot be read"):
             RunFolder(run.path, damaged).task()

@@ -286,7 +286,7 @@ def test_a_new_vocabulary_carries_over_what_both_have(tmp_path, tied, finished_r
     rest = [name for name in found if name not in (*tables, source)]
     assert rest
     assert all((found[name] == kept[name]).all() for name in rest)
-    said = checkpoint.load(new.path / "initial.npz")[1]["said"]
+    said = checkpoint.load(new.path / "initial.npz")[1]["note"]
     assert "11 of 12 source" in said
 
 

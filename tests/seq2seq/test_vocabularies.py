@@ -170,7 +170,7 @@ def test_one_table_of_embeddings_needs_one_vocabulary(tmp_path):
     corpus = pairs_file(tmp_path / "a.tsv", range(100))
     options = {**tiny.TINY, "share_embeddings": True}
     apart = TextTask.create(corpus, vocabulary_size=30)
-    with pytest.raises(TaskError, match=r"`share_embeddings` must be False where .*shared"):
+    with pytest.raises(TaskError, match=r"`share_embeddings` must be False if .*shared"):
         start_run(tmp_path / "run", apart, **options)
     assert not (tmp_path / "run").exists()
     task = TextTask.create(corpus, vocabulary_size=30, vocabulary="shared")

@@ -36,8 +36,8 @@ class Alignment:
         section 4.1: the layer before the last one aligns best, by the mean of its heads.
 
     Example:
-        >>> found = Alignment(["the", "cat"], ["le", "chat"], np.array([[0.8, 0.1], [0.3, 0.6]]))
-        >>> str(found)
+        >>> alignment = Alignment(["the", "cat"], ["le", "chat"], np.array([[0.8, 0.1], [0.3, 0.6]]))
+        >>> str(alignment)
         '0-0 1-1'
     """
 

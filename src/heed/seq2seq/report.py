@@ -128,7 +128,7 @@ def _collect(
             "group": answer.group if several else "",
             "right": answer.right,
             "reference": mark_differences(answer.reference, answer.translation),
-            "said": [
+            "translations": [
                 {"parts": mark_differences(text, answer.reference), "score": score}
                 for text, score in zip(texts, (own[i] for own in scores), strict=True)
             ],

@@ -6,10 +6,10 @@ const RUNS = ["first", "second"];
 
 function figures() {
   for (const { name, values, note } of report.figures) {
-    const said = values.map((value, run) => element("span", { className: `value ${RUNS[run]}`, textContent: value || "–" }));
+    const spans = values.map((value, run) => element("span", { className: `value ${RUNS[run]}`, textContent: value || "–" }));
     const how = element("dd", { className: "note" });
     for (const part of note.split(/(?<=\|)/)) how.append(part, element("wbr", {})); // signatures break after |
-    $("figures").append(element("div", {}, element("dt", { textContent: name }), element("dd", {}, ...said), how));
+    $("figures").append(element("div", {}, element("dt", { textContent: name }), element("dd", {}, ...spans), how));
   }
   for (const note of report.notes) $("notes").append(element("p", { textContent: note }));
 }
@@ -31,8 +31,8 @@ function spread() {
   bins.forEach(([all, right], i) => {
     const x = i * step + 1.5, width = step - 3, from = (100 * i) / bins.length, to = (100 * (i + 1)) / bins.length;
     const bar = (kind, n) => made("rect", { class: kind, x, width, y: y(n), height: TOP + H - y(n) });
-    const said = `chrF ${from} to ${to}: ${count(all, "sentence")}, ${right.toLocaleString("en")} right to the letter`;
-    picture.append(made("g", { class: "bin" }, made("title", {}, said), made("rect", { class: "room", x, width, y: TOP, height: H }),
+    const label = `chrF ${from} to ${to}: ${count(all, "sentence")}, ${right.toLocaleString("en")} right to the letter`;
+    picture.append(made("g", { class: "bin" }, made("title", {}, label), made("rect", { class: "room", x, width, y: TOP, height: H }),
       bar("all", all), bar("right", right), ...(all ? [text(x + width / 2, y(all) - 4, all.toLocaleString("en"))] : [])));
   });
   if (other) {
@@ -56,16 +56,16 @@ function row(name, parts, kind = "") {
 
 function sentence(one) {
   const two = report.runs.length > 1;
-  const score = (said, run) => element("span", { className: `score ${RUNS[run]}`, textContent: said.score.toFixed(1), title: "chrF" });
+  const score = ({ score }, run) => element("span", { className: `score ${RUNS[run]}`, textContent: score.toFixed(1), title: "chrF" });
   const rows = [row(one.group ? `source (${one.group})` : "source", [one.source])];
   if (!two && one.right) {
-    rows.push(row("said, reference", texts(one.reference)));
+    rows.push(row("translation, reference", texts(one.reference)));
   } else {
-    one.said.forEach((said, run) => rows.push(row(two ? report.runs[run] : "said", texts(said.parts), RUNS[run])));
+    one.translations.forEach(({ parts }, run) => rows.push(row(two ? report.runs[run] : "translation", texts(parts), RUNS[run])));
     rows.push(row("reference", texts(one.reference)));
   }
   const made = element("article", {},
-    element("div", { className: "scores" }, ...one.said.map(score)), element("dl", {}, ...rows.flat()));
+    element("div", { className: "scores" }, ...one.translations.map(score)), element("dl", {}, ...rows.flat()));
   if (one.attention) {
     const button = element("button", { type: "button", textContent: "Where it looked", "aria-expanded": "false" });
     button.addEventListener("click", () => open(button, made, one.attention));
