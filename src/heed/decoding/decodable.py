@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Protocol, runtime_checkable
 
 
@@ -117,13 +116,7 @@ class Aligning(Decodable, Protocol):
 
 def missing_names(model: Any) -> list[str]:
     """The attributes and methods of `Decodable` that a model lacks."""
-    # The class first: properties of the model are not computed.
-    return [
-        name for name in _names() if not hasattr(type(model), name) and not hasattr(model, name)
-    ]
-
-
-@functools.cache
-def _names() -> list[str]:
     methods = (name for name in vars(Decodable) if not name.startswith("_"))
-    return sorted({*Decodable.__annotations__, *methods})
+    names = sorted({*Decodable.__annotations__, *methods})
+    # The class first: properties of the model are not computed.
+    return [name for name in names if not hasattr(type(model), name) and not hasattr(model, name)]

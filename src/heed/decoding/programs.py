@@ -67,11 +67,13 @@ class _State:
     """
 
     def __init__(self, model: Any) -> None:
-        layers = {id(x): x for part in _parts(model) for x in _flattened(part)}
+        parts = _parts(model)
+        nested = (x._flatten_layers() if isinstance(x, keras.layers.Layer) else [x] for x in parts)
+        layers = {id(x): x for several in nested for x in several}
         self._seen = [(weakref.ref(layer), _contents(layer)) for layer in layers.values()]
-        self._parts = [*map(id, _parts(model))]
+        self._parts = [*map(id, parts)]
         # Held, so that no other variable gets the address of one that is gone. The programs hold them, too.
-        self._variables = [x for part in _parts(model) for x in part.variables]
+        self._variables = [x for part in parts for x in part.variables]
 
     def is_of(self, model: Any) -> bool:
         """Whether the model is as it was."""
@@ -83,18 +85,9 @@ class _State:
 
 def _parts(model: Any) -> list[Any]:
     """The model and the blocks of its stacks: Keras does not notice a layer that replaces another in a list."""
-    stacks = [getattr(model, name, None) for name in ("encoder", "decoder")]
-    blocks = [
-        x
-        for stack in stacks
-        if isinstance(stack, keras.Model)
-        for x in getattr(stack, "blocks", ())
-    ]
-    return [model, *(x for x in blocks if isinstance(x, keras.layers.Layer))]
-
-
-def _flattened(part: Any) -> list[Any]:
-    return part._flatten_layers() if isinstance(part, keras.layers.Layer) else [part]
+    found = [getattr(getattr(model, name, None), "blocks", ()) for name in ("encoder", "decoder")]
+    layers = [x for blocks in found if isinstance(blocks, list) for x in blocks]
+    return [model, *(x for x in layers if isinstance(x, keras.layers.Layer))]
 
 
 def _contents(layer: Any) -> tuple[Any, ...]:
