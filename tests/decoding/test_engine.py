@@ -196,7 +196,7 @@ TAKEN: dict[str, Any] = {
     "value_dim": [5, 17],
     "use_bias": [False],
     "soft_cap": [0.5],
-    "sliding_window": [1, 3],
+    "sliding_window": [1, 3, 2**31 - 1],
     "normalization": ["rms"],
     "gated": [True],
     "qk_norm": [True],
