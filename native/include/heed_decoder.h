@@ -3,7 +3,7 @@
 // ("0: none"), and that results are the same bits whatever the number of threads and the other rows of a batch.
 //
 // D is the width of the model, L the number of tokens to decode, S the length of the sources, F the hidden width of the
-// feed-forward part. Everything is float32, but for packed weights of which less is asked for.
+// feed-forward part. Everything is float32, except packed weights of another HeedPack.
 #ifndef HEED_DECODER_H
 #define HEED_DECODER_H
 
@@ -24,12 +24,12 @@ enum HeedActivation {
   HEED_TANH = 5
 };
 
-// How the weights of dense layers are kept once they are packed.
+// The format of the packed weights of dense layers.
 enum HeedPack {
   HEED_PACK_FLOAT32 = 0,
-  HEED_PACK_BFLOAT16 = 1,  // rounded to the nearest bfloat16, computed with in float32
-  // Whole numbers in [-127, 127] times a factor for each output, the largest magnitude / 127; what they are multiplied
-  // with is rounded likewise, with a factor for each row. Sums are exact: a layer has at most HEED_MOST_INT8 inputs.
+  HEED_PACK_BFLOAT16 = 1,  // rounded to the nearest bfloat16, multiplied in float32
+  // Integers in [-127, 127] times a factor for each output, its largest magnitude / 127; inputs are rounded likewise,
+  // with a factor for each row. Sums are exact: a layer has at most HEED_MOST_INT8 inputs.
   HEED_PACK_INT8 = 2
 };
 
@@ -53,7 +53,7 @@ typedef struct HeedNorm {
 
 // Scores q.k / sqrt(H), bounded by the soft-cap, plus a bias, through a softmax; heads times the gate; projected back.
 typedef struct HeedDecoderAttention {
-  HeedDense query, key, value, output;  // D to N H; what is attended to, to K H and K V; N V to D
+  HeedDense query, key, value, output;  // D to N H; the attended sequence to K H and K V; N V to D
   HeedDense gate;                       // D to N V: sigmoid(x W + b) multiplies the heads; no weight: none
   HeedNorm query_norm, key_norm;        // over the H features of each head, before it is rotated; no gamma: none
   const float* sinks;  // (N,): a score of each head that takes part in the softmax and has no value; NULL: none
@@ -61,9 +61,9 @@ typedef struct HeedDecoderAttention {
   int64_t window;      // W: the query at i sees the key at j only if |i - j| < W; 0: no limit; self-attention's alone
 } HeedDecoderAttention;
 
-// Causal self-attention, attention to what is encoded (none where cross.query has no weight), feed-forward part; each
-// with a residual connection and a normalisation, before it or after the sum (norm_first). The feed-forward part is
-// activation(x hidden) back, or where `up` has a weight ((activation(x hidden)) * (x up)) back, a gated linear unit.
+// Causal self-attention, cross-attention (none if cross.query has no weight) and a feed-forward part, each with a
+// residual connection and a normalisation, before it (norm_first) or after the sum. The feed-forward part is
+// activation(x hidden) back, or, if `up` has a weight, a gated linear unit: (activation(x hidden) * (x up)) back.
 typedef struct HeedDecoderLayer {
   HeedNorm self_norm, cross_norm, feed_forward_norm;
   HeedDecoderAttention self, cross;
@@ -72,10 +72,10 @@ typedef struct HeedDecoderLayer {
   int32_t norm_first;
 } HeedDecoderLayer;
 
-// The weights of a model, and how they are put together.
+// The weights and settings of a decoder or an encoder.
 typedef struct HeedDecoderStack {
   int64_t width, heads, kv_heads, head_dim, value_dim;  // D, N, K, H, V
-  int64_t encoded_width;                                // of what is encoded; 0: nothing is
+  int64_t encoded_width;                                // of the encoded sources; 0: there are none
   int64_t vocabulary;                                   // tokens 0 .. vocabulary - 1, at most 2^24
   const float* embedding;                               // (vocabulary, D), read in place
   double embedding_scale;                               // multiplies its rows
@@ -84,7 +84,7 @@ typedef struct HeedDecoderStack {
   const HeedDecoderLayer* layers;
   HeedNorm final_norm;
   HeedDense logits;  // D to vocabulary; an encoder has none
-  // Encodes the sources, by attention of all to all; its layers have no cross-attention. NULL: they come encoded.
+  // Encodes the sources, with bidirectional attention and no cross-attention. NULL: they come encoded.
   const struct HeedDecoderStack* encoder;
 } HeedDecoderStack;
 
@@ -97,51 +97,50 @@ typedef struct HeedDecoding {
   int64_t batch, length, source_length;  // B, L in [1, 2^20], S
   const int32_t* source;                 // contiguous (B, S): tokens; of a stack without an encoder NULL
   const float* encoded;                  // contiguous (B, S, encoded_width); of a stack with an encoder NULL
-  const uint8_t* source_mask;            // contiguous (B, S), 0: nobody attends to this one; NULL: all count
-  // How tokens know where they stand, each contiguous or NULL.
+  const uint8_t* source_mask;            // contiguous (B, S), 0: hidden; NULL: none is
+  // Tables of the positions, each contiguous or NULL.
   const float* positions;      // (L, D), added to the embedded token at each position
   const float* rotation;       // (L, H): cosines, then sines of the angles of the pairs of features (c, c + H/2)
   const float* relative_bias;  // (N, L): [n][L - 1 + j - i] is added to the score of query i and key j
-  // The same of sources: (S, D), (S, H) and (N, 2 S), where it is [n][S + j - i].
+  // The same for sources: (S, D), (S, H) and (N, 2 S), where it is [n][S + j - i].
   const float *source_positions, *source_rotation, *source_relative_bias;
   int32_t pad_token, start_token, end_token;  // the first two are never decoded
-  // Targets begin with these tokens, contiguous (B, L): in each row those before the first padding, at no cost of
-  // probability or length. NULL: none.
+  // The first tokens of each target, then padding, contiguous (B, L). Neither their probability nor their length
+  // counts. NULL: none.
   const int32_t* prompt;
   int32_t search;  // HeedSearch
-  // Of sampling: the only source of chance, contiguous (B, L) in [0, 1); softmax(logits / temperature); the `top_k`
+  // Of sampling: the only randomness, contiguous (B, L) in [0, 1); softmax(logits / temperature); the `top_k`
   // most likely tokens, and of these the fewest that hold the share `top_p`, in (0, 1] (0: no such cut).
   const float* uniform;
   double temperature, top_p;
   int64_t top_k;
-  // Of beam search: how many hypotheses are kept, in [1, HEED_MOST_BEAMS]; the log probability of a finished one of n
-  // tokens counts divided by ((5 + n) / 6)^length_penalty, at least 0.
+  // Of beam search: the number of hypotheses, in [1, HEED_MOST_BEAMS]; the log probability of a finished one of n
+  // tokens is divided by ((5 + n) / 6)^length_penalty, at least 0.
   int32_t beams;
   double length_penalty;
-  // Of beam search: N, how many hypotheses are given for each source, in [1, beams]; 0: one.
+  // Of beam search: N, the number of hypotheses to return for each source, in [1, beams]; 0: one.
   int32_t results;
 } HeedDecoding;
 
-// A stack with its weights in the order that the kernels of the instruction set in use want.
+// A stack with its weights packed for the kernels of the instruction set in use.
 typedef struct HeedDecoder HeedDecoder;
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// Makes one. Weights are copied, all but the `embedding`, which must stay as it is for as long as the decoder lives.
+// Packs the weights of a stack. All are copied except the `embedding`, which must outlive the decoder unchanged.
 HEED_API const char* heed_decoder_make(const HeedDecoderStack* stack, HeedDecoder** made);
 
-// NULL is let pass.
+// NULL is allowed.
 HEED_API void heed_decoder_free(HeedDecoder* decoder);
 
-// Writes `tokens`, contiguous (B, N, L), N being 1 but for a beam search that is to give more: each row ends with the
-// end token, unless it is cut, and holds padding after it. Those of a source are in order: what has ended first, the
-// best of them before, then what was cut; if there are fewer than N, rows of padding follow. `scores`, contiguous (B,
-// N) or NULL, gets the log probability of the tokens that were decoded: of a beam search divided by the penalty, of
-// sampling before `temperature`, `top_k` and `top_p`; -inf where there is no hypothesis. A greedy search has none: one
-// beam with no penalty finds the same. Several threads may use one decoder at once. Rows are shared out among the
-// threads, none of which waits for another.
+// Writes `tokens`, contiguous (B, N, L); N is 1 except for a beam search with more `results`. Each row ends with the
+// end token, unless it is cut, and holds padding after it. The hypotheses of a source are in order: finished ones, best
+// first, then cut ones; if there are fewer than N, rows of padding follow. `scores`, contiguous (B, N) or NULL, gets
+// the log probability of the decoded tokens: of a beam search divided by the penalty, of sampling before `temperature`,
+// `top_k` and `top_p`; -inf where there is no hypothesis. A greedy search has none: one beam with no penalty finds the
+// same. Several threads may use one decoder at once. Rows are divided among the threads, none of which waits.
 HEED_API const char* heed_decode(const HeedDecoder* decoder, const HeedDecoding* decoding, int32_t* tokens,
                                  float* scores, int threads);
 

@@ -320,7 +320,7 @@ def test_decoding_stops_when_all_rows_have_ended(method, monkeypatch):
         "use_cache": True,
         "max_length": 20,
         "num_results": 1,
-        "scored": False,
+        "return_scores": False,
         **METHODS[method],
     }
     inputs = {"source": source, "uniform": tf.zeros((5, 20))}
@@ -715,7 +715,7 @@ def test_a_step_in_the_graph_allocates_no_caches():
     def bytes_of_a_step(length):
         model = small_model(seed=4, end_bias=-1e4, width=16)
         options = {"method": "greedy", "max_length": length, "use_cache": True}
-        options |= {"num_results": 1, "scored": False}
+        options |= {"num_results": 1, "return_scores": False}
 
         def decode_in_graph(source):
             return generation._decode(model, {"source": source}, options)[0]

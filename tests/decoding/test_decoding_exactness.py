@@ -107,7 +107,7 @@ def decode(way: str, model: Any, inputs: dict[str, Any], **options: Any) -> tupl
         "coverage_penalty": 0.0,
         "weights": "float32",
         "num_results": 1,
-        "scored": True,
+        "return_scores": True,
         **options,
     }
     inputs = {name: tf.constant(x) for name, x in inputs.items()}

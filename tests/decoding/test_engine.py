@@ -141,7 +141,7 @@ def eager(model: Any, source: Any, prompt: Any = None, max_length: int = 6, **op
     defaults = {"beam_size": 3, "length_penalty": 0.6, "coverage_penalty": 0.0}
     defaults |= {"temperature": 1.0, "top_k": 4, "top_p": 0.9}
     shared = {"max_length": max_length, "use_cache": True, "weights": "float32"}
-    shared |= {"num_results": 1, "scored": options["method"] != "greedy"}
+    shared |= {"num_results": 1, "return_scores": options["method"] != "greedy"}
     options = {**shared, **defaults, **options}
     assert engine.unsupported_reasons(model, options) == []
     inputs = {"source": tf.constant(source)}
@@ -196,7 +196,7 @@ TAKEN: dict[str, Any] = {
     "value_dim": [5, 17],
     "use_bias": [False],
     "soft_cap": [0.5],
-    "sliding_window": [1, 3],
+    "sliding_window": [1, 3, 2**31 - 1],
     "normalization": ["rms"],
     "gated": [True],
     "qk_norm": [True],

@@ -250,6 +250,13 @@ FAULTS = (
         (_ENGINE,),
     ),
     Fault(
+        "fields that the engine does not know are let pass",
+        "native/adapters/tensorflow/decoder_fields.h",
+        "if (!read_[place]) unknown",
+        "if (!read_[place] && place > names_.size()) unknown",
+        (_ENGINE,),
+    ),
+    Fault(
         "packed weights stay when the variables change",
         "native/adapters/tensorflow/decode.cc",
         "if (kernel.packed && kernel.packed->version == version) return kernel.packed;",

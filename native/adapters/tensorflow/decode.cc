@@ -3,19 +3,17 @@
 // HeedDecode takes
 //   source         int32 (B, S)
 //   source_mask    bool (B, S)
-//   encoded        float (B, S, width of what is encoded), or (0, 0, 0): the encoder that is there encodes the source
+//   encoded        float (B, S, encoded width), or (0, 0, 0) if there is an encoder
 //   uniform        float (B, L); here and below, an empty tensor stands for none
 //   positions, rotation, relative_bias                       float (L, D), (L, H), (N, L)
 //   source_positions, source_rotation, source_relative_bias  float (S, D), (S, H), (N, 2 S)
 //   prompt         int32 (B, L)
-//   values         double (n): the value of each of the n fields that the attribute `names` has, a line each, see
-//                  decoder_fields.h
+//   values         double (n): of the n fields that the attribute `names` lists, a line each; see decoder_fields.h
 //   weights        floats of any shape
-// and gives tokens, int32 (B, N, L), and scores, float (B, N), or (0, 0) where none are asked for.
+// and returns tokens, int32 (B, N, L), and scores, float (B, N), or (0, 0) if the search returns none.
 //
-// Weights are packed once for each version of the variables that they are read from. A version is a buffer: while the
-// packed form lives it holds on to the tensors, and nobody writes to a buffer that others hold. So the same address
-// means the same numbers.
+// Weights are packed once for each version of their variables. A version is a buffer: the packed weights hold on to the
+// tensors, and nobody writes to a buffer that others hold. So the same address means the same numbers.
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -47,16 +45,15 @@ struct Packed {
   std::vector<int64_t> version;
   std::vector<Tensor> weights;
   HeedDecoder* decoder = nullptr;
-  // Sizes of the decoder and of the encoder, if there is one.
-  int64_t width = 0, heads = 0, head_dim = 0, source_width = 0, source_heads = 0, source_head_dim = 0;
+  HeedDecoderStack sizes{}, encoder_sizes{};  // of these structs the sizes alone: what they point to is gone
 
   Packed() = default;
   Packed(const Packed&) = delete;
   ~Packed() { heed_decoder_free(decoder); }
 };
 
-// All that is packed in this process, so that the graphs of one model share it; and the lock of it and of every
-// `Kernel`. Never destroyed: TensorFlow may delete kernels while the process ends.
+// All packed weights of this process, which the graphs of a model share, and the lock of these and of every `Kernel`.
+// Never destroyed: TensorFlow may delete kernels while the process ends.
 struct Shared {
   std::mutex mutex;
   std::vector<std::weak_ptr<const Packed>> packed;
@@ -90,7 +87,7 @@ struct Kernel {
   }
 };
 
-// What tells the stacks of calls with the same names apart: their values, and where the weights lie.
+// Tells the stacks of calls with the same names apart: by their values, and by the addresses and shapes of the weights.
 std::vector<int64_t> version_of(const Kernel& kernel, const std::vector<Tensor>& inputs) {
   std::vector<int64_t> version = {inputs[kEncoded].dim(2)};
   for (size_t place : kernel.stack_places) {
@@ -105,7 +102,7 @@ std::vector<int64_t> version_of(const Kernel& kernel, const std::vector<Tensor>&
   return version;
 }
 
-// The packed form of the weights of this call. Takes them out of the inputs where it must be made.
+// The packed weights of this call. Moves the weights out of the inputs if it packs them.
 std::shared_ptr<const Packed> packed_for(Kernel& kernel, std::vector<Tensor>& inputs) {
   std::vector<int64_t> version = version_of(kernel, inputs);
   Shared& all = shared();
@@ -125,11 +122,7 @@ std::shared_ptr<const Packed> packed_for(Kernel& kernel, std::vector<Tensor>& in
                              static_cast<int64_t>(inputs.size()) - kWeights, inputs[kEncoded].dim(2));
     check(heed_decoder_make(&stacks.decoder, &made->decoder));
     made->names = kernel.stack_names, made->version = std::move(version);
-    made->width = stacks.decoder.width, made->heads = stacks.decoder.heads, made->head_dim = stacks.decoder.head_dim;
-    if (const HeedDecoderStack* encoder = stacks.decoder.encoder) {
-      made->source_width = encoder->width, made->source_heads = encoder->heads;
-      made->source_head_dim = encoder->head_dim;
-    }
+    made->sizes = stacks.decoder, made->encoder_sizes = stacks.encoder;
     made->weights.assign(std::make_move_iterator(inputs.begin() + kWeights), std::make_move_iterator(inputs.end()));
     kernel.packed = made;
     all.packed.push_back(made);
@@ -137,7 +130,7 @@ std::shared_ptr<const Packed> packed_for(Kernel& kernel, std::vector<Tensor>& in
   return kernel.packed;
 }
 
-// The numbers of an input that may be empty: then there are none.
+// The numbers of an input, or null if it is empty.
 template <class T = float>
 const T* optional(const Tensor& x, const char* name, const Dims& dims) {
   if (x.count() == 0) return nullptr;
@@ -166,20 +159,19 @@ void run(void* state, TF_OpKernelContext* context) {
     const int64_t length = search.length;
     if (length < 1) fail("`search/length` must be positive. Received: " + std::to_string(length));
     const auto packed = packed_for(kernel, inputs);
-    const int64_t width = packed->width, heads = packed->heads, head_dim = packed->head_dim;
-    const int64_t source_width = packed->source_width, source_heads = packed->source_heads;
+    const HeedDecoderStack &decoder = packed->sizes, &encoder = packed->encoder_sizes;
 
     search.batch = batch, search.source_length = positions;
     search.source = source.data<int32_t>();
     search.encoded = optional(encoded, "encoded", {batch, positions, encoded.dim(2)});
     search.source_mask = optional<uint8_t>(inputs[kMask], "source_mask", {batch, positions});
     search.uniform = optional(inputs[kUniform], "uniform", {batch, length});
-    search.positions = optional(inputs[kPositions], "positions", {length, width});
-    search.rotation = optional(inputs[kRotation], "rotation", {length, head_dim});
-    search.relative_bias = optional(inputs[kBias], "relative_bias", {heads, length});
-    search.source_positions = optional(inputs[kSourcePositions], "source_positions", {positions, source_width});
-    search.source_rotation = optional(inputs[kSourceRotation], "source_rotation", {positions, packed->source_head_dim});
-    search.source_relative_bias = optional(inputs[kSourceBias], "source_relative_bias", {source_heads, 2 * positions});
+    search.positions = optional(inputs[kPositions], "positions", {length, decoder.width});
+    search.rotation = optional(inputs[kRotation], "rotation", {length, decoder.head_dim});
+    search.relative_bias = optional(inputs[kBias], "relative_bias", {decoder.heads, length});
+    search.source_positions = optional(inputs[kSourcePositions], "source_positions", {positions, encoder.width});
+    search.source_rotation = optional(inputs[kSourceRotation], "source_rotation", {positions, encoder.head_dim});
+    search.source_relative_bias = optional(inputs[kSourceBias], "source_relative_bias", {encoder.heads, 2 * positions});
     search.prompt = optional<int32_t>(inputs[kPrompt], "prompt", {batch, length});
     const int64_t results = std::max<int64_t>(search.results, 1);
     const bool scored = search.return_scores != 0;

@@ -1,4 +1,6 @@
-// The ops of TensorFlow for decoding in a graph, one token after another. No arithmetic.
+// TensorFlow ops for decoding in a graph, token by token. No arithmetic.
+#include <algorithm>
+
 #include "registration.h"
 #include "settings.h"
 
@@ -30,15 +32,15 @@ void run_product(void*, TF_OpKernelContext* context) {
   });
 }
 
-// HeedCacheWrite: a cache (B, L, ...), what is written into it (B, T, ...), and from which position on. It takes the
-// place of the cache if nobody else wants that any more: then nothing is copied but what is new.
+// HeedCacheWrite: a cache (B, L, ...), an update (B, T, ...), and the position where it is written. The result reuses
+// the buffer of the cache if nobody else holds it: then the update alone is copied.
 void run_cache_write(void*, TF_OpKernelContext* context) {
   guarded(context, [&] {
     HeedCacheWrite call{};
     Dims dims;
     const void* cache = nullptr;
     {
-      // Let go of before the result is made, which would not take the place of what is held.
+      // Released before the result is allocated: a buffer that is held is not reused.
       const std::vector<Tensor> inputs = inputs_of(context);
       const Tensor &update = inputs[1], &index = inputs[2];
       dims = inputs[0].dims(), cache = inputs[0].data();

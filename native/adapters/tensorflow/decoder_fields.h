@@ -1,5 +1,5 @@
-// The structs of heed_decoder.h from named fields, such as decoder/layer_0/self_attention/query/kernel. Each field is
-// declared once, by the line that reads it; names of Python's side are the fields of src/heed/ops/backends/decoder.py.
+// Reads the structs of heed_decoder.h from named fields, such as decoder/layer_0/self_attention/query/kernel. The line
+// that reads a field declares it. The names are those of the dataclasses in src/heed/ops/backends/decoder.py.
 #pragma once
 
 #include <algorithm>
@@ -16,19 +16,17 @@ using Names = std::map<std::string, size_t>;
 
 enum Presence { kRequired, kOptional };
 
-// Reads fields by name. It goes on after a missing field or a wrong value, so that `finish` refuses all missing and
-// all unknown names at once.
+// Reads fields by name. Reading goes on after a missing field or a wrong value, so that `finish` can name all missing
+// and unknown fields at once.
 class Fields {
  public:
   // The value of a weight is its index in `weights`.
   Fields(const Names& names, const Tensor& values, const Tensor* weights, int64_t weight_count)
-      : names_(names),
-        values_(values),
-        weights_(weights),
-        weight_count_(weight_count),
-        read_(static_cast<size_t>(values.count())) {}
+      : names_(names), values_(values), weights_(weights), weight_count_(weight_count) {
+    read_.resize(static_cast<size_t>(values.count()));
+  }
 
-  // Throws unless all that was read was there and right, and all that was there was read.
+  // Refuses missing fields, unknown ones, which nobody has read, and wrong values.
   void finish() const {
     std::string unknown;
     for (const auto& [name, place] : names_)
@@ -46,7 +44,7 @@ class Fields {
     return first != names_.end() && first->first.rfind(part + "/", 0) == 0;
   }
 
-  // Of a field that is not there 0.
+  // A missing number stays as it is.
   void number(const std::string& name, double& to, Presence presence = kRequired) {
     if (const double* value = find(name, presence)) to = *value;
   }
@@ -78,7 +76,7 @@ class Fields {
     return x ? x->data<float>() : nullptr;
   }
 
-  // The first one is what `finish` tells of.
+  // `finish` tells of the first one.
   void problem(const std::string& text) {
     if (problem_.empty()) problem_ = text;
   }
@@ -102,7 +100,7 @@ class Fields {
   std::string missing_, problem_;
 };
 
-// How tokens are chosen.
+// The search, and what the op needs beside it.
 struct Search : HeedDecoding {
   int32_t return_scores = 0;
   double threads = 0;
@@ -113,14 +111,12 @@ class SearchFields : Fields {
   SearchFields(const Names& names, const Tensor& values, Search& to) : Fields(names, values, nullptr, 0) {
     number("search/length", to.length, HEED_MOST_LENGTH);
     number("search/pad", to.pad_token, INT32_MAX), number("search/start", to.start_token, INT32_MAX);
-    number("search/end", to.end_token, INT32_MAX);
-    number("search/method", to.search, INT32_MAX);
-    number("search/temperature", to.temperature);
-    number("search/top_k", to.top_k, INT32_MAX), number("search/top_p", to.top_p);
+    number("search/end", to.end_token, INT32_MAX), number("search/method", to.search, INT32_MAX);
+    number("search/temperature", to.temperature), number("search/top_p", to.top_p);
+    number("search/top_k", to.top_k, INT32_MAX);
     number("search/beam_size", to.beams, INT32_MAX), number("search/length_penalty", to.length_penalty);
     number("search/results", to.results, HEED_MOST_BEAMS);
-    number("search/return_scores", to.return_scores, 1);
-    number("search/threads", to.threads);
+    number("search/return_scores", to.return_scores, 1), number("search/threads", to.threads);
     finish();
   }
 };
@@ -133,15 +129,14 @@ class StackFields : Fields {
       : Fields(names, values, weights, weight_count) {
     if (encoded_width > HEED_MOST_FEATURES) problem("`encoded` must have at most 2^20 features");
     const bool encodes = has("encoder");
-    if (encodes) encoder_ = stack("encoder/", encoder_layers_, 0);
-    decoder =
-        stack("decoder/", layers_, encodes ? encoder_.width : std::min<int64_t>(encoded_width, HEED_MOST_FEATURES));
+    if (encodes) encoder = stack("encoder/", encoder_layers_, 0), encoded_width = encoder.width;
+    decoder = stack("decoder/", layers_, std::min<int64_t>(encoded_width, HEED_MOST_FEATURES));
     decoder.logits = dense("decoder/logits", decoder.width, decoder.vocabulary);
-    decoder.encoder = encodes ? &encoder_ : nullptr;
+    decoder.encoder = encodes ? &encoder : nullptr;
     finish();
   }
 
-  HeedDecoderStack decoder{};
+  HeedDecoderStack decoder{}, encoder{};
 
  private:
   HeedDecoderStack stack(const std::string& at, std::vector<HeedDecoderLayer>& layers, int64_t encoded_width) {
@@ -150,8 +145,7 @@ class StackFields : Fields {
     number(at + "heads", made.heads, HEED_MOST_FEATURES), number(at + "kv_heads", made.kv_heads, HEED_MOST_FEATURES);
     number(at + "head_dim", made.head_dim, HEED_MOST_FEATURES);
     number(at + "value_dim", made.value_dim, HEED_MOST_FEATURES);
-    number(at + "weights", made.pack, INT32_MAX);
-    number(at + "embedding_scale", made.embedding_scale);
+    number(at + "weights", made.pack, INT32_MAX), number(at + "embedding_scale", made.embedding_scale);
     made.encoded_width = encoded_width;
     if (const Tensor* x = weight(at + "embedding", kRequired)) {
       if (x->rank() == 2 && x->dim(1) <= HEED_MOST_FEATURES)
@@ -221,7 +215,6 @@ class StackFields : Fields {
   }
 
   std::vector<HeedDecoderLayer> layers_, encoder_layers_;
-  HeedDecoderStack encoder_{};
 };
 
 }  // namespace heed::tf

@@ -10,13 +10,13 @@ from keras import ops
 from heed.decoding.incremental_decoder import (
     DecodingState,
     IncrementalDecoder,
-    begun,
     column,
+    first_tokens,
     write,
 )
 
 _NONE = -1e30
-_LEAST = 1e-9  # of coverage: what is not looked at at all still has a logarithm
+_LEAST = 1e-9  # of coverage, for its logarithm
 
 
 def penalty(length: Any, alpha: float) -> Any:
@@ -25,12 +25,12 @@ def penalty(length: Any, alpha: float) -> Any:
 
 
 def coverage_score(coverage: Any, beta: float) -> Any:
-    """`beta * sum_i log(min(sum_j p_ij, 1))` of a coverage (..., S): is added to the score; 0 at most."""
+    """`beta * sum_i log(min(sum_j p_ij, 1))` of a coverage (..., S): added to the score, 0 at most."""
     return beta * ops.sum(ops.log(ops.clip(coverage, _LEAST, 1.0)), axis=-1)
 
 
 def _pick(sequences: Any, indices: Any) -> Any:
-    """(B, M, L) and (B, K) to (B, K, L): the chosen ones of each row."""
+    """Sequences (B, M, L) at indices (B, K), to (B, K, L)."""
     return ops.take_along_axis(sequences, ops.expand_dims(indices, -1), axis=1)
 
 
@@ -42,35 +42,34 @@ def beam_search(
     results: int = 1,
     coverage_penalty: float = 0.0,
 ) -> tuple[Any, Any]:
-    """The best sequences of each row among those that a beam of hypotheses meets.
+    """The best sequences of each row that a beam of hypotheses finds.
 
-    In each step the open hypotheses of a row grow by every token. An extension that ends, and
-    ranks among the best `beams`, is kept as finished with its score divided by `penalty`, and
-    `coverage_score` added to that; the best `beams` others stay open. A row is done when no open
-    hypothesis can still get a higher score than the worst of the `results` best finished ones; so
-    the first of several results is what a search for one finds. It is not enough that there are
-    `beams` finished ones: a sure model ranks many an early end second, long before its true one.
-    A row that is done does not change any more, so rows do not depend on their neighbours. One beam
-    is greedy decoding and done at its first end; a beam as wide as the number of sequences is an exhaustive search.
+    In each step the open hypotheses of a row grow by every token. An extension that ends and ranks among the best
+    `beams` is finished: its score is divided by `penalty`, and `coverage_score` is added. The best `beams` others stay
+    open. A row is done when no open hypothesis can beat the worst of the `results` best finished ones, so that the
+    first of several results is the one of a search for one. `beams` finished ones do not suffice: a confident model
+    ranks many early ends second, long before its true one. A row that is done no longer changes, so rows do not depend
+    on their neighbours. One beam is greedy decoding and done at its first end; a beam as wide as the number of
+    sequences is an exhaustive search.
 
     Args:
         decoder: Runs the model, `beams` rows for each source.
         beams: Width K of the beam.
         length_penalty: Exponent alpha of the penalty, at least 0; 0 compares plain log
             probabilities.
-        prompt: (B, length) int32, what each row begins with, then padding; or None. Neither its
-            probability nor its length counts.
-        results: N, how many sequences to give, at most K.
-        coverage_penalty: Factor beta of the coverage, at least 0; unless it is 0 the decoder must keep the coverage.
-            What was given to begin with covers too. A place that was not looked at counts as one that had 1e-9.
+        prompt: (B, length) int32, the first tokens of each row, then padding; or None. Neither its probability nor its
+            length counts.
+        results: N, the number of sequences to return, at most K.
+        coverage_penalty: Factor beta of the coverage, at least 0; above 0 the decoder must track the coverage, which
+            includes that of the prompt. A coverage below 1e-9 counts as 1e-9.
 
     Returns:
-        Tokens (B, N, length) int32, padded after the end, and scores (B, N): the best finished hypotheses, then where a
-        row has fewer the best open ones, which are cut; then, where it has none of these either, padding and -inf.
+        Tokens (B, N, length) int32, padded after the end, and scores (B, N): the best finished hypotheses; then the
+        best open ones, which are cut; then padding and -inf.
 
     Source:
         Wu et al. 2016 (GNMT), section 7, equation 14. As there, the penalties compare sequences that have ended (or are
-        cut), not those that grow.
+        cut), not open ones.
     """
     config = decoder.config
     batch, length = decoder.batch_size, decoder.length
@@ -105,8 +104,7 @@ def beam_search(
             sure = ops.where(ops.arange(vocabulary) == given, 0.0, _NONE)
             steps = ops.where(given == config.pad_id, steps, sure)
         totals = ops.reshape(ops.expand_dims(scores, -1) + steps, (-1, beams * vocabulary))
-        # At most one extension of each beam ends: among twice as many as beams there are enough
-        # that do not.
+        # At most one extension of each beam ends: of 2 K extensions K do not.
         totals, flat = ops.top_k(totals, candidates)
         flat = ops.cast(flat, "int32")
         parents, tokens = flat // vocabulary, flat % vocabulary
@@ -133,19 +131,19 @@ def beam_search(
         best, worst = finished_scores[:, 0], finished_scores[:, results - 1]
         hopeless = ops.logical_and(worst > _NONE / 2, attainable <= worst)
         hopeless = ops.logical_or(hopeless, scores[:, 0] <= _NONE / 2)
-        if beams == 1:  # what is left open is the second best: greedy decoding does not follow it
+        if beams == 1:  # greedy decoding does not follow the second best
             hopeless = True
         done = ops.logical_or(done, ops.logical_and(best > _NONE / 2, hopeless))
         return state, done, tokens, scores, sequences, finished_scores, finished
 
     none = ops.full((batch, beams), _NONE, dtype="float32")
     empty = ops.full((batch, beams, length), config.pad_id, dtype="int32")
-    # All beams start alike: only the first one counts, or they would stay alike.
+    # All beams start equal: without this they would stay equal.
     only_first = ops.where(ops.arange(beams) == 0, 0.0, none)
     tokens, state = decoder.start(prompt)
     sequences = empty
     if prompt is not None:
-        given = ops.expand_dims(begun(prompt, state.index, config.pad_id), 1)
+        given = ops.expand_dims(first_tokens(prompt, state.index, config.pad_id), 1)
         sequences = ops.repeat(given, beams, axis=1)
     start = (
         state,
@@ -159,10 +157,10 @@ def beam_search(
     result = ops.while_loop(unfinished, step, start)
     open_scores, open_sequences, finished_scores, finished = result[3:]
     open_scores = open_scores / full
-    if coverage_penalty:  # it may change their order
+    if coverage_penalty:  # it may change the order
         open_scores, order = ops.top_k(open_scores + covered(result[0]), beams)
         open_sequences = _pick(open_sequences, order)
-    # The open ones follow those that have ended.
+    # Open hypotheses follow finished ones.
     ended = ops.sum(ops.cast(finished_scores > _NONE / 2, "int32"), axis=1, keepdims=True)
     place = ops.arange(results, dtype="int32")
     chosen = ops.where(place < ended, place, beams + place - ended)

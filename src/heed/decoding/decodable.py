@@ -1,23 +1,22 @@
-"""What a model offers so that `generate` can decode with it."""
+"""The methods by which `generate` decodes with a model."""
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Protocol, runtime_checkable
 
 
 @runtime_checkable
 class Decodable(Protocol):
-    """A model that gives scores for the next token, one step after the other.
+    """A model that scores the next token, step by step.
 
-    `generate` takes any model with these methods, whatever its source is: text, an image, features, or nothing at all.
+    `generate` takes any model with these methods, whatever its source is: text, an image, features, or none.
     They are traced: `generate` compiles them into one graph, and keeps it while the variables are the same ones.
 
     Attributes:
-        config: with the integers `pad_id`, `start_id`, `end_id` and `target_vocabulary_size`, and if the length of a
-            target is bound, that bound as `longest_target` (else None).
-        built: whether the variables are there.
-        variables: those that it computes with. What else a model holds is a constant of the graph: a change to it goes
+        config: with the integers `pad_id`, `start_id`, `end_id` and `target_vocabulary_size`, and the most tokens of a
+            target as `longest_target`, or None.
+        built: whether the variables exist.
+        variables: those that it computes with. Everything else in a model is a constant of the graph, whose changes go
             unseen.
 
     Example:
@@ -38,21 +37,21 @@ class Decodable(Protocol):
         """The source as a tensor whose first axis is B, or None where the model takes none.
 
         Raises:
-            ValueError: if it is no source for this model.
+            ValueError: if the model cannot take it.
         """
         ...
 
     def encode_source(self, source: Any) -> Any:
-        """The memory: all that depends on the source alone, as a structure of tensors whose first axis is B; or ()."""
+        """The memory: all that depends on the source alone, a structure of tensors whose first axis is B; or ()."""
         ...
 
     def make_state(self, rows: Any, length: int, memory: Any) -> Any:
-        """What is known before the first token, as a structure of tensors whose first axis has `rows` entries.
+        """The state before the first token, a structure of tensors whose first axis has `rows` entries.
 
         Args:
-            rows: a multiple of B, an int or an integer tensor (): rows r b .. r b + r - 1 decode source b.
-            length: how many tokens will be read at most.
-            memory: what `encode_source` returned.
+            rows: r B, an int or an integer tensor (): rows r b .. r b + r - 1 decode source b.
+            length: the most tokens that will be read.
+            memory: from `encode_source`.
         """
         ...
 
@@ -60,11 +59,11 @@ class Decodable(Protocol):
         """Reads tokens.
 
         Args:
-            tokens: (rows, T) integers, one of each row; of prompts several, whose number may be unknown while a graph
-                is traced. `rows` is then B.
-            index: (), how many tokens have been read before.
-            state: what `make_state` or the step before returned. It is not changed.
-            memory: what `encode_source` returned.
+            tokens: (rows, T) integers, T being 1; of prompts more, perhaps unknown while a graph is traced, and `rows`
+                is B.
+            index: (), the number of tokens read before.
+            state: from `make_state` or the step before. It is not changed.
+            memory: from `encode_source`.
 
         Returns:
             Scores for the token after the last one, (rows, vocabulary) float32, and the new state.
@@ -72,11 +71,11 @@ class Decodable(Protocol):
         ...
 
     def decode_all(self, tokens: Any, memory: Any) -> Any:
-        """Scores for the token after each, with nothing kept: the same numbers as by steps, but for rounding.
+        """Scores for the token after each, without a state: those of the steps, up to rounding.
 
         Args:
             tokens: (rows, T) integers.
-            memory: what `encode_source` returned, with `rows` entries in the first axis.
+            memory: from `encode_source`, with `rows` entries in the first axis.
 
         Returns:
             (rows, T, vocabulary) float32.
@@ -85,22 +84,22 @@ class Decodable(Protocol):
 
 
 class Aligning(Decodable, Protocol):
-    """A `Decodable` model that can say where it looked, as `generate` asks for a `coverage_penalty`.
+    """A `Decodable` model that returns alignments, which `generate` needs for a `coverage_penalty`.
 
-    Its alignment is what attention gives each of the S places of the source in the step that writes a token: of a
+    An alignment is the attention to each of the S positions of the source in the step that writes a token: of a
     Transformer the mean of the heads of the last decoder layer but one, of a recurrent translator its only attention.
 
     Attributes:
-        aligns: whether it can, because it has attention.
+        aligns: whether it has such attention.
     """
 
     aligns: bool
 
     def make_coverage(self, memory: Any) -> Any:
-        """The coverage before the first token, (B, S) float32: 0, and 1 of padding, which needs none.
+        """The coverage before the first token, (B, S) float32: 0, and 1 for padding, which needs none.
 
         Args:
-            memory: what `encode_source` returned.
+            memory: from `encode_source`.
         """
         ...
 
@@ -115,15 +114,9 @@ class Aligning(Decodable, Protocol):
         ...
 
 
-def lacking(model: Any) -> list[str]:
-    """The names that a model would have to have to be `Decodable`, and has not."""
-    # What a class has is not asked of the model, which would compute its properties.
-    return [
-        name for name in _names() if not hasattr(type(model), name) and not hasattr(model, name)
-    ]
-
-
-@functools.cache
-def _names() -> list[str]:
+def missing_names(model: Any) -> list[str]:
+    """The attributes and methods of `Decodable` that a model lacks."""
     methods = (name for name in vars(Decodable) if not name.startswith("_"))
-    return sorted({*Decodable.__annotations__, *methods})
+    names = sorted({*Decodable.__annotations__, *methods})
+    # The class first: properties of the model are not computed.
+    return [name for name in names if not hasattr(type(model), name) and not hasattr(model, name)]

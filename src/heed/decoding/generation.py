@@ -1,4 +1,4 @@
-"""Decoding: from a source to the target that a model finds for it."""
+"""`generate`: from sources to the targets that a model finds for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keras import ops
 from heed._numbers import check_integer, check_real
 from heed.decoding import engine
 from heed.decoding.beam import beam_search
-from heed.decoding.decodable import Decodable, lacking
+from heed.decoding.decodable import Decodable, missing_names
 from heed.decoding.incremental_decoder import IncrementalDecoder, column
 from heed.decoding.programs import program
 from heed.decoding.sampling import decode_rows, draw, greedy
@@ -29,9 +29,9 @@ _OPTIONS = {
     "sample": ("temperature", "top_k", "top_p"),
 }
 METHODS = tuple(_OPTIONS)
-_MOST_LENGTH, _MOST_ROWS = 2**20, 2**16  # what the engine takes; of targets for one source
+_MOST_LENGTH, _MOST_ROWS = 2**20, 2**16  # tokens of a target, targets of a source
 _MOST_PENALTY = 1e30  # a log probability divided by more is lost in float32
-_SHARED = ("method", "max_length", "use_cache", "weights", "num_results", "scored")
+_SHARED = ("method", "max_length", "use_cache", "weights", "num_results", "return_scores")
 
 
 def generate(
@@ -53,74 +53,70 @@ def generate(
     num_results: int | None = None,
     return_scores: bool = False,
 ) -> Any:
-    """Decodes a target for each source, or goes on where each prompt ends.
+    """Decodes a target for each source, or continues each prompt.
 
     greedy: `y_t = argmax p(y | y_<t, source)`.
     sample: `y_t ~ p(y | y_<t, source)`, sharpened by `temperature` and cut by `top_k` and `top_p`.
     beam: the `y` with the highest `log p(y | source) / ((5 + |y|) / 6)**length_penalty + coverage_penalty * sum_i
-    log(min(sum_j p_ij, 1))` that a beam search meets, where `p_ij` is how much the model looked at place i of the
-    source, padding aside, when it wrote token j.
+    log(min(sum_j p_ij, 1))` that a beam search finds; `p_ij` is the attention to position i of the source, padding
+    aside, in the step that writes token j.
 
-    The loop is one native op, the decoder engine, where that takes the model and the options, which `explain_generate`
-    tells; its tokens are those of the graph, but where two are as likely but for rounding.
+    Where the decoder engine supports the model and the options, the loop is one native op; `explain_generate` tells.
+    Its tokens are those of the graph, except where two are equally likely up to rounding.
 
-    Prompts are not read token by token: the engine reads each in passes of many tokens, the graph what all prompts
-    share in length in one.
+    Prompts are read many tokens at a time: by the engine in whole, in the graph up to the length of the shortest.
 
-    Called with arrays, the whole loop runs as one compiled graph, which is kept for the next call with the same
-    options, as long as the model keeps its variables and their dtypes and `heed.set_implementation` its choice. Where
-    the engine decodes, the second such call makes it: the first is quicker without. A model keeps its 8 latest graphs.
-    It can also be called inside a `tf.function`. Padding and the start token are never decoded.
+    Called with arrays, the loop runs as one compiled graph, which is kept for the next call with the same options while
+    the model's variables, their dtypes and the choice of `heed.set_implementation` stay. For the engine the second such
+    call makes it: the first is quicker without. A model keeps its 8 latest graphs. `generate` also works inside a
+    `tf.function`. Padding and the start token are never decoded.
 
     Args:
         model: A `Transformer`, a `LanguageModel`, or any other `Decodable` model.
-        source: What the model decodes, as its `check_source` takes it: of a `Transformer` (B, S) integers, padded with
-            the config's `pad_id`, or what its `encoder` takes, such as images; of a `LanguageModel` nothing (None), for
-            it goes on where `prompt` ends.
-        max_length: Number of tokens of a target at most, prompt and end included. An integer from 1 to 2**20.
-        prompt: (B, P) integers, P <= `max_length`: what each target begins with (after the start token), for a row
-            what stands before its first `pad_id`, which may be nothing. Whatever the method, these tokens are taken
-            as they are; in a beam search neither their probability nor their length counts. None: nothing is given,
-            which a model without a source does not take: give it rows of no tokens, (B, 0), to begin from the start.
+        source: The model's input, as its `check_source` takes it: of a `Transformer` (B, S) integers, padded with the
+            config's `pad_id`, or the input of its `encoder`, such as images; of a `LanguageModel` None.
+        max_length: The most tokens of a target, prompt and end included. An integer from 1 to 2**20.
+        prompt: (B, P) integers, P <= `max_length`: the first tokens of each target after the start token. A row's
+            prompt ends before its first `pad_id` and may be empty. In a beam search neither its probability nor its
+            length counts. None: no prompts. A model without a source needs them: (B, 0) begins from the start.
         method: "greedy", "beam" or "sample".
-        beam_size: For "beam": number of hypotheses kept for each row, an integer from 1 to 65536.
+        beam_size: For "beam": number of hypotheses kept for each source, an integer from 1 to 65536.
         length_penalty: For "beam": exponent of the penalty, at least 0. Higher favours longer
             targets. The penalty of `max_length` tokens must be below 1e30.
-        coverage_penalty: For "beam": factor of the coverage, in [0, 1e6). Higher favours targets whose writing looked
-            at all of the source. `p` is the cross-attention of the last decoder layer but one (or of the only one), the
-            mean of its heads; of a recurrent model its only attention; of an ensemble the mean of its models'. The
-            graph decodes then: the engine never builds attention weights.
+        coverage_penalty: For "beam": factor of the coverage, in [0, 1e6). Higher favours targets that attend to all of
+            the source. `p` is the cross-attention of the last decoder layer but one (or of the only one), the mean of
+            its heads; of a recurrent model its only attention; of an ensemble the mean of its models'. Above 0 the
+            graph decodes: the engine never builds attention weights.
         temperature: For "sample": number in [1e-6, 1e6); below 1 sharpens, above 1 flattens.
         top_k: For "sample": draw among this many most likely tokens only. A positive integer, or
             None.
         top_p: For "sample": draw among the fewest most likely tokens that hold this share of the
             mass. In (0, 1], or None.
-        seed: For "sample": an integer of 64 bits gives the same draws again (XLA
-            has draws of its own); None draws afresh.
-        use_cache: Whether to keep keys and values. False reads the whole target again in each
-            step: the same result, slower.
-        weights: How the weights of dense layers are kept: "float32", or in the engine alone "bfloat16",
-            half the memory, computed with in float32; or "int8", a quarter: whole numbers in
-            [-127, 127] times a factor for each output, multiplied with numbers that are rounded
-            likewise, with a factor for each token. The model's own weights stay as they are.
-        num_results: N, how many targets to give for each source: of a beam search, at most `beam_size`, the best it
-            meets, best first, those that were cut behind those that have ended; of "sample" so many draws, in the order
-            in which they were drawn; of "greedy", which finds one, 1 at most. None gives one, without an axis for it.
-        return_scores: Whether to return scores too.
+        seed: For "sample": an integer of 64 bits repeats the draws (XLA has draws of its own); None draws afresh.
+        use_cache: Whether to keep keys and values. False reads the whole target again in each step: the same result,
+            slower.
+        weights: The format of the weights of dense layers: "float32", or in the engine alone "bfloat16", half the
+            memory, multiplied in float32; or "int8", a quarter: whole numbers in [-127, 127] times a factor for each
+            output, multiplied with activations that are rounded likewise, with a factor for each token. The model's own
+            weights stay as they are.
+        num_results: N, the number of targets for each source: of a beam search, at most `beam_size`, its best ones,
+            best first, cut ones after those that have ended; of "sample" so many draws, in their order; of "greedy" at
+            most 1. None: one, without an axis for it.
+        return_scores: Whether to return scores as well.
 
     Returns:
-        (B, max_length) int32, or with `num_results` (B, N, max_length); the prompt first, without the start token: each
-        row ends with `end_id`, unless it was cut, and holds `pad_id` after that. Where a beam search meets fewer than N
-        sequences, rows of `pad_id` follow.
+        (B, max_length) int32, or with `num_results` (B, N, max_length), prompt included, start token not. Rows end with
+        `end_id`, unless they were cut, and hold `pad_id` after that. Where a beam search finds fewer than N sequences,
+        rows of `pad_id` follow.
         With `return_scores=True` the pair of these and float32 scores, (B,) or (B, N): `log p(y | source)` of the
-        tokens after the prompt, of "beam" divided by the penalty, by which it ranks them. Of "sample" these are the
-        probabilities of the model, not sharpened or cut. -inf where there is no sequence.
+        tokens after the prompt, for "beam" as it ranks them, divided by the penalty; for "sample" with the model's
+        probabilities, not sharpened or cut. -inf where there is no sequence.
 
     Raises:
-        TypeError: If `model` is none that can decode.
+        TypeError: If `model` cannot decode.
         ValueError: If an argument is out of its range, the model refuses the source, or there is a coverage penalty and
-            no attention to a source. Tokens that are not in the vocabulary, where they are known only when a graph
-            runs, are tf.errors.InvalidArgumentError; XLA drops that check.
+            no attention to a source. Tokens outside the vocabulary that only a running graph knows raise
+            tf.errors.InvalidArgumentError; XLA drops that check.
 
     Source:
         Wu et al. 2016 (length and coverage penalty); Fan et al. 2018 (top k); Holtzman et al. 2020 (top p).
@@ -158,10 +154,7 @@ def generate(
         num_results=num_results,
         return_scores=return_scores,
     )
-    options |= {
-        "num_results": options["num_results"] or 1,
-        "scored": options.pop("return_scores"),
-    }
+    options["num_results"] = options["num_results"] or 1
     if options["num_results"] > 1 and method != "sample":
         _check_results(options)
     config = model.config
@@ -180,8 +173,12 @@ def generate(
     if not model.built:
         model.build()
     if method == "greedy" and return_scores:  # one beam finds the same, and knows its score
-        alone = {"beam_size": 1, "length_penalty": 0.0, "coverage_penalty": 0.0}
-        options |= {"method": "beam", **alone}
+        options |= {
+            "method": "beam",
+            "beam_size": 1,
+            "length_penalty": 0.0,
+            "coverage_penalty": 0.0,
+        }
     names = (*_SHARED, *_OPTIONS[options["method"]])
     reasons = engine.unsupported_reasons(model, options)
     if reasons and weights != "float32":
@@ -190,7 +187,7 @@ def generate(
             f"Received: weights={weights!r}"
         )
     if method == "sample":
-        # All the chance there is, drawn before the loop: one number for each row and step.
+        # The only randomness, drawn before the loop: a number for each row and step.
         shape = (ops.shape(first)[0] * options["num_results"], options["max_length"])
         inputs["uniform"] = keras.random.uniform(shape, dtype="float32", seed=options["seed"])
     function = _decode if reasons else engine.decode
@@ -199,7 +196,7 @@ def generate(
         scores = ops.zeros((0, options["num_results"]), dtype="float32")
     else:
         chosen = {name: options[name] for name in names}
-        # The engine is one op: it takes longer to trace what is around it than to run that.
+        # Around the engine's one op tracing takes longer than running.
         tokens, scores = program(model, chosen, function, quick=not reasons)(inputs)
     if num_results is None:
         tokens, scores = ops.squeeze(tokens, 1), ops.squeeze(scores, 1) if return_scores else None
@@ -207,7 +204,7 @@ def generate(
 
 
 def _check_model(model: Any) -> None:
-    if missing := lacking(model):
+    if missing := missing_names(model):
         raise TypeError(
             "`model` must be a heed.models.Transformer, LanguageModel or another model that has the methods of "
             f"heed.models.Decodable. Received: model={model!r}, without {', '.join(missing)}"
@@ -215,21 +212,21 @@ def _check_model(model: Any) -> None:
 
 
 def _checked(model: Any, **options: Any) -> dict[str, Any]:
-    """Options of `generate`, as plain values in their ranges; those that are not given are not checked."""
+    """These options of `generate` as plain values in their ranges."""
     checks: dict[str, Callable[..., Any]] = {
         "method": functools.partial(_check_choice, choices=METHODS),
-        "max_length": functools.partial(_check_count, most=_MOST_LENGTH),
-        "beam_size": functools.partial(_check_count, most=_MOST_ROWS),
+        "max_length": functools.partial(check_integer, least=1, most=_MOST_LENGTH),
+        "beam_size": functools.partial(check_integer, least=1, most=_MOST_ROWS),
         "length_penalty": functools.partial(check_real, least=0),
         "coverage_penalty": functools.partial(check_real, least=0, most=1e6),
-        # Farther out logits, or those of tokens that cannot follow, leave float32.
+        # Beyond, logits leave float32.
         "temperature": functools.partial(check_real, least=1e-6, most=1e6),
         "top_k": functools.partial(check_integer, least=1, optional=True),
         "top_p": functools.partial(check_real, least=0, exclusive=True, optional=True),
         "seed": functools.partial(check_integer, least=-(2**63), optional=True),
         "use_cache": _check_flag,
         "weights": functools.partial(_check_choice, choices=WEIGHTS),
-        "num_results": functools.partial(_check_count, most=_MOST_ROWS, optional=True),
+        "num_results": functools.partial(check_integer, least=1, most=_MOST_ROWS, optional=True),
         "return_scores": _check_flag,
     }
     given = {name: checks[name](name, value) for name, value in options.items()}
@@ -237,7 +234,7 @@ def _checked(model: Any, **options: Any) -> dict[str, Any]:
         raise ValueError(
             f"`seed` must be an integer of 64 bits or None. Received: seed={given['seed']!r}"
         )
-    if given.get("top_k"):  # more than there are cut nothing
+    if given.get("top_k"):  # more than the vocabulary cut nothing
         given["top_k"] = min(given["top_k"], model.config.target_vocabulary_size)
     if (given.get("top_p") or 1) > 1:
         raise ValueError(f"`top_p` must be in (0, 1] or None. Received: top_p={given['top_p']!r}")
@@ -269,13 +266,6 @@ def _check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     return value
 
 
-def _check_count(name: str, value: Any, most: int, optional: bool = False) -> Any:
-    number = check_integer(name, value, least=1, optional=optional)
-    if number is not None and number > most:
-        raise ValueError(f"`{name}` must be at most {most}. Received: {name}={value!r}")
-    return number
-
-
 def _check_results(options: dict[str, Any]) -> None:
     given = f"num_results={options['num_results']}"
     if options["method"] == "greedy":
@@ -289,7 +279,7 @@ def _check_results(options: dict[str, Any]) -> None:
 
 
 def _prompt(prompt: Any, source: Any, config: Any, length: int) -> Any:
-    """(B, length) int32: the tokens that each target begins with, then padding."""
+    """(B, length) int32: the first tokens of each target, then padding."""
     prompt = check_tokens("prompt", prompt, config.target_vocabulary_size, "(B, P)")
     shape = tuple(prompt.shape)
     rows = None if source is None else source.shape[0]
@@ -319,7 +309,7 @@ def explain_generate(
     coverage_penalty: float = 0.0,
     use_cache: bool = True,
 ) -> Dispatch:
-    """Says how `generate` would decode, and why: by the engine, one native op for the whole loop, or in the graph.
+    """Tells whether `generate` decodes by the engine, one native op for the whole loop, or in the graph, and why.
 
     Args:
         model: As for `generate`.
@@ -328,7 +318,7 @@ def explain_generate(
     Returns: an object with `.implementation` ("engine" or "graph") and `.reasons`; print it.
 
     Raises:
-        TypeError: If `model` is none that can decode.
+        TypeError: If `model` cannot decode.
         ValueError: If an option is out of its range.
 
     Example:
@@ -356,7 +346,7 @@ def explain_generate(
 
 
 def _decode(model: Decodable, inputs: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Any]:
-    """The decoding itself, as operations of the current graph: tokens (B, N, L), and scores (B, N)."""
+    """Decodes in the current graph: tokens (B, N, L) and scores (B, N)."""
     method, results = options["method"], options["num_results"]
     prompt, source = inputs.get("prompt"), inputs.get("source")
     rows = options["beam_size"] if method == "beam" else results
@@ -367,17 +357,17 @@ def _decode(model: Decodable, inputs: dict[str, Any], options: dict[str, Any]) -
         options["max_length"],
         beams=rows,
         use_cache=options["use_cache"],
-        covers=method == "beam" and options["coverage_penalty"] > 0,
+        track_coverage=method == "beam" and options["coverage_penalty"] > 0,
     )
     if method == "beam":
         penalties = {name: options[name] for name in ("length_penalty", "coverage_penalty")}
         return beam_search(decoder, rows, prompt=prompt, results=results, **penalties)
 
-    def choose_by_chance(logits: Any, index: Any) -> Any:
+    def sample(logits: Any, index: Any) -> Any:
         uniform = column(inputs["uniform"], index)
         return draw(logits, uniform, options["temperature"], options["top_k"], options["top_p"])
 
-    choose = greedy if method == "greedy" else choose_by_chance
-    tokens, scores = decode_rows(decoder, choose, prompt, options["scored"])
+    choose = greedy if method == "greedy" else sample
+    tokens, scores = decode_rows(decoder, choose, prompt, options["return_scores"])
     shape = (-1, results, options["max_length"])
     return ops.reshape(tokens, shape), ops.reshape(scores, shape[:2])

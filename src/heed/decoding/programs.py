@@ -1,4 +1,4 @@
-"""Compiled programs of a model, kept for the next call: as few as possible, and none that is out of date."""
+"""Compiled programs of a model, kept for the next call while the model is unchanged."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ import keras
 from heed.ops.backends import current
 from heed.ops.dispatch import get_implementation
 
-# A model keeps as many, those that ran last.
-_MOST = 8
+_MOST = 8  # programs of a model, those that ran last
 
 Function = Callable[[Any, dict[str, Any], dict[str, Any]], Any]
 
 
 @dataclass
 class _Programs:
-    """The programs of one model, the one that ran last at the end."""
+    """The programs of one model, the latest last."""
 
     state: _State | None = None
     by_key: dict[Hashable, Callable[[Any], Any]] = field(default_factory=dict)
@@ -34,23 +33,23 @@ _kept: weakref.WeakKeyDictionary[Any, _Programs] = weakref.WeakKeyDictionary()
 def program(
     model: Any, options: dict[str, Any], function: Function, quick: bool = False
 ) -> Callable[[Any], Any]:
-    """A function of a model with these options as a compiled function of the inputs alone, made on first use.
+    """`function(model, inputs, options)` compiled as a function of the inputs.
 
     Args:
-        model: it must be built.
-        options: all that the function depends on, but for the model and its inputs.
-        function: of the model, inputs and options; a function of a module.
-        quick: whether it is quick without being compiled: then that waits for its second use.
+        model: a built model.
+        options: all that the function depends on besides the model and its inputs.
+        function: a function of a module.
+        quick: whether it is quick uncompiled: then it is compiled at its second use.
     """
     key = (function, get_implementation(), *options.items())
     with _lock:
         programs = _kept.setdefault(model, _Programs())
         if programs.state is None or not programs.state.is_of(model):
-            programs.by_key.clear()  # none of them will ever be right again
+            programs.by_key.clear()
             programs.state = _State(model)
         compiled = programs.by_key.pop(key, None)
         if compiled is None:
-            # Held by a weak reference only, or what is kept here would keep every model alive.
+            # A strong reference would keep every model alive.
             reference = weakref.ref(model)
             compile_ = current().compile_graph_when_repeated if quick else current().compile_graph
             compiled = compile_(lambda inputs: function(reference(), inputs, options))
@@ -61,18 +60,20 @@ def program(
 
 
 class _State:
-    """What a program takes from a model when it is traced: its layers, their variables and policies, not their values.
+    """What a traced program holds of a model: its layers, their variables and dtype policies.
 
-    LoRA and quantisation change variables, or what a layer does with them; a policy changes dtypes. It is compared at
-    each call, so it looks into the lists of a layer: what Keras makes of them takes longer than a short decoding.
+    LoRA and quantisation change variables or their use; a policy changes dtypes. Each call compares it, so it reads the
+    lists of a layer: Keras' public properties of them take longer than a short decoding.
     """
 
     def __init__(self, model: Any) -> None:
-        layers = {id(x): x for part in _parts(model) for x in _flattened(part)}
+        parts = _parts(model)
+        nested = (x._flatten_layers() if isinstance(x, keras.layers.Layer) else [x] for x in parts)
+        layers = {id(x): x for several in nested for x in several}
         self._seen = [(weakref.ref(layer), _contents(layer)) for layer in layers.values()]
-        self._parts = [*map(id, _parts(model))]
-        # A variable that is gone must not leave its address to another one. The programs hold it, too.
-        self._variables = [x for part in _parts(model) for x in part.variables]
+        self._parts = [*map(id, parts)]
+        # Held, so that no other variable gets the address of one that is gone. The programs hold them, too.
+        self._variables = [x for part in parts for x in part.variables]
 
     def is_of(self, model: Any) -> bool:
         """Whether the model is as it was."""
@@ -83,19 +84,10 @@ class _State:
 
 
 def _parts(model: Any) -> list[Any]:
-    """The model and the `blocks` of its stacks: Keras does not notice a layer that replaces another in a list."""
-    stacks = [getattr(model, name, None) for name in ("encoder", "decoder")]
-    blocks = [
-        x
-        for stack in stacks
-        if isinstance(stack, keras.Model)
-        for x in getattr(stack, "blocks", ())
-    ]
-    return [model, *(x for x in blocks if isinstance(x, keras.layers.Layer))]
-
-
-def _flattened(part: Any) -> list[Any]:
-    return part._flatten_layers() if isinstance(part, keras.layers.Layer) else [part]
+    """The model and the blocks of its stacks: Keras does not notice a layer that replaces another in a list."""
+    found = [getattr(getattr(model, name, None), "blocks", ()) for name in ("encoder", "decoder")]
+    layers = [x for blocks in found if isinstance(blocks, list) for x in blocks]
+    return [model, *(x for x in layers if isinstance(x, keras.layers.Layer))]
 
 
 def _contents(layer: Any) -> tuple[Any, ...]:

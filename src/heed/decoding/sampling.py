@@ -1,4 +1,4 @@
-"""Decoding one sequence for each row: the best token in each step, or a drawn one."""
+"""Greedy and sampled decoding of rows."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from keras import ops
 from heed.decoding.incremental_decoder import (
     DecodingState,
     IncrementalDecoder,
-    begun,
     column,
+    first_tokens,
     write,
 )
 from heed.ops.dispatch import select_fused_ops
 
 
 def greedy(logits: Any, index: Any) -> Any:
-    """The token with the highest score, (B, vocabulary) to (B,), in whatever step."""
+    """The token with the highest score in any step, (B, vocabulary) to (B,)."""
     return select_fused_ops().argmax(logits)
 
 
@@ -32,8 +32,7 @@ def draw(
 
     Args:
         logits: (B, vocabulary) float32.
-        uniform: (B,) floats in [0, 1): the only source of chance, so that a row's draw depends on
-            nothing but its own number and its own scores.
+        uniform: (B,) floats in [0, 1), the only randomness: a row's draw depends on its own number and scores alone.
         temperature: Positive number.
         top_k: Positive integer, or None for all tokens.
         top_p: Number in (0, 1], or None for 1.
@@ -55,8 +54,7 @@ def draw(
         first = ops.arange(mass.shape[-1]) == 0
         mass = ops.where(ops.logical_or(before < top_p, first), mass, 0.0)
     cumulative = ops.cumsum(mass, axis=-1)
-    # The threshold lies in (0, total]: the first token to reach it has a mass above 0, whatever
-    # the rounding.
+    # The threshold lies in (0, total]: whatever the rounding, the first token to reach it has mass.
     threshold = (1.0 - uniform[:, None]) * cumulative[:, -1:]
     choice = ops.sum(ops.cast(cumulative < threshold, "int32"), axis=-1)
     if tokens is None:
@@ -68,19 +66,19 @@ def decode_rows(
     decoder: IncrementalDecoder,
     choose: Callable[[Any, Any], Any],
     prompt: Any = None,
-    scored: bool = False,
+    return_scores: bool = False,
 ) -> tuple[Any, Any]:
-    """Decodes until every row has ended or `decoder.length` tokens stand.
+    """Decodes until every row has ended or has `decoder.length` tokens.
 
     Args:
-        decoder: Runs the model, one row for each source, or several.
+        decoder: Runs the model, one row for each source or several.
         choose: Logits (rows, vocabulary) and the step () to tokens (rows,).
-        prompt: (B, length) int32, what the rows of each source begin with, then padding; or None.
-        scored: Whether scores are wanted.
+        prompt: (B, length) int32, the first tokens of the rows of each source, then padding; or None.
+        return_scores: Whether to compute scores.
 
     Returns:
-        Tokens (rows, length) int32, padded after the end; and (rows,) the log probability of those that were chosen,
-        however they were; 0 if it is not wanted.
+        Tokens (rows, length) int32, padded after the end; and scores (rows,), the model's log probability of the tokens
+        after the prompt, or 0.
     """
     config = decoder.config
     tokens, state = decoder.start(prompt)
@@ -99,7 +97,7 @@ def decode_rows(
             given = column(prompt, state.index)
             free = given == config.pad_id
             chosen, counts = ops.where(free, chosen, given), ops.logical_and(free, counts)
-        if scored:
+        if return_scores:
             steps = ops.log_softmax(logits, axis=-1)
             own = ops.take_along_axis(steps, ops.expand_dims(chosen, 1), axis=1)[:, 0]
             scores += ops.where(counts, own, 0.0)
@@ -110,5 +108,5 @@ def decode_rows(
     done, scores = (ops.zeros((decoder.rows,), dtype=kind) for kind in ("bool", "float32"))
     output = ops.full((decoder.rows, decoder.length), config.pad_id, dtype="int32")
     if prompt is not None:
-        output = begun(prompt, state.index, config.pad_id)
+        output = first_tokens(prompt, state.index, config.pad_id)
     return ops.while_loop(unfinished, step, (state, tokens, done, output, scores))[3:]

@@ -275,9 +275,6 @@ class MultiHeadAttention(AttentionLayer):
     output_dense = property(
         attrgetter("_output_dense"), doc="The projection of the heads back, or None without."
     )
-    query_norm = property(attrgetter("_query_norm"), doc="The norm of the queries, with `qk_norm`.")
-    key_norm = property(attrgetter("_key_norm"), doc="The norm of the keys, with `qk_norm`.")
-
     gate_dense = property(
         lambda self: self._gate_dense if self._use_gate else None,
         doc="The projection to the gate of the heads, or None without.",

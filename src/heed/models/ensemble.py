@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from heed.decoding.decodable import Decodable, lacking
+from heed.decoding.decodable import Decodable, missing_names
 
 _SHARED = ("pad_id", "start_id", "end_id", "target_vocabulary_size")
 
@@ -53,7 +53,7 @@ class Ensemble:
         if not self.models:
             raise ValueError("`models` must hold a model or more. Received: none")
         for model in self.models:
-            if missing := lacking(model):
+            if missing := missing_names(model):
                 raise TypeError(
                     "`models` must have the methods of heed.models.Decodable. "
                     f"Received: {model!r}, without {', '.join(missing)}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from heed.decoding.engine.parts import (
+from heed.decoding.engine.stacks import (
     PROJECTIONS,
     activation_name,
     attentions,

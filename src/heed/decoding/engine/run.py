@@ -19,7 +19,7 @@ def decode(model: Any, inputs: dict[str, Any], options: dict[str, Any]) -> tuple
     """Tokens (B, N, L) and scores (B, N) or None, of the inputs and options of `generate`."""
     config, length = model.config, options["max_length"]
     own = {name: options[name] for name in _SEARCH if options.get(name) is not None}
-    results, return_scores = options["num_results"], options["scored"]
+    results, return_scores = options["num_results"], options["return_scores"]
     draws = results if options["method"] == "sample" else 1
     if draws > 1:  # each draw is a row of its own
         repeated = {name: x for name, x in inputs.items() if name != "uniform"}

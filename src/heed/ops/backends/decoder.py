@@ -36,11 +36,6 @@ def named_fields(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _one_of(names: tuple[str, ...], **options: Any) -> Any:
-    """A field that is one of these names."""
-    return field(metadata={"names": names}, **options)
-
-
 @dataclass(frozen=True)
 class Dense:
     """y = x W + b, with `kernel` (inputs, outputs) in any shape of these numbers; if `transposed` (outputs, inputs)."""
@@ -100,7 +95,7 @@ class DecoderLayer:
     """
 
     norm_first: bool
-    activation: str = _one_of(ACTIVATIONS)
+    activation: str = field(metadata={"names": ACTIVATIONS})
     self_norm: Norm
     self_attention: DecoderAttention
     feed_forward_norm: Norm
@@ -133,7 +128,7 @@ class DecoderStack:
     embedding_scale: float
     final_norm: Norm | None
     layers: tuple[DecoderLayer, ...]
-    weights: str = _one_of(WEIGHTS)
+    weights: str = field(metadata={"names": WEIGHTS})
     logits: Dense | None = None
 
 
@@ -193,7 +188,7 @@ class Search:
     pad: int
     start: int
     end: int
-    method: str = _one_of(METHODS, default="greedy")
+    method: str = field(default="greedy", metadata={"names": METHODS})
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 0.0

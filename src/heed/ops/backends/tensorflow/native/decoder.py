@@ -63,13 +63,6 @@ class NativeDecoder:
 
 def _values_and_weights(fields: list[Any]) -> tuple[list[float], list[Any]]:
     """The op's `values`, numbers or indices of weights, and its `weights`, each once."""
-    values, weights, indices = [], [], {}
-    for field in fields:
-        if isinstance(field, Real):
-            values.append(float(field))
-            continue
-        if id(field) not in indices:
-            indices[id(field)] = len(weights)
-            weights.append(field)
-        values.append(float(indices[id(field)]))
-    return values, weights
+    weights = {id(field): field for field in fields if not isinstance(field, Real)}
+    indices = {key: index for index, key in enumerate(weights)}
+    return [float(indices.get(id(x), x)) for x in fields], [*weights.values()]
