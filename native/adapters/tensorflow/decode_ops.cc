@@ -1,6 +1,4 @@
 // TensorFlow ops for decoding in a graph, token by token. No arithmetic.
-#include <algorithm>
-
 #include "registration.h"
 #include "settings.h"
 
