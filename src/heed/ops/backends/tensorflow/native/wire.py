@@ -122,11 +122,10 @@ class Wire(NamedTuple):
             indices = align(wire.align), number(wire.first), number(wire.second), array(wire.dense)
             return RuleRow(wire.kind, wire.left, wire.right, *indices)
 
-        rules = [] if spec.mask is None else [row(rule.to_wire()) for rule in spec.mask.rules]
+        mask = Mask() if spec.mask is None else spec.mask
+        rules = [row(rule.to_wire()) for rule in mask.rules]
         if spec.has_slopes:
-            rules.append(
-                row(WireRule(_ALIBI, align=0 if spec.mask is None else spec.mask.alignment))
-            )
+            rules.append(row(WireRule(_ALIBI, align=mask.alignment)))
         scale, soft_cap = spec.score if isinstance(spec.score, DotScore) else (1.0, None)
         flags = (float(spec.has_bias), float(spec.has_slopes), float(library.threads()))
         settings = AttentionSettings(scale, soft_cap or 0.0, spec.dropout, *flags)
@@ -146,6 +145,8 @@ class Wire(NamedTuple):
         query, key, value = operands
         settings = AttentionSettings(*self._static_value(self.settings).tolist())
         additive = layout == "BTU"
+        dot_score = DotScore(settings.scale, settings.soft_cap or None)
+        score = AdditiveScore() if additive else dot_score
         score_vector, *rest = self.reals
         bias = rest.pop(0) if settings.has_bias else None
         rows = [RuleRow(*row) for row in self._static_value(self.rules).tolist()]
@@ -155,9 +156,7 @@ class Wire(NamedTuple):
             key,
             value,
             layout,
-            score=AdditiveScore()
-            if additive
-            else DotScore(settings.scale, settings.soft_cap or None),
+            score=score,
             mask=Mask(rules) if rules else None,
             dtype=score_vector.dtype.name,
             has_bias=bool(settings.has_bias),

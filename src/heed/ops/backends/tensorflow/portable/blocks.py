@@ -174,12 +174,8 @@ def tile_plan(attention: BlockAttention) -> Plan:
     room = max(1, _SCORES // attention.scores_per_pair)
     if not is_static(query_length, key_length):
         keys = min(_KEYS, max(16, room // _MOST_QUERIES))
-        return Plan(
-            query_length,
-            key_length,
-            maximum(1, minimum(query_length, _MOST_QUERIES)),
-            key_block=maximum(1, minimum(key_length, keys)),
-        )
+        queries, keys = minimum(query_length, _MOST_QUERIES), minimum(key_length, keys)
+        return Plan(query_length, key_length, maximum(1, queries), key_block=maximum(1, keys))
     # Square tiles if few scores fit, else wide ones.
     queries = min(query_length, _MOST_QUERIES, max(8, _power_of_two(int(room**0.5))))
     keys = min(key_length, _KEYS, max(8, _power_of_two(room // queries)))

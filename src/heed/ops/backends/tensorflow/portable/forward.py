@@ -129,13 +129,8 @@ def online_softmax(attention: BlockAttention, plan: Plan, rows: Operands) -> Blo
     state = [output, zeros + dtype.min, zeros]
     (output, row_max, row_sum), nonfinite = over_tiles(attention, plan, rows, step, state)
     seen = tf.not_equal(row_sum, 0)
-    return BlockResult(
-        output / tf.where(seen, row_sum, tf.ones((), dtype)),
-        None,
-        tf.concat([row_max, row_sum], -1),
-        seen,
-        nonfinite,
-    )
+    output /= tf.where(seen, row_sum, tf.ones((), dtype))
+    return BlockResult(output, None, tf.concat([row_max, row_sum], -1), seen, nonfinite)
 
 
 def row_zeros(rows: Operands, width: Size = 1) -> tf.Tensor:

@@ -28,13 +28,8 @@ def loop(first: Size, last: Size, body: Callable[[Size, State], State], state: S
         return index + 1, following
 
     # One step at a time: parallel steps would hold more blocks in memory.
-    result = tf.while_loop(
-        lambda index, _: index < last,
-        step,
-        (tf.convert_to_tensor(first), state),
-        parallel_iterations=1,
-    )
-    return result[1]
+    begin = (tf.convert_to_tensor(first), state)
+    return tf.while_loop(lambda index, _: index < last, step, begin, parallel_iterations=1)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,13 +96,8 @@ class SideBySide:
             return result
         before = maximum(0, (count - 1) * block)
         rest = self.length - before
-        return tf.concat(
-            [
-                slice_axis(result, axis, 0, before),
-                slice_axis(result, axis, count * block - rest, rest),
-            ],
-            axis,
-        )
+        last = slice_axis(result, axis, count * block - rest, rest)
+        return tf.concat([slice_axis(result, axis, 0, before), last], axis)
 
 
 Totals = Mapping[str, "Sum | SideBySide"]

@@ -37,16 +37,13 @@ def weights_of(
     if lse is not None:
         lse = tf.reshape(lse, tf.stack([*sizes(operands.query)[:4], 1]))
     # Without the log-sum-exp a block holds whole rows, and its keys are picked afterwards.
-    apart = keys if lse is not None else None
+    apart, length = keys if lse is not None else None, attention.lengths[1]
 
     def blocks(queries: Span) -> tf.Tensor:
         some = operands.cut_queries(queries)
         rows_lse = None if lse is None else slice_axis(lse, 3, *queries)
         return _over_runs(
-            apart,
-            attention.lengths[1],
-            3,
-            lambda run: _block(attention, some.cut_keys(run), heads, rows_lse),
+            apart, length, 3, lambda run: _block(attention, some.cut_keys(run), heads, rows_lse)
         )
 
     weights = _over_runs(rows, attention.lengths[0], 2, blocks)
