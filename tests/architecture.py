@@ -40,17 +40,6 @@ FLOORS = {
     "__main__": 7,
     "__init__": 7,
 }
-# The cycles that are still there.
-KNOWN_CYCLES = {
-    frozenset(
-        f"heed.seq2seq.{name}" for name in ("checkpoint", "run_folder", "shipping", "trained_model")
-    )
-}
-# Private attributes that are still read by other parts.
-KNOWN_PRIVATE_READS = {
-    *("_key_norm", "_position", "_qk_norm", "_query_norm", "_sliding_window", "_soft_cap"),
-    "_use_gate",
-}
 # Private attributes that Keras, TensorFlow and Python have, too.
 FOREIGN_ATTRIBUTES = {
     *("_dropout_layer", "_gate_dense", "_key_dense", "_layers", "_output_dense", "_query_dense"),
@@ -178,8 +167,9 @@ def breaches(package: Path) -> list[str]:
         for line, message in _breaches_of_file(path, package)
     ]
     found += _private_reads(package)
-    cycles = (cycle for cycle in import_cycles(package) if cycle not in KNOWN_CYCLES)
-    return found + [f"import each other: {', '.join(sorted(cycle))}" for cycle in cycles]
+    return found + [
+        f"import each other: {', '.join(sorted(cycle))}" for cycle in import_cycles(package)
+    ]
 
 
 def _private_reads(package: Path) -> Iterator[str]:
@@ -199,9 +189,12 @@ def _private_reads(package: Path) -> Iterator[str]:
                     owners[node.attr].add(part)
                 elif not of_self:
                     reads.append((part, f"{relative.as_posix()}:{node.lineno}", node))
-    allowed = KNOWN_PRIVATE_READS | FOREIGN_ATTRIBUTES
     for part, place, node in reads:
-        if (others := owners[node.attr]) and part not in others and node.attr not in allowed:
+        if (
+            (others := owners[node.attr])
+            and part not in others
+            and node.attr not in FOREIGN_ATTRIBUTES
+        ):
             yield (
                 f"{place}: reads `{ast.unparse(node)}`, which is private to {' and '.join(others)}"
             )

@@ -197,10 +197,6 @@ def test_a_class_of_the_same_name_is_no_rule(tmp_path):
     assert architecture.breaches(_tree(tmp_path, {**GOOD, "layers/a.py": text})) == []
 
 
-def test_every_known_cycle_is_still_there():
-    assert architecture.import_cycles(SOURCE) == architecture.KNOWN_CYCLES
-
-
 def test_the_extras_the_checker_knows_are_those_of_pyproject():
     text = (SOURCE.parents[1] / "pyproject.toml").read_text(encoding="utf-8")
     lines = [
