@@ -1,4 +1,4 @@
-"""What the attention layers with one head share: masks, single states, shapes, scores, dropout."""
+"""The base of the attention layers with one head: masks, single states, shapes, scores, dropout."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ _AXES = AttentionAxes(3, None)
 
 
 class SingleHeadAttention(AttentionLayer):
-    """Attends with one head over (B, T, D); a subclass says how a query scores a key.
+    """Attends with one head over (B, T, D); subclasses define how a query scores a key.
 
-    A query may also be a single state (B, D), as of a recurrent decoder: a sequence of length 1
-    whose dimension does not appear in the output.
+    A query may also be a single state (B, D) of a recurrent decoder: a sequence of length 1 without its dimension.
     """
 
     def __init__(self, dropout: float = 0.0, seed: int | None = None, **kwargs: Any) -> None:
@@ -53,7 +52,7 @@ class SingleHeadAttention(AttentionLayer):
         value_shape: Sequence[Any] | None = None,
         key_shape: Sequence[Any] | None = None,
     ) -> None:
-        """Checks the shapes and creates the variables, where there are any."""
+        """Checks the shapes and creates the variables, if there are any."""
         query, _, key = self._check_shapes(query_shape, value_shape, key_shape)
         self._widths = {"query": query[-1], "key": key[-1]}
         self._build_scores(query[-1], key[-1])
@@ -105,12 +104,12 @@ class SingleHeadAttention(AttentionLayer):
         training: bool | None,
         previous_weights: Any = None,
     ) -> tuple[Any, Any]:
-        """Output and scores, in the compute dtype, the latter None unless they are asked for.
+        """Output and scores in the compute dtype; the scores are None unless requested.
 
         Args:
             query, value, key, cache, attention_mask, use_causal_mask, training: of the call.
             given_masks: those of query, value and key.
-            with_scores: whether the scores are wanted.
+            with_scores: whether to return the scores.
             previous_weights: (B, S), for a layer that adds their `_location_keys` to the projected keys; or None.
         """
         single = _is_single(query, use_causal_mask)
@@ -130,7 +129,7 @@ class SingleHeadAttention(AttentionLayer):
             over = (*query.shape[:2], source[1])
             attention_mask = masks.without_head(attention_mask, over)
         elif attention_mask is not None:
-            attention_mask = _given_scores(attention_mask, scores_shape, single)
+            attention_mask = _check_scores(attention_mask, scores_shape, single)
             attention_mask = ops.expand_dims(attention_mask, 1) if single else attention_mask
             attention_mask = Mask.dense(attention_mask)
         rows = _AXES.align_positions(rows, query, "query_mask")
@@ -166,15 +165,15 @@ class SingleHeadAttention(AttentionLayer):
         return output, scores
 
     def project_cache(self, value: Any, key: Any = None) -> Cache:
-        """The keys as they are scored, and the values, for the queries of a decoder step by step.
+        """Projected keys and values, for the queries of a decoder step by step.
 
         Args:
             value: (B, S, V).
             key: (B, S, Dk). Default: `value`.
 
         Returns:
-            {"key": (B, S, .), "value": (B, S, V)}, to be given as `cache` to each call. Masks are not part of it: the
-            one that `value` carries is to be given as `value_mask` to each call.
+            {"key": (B, S, .), "value": (B, S, V)}, the `cache` of each call. It does not hold the mask that `value`
+            carries: pass that as `value_mask` to each call.
 
         Raises:
             ValueError: if the layer is not built, or the shapes do not fit.
@@ -205,7 +204,7 @@ class SingleHeadAttention(AttentionLayer):
         raise NotImplementedError
 
     def _make_projection(self, name: str, width: int, units: int) -> FlatDense:
-        """A built projection (B, T, width) to (B, T, units), for subclasses that have the options of a kernel."""
+        """A built projection of (B, T, width) to (B, T, units), for subclasses with the options of a kernel."""
         layer = FlatDense(
             units,
             use_bias=False,
@@ -219,15 +218,15 @@ class SingleHeadAttention(AttentionLayer):
         return layer
 
     def _project_query(self, query: Any) -> Any:
-        """The query (B, T, D) as it is scored."""
+        """Projects the query (B, T, D)."""
         return query
 
     def _project_key(self, key: Any) -> Any:
-        """The key (B, S, D) as it is scored."""
+        """Projects the key (B, S, D)."""
         return key
 
     def _scored_width(self) -> int:
-        """The width of a key as it is scored."""
+        """The width of a projected key."""
         return self._widths["key"]
 
     def _location_keys(self, previous_weights: Any, columns: Any) -> Any:
@@ -235,7 +234,7 @@ class SingleHeadAttention(AttentionLayer):
         raise NotImplementedError
 
     def _score(self) -> dict[str, Any]:
-        """The options of `one_head` that say how a query scores a key."""
+        """The options of `one_head` that define how a query scores a key."""
         raise NotImplementedError
 
     def compute_output_shape(
@@ -252,7 +251,7 @@ class SingleHeadAttention(AttentionLayer):
         return (output, (*query[:-1], value[1])) if return_attention_scores else output
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """What a call returns, as symbolic tensors; checks the shapes of all its arguments."""
+        """The outputs of a call as symbolic tensors; checks the shapes of all its arguments."""
         bound = inspect.signature(self.call).bind(*args, **kwargs)
         bound.apply_defaults()
         call = bound.arguments
@@ -262,7 +261,7 @@ class SingleHeadAttention(AttentionLayer):
         shape, scores_shape = (*query.shape[:-1], source[-1]), (*query.shape[:-1], source[1])
         given = call["attention_mask"]
         if given is not None and not isinstance(given, Mask):
-            _given_scores(given, scores_shape, len(query.shape) == 2)
+            _check_scores(given, scores_shape, len(query.shape) == 2)
         for name in ("query", "value", "key"):
             tensor = call[name]
             mask = masks.check_positions(call[f"{name}_mask"], tensor, f"{name}_mask")
@@ -270,12 +269,12 @@ class SingleHeadAttention(AttentionLayer):
                 _AXES.check_positions(tuple(mask.shape), tuple(tensor.shape), f"{name}_mask")
         output = keras.KerasTensor(shape, dtype=self.compute_dtype)
         scores = keras.KerasTensor(scores_shape, dtype=self.compute_dtype)
-        if cache is not None:  # as an output: what went in keeps its own history
+        if cache is not None:  # new tensors: those that went in keep their history
             cache = {name: keras.KerasTensor(x.shape, dtype=x.dtype) for name, x in cache.items()}
         return pack_outputs(output, scores if call["return_attention_scores"] else None, cache)
 
     def _call_shapes(self, query: Any, value: Any, key: Any, cache: Any) -> tuple[Shape, ...]:
-        """The shapes of query, value and key, checked; with a cache those of what it holds."""
+        """Checks and returns the shapes of query, value and key; with a cache, of its value and key."""
         if cache is not None:
             _cache.check(cache, query.shape[0], (self._scored_width(),), (None,))
             received = {"query": tuple(query.shape)}
@@ -313,7 +312,7 @@ def _is_single(query: Any, use_causal_mask: bool) -> bool:
 
 
 def _check_order(arguments: tuple[Any, ...]) -> None:
-    """Tells those who come from other signatures, as far as a call shows it, which one this is.
+    """Detects calls with the order of arguments of other libraries.
 
     Raises:
         TypeError: for the one list of Keras' layers.
@@ -334,8 +333,8 @@ def _check_order(arguments: tuple[Any, ...]) -> None:
         )
 
 
-def _given_scores(mask: Any, scores: Shape, single: bool) -> Any:
-    """An attention mask (B, T, S), or for a single state (B, S), checked, as booleans."""
+def _check_scores(mask: Any, scores: Shape, single: bool) -> Any:
+    """Checks an attention mask (B, T, S), or (B, S) for a single state, and returns it as booleans."""
     if single:  # (B, S) is a mask of positions
         mask = masks.check_positions(mask, None, "attention_mask")
     else:

@@ -17,13 +17,13 @@ class AdditiveAttention(SingleHeadAttention):
         score_ij = v . tanh(W_q q_i + W_k k_j + b)
         output_i = sum_j softmax_j(score_ij, masked) value_j
 
-    Unlike `keras.layers.AdditiveAttention` it has the weights of the paper, so that query, key and
-    value may all differ in width, and it never builds the tensor (B, T, S, U).
+    Unlike `keras.layers.AdditiveAttention` it has the weights of the paper, so query, key and value may differ in
+    width, and it never builds the tensor (B, T, S, U).
 
     Args:
         units: U, number of tanh units, an int above 0.
         use_bias: whether there is the bias b. Default True.
-        dropout: rate in [0, 1) at which attention weights are dropped in training. Default 0.
+        dropout: rate in [0, 1) of dropped attention weights in training. Default 0.
         kernel_initializer: of W_q (Dq, U) and W_k (Dk, U). Default "glorot_uniform".
         bias_initializer: of b (U,). Default "zeros".
         score_initializer: of v (U,). Default "glorot_uniform".
@@ -38,19 +38,17 @@ class AdditiveAttention(SingleHeadAttention):
         key: (B, S, Dk). Default: `value`.
         query_mask, value_mask, key_mask, attention_mask, return_attention_scores, training,
             use_causal_mask: as in `DotProductAttention`.
-        cache: from `project_cache`, which a recurrent decoder calls once; `value` and `key` are then not read, and may
-            be None.
+        cache: from `project_cache`, which a recurrent decoder calls once; as in `DotProductAttention`.
 
     Returns:
-        The output (B, T, V). With `return_attention_scores` a tuple (output, scores), with `cache` (output, cache) or
-        (output, scores, cache).
+        As `DotProductAttention`.
 
     Raises:
-        ValueError: if arguments or shapes do not fit together.
+        ValueError: if arguments or shapes are inconsistent.
 
     Numerics:
-        A query that may attend to nothing gives 0 and weights 0. Scores and softmax in float32
-        (float64 for float64). Weights are returned in the compute dtype.
+        A query that may attend to nothing gives 0 and weights 0. Scores and softmax in float32 (float64 for float64).
+        Weights are in the compute dtype.
 
     Source:
         Bahdanau et al. 2015, "Neural Machine Translation by Jointly Learning to Align and

@@ -14,16 +14,16 @@ from heed.layers.shapes import same_width
 
 @keras.saving.register_keras_serializable(package="heed")
 class DotProductAttention(SingleHeadAttention):
-    r"""Attention by dot products, as it is: no projections, no variables.
+    r"""Attention by dot products without projections or variables.
 
         output = softmax(scale Q K^T, masked) V
 
-    Takes the role of `keras.layers.Attention`, whose plain form is `scale=1.0`. The arguments of a
-    call are those of `MultiHeadAttention`: one by one, not as a list.
+    Replaces `keras.layers.Attention`, whose plain form is `scale=1.0`. A call takes its arguments one by one, as
+    `MultiHeadAttention`, not as a list.
 
     Args:
         scale: number that multiplies the dot products. Default: 1 / sqrt(D).
-        dropout: rate in [0, 1) at which attention weights are dropped in training. Default 0.
+        dropout: rate in [0, 1) of dropped attention weights in training. Default 0.
         soft_cap: c > 0: scores x become c tanh(x / c). Default: none.
         seed: int, seed of the dropout. Default: drawn.
         **kwargs: `name`, `dtype` and the like, as for every Keras layer.
@@ -32,26 +32,26 @@ class DotProductAttention(SingleHeadAttention):
         query: (B, T, D), or (B, D): a single state, which gives (B, V) and scores (B, S).
         value: (B, S, V).
         key: (B, S, D). Default: `value`.
-        query_mask, value_mask, key_mask: (B, T), (B, S), (B, S) boolean, True = a real position.
-            They hold together with the masks that the tensors carry.
+        query_mask, value_mask, key_mask: (B, T), (B, S), (B, S) boolean, True = a real position, in addition to the
+            masks that the tensors carry.
         attention_mask: a `heed.Mask`, or booleans (T, S) or (B, T, S), True = attend; for a single
             state (B, S).
-        return_attention_scores: whether to return the weights, (B, T, S), as well. It never changes
-            the output. In training they are those after dropout.
+        return_attention_scores: whether to return the weights too, (B, T, S), in training after dropout. They never
+            change the output.
         training: whether dropout is on.
         use_causal_mask: whether query i sees only keys j <= i.
-        cache: from `project_cache`; `value` and `key` are then not read, and may be None.
+        cache: from `project_cache`; then `value` and `key` are not read and may be None.
 
     Returns:
         The output (B, T, V). With `return_attention_scores` a tuple (output, scores), with `cache` (output, cache) or
         (output, scores, cache).
 
     Raises:
-        ValueError: if arguments or shapes do not fit together.
+        ValueError: if arguments or shapes are inconsistent.
 
     Numerics:
-        A query that may attend to nothing gives 0 and weights 0. Softmax in float32 (float64 for
-        float64). Scores are returned in the compute dtype.
+        A query that may attend to nothing gives 0 and weights 0. Softmax in float32 (float64 for float64). Scores are
+        in the compute dtype.
 
     Source:
         Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1 (their d_k is D).

@@ -13,7 +13,7 @@ from heed.ops import dropout
 
 @keras.saving.register_keras_serializable(package="heed")
 class Dropout(KernelLayer, keras.layers.Dropout):
-    """`keras.layers.Dropout` by `heed.ops.dropout`; `add` adds what is left to a residual in the same pass.
+    """`keras.layers.Dropout` by `heed.ops.dropout`; `add` adds the result to a residual in the same pass.
 
     Example:
         >>> import numpy as np
@@ -32,11 +32,11 @@ class Dropout(KernelLayer, keras.layers.Dropout):
             )
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """`inputs`, in training with some numbers dropped."""
+        """Drops some values of `inputs` in training."""
         return dropout(inputs, **options) if (options := self._options(training)) else inputs
 
     def add(self, residual: Any, change: Any, training: bool | None = None) -> Any:
-        """`residual + change`, in training with some numbers of the change dropped."""
+        """`residual + change`; in training some values of the change are dropped."""
         options = self._options(training)
         return dropout(change, residual=residual, **options) if options else residual + change
 

@@ -15,9 +15,8 @@ from heed.ops.checks import check_tokens
 def _lookup(table: Any, ids: Any) -> Any:
     """Rows `ids` of `table`, with a gradient that is one dense tensor.
 
-    The gradient that TensorFlow makes for a gather lists a row once for each time that its token
-    occurs. Keras' Adam squares those entries one by one, so that its second moment comes out too
-    small. The gradient of a reshape sums up equal rows first.
+    TensorFlow's gradient of a gather lists a row for each occurrence of its token. Keras' Adam squares those entries
+    one by one, so its second moment would be too small. The gradient of a reshape sums equal rows first.
     """
     return ops.take(ops.reshape(table, table.shape), ids, axis=0)
 
@@ -53,11 +52,9 @@ class TokenEmbedding(ConfiguredLayer):
             tf.errors.InvalidArgumentError in a graph, and XLA drops the check.
 
     Numerics:
-        The gradient of the table is dense: an optimizer step touches the whole table and is the
-            step of the dense
-        formula, also when a token occurs several times in a batch. Rows are read in the table's
-        own dtype and narrowed afterwards, so that float16 does not round the sum over equal
-        tokens.
+        The gradient of the table is dense: an optimizer step is that of the dense formula, even if a token occurs
+        several times in a batch. Rows are read in the table's dtype and cast afterwards, so float16 does not round the
+        sum over equal tokens.
 
     Source:
         Vaswani et al. 2017, section 3.4 (sqrt(d_model) = sqrt(D)); Press and Wolf 2017 (tied
@@ -128,7 +125,7 @@ class TokenEmbedding(ConfiguredLayer):
             self.build()
         x = ops.cast(ops.convert_to_tensor(x), self.compute_dtype)
         table = ops.cast(ops.convert_to_tensor(self.embeddings), self.compute_dtype)
-        # One product of two matrices: higher ranks would go through a batched one.
+        # One product of two matrices: higher ranks would use a batched one.
         scores = ops.matmul(ops.reshape(x, (-1, self.width)), ops.transpose(table))
         return ops.reshape(scores, (*ops.shape(x)[:-1], self.vocabulary_size))
 

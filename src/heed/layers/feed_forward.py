@@ -15,7 +15,7 @@ from heed.layers.flat_dense import FlatDense
 
 @keras.saving.register_keras_serializable(package="heed")
 class FeedForward(SequenceLayer):
-    """Two dense layers with an activation between them, at each position alone.
+    """Two dense layers with an activation between them, applied to each position.
 
     `output = activation(x @ W1 + b1) @ W2 + b2`, back to the width of the input; or gated,
     `output = (activation(x @ W1 + b1) * (x @ W3 + b3)) @ W2 + b2`: with `activation="silu"` that is SwiGLU, with
@@ -24,12 +24,12 @@ class FeedForward(SequenceLayer):
     Args:
         hidden_width: Width between the two dense layers, a positive integer.
         activation: Activation between them. Default "relu".
-        dropout: Rate in [0, 1) at which activations are dropped during training. Default 0.
+        dropout: Rate in [0, 1) of dropped activations in training. Default 0.
         use_bias: Whether the dense layers have biases. Default True.
         kernel_initializer: Initializer of W1, W2 and W3. Default "glorot_uniform".
         bias_initializer: Initializer of b1, b2 and b3. Default "zeros".
         seed: Integer seed of the dropout, or None.
-        gated: Whether a third dense layer multiplies what is activated (a gated linear unit). Default False.
+        gated: Whether a third dense layer multiplies the activations (a gated linear unit). Default False.
         **kwargs: `name`, `dtype`, `trainable`, as for every Keras layer.
 
     Call arguments:
@@ -80,8 +80,7 @@ class FeedForward(SequenceLayer):
             units,
             activation=activation,
             use_bias=self.use_bias,
-            # The two layers get initializers of their own: a shared one with a seed would give
-            # both the same numbers.
+            # Each layer gets its own initializer: a shared one with a seed would give them the same values.
             kernel_initializer=clone_initializer(self.kernel_initializer),
             bias_initializer=clone_initializer(self.bias_initializer),
             dtype=self.dtype_policy,

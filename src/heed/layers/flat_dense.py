@@ -1,7 +1,7 @@
-"""Dense and EinsumDense of Keras whose product is one of two matrices, whatever the rank of their inputs.
+"""Keras' Dense and EinsumDense as one product of two matrices, for inputs of any rank.
 
-Keras hands inputs (B, T, D) to a batched product: B small products forward, and backward B gradients of the kernel,
-(B, D, units) in memory, which are then summed. As rows of one matrix (B T, D) they are one product each way.
+Keras computes inputs (B, T, D) by a batched product: B small products forward, and backward B gradients of the kernel,
+(B, D, units) in memory, and their sum. As rows of one matrix (B T, D) they are one product each way.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from keras import ops
 
 
 class _FlatProduct(keras.layers.Layer):
-    """What both share: the product of a call, without quantisation; all else is Keras' own."""
+    """The call of both layers, without quantisation; everything else is Keras' own."""
 
     kernel: Any
     bias: Any
@@ -42,11 +42,11 @@ class _FlatProduct(keras.layers.Layer):
         return output if self.activation is None else self.activation(output)
 
     def quantize(self, *arguments: Any, **options: Any) -> None:
-        """As Keras' own, which asks whether a subclass was written with quantisation in mind."""
+        """Keras' method, without its check for subclasses."""
         super().quantize(*arguments, **{**options, "type_check": False})
 
     def _contracted(self) -> int:
-        """Over how many axes the product sums."""
+        """The number of axes that the product sums over."""
         raise NotImplementedError
 
 
@@ -73,9 +73,9 @@ class FlatEinsumDense(_FlatProduct, keras.layers.EinsumDense):
     Arguments, variables, files, LoRA and quantisation are those of Keras' layer.
 
     Args:
-        equation: Of the form "...xy,xy...->...": what is summed over comes last in the inputs and first, in the
-            same order, in the kernel, and the output is what is left of both in their order. The bias has all axes
-            that the kernel brings.
+        equation: Of the form "...xy,xy...->...": the summed axes are the last of the inputs and, in the same order, the
+            first of the kernel; the output has the remaining axes of both in their order. The bias has all remaining
+            axes of the kernel.
 
     Raises:
         ValueError: For another equation.
@@ -108,7 +108,7 @@ class FlatEinsumDense(_FlatProduct, keras.layers.EinsumDense):
 
 
 def _leading(x: Any, dropped: int) -> tuple[Any, ...]:
-    """The sizes of all axes but the last ones, for a reshape: one that is not known is left to it, as -1."""
+    """The sizes of all but the last axes for a reshape, with -1 for one unknown size."""
     known = tuple(x.shape)[: len(x.shape) - dropped]
     if known.count(None) == 1 and 0 not in known:
         return tuple(-1 if size is None else size for size in known)

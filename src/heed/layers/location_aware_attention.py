@@ -18,17 +18,17 @@ from heed.layers.shapes import Shape, agree
 
 @keras.saving.register_keras_serializable(package="heed")
 class LocationAwareAttention(AdditiveAttention):
-    r"""Additive attention of a decoder that knows where it looked before: for sources that are read in their order.
+    r"""Additive attention that reads its previous weights, for a decoder whose source is read in order.
 
-        f = F * w                                          the weights of the state before, convolved
+        f = F * w                                          the previous weights, convolved
         score_j  = v . tanh(W_q q + W_k k_j + W_f f_j + b)
         weights  = softmax(score, masked)
         context  = sum_j weights_j value_j
 
     Args:
         units: U, number of tanh units, an int above 0.
-        filters: number of features of a position in F * w, an int above 0. Default 10.
-        kernel_size: number of positions that one of them sees, an int above 0. Default 31.
+        filters: number of features of F * w, an int above 0. Default 10.
+        kernel_size: number of positions that a feature sees, an int above 0. Default 31.
         **kwargs: the options of `AdditiveAttention`, `name`, `dtype` and the like. Those of a kernel hold for
             F (kernel_size, 1, filters) and W_f (filters, U), too.
 
@@ -36,19 +36,19 @@ class LocationAwareAttention(AdditiveAttention):
         query: (B, Dq), the state of a decoder.
         value: (B, S, V).
         key: (B, S, Dk). Default: `value`.
-        previous_weights: (B, S), the weights that the call for the state before returned, or their sum over all
-            states before. What masks hide of them counts as 0. Default: zeros, for the first state.
+        previous_weights: (B, S), the weights of the call for the previous state, or their sum over all previous states.
+            Masked positions count as 0. Default: zeros, for the first state.
         query_mask: (B,) boolean, True = a real state.
         value_mask, key_mask: (B, S) boolean, True = a real position.
         attention_mask: a `heed.Mask`, or booleans (B, S), True = attend.
         training: whether dropout is on.
-        cache: from `project_cache`, which a decoder calls once; `value` and `key` are then not read, and may be None.
+        cache: from `project_cache`; then `value` and `key` are not read and may be None.
 
     Returns:
         The pair (context, weights), (B, V) and (B, S); with `cache` (context, weights, cache).
 
     Raises:
-        ValueError: if arguments or shapes do not fit together.
+        ValueError: if arguments or shapes are inconsistent.
 
     Numerics:
         A query that may attend to nothing gives 0 and weights 0. Scores and softmax in float32 (float64 for float64).
@@ -56,8 +56,8 @@ class LocationAwareAttention(AdditiveAttention):
 
     Source:
         Chorowski et al. 2015, "Attention-Based Models for Speech Recognition", section 2.1 (their W, V, U are W_q, W_k,
-        W_f, w is v, alpha_{i-1} the previous weights, s_{i-1} the query, h_j key and value). The sum of all weights
-        before in place of the last ones: Shen et al. 2018 (Tacotron 2).
+        W_f, w is v, alpha_{i-1} the previous weights, s_{i-1} the query, h_j key and value). The sum of all previous
+        weights: Shen et al. 2018 (Tacotron 2).
 
     Example:
         >>> import numpy as np
@@ -149,7 +149,7 @@ class LocationAwareAttention(AdditiveAttention):
         )
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """What a call returns, as symbolic tensors: traced, for its arguments are not those of the other layers."""
+        """The outputs of a call as symbolic tensors, by tracing: its arguments are not those of the base class."""
         return keras.Operation.compute_output_spec(self, *args, **kwargs)
 
     def _check_location(self, query: Any, value: Any, cache: Any, previous_weights: Any) -> None:

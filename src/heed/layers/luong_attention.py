@@ -23,7 +23,7 @@ class LuongAttention(SingleHeadAttention):
 
     Args:
         score: "dot", "general" or "scaled", see above. Default "dot".
-        dropout: rate in [0, 1) at which attention weights are dropped in training. Default 0.
+        dropout: rate in [0, 1) of dropped attention weights in training. Default 0.
         kernel_initializer: of W, (Dq, Dk), for "general". Default "glorot_uniform".
         kernel_regularizer, kernel_constraint: of W.
         seed: int, seed of the dropout. Default: drawn.
@@ -35,15 +35,13 @@ class LuongAttention(SingleHeadAttention):
         key: (B, S, Dk). Default: `value`. Only "general" takes Dq and Dk that differ.
         query_mask, value_mask, key_mask, attention_mask, return_attention_scores, training,
             use_causal_mask: as in `DotProductAttention`.
-        cache: from `project_cache`, which a recurrent decoder calls once; `value` and `key` are then not read, and may
-            be None.
+        cache: from `project_cache`, which a recurrent decoder calls once; as in `DotProductAttention`.
 
     Returns:
-        The output (B, T, V). With `return_attention_scores` a tuple (output, scores), with `cache` (output, cache) or
-        (output, scores, cache).
+        As `DotProductAttention`.
 
     Raises:
-        ValueError: if arguments or shapes do not fit together.
+        ValueError: if arguments or shapes are inconsistent.
 
     Numerics:
         A query that may attend to nothing gives 0 and weights 0. Softmax in float32 (float64 for

@@ -1,4 +1,4 @@
-"""Layers that tell a model where a token stands."""
+"""Layers that encode the positions of tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SinusoidalPositions(SequenceLayer):
     Call arguments:
         inputs: (B, T, D) floats.
         start_index: Position of the first token, an int or an integer tensor of shape (). Default
-            0; a decoder that works with a cache gives the number of tokens before.
+            0; a decoder with a cache passes the number of previous tokens.
 
     Returns:
         (B, T, D) in the layer's compute dtype.
@@ -178,7 +178,7 @@ class RelativePositionBias(ConfiguredLayer):
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the variables."""
-        # A bias is added to float32 scores: narrowing it would only cost precision.
+        # A bias is added to float32 scores: casting it to less would only cost precision.
         self.embeddings = self.add_weight(
             shape=(self.num_buckets, self.num_heads),
             initializer=self.embeddings_initializer,

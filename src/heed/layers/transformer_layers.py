@@ -54,7 +54,7 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
         self.seed = check_integer("seed", seed, least=None, optional=True)
 
     def _seed(self, part: int) -> int | None:
-        """A seed of its own for each part that drops something, so that no two drop alike."""
+        """A different seed for each part with dropout."""
         return None if self.seed is None else self.seed + part
 
     def _arguments_of(self, part: str) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
     def _make_attention(
         self, name: str, width: int, source_width: int, part: int, sliding_window: int | None
     ) -> tuple[MultiHeadAttention, keras.layers.Layer, keras.layers.Layer]:
-        """Attention to a sequence of the source's width, and its normalisation and dropout."""
+        """Makes an attention to a sequence of the source's width, its normalisation and its dropout."""
         if self.key_dim is None and width % self.num_heads:
             raise ValueError(
                 "`num_heads` must divide the width of the inputs (or `key_dim` be given). "
@@ -111,7 +111,7 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
     def _step(
         self, x: Any, part: Callable[[Any], Any], norm: Any, dropout: Any, training: bool | None
     ) -> tuple[Any, ...]:
-        """The sequence after a part has made its change, and what else the part returns."""
+        """Adds a part to the sequence; returns the sum and the other outputs of the part."""
         result = part(norm(x) if self.norm_first else x)
         change, *rest = result if isinstance(result, (tuple, list)) else (result,)
         x = dropout.add(x, change, training)
@@ -147,8 +147,7 @@ class TransformerEncoderLayer(_TransformerLayer):
 
     Call arguments:
         inputs: (B, T, D) floats.
-        mask: (B, T) booleans, True = a token, False = padding that nobody attends to. Default:
-            the Keras mask of `inputs`.
+        mask: (B, T) booleans, True = a token, False = padding. Default: the Keras mask of `inputs`.
         attention_mask: A `heed.Mask` or booleans (T, T), (B, T, T) or (B, N, T, T), True = attend.
         position_bias: Floats broadcastable to (B, N, T, T), added to the scores.
         alibi_slopes: (N,) floats, see `heed.ops.alibi_slopes`.
@@ -223,21 +222,15 @@ class TransformerEncoderLayer(_TransformerLayer):
 class TransformerDecoderLayer(_TransformerLayer):
     """Causal self-attention, cross-attention to an encoded sequence, and a feed-forward part.
 
-    As `TransformerEncoderLayer`, with the cross-attention between its two parts and causal
-    self-attention.
-
     Args:
-        cross_attention: Whether there is a cross-attention. False gives the layer of a language
-            model.
-        *, **kwargs: As for `TransformerEncoderLayer`. `sliding_window` holds for the
-            self-attention only.
+        cross_attention: Whether there is a cross-attention. False gives the layer of a language model.
+        *, **kwargs: As for `TransformerEncoderLayer`. `sliding_window` holds for the self-attention only.
 
     Call arguments:
         inputs: (B, T, D) floats.
-        encoded: (B, S, D') floats, what the cross-attention reads. Not needed with a `cache` that
-            holds it.
-        inputs_mask: (B, T) booleans, True = a token. Default: the Keras mask of `inputs`. With a
-            cache it is that of the T new tokens and the others count as True, or (B, L) for all.
+        encoded: (B, S, D') floats, for the cross-attention. Not needed with a `cache` that holds it.
+        inputs_mask: (B, T) booleans, True = a token. Default: the Keras mask of `inputs`. With a cache it holds for the
+            T new tokens and the others count as True, or (B, L) for all.
         encoded_mask: (B, S) booleans, True = a token. Default: the Keras mask of `encoded`.
         attention_mask: `heed.Mask` or booleans for the self-attention, combined with the causal
             mask.
@@ -245,12 +238,12 @@ class TransformerDecoderLayer(_TransformerLayer):
         position_bias, alibi_slopes, rotary_positions: For the self-attention, as in
             `TransformerEncoderLayer`. With a cache the bias is (1, N, T, L) and the positions are
             those of the T new tokens.
-        cache: What `make_cache` or the call before returned: `{"self": ..., "cross": ...}`.
+        cache: From `make_cache` or the previous call: `{"self": ..., "cross": ...}`.
         cache_index: Position of the first of the T new tokens in the cache, an int or an integer
             tensor (), at most L - T.
         use_causal_mask: Whether a token sees only itself and those before it. Default True.
-        return_attention_scores: Whether to return the attention weights too; "cross": those of the cross-attention
-            alone, before dropout.
+        return_attention_scores: Whether to return the attention weights too; "cross" returns only those of the
+            cross-attention, before dropout.
         training: Whether dropout is on.
 
     Returns:
@@ -303,9 +296,8 @@ class TransformerDecoderLayer(_TransformerLayer):
         Args:
             batch_size: B, an int or an integer tensor ().
             length: L, the number of tokens the cache holds.
-            encoded: (B', S, D'), what the cross-attention reads; None leaves "cross" out. B'
-                divides B: rows b B / B' .. (b + 1) B / B' - 1 of the inputs (the beams of one
-                sentence) read row b.
+            encoded: (B', S, D'), for the cross-attention; None leaves "cross" out. B' divides B: rows b B / B' ..
+                (b + 1) B / B' - 1 of the inputs (the beams of one sentence) read row b.
             dtype: Dtype of the cache. Default: the layer's compute dtype.
 
         Returns:
@@ -352,7 +344,7 @@ class TransformerDecoderLayer(_TransformerLayer):
         for_self: dict[str, Any] = {
             "return_attention_scores": of_self,
             "training": training,
-            "value_mask": inputs_mask,  # that which `inputs` carry goes on through the normalisation
+            "value_mask": inputs_mask,
             "attention_mask": attention_mask,
             "position_bias": position_bias,
             "alibi_slopes": alibi_slopes,
@@ -379,7 +371,7 @@ class TransformerDecoderLayer(_TransformerLayer):
             for_cross: dict[str, Any] = {
                 "return_attention_scores": of_cross,
                 "training": training,
-                # A cache carries no mask: that of `encoded` is given with it.
+                # A cache carries no mask, so that of `encoded` is passed explicitly.
                 "value_mask": implicit_mask(encoded) if encoded_mask is None else encoded_mask,
                 "attention_mask": cross_attention_mask,
             }
@@ -395,7 +387,7 @@ class TransformerDecoderLayer(_TransformerLayer):
         return pack_outputs(self._feed_forward_step(x, training), scores, cache)
 
     def _attend_encoded(self, query: Any, encoded: Any, cached: Any, **arguments: Any) -> Any:
-        """What the cross-attention returns, without the cache that it reads."""
+        """The outputs of the cross-attention without its cache."""
         if encoded is None and cached is None:
             raise ValueError(
                 "`encoded` must be given to a layer with cross-attention, unless `cache` holds its "
@@ -403,8 +395,7 @@ class TransformerDecoderLayer(_TransformerLayer):
             )
         if cached is None:
             return self.encoded_attention(query, encoded, **arguments)
-        # Queries do not see each other here: the beams of one sentence read its keys as one
-        # longer query.
+        # Queries do not see each other here: the beams of one sentence become one longer query.
         rows = ops.shape(cached["key"])[0]
         merged = ops.reshape(query, (rows, -1, query.shape[-1]))
         change, *scores, _ = self.encoded_attention(merged, None, cache=cached, **arguments)
@@ -419,7 +410,7 @@ class TransformerDecoderLayer(_TransformerLayer):
 
 
 def _of_each_beam(scores: Any, length: Any) -> Any:
-    """(B', N, r T, S), of r sequences of T queries one after the other, to (r B', N, T, S)."""
+    """(B', N, r T, S), of r concatenated sequences of T queries, to (r B', N, T, S)."""
     _, heads, _, keys = ops.shape(scores)
     by_query = ops.reshape(ops.transpose(scores, (0, 2, 1, 3)), (-1, length, heads, keys))
     return ops.transpose(by_query, (0, 2, 1, 3))

@@ -148,23 +148,11 @@ class Transformer(ConfiguredModel):
         source_mask: Any = None,
         caches: Any = None,
         cache_index: Any = None,
-        training: bool | None = None,
-        return_attention_scores: bool | str = False,
+        **arguments: Any,
     ) -> Any:
-        """Runs the decoder, on whole targets or, with `caches`, on those from `cache_index` on.
-
-        See `TransformerDecoder` for arguments and result. `encoded` and `source_mask` are the results of the methods
-        `encode` and `source_mask`.
-        """
-        return self.decoder(
-            target,
-            encoded,
-            source_mask=source_mask,
-            caches=caches,
-            cache_index=cache_index,
-            training=training,
-            return_attention_scores=return_attention_scores,
-        )
+        """Runs the decoder on a target, or on the tokens from `cache_index` on; see `TransformerDecoder`."""
+        arguments |= {"source_mask": source_mask, "caches": caches, "cache_index": cache_index}
+        return self.decoder(target, encoded, **arguments)
 
     def make_caches(self, batch_size: Any, length: int, encoded: Any) -> list[Any]:
         """Caches for decoding `length` tokens of `batch_size` targets, one for each layer.

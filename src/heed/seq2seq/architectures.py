@@ -1,4 +1,4 @@
-"""The kinds of models that translate: what a run's config.json may name, and their usual sizes."""
+"""The architectures of translation models that a run's config.json may name, and their presets."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from heed.seq2seq.errors import TaskError, nearest
 
 
 class Architecture(NamedTuple):
-    """One kind of model.
+    """An architecture.
 
     Args:
-        config: the class of its config, whose fields are the options of the model.
-        model: makes it of such a config; `dtype` says how it computes.
-        of_recipe: which of a task's recipe it takes; that is written for Transformers.
-        presets: by name the fields that a preset sets.
+        config: the class of its config, whose fields are the model's options.
+        model: makes the model from a config; takes `dtype`.
+        of_recipe: the fields that it takes from a task's recipe, which is written for Transformers.
+        presets: the fields that each preset sets, by name.
     """
 
     config: type[Config]
@@ -33,7 +33,7 @@ class Architecture(NamedTuple):
 
     @property
     def options(self) -> list[str]:
-        """The fields of the config that a person chooses: the task says the others."""
+        """The fields of the config that the user chooses; the task sets the others."""
         names = [field.name for field in dataclasses.fields(self.config)]
         return [name for name in names if name not in _OF_THE_TASK]
 
@@ -79,7 +79,7 @@ PRESETS = tuple(ARCHITECTURES["transformer"].presets)
 
 
 def architecture(name: str) -> Architecture:
-    """The architecture of a name.
+    """The architecture with this name.
 
     Raises:
         TaskError: if there is none.
@@ -97,13 +97,13 @@ def architecture(name: str) -> Architecture:
 def model_values(
     name: str, preset: str | None, recipe: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The fields of the model's config: what the options do not say, the preset does, and else the task's recipe.
+    """The fields of the model's config: from the options, else from the preset, else from the task's recipe.
 
     Args:
         name: of the architecture.
         preset: its name, or None.
         recipe: the task's.
-        options: what a person chose.
+        options: of the user.
 
     Raises:
         TaskError: for an option that the architecture does not have, or an unknown preset.
