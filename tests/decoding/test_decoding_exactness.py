@@ -120,7 +120,7 @@ def decode(way: str, model: Any, inputs: dict[str, Any], **options: Any) -> tupl
 
 
 def greedy(way: str, model: Any, inputs: dict[str, Any], **options: Any) -> Any:
-    return decode(way, model, inputs, method="greedy", scored=False, **options)[0][:, 0]
+    return decode(way, model, inputs, method="greedy", return_scores=False, **options)[0][:, 0]
 
 
 def search(way: str, model: Any, inputs: dict[str, Any], beams: int, **options: Any) -> Any:
