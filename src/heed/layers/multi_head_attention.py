@@ -418,12 +418,13 @@ class MultiHeadAttention(AttentionLayer):
             self._keys, positions=rotary_key_positions, start=start, length=length, shared=shared
         )
         align: Any = "top_left"
+        sources = (value, key, value_mask, key_mask) if cache is None else (None,) * 4
+        inputs = masked_inputs(axes, (query, *sources[:2]), (query_mask, *sources[2:]))
+        queries = self._queries(inputs.query, rotary_positions, start, length, shared)
         if cache is None:
-            inputs = masked_inputs(axes, (query, value, key), (query_mask, value_mask, key_mask))
             keys, values = project_keys(inputs.key), self._values(inputs.value, shared)
             key_mask = inputs.key_mask
         else:
-            inputs = masked_inputs(axes, (query, None, None), (query_mask, None, None))
             spread = None
             if cache_index is not None:
                 use_causal_mask, align = True, cache_index
@@ -432,7 +433,6 @@ class MultiHeadAttention(AttentionLayer):
                 cache = _cache.write(cache, new, self._values(value, shared), cache_index)
             keys, values = cache["key"], cache["value"]
             key_mask = masks.key_positions(axes, keys, (value_mask, value), (key_mask, key), spread)
-        queries = self._queries(inputs.query, rotary_positions, start, length, shared)
         if request is not None:  # checked with the sizes that are there now
             request.shape(axes.scores_shape(queries.shape, keys.shape, self._num_heads), axes)
         structure = masks.structure(use_causal_mask, self._sliding_window, align)
