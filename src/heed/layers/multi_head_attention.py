@@ -418,8 +418,10 @@ class MultiHeadAttention(AttentionLayer):
             self._keys, positions=rotary_key_positions, start=start, length=length, shared=shared
         )
         align: Any = "top_left"
-        sources = (value, key, value_mask, key_mask) if cache is None else (None,) * 4
-        inputs = masked_inputs(axes, (query, *sources[:2]), (query_mask, *sources[2:]))
+        if cache is None:
+            inputs = masked_inputs(axes, (query, value, key), (query_mask, value_mask, key_mask))
+        else:
+            inputs = masked_inputs(axes, (query, None, None), (query_mask, None, None))
         queries = self._queries(inputs.query, rotary_positions, start, length, shared)
         if cache is None:
             keys, values = project_keys(inputs.key), self._values(inputs.value, shared)
