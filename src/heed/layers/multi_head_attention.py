@@ -437,10 +437,13 @@ class MultiHeadAttention(AttentionLayer):
         align: Any = "top_left"
         if cache is None:
             inputs = masked_inputs(axes, (query, value, key), (query_mask, value_mask, key_mask))
+        else:
+            inputs = masked_inputs(axes, (query, None, None), (query_mask, None, None))
+        queries = self._queries(inputs.query, rotary_positions, start, length, shared)
+        if cache is None:
             keys, values = project_keys(inputs.key), self._values(inputs.value, shared)
             key_mask = inputs.key_mask
         else:
-            inputs = masked_inputs(axes, (query, None, None), (query_mask, None, None))
             spread = None
             if cache_index is not None:
                 use_causal_mask, align = True, cache_index
@@ -449,7 +452,6 @@ class MultiHeadAttention(AttentionLayer):
                 cache = _cache.write(cache, new, self._values(value, shared), cache_index)
             keys, values = cache["key"], cache["value"]
             key_mask = masks.key_positions(axes, keys, (value_mask, value), (key_mask, key), spread)
-        queries = self._queries(inputs.query, rotary_positions, start, length, shared)
         if request is not None:  # checked with the sizes that are there now
             request.shape(axes.scores_shape(queries.shape, keys.shape, self._num_heads), axes)
         structure = masks.structure(use_causal_mask, self._sliding_window, align)
