@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import pytest
 
+from heed._config import FLAG, option
 from heed.export import ExportError
 from heed.export import ctranslate2 as export
 from heed.layers import LearnedPositions
@@ -311,9 +312,9 @@ def test_unsupported_options_are_refused_by_name(
 
 
 def test_a_new_option_is_refused_by_its_name() -> None:
-    @dataclasses.dataclass(frozen=True)
+    @dataclasses.dataclass(frozen=True, kw_only=True)
     class NewConfig(TransformerConfig):
-        new: bool = dataclasses.field(default=False, kw_only=True)
+        new: bool = option(False, FLAG, "an option that CTranslate2 does not know")
 
     for value, expected in ((False, []), (True, ["new=True"])):
         model = Transformer(NewConfig(**SIZES, new=value))

@@ -280,7 +280,7 @@ def test_prompts_that_are_read_at_once(method: str, monkeypatch: Any) -> None:
         assert len(steps) <= 1 + 8 - shared
         steps.clear()
         with monkeypatch.context() as patched:
-            patched.setattr(current(), "dynamic_shapes", lambda: False)
+            patched.setattr(current(), "has_dynamic_shapes", lambda: False)
             one_by_one = generation._decode(model, {"prompt": given}, options)[0][:, 0]
         assert set(steps) == {1}
         np.testing.assert_array_equal(at_once, one_by_one)

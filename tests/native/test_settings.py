@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from heed.ops.backends.tensorflow.native import rows, wire
+from heed.ops.backends.tensorflow.native import fused_ops, wire
 
 HEADER = Path(__file__).resolve().parents[2] / "native/adapters/tensorflow/settings.h"
 
@@ -30,5 +30,5 @@ def tuples(module: Any) -> dict[str, tuple[str, ...]]:
 
 def test_python_and_cpp_declare_the_same_fields() -> None:
     fields = declared()
-    assert fields == {**tuples(wire), **tuples(rows)}
+    assert fields == {**tuples(wire), **tuples(fused_ops)}
     assert {"AttentionSettings", "RuleRow", "ProductSettings"} <= fields.keys()
