@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.slow import slow
+
 ROOT = Path(__file__).parents[1]
 # Leaves a file that says in which process it ran: "main", or a worker of xdist.
 WORKER = (
@@ -36,13 +38,17 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("arguments", "in_parallel"),
     [
         ((), True),
-        (("-n0",), False),
-        (("-p", "no:xdist"), False),
-        (("-m", ""), False),
         (("tests/test_a.py",), False),
-        (("-n2", "tests"), True),
+        *slow(
+            [
+                (("-n0",), False),
+                (("-p", "no:xdist"), False),
+                (("-m", ""), False),
+                (("-n2", "tests"), True),
+            ]
+        ),
     ],
-    ids=("all", "n0", "no xdist", "slow ones too", "one file", "n2"),
+    ids=("all", "one file", "n0", "no xdist", "slow ones too", "n2"),
 )
 def test_how_many_processes(tree: Path, arguments: tuple[str, ...], in_parallel: bool) -> None:
     for old in tree.glob("tests/*.py.*"):

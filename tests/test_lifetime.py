@@ -299,6 +299,7 @@ CALLS = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("implementation_name", "count"),
     [

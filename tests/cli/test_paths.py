@@ -12,6 +12,7 @@ from heed.seq2seq import catalogs
 from heed.seq2seq.numbers_task import NumbersTask
 from tests.cli.command import OPTIONS
 from tests.seq2seq import tiny
+from tests.slow import slow
 
 # RUN and FILE stand for paths of runs and of other files; `=` joins a value that begins with a dash to its option.
 COMMANDS = (
@@ -39,7 +40,7 @@ MADE = (
 ).split()
 
 
-@pytest.fixture(params=["relative", "drive"])
+@pytest.fixture(params=["relative", *slow(["drive"])])
 def folders(request, tmp_path, monkeypatch):
     """Where runs are and where other files are, as they are typed from the current folder."""
     if request.param == "drive":

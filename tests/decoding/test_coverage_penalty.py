@@ -113,7 +113,7 @@ def check(model, source, beta, prompt=None, **options):
 
 @pytest.mark.parametrize(
     "name",
-    ["transformer", "additive", *(pytest.param(name, marks=slow) for name in list(MODELS)[2:])],
+    ["additive", *(pytest.param(name, marks=slow) for name in MODELS if name != "additive")],
 )
 def test_a_search_is_that_of_the_definition(name):
     model, source = MODELS[name](), sources(4)

@@ -242,7 +242,6 @@ CHECKS = (check_steps, check_cache, check_rows, check_one_beam, check_both_ways)
 # A few have their turn in the default run; each option by itself has it in other tests of decoding.
 QUICK = (
     "Transformer, as newer ones",
-    "LanguageModel, relative",
     "RecurrentTranslator, additive, lstm",
 )
 

@@ -238,7 +238,7 @@ def test_every_option_of_a_config_is_taken_or_named() -> None:
     method=st.sampled_from((*METHODS, *SEVERAL)),
     data=st.data(),
 )
-@settings(max_examples=settings.default.max_examples)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_tokens_are_those_of_the_graph_whatever_is_combined(
     changes: Any, method: Any, data: Any
 ) -> None:

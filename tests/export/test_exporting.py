@@ -100,7 +100,11 @@ def test_an_artefact_runs_without_heed_and_agrees(exported):
 @pytest.mark.parametrize(
     ("model", "implementation"),
     [
-        (lambda: transformer(num_key_value_heads=2, position="relative"), "native"),
+        pytest.param(
+            lambda: transformer(num_key_value_heads=2, position="relative"),
+            "native",
+            marks=pytest.mark.slow,
+        ),
         (lambda: RecurrentTranslator(RecurrentTranslatorConfig(20, 30, width=8)), "portable"),
         (lambda: LanguageModel(LanguageModelConfig(30, width=16, num_heads=2)), "portable"),
         pytest.param(lambda: transformer(position="alibi"), "portable", marks=pytest.mark.slow),

@@ -31,6 +31,7 @@ from heed.models import (
 )
 from tests import reference
 from tests.ops.test_exportable import DYNAMIC
+from tests.slow import slow
 from tests.strategies import Shape
 
 pytest.importorskip("ai_edge_litert")
@@ -113,12 +114,10 @@ def with_keras_attention(x: Any, real: Any) -> Any:
 @pytest.mark.parametrize(
     "make",
     [
-        with_multi_head,
         with_grouped_window,
         with_additive,
         with_bilstm,
-        with_luong,
-        with_keras_attention,
+        *slow([with_multi_head, with_luong, with_keras_attention]),
     ],
 )
 def test_keras_models(make: Any, write: Any) -> None:
@@ -285,7 +284,7 @@ def check_steps(
     "make",
     [
         lambda: make_transformer(num_key_value_heads=2, position="rotary"),
-        make_language_model,
+        *slow([make_language_model]),
         # Its layers are those of `with_bilstm`; it decodes as a SavedModel and in ONNX.
         pytest.param(lambda: make_recurrent("additive"), marks=pytest.mark.slow),
     ],

@@ -26,6 +26,7 @@ from heed.export.onnx import write  # noqa: E402
 from heed.export.onnx.reading import names_read  # noqa: E402
 from heed.export.programs import programs_of  # noqa: E402
 from heed.export.runners import onnx as runner  # noqa: E402
+from tests.slow import slow  # noqa: E402
 
 L = keras.layers
 WORDS, WIDTH = 20, 16
@@ -132,7 +133,7 @@ CLASSIFIERS: dict[str, tuple[Callable[[Any], Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("opset", [17, 23])
+@pytest.mark.parametrize("opset", [*slow([17]), 23])
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_classifier(name: str, opset: int, tmp_path: Path) -> None:
     attend, count = CLASSIFIERS[name]
@@ -236,7 +237,7 @@ def count_joins(path: Path) -> int:
     return len(found)
 
 
-@pytest.mark.parametrize("opset", [17, 23, pytest.param(24, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("opset", [17, *slow([23, 24])])
 def test_transformer(opset: int, tmp_path: Path) -> None:
     check_decoding(transformer(encoder_layers=1, decoder_layers=1), tmp_path, opset=opset)
     new = opset >= 23
@@ -275,7 +276,7 @@ def test_language_model(opset: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cell", "attention", "opset"), [("lstm", "additive", 17), ("gru", "dot", 23)]
+    ("cell", "attention", "opset"), [*slow([("lstm", "additive", 17)]), ("gru", "dot", 23)]
 )
 def test_recurrent_translator(cell: str, attention: str, opset: int, tmp_path: Path) -> None:
     config = models.RecurrentTranslatorConfig(

@@ -78,6 +78,7 @@ def test_the_portable_form_is_served_without_heed(tmp_path: Path) -> None:
     assert (native / "y.npy").exists() == (heed.info()["implementation"] != "native")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(heed.info()["implementation"] != "native", reason="no native library")
 def test_native_ops_are_served_where_heed_is_imported(tmp_path: Path) -> None:
     folder, expected = exported(model(), tmp_path / "native")

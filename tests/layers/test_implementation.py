@@ -17,6 +17,7 @@ import tensorflow as tf
 import heed
 from heed.ops.backends.tensorflow.native import library
 from tests.graphs import Traced, traced
+from tests.slow import slow
 
 X = np.random.default_rng(0).normal(size=(8, 6, 16)).astype("float32")
 
@@ -97,7 +98,9 @@ def run_all(model: keras.Model, **options: Any) -> tuple[dict[str, Traced], list
 
 
 @needs_native
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", ["multi-head", "late", *slow(sorted(MODELS.keys() - {"multi-head", "late"}))]
+)
 def test_keras_runs_the_native_kernels_by_default(name: str) -> None:
     found, messages = run_all(MODELS[name]())
     assert found["fit"].native == native_ops(name, gradient=True)
@@ -107,7 +110,7 @@ def test_keras_runs_the_native_kernels_by_default(name: str) -> None:
 
 
 @needs_native
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "late"])
+@pytest.mark.parametrize("name", ["nested", *slow(sorted(MODELS.keys() - {"nested", "late"}))])
 def test_asked_for_xla_keras_warns_and_runs_the_native_kernels(name: str) -> None:
     found, messages = run_all(MODELS[name](), jit_compile=True)
     assert found["predict"].native == native_ops(name, gradient=False)

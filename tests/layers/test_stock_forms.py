@@ -83,12 +83,9 @@ def assert_stock(model: keras.Model) -> None:
 
 
 OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"norm_first": False, "use_bias": False},
-    {"gated": True, "activation": "silu", "normalization": "rms"},
+    {"norm_first": False, "use_bias": False, "sliding_window": 2},
+    {"gated": True, "activation": "silu", "normalization": "rms", "key_dim": 6, "value_dim": 3},
     {"num_key_value_heads": 1, "norm_epsilon": 0.1},
-    {"key_dim": 6, "value_dim": 3},
-    {"sliding_window": 2},
 ]
 
 

@@ -225,6 +225,7 @@ def test_both_implementations_agree(kind):
     np.testing.assert_allclose(model(batch), portable, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy", [pytest.param("float32", marks=pytest.mark.slow), "mixed_float16"]
 )

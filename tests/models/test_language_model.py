@@ -125,6 +125,7 @@ def test_it_is_built_without_data_and_comes_back(tmp_path: Any) -> None:
     np.testing.assert_array_equal(fresh(TOKENS), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "jit_compile"),
     [
@@ -201,7 +202,8 @@ def by_both(model: Any, prompt: Any, length: int = 8, **options: Any) -> tuple[A
 def test_the_engine_writes_what_the_graph_does(first: int) -> None:
     """Whatever the config, with prompts of several lengths; the methods take turns."""
     found = set()
-    for number, changes in enumerate(CASES):
+    cases = CASES if first else CASES[::2]
+    for number, changes in enumerate(cases):
         model, method = varied(**changes), list(METHODS)[(first + number) % len(METHODS)]
         config = model.config
         prompt = prompts(4, 5, number, min(9, config.vocabulary_size))
@@ -212,7 +214,7 @@ def test_the_engine_writes_what_the_graph_does(first: int) -> None:
         kept &= np.cumsum(given == config.end_id, 1) - (given == config.end_id) == 0
         np.testing.assert_array_equal(mine[:, :5][kept], given[kept])
         found.add(mine.tobytes())
-    assert len(found) > len(CASES) // 2
+    assert len(found) > len(cases) // 2
 
 
 @by_the_engine

@@ -152,6 +152,7 @@ def test_saved_models_come_back(name, variant, tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "policy"),
     [

@@ -152,6 +152,7 @@ def test_saved_models_come_back(variant, tmp_path):
     np.testing.assert_array_equal(loaded(images()), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "jit_compile"),
     [
