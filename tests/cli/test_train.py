@@ -199,6 +199,7 @@ def test_the_files_of_a_run_on_own_text_and_one_that_goes_on_from_it(heed, tmp_p
         assert models[0] == models[1] != models[2]
 
 
+@pytest.mark.slow
 def test_a_model_of_a_run_opens_in_keras_after_importing_heed(trained_path):
     """In a process where nothing else of heed was imported."""
     run = RunFolder.open(trained_path)

@@ -124,6 +124,7 @@ def test_exported_models_decode_alike(tmp_path, model, implementation, here):
     assert done.agreement.relative_difference < 1e-5
 
 
+@pytest.mark.slow
 def test_an_exported_run_translates_texts(finished_run, tmp_path, monkeypatch):
     monkeypatch.setattr(shipping, "_SAMPLES", 20)
     before = {path: path.stat().st_mtime_ns for path in finished_run.path.rglob("*")}

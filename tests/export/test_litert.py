@@ -312,6 +312,7 @@ def test_other_recurrent_translators(attention: str, write: Any) -> None:
     check_steps(model, programs, write(programs))
 
 
+@pytest.mark.slow
 def test_programs_share_their_weights(write: Any, tmp_path: pathlib.Path) -> None:
     """A table shared by source and target is stored once."""
     model = make_transformer(width=256, share_embeddings=True)

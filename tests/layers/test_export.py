@@ -61,6 +61,7 @@ def check(folder: Path, expected: np.ndarray) -> None:
     np.testing.assert_allclose(np.load(folder / "y.npy"), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_portable_form_is_served_without_heed(tmp_path: Path) -> None:
     """Of heed's layers, and of layers of Keras that are accelerated."""
     x = keras.Input((None, 8))

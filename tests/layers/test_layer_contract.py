@@ -232,7 +232,7 @@ def test_training_under_xla(case):
     contract.check_training_under_xla(case)
 
 
-@by_default("location_aware", "decoder")
+@by_default("decoder")
 def test_export(case, tmp_path):
     contract.check_export(case, tmp_path)
 

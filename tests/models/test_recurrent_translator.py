@@ -218,6 +218,7 @@ def test_saved_models_come_back(attention, changes, tmp_path):
     assert np.abs(np.asarray(twin(inputs())) - expected).max() > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attention", "policy"),
     [

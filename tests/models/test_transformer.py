@@ -156,6 +156,7 @@ def test_a_compiled_model_continues_after_loading(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "jit_compile"),
     [

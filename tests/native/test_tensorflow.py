@@ -328,6 +328,7 @@ STRATEGY = """
 """
 
 
+@pytest.mark.slow
 def test_a_mirrored_strategy_on_two_devices() -> None:
     assert run_script(STRATEGY).endswith("equal")
 

@@ -18,6 +18,7 @@ from heed.seq2seq.architectures import ARCHITECTURES, PRESETS, model_values
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.trained_model import make_model
 from tests.seq2seq import tiny
+from tests.slow import slow
 
 RECURRENT = {"architecture": "recurrent", "width": 16, "encoder_layers": 1, "decoder_layers": 1}
 _TRAINING = {key: tiny.TINY[key] for key in ("batch_size", "warmup_steps", "steps", "validate_every",
@@ -33,9 +34,8 @@ def recurrent(path, **options):
     ("architecture", "preset", "millions"),
     [
         ("transformer", "tiny", 3.0),
-        ("transformer", "base", 52.3),
         ("recurrent", "tiny", 2.5),
-        ("recurrent", "base", 21.8),
+        *slow([("transformer", "base", 52.3), ("recurrent", "base", 21.8)]),
     ],
 )
 def test_presets_are_as_large_as_the_documentation_says(architecture, preset, millions):
