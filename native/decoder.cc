@@ -41,6 +41,13 @@ void check_norm(const HeedNorm& norm, const char* name) {
   require(norm.epsilon > 0 && std::isfinite(norm.epsilon), "`epsilon` of `%s` must be positive", name);
 }
 
+// The options of scores, by type.
+void check_option(const float*, const char*) {}
+void check_option(double number, const char* name) {
+  require(number >= 0 && std::isfinite(number), "`%s` must be at least 0", name);
+}
+void check_option(int64_t count, const char* name) { check_size(count, 0, kMostLength, name); }
+
 // An attention of a layer; `width`: that of keys and values before their projection.
 void check_attention(const HeedDecoderStack& s, const HeedDecoderAttention& a, int64_t width, const char* part) {
   const auto named = [&](const char* name) { return std::string(part) + "." + name; };
@@ -52,8 +59,9 @@ void check_attention(const HeedDecoderStack& s, const HeedDecoderAttention& a, i
   if (a.gate.weight) check_dense(a.gate, s.width, attended, s.pack, named("gate").c_str());
   if (a.query_norm.gamma) check_norm(a.query_norm, named("query_norm").c_str());
   if (a.key_norm.gamma) check_norm(a.key_norm, named("key_norm").c_str());
-  require(a.soft_cap >= 0 && std::isfinite(a.soft_cap), "`%s` must be at least 0", named("soft_cap").c_str());
-  check_size(a.window, 0, kMostLength, named("window").c_str());
+#define CHECK(name) check_option(a.options.name, named(#name).c_str());
+  HEED_EACH_SCORE_OPTION(CHECK)
+#undef CHECK
 }
 
 void check_layer(const HeedDecoderStack& s, const HeedDecoderLayer& layer) {
@@ -70,7 +78,8 @@ void check_layer(const HeedDecoderStack& s, const HeedDecoderLayer& layer) {
   require(s.encoded_width > 0, "`encoded_width` must be given where a layer attends to what is encoded");
   check_norm(layer.cross_norm, "cross_norm");
   check_attention(s, layer.cross, s.encoded_width, "cross");
-  require(layer.cross.window == 0, "`cross.window` must be 0. Received: %" PRId64, layer.cross.window);
+  require(layer.cross.options.sliding_window == 0, "`cross.sliding_window` must be 0. Received: %" PRId64,
+          layer.cross.options.sliding_window);
 }
 
 void check(const HeedDecoderStack& s, bool is_encoder) {
@@ -225,9 +234,15 @@ struct HeedDecoder {
     if (cross) made.encoded = pack({&from.key, &from.value});
     made.output = pack({&from.output});
     made.query_norm = pack(from.query_norm, s.head_dim), made.key_norm = pack(from.key_norm, s.head_dim);
-    made.sinks = from.sinks ? copy_row(from.sinks, s.heads) : nullptr;
-    made.soft_cap = static_cast<float>(from.soft_cap), made.window = static_cast<int>(from.window);
+#define COPY(name) made.options.name = copy_option(from.options.name, s.heads);
+    HEED_EACH_SCORE_OPTION(COPY)
+#undef COPY
     return made;
+  }
+  const float* copy_option(const float* weight, int64_t heads) { return weight ? copy_row(weight, heads) : nullptr; }
+  template <class Number>
+  Number copy_option(Number number, int64_t) {
+    return number;
   }
 
   // Dense layers of the same input, adjacent.

@@ -109,7 +109,7 @@ struct VisibleKeys {
   bool causal = false;
 
   // The keys within `window` of the query of a row; window 0: no limit.
-  KeyRange range_of(int row, int window) const {
+  KeyRange range_of(int row, int64_t window) const {
     const int query = positions.of_query(row);
     KeyRange range{0, causal ? static_cast<int>(min(keys, query + 1)) : keys};
     if (window == 0) return range;
@@ -129,7 +129,8 @@ class CachedAttention {
   void attend_shared(const PackedAttention& how, Matrix queries, int rows, const Cache& cache,
                      const VisibleKeys& visible, Matrix attended) const {
     // The window moves on from row to row.
-    s_.ranges[0] = {visible.range_of(0, how.window).begin, visible.range_of(rows - 1, how.window).end};
+    s_.ranges[0] = {visible.range_of(0, how.options.sliding_window).begin,
+                    visible.range_of(rows - 1, how.options.sliding_window).end};
     if (visible.keys > 0) return attend(how, queries, rows, &cache, 1, visible, nullptr, attended);
     for (int r = 0; r < rows; ++r)
       for (int i = 0; i < stack_.heads * stack_.value_dim; ++i) attended[r][i] = 0;
@@ -140,7 +141,7 @@ class CachedAttention {
                     const VisibleKeys& visible, const Ancestors& ancestors, Matrix attended) const {
     for (int i = 0; i < beams; ++i) s_.ranges[i] = {visible.keys, 0};
     for (int k = 0; k < beams; ++k)
-      for (int j = visible.range_of(0, how.window).begin; j < visible.keys; ++j) {
+      for (int j = visible.range_of(0, how.options.sliding_window).begin; j < visible.keys; ++j) {
         KeyRange& range = s_.ranges[ancestors.slot[k * ancestors.stride + j]];
         if (j < range.begin) range.begin = j;
         if (j >= range.end) range.end = j + 1;
@@ -170,7 +171,7 @@ class CachedAttention {
       for (int r = 0; r < count; ++r) {
         const int row = r / queries_per_kv;
         const int64_t head = first_head + r % queries_per_kv;
-        const KeyRange own = visible.range_of(row, how.window);
+        const KeyRange own = visible.range_of(row, how.options.sliding_window);
         float* scores = s_.scores + r * scores_row;
         if (!ancestors) {
           softmax(how, head, row, visible, s_.ranges[0], own, scores);
@@ -204,15 +205,16 @@ class CachedAttention {
   void softmax(const PackedAttention& how, int64_t head, int row, const VisibleKeys& visible, KeyRange keys,
                KeyRange own, float* scores) const {
     const int begin = keys.begin / kLanes<float> * kLanes<float>;
-    if (how.soft_cap > 0)
+    if (const float cap = static_cast<float>(how.options.soft_cap); cap > 0)
       for (int j = begin; j < keys.end; j += kLanes<float>)
-        store(scores + j, how.soft_cap * tanh<float>(load(scores + j) / how.soft_cap));
+        store(scores + j, cap * tanh<float>(load(scores + j) / cap));
     if (const float* bias = visible.bias.row(head, visible.positions.of_query(row)))
       for (int j = own.begin; j < own.end; ++j) scores[j] += bias[visible.positions.of_key(j)];
     for (int j = begin; j < own.begin; ++j) scores[j] = -kInfinity<float>;
     for (int j = own.end; j < keys.end; ++j) scores[j] = -kInfinity<float>;
     // A sink is one more score, whose weight is dropped.
-    float row_max = how.sinks ? how.sinks[head] : -kInfinity<float>, row_sum = how.sinks ? 1.0f : 0.0f;
+    const float* sinks = how.options.sinks;
+    float row_max = sinks ? sinks[head] : -kInfinity<float>, row_sum = sinks ? 1.0f : 0.0f;
     online_softmax_row(scores + begin, keys.end - begin, &row_max, &row_sum, s_.output, 0);
     const float factor = row_sum == 0 ? 0 : 1 / row_sum;
     for (int j = begin; j < keys.end; j += kLanes<float>) store(scores + j, load(scores + j) * factor);

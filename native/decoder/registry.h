@@ -30,9 +30,7 @@ struct PackedAttention {
   PackedDense output;     // 0 outputs: no such attention
   int gate_at;            // the gate's first column in `projected`; 0: no gate
   PackedNorm query_norm, key_norm;
-  const float* sinks;  // or null
-  float soft_cap;      // or 0
-  int window;          // or 0
+  HeedScoreOptions options;
 };
 
 struct PackedLayer {

@@ -51,14 +51,23 @@ typedef struct HeedNorm {
   int32_t root_mean_square;
 } HeedNorm;
 
+// The options of an attention's scores.
+typedef struct HeedScoreOptions {
+  const float* sinks;  // (N,): a score of each head that takes part in the softmax and has no value; NULL: none
+  double soft_cap;     // c: scores x become c tanh(x / c); 0: none
+  // W: the query at i sees the key at j only if |i - j| < W; 0: no limit. Only self-attention can have one.
+  int64_t sliding_window;
+} HeedScoreOptions;
+
+// Their names. The engine checks, reads and copies each by its type: weights (N,), numbers and counts, at least 0.
+#define HEED_EACH_SCORE_OPTION(DO) DO(sinks) DO(soft_cap) DO(sliding_window)
+
 // Scores q.k / sqrt(H), bounded by the soft-cap, plus a bias, through a softmax; heads times the gate; projected back.
 typedef struct HeedDecoderAttention {
   HeedDense query, key, value, output;  // D to N H; the attended sequence to K H and K V; N V to D
   HeedDense gate;                       // D to N V: sigmoid(x W + b) multiplies the heads; no weight: none
   HeedNorm query_norm, key_norm;        // over the H features of each head, before it is rotated; no gamma: none
-  const float* sinks;  // (N,): a score of each head that takes part in the softmax and has no value; NULL: none
-  double soft_cap;     // c: scores x become c tanh(x / c); 0: none
-  int64_t window;      // W: the query at i sees the key at j only if |i - j| < W; 0: no limit; self-attention's alone
+  HeedScoreOptions options;
 } HeedDecoderAttention;
 
 // Causal self-attention, cross-attention (none if cross.query has no weight) and a feed-forward part, each with a

@@ -52,7 +52,7 @@ class AttentionStruct(Structure):
         ("key_norm", NormStruct),
         ("sinks", c_void_p),
         ("soft_cap", c_double),
-        ("window", c_int64),
+        ("sliding_window", c_int64),
     )
 
 
@@ -166,7 +166,7 @@ class Attention(NamedTuple):
             **{name: part.struct() for name, part in parts.items()},
             sinks=address(self.sinks),
             soft_cap=self.soft_cap,
-            window=self.window,
+            sliding_window=self.window,
         )
 
 

@@ -429,8 +429,18 @@ def faults() -> Iterator[tuple[str, Any, Any, str]]:
     missing = "the weights of `self.query` are missing"
     yield "query", layer("self.query", "weight", None), None, missing
     yield "soft-cap", layer("self", "soft_cap", -1.0), None, "`self.soft_cap` must be at least 0"
-    yield "window", layer("self", "window", -1), None, "`self.window` must be in [0,"
-    yield "cross window", layer("cross", "window", 2), None, "`cross.window` must be 0. Received: 2"
+    yield (
+        "window",
+        layer("self", "sliding_window", -1),
+        None,
+        "`self.sliding_window` must be in [0,",
+    )
+    yield (
+        "cross window",
+        layer("cross", "sliding_window", 2),
+        None,
+        "`cross.sliding_window` must be 0. Received: 2",
+    )
     prompt = (c_int32 * 6)(5, 20, 0, 4, 0, 7)
     unknown = "`prompt` must hold tokens from 0 to 19. Received: 20"
     yield "prompt", None, decoding("prompt", ctypes.addressof(prompt)), unknown

@@ -110,10 +110,10 @@ FAULTS = (
     Fault(
         "the engine's soft-cap comes after the bias",
         "native/decoder/cache.h",
-        "    if (how.soft_cap > 0)\n      for (int j = begin; j < keys.end; j += kLanes<float>)",
+        "    if (const float cap = static_cast<float>(how.options.soft_cap); cap > 0)\n      for (int j = begin; j < keys.end; j += kLanes<float>)",
         "    if (const float* bias = visible.bias.row(head, visible.positions.of_query(row)))\n"
         "      for (int j = own.begin; j < own.end; ++j) scores[j] += bias[visible.positions.of_key(j)];\n"
-        "    if (how.soft_cap > 0)\n      for (int j = begin; j < keys.end; j += kLanes<float>)",
+        "    if (const float cap = static_cast<float>(how.options.soft_cap); cap > 0)\n      for (int j = begin; j < keys.end; j += kLanes<float>)",
         (_DECODER,),
     ),
     Fault(
@@ -126,7 +126,7 @@ FAULTS = (
     Fault(
         "sinks do not count",
         "native/decoder/cache.h",
-        "row_sum = how.sinks ? 1.0f : 0.0f",
+        "row_sum = sinks ? 1.0f : 0.0f",
         "row_sum = 0.0f",
         (_DECODER,),
     ),

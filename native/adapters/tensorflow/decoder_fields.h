@@ -187,11 +187,15 @@ class StackFields : Fields {
     made.gate = dense(at + "gate", s.width, attended, kOptional);
     made.query_norm = norm(at + "query_norm", s.head_dim, kOptional);
     made.key_norm = norm(at + "key_norm", s.head_dim, kOptional);
-    made.sinks = weight(at + "sinks", s.heads, kOptional);
-    number(at + "soft_cap", made.soft_cap, kOptional);
-    number(at + "window", made.window, INT32_MAX, kOptional);
+#define READ(name) option(at + #name, made.options.name, s.heads);
+    HEED_EACH_SCORE_OPTION(READ)
+#undef READ
     return made;
   }
+
+  void option(const std::string& name, const float*& to, int64_t heads) { to = weight(name, heads, kOptional); }
+  void option(const std::string& name, double& to, int64_t) { number(name, to, kOptional); }
+  void option(const std::string& name, int64_t& to, int64_t) { number(name, to, INT32_MAX, kOptional); }
 
   HeedNorm norm(const std::string& at, int64_t width, Presence presence = kRequired) {
     HeedNorm made{};

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import keras
@@ -17,9 +18,10 @@ from heed.ops.backends.decoder import (
     Dense,
     Norm,
     Positions,
+    ScoreOptions,
 )
 
-_MOST_WINDOW = 2**20  # as many keys as there can be
+_MOST_KEYS = 2**20  # as many keys as there can be
 PROJECTIONS = ("query", "key", "value", "output")
 
 
@@ -98,15 +100,15 @@ def _layer(block: Any) -> DecoderLayer:
 
 
 def _attention(attention: MultiHeadAttention) -> DecoderAttention:
-    window = attention.sliding_window
+    options = {option.name: getattr(attention, option.name) for option in fields(ScoreOptions)}
+    if options["sliding_window"]:
+        options["sliding_window"] = min(options["sliding_window"], _MOST_KEYS)
     return DecoderAttention(
         **{name: _dense(getattr(attention, f"{name}_dense")) for name in PROJECTIONS},
         gate=_dense(attention.gate_dense),
         query_norm=_norm(attention.query_norm),
         key_norm=_norm(attention.key_norm),
-        sinks=attention.sinks,
-        soft_cap=attention.soft_cap,
-        window=window and min(window, _MOST_WINDOW),
+        **options,
     )
 
 

@@ -59,16 +59,28 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class DecoderAttention:
+class ScoreOptions:
+    """The options of an attention's scores, by the names of the layer's attributes.
+
+    Attributes:
+        sinks: (N,), a score of each head that takes part in the softmax and has no value; or None.
+        soft_cap: c bounds scores x to c tanh(x / c); or None.
+        sliding_window: W lets the query at i see the key at j only if |i - j| < W, in self-attention; or None.
+    """
+
+    sinks: Any = None
+    soft_cap: float | None = None
+    sliding_window: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderAttention(ScoreOptions):
     """Scores q.k / sqrt(H), bounded, plus a bias, through a softmax; heads times the gate; projected back.
 
     Attributes:
         query, key, value, output: D to N H; what is attended to, to K H and K V; N V to D.
         gate: D to N V: sigmoid(x W + b) multiplies the heads; or None.
         query_norm, key_norm: over the H features of each head, before it is rotated; or None.
-        sinks: (N,), a score of each head that takes part in the softmax and has no value; or None.
-        soft_cap: c bounds scores x to c tanh(x / c); or None.
-        window: W lets the query at i see the key at j only if |i - j| < W, in self-attention; or None.
     """
 
     query: Dense
@@ -78,9 +90,6 @@ class DecoderAttention:
     gate: Dense | None = None
     query_norm: Norm | None = None
     key_norm: Norm | None = None
-    sinks: Any = None
-    soft_cap: float | None = None
-    window: int | None = None
 
 
 @dataclass(frozen=True)
