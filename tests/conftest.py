@@ -1,5 +1,6 @@
 """What every test shares: the environment, the seeds, hypothesis' effort and the number of worker processes."""
 
+import gc
 import os
 import random
 
@@ -49,6 +50,13 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     everything = config.args_source is config.ArgsSource.TESTPATHS and option.markexpr == "not slow"
     if everything and getattr(option, "dist", None) == "no" and option.numprocesses is None:
         option.numprocesses, option.dist = "auto", "worksteal"
+
+
+def pytest_collection_finish() -> None:
+    """Spares the garbage collector the million objects of the imported libraries, which stay to the end."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.hookimpl(optionalhook=True)

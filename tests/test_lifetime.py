@@ -105,10 +105,8 @@ _HOW = ("inside", "outside", "loop", "twice", "compiled")
 # Each function in one way and each way (XLA, which compiles for seconds, aside) of one function.
 _BY_DEFAULT = {
     (dot_product, "loop"),
-    (dot_product, "twice"),
     (additive, "outside"),
     (heads_first, "inside"),
-    (embedding, "inside"),
 }
 
 
@@ -195,6 +193,7 @@ def graphs_after(build: Callable[[], keras.Model], monkeypatch: pytest.MonkeyPat
     return left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "implementation",
     ["native", pytest.param("portable", marks=pytest.mark.slow)],

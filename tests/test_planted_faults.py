@@ -56,6 +56,7 @@ def small(name: str, text: str, planted: str, test: str = "tests/test_sum.py") -
     return Fault(name, "src/heed/__init__.py", text, planted, (test,))
 
 
+@pytest.mark.slow
 def test_what_is_noticed_and_what_is_not(small_tree: Path) -> None:
     faults = [
         small("sum", "a + b", "a - b"),

@@ -64,6 +64,7 @@ def test_a_run_in_the_default_folder_is_trained_as_python_trains_it(heed, traine
     fails(heed("translate", path, "5"), 1, "has no weights yet")
 
 
+@pytest.mark.slow
 def test_the_demo_takes_the_next_free_folder(heed, monkeypatch, tmp_path):
     monkeypatch.setattr(number_words, "evaluation_numbers", lambda: np.array([382764, 20, 300]))
     monkeypatch.setattr(NumbersTask, "extra_evaluations", dict)
@@ -258,6 +259,7 @@ def test_standard_input_that_does_not_serve(heed, tmp_path, monkeypatch):
     assert (tmp_path / "a.tsv").read_text() == "precious"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager")
 def test_tokens_and_languages_on_the_command_line(heed, tmp_path):
     for language, word in (("de", "wort"), ("fr", "mot")):

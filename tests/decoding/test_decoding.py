@@ -330,6 +330,7 @@ def test_decoding_stops_when_all_rows_have_ended(method, monkeypatch):
     assert len(steps) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "jit_compile"),
     [

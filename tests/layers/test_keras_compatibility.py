@@ -94,6 +94,7 @@ def test_lora(tmp_path):
     assert_close(plain(x), after)
 
 
+@pytest.mark.slow
 def test_int8_quantisation():
     x = randoms((2, 5, 8))[0]
     layer = MultiHeadAttention(2, 4, use_bias=False)

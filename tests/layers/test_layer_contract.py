@@ -227,6 +227,7 @@ def test_training(case):
     contract.check_training(case)
 
 
+@pytest.mark.slow
 @by_default("encoder")  # compiling takes seconds
 def test_training_under_xla(case):
     contract.check_training_under_xla(case)

@@ -272,6 +272,7 @@ def test_single_layers_that_keras_has_are_replaced_in_place() -> None:
     np.testing.assert_allclose(stock(arrays[0]), model(arrays[0]), atol=ATOL)
 
 
+@pytest.mark.slow
 def test_compiled_models_stay_so_and_frozen_layers_too() -> None:
     model = translator()
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))

@@ -178,6 +178,7 @@ def test_fit_lowers_the_loss(name, policy):
     assert model(INPUTS).dtype == "float32"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sequence", pytest.param("span", marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("compiled")
 def test_xla_compiles_the_portable_form(name):
@@ -231,6 +232,7 @@ def test_rows_of_nothing_but_padding_are_finite(name):
 # Encoders that are shared and taken over
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.usefixtures("compiled")
 def test_an_encoder_is_shared(name, tmp_path):

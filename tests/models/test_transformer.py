@@ -140,6 +140,7 @@ def test_saved_models_come_back(variant, tmp_path):
     np.testing.assert_array_equal(fresh(batch), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled")
 def test_a_compiled_model_continues_after_loading(tmp_path):
     model = small_model()

@@ -205,6 +205,7 @@ READER = """
 """
 
 
+@pytest.mark.slow
 def test_a_saved_model_in_a_fresh_process(tmp_path: Path) -> None:
     """It needs `import heed.ops`, which registers the ops; without it TensorFlow says what it lacks."""
     inputs = tensors(3)

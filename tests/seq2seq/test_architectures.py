@@ -112,6 +112,7 @@ def test_a_recurrent_run_trains_translates_and_shows_where_it_looked(
     assert found.write_page(tmp_path / "a.html").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_a_recurrent_run_translates_by_beams_and_draws_in_float32_alone(recurrent_run):
     run = recurrent_run
     one = Translator(run)(["12", "345"])

@@ -41,6 +41,7 @@ def crash_in_batch(monkeypatch, number):
 
 # The checkpoint is that of step 3; batch 7 is the second of the next step. Of text with a moving average: see
 # test_resume_exactness.py.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -176,6 +177,7 @@ def test_early_stopping_by_a_score_keeps_the_highest(tmp_path, monkeypatch, eage
 # Training on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schedule", ["inverse_sqrt", pytest.param("constant", marks=pytest.mark.slow)]
 )
@@ -228,6 +230,7 @@ def test_training_on_needs_more_steps(tmp_path, finished_run, steps):
 # Going on from another run
 
 
+@pytest.mark.slow
 def test_the_same_vocabulary_carries_all_weights_over(tmp_path, finished_run, monkeypatch):
     path = tmp_path / "run"
     task = tiny.numbers("en", "de")

@@ -198,6 +198,7 @@ print("same")
 """
 
 
+@pytest.mark.slow
 def test_two_replicas_take_the_step_of_one():
     """In a process of its own: devices are fixed once TensorFlow has started."""
     done = subprocess.run(

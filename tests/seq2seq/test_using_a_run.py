@@ -266,6 +266,7 @@ def test_an_unfinished_run_translates_with_its_checkpoint(tmp_path, finished_run
     assert unfinished(["123"]) == translator(["123"])
 
 
+@pytest.mark.slow
 def test_own_text_from_files_to_scores(text_run, tmp_path):
     translator = Translator(text_run)
     assert len(translator(["aa bb", "cc"])) == 2
