@@ -126,7 +126,6 @@ def test_layers_that_keras_learns_of_too_late_work_under_xla() -> None:
         assert traced_.native == set()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPILED)
 def test_xla_compiles_the_portable_form(name: str) -> None:
     with heed.set_implementation("portable"):

@@ -110,10 +110,12 @@ FAULTS = (
     Fault(
         "the engine's soft-cap comes after the bias",
         "native/decoder/cache.h",
-        "    if (const float cap = static_cast<float>(how.options.soft_cap); cap > 0)\n      for (int j = begin; j < keys.end; j += kLanes<float>)",
+        "    if (const float cap = static_cast<float>(how.options.soft_cap); cap > 0)\n"
+        "      for (int j = begin; j < keys.end; j += kLanes<float>)",
         "    if (const float* bias = visible.bias.row(head, visible.positions.of_query(row)))\n"
         "      for (int j = own.begin; j < own.end; ++j) scores[j] += bias[visible.positions.of_key(j)];\n"
-        "    if (const float cap = static_cast<float>(how.options.soft_cap); cap > 0)\n      for (int j = begin; j < keys.end; j += kLanes<float>)",
+        "    if (const float cap = static_cast<float>(how.options.soft_cap); cap > 0)\n"
+        "      for (int j = begin; j < keys.end; j += kLanes<float>)",
         (_DECODER,),
     ),
     Fault(
