@@ -89,7 +89,7 @@ def test_where_it_looked_opens_switches_and_closes(show):
     tab = show(evaluation_of(*PAIRS))
     assert tab.locator("#grid").count() == 0
     first, second = (tab.locator("#worst article").nth(i) for i in (0, 1))
-    first.get_by_role("button", name="Where it looked").click()
+    first.get_by_role("button", name="Show attention").click()
     first.locator("#grid button[aria-selected=true]").wait_for()
     assert tab.locator("#name").inner_text().startswith("cross 1, head 1")
     assert tab.locator("#keys li").all_inner_texts() == ["en", "1", "2"]
@@ -98,8 +98,8 @@ def test_where_it_looked_opens_switches_and_closes(show):
     tab.locator("#grid button").nth(1).click()
     assert tab.locator("#name").inner_text().startswith("encoder 1, head 2")
     tab.locator("#rows li").nth(1).hover()
-    assert tab.locator("#readout").inner_text().startswith("1 looks at")
-    button = second.get_by_role("button", name="Where it looked")
+    assert tab.locator("#readout").inner_text().startswith("1 attends to")
+    button = second.get_by_role("button", name="Show attention")
     button.click()
     second.locator("#grid button[aria-selected=true]").wait_for()
     assert tab.locator("#grid").count() == 1, "one at a time"

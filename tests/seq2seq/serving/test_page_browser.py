@@ -52,7 +52,7 @@ def show(chromium):
 def type_in(tab, text):
     tab.locator("#text").press_sequentially(text, delay=5)
     whole = tab.locator("#text").input_value()
-    playwright.expect(tab.locator("#said")).to_have_attribute("data-of", whole, timeout=60_000)
+    playwright.expect(tab.locator("#answer")).to_have_attribute("data-of", whole, timeout=60_000)
 
 
 def test_the_translation_comes_as_one_types(show, live, translator):
@@ -75,9 +75,9 @@ def test_words_heads_and_layers(show, live):
     assert tab.locator("#name").inner_text().startswith("cross 1, head 1")
     written = tab.locator("#rows li").first.inner_text()
     tab.locator("#rows li").first.hover()
-    assert tab.locator("#readout").inner_text().startswith(f"{written} looks at")
+    assert tab.locator("#readout").inner_text().startswith(f"{written} attends to")
     tab.locator("#keys li").nth(2).hover()
-    assert tab.locator("#readout").inner_text().startswith("2 is looked at by")
+    assert tab.locator("#readout").inner_text().startswith("2 is attended to by")
     tab.locator("#grid button").nth(1).click()
     assert tab.locator("#name").inner_text().startswith("encoder 1, head 2")
     tab.locator("#threshold").fill("40")
@@ -120,7 +120,7 @@ def test_a_server_that_has_gone_is_said(show, live):
     tab = show(server)
     server.join()
     type_in(tab, "1")
-    assert tab.locator("#problem").inner_text() == "The server does not answer."
+    assert tab.locator("#problem").inner_text() == "The server is not responding."
 
 
 def test_an_answer_that_comes_late_is_not_shown(show, live, gate, translator):
@@ -198,9 +198,9 @@ def test_light_and_dark_can_be_read(show, live, colours):
 
     for part, behind in (
         ("#text", "#text"),
-        ("#translations li", "#said"),
-        ("#state", "#said"),
-        ("#problem", "#said"),
+        ("#translations li", "#answer"),
+        ("#state", "#answer"),
+        ("#problem", "#answer"),
         ("#choices label", ":root"),
     ):
         assert contrast(part, behind) >= 4.5, part  # WCAG 2.2, level AA
