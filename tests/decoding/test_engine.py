@@ -642,7 +642,7 @@ def test_a_reason_of_the_call() -> None:
     with heed.set_implementation("portable"):
         assert 'chose "portable"' in str(explain_generate(model))
     with set_watcher(lambda spec, tensors, output: output):
-        assert "looks at each attention" in str(explain_generate(model))
+        assert "heed.inspect captures the attention" in str(explain_generate(model))
     reasons: list[str] = []
 
     @tf.function(jit_compile=True)

@@ -188,7 +188,7 @@ def test_a_model_without_attention_has_no_drawings(translator, tmp_path):
     which = {"weights": {"step": 12, "averaged": [6, 12]}, "step": 12}
     without = SimpleNamespace(run=translator.run, model=model, task=translator.task, **which)
     found = data_of(write_report(tmp_path / "r.html", without, evaluation_of(*PAIRS)))
-    assert found["withoutAttention"] == "This model has no attention that could be shown."
+    assert found["withoutAttention"] == "This model has no attention to show."
     assert not any(one["attention"] for one in found["worst"])
     assert ", the mean of the steps 6, 12, " in found["about"]
 

@@ -22,7 +22,7 @@ _LIMITS = (
     ("body_timeout", float, "seconds for a request to arrive (10)"),
     ("timeout", float, "seconds from then to its answer (30)"),
     ("write_timeout", float, "seconds in which a client must take some of its answer (30)"),
-    ("drain", float, "seconds to answer requests under way when told to stop (10)"),
+    ("drain", float, "seconds to finish requests in progress when stopping (10)"),
     ("max_per_address", int, "connections of one address (256)"),
 )
 _DECODING = (

@@ -171,7 +171,7 @@ def _check_format(format: str, precision: str, options: Mapping[str, Any]) -> Ex
     for name in used:
         if used[name] and not kind.takes_option(name):
             titles = " and ".join(one.title for one in FORMATS.values() if one.takes_option(name))
-            raise ExportError(f"`{name}` goes with {titles} alone. Received: format={format!r}")
+            raise ExportError(f"`{name}` goes with {titles} only. Received: format={format!r}")
     for package in kind.packages:
         try:
             importlib.import_module(package)

@@ -48,7 +48,7 @@ def write(
     precision: str = "float32",
     calibration: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
-    """Writes `model.tflite`, in which each program is a signature of its own name.
+    """Writes `model.tflite`, with one signature per program, under its name.
 
     It contains only LiteRT's own operators. Sizes that are None in a program's inputs may vary from call to call.
 
@@ -196,8 +196,8 @@ def _resource_error(error: AssertionError) -> ExportError:
     """Names the resource, such as a lookup table, that TensorFlow cannot save."""
     found = re.search(r"Trackable referencing this tensor = <(?:\w+\.)*(\w+)", str(error))
     return ExportError(
-        f"LiteRT holds tensors alone, no {found[1] if found else 'resource'}. Nearest: the model without its lookup "
-        "layers, whose work is then done before it"
+        f"LiteRT supports tensors only, no {found[1] if found else 'resource'}. Nearest: the model without its lookup "
+        "layers, which you then apply before it"
     )
 
 

@@ -51,7 +51,7 @@ def plot_heads(
 
     >>> import numpy as np
     >>> weights = np.stack([np.eye(5), np.full((5, 5), 0.2)])[None]
-    >>> figure = plot_heads(Capture({"a": weights}, {"a": "self"}), "a", tokens="what a head looks at".split())
+    >>> figure = plot_heads(Capture({"a": weights}, {"a": "self"}), "a", tokens="what a head attends to".split())
     >>> [axes.get_title(loc="left") for axes in figure.axes[:2]]
     ['head 0', 'head 1']
     """

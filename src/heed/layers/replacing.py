@@ -28,7 +28,7 @@ _SAME = {f"heed>{cls.__name__}": name for cls, name in SAME.items()}
 def replace_attention(
     model: keras.Model, by: str = "heed", custom_objects: Mapping[str, Any] | None = None
 ) -> keras.Model:
-    """Copies a model, with heed's multi-head attention instead of Keras', or with Keras' layers alone.
+    """Copies a model, with heed's multi-head attention instead of Keras', or with Keras' layers only.
 
     It replaces the layers of Functional and Sequential models, nested ones too. Other models, such as KerasHub's, make
     their attention themselves: use `heed.accelerate` for them. Weights are copied.

@@ -108,7 +108,7 @@ class DecodingOptions:
         """The arguments of `heed.models.generate` for a batch.
 
         Args:
-            batch: batches decoded before: each samples with a seed of its own.
+            batch: batches decoded before: each samples with its own seed.
             longest: the most tokens of a translation of the task.
         """
         chosen: dict[str, Any] = {"max_length": self.max_length or longest, "weights": self.weights}

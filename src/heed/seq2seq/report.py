@@ -113,7 +113,7 @@ def _collect(
     """The data of the page's script."""
     judged = [evaluation, *([other.evaluation] if other else [])]
     if any(_pairs(one) != _pairs(evaluation) for one in judged):
-        raise TaskError("two runs can be shown together on the same pairs only")
+        raise TaskError("two runs can be compared on the same pairs only")
     scores = [
         sentence_chrf([x.translation for x in one.answers], [x.reference for x in one.answers])
         for one in judged
@@ -246,7 +246,7 @@ class _AttentionDrawer:
         try:
             self._reader = AttentionReader(translator, compiled=False)
         except TaskError:
-            self.missing = "This model has no attention that could be shown."
+            self.missing = "This model has no attention to show."
 
     def __call__(self, answer: Answer) -> dict[str, Any] | None:
         if self.missing or not answer.translation_ids:
@@ -257,10 +257,7 @@ class _AttentionDrawer:
         drawing = drawing_of(seen.capture, seen.tokens)
         self._left -= len(drawing["weights"])
         if self._left < 0:
-            self.missing = (
-                "Where the model looked is shown of the first sentences only: "
-                "of all of them it would be more than a browser can hold."
-            )
+            self.missing = "Only the first sentences have their attention: all of them would exceed a browser's memory."
             return None
         return drawing
 

@@ -71,7 +71,7 @@ class Option(NamedTuple):
 class Task(abc.ABC):
     """What a model learns: data, tokens, and how texts become ids and back.
 
-    A new task is a class in a file of its own and a line in `heed.seq2seq.tasks`.
+    A new task is a class in its own file and a line in `heed.seq2seq.tasks`.
 
     Attributes:
         kind: its name on the command line and in config.json.

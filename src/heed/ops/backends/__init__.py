@@ -68,7 +68,7 @@ class FusedOps(Protocol):
     def write(self, cache: Any, update: Any, index: Any) -> Any | None:
         """The cache (B, L, ...) with `update` (B, T, ...) written at position `index`, or None as above.
 
-        Writes in place if nobody else holds the cache.
+        Writes in place if nothing else holds the cache.
 
         Args:
             index: () int32. Clamped so that the update fits, as by `keras.ops.slice_update`.

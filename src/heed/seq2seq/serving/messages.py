@@ -181,7 +181,7 @@ def read(model: type[Model], body: bytes) -> Model:
     """Parses a request's body.
 
     It describes only one mistake: to describe each of ten thousand unknown fields, as pydantic does, takes tenths of a
-    second in which nobody else is answered.
+    second in which no other request is answered.
 
     Raises:
         ValidationError: if the body is not JSON, or a field is wrong.

@@ -9,7 +9,7 @@ from heed.seq2seq.errors import TaskError
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Makes a socket that nobody else can have, and listens on it.
+    """Makes a socket for this process only, and listens on it.
 
     Args:
         host: an address of this machine, or a name that it has; "0.0.0.0" or "::" for all of them.

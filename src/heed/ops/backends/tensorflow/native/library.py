@@ -53,7 +53,7 @@ def instruction_set() -> str:
 
 @functools.cache
 def machine_reasons() -> tuple[str, ...]:
-    """Why the kernels cannot run on this machine, as sentences for a person."""
+    """Returns why the kernels cannot run on this machine, as sentences."""
     if reason := _load()[2]:
         return (reason,)
     for kind in ("GPU", "TPU"):
