@@ -180,7 +180,7 @@ def test_drawings_are_bounded(translator, tmp_path, monkeypatch):
     found = data_of(write_report(tmp_path / "r.html", translator, evaluation_of(*PAIRS)))
     drawn = [bool(x["attention"]) for x in found["worst"] + found["best"]]
     assert drawn == [True, True, False, False, False]
-    assert "of the first sentences only" in found["withoutAttention"]
+    assert "Only the first sentences have their attention" in found["withoutAttention"]
 
 
 def test_a_model_without_attention_has_no_drawings(translator, tmp_path):
