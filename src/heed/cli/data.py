@@ -20,9 +20,9 @@ def add_data(parser: Parser) -> None:
         "source", type=Path, help="sentences, or a file of both sides (.tsv, .jsonl, -)"
     )
     check.add_argument("target", type=Path, nargs="?", help="their translations")
-    check.add_argument("--alignment", type=Path, help="word links, i-j ..., a line a pair")
+    check.add_argument("--alignment", type=Path, help="word links, i-j ..., one line per pair")
     check.epilog = "for example: heed data check corpus.en corpus.de"
-    text = "Write English messages of this machine's programs and their translations, a line each."
+    text = "Write English messages of this machine's programs and their translations, one per line."
     catalogs = kinds.add_parser("catalogs", help=text, description=text)
     catalogs.add_argument("--to", help="language, such as de or pt_BR; none: list the languages")
     catalogs.add_argument("--out", type=Path, default=Path("."), help="folder (default: this one)")

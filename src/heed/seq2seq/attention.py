@@ -58,8 +58,10 @@ class TranslationAttention:
             OSError: if the file cannot be written.
         """
         kind = picture_format(path)
-        title = f"Where heed looked in {self.line}"
-        title += f"\nto write {self.translation}" + (f" ({self.language})" if self.language else "")
+        title = f"Attention to {self.line}"
+        title += f"\nwhile writing {self.translation}" + (
+            f" ({self.language})" if self.language else ""
+        )
         try:
             figure = plot_cross_attention(self.capture, self.source, self.target, title=title)
         except ImportError as error:
