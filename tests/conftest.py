@@ -1,4 +1,4 @@
-"""What every test shares: the environment, the seeds, hypothesis' effort and the number of worker processes."""
+"""Shared by all tests: the environment, the seeds, hypothesis' effort and the number of worker processes."""
 
 import os
 import random

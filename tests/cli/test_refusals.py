@@ -1,4 +1,4 @@
-"""What each command refuses, in one line, before it changes anything."""
+"""Each command refuses bad arguments in one line, before it changes anything."""
 
 import shutil
 

@@ -20,7 +20,7 @@ from tests.models.builders import (
 )
 
 LENGTH, END, ALPHA = 5, 2, 0.6
-LEAST = 1e-9  # what a place counts as that nothing looked at
+LEAST = 1e-9  # the least attention that a position counts with
 
 
 def transformer(seed=4):
@@ -43,10 +43,10 @@ MODELS = {
 slow = pytest.mark.slow  # a graph is traced in each case: the default run has the telling ones
 
 
-def look(model, row, targets):
-    """log p (B, vocabulary) of what follows each target, and how much was looked at for it and all before, (B, S)."""
+def score_next(model, row, targets):
+    """log p (B, vocabulary) of what follows each target, and the summed attention up to it, (B, S)."""
     if isinstance(model, Ensemble):
-        parts = [look(one, row, targets) for one in model.models]
+        parts = [score_next(one, row, targets) for one in model.models]
         return tuple(np.mean(each, axis=0) for each in zip(*parts, strict=True))
     batch = {
         "source": np.tile(row, (len(targets), 1)),
@@ -72,7 +72,7 @@ def search(model, row, beams, beta, prompt=()):
     growing, ended = [(prompt, 0.0, None)], []
     for _ in range(LENGTH - len(prompt)):
         grown = []
-        logs, covered = look(model, row, [tokens for tokens, *_ in growing])
+        logs, covered = score_next(model, row, [tokens for tokens, *_ in growing])
         assert covered.shape == (len(growing), len(row))
         for (tokens, total, _), own, sums in zip(growing, logs, covered, strict=True):
             own[:2] = -np.inf

@@ -747,7 +747,7 @@ def test_a_reason_of_the_output_layer_and_of_a_layer_of_another_dtype() -> None:
 
 
 class EncodesInALoop(Transformer):
-    """What it knows of a source is written by a loop, and by a branch."""
+    """The memory of a source is written by a loop, and by a branch."""
 
     def encode_source(self, source):
         memory = super().encode_source(source)

@@ -64,7 +64,7 @@ class Guards:
 
 
 class PageEnds:
-    """Makes arrays that end where a page begins that nobody may touch: who reads beyond them dies."""
+    """Makes arrays that end at a protected page: a read beyond their end crashes."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng

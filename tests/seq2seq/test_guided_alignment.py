@@ -214,7 +214,7 @@ def test_one_layer_alone_builds_its_weights(layers, monkeypatch):
 
 
 def random_alignment(data, seed=0):
-    """Of most tokens, where they should look; of the others nothing."""
+    """The links of most tokens; none for the others."""
     rng = np.random.default_rng(seed)
     found = rng.random((*data.target.shape, data.source.shape[1])).astype("float32")
     found *= (data.source != 0)[:, None] * (rng.random(data.target.shape) < 0.7)[..., None]

@@ -1,4 +1,4 @@
-"""What is refused is refused before anything is written, and nobody waits for a pipe."""
+"""Bad arguments are refused before anything is written, and pipes are never waited for."""
 
 import os
 import shutil

@@ -22,7 +22,7 @@ from heed.seq2seq.tokenizer import END_ID
 
 
 def data_of(path):
-    """What the page's script reads."""
+    """The data that the page's script reads."""
     text = path.read_text(encoding="utf-8")
     return json.loads(
         re.search(r'<script type="application/json" id="data">(.*?)</script>', text)[1]

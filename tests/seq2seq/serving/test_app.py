@@ -212,7 +212,7 @@ def test_bodies_that_do_not_serve(serving, body, status, part):
     ids=["fields", "texts", "name"],
 )
 def test_mistakes_without_end_are_not_described(serving, body):
-    """It would take tenths of a second, in which nobody else is answered."""
+    """It would take tenths of a second, in which no other request is answered."""
     answer = serving().post("/translate", content=body, headers=JSON)
     assert refused(answer, 422)
     assert len(answer.text) < 120

@@ -25,7 +25,7 @@ def chromium():
 
 @pytest.fixture
 def show(chromium):
-    """Opens the page of a server; at the end, nobody else was asked and nothing went wrong."""
+    """Opens the page of a server; checks at the end that it asked only this server and raised no error."""
     contexts, requests, complaints = [], [], []
 
     def open_it(server, colours="light"):

@@ -463,7 +463,7 @@ def test_where_nobody_can_listen(host, port, message):
 
 
 def test_answers_are_not_held_back():
-    """What asyncio asks before it switches off Nagle's algorithm; without, an answer takes 40 ms more."""
+    """asyncio switches off Nagle's algorithm only if this holds; otherwise an answer takes 40 ms more."""
     with sockets.bind("127.0.0.1", 0) as made:
         assert made.proto == socket.IPPROTO_TCP
 
