@@ -143,7 +143,7 @@ def test_the_cache_changes_nothing(name):
         pytest.param("additive", 2, marks=slow),
     ],
 )
-def test_what_a_prompt_looked_at_is_covered(name, shared):
+def test_the_attention_of_a_prompt_counts(name, shared):
     """Read token by token where a prompt has none, and else all at once as far as all of them go."""
     given = prompts(4, 3)
     if shared:
@@ -243,7 +243,7 @@ def test_a_bad_factor_is_named(bad):
         lambda: Ensemble([transformer(), recurrent("none")]),
     ],
 )
-def test_models_that_look_at_no_source_are_refused(make):
+def test_models_without_attention_to_a_source_are_refused(make):
     model = make()
     source = None if model.__class__.__name__ == "LanguageModel" else sources(2)
     with pytest.raises(ValueError, match="`coverage_penalty` must be 0 where no attention"):

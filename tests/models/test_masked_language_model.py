@@ -288,7 +288,7 @@ def test_pooling_begins_as_the_mean_of_the_real_tokens():
     np.testing.assert_allclose(model(INPUTS), expected, atol=1e-5)
 
 
-def test_inspect_shows_what_pooling_looks_at():
+def test_inspect_shows_the_attention_of_pooling():
     from heed import inspect
 
     found = inspect.capture(model_of("sequence"), INPUTS)

@@ -94,7 +94,7 @@ def test_translations_with_their_alignments(translator):
 
 
 @pytest.mark.parametrize("attention", ["additive", "general", "none"])
-def test_recurrent_models_say_where_they_looked(attention):
+def test_recurrent_models_align(attention):
     model = RecurrentTranslator(RecurrentTranslatorConfig(11, 9, width=8, attention=attention))
     model.build()
     task = SimpleNamespace(

@@ -53,7 +53,7 @@ def test_a_refused_start_makes_no_folder(tmp_path, task, options, message):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_library_is_said_before_the_folder_is_made(tmp_path, task, monkeypatch):
+def test_a_missing_library_is_reported_before_the_folder_is_made(tmp_path, task, monkeypatch):
     def missing(what):
         raise TaskError(f"{what} needs the sacrebleu library")
 

@@ -70,7 +70,7 @@ def test_the_worst_are_wrong_and_the_best_are_the_rest(translator, tmp_path):
     assert found["bins"][0][0] == [1, 0]
 
 
-def test_no_sentence_is_shown_twice(translator, tmp_path):
+def test_no_sentence_appears_twice(translator, tmp_path):
     found = data_of(write_report(tmp_path / "r.html", translator, evaluation_of(*PAIRS)))
     assert [one["source"] for one in found["worst"]] == ["2", "1", "4"]
     assert [one["source"] for one in found["best"]] == ["0", "3"]
@@ -199,7 +199,7 @@ def test_without_sacrebleu(translator, tmp_path, monkeypatch):
         write_report(tmp_path / "r.html", translator, evaluation_of(*PAIRS))
 
 
-def test_an_evaluation_without_tokens_is_shown_without_drawings(translator, tmp_path):
+def test_an_evaluation_without_tokens_has_no_drawings(translator, tmp_path):
     bare = Evaluation([Answer("1", "one", "two", "en")], seconds=1.0)
     found = data_of(write_report(tmp_path / "r.html", translator, bare))
     assert found["worst"][0]["attention"] is None

@@ -85,7 +85,7 @@ def test_figures_and_sentences(show):
     assert tab.locator("#legend").is_hidden()
 
 
-def test_where_it_looked_opens_switches_and_closes(show):
+def test_attention_opens_switches_and_closes(show):
     tab = show(evaluation_of(*PAIRS))
     assert tab.locator("#grid").count() == 0
     first, second = (tab.locator("#worst article").nth(i) for i in (0, 1))
@@ -110,7 +110,7 @@ def test_where_it_looked_opens_switches_and_closes(show):
     assert tab.locator("[aria-expanded=true]").count() == 0
 
 
-def test_markup_is_shown_and_never_run(show):
+def test_markup_is_displayed_and_never_run(show):
     nasty = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
     tab = show(evaluation_of((nasty, "<b>right</b> {{style}}"), (nasty, nasty)))
     shown = tab.locator("#worst dd").all_inner_texts()

@@ -384,7 +384,7 @@ def test_events_that_cannot_be_written_are_an_error_of_the_disk(tmp_path, monkey
         train(run, progress=False)
 
 
-def test_a_damaged_checkpoint_and_a_wrong_config_are_said(tmp_path, finished_run):
+def test_a_damaged_checkpoint_and_a_wrong_config_are_reported(tmp_path, finished_run):
     run = tiny.start(tmp_path / "run")
     (run.checkpoints / "step-00000004.npz").write_bytes(b"")
     with pytest.raises(TaskError, match=r"step-00000004\.npz is damaged"):

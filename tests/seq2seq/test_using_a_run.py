@@ -223,7 +223,7 @@ def test_the_numbers_below_a_thousand_are_counted_beside(finished_run, monkeypat
     assert (figures["right"], figures["pairs"], len(figures["wrong"])) == (1997, 2000, 3)
 
 
-def test_bleu_and_chrf_take_what_was_said_for_what_was_said():
+def test_bleu_and_chrf_take_translations_as_hypotheses():
     """An answer that stops half-way: all of it is right, but it is too short."""
     sacrebleu = pytest.importorskip("sacrebleu")
     said, reference = "one two three four five", "one two three four five six seven eight nine ten"

@@ -102,7 +102,7 @@ def test_the_keyboard_reaches_everything(show, live):
     assert "cross 1, head 1, cross-attention" in seen
 
 
-def test_an_error_is_shown_and_goes_away(show, live):
+def test_an_error_appears_and_goes_away(show, live):
     tab = show(live())
     type_in(tab, "12")
     tab.locator("#keys li").first.wait_for()
@@ -115,7 +115,7 @@ def test_an_error_is_shown_and_goes_away(show, live):
     assert not problem.is_visible()
 
 
-def test_a_server_that_has_gone_is_said(show, live):
+def test_a_stopped_server_is_reported(show, live):
     server = live()
     tab = show(server)
     server.join()
@@ -123,7 +123,7 @@ def test_a_server_that_has_gone_is_said(show, live):
     assert tab.locator("#problem").inner_text() == "The server is not responding."
 
 
-def test_an_answer_that_comes_late_is_not_shown(show, live, gate, translator):
+def test_a_late_answer_is_dropped(show, live, gate, translator):
     server = live()
     tab = show(server)
     tab.locator("#text").press_sequentially("1")
