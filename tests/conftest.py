@@ -73,6 +73,17 @@ def _seeded():
 IMPLEMENTATIONS = ("portable", "native")
 
 
+@pytest.fixture(scope="module")
+def chromium():
+    """A Chromium, for tests that import `tests.browser`."""
+    from tests.browser import CHROMIUM, playwright
+
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
 @pytest.fixture(params=IMPLEMENTATIONS)
 def implementation(request):
     """The name of the implementation under test, which is the one that runs meanwhile.

@@ -1,31 +1,14 @@
-"""The page in a browser: needs playwright (the extra `browser`) and a Chromium; skipped without."""
-
-import os
-import shutil
+"""The page in a browser; skipped without one, see `tests.browser`."""
 
 import numpy as np
 import pytest
 
 from heed.inspect import Capture, page
+from tests.browser import luminance, rgb
 from tests.inspect.test_page import random_weights, words
-
-playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = os.environ.get("HEED_CHROMIUM") or next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-if CHROMIUM is None:
-    pytest.skip("no Chromium found; HEED_CHROMIUM can name one", allow_module_level=True)
 
 T = 12
 COLOURS = {0: (0, 34, 78), 1: (254, 232, 56)}  # the ends of cividis
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -297,17 +280,6 @@ def test_light_and_dark_have_enough_contrast(show, colours):
         ink = rgb(tab.evaluate(f"getComputedStyle(document.querySelector('{part}')).color"))
         lighter, darker = sorted([luminance(ink), luminance(paper)], reverse=True)
         assert (lighter + 0.05) / (darker + 0.05) >= 4.5, part  # WCAG 2.2, level AA
-
-
-def rgb(text):
-    return [int(x) for x in text.removeprefix("rgb(").removesuffix(")").split(",")]
-
-
-def luminance(colour):
-    linear = [
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in np.divide(colour, 255)
-    ]
-    return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
 
 
 def test_two_thousand_tokens_zoom(show):

@@ -1,26 +1,8 @@
-"""The server's page in a browser: needs playwright (the extra `browser`) and a Chromium; skipped without."""
-
-import os
-import shutil
+"""The server's page in a browser; skipped without one, see `tests.browser`."""
 
 import pytest
 
-from tests.inspect.test_page_browser import luminance, rgb
-
-playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = os.environ.get("HEED_CHROMIUM") or next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-if CHROMIUM is None:
-    pytest.skip("no Chromium found; HEED_CHROMIUM can name one", allow_module_level=True)
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
+from tests.browser import luminance, playwright, rgb
 
 
 @pytest.fixture
