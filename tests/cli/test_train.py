@@ -172,7 +172,7 @@ def test_mistakes_in_a_file(heed, tmp_path):
         ("{data: {source: nope.tsv}}", "cannot read nope.tsv"),
         ("{data: {corpora: [{source: nope.tsv}]}}", "cannot read nope.tsv"),
         ("seed: 5", "a.yaml: `seed` is unknown: it belongs under `training`"),
-        ("", "say what to train"),
+        ("", "choose a task"),
     ):
         path.write_text(text)
         fails(heed("train", "--config", "a.yaml"), 1, message)

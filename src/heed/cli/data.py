@@ -13,7 +13,7 @@ from heed.seq2seq.errors import TaskError
 def add_data(parser: Parser) -> None:
     """The arguments of `heed data`."""
     parser.epilog = "for example: heed data catalogs --to de"
-    kinds = parser.add_subparsers(title="what to do", required=True, metavar="WHAT", dest="what")
+    kinds = parser.add_subparsers(title="tasks", required=True, metavar="WHAT", dest="what")
     text = "Report lines that are empty, misaligned, not UTF-8, too long, or repeated."
     check = kinds.add_parser("check", help=text, description=text)
     check.add_argument(

@@ -105,5 +105,5 @@ def _name_runs(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
     for name in names:
         if not name.strip() or names.count(name) > 1:
             what = "two runs are called" if name.strip() else "a run cannot be called"
-            raise TaskError(f"{what} {name!r}: give each a --name of its own")
+            raise TaskError(f"{what} {name!r}: give each its own --name")
     return dict(zip(names, paths, strict=True))

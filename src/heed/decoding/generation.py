@@ -22,7 +22,7 @@ from heed.ops.backends.decoder import WEIGHTS
 from heed.ops.checks import check_tokens
 from heed.ops.dispatch import Dispatch
 
-# The options of each method, beside those that all have.
+# The options of each method, besides those of all methods.
 _OPTIONS = {
     "greedy": (),
     "beam": ("beam_size", "length_penalty", "coverage_penalty"),
@@ -247,7 +247,7 @@ def _checked(model: Any, **options: Any) -> dict[str, Any]:
     aligns = given["method"] != "beam" or getattr(model, "aligns", False)
     if given["coverage_penalty"] and not aligns:
         raise ValueError(
-            "`coverage_penalty` must be 0 where no attention to a source says what is covered. "
+            "`coverage_penalty` must be 0 for a model without attention to a source. "
             f"Received: coverage_penalty={given['coverage_penalty']}"
         )
     return given

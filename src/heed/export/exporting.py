@@ -129,7 +129,7 @@ def export(
         try:
             notes = kind.write_artefact(job, folder)
         except tf.errors.OpError as error:
-            # The message stands after the names of nodes and files and before the operation's name.
+            # The message is between the names of nodes and files and the name of the operation.
             why = str(error.message).splitlines()[0].rpartition("; ")[2].partition(" [Op:")[0]
             raise ExportError(f"{out} cannot be written: {why}") from None
         artefact.add_runner(folder, kind.name)

@@ -140,7 +140,7 @@ def _check_size(functions: Mapping[str, Any], precision: str) -> None:
     if size >= _MOST_BYTES:
         raise ExportError(
             f"A .tflite holds less than {_MOST_BYTES:,} bytes. Received: weights of {size:,} bytes in {precision}. "
-            "Nearest: a smaller `precision`, or ONNX, whose weights may lie beside the file"
+            "Nearest: a smaller `precision`, or ONNX, which can keep weights in a second file"
         )
 
 
@@ -155,7 +155,7 @@ def _check_samples(
     names = [program.name for program in programs]
     if names != [SERVE]:
         raise ExportError(
-            "`calibration` is for models of one program: what decodes becomes 8-bit integers without it. "
+            "`calibration` is for models of one program: models that decode become 8-bit integers without it. "
             f"Received: the programs {', '.join(names)}"
         )
     if not isinstance(calibration, Sequence) or not calibration:

@@ -169,7 +169,7 @@ def plot_cross_attention(
     title: str = "",
     example: int = 0,
 ) -> Any:
-    """Plots all cross-attention of a decoder: the mean of all heads, and beside it each head of each layer.
+    """Plots all cross-attention of a decoder: the mean of all heads, followed by each head of each layer.
 
     Args:
         capture: the weights of a decoder; every layer of cross-attention is drawn.

@@ -175,7 +175,7 @@ def _into_keras(config: dict[str, Any]) -> _Layer | None:
         name, stock = stock_attention(options)
     except StockFormError as beyond:
         raise ValueError(
-            f"`model` must not go beyond Keras' layers where they take the place of heed's. Received: layer "
+            f"`model` must not use options that Keras' layers lack. Received: layer "
             f"{options['name']!r} with {beyond}"
         ) from None
     return "keras.layers", name, None, stock

@@ -93,7 +93,7 @@ class InputEmbedding(keras.layers.Layer):
         Args:
             query_length: T, an int or an integer tensor ().
             key_length: S, an int or an integer tensor ().
-            start_index: Key position at which query 0 stands, an int or an integer tensor ().
+            start_index: Key position of query 0, an int or an integer tensor ().
         """
         position = self.config.position
         if position == "rotary":

@@ -21,7 +21,7 @@ from heed.seq2seq.translator import Translator
 
 _FILES = Path(__file__).parent / "_page_files"
 _BINS = 20  # of the distribution, each 100 / 20 points of chrF wide
-# Characters of all drawings together: what comes after has no attention, so that a browser can hold the page.
+# The most characters of all drawings: later sentences have none, so a browser can hold the page.
 _MOST = 16_000_000
 
 
@@ -56,7 +56,7 @@ def write_report(
         path: the file; an existing one is replaced.
         translator: the evaluated run.
         evaluation: its result of `evaluate`.
-        other: a second run to show beside it, without its attention.
+        other: a second run to compare it with, without its attention.
         sentences: number of the worst sentences, which are wrong, and of the best; 0 or more.
 
     Returns:
@@ -81,7 +81,7 @@ def write_report(
     return path
 
 
-def mark_differences(text: str, beside: str) -> list[tuple[str, bool]]:
+def mark_differences(text: str, other: str) -> list[tuple[str, bool]]:
     """Splits a text into parts, each with whether the other lacks it; by words, or letters if both are one word.
 
     Example:
@@ -90,8 +90,8 @@ def mark_differences(text: str, beside: str) -> list[tuple[str, bool]]:
         >>> mark_differences("zwei", "drei")
         [('zw', True), ('ei', False)]
     """
-    between = " " if " " in text + beside else ""
-    own, others = (x.split(between) if between else list(x) for x in (text, beside))
+    between = " " if " " in text + other else ""
+    own, others = (x.split(between) if between else list(x) for x in (text, other))
     lacking = [True] * len(own)
     for start, _, size in difflib.SequenceMatcher(
         None, own, others, autojunk=False

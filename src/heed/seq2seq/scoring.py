@@ -13,7 +13,7 @@ def load_sacrebleu(what: str) -> Any:
     """Imports sacrebleu.
 
     Args:
-        what: the feature that needs it; begins the error message.
+        what: the feature that needs it; the error message starts with it.
 
     Raises:
         TaskError: if it is not installed.

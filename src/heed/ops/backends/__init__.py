@@ -126,7 +126,7 @@ def check() -> None:
     """Checks that Keras and its backend are installed, and that heed supports the backend. Runs on import.
 
     Raises:
-        ImportError: if Keras or its backend is missing; says what to install.
+        ImportError: if Keras or its backend is missing; the message says how to install it.
         RuntimeError: if heed does not support the backend of Keras.
     """
     wanted = os.environ.get("KERAS_BACKEND", "tensorflow")
