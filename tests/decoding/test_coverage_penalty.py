@@ -246,5 +246,7 @@ def test_a_bad_factor_is_named(bad):
 def test_models_without_attention_to_a_source_are_refused(make):
     model = make()
     source = None if model.__class__.__name__ == "LanguageModel" else sources(2)
-    with pytest.raises(ValueError, match="`coverage_penalty` must be 0 for a model without attention"):
+    with pytest.raises(
+        ValueError, match="`coverage_penalty` must be 0 for a model without attention"
+    ):
         found(model, source, 1.0, prompt=prompts(2, 3))
