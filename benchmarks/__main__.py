@@ -1,4 +1,4 @@
-"""Compares heed's time and memory with its peers', each side in a process of its own."""
+"""Compares heed's time and memory with its peers', each side in its own process."""
 
 from __future__ import annotations
 

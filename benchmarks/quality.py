@@ -122,7 +122,7 @@ def open_run(path: Path, task: TextTask, steps: int, seed: int) -> RunFolder:
 
 
 def evaluate_side(side: str, run: RunFolder, items: Sequence[Item], out: Path) -> Evaluation:
-    """Trains and evaluates one side in a process of its own, unless `out` has its results."""
+    """Trains and evaluates one side in a separate process, unless `out` has its results."""
     if not out.exists():
         words = ("--side", side, str(run.path), str(out))
         subprocess.run([sys.executable, "-m", "benchmarks.quality", *words], cwd=ROOT, check=True)
@@ -137,8 +137,8 @@ def evaluate_side(side: str, run: RunFolder, items: Sequence[Item], out: Path) -
 def compare_over_seeds(first: Sequence[Evaluation], second: Sequence[Evaluation]) -> str:
     """The mean BLEU of two sides over their seeds, and the 95% interval of the difference.
 
-    The bootstrap resamples sentences for both sides together, and seeds for each side alone, as initial weights are
-    independent.
+    The bootstrap resamples sentences for both sides together, and seeds for each side separately, because their initial
+    weights are independent.
     """
     rng = np.random.default_rng(0)
     sides = [

@@ -164,7 +164,7 @@ def _from_json(entry: dict[str, Any]) -> tuple[Case, dict[str, Result]]:
 
 def describe_environment(command: str, threads: int) -> dict[str, Any]:
     """The command, day, processor, cores and versions."""
-    # In a process of its own, so that this one does not load TensorFlow.
+    # In a separate process, so that this one does not load TensorFlow.
     code = "import json, heed; print(json.dumps(heed.info()))"
     info = subprocess.run(
         [sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

@@ -53,7 +53,7 @@ def main() -> dict[str, Any]:
         print_row(name, output, weights)
         outputs[name] = output
 
-    dot = layers.DotProductAttention()  # scaled by 1 / sqrt(H), unless told otherwise
+    dot = layers.DotProductAttention()  # scaled by 1 / sqrt(H) by default
     key = keras.layers.Dense(QUERY_WIDTH)(value)  # as wide as the query
     show("dot-product, self", dot, query, query)
     show("dot-product, causal", dot, query, query, use_causal_mask=True)

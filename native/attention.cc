@@ -42,7 +42,7 @@ void dot_forward(const HeedAttention& a, const HeedForward& results, int threads
   const int64_t tiles = query_tiles(a), heads = a.batch * a.heads;
   threads = limit_threads(threads, tiles * heads);
   const size_t packed_bytes = kernels.packed_bytes(a);
-  // Packing values needs to know which are not finite; other kernels only look when a result is not finite.
+  // Packing values needs to know which are not finite; other kernels search only if a result is not finite.
   const std::vector<uint8_t> flags = packed_bytes ? scan_finite(a, kernels, threads) : std::vector<uint8_t>();
   const uint8_t* finite = packed_bytes ? flags.data() : nullptr;
   Scratch memory;

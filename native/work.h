@@ -18,7 +18,7 @@ inline size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 // The scratch memory of one call: all buffers are planned first, then allocated together.
 class Scratch {
  public:
-  // Equal buffers, each in cache lines of its own.
+  // Equal buffers, each in its own cache lines.
   struct Buffers {
     const Scratch* of;
     size_t begin, bytes;

@@ -1,4 +1,4 @@
-"""What every test shares: the environment, the seeds, hypothesis' effort and the number of worker processes."""
+"""Shared by all tests: the environment, the seeds, hypothesis' effort and the number of worker processes."""
 
 import gc
 import os
@@ -79,6 +79,17 @@ def _seeded():
 
 # Each test of what attention means runs on both.
 IMPLEMENTATIONS = ("portable", "native")
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """A Chromium, for tests that import `tests.browser`."""
+    from tests.browser import CHROMIUM, playwright
+
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)

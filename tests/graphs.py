@@ -1,4 +1,4 @@
-"""What TensorFlow traced and did: the proof of which implementation ran, and of what it allocates."""
+"""Inspects traced graphs: which implementation ran, and what it allocated."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def run(mode: str) -> dict[str, dict[str, Any]]:
-    """What happened in each test."""
+    """The outcome of each test."""
     root = Path(__file__).parents[1]
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"

@@ -13,7 +13,7 @@ from tests import reference
 
 
 def visible(case):
-    """Which keys a query sees, (B, 1, T, S), said in another way than the peers do."""
+    """Which keys a query sees, (B, 1, T, S), computed differently from the peers."""
     B, T, S = case.batch, case.length, case.key_length
     seen = np.ones((B, 1, T, S), bool)
     for b in range(B):

@@ -220,7 +220,7 @@ def test_a_chain_tells_the_time_of_one_more():
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_each_option_leaves_as_many_pairs_as_its_time_is_told_for(name):
+def test_each_option_leaves_as_many_pairs_as_its_time_counts(name):
     case = Case(2, 4, 256, 8)
     given = heed_option.options(case, name)
     query = np.random.default_rng(0).normal(size=(2, 4, 256, 8)).astype("float32")

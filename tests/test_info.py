@@ -86,7 +86,7 @@ def test_it_does_not_read_all_that_is_installed(monkeypatch, installed, name):
 
 
 def run(code, backend="tensorflow", missing=()):
-    """What a fresh process prints in which these packages are not installed."""
+    """The output of a fresh process without these packages."""
     hide = "".join(f"sys.modules[{name!r}] = None\n" for name in missing)
     result = subprocess.run(
         [sys.executable, "-c", f"import sys\n{hide}{code}"],

@@ -81,7 +81,7 @@ def test_the_distribution_is_heed_attention():
     assert importlib.metadata.version(_install.DISTRIBUTION) == "0.1.0"
 
 
-def test_nothing_advises_to_install_the_package_of_somebody_else():
+def test_no_message_advises_to_install_the_other_package_called_heed():
     """`heed` on the package index is another project."""
     wrong = re.compile(r"heed\[\w+\]|pip3? install( -\S+)* +['\"]?heed(?![-\w/])")
     assert wrong.search("pip install 'heed[demo]'")

@@ -1,4 +1,4 @@
-"""What is deleted is gone: traced functions and models leave no graph, and no memory, behind."""
+"""Deleted functions and models leave no graph and no memory behind."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def embedding(query: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
 
 
 def leaking(query: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
-    """What heed did once."""
+    """An earlier fault of heed."""
     return tf.custom_gradient(lambda x: (tf.identity(x), lambda dy: dy))(query)
 
 
@@ -259,7 +259,7 @@ def after_models(which: str, count: int) -> tuple[float, float, float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["auto", "portable"])
 def test_fifty_models_take_the_memory_of_fifty_stock_models(which: str) -> None:
-    """Built, traced, trained, run and deleted. What stock Keras leaves is not heed's to mend."""
+    """Built, traced, trained, run and deleted. Leaks of stock Keras are not counted."""
     stock, heed = after_models("stock", 50), after_models(which, 50)
     assert heed[2] <= stock[2]
     assert heed[0] <= 1.1 * stock[0]

@@ -95,7 +95,7 @@ class Peer:
         kind: the kind of cases that it computes.
         is_heed: whether it is heed; the others are compared with the first such side of a run.
         is_limit: whether it has no result to compare: a speed of the machine, a model without its attention or with
-            weights of its own. Its memory is not measured.
+            its own weights. Its memory is not measured.
         is_variant: whether it is another heed; it is compared only with heed, and --peers does not take it.
         builds_scores: whether it builds the whole score tensor, and so needs memory for it.
         computes: maps a case to the one that it computes instead.
@@ -165,7 +165,7 @@ PEERS: dict[str, Peer] = {
             ("ctranslate2-together", "threads together", "1"),
         )
     },
-    # Another model with weights of its own, so its texts differ from heed's.
+    # Another model with its own weights, so its texts differ from heed's.
     "hub-generate": Peer("KerasHub BART", _HERE + "hub_generate", "generate", is_limit=True),
     "hub-generate-xla": Peer(
         "KerasHub BART with XLA",

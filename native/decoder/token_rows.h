@@ -1,4 +1,4 @@
-// Tokens of sources and prompts: many go through a stack of layers together, each at a position of its own.
+// Tokens of sources and prompts: many go through a stack of layers together, each at its own position.
 #pragma once
 
 #include "layers.h"

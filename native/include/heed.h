@@ -108,7 +108,7 @@ typedef struct HeedAttention {
   HeedScores bias;                   // of the scores, in the compute type
   const void* alibi_slopes;          // (N,) in the compute type, or NULL
   HeedIntegers alibi_align;          // (B or 1, 1): the key position of query 0 for ALiBi; none: 0
-  const void *score_vector, *unit_bias;  // (U,) in the compute type, of additive attention alone; the bias may be NULL
+  const void *score_vector, *unit_bias;  // (U,) in the compute type, of additive attention only; the bias may be NULL
   double dropout;                        // in [0, 1): rate; kept weights are multiplied by 1 / (1 - dropout)
   uint32_t seed[2];                      // with b, n, i, j decides which weights are dropped
   int32_t rule_count;                    // at most HEED_MAX_RULES
@@ -119,7 +119,7 @@ typedef struct HeedAttention {
 typedef struct HeedForward {
   HeedTensor output;  // (B,T,N,V)
   void* lse;          // (B,N,T): log-sum-exp of the scores
-  // heed_softmax_size numbers, for the backward pass alone. First (2,B,N,T): the score that weights are relative to,
+  // heed_softmax_size numbers, for the backward pass only. First (2,B,N,T): the score that weights are relative to,
   // close to the maximum of the row and in the kernel's units, and the sum of exp(score - that one): 0 for a row
   // without keys, NaN for one that sees non-finite numbers. Then the scores, if they are kept.
   void* softmax;
@@ -132,7 +132,7 @@ typedef struct HeedBackward {
   HeedTensor output_gradient;                               // (B,T,N,V)
   const void* lse_gradient;                                 // (B,N,T) in the compute type, contiguous, or NULL for 0
   HeedTensor query_gradient, key_gradient, value_gradient;  // shaped like query, key and value
-  void* score_vector_gradient;                              // (U,) in the compute type, of additive attention alone
+  void* score_vector_gradient;                              // (U,) in the compute type, of additive attention only
   // Contiguous in the compute type. Additive attention: (U,), written by heed_backward even without a bias; else of the
   // shape of `bias`, written by heed_bias_gradient.
   void* bias_gradient;
@@ -226,7 +226,7 @@ HEED_API const char* heed_forward(const HeedAttention* attention, const HeedForw
 // Writes all gradients except that of a bias of the scores.
 HEED_API const char* heed_backward(const HeedAttention* attention, const HeedBackward* pass, int threads);
 
-// Writes only `bias_gradient`, of dot-product attention: a pass of its own, as few calls need it.
+// Writes only `bias_gradient`, of dot-product attention: a separate pass, because few calls need it.
 HEED_API const char* heed_bias_gradient(const HeedAttention* attention, const HeedBackward* pass, int threads);
 
 // Writes the losses, (R,), and `softmax`, (2, R), for the gradient: the largest logit of each row, and the sum of

@@ -7,7 +7,7 @@
 namespace heed {
 namespace HEED_ISA {
 
-// Hands out buffers of one block of memory, each in cache lines of its own. Without memory it only counts bytes.
+// Hands out buffers of one block of memory, each in its own cache lines. Without memory it only counts bytes.
 class Arena {
  public:
   explicit Arena(char* memory) : memory_(memory) {}

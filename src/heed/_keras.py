@@ -32,7 +32,7 @@ def backend_module(name: str) -> ModuleType:
 
 
 def recurrent_backend() -> Any:
-    """The module whose `rnn`, `lstm` and `gru` Keras' recurrent layers call; a module of its own since Keras 3.16."""
+    """The module whose `rnn`, `lstm` and `gru` Keras' recurrent layers call; a separate module since Keras 3.16."""
     from keras.src import backend
 
     return backend.rnn if inspect.ismodule(backend.rnn) else backend

@@ -1,7 +1,7 @@
 """Makes `import heed` enough for `keras.models.load_model` of a file with heed's layers.
 
-Keras finds a class in a file by its registered name, "heed>MultiHeadAttention", and `heed.layers` registers it when it
-is imported. So it is imported when Keras looks up such a name, and nothing before.
+Keras finds a class in a file by its registered name, such as "heed>MultiHeadAttention". Importing `heed.layers`
+registers the names, so it is imported when Keras first looks one up.
 """
 
 from __future__ import annotations

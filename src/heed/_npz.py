@@ -23,7 +23,7 @@ _READERS = {
 
 
 def open_regular(path: str | os.PathLike[str], mode: str = "rb", **options: Any) -> IO[Any]:
-    """Opens a file as `open` does, but refuses pipes and devices at once: reading one could wait for ever.
+    """Opens a file as `open` does, but refuses pipes and devices at once: reading one could block forever.
 
     Args:
         path, mode, **options: as for `open`.

@@ -73,7 +73,7 @@ class Patch:
         return place is not None and self in place.users
 
     def find_problem(self) -> str | None:
-        """What was expected of the original and what was found, or None if it can be replaced."""
+        """Describes the difference between the expected and the found original; None if it can be replaced."""
         place = _places.get((self.owner, self.name))
         original = getattr(self.owner, self.name, None) if place is None else place.original
         code = getattr(original, "__code__", None)

@@ -1,4 +1,4 @@
-"""What tests of the command share: options of a tiny model, pairs, what a failure looks like, other processes."""
+"""Shared by tests of the command: options of a tiny model, pairs, checks of failures, other processes."""
 
 import io
 import subprocess

@@ -57,9 +57,7 @@ def test_the_name_of_a_picture_says_what_it_is(heed, run_path, tmp_path, monkeyp
     drawn, translation = (tmp_path / "q.svg").read_text(), out.splitlines()[0]
     assert drawn.startswith("<?xml")
     # matplotlib notes each text beside its outlines.
-    assert [
-        x for x in ("Where heed looked in 7", f"to write {translation}") if x not in drawn
-    ] == []
+    assert [x for x in ("Attention to 7", f"while writing {translation}") if x not in drawn] == []
     monkeypatch.setattr(
         "heed.cli.explain.open_translator", lambda _: 1 / 0
     )  # said before the model loads

@@ -1,4 +1,4 @@
-"""What each command refuses, in one line, before it changes anything."""
+"""Each command refuses bad arguments in one line, before it changes anything."""
 
 import shutil
 
@@ -11,10 +11,10 @@ from tests.cli.command import contents, fails
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train"], "say what to train"),
-        (["train", "numbers", "--resume", "x"], "say what to train"),
+        (["train"], "choose a task"),
+        (["train", "numbers", "--resume", "x"], "choose a task"),
         (["train", "numbers", "--source", "a", "--target", "b"], "--source is for own text"),
-        (["train", "--languages", "en"], "say what to train"),
+        (["train", "--languages", "en"], "choose a task"),
         (["train", "text"], "own text needs --source"),
         (["train", "--source", "a"], "a has one side: give the file of the other one too"),
         (["train", "--source", "a", "--target", "b"], "cannot read a: No such file"),

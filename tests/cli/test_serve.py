@@ -33,7 +33,7 @@ def test_what_cannot_be_served(heed, words, status, message):
     fails(heed("serve", *words), status, message)
 
 
-def test_what_is_said_before_tensorflow_loads(finished_run):
+def test_problems_reported_before_tensorflow_loads(finished_run):
     """A port in use, and that the extra is missing."""
     with sockets.bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
@@ -54,7 +54,7 @@ print(main(words), "tensorflow" in sys.modules)
     assert "[serve]" in missing
 
 
-def test_it_serves_until_it_is_told_to_stop_or_killed(finished_run):
+def test_it_serves_until_it_is_stopped_or_killed(finished_run):
     """Three runs, so that TensorFlow has reason to warn of many graphs; then once more, on the same port."""
     code = f"""
 import sys

@@ -155,7 +155,7 @@ def test_a_file_and_what_overrides_it(heed, tmp_path):
     words = ("train", "numbers", "--languages", "de,en", "--init-from", "run", "--steps", "1")
     status, out, err = heed(*words, "--run", "new")
     assert status == 0, err
-    assert "began with the weights of run: all, and of tokens those of 11 of 12 source and" in err
+    assert "started from the weights of run: all, except tokens: 11 of 12 source and" in err
     assert json.loads((tmp_path / "new" / "config.json").read_text())["model"]["width"] == 16
 
 
@@ -173,7 +173,7 @@ def test_mistakes_in_a_file(heed, tmp_path):
         ("{data: {source: nope.tsv}}", "cannot read nope.tsv"),
         ("{data: {corpora: [{source: nope.tsv}]}}", "cannot read nope.tsv"),
         ("seed: 5", "a.yaml: `seed` is unknown: it belongs under `training`"),
-        ("", "say what to train"),
+        ("", "choose a task"),
     ):
         path.write_text(text)
         fails(heed("train", "--config", "a.yaml"), 1, message)
@@ -194,7 +194,7 @@ def test_the_files_of_a_run_on_own_text_and_one_that_goes_on_from_it(heed, tmp_p
     words = ("train", "--source", source, "--target", target, "--init-from", "run", "--steps", "1")
     assert "all of them" in heed(*words, "--run", "same")[2]
     err = heed(*words, "--run", "other", "--vocabulary-size", "24")[2]
-    assert "and of tokens those of" in err
+    assert "all, except tokens:" in err
     for name in ("source.model", "target.model"):
         models = [(tmp_path / run / name).read_bytes() for run in ("run", "same", "other")]
         assert models[0] == models[1] != models[2]
@@ -281,7 +281,7 @@ def test_tokens_and_languages_on_the_command_line(heed, tmp_path):
     # What another run has is carried over, or given as files.
     words = ("train", "--source", "de.tsv", "--target-language", "de", "--steps", "1")
     err = heed(*words, "--init-from", "run", "--run", "more")[2]
-    assert "and of tokens those of" in err  # the language that is no more
+    assert "all, except tokens:" in err  # the language that is no more
     model = tmp_path / "run" / "source.model"
     words = (*words, "--vocabulary", "shared", "--source-tokenizer", model, "--preset", "tiny")
     assert heed(*words, "--run", "given")[0] == 0

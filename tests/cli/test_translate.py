@@ -48,7 +48,7 @@ def test_a_language_that_was_not_learned_is_one_error_for_all_lines(heed, run_pa
     fails(result, 1, "must be one of en, de")
 
 
-def test_a_damaged_newest_checkpoint_is_said(heed, run_path, tmp_path):
+def test_a_damaged_newest_checkpoint_is_reported(heed, run_path, tmp_path):
     path = shutil.copytree(run_path, tmp_path / "copy")
     (path / "weights.npz").write_bytes(b"PK")
     result = heed("translate", path, "5")
@@ -81,7 +81,7 @@ def test_a_picture_on_request(heed, run_path):
     assert (run_path / "attention.png").exists()
 
 
-def test_translations_are_chosen_as_told(heed, run_path, tmp_path):
+def test_decoding_options_choose_the_translations(heed, run_path, tmp_path):
     status, one, err = heed("translate", run_path, "12")
     assert (status, err) == (0, "")
     for options in (["--beam-size", "1"], ["--temperature", "1", "--top-k", "1"]):
@@ -158,7 +158,7 @@ def test_several_translations_in_columns(heed, run_path):
     assert float(scored.split("\t")[0]) < 0
 
 
-def test_translations_that_begin_as_they_are_told(heed, run_path):
+def test_translations_with_a_prefix(heed, run_path):
     status, out, err = heed("translate", run_path, "--prefix", "one hundred", stdin="1\n\n2\n")
     assert (status, err) == (0, "")
     assert [line[:11] for line in out.splitlines()] == ["one hundred", "", "one hundred"]

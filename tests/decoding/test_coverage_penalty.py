@@ -20,7 +20,7 @@ from tests.models.builders import (
 )
 
 LENGTH, END, ALPHA = 5, 2, 0.6
-LEAST = 1e-9  # what a place counts as that nothing looked at
+LEAST = 1e-9  # the least attention that a position counts with
 
 
 def transformer(seed=4):
@@ -43,10 +43,10 @@ MODELS = {
 slow = pytest.mark.slow  # a graph is traced in each case: the default run has the telling ones
 
 
-def look(model, row, targets):
-    """log p (B, vocabulary) of what follows each target, and how much was looked at for it and all before, (B, S)."""
+def score_next(model, row, targets):
+    """log p (B, vocabulary) of what follows each target, and the summed attention up to it, (B, S)."""
     if isinstance(model, Ensemble):
-        parts = [look(one, row, targets) for one in model.models]
+        parts = [score_next(one, row, targets) for one in model.models]
         return tuple(np.mean(each, axis=0) for each in zip(*parts, strict=True))
     batch = {
         "source": np.tile(row, (len(targets), 1)),
@@ -72,7 +72,7 @@ def search(model, row, beams, beta, prompt=()):
     growing, ended = [(prompt, 0.0, None)], []
     for _ in range(LENGTH - len(prompt)):
         grown = []
-        logs, covered = look(model, row, [tokens for tokens, *_ in growing])
+        logs, covered = score_next(model, row, [tokens for tokens, *_ in growing])
         assert covered.shape == (len(growing), len(row))
         for (tokens, total, _), own, sums in zip(growing, logs, covered, strict=True):
             own[:2] = -np.inf
@@ -143,7 +143,7 @@ def test_the_cache_changes_nothing(name):
         pytest.param("additive", 2, marks=slow),
     ],
 )
-def test_what_a_prompt_looked_at_is_covered(name, shared):
+def test_the_attention_of_a_prompt_counts(name, shared):
     """Read token by token where a prompt has none, and else all at once as far as all of them go."""
     given = prompts(4, 3)
     if shared:
@@ -243,8 +243,10 @@ def test_a_bad_factor_is_named(bad):
         lambda: Ensemble([transformer(), recurrent("none")]),
     ],
 )
-def test_models_that_look_at_no_source_are_refused(make):
+def test_models_without_attention_to_a_source_are_refused(make):
     model = make()
     source = None if model.__class__.__name__ == "LanguageModel" else sources(2)
-    with pytest.raises(ValueError, match="`coverage_penalty` must be 0 where no attention"):
+    with pytest.raises(
+        ValueError, match="`coverage_penalty` must be 0 for a model without attention"
+    ):
         found(model, source, 1.0, prompt=prompts(2, 3))

@@ -128,7 +128,7 @@ def test_draws_repeat_and_do_not_depend_on_the_cache(model: Fading) -> None:
     assert np.any(tokens != write(model, **{**options, "seed": 4}))
 
 
-def test_it_is_told_what_runs_and_what_is_wrong(model: Fading) -> None:
+def test_explain_generate_names_the_way_and_the_problems(model: Fading) -> None:
     assert isinstance(model, Decodable)
     explained = explain_generate(model)
     assert explained.implementation == "graph"

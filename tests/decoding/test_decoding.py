@@ -28,7 +28,7 @@ END_BIAS = 0.7  # makes rows end at different steps
 
 @pytest.fixture(autouse=True)
 def in_the_graph(monkeypatch):
-    """What the engine decodes is compared with this in test_engine.py."""
+    """test_engine.py compares the engine's output with this."""
     reasons = ["these tests are of decoding in the graph"]
     monkeypatch.setattr(engine, "unsupported_reasons", lambda *_: reasons)
 

@@ -1,4 +1,4 @@
-"""What decoding must not change, for every architecture and both ways of decoding.
+"""Invariants of decoding, for every architecture and both ways of decoding.
 
 By steps as at once, a batch as its rows alone, a beam of one as greedy decoding. The loop runs op by op here: no graph
 is traced, so that all architectures have their turn.
@@ -86,7 +86,7 @@ def telling(builder: Any, options: dict[str, Any]) -> Any:
 
 
 def asked(model: Any) -> dict[str, Any]:
-    """What it decodes: sources of several lengths; for a language model beginnings, one of them of no tokens."""
+    """The inputs: sources of several lengths; for a language model prompts, one of them empty."""
     if isinstance(model, LanguageModel):
         return {"prompt": prompts(ROWS, 4, seed=2)}
     return {"source": sources(ROWS, 6, seed=2)}

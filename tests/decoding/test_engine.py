@@ -642,7 +642,7 @@ def test_a_reason_of_the_call() -> None:
     with heed.set_implementation("portable"):
         assert 'chose "portable"' in str(explain_generate(model))
     with set_watcher(lambda spec, tensors, output: output):
-        assert "looks at each attention" in str(explain_generate(model))
+        assert "heed.inspect captures the attention" in str(explain_generate(model))
     reasons: list[str] = []
 
     @tf.function(jit_compile=True)
@@ -747,7 +747,7 @@ def test_a_reason_of_the_output_layer_and_of_a_layer_of_another_dtype() -> None:
 
 
 class EncodesInALoop(Transformer):
-    """What it knows of a source is written by a loop, and by a branch."""
+    """The memory of a source is written by a loop, and by a branch."""
 
     def encode_source(self, source):
         memory = super().encode_source(source)

@@ -422,7 +422,7 @@ def of_looked_up() -> Any:
         ),
         (
             of_looked_up,
-            r"LiteRT holds tensors alone, no \w*Table\. Nearest: the model without its lookup .*",
+            r"LiteRT supports tensors only, no \w*Table\. Nearest: the model without its lookup .*",
         ),
     ],
     ids=["no operator", "a loop over lists", "half precision", "in a loop", "a table"],

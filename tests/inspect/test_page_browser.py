@@ -1,31 +1,14 @@
-"""The page in a browser: needs playwright (the extra `browser`) and a Chromium; skipped without."""
-
-import os
-import shutil
+"""The page in a browser; skipped without one, see `tests.browser`."""
 
 import numpy as np
 import pytest
 
 from heed.inspect import Capture, page
+from tests.browser import luminance, rgb
 from tests.inspect.test_page import random_weights, words
-
-playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = os.environ.get("HEED_CHROMIUM") or next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-if CHROMIUM is None:
-    pytest.skip("no Chromium found; HEED_CHROMIUM can name one", allow_module_level=True)
 
 T = 12
 COLOURS = {0: (0, 34, 78), 1: (254, 232, 56)}  # the ends of cividis
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -72,7 +55,7 @@ def planted():
     return Capture({"a": a, "b": b}, {"a": "self", "b": "causal"})
 
 
-def said(tab):
+def readout(tab):
     return tab.locator("#readout").inner_text().replace("\n", " ")
 
 
@@ -129,19 +112,19 @@ def test_a_query_shows_its_keys(show, shift):
     for i in (0, 7, 11):
         tab.locator("#rows li").nth(i).hover()
         target = (i + shift) % T
-        assert said(tab).startswith(f"w{i} looks at w{target} 0.90 ")
+        assert readout(tab).startswith(f"w{i} attends to w{target} 0.90 ")
         strength = [ink(tab, "keys", j) for j in range(T)]
         assert int(np.argmax(strength)) == target
         assert strength[target] > 2 * sorted(strength)[-2]
         assert tab.locator("#rows li[aria-selected=true]").all_inner_texts() == [f"w{i}"]
     tab.mouse.move(5, 5)
-    assert said(tab).startswith("Point at a token")
+    assert readout(tab).startswith("Point at a token")
 
 
 def test_a_key_shows_its_queries(show):
     tab = show(planted(), words(T))
     tab.locator("#keys li").nth(4).hover()
-    assert said(tab).startswith("w4 is looked at by w1 0.90 ")
+    assert readout(tab).startswith("w4 is attended to by w1 0.90 ")
     assert int(np.argmax([ink(tab, "rows", i) for i in range(T)])) == 1
 
 
@@ -162,12 +145,12 @@ def test_pointing_into_the_matrix(show):
     seen = set()
     for x in range(60, 420, 7):
         tab.mouse.move(box["x"] + x, box["y"] + 150)
-        seen.add(said(tab))
+        seen.add(readout(tab))
     rows = {text.split(" ")[0] for text in seen if "→" in text}
     assert len(rows) == 1, "one row along a line"
     i = int(rows.pop()[1:])
     assert any(
-        text.startswith(f"w{i} → w{i + 3} 0.90 w{i} looks at w{i + 3} 0.90") for text in seen
+        text.startswith(f"w{i} → w{i + 3} 0.90 w{i} attends to w{i + 3} 0.90") for text in seen
     )
 
 
@@ -197,12 +180,12 @@ def test_the_threshold_hides_weak_weights(show):
     tab.locator("#threshold").fill("50")
     assert tab.locator("#hidden").inner_text() == "0.25"
     tab.locator("#rows li").nth(2).hover()
-    assert said(tab) == "w2 looks at w5 0.90"
+    assert readout(tab) == "w2 attends to w5 0.90"
     assert ink(tab, "keys", 4) == 0
     assert colour_of(tab, 9.5 / T, 7.5 / T) == COLOURS[0]
     tab.locator("#threshold").fill("100")
     tab.locator("#rows li").nth(3).hover()
-    assert said(tab) == "w3 looks at nothing"
+    assert readout(tab) == "w3 attends to nothing"
 
 
 def test_colours_for_each_head(show):
@@ -235,24 +218,24 @@ def test_the_keyboard_reaches_everything(show):
     press("Tab")
     assert focused() == "w0"
     assert tab.evaluate(outline) == "solid"
-    assert said(tab).startswith("w0 looks at w3 0.90")
+    assert readout(tab).startswith("w0 attends to w3 0.90")
     press("ArrowDown")
-    assert said(tab).startswith("w1 looks at w4 0.90")
+    assert readout(tab).startswith("w1 attends to w4 0.90")
     press("ArrowRight")
-    assert said(tab).startswith("w1 is looked at by w10 0.90")
+    assert readout(tab).startswith("w1 is attended to by w10 0.90")
     press("End")
-    assert said(tab).startswith("w11 is looked at by w8 0.90")
+    assert readout(tab).startswith("w11 is attended to by w8 0.90")
     press("ArrowLeft")
-    assert said(tab).startswith("w11 looks at w2 0.90")
+    assert readout(tab).startswith("w11 attends to w2 0.90")
     press("Escape")
-    assert said(tab).startswith("Point at a token")
+    assert readout(tab).startswith("Point at a token")
     press("Tab")
     press("Tab")
     assert tab.evaluate("document.activeElement.getAttribute('role')") == "application"
     press("ArrowRight")
     for key in ("ArrowRight", "ArrowRight", "ArrowRight", "ArrowDown", "ArrowRight"):
         press(key)
-    assert said(tab).startswith("w1 → w4 0.90")
+    assert readout(tab).startswith("w1 → w4 0.90")
     press("Tab")
     assert tab.evaluate("document.activeElement.ariaLabel") == "Zoom in"
 
@@ -271,7 +254,7 @@ def test_text_shows_as_text(show):
     assert tab.locator("#rows li").all_inner_texts()[:5] == [*tokens[:2], "␣", "␣", "⏎"]
     assert tab.locator("h1").inner_text() == "<i>title</i>"
     tab.locator("#rows li").nth(9).hover()
-    assert said(tab).startswith(f"w4 looks at {tokens[0]} 0.90")
+    assert readout(tab).startswith(f"w4 attends to {tokens[0]} 0.90")
 
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
@@ -299,17 +282,6 @@ def test_light_and_dark_have_enough_contrast(show, colours):
         assert (lighter + 0.05) / (darker + 0.05) >= 4.5, part  # WCAG 2.2, level AA
 
 
-def rgb(text):
-    return [int(x) for x in text.removeprefix("rgb(").removesuffix(")").split(",")]
-
-
-def luminance(colour):
-    linear = [
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in np.divide(colour, 255)
-    ]
-    return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
-
-
 def test_two_thousand_tokens_zoom(show):
     n = 2000
     w = np.zeros((1, 2, n, n), "float32")
@@ -319,33 +291,33 @@ def test_two_thousand_tokens_zoom(show):
     assert tab.locator("#rows li").count() == n
     assert colour_of(tab, 0.501 + 0.35, 0.501) is not None
     tab.locator("#rows li").nth(1500).hover()
-    assert said(tab) == "w1500 looks at w200 1.00"
+    assert readout(tab) == "w1500 attends to w200 1.00"
     box = tab.locator("#matrix canvas").bounding_box()
     x, y = box["x"] + 300, box["y"] + 250
     tab.mouse.move(x, y)
-    before = said(tab)
+    before = readout(tab)
     for _ in range(14):
         tab.mouse.wheel(0, -80)
     on_screen(tab)
     columns = set()
     for step in range(30):
         tab.mouse.move(x + step, y)
-        columns.add(said(tab).split(" ")[2])
+        columns.add(readout(tab).split(" ")[2])
     assert 2 <= len(columns) <= 4, "cells of about 10 to 38 points"
     row, column = (int(word[1:]) for word in before.split(" ")[0:3:2])
     tab.mouse.move(x, y)
-    now = [int(word[1:]) for word in said(tab).split(" ")[0:3:2]]
+    now = [int(word[1:]) for word in readout(tab).split(" ")[0:3:2]]
     assert np.abs(np.subtract(now, [row, column])).max() <= 4, "it zooms in where the pointer is"
     tab.mouse.down()
     tab.mouse.move(x + 50, y + 40, steps=3)
     tab.mouse.up()
     tab.mouse.move(x + 50, y + 40)
-    assert [int(word[1:]) for word in said(tab).split(" ")[0:3:2]] == now, (
+    assert [int(word[1:]) for word in readout(tab).split(" ")[0:3:2]] == now, (
         "it moves with the pointer"
     )
     tab.locator("#zoom button", has_text="Fit").click()
     tab.mouse.move(x, y)
-    assert said(tab).split(" ")[0:3:2] == before.split(" ")[0:3:2]
+    assert readout(tab).split(" ")[0:3:2] == before.split(" ")[0:3:2]
     tab.locator("#matrix canvas").focus()
     wide = cell_width(tab, x, y)
     for _ in range(3):
@@ -362,7 +334,7 @@ def cell_width(tab, x, y):
     columns = []
     for step in (0, 100):
         tab.mouse.move(x + step, y)
-        columns.append(int(said(tab).split(" ")[2][1:]))
+        columns.append(int(readout(tab).split(" ")[2][1:]))
     return 100 / (columns[1] - columns[0])
 
 
@@ -377,7 +349,7 @@ def test_a_few_rows_of_many_keys_are_high_enough_to_see(show):
     rows = set()
     for y in range(40, 130, 2):
         tab.mouse.move(box["x"] + 300, box["y"] + y)
-        rows.add(said(tab).split(" ")[0])
+        rows.add(readout(tab).split(" ")[0])
     assert {"w0", "w1", "w2"} <= rows
 
 
@@ -405,7 +377,7 @@ def test_an_encoder_and_a_decoder_begin_with_the_cross_attention(show):
     tab = show(capture, words(4), key_tokens=words(3, "k"))
     assert tab.locator("#name").inner_text().startswith("cross, head 1")
     tab.locator("#rows li").nth(3).hover()
-    assert said(tab) == "w3 looks at k1 1.00"
+    assert readout(tab) == "w3 attends to k1 1.00"
     tab.locator("#grid button").nth(0).click()
     assert tab.locator("#rows li").all_inner_texts() == words(3, "k")
 
@@ -439,7 +411,7 @@ def test_rows_without_weights_and_some_rows_of_some_heads(show):
     assert tab.locator("#grid .head").all_inner_texts() == ["3", "10"]
     assert tab.locator("#rows li").all_inner_texts() == ["w0", "w4", "w8"]
     tab.locator("#rows li").nth(1).hover()
-    assert said(tab) == "w4 looks at nothing"
+    assert readout(tab) == "w4 attends to nothing"
 
 
 def test_a_narrow_window_and_a_notebook(show, chromium):
@@ -452,6 +424,6 @@ def test_a_narrow_window_and_a_notebook(show, chromium):
     notebook.set_content(f"<!DOCTYPE html><body>{made._repr_html_()}</body>")
     inside = notebook.frame_locator("iframe")
     inside.locator("#rows li").nth(2).hover()
-    assert inside.locator("#readout").inner_text().replace("\n", " ").startswith("w2 looks at")
+    assert inside.locator("#readout").inner_text().replace("\n", " ").startswith("w2 attends to")
     notebook.close()
     assert complaints == []

@@ -335,7 +335,7 @@ def test_plot_image_attention_shows_the_heads_of_a_class_token():
     assert figure.get_suptitle() == "a, query 0"
 
 
-def test_plot_image_attention_takes_patches_that_are_no_squares_if_it_is_told():
+def test_plot_image_attention_takes_patches_that_are_not_square():
     capture = described(S=7)
     with pytest.raises(ValueError, match=r"`grid` must .*grid=None, 7 keys, image.shape=\(4, 4\)"):
         plot_image_attention(capture, "layer_0/cross", np.zeros((4, 4)))

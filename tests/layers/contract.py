@@ -164,7 +164,7 @@ def check_files(case: LayerCase, folder: Path) -> None:
 
 
 def check_shapes(case: LayerCase) -> None:
-    """What a symbolic call announces is what an eager call gives, in shape and dtype."""
+    """A symbolic call has the shapes and dtypes of an eager call."""
     variants = [{}, {"return_attention_scores": True}] if case.scores else [{}]
     for more in variants:
         layer = case.make()
@@ -244,7 +244,7 @@ def _fit(model: keras.Model, case: LayerCase, **options: Any) -> None:
 
 
 def check_training(case: LayerCase) -> None:
-    """A subclassed model trains, eagerly: what is traced is looked at by `check_training_under_xla`."""
+    """A subclassed model trains eagerly; `check_training_under_xla` checks it traced."""
     _fit(case.subclassed(), case, run_eagerly=True)
 
 

@@ -1,4 +1,4 @@
-"""What MultiHeadAttention has beyond Keras' layers: positions, normalised queries and keys, attention sinks."""
+"""Options of MultiHeadAttention that Keras lacks: positions, normalised queries and keys, attention sinks."""
 
 import json
 from typing import Any

@@ -85,7 +85,7 @@ def native_ops(model: str, gradient: bool) -> set[str]:
 
 
 def run_all(model: keras.Model, **options: Any) -> tuple[dict[str, Traced], list[str]]:
-    """What is traced by fit, evaluate and predict, and the warnings of all."""
+    """The graphs of fit, evaluate and predict, and all warnings."""
     found: dict[str, Traced] = {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

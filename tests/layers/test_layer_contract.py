@@ -157,7 +157,7 @@ every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
 def by_default(*names):
-    """All cases; by default those of these names alone, which differ in what the check looks at."""
+    """All cases; by default only these, which differ in what the check reads."""
     return pytest.mark.parametrize(
         "case",
         [

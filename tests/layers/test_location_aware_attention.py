@@ -118,7 +118,7 @@ def test_rows_that_see_nothing_and_what_masks_hide():
 
 
 def test_gradients_flow_through_the_weights():
-    """What the second state finds depends on where the first one looked."""
+    """The result of the second state depends on the attention of the first."""
     layer = built(dtype="float64")
     state, value = (tf.constant(x, "float64") for x in randoms(STATE, VALUE))
 

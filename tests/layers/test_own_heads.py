@@ -222,7 +222,7 @@ def test_steps_with_a_cache_equal_the_full_forward(shared: bool) -> None:
     assert_close(layer(x[:, :2], None, cache=memory)[0], layer(x[:, :2], x))
 
 
-def test_it_can_be_looked_at_and_heads_be_switched_off() -> None:
+def test_it_can_be_captured_and_heads_ablated() -> None:
     x = keras.Input((6, 8))
     layer = MultiHeadAttention(
         3, OWN, shared_projection=True, output_projection=False, name="attention"

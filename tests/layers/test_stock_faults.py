@@ -1,4 +1,4 @@
-"""The faults of stock Keras and of the tutorials, each shown on stock and absent from heed.
+"""The faults of stock Keras and of the tutorials, each present in stock code and absent from heed.
 
 heed is checked first. Where the installed Keras no longer has the fault, the rest is skipped.
 """

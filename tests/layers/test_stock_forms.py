@@ -291,7 +291,7 @@ def test_compiled_models_stay_so_and_frozen_layers_too() -> None:
 
 def refused(build: Any) -> str:
     x = keras.Input((None, 8))
-    with pytest.raises(ValueError, match="must not go beyond Keras' layers") as error:
+    with pytest.raises(ValueError, match="must not use options that Keras' layers lack") as error:
         replace_attention(keras.Model(x, build(x)), by="keras")
     return str(error.value).split("Received: ")[1]
 

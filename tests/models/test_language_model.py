@@ -293,7 +293,7 @@ def test_prompts_that_are_read_at_once(method: str, monkeypatch: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled")
 def test_inside_a_tf_function() -> None:
-    """By XLA, which wants fixed sizes; and with sizes that nobody knows."""
+    """By XLA, which requires fixed sizes; and with unknown sizes."""
     model = small_language_model(seed=4, end_bias=0.7)
     expected = write(model, prompts())
     compiled = tf.function(lambda x: generate(model, prompt=x, max_length=8), jit_compile=True)

@@ -98,7 +98,7 @@ def test_shapes_scores_and_padding(name, variant):
             np.asarray(layer)[np.broadcast_to(TOKENS[:, None, None] == 0, layer.shape)]
         )
         np.testing.assert_allclose(np.sum(layer, -1), 1.0, rtol=1e-5)
-    # More padding changes nothing, whatever segment it is said to be of.
+    # More padding changes nothing, whatever its segment.
     wider = {key: np.pad(x, ((0, 0), (0, 3)), constant_values=0) for key, x in INPUTS.items()}
     wider["segments"][:, T:] = 1
     result = np.asarray(model(wider))
@@ -290,7 +290,7 @@ def test_pooling_begins_as_the_mean_of_the_real_tokens():
     np.testing.assert_allclose(model(INPUTS), expected, atol=1e-5)
 
 
-def test_inspect_shows_what_pooling_looks_at():
+def test_inspect_shows_the_attention_of_pooling():
     from heed import inspect
 
     found = inspect.capture(model_of("sequence"), INPUTS)

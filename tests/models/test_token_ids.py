@@ -52,7 +52,7 @@ def models() -> dict[str, tuple[Any, Any]]:
 
 @pytest.fixture(params=["engine", "graph"])
 def way(request, monkeypatch):
-    """What decodes."""
+    """The models that decode."""
     if request.param == "graph":
         monkeypatch.setattr(engine, "unsupported_reasons", lambda *_: ["a test asks for the graph"])
 

@@ -226,7 +226,7 @@ def integers(x: np.ndarray) -> Integers:
 
 
 def filled(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """What results are written to: no result is left as it was by chance."""
+    """An output array with a pattern, so that unwritten results are noticed."""
     return np.full(shape, 77, dtype)
 
 
@@ -323,7 +323,7 @@ class Call:
         return flat.reshape(shape)
 
     def received(self, output: Any, output_gradient: Any, lse_gradient: Any) -> Backward:
-        """What a backward pass reads."""
+        """The inputs of a backward pass."""
         pass_ = Backward(tensor(output), self.softmax.ctypes.data, tensor(output_gradient))
         pass_.lse_gradient = None if lse_gradient is None else lse_gradient.ctypes.data
         return pass_

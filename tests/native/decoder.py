@@ -318,7 +318,7 @@ class Stack:
 
     def scores(self, tokens: Any, call: Call, b: int) -> np.ndarray:
         """Of the token that follows the last one; everything computed again."""
-        encoded = call.shown(self, b)
+        encoded = call.visible_source(self, b)
         length, offset = len(tokens), call.length - 1
         later = np.triu(np.ones((length, length), bool), 1)
         tables = [getattr(call, name) for name in POSITIONS]
@@ -387,8 +387,8 @@ class Call:
         rng = stack.rng
         self.batch, self.length, self.source = batch, length, source
         self.encoded = stack.numbers(batch, source, stack.encoded_width)
-        shown = rng.random((batch, source)) < 0.7
-        self.source_mask = stack.place(shown) if options.get("masked") else None
+        visible = rng.random((batch, source)) < 0.7
+        self.source_mask = stack.place(visible) if options.get("masked") else None
         self.tokens = None
         self.tables = dict.fromkeys((*POSITIONS, *SOURCE_POSITIONS))
         self.fill(stack, "", length, length, options)
@@ -422,8 +422,8 @@ class Call:
             return self.tables[name]
         raise AttributeError(name)
 
-    def shown(self, stack: Stack, b: int) -> np.ndarray:
-        """What is encoded of a source, without what its mask hides."""
+    def visible_source(self, stack: Stack, b: int) -> np.ndarray:
+        """The encoded source without its masked positions."""
         at = np.arange(self.source)
         if self.source_mask is not None:
             at = at[self.source_mask[b]]

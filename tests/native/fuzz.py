@@ -1,4 +1,4 @@
-"""Random calls of the core through its C interface, legal and illegal, as a program of its own.
+"""Random calls of the core through its C interface, legal and illegal, as a separate program.
 
     python -m tests.native.fuzz LIBRARY MODES INSTRUCTION_SETS FIRST_SEED COUNT
 
@@ -12,9 +12,10 @@ an error at the first seed whose call did wrong. `test_fuzz.py` and `test_saniti
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ import numpy as np
 from tests.native import core, decoder, fuzz_additive, fuzz_large, rows
 from tests.native.fuzz_problems import draw
 
+Draw = Callable[[np.random.Generator], Any]
 GUARD = 0xA5
 THREADS = (-(2**31), -1, 0, 1, 2, 3, 9, 1000, 2**31 - 1)
 
@@ -64,7 +66,7 @@ class Guards:
 
 
 class PageEnds:
-    """Makes arrays that end where a page begins that nobody may touch: who reads beyond them dies."""
+    """Makes arrays that end at a protected page: a read beyond their end crashes."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
@@ -102,49 +104,32 @@ class PageEnds:
                 rule["dense"] = self.copy(rule["dense"].astype(np.uint8))
 
 
-def page_end(library: Any, seed: int) -> None:
+def _check_passes(call: core.Call, problem: Any, threads: Sequence[int] = (2, 2)) -> None:
+    """Forward and backward equal the reference; the backward pass gets the results of the forward pass."""
+    output, lse = call.forward(threads[0])
+    problem.check_forward(output, lse)
+    received = output, problem.d_out, problem.d_lse, threads[1]
+    problem.check_backward(call.backward(*received))
+    if "bias" in problem.options and not isinstance(call, core.AdditiveCall):
+        problem.check_bias(call.bias_gradient(problem.options["bias"].shape, *received))
+
+
+def page_end(library: Any, seed: int, draw: Draw = draw, kind: type[core.Call] = core.Call) -> None:
     """Nothing beyond the last number of any array is read or written to."""
     rng = np.random.default_rng(seed)
     problem, ends = draw(rng), PageEnds(rng)
     ends.place(problem)
-    call = core.Call(library, *problem.inputs, make=ends, **problem.options)
-    output, lse = call.forward()
-    problem.check_forward(output, lse)
-    problem.check_backward(call.backward(output, problem.d_out, problem.d_lse))
-    if "bias" in problem.options:
-        shape = problem.options["bias"].shape
-        problem.check_bias(call.bias_gradient(shape, output, problem.d_out, problem.d_lse))
+    _check_passes(kind(library, *problem.inputs, make=ends, **problem.options), problem)
 
 
-def additive_page_end(library: Any, seed: int) -> None:
-    """As `page_end`."""
-    rng = np.random.default_rng(seed)
-    problem, ends = fuzz_additive.draw(rng), PageEnds(rng)
-    ends.place(problem)
-    call = core.AdditiveCall(library, *problem.inputs, make=ends, **problem.options)
-    output, lse = call.forward()
-    problem.check_forward(output, lse)
-    problem.check_backward(call.backward(output, problem.d_out, problem.d_lse))
-
-
-def legal(library: Any, seed: int) -> None:
+def legal(library: Any, seed: int, draw: Draw = draw, kind: type[core.Call] = core.Call) -> None:
     """Results equal the reference, nothing else is written to, the inputs stay as they were."""
     rng = np.random.default_rng(seed)
     problem = draw(rng)
     guards = Guards(rng)
-    call = core.Call(library, *problem.inputs, make=guards, **problem.options)
+    call = kind(library, *problem.inputs, make=guards, **problem.options)
     before = [x.tobytes() for x in (*problem.inputs, *call.kept)]
-    threads = [int(n) for n in rng.choice(THREADS, 2)]
-    output, lse = call.forward(threads[0])
-    problem.check_forward(output, lse)
-    # The backward pass gets the results of the forward pass, as always.
-    gradients = call.backward(output, problem.d_out, problem.d_lse, threads[1])
-    problem.check_backward(gradients)
-    if "bias" in problem.options:
-        shape = problem.options["bias"].shape
-        problem.check_bias(
-            call.bias_gradient(shape, output, problem.d_out, problem.d_lse, threads[1])
-        )
+    _check_passes(call, problem, [int(n) for n in rng.choice(THREADS, 2)])
     guards.check()
     if [x.tobytes() for x in (*problem.inputs, *call.kept)] != before:
         raise AssertionError("an input was written to")
@@ -308,23 +293,6 @@ def large(library: Any, seed: int) -> None:
     problem.check_backward(gradients, bias)
 
 
-def additive_legal(library: Any, seed: int) -> None:
-    """As `legal`."""
-    rng = np.random.default_rng(seed)
-    problem = fuzz_additive.draw(rng)
-    guards = Guards(rng)
-    call = core.AdditiveCall(library, *problem.inputs, make=guards, **problem.options)
-    before = [x.tobytes() for x in (*problem.inputs, *call.kept)]
-    threads = [int(n) for n in rng.choice(THREADS, 2)]
-    output, lse = call.forward(threads[0])
-    problem.check_forward(output, lse)
-    gradients = call.backward(output, problem.d_out, problem.d_lse, threads[1])
-    problem.check_backward(gradients)
-    guards.check()
-    if [x.tobytes() for x in (*problem.inputs, *call.kept)] != before:
-        raise AssertionError("an input was written to")
-
-
 def additive_large(library: Any, seed: int) -> None:
     """As `large`."""
     rng = np.random.default_rng(seed)
@@ -408,14 +376,15 @@ def decode(library: Any, seed: int) -> None:
     check(stack, call, tokens)
 
 
+ADDITIVE = {"draw": fuzz_additive.draw, "kind": core.AdditiveCall}
 MODES = {
     "decode": decode,
     "legal": legal,
     "page-end": page_end,
     "illegal": illegal,
     "large": large,
-    "additive-legal": additive_legal,
-    "additive-page-end": additive_page_end,
+    "additive-legal": functools.partial(legal, **ADDITIVE),
+    "additive-page-end": functools.partial(page_end, **ADDITIVE),
     "additive-illegal": additive_illegal,
     "additive-large": additive_large,
     "rows-legal": rows_legal,

@@ -125,7 +125,7 @@ def _heads(call: Call, rng: np.random.Generator) -> None:
 
 
 def _scores(call: Call, rng: np.random.Generator) -> None:
-    """What other attentions have and this one has not."""
+    """Fields that only dot-product attention has."""
     a = call.attention
     name, value = (("scale", 0.5), ("soft_cap", 2.0), ("alibi_slopes", a.query.data))[
         rng.integers(0, 3)

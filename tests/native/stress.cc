@@ -32,7 +32,7 @@ struct Problem {
   HeedMaskRule rule{};
 };
 
-using Results = std::vector<float>;  // output, log-sum-exp, what is kept of the softmax, three gradients
+using Results = std::vector<float>;  // output, log-sum-exp, stored softmax values, three gradients
 
 HeedTensor tensor(float* data) { return {data, kLength * kHeads * kWidth, kHeads * kWidth, kWidth}; }
 

@@ -1,4 +1,4 @@
-"""What a decoding step in a graph needs of the native core: products of few rows, and writing into a cache."""
+"""The native ops of a decoding step in a graph: products of few rows, and writes into a cache."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def bits(results: Any) -> list[bytes]:
 
 
 def run_script(text: str, *arguments: Any) -> str:
-    """What a fresh process prints."""
+    """The output of a fresh process."""
     child = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(text), *map(str, arguments)],
         cwd=ROOT,
@@ -165,7 +165,7 @@ def test_shapes_that_are_not_known_while_tracing() -> None:
 
 
 class Saved(tf.Module):
-    """What a user would save: an attention, and a function that differentiates it."""
+    """A module that a user could save: an attention, and a function that differentiates it."""
 
     SIGNATURE = tuple(tf.TensorSpec([None, None, n, h]) for n, h in ((4, 16), (2, 16), (2, 24)))
 

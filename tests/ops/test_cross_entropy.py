@@ -216,7 +216,7 @@ def places(build: Callable[[], tuple[tf.Tensor, list[tf.Tensor]]]) -> dict[str, 
 
 @native_only
 @pytest.mark.parametrize("kept", [False, True])
-def test_the_gradient_takes_the_place_of_logits_that_nobody_else_reads(kept: bool) -> None:
+def test_the_gradient_reuses_the_memory_of_logits_without_other_readers(kept: bool) -> None:
     def build() -> Any:
         x = tf.compat.v1.random_uniform((100, 300), name="x")
         logits = tf.multiply(x, 3.0, name="logits")

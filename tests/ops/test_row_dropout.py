@@ -186,7 +186,7 @@ def test_the_same_bits_for_any_number_of_threads(
 @native_only
 @pytest.mark.parametrize("kept_by_another", [False, True])
 @pytest.mark.parametrize("has_residual", [False, True])
-def test_it_takes_the_place_of_what_nobody_else_reads(
+def test_it_reuses_the_memory_of_inputs_without_other_readers(
     has_residual: bool, kept_by_another: bool
 ) -> None:
     def build() -> Any:

@@ -1,4 +1,4 @@
-"""`python -m tests.planted_faults`: plants each fault, runs the nearest tests, says what nobody noticed."""
+"""`python -m tests.planted_faults`: plants each fault, runs the nearest tests, and lists the faults they missed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a planted fault is."""
+"""One planted fault."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Fault:
-    """A mistake that somebody could make.
+    """A mistake that is easy to make.
 
     Attributes:
         name: what is wrong, in words.

@@ -41,7 +41,7 @@ sys.meta_path.insert(0, Copy)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What happened to one fault.
+    """The outcome for one fault.
 
     Attributes:
         fault: which one.

@@ -29,7 +29,7 @@ def test_words_are_what_spaces_separate(pieces):
 
 
 class Looking:
-    """In place of a model: one that looks where it is told."""
+    """A fake model with given attention weights."""
 
     aligns = True
 
@@ -49,7 +49,7 @@ class Looking:
 
 
 def test_weights_are_sums_over_a_line_and_means_over_a_translation():
-    """What goes to the end of the line is nobody's."""
+    """Attention to the end of the line aligns with no word."""
     pieces = {4: "▁the", 5: "▁c", 6: "at", 7: "▁le", 8: "▁ch", 9: "at"}
 
     def words(ids):
@@ -94,7 +94,7 @@ def test_translations_with_their_alignments(translator):
 
 
 @pytest.mark.parametrize("attention", ["additive", "general", "none"])
-def test_recurrent_models_say_where_they_looked(attention):
+def test_recurrent_models_align(attention):
     model = RecurrentTranslator(RecurrentTranslatorConfig(11, 9, width=8, attention=attention))
     model.build()
     task = SimpleNamespace(

@@ -96,7 +96,7 @@ def untrained(path, **options):
 
 
 @pytest.mark.parametrize("attention", ["additive", "general"])
-def test_a_recurrent_run_trains_translates_and_shows_where_it_looked(
+def test_a_recurrent_run_trains_translates_and_shows_its_attention(
     tmp_path, attention, recurrent_run
 ):
     trained = attention == "additive"

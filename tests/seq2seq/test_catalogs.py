@@ -1,4 +1,4 @@
-"""Catalogs of messages: which of them are sentences, and what is said where there are none."""
+"""Message catalogs: which messages are sentences, and the errors if there are none."""
 
 import polib
 import pytest

@@ -66,7 +66,7 @@ def evaluation_of(references, share, seed):
     return Evaluation(answers, seconds=1.0)
 
 
-def test_a_better_run_is_told_from_chance():
+def test_a_better_run_is_distinguished_from_chance():
     chance = random.Random(0)
     references = [" ".join(chance.choices("abcdefgh", k=10)) for _ in range(80)]
     good, same, bad = (

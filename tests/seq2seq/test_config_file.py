@@ -124,7 +124,7 @@ _VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_
 
 @given(st.dictionaries(_NAMES, _VALUES | st.dictionaries(_NAMES, _VALUES)))
 def test_any_content_is_taken_or_one_line(tmp_path_factory, content):
-    """What is taken has the types that it should have."""
+    """Accepted values have the right types."""
     import yaml
 
     path = tmp_path_factory.mktemp("config") / "a.yaml"

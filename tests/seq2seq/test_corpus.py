@@ -1,4 +1,4 @@
-"""Files of parallel text: every way to write them down, and what is said of bad lines."""
+"""Files of parallel text: every format, and the reports about bad lines."""
 
 import gzip
 import json

@@ -68,7 +68,7 @@ def test_what_reaches_generate():
     assert (several["num_results"], several["return_scores"]) == (3, True)
 
 
-def test_a_translator_translates_as_it_is_told(finished_run, monkeypatch):
+def test_a_translator_follows_its_options(finished_run, monkeypatch):
     asked = []
     real = translator_module.generate
     monkeypatch.setattr(

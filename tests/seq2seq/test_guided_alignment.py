@@ -57,7 +57,7 @@ def test_what_is_no_link(line, message):
 
 
 @given(links, st.data())
-def test_each_token_looks_at_all_tokens_of_the_words_of_its_own(pairs, data):
+def test_each_token_is_linked_to_all_tokens_of_the_words_it_belongs_to(pairs, data):
     source, target = (
         data.draw(st.lists(st.one_of(st.none(), st.integers(0, most)), min_size=1, max_size=7))
         for most in (4, 3)
@@ -149,7 +149,7 @@ def permuted(folder, count=60, seed=0):
     return {name: folder / name for name in names}
 
 
-def test_batches_say_where_tokens_should_look(tmp_path):
+def test_batches_hold_the_links_of_tokens(tmp_path):
     files = permuted(tmp_path)
     made = TextTask.create(**files, vocabulary_size=40)
     task = TextTask.load(made.to_config(), made.files().__getitem__)
@@ -214,7 +214,7 @@ def test_one_layer_alone_builds_its_weights(layers, monkeypatch):
 
 
 def random_alignment(data, seed=0):
-    """Of most tokens, where they should look; of the others nothing."""
+    """The links of most tokens; none for the others."""
     rng = np.random.default_rng(seed)
     found = rng.random((*data.target.shape, data.source.shape[1])).astype("float32")
     found *= (data.source != 0)[:, None] * (rng.random(data.target.shape) < 0.7)[..., None]
@@ -260,7 +260,7 @@ def test_batches_in_a_step_are_guided_as_one(eager):
 @pytest.mark.parametrize(
     "kind", [Transformer, pytest.param(RecurrentTranslator, marks=pytest.mark.slow)]
 )
-def test_it_comes_to_look_where_it_should(kind):
+def test_training_aligns_the_attention(kind):
     data = random_alignment(batch())
     data = data._replace(
         alignment=np.round(data.alignment / data.alignment.max(-1, keepdims=True, initial=1e-9))

@@ -117,7 +117,7 @@ def test_text_where_digits_belong(text):
 
 
 @pytest.mark.parametrize("text", ["1000000", "1,000,000", "9" * 10_000])
-def test_a_number_out_of_range_is_said_in_a_short_line(text):
+def test_a_number_out_of_range_gives_a_short_line(text):
     with pytest.raises(TaskError, match="from 0 to 999,999") as caught:
         number_words.parse_number(text)
     assert len(str(caught.value)) < 120

@@ -1,4 +1,4 @@
-"""What is refused is refused before anything is written, and nobody waits for a pipe."""
+"""Bad arguments are refused before anything is written, and pipes are never waited for."""
 
 import os
 import shutil
@@ -53,7 +53,7 @@ def test_a_refused_start_makes_no_folder(tmp_path, task, options, message):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_library_is_said_before_the_folder_is_made(tmp_path, task, monkeypatch):
+def test_a_missing_library_is_reported_before_the_folder_is_made(tmp_path, task, monkeypatch):
     def missing(what):
         raise TaskError(f"{what} needs the sacrebleu library")
 

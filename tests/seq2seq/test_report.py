@@ -22,7 +22,7 @@ from heed.seq2seq.tokenizer import END_ID
 
 
 def data_of(path):
-    """What the page's script reads."""
+    """The data that the page's script reads."""
     text = path.read_text(encoding="utf-8")
     return json.loads(
         re.search(r'<script type="application/json" id="data">(.*?)</script>', text)[1]
@@ -70,7 +70,7 @@ def test_the_worst_are_wrong_and_the_best_are_the_rest(translator, tmp_path):
     assert found["bins"][0][0] == [1, 0]
 
 
-def test_no_sentence_is_shown_twice(translator, tmp_path):
+def test_no_sentence_appears_twice(translator, tmp_path):
     found = data_of(write_report(tmp_path / "r.html", translator, evaluation_of(*PAIRS)))
     assert [one["source"] for one in found["worst"]] == ["2", "1", "4"]
     assert [one["source"] for one in found["best"]] == ["0", "3"]
@@ -180,7 +180,7 @@ def test_drawings_are_bounded(translator, tmp_path, monkeypatch):
     found = data_of(write_report(tmp_path / "r.html", translator, evaluation_of(*PAIRS)))
     drawn = [bool(x["attention"]) for x in found["worst"] + found["best"]]
     assert drawn == [True, True, False, False, False]
-    assert "of the first sentences only" in found["withoutAttention"]
+    assert "Only the first sentences have their attention" in found["withoutAttention"]
 
 
 def test_a_model_without_attention_has_no_drawings(translator, tmp_path):
@@ -188,7 +188,7 @@ def test_a_model_without_attention_has_no_drawings(translator, tmp_path):
     which = {"weights": {"step": 12, "averaged": [6, 12]}, "step": 12}
     without = SimpleNamespace(run=translator.run, model=model, task=translator.task, **which)
     found = data_of(write_report(tmp_path / "r.html", without, evaluation_of(*PAIRS)))
-    assert found["withoutAttention"] == "This model has no attention that could be shown."
+    assert found["withoutAttention"] == "This model has no attention to show."
     assert not any(one["attention"] for one in found["worst"])
     assert ", the mean of the steps 6, 12, " in found["about"]
 
@@ -199,7 +199,7 @@ def test_without_sacrebleu(translator, tmp_path, monkeypatch):
         write_report(tmp_path / "r.html", translator, evaluation_of(*PAIRS))
 
 
-def test_an_evaluation_without_tokens_is_shown_without_drawings(translator, tmp_path):
+def test_an_evaluation_without_tokens_has_no_drawings(translator, tmp_path):
     bare = Evaluation([Answer("1", "one", "two", "en")], seconds=1.0)
     found = data_of(write_report(tmp_path / "r.html", translator, bare))
     assert found["worst"][0]["attention"] is None

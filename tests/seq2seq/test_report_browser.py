@@ -1,28 +1,10 @@
-"""The report in a browser: needs playwright (the extra `browser`) and a Chromium; skipped without."""
-
-import os
-import shutil
+"""The report in a browser; skipped without one, see `tests.browser`."""
 
 import pytest
 
 from heed.seq2seq import Compared, Translator, write_report
-from tests.inspect.test_page_browser import luminance, rgb
+from tests.browser import luminance, rgb
 from tests.seq2seq.test_report import PAIRS, evaluation_of
-
-playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = os.environ.get("HEED_CHROMIUM") or next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-if CHROMIUM is None:
-    pytest.skip("no Chromium found; HEED_CHROMIUM can name one", allow_module_level=True)
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -85,11 +67,11 @@ def test_figures_and_sentences(show):
     assert tab.locator("#legend").is_hidden()
 
 
-def test_where_it_looked_opens_switches_and_closes(show):
+def test_attention_opens_switches_and_closes(show):
     tab = show(evaluation_of(*PAIRS))
     assert tab.locator("#grid").count() == 0
     first, second = (tab.locator("#worst article").nth(i) for i in (0, 1))
-    first.get_by_role("button", name="Where it looked").click()
+    first.get_by_role("button", name="Show attention").click()
     first.locator("#grid button[aria-selected=true]").wait_for()
     assert tab.locator("#name").inner_text().startswith("cross 1, head 1")
     assert tab.locator("#keys li").all_inner_texts() == ["en", "1", "2"]
@@ -98,8 +80,8 @@ def test_where_it_looked_opens_switches_and_closes(show):
     tab.locator("#grid button").nth(1).click()
     assert tab.locator("#name").inner_text().startswith("encoder 1, head 2")
     tab.locator("#rows li").nth(1).hover()
-    assert tab.locator("#readout").inner_text().startswith("1 looks at")
-    button = second.get_by_role("button", name="Where it looked")
+    assert tab.locator("#readout").inner_text().startswith("1 attends to")
+    button = second.get_by_role("button", name="Show attention")
     button.click()
     second.locator("#grid button[aria-selected=true]").wait_for()
     assert tab.locator("#grid").count() == 1, "one at a time"
@@ -110,7 +92,7 @@ def test_where_it_looked_opens_switches_and_closes(show):
     assert tab.locator("[aria-expanded=true]").count() == 0
 
 
-def test_markup_is_shown_and_never_run(show):
+def test_markup_is_displayed_and_never_run(show):
     nasty = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
     tab = show(evaluation_of((nasty, "<b>right</b> {{style}}"), (nasty, nasty)))
     shown = tab.locator("#worst dd").all_inner_texts()

@@ -70,7 +70,7 @@ def test_a_second_signal_stops_at_once(tmp_path, monkeypatch):
     assert names(run) == ["step-00000003.npz"]
 
 
-def test_nobody_waits_where_there_is_nothing_to_save(tmp_path, monkeypatch):
+def test_a_stop_without_anything_to_save_does_not_wait(tmp_path, monkeypatch):
     """The first step is compiled, which may take minutes."""
     run = tiny.start(tmp_path / "run")
     send_in_step(monkeypatch, 0, signal.SIGINT)

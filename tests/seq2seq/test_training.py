@@ -69,7 +69,7 @@ def test_the_batches_are_those_of_the_seed(tmp_path):
 
 
 def test_the_first_line_says_what_is_trained(tmp_path, monkeypatch, capsys, eager):
-    """Before the first step: until the first validation nothing else is said off a terminal."""
+    """Before the first step; without a terminal, nothing else is printed until the first validation."""
     run = tiny.start(tmp_path / "run", languages=("en", "de"))
     weights = make_model(run).count_params()
     stop_at(monkeypatch, 0, CrashError())
@@ -384,7 +384,7 @@ def test_events_that_cannot_be_written_are_an_error_of_the_disk(tmp_path, monkey
         train(run, progress=False)
 
 
-def test_a_damaged_checkpoint_and_a_wrong_config_are_said(tmp_path, finished_run):
+def test_a_damaged_checkpoint_and_a_wrong_config_are_reported(tmp_path, finished_run):
     run = tiny.start(tmp_path / "run")
     (run.checkpoints / "step-00000004.npz").write_bytes(b"")
     with pytest.raises(TaskError, match=r"step-00000004\.npz is damaged"):
@@ -428,7 +428,7 @@ def killed_at(run, record, wait=0.0):
 
 @pytest.mark.slow
 def test_kill_9_at_any_moment(tmp_path):
-    """Kills a process at many moments; the weights are those of a run that nobody touched."""
+    """Kills a process at many moments; the weights are those of an undisturbed run."""
     options = {"steps": 200, "checkpoint_every": 7, "validate_every": 50}
     straight = tiny.start(tmp_path / "straight", **options)
     killed_at(straight, 1000)  # never: it ends by itself

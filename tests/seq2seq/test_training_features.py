@@ -237,7 +237,7 @@ def test_the_same_vocabulary_carries_all_weights_over(tmp_path, finished_run, mo
     run = start_run(path, task, init_from=finished_run, **_training())
     arrays, meta = checkpoint.load(path / "initial.npz")
     assert tiny.same(arrays["weight"], tiny.weights(finished_run))
-    assert meta["note"] == f"began with the weights of {finished_run.path}: all of them"
+    assert meta["note"] == f"started from the weights of {finished_run.path}: all of them"
     assert run.config["model"] == finished_run.config["model"]
     begun = []
     monkeypatch.setattr(

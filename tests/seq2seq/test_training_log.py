@@ -1,4 +1,4 @@
-"""What training says off a terminal: never nothing for more than half a minute."""
+"""The output of training without a terminal: at least one line every half minute."""
 
 import threading
 

@@ -87,7 +87,7 @@ def test_the_loss_is_the_mean_over_tokens_and_ignores_padding(pad):
 
 
 def test_labels_are_smoothed_in_training_alone():
-    """What is trained on is the loss with the share of all words, what is told of held-out pairs is not."""
+    """Training minimises the smoothed loss; the validation loss is not smoothed."""
     data, smooth, plain = batch(), made(label_smoothing=0.5), made()
     assert smooth.validate([data]).loss == pytest.approx(plain.validate([data]).loss)
     first = float(plain(data, 0, 0.0))

@@ -196,7 +196,7 @@ def test_evaluation_counts_right_answers(finished_run, monkeypatch):
 
 
 def test_the_numbers_below_a_thousand_are_counted_beside(finished_run, monkeypatch):
-    """What people type first is no part of the held-out numbers, and has its own line."""
+    """Small numbers, which people type first, are not held out and have their own line."""
     monkeypatch.setattr(number_words, "evaluation_numbers", lambda: np.array([5000, 60_000]))
     translator = Translator(finished_run)
     task, wrong = translator.task, {(0, "en"), (1, "de"), (55, "de")}
@@ -223,7 +223,7 @@ def test_the_numbers_below_a_thousand_are_counted_beside(finished_run, monkeypat
     assert (figures["right"], figures["pairs"], len(figures["wrong"])) == (1997, 2000, 3)
 
 
-def test_bleu_and_chrf_take_what_was_said_for_what_was_said():
+def test_bleu_and_chrf_take_translations_as_hypotheses():
     """An answer that stops half-way: all of it is right, but it is too short."""
     sacrebleu = pytest.importorskip("sacrebleu")
     said, reference = "one two three four five", "one two three four five six seven eight nine ten"

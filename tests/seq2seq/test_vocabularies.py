@@ -1,4 +1,4 @@
-"""What a token is, whose vocabulary it is, and models that others made."""
+"""Units of tokens, shared and separate vocabularies, and existing tokenizer models."""
 
 import io
 
@@ -226,7 +226,7 @@ def test_given_tokenizers_are_used_as_they_are(tmp_path):
     ],
 )
 def test_vocabularies_that_do_not_serve(options, problem, tmp_path, monkeypatch):
-    """They are told before the text is read."""
+    """Errors come before the text is read."""
     monkeypatch.chdir(tmp_path)
     model = OF_OTHERS["unigram"]
     contents = {"good": model, "other": OF_OTHERS["bytes"], "empty": b"", "short": model[:-9]}

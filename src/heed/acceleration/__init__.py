@@ -27,7 +27,7 @@ _keras_hub = Hub()
 
 @dataclass(frozen=True)
 class Report:
-    """What is accelerated, and which calls ran on heed. Print it.
+    """The accelerated functions, and the calls that ran on heed. Print it.
 
     Attributes:
         keras: the version of Keras.

@@ -13,16 +13,16 @@ from heed.seq2seq.errors import TaskError
 def add_data(parser: Parser) -> None:
     """The arguments of `heed data`."""
     parser.epilog = "for example: heed data catalogs --to de"
-    kinds = parser.add_subparsers(title="what to do", required=True, metavar="WHAT", dest="what")
+    kinds = parser.add_subparsers(title="tasks", required=True, metavar="WHAT", dest="what")
     text = "Report lines that are empty, misaligned, not UTF-8, too long, or repeated."
     check = kinds.add_parser("check", help=text, description=text)
     check.add_argument(
         "source", type=Path, help="sentences, or a file of both sides (.tsv, .jsonl, -)"
     )
     check.add_argument("target", type=Path, nargs="?", help="their translations")
-    check.add_argument("--alignment", type=Path, help="word links, i-j ..., a line a pair")
+    check.add_argument("--alignment", type=Path, help="word links, i-j ..., one line per pair")
     check.epilog = "for example: heed data check corpus.en corpus.de"
-    text = "Write English messages of this machine's programs and their translations, a line each."
+    text = "Write English messages of this machine's programs and their translations, one per line."
     catalogs = kinds.add_parser("catalogs", help=text, description=text)
     catalogs.add_argument("--to", help="language, such as de or pt_BR; none: list the languages")
     catalogs.add_argument("--out", type=Path, default=Path("."), help="folder (default: this one)")

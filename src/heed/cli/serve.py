@@ -22,7 +22,7 @@ _LIMITS = (
     ("body_timeout", float, "seconds for a request to arrive (10)"),
     ("timeout", float, "seconds from then to its answer (30)"),
     ("write_timeout", float, "seconds in which a client must take some of its answer (30)"),
-    ("drain", float, "seconds to answer requests under way when told to stop (10)"),
+    ("drain", float, "seconds to finish requests in progress when stopping (10)"),
     ("max_per_address", int, "connections of one address (256)"),
 )
 _DECODING = (
@@ -105,5 +105,5 @@ def _name_runs(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
     for name in names:
         if not name.strip() or names.count(name) > 1:
             what = "two runs are called" if name.strip() else "a run cannot be called"
-            raise TaskError(f"{what} {name!r}: give each a --name of its own")
+            raise TaskError(f"{what} {name!r}: give each its own --name")
     return dict(zip(names, paths, strict=True))

@@ -42,7 +42,7 @@ def add_train(parser: Parser) -> None:
 
     parser.usage = "heed train (numbers | --source FILE | --config FILE | --resume RUN) [options]"
     parser.formatter_class = _Help
-    data = parser.add_argument_group("what to learn")
+    data = parser.add_argument_group("task")
     data.add_argument("task", nargs="?", choices=list(TASKS), help="numbers, or text: your own")
     options = {one.name: one[:3] for task in TASKS.values() for one in task.options}
     add_options(data, options.values())
@@ -101,7 +101,7 @@ def run_train(parsed: argparse.Namespace) -> None:
             ]
             kind = parsed.task or next(iter(kinds), None if parsed.corpora is None else "text")
             if kind is None:
-                raise TaskError(f"say what to train: {_describe_ways()}")
+                raise TaskError(f"choose a task: {_describe_ways()}")
             if kind not in TASKS:
                 raise TaskError(f"`task` must be one of {', '.join(TASKS)}. Received: {kind!r}")
             run = _make_run(parsed, TASKS[kind], config)
@@ -125,7 +125,7 @@ def _open_run_to_resume(parsed: argparse.Namespace) -> seq2seq.RunFolder:
     from heed.seq2seq.tasks import TASKS
 
     if parsed.task is not None:
-        raise TaskError(f"say what to train: {_describe_ways()}")
+        raise TaskError(f"choose a task: {_describe_ways()}")
     names = [name for task in TASKS.values() for name in _option_names(task)]
     names += [*_OPTIONS, "run", "config", "init_from", "architecture", "preset"]
     others = [name for name in select_options(parsed, names) if name != "steps"]
@@ -173,7 +173,7 @@ def _make_run(
 
 @contextlib.contextmanager
 def _keep_input(values: dict[str, Any], path: Path) -> Iterator[None]:
-    """Keeps standard input beside the run for `--resume`, if it is the source; drops it if no run is made."""
+    """Keeps standard input next to the run for `--resume`, if it is the source; drops it if no run is made."""
     if values.get("source") != STANDARD_INPUT:
         yield
         return

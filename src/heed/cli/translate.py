@@ -83,7 +83,7 @@ def run_translate(parsed: argparse.Namespace) -> int | None:
     with open_input(parsed.input) as lines, open_output(parsed.output) as write:
         terminal = parsed.input is None and sys.stdin.isatty()
         if terminal and not parsed.quiet:
-            print_note("type what to translate, one a line; Ctrl-D ends")
+            print_note("type texts to translate, one per line; Ctrl-D ends")
         translator = open_translator(parsed.run, options, parsed.ensemble, parsed.device_threads)
         if terminal:
             start = [] if parsed.prefix is None else task.encode_prefix(parsed.prefix)

@@ -22,7 +22,7 @@ from heed.ops.backends.decoder import WEIGHTS
 from heed.ops.checks import check_tokens
 from heed.ops.dispatch import Dispatch
 
-# The options of each method, beside those that all have.
+# The options of each method, besides those of all methods.
 _OPTIONS = {
     "greedy": (),
     "beam": ("beam_size", "length_penalty", "coverage_penalty"),
@@ -92,13 +92,13 @@ def generate(
             None.
         top_p: For "sample": draw among the fewest most likely tokens that hold this share of the
             mass. In (0, 1], or None.
-        seed: For "sample": an integer of 64 bits repeats the draws (XLA has draws of its own); None draws afresh.
+        seed: For "sample": an integer of 64 bits repeats the draws (XLA has its own draws); None gives new draws.
         use_cache: Whether to keep keys and values. False reads the whole target again in each step: the same result,
             slower.
-        weights: The format of the weights of dense layers: "float32", or in the engine alone "bfloat16", half the
-            memory, multiplied in float32; or "int8", a quarter: whole numbers in [-127, 127] times a factor for each
-            output, multiplied with activations that are rounded likewise, with a factor for each token. The model's own
-            weights stay as they are.
+        weights: The format of the weights of dense layers: "float32"; or, in the engine only, "bfloat16", half the
+            memory, multiplied in float32, or "int8", a quarter: whole numbers in [-127, 127] times a factor for each
+            output, multiplied with activations that are rounded in the same way, with a factor for each token. The
+            weights of the model stay as they are.
         num_results: N, the number of targets for each source: of a beam search, at most `beam_size`, its best ones,
             best first, cut ones after those that have ended; of "sample" so many draws, in their order; of "greedy" at
             most 1. None: one, without an axis for it.
@@ -247,7 +247,7 @@ def _checked(model: Any, **options: Any) -> dict[str, Any]:
     aligns = given["method"] != "beam" or getattr(model, "aligns", False)
     if given["coverage_penalty"] and not aligns:
         raise ValueError(
-            "`coverage_penalty` must be 0 where no attention to a source says what is covered. "
+            "`coverage_penalty` must be 0 for a model without attention to a source. "
             f"Received: coverage_penalty={given['coverage_penalty']}"
         )
     return given

@@ -37,7 +37,7 @@ def program(
 
     Args:
         model: a built model.
-        options: all that the function depends on besides the model and its inputs.
+        options: everything that the function depends on besides the model and its inputs.
         function: a function of a module.
         quick: whether it is quick uncompiled: then it is compiled at its second use.
     """
@@ -60,7 +60,7 @@ def program(
 
 
 class _State:
-    """What a traced program holds of a model: its layers, their variables and dtype policies.
+    """The parts of a model that a traced program holds: its layers, their variables and dtype policies.
 
     LoRA and quantisation change variables or their use; a policy changes dtypes. Each call compares it, so it reads the
     lists of a layer: Keras' public properties of them take longer than a short decoding.

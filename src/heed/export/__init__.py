@@ -1,4 +1,4 @@
-"""Exports models to SavedModel, LiteRT, ONNX and CTranslate2, and checks what comes out."""
+"""Exports models to SavedModel, LiteRT, ONNX and CTranslate2, and checks the results."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what needs TensorFlow when it is first used (PEP 562)."""
+    """Imports names that need TensorFlow on first use (PEP 562)."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from heed.export import exporting

@@ -129,7 +129,7 @@ def export(
         try:
             notes = kind.write_artefact(job, folder)
         except tf.errors.OpError as error:
-            # The message stands after the names of nodes and files and before the operation's name.
+            # The message is between the names of nodes and files and the name of the operation.
             why = str(error.message).splitlines()[0].rpartition("; ")[2].partition(" [Op:")[0]
             raise ExportError(f"{out} cannot be written: {why}") from None
         artefact.add_runner(folder, kind.name)
@@ -171,7 +171,7 @@ def _check_format(format: str, precision: str, options: Mapping[str, Any]) -> Ex
     for name in used:
         if used[name] and not kind.takes_option(name):
             titles = " and ".join(one.title for one in FORMATS.values() if one.takes_option(name))
-            raise ExportError(f"`{name}` goes with {titles} alone. Received: format={format!r}")
+            raise ExportError(f"`{name}` goes with {titles} only. Received: format={format!r}")
     for package in kind.packages:
         try:
             importlib.import_module(package)

@@ -1,6 +1,6 @@
 """The registry of formats: `export`, the command line, manifests and tests of the docs read it.
 
-A new format is an entry of `FORMATS`, a module of its name beside this one, which writes it, and one in `runners/`,
+A new format is an entry of `FORMATS`, a module of its name in this folder, which writes it, and one in `runners/`,
 which runs it. No framework is imported here: the command line reads this for its help.
 """
 
@@ -29,7 +29,7 @@ class ExportFormat:
     """A format that models are exported to.
 
     `heed.export.NAME` writes it: its `write_artefact(job, folder)` takes an `ExportJob` and an empty folder, and
-    returns notes for the user. `runners/NAME.py` is copied beside the model as `runtime.py`; it imports nothing of
+    returns notes for the user. `runners/NAME.py` is copied next to the model as `runtime.py`; it imports nothing of
     heed, and its `load(folder, threads)` returns the programs by name, functions of arrays by name.
 
     Attributes:
@@ -38,8 +38,8 @@ class ExportFormat:
         takes: the models that it can hold.
         runs_on: where it runs.
         precisions: how it can store weights.
-        packages: what writing and running it imports beside TensorFlow, all of it in the extra `export`.
-        options: the arguments of `export` that it takes beside those of all formats.
+        packages: the packages, besides TensorFlow, that write and run it; all are in the extra `export`.
+        options: the arguments of `export` that only this format takes, or only some formats.
     """
 
     name: str

@@ -48,7 +48,7 @@ def write(
     precision: str = "float32",
     calibration: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
-    """Writes `model.tflite`, in which each program is a signature of its own name.
+    """Writes `model.tflite`, with one signature per program, under its name.
 
     It contains only LiteRT's own operators. Sizes that are None in a program's inputs may vary from call to call.
 
@@ -140,7 +140,7 @@ def _check_size(functions: Mapping[str, Any], precision: str) -> None:
     if size >= _MOST_BYTES:
         raise ExportError(
             f"A .tflite holds less than {_MOST_BYTES:,} bytes. Received: weights of {size:,} bytes in {precision}. "
-            "Nearest: a smaller `precision`, or ONNX, whose weights may lie beside the file"
+            "Nearest: a smaller `precision`, or ONNX, which can keep weights in a second file"
         )
 
 
@@ -155,7 +155,7 @@ def _check_samples(
     names = [program.name for program in programs]
     if names != [SERVE]:
         raise ExportError(
-            "`calibration` is for models of one program: what decodes becomes 8-bit integers without it. "
+            "`calibration` is for models of one program: models that decode become 8-bit integers without it. "
             f"Received: the programs {', '.join(names)}"
         )
     if not isinstance(calibration, Sequence) or not calibration:
@@ -196,8 +196,8 @@ def _resource_error(error: AssertionError) -> ExportError:
     """Names the resource, such as a lookup table, that TensorFlow cannot save."""
     found = re.search(r"Trackable referencing this tensor = <(?:\w+\.)*(\w+)", str(error))
     return ExportError(
-        f"LiteRT holds tensors alone, no {found[1] if found else 'resource'}. Nearest: the model without its lookup "
-        "layers, whose work is then done before it"
+        f"LiteRT supports tensors only, no {found[1] if found else 'resource'}. Nearest: the model without its lookup "
+        "layers, which you then apply before it"
     )
 
 

@@ -34,7 +34,7 @@ def write_artefact(job: ExportJob, folder: Path) -> list[str]:
     if isinstance(job.model, Decodable) and len(job.programs) == 2:
         with set_implementation(implementation):
             signatures |= _trace_translation(job.model, job.longest, texts)
-    # Only native kernels have custom gradients, and nobody trains an exported model.
+    # Only native kernels have custom gradients, and exported models are not trained.
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
     tf.saved_model.save(module, str(folder / "model"), signatures=signatures, options=options)
     if shipment is None or shipment.no_texts is None:

@@ -85,7 +85,7 @@ def call_timed(function: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def verify(folder: Path, samples: Samples, precision: str, needs_heed: bool = False) -> Agreement:
-    """Runs an exported model in a process of its own and compares its outputs with the original's.
+    """Runs an exported model in a separate process and compares its outputs with the original's.
 
     Args:
         folder: the artefact with its manifest.

@@ -57,7 +57,7 @@ class Capture:
     Example:
         >>> import numpy as np
         >>> first = np.zeros((1, 2, 3, 3), "float32")
-        >>> first[..., 0] = 1  # each token looks at the first one
+        >>> first[..., 0] = 1  # each token attends to the first one
         >>> capture = Capture({"block_1/attention": first}, {"block_1/attention": "self"})
         >>> capture
         <Capture of 1 layer

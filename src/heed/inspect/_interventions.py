@@ -63,7 +63,7 @@ def ablate(
     layers: Sequence[str] | None = None,
     call_arguments: Mapping[str, Any] | None = None,
 ) -> Ablation:
-    """Measures what each head contributes by switching it off. The model itself does not change.
+    """Measures the contribution of each head by switching it off. The model itself does not change.
 
     A head that is off gives 0 to the output projection. Its cost is metric(outputs without it) - metric(outputs), so
     the metric should be a loss; negate a metric where larger is better.

@@ -51,7 +51,7 @@ def plot_heads(
 
     >>> import numpy as np
     >>> weights = np.stack([np.eye(5), np.full((5, 5), 0.2)])[None]
-    >>> figure = plot_heads(Capture({"a": weights}, {"a": "self"}), "a", tokens="what a head looks at".split())
+    >>> figure = plot_heads(Capture({"a": weights}, {"a": "self"}), "a", tokens="what a head attends to".split())
     >>> [axes.get_title(loc="left") for axes in figure.axes[:2]]
     ['head 0', 'head 1']
     """
@@ -169,7 +169,7 @@ def plot_cross_attention(
     title: str = "",
     example: int = 0,
 ) -> Any:
-    """Plots all cross-attention of a decoder: the mean of all heads, and beside it each head of each layer.
+    """Plots all cross-attention of a decoder: the mean of all heads, followed by each head of each layer.
 
     Args:
         capture: the weights of a decoder; every layer of cross-attention is drawn.

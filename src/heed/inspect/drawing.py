@@ -107,7 +107,7 @@ def drawing_of(
     count = sum(picture.size for picture in weights)
     if count > _MOST:
         raise ValueError(
-            f"`capture` must hold at most {_MOST:,} weights of an example to be shown on a page: capture some heads or "
+            f"`capture` must hold at most {_MOST:,} weights of an example for a page: capture some heads or "
             f"rows, or a pooled picture. Received: {count:,} weights"
         )
     if count == 0:

@@ -80,7 +80,7 @@ class HeadWidths:
         return ops.concatenate([x[..., n, :width] for n, width in enumerate(self.each)], axis=-1)
 
     def rescale(self, queries: Any) -> Any:
-        """Scales queries (..., N, widest) so that the op's scale, of the widest head, becomes that of each head."""
+        """Scales queries (..., N, widest), so the op's scale, for the widest head, becomes right for each head."""
         if self.equal:
             return queries
         factors = [[(self.widest / width) ** 0.5] for width in self.each]

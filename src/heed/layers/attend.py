@@ -130,10 +130,10 @@ def masked_inputs(
     query_mask = masks.position_mask(query_mask, query, "query_mask")
     rows = axes.align_positions(query_mask, query, "query_mask")
     columns = masks.key_positions(axes, value, (value_mask, value), (key_mask, key))
-    shown = masks.hide(query, rows)
-    source = shown if value is query and columns is rows else masks.hide(value, columns)
+    masked = masks.hide(query, rows)
+    source = masked if value is query and columns is rows else masks.hide(value, columns)
     hidden_key = source if key is None else masks.hide(key, columns)
-    return MaskedInputs(shown, source, hidden_key, query_mask, columns)
+    return MaskedInputs(masked, source, hidden_key, query_mask, columns)
 
 
 def scores_mask(

@@ -1,4 +1,4 @@
-"""What layers share: a config that is read off their constructors, shapes, and whether XLA may compile them."""
+"""Base classes of layers: configs from the constructor, shapes, and whether XLA may compile them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class ConfiguredLayer(keras.layers.Layer):
         return {**super().get_config(), **dict(self._arguments())}
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """Shape and dtype of what a call returns."""
-        # Traced, not worked out from shapes: what comes back depends on the arguments.
+        """Shape and dtype of the result of a call."""
+        # Traced instead of derived from shapes, because the results depend on the arguments.
         return keras.Operation.compute_output_spec(self, *args, **kwargs)
 
     def _arguments(self) -> Iterator[tuple[str, Any]]:

@@ -68,7 +68,7 @@ class HeadPositions:
         return rotary is not None and depends_on_length(rotary["scaling"])
 
     def text_length(self, query: Any, key: Any, positions: Any, key_positions: Any) -> Any:
-        """The length of the text that queries and keys stand in if their rotation depends on it, else None."""
+        """Returns the length of the text if the rotation of its queries and keys depends on it, else None."""
         if not self.depend_on_length:
             return None
         lengths = [

@@ -80,7 +80,7 @@ def position_mask(explicit: Any, tensor: Any, name: str, spread: Spread | None =
 
     Args:
         explicit: the mask that was given, or None.
-        tensor: what may carry one, or None.
+        tensor: a tensor that may carry one, or None.
         name: the argument's name, for messages.
         spread: extends either of them to other positions, see `Spread`. Default: no.
 

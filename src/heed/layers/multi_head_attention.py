@@ -645,7 +645,7 @@ class MultiHeadAttention(AttentionLayer):
         cache: Any,
         cache_index: Any,
     ) -> None:
-        """Checks what only a call knows."""
+        """Checks the arguments of a call."""
         if len(axes.axes) > 1 and (use_causal_mask or self._sliding_window is not None):
             raise ValueError(
                 "`use_causal_mask` and `sliding_window` need an order of positions, which several "

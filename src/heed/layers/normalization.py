@@ -61,7 +61,7 @@ class RMSNormalization(KernelLayer, keras.layers.RMSNormalization):
 
 
 def _check_axis(layer: Any, input_shape: Any) -> None:
-    """Of the shape: a built layer of Keras 3.16 has the positive axis in its config."""
+    """From the shape: a built layer of Keras 3.16 has the positive axis in its config."""
     axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
     if list(axes) not in ([-1], [len(input_shape) - 1]):
         raise ValueError(

@@ -140,7 +140,7 @@ class RelativePositionBias(ConfiguredLayer):
     Call arguments:
         query_length: T, an int (or an integer tensor of shape ()).
         key_length: S, an int (or an integer tensor of shape ()). Default: T.
-        start_index: Key position at which query 0 stands, an int or an integer tensor of shape
+        start_index: Key position of query 0, an int or an integer tensor of shape
             (). Default 0.
 
     Returns:

@@ -28,7 +28,7 @@ _SAME = {f"heed>{cls.__name__}": name for cls, name in SAME.items()}
 def replace_attention(
     model: keras.Model, by: str = "heed", custom_objects: Mapping[str, Any] | None = None
 ) -> keras.Model:
-    """Copies a model, with heed's multi-head attention instead of Keras', or with Keras' layers alone.
+    """Copies a model, with heed's multi-head attention instead of Keras', or with Keras' layers only.
 
     It replaces the layers of Functional and Sequential models, nested ones too. Other models, such as KerasHub's, make
     their attention themselves: use `heed.accelerate` for them. Weights are copied.
@@ -175,7 +175,7 @@ def _into_keras(config: dict[str, Any]) -> _Layer | None:
         name, stock = stock_attention(options)
     except StockFormError as beyond:
         raise ValueError(
-            f"`model` must not go beyond Keras' layers where they take the place of heed's. Received: layer "
+            f"`model` must not use options that Keras' layers lack. Received: layer "
             f"{options['name']!r} with {beyond}"
         ) from None
     return "keras.layers", name, None, stock

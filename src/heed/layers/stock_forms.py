@@ -144,7 +144,7 @@ def stock_copy(model: keras.Model) -> keras.Model:
     if copy.reasons:
         listed = "; ".join(f"layer {name!r} with {why}" for name, why in copy.reasons.items())
         raise ValueError(
-            f"`model` must not go beyond Keras' layers where they take the place of heed's. Received: {listed}"
+            f"`model` must not use options that Keras' layers lack. Received: {listed}"
         )
     copy.set_weights()
     if model.compiled:  # with the weights that are trainable now
@@ -209,7 +209,7 @@ class StockCopy:
         masked = any(implicit_mask(x) is not None for x in keras.tree.flatten(args))
         if masked and (lossy := [x.name for x in walk(layer) if isinstance(x, _WITHOUT_MASK)]):
             raise StockFormError(
-                f"{', '.join(lossy)}, whose stock forms lose the Keras mask that it is given"
+                f"{', '.join(lossy)}, whose stock forms lose the Keras mask of their inputs"
             )
 
         def make() -> Any:

@@ -58,7 +58,7 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
         return None if self.seed is None else self.seed + part
 
     def _arguments_of(self, part: str) -> dict[str, Any]:
-        """The options that a part takes under their own names, and what every part takes."""
+        """The options that a part takes under their own names, and those that every part takes."""
         return {
             **{name: getattr(self, name) for name in options_of(part)},
             "kernel_initializer": clone_initializer(self.kernel_initializer),

@@ -2,14 +2,14 @@
 
 - `TransformerConfig`: sizes and choices, checked.
 - `Transformer`, `TransformerEncoder`, `TransformerDecoder`: Keras models.
-- `VisionTransformer` and `VisionTransformerConfig`: images to classes, or to what a `Transformer` describes.
-- `LanguageModel` and `LanguageModelConfig`: a decoder by itself.
+- `VisionTransformer` and `VisionTransformerConfig`: images to classes, or to features for a `Transformer`.
+- `LanguageModel` and `LanguageModelConfig`: a decoder without an encoder.
 - `MaskedLanguageModel` and `MaskedLanguageModelConfig`: pre-training like BERT, with `mask_tokens`.
-- `SequenceClassifier`, `TokenClassifier`, `SpanClassifier`: what goes on from its encoder; `best_spans` finds answers.
+- `SequenceClassifier`, `TokenClassifier`, `SpanClassifier`: to fine-tune its encoder; `best_spans` finds answers.
 - `RecurrentTranslator` and `RecurrentTranslatorConfig`: LSTM or GRU encoder and decoder, with attention between them.
 - `Ensemble`: several models that decode as one.
-- `Decodable`: what a model of your own offers to be decoded.
-- `generate`: greedy, sampled and beam-search decoding with a key/value cache; `explain_generate` says what runs it.
+- `Decodable`: the protocol of your own models for `generate`.
+- `generate`: greedy, sampled and beam-search decoding with a key/value cache; `explain_generate` says how it runs.
 """
 
 from __future__ import annotations

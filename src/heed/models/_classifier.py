@@ -1,4 +1,4 @@
-"""The base of models that classify what an encoder reads."""
+"""The base of the classifiers on an encoder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from heed.models.masked_language_model_config import MaskedLanguageModelConfig
 
 
 class Classifier(EncoderModel):
-    """An encoder, and a dense layer that scores the classes of each vector that it is given."""
+    """An encoder, and a dense layer that scores the classes of each pooled vector."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Classifier(EncoderModel):
         self.output_layer.build((None, None, self.config.width))
 
     def pool(self, encoded: Any, inputs: Any) -> Any:
-        """The vectors to classify, of those of the tokens (B, T, D)."""
+        """Returns the vectors to classify, from those of the tokens (B, T, D)."""
         return encoded
 
     def call(

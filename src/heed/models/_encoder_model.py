@@ -37,7 +37,7 @@ class EncoderModel(ConfiguredModel):
             raise TypeError(
                 f"`encoder` must be a TransformerEncoder or None. Received: encoder={encoder!r}"
             )
-        # A saved model holds the config alone: loading it makes a new encoder from that.
+        # A saved model stores only the config, and loading makes a new encoder from it.
         elif (encoder.config, encoder.num_segments) != (stack, num_segments):
             raise ValueError(
                 "`encoder` must be one that was made from `config`. Received: "

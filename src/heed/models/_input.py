@@ -26,7 +26,7 @@ class InputEmbedding(keras.layers.Layer):
         config: The model's sizes and choices.
         vocabulary_size: Number of tokens.
         bidirectional: Whether the stack sees keys after the query (an encoder).
-        tokens: A token embedding to share, or None for one of its own.
+        tokens: A token embedding to share, or None for a new one.
         num_segments: Number of segments; if there are several, each has a learned vector.
     """
 
@@ -93,7 +93,7 @@ class InputEmbedding(keras.layers.Layer):
         Args:
             query_length: T, an int or an integer tensor ().
             key_length: S, an int or an integer tensor ().
-            start_index: Key position at which query 0 stands, an int or an integer tensor ().
+            start_index: Key position of query 0, an int or an integer tensor ().
         """
         position = self.config.position
         if position == "rotary":

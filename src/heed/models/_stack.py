@@ -46,8 +46,8 @@ class Stack(ConfiguredModel):
         ]
         self.final_norm: Any = None
         if config.norm_first:  # such layers do not normalise their output
-            made = NORMALIZATIONS[config.normalization]
-            self.final_norm = made(epsilon=1e-6, dtype=policy, name="final_norm")
+            normalization = NORMALIZATIONS[config.normalization]
+            self.final_norm = normalization(epsilon=1e-6, dtype=policy, name="final_norm")
 
     def run_layers(
         self, x: Any, return_attention_scores: bool, training: bool | None, **arguments: Any

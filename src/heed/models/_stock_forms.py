@@ -1,4 +1,4 @@
-"""The models written in Keras' own layers, see `heed.layers.stock_forms`."""
+"""heed's models written in Keras' own layers (see `heed.layers.stock_forms`)."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ INPUTS[LanguageModel] = lambda: _tokens("tokens")
 INPUTS[TransformerEncoder] = lambda: _tokens("source")
 
 
-def _check(given: dict[str, Any]) -> None:
-    """StockFormError for an argument that the forms do not take."""
-    for name, value in given.items():
+def _refuse(arguments: dict[str, Any]) -> None:
+    """Raises a StockFormError for an argument that is neither None nor False: the forms do not take it."""
+    for name, value in arguments.items():
         if value is not None and value is not False:
             raise StockFormError(f"{name}={value!r} in its call")
 
 
-def _embedded(copy: StockCopy, embedding: Any, ids: Any, training: bool | None) -> Any:
-    """The input of the first layer; `StockFormError` for positions that the attention is told of."""
+def _embed(copy: StockCopy, embedding: Any, ids: Any, training: bool | None) -> Any:
+    """Embeds tokens for the first layer; raises a StockFormError for positions that attention applies."""
     if embedding.config.position not in ("sinusoidal", "learned"):
         raise StockFormError(f"position={embedding.config.position!r}")
     if embedding.segments is not None:
@@ -41,12 +41,12 @@ def _embedded(copy: StockCopy, embedding: Any, ids: Any, training: bool | None) 
     return copy.drop(x, embedding.drop, embedding, training)
 
 
-def _normalized(copy: StockCopy, stack: Any, x: Any) -> Any:
+def _normalize(copy: StockCopy, stack: Any, x: Any) -> Any:
     return x if stack.final_norm is None else copy.normalize(x, stack.final_norm)
 
 
-def _over_scores(mask: Any) -> Any:
-    """(B, S) to (B, 1, S)."""
+def _expand_queries(mask: Any) -> Any:
+    """Expands a mask of keys, (B, S), to (B, 1, S)."""
     return None if mask is None else ops.expand_dims(mask, 1)
 
 
@@ -59,13 +59,13 @@ def _encoder(
     training: bool | None = None,
     segments: Any = None,
 ) -> Any:
-    _check({"return_attention_scores": return_attention_scores, "segments": segments})
-    mask = _over_scores(model.source_mask(source))
+    _refuse({"return_attention_scores": return_attention_scores, "segments": segments})
+    mask = _expand_queries(model.source_mask(source))
     with copy.prefix_names(model.name):
-        x = _embedded(copy, model.embedding, source, training)
+        x = _embed(copy, model.embedding, source, training)
         for block in model.blocks:
             x = copy.form(block, x, attention_mask=mask, training=training)
-        return _normalized(copy, model, x)
+        return _normalize(copy, model, x)
 
 
 @stock_form(TransformerDecoder)
@@ -80,18 +80,18 @@ def _decoder(
     return_attention_scores: bool = False,
     training: bool | None = None,
 ) -> Any:
-    _check({"caches": caches, "return_attention_scores": return_attention_scores})
-    mask = _over_scores(source_mask)
+    _refuse({"caches": caches, "return_attention_scores": return_attention_scores})
+    mask = _expand_queries(source_mask)
     with copy.prefix_names(model.name):
-        x = _embedded(copy, model.embedding, target, training)
+        x = _embed(copy, model.embedding, target, training)
         for block in model.blocks:
             x = copy.form(block, x, encoded, cross_attention_mask=mask, training=training)
-        x = _normalized(copy, model, x)
+        x = _normalize(copy, model, x)
         return ops.cast(_logits(copy, model, x), "float32")
 
 
 def _logits(copy: StockCopy, model: Any, x: Any) -> Any:
-    """The scores; a tied output layer becomes one with a copy of the table."""
+    """Computes the logits; a tied output layer gets a copy of the table."""
     if model.output_layer is not None:
         return copy.form(model.output_layer, x)
     size = model.config.target_vocabulary_size
@@ -120,7 +120,7 @@ def _transformer(
     training: bool | None = None,
     return_attention_scores: bool = False,
 ) -> Any:
-    _check({"return_attention_scores": return_attention_scores})
+    _refuse({"return_attention_scores": return_attention_scores})
     if not isinstance(model.encoder, TransformerEncoder):
         raise StockFormError(f"encoder={type(model.encoder).__name__}")
     source = inputs["source"]

@@ -24,7 +24,7 @@ class TransformerDecoder(Stack):
         config: Sizes and choices; those for the encoder are ignored.
         cross_attention: Whether the layers attend to an encoded sequence. False gives a language
             model.
-        tokens: A `TokenEmbedding` to share, or None for one of its own.
+        tokens: A `TokenEmbedding` to share, or None for a new one.
         **kwargs: `name`, `dtype`, as for every Keras model.
 
     Call arguments:

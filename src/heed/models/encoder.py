@@ -20,7 +20,7 @@ class TransformerEncoder(Stack):
 
     Args:
         config: Sizes and choices; those for the decoder are ignored.
-        tokens: A `TokenEmbedding` to share, or None for one of its own.
+        tokens: A `TokenEmbedding` to share, or None for a new one.
         num_segments: Number of segments, an integer from 1. Default 1: there are none.
         **kwargs: `name`, `dtype`, as for every Keras model.
 

@@ -1,4 +1,4 @@
-"""A masked language model: tokens, some of them hidden, to scores for what stands at each place."""
+"""A masked language model: predicts hidden tokens from the tokens around them."""
 
 from __future__ import annotations
 
@@ -16,34 +16,33 @@ from heed.models.masked_language_model_config import MaskedLanguageModelConfig
 
 @keras.saving.register_keras_serializable(package="heed")
 class MaskedLanguageModel(EncoderModel):
-    """A bidirectional encoder that tells hidden tokens from what stands around them.
+    """A bidirectional encoder that predicts hidden tokens from the tokens around them.
 
     `logits = E norm(activation(W x + b)) + c` for each vector x of the encoder, with the embedding's table E.
 
-    `mask_tokens` hides tokens and says which count; then what the encoder has learned from text without labels goes
-    into a model for a task: `SequenceClassifier`, `TokenClassifier` or `SpanClassifier`, with
-    `encoder=model.encoder`.
+    Pre-train it on unlabelled text with `mask_tokens`, which hides tokens and weights the labels. Then fine-tune the
+    encoder in a `SequenceClassifier`, `TokenClassifier` or `SpanClassifier` with `encoder=model.encoder`.
 
     Args:
-        config: Sizes and choices. Without `tie_embeddings` the output layer has a table of its own.
+        config: The model's options. With `tie_embeddings=False` the output layer has its own table.
         **kwargs: `name`, `dtype`, as for every Keras model.
 
     Call arguments:
-        inputs: (B, T) integers, or `{"tokens": (B, T), "segments": (B, T)}`, both integers; without segments all is
-            of segment 0. Tokens equal to `config.pad_id` are attended to by nobody.
+        inputs: (B, T) integers, or `{"tokens": (B, T), "segments": (B, T)}`, both integers. Segments default
+            to 0. No token attends to `config.pad_id`.
         return_attention_scores: Whether to return the attention weights too.
         training: Whether dropout is on.
 
     Returns:
-        Logits (B, T, vocabulary_size), float32; with `return_attention_scores=True` the pair of them and a list with
-        (B, N, T, T) for each layer.
+        Logits (B, T, vocabulary_size), float32. With `return_attention_scores=True`, (logits, scores): scores is a list
+        of (B, N, T, T), one per layer.
 
     Raises:
-        ValueError: If `inputs` is another dict, or has segments where the config has none.
+        ValueError: If `inputs` is a dict with other keys, or has segments and the config has none.
 
     Source:
-        Devlin et al. 2019, "BERT", sections 3.1 and A.2; the second task there, next sentences, is left out, as in
-        Liu et al. 2019 (RoBERTa).
+        Devlin et al. 2019, "BERT", sections 3.1 and A.2, without next-sentence prediction, as in Liu et al. 2019
+        (RoBERTa).
 
     Example:
         >>> import numpy as np
@@ -64,8 +63,8 @@ class MaskedLanguageModel(EncoderModel):
         self.head_dense = FlatDense(
             config.width, activation=config.activation, dtype=policy, name="head_dense"
         )
-        made = NORMALIZATIONS[config.normalization]
-        self.head_norm = made(epsilon=1e-6, dtype=policy, name="head_norm")
+        normalization = NORMALIZATIONS[config.normalization]
+        self.head_norm = normalization(epsilon=1e-6, dtype=policy, name="head_norm")
         self.output_layer: Any = None
         if not config.tie_embeddings:
             self.output_layer = FlatDense(

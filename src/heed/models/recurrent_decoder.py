@@ -87,13 +87,13 @@ class RecurrentDecoder(keras.layers.Layer):
         """Creates the variables."""
         config, D = self.config, self.config.width
         self.tokens.build((None, None))
-        looks = self.attention is not None
+        attends = self.attention is not None
         for number, cell in enumerate(self.cells):
             cell.build((None, D + (D if number == 0 and config.attends_inside else 0)))
         self.bridge.build((None, config.encoder_layers * _STATES[config.cell] * D))
-        if looks:
+        if attends:
             self.attention.build((None, D), (None, None, D))
-        self.readout.build((None, None, 2 * D if looks else D))
+        self.readout.build((None, None, 2 * D if attends else D))
         if self.output_layer is not None:
             self.output_layer.build((None, None, D))
 

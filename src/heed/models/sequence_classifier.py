@@ -1,4 +1,4 @@
-"""Whole rows of tokens to classes."""
+"""Classification of whole rows of tokens."""
 
 from __future__ import annotations
 
@@ -13,37 +13,36 @@ from heed.models._classifier import Classifier
 
 @keras.saving.register_keras_serializable(package="heed")
 class SequenceClassifier(Classifier):
-    """A row of tokens to scores for each class.
+    """Scores each class for a row of tokens.
 
-    `logits = W pool(x) + b`, where `pool` is attention of one learned query q to the vectors x of the row's tokens,
-    padding excluded: `sum_t softmax_t(q x_t / sqrt(D)) x_t`.
+    `logits = W pool(x) + b`, where `pool` is the attention of one learned query q to the encoder's vectors x, padding
+    excluded: `sum_t softmax_t(q x_t / sqrt(D)) x_t`.
 
-    The query begins as 0, so that what is pooled begins as the mean. The mean is the better start: BERT's pooling,
-    the vector of the first token, has been trained by nothing where an encoder has learned from masked tokens
-    alone, while all vectors have. The query then learns which tokens matter, and `heed.inspect` shows what it looks
-    at, as the attention `pooling`.
+    The query starts at 0, so pooling starts as the mean. The mean is a better start than BERT's pooling, the vector of
+    the first token: masked language modelling trains the vectors of all tokens, but never that one. The query
+    then learns which tokens matter; `heed.inspect` shows it as the attention `pooling`.
 
     Args:
-        config: Sizes and choices, those of the model whose encoder it takes over.
+        config: The options of the model that the encoder comes from.
         num_classes: Number of classes, a positive integer.
-        encoder: `model.encoder` of a `MaskedLanguageModel` or another model of the same config: shared with it, so
-            that training here changes it there too. None: one of its own, which can take over weights by
-            `set_weights`. A saved model comes back with an encoder of its own.
+        encoder: `model.encoder` of a `MaskedLanguageModel` or another model with the same config. Both models share it,
+            so training one changes the other. None (default) makes a new encoder; `set_weights` can copy weights into
+            it. A saved model loads with its own copy.
         **kwargs: `name`, `dtype`, as for every Keras model.
 
     Call arguments:
         inputs, return_attention_scores, training: As for `MaskedLanguageModel`.
 
     Returns:
-        Logits (B, num_classes), float32; with `return_attention_scores=True` the pair of them and a list with (B,
-        N, T, T) for each layer. A row of padding alone is pooled to 0.
+        Logits (B, num_classes), float32. With `return_attention_scores=True`, (logits, scores): scores is a list of
+        (B, N, T, T), one per layer. A row of only padding is pooled to 0.
 
     Raises:
-        ValueError: If `num_classes` is not a positive integer, or `encoder` was made from another config.
-        TypeError: If `config` or `encoder` is something else.
+        ValueError: If `num_classes` is not a positive integer, or `encoder` has another config.
+        TypeError: If `config` or `encoder` has the wrong type.
 
     Source:
-        Devlin et al. 2019, section 3.2; Reimers and Gurevych 2019, section 6 (the mean against the first token);
+        Devlin et al. 2019, section 3.2; Reimers and Gurevych 2019, section 6 (the mean or the first token);
         Yang et al. 2016 (a learned query).
 
     Example:
@@ -65,6 +64,6 @@ class SequenceClassifier(Classifier):
         self.pooling.build((None, width), (None, None, width))
 
     def pool(self, encoded: Any, inputs: Any) -> Any:
-        """One vector for each row, (B, D)."""
+        """Pools the vectors of each row into one, (B, D)."""
         query = ops.zeros_like(encoded[:, 0]) + ops.cast(self.query, encoded.dtype)
         return self.pooling(query, encoded, value_mask=self.real_tokens(inputs))

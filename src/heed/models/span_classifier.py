@@ -1,4 +1,4 @@
-"""A question and a text to where the answer begins and ends in the text."""
+"""Extractive question answering: finds the answer to a question in a text."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from heed.models._encoder_model import EncoderModel, split_inputs
 from heed.models.encoder import TransformerEncoder
 from heed.models.masked_language_model_config import MaskedLanguageModelConfig
 
-# The score of a place where no answer can be: finite, so that a row without a text has a finite loss.
+# The score of tokens outside the text: finite, so a row without a text has a finite loss.
 _NOWHERE = -1e9
 
 
 @keras.saving.register_keras_serializable(package="heed")
 class SpanClassifier(EncoderModel):
-    """A question and a text, in one row, to scores for where the answer begins and where it ends.
+    """Scores each token of a text as the start and the end of the answer to a question.
 
-    `start_t = w_0 x_t + b_0` and `end_t = w_1 x_t + b_1` for the vector x_t of each token of the text, which are the
-    ordinary tokens from segment 1 on; segment 0, special tokens and padding hold no answer. A row is `start_id`, the
-    question, `end_id`, the text, `end_id`, the first three of segment 0.
+    `start_t = w_0 x_t + b_0` and `end_t = w_1 x_t + b_1`, where x_t is the encoder's vector of token t. Only the text
+    can hold the answer: the ordinary tokens of segment 1 and above, not segment 0, special tokens or padding. A row is
+    `start_id`, the question, `end_id` (segment 0), then the text and `end_id` (segment 1).
 
-    With labels (B, 2), the places of the answer's first and last token, one loss trains both:
+    Labels are (B, 2) integers, the positions of the answer's first and last token, so one loss trains both scores:
     `SparseCategoricalCrossentropy(from_logits=True)`. `best_spans` finds the answers.
 
     Args:
-        config: Sizes and choices, with two or more segments.
+        config: The model's options, with two segments or more.
         encoder, **kwargs: As for `SequenceClassifier`.
 
     Call arguments:
@@ -40,12 +40,12 @@ class SpanClassifier(EncoderModel):
         training: Whether dropout is on.
 
     Returns:
-        Logits (B, 2, T), float32, of the start and the end, -1e9 where no answer can be; with
-        `return_attention_scores=True` the pair of them and a list with (B, N, T, T) for each layer.
+        Logits (B, 2, T), float32, of the start and the end, -1e9 outside the text. With
+        `return_attention_scores=True`, (logits, scores): scores is a list of (B, N, T, T), one per layer.
 
     Raises:
-        ValueError: If `config` has one segment, `inputs` has no segments, or `encoder` was made from another config.
-        TypeError: If `config` or `encoder` is something else.
+        ValueError: If `config` has one segment, `inputs` has no segments, or `encoder` has another config.
+        TypeError: If `config` or `encoder` has the wrong type.
 
     Source:
         Devlin et al. 2019, section 4.2 (S = w_0, E = w_1).
@@ -76,7 +76,7 @@ class SpanClassifier(EncoderModel):
         super().__init__(config, encoder, **kwargs)
         if config.num_segments < 2:
             raise ValueError(
-                "`config` must have 2 segments or more, those of the question and of the text. "
+                "`config` must have 2 segments or more, for the question and the text. "
                 f"Received: num_segments={config.num_segments}"
             )
         self.drop = Dropout(config.dropout, dtype=self.dtype_policy, name="dropout")
@@ -106,21 +106,21 @@ class SpanClassifier(EncoderModel):
 
 
 def best_spans(logits: Any, max_length: int | None = None) -> Any:
-    """The best answer of each row: `argmax_{s, e} start_s + end_e` with s <= e < s + max_length.
+    """Finds the best answer of each row: `argmax_{s, e} start_s + end_e` with s <= e < s + max_length.
 
     Args:
-        logits: (B, 2, T) floats, what `SpanClassifier` returns.
-        max_length: Number of tokens of an answer at most, a positive integer. Default: T.
+        logits: (B, 2, T) floats, from `SpanClassifier`.
+        max_length: Largest number of tokens of an answer, a positive integer. Default: T.
 
     Returns:
-        (B, 2) int32: the places of the first and the last token of each answer. Of equal sums the first start, then
-        the first end.
+        (B, 2) int32: the positions of the first and the last token of each answer. Ties go to the earliest start, then
+        to the earliest end.
 
     Raises:
-        ValueError: If `logits` is of another shape, or `max_length` not a positive integer.
+        ValueError: If `logits` has another shape, or `max_length` is not a positive integer.
 
     Numerics:
-        Memory grows with T max_length, not with T squared.
+        Memory grows with T * max_length.
 
     Source:
         Devlin et al. 2019, section 4.2.
@@ -129,7 +129,7 @@ def best_spans(logits: Any, max_length: int | None = None) -> Any:
         >>> import numpy as np
         >>> from heed.models import best_spans
         >>> start, end = [0.0, 1.0, 3.0, 0.0], [0.0, 4.0, 0.0, 2.0]
-        >>> np.asarray(best_spans(np.array([[start, end]]))).tolist()  # 3 + 4 would end before it begins
+        >>> np.asarray(best_spans(np.array([[start, end]]))).tolist()  # 3 + 4 would end before it starts
         [[1, 1]]
     """
     logits = ops.convert_to_tensor(logits)
@@ -141,7 +141,7 @@ def best_spans(logits: Any, max_length: int | None = None) -> Any:
     most = check_integer("max_length", max_length, least=1, optional=True)
     most = length if most is None else ops.minimum(most, length)
     start, end = logits[:, 0], logits[:, 1]
-    # (T, L): the places at which an answer of 1, 2, ... tokens from each place on ends.
+    # (T, L): the last position of an answer of 1, 2, ... L tokens from each position.
     ends = ops.arange(length)[:, None] + ops.arange(most)[None]
     inside = ends < length
     scores = start[..., None] + ops.take(end, ops.where(inside, ends, 0), axis=-1)

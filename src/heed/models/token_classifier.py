@@ -1,4 +1,4 @@
-"""Each token of a row to classes."""
+"""Classification of each token of a row."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from heed.models._classifier import Classifier
 
 @keras.saving.register_keras_serializable(package="heed")
 class TokenClassifier(Classifier):
-    """Each token to scores for each class, such as parts of speech or the names of things.
+    """Scores each class for each token, as for parts of speech or named entities.
 
-    `logits_t = W x_t + b` for the vector x_t of each token. Give padding, and what has no label, no weight in the
+    `logits_t = W x_t + b`, where x_t is the encoder's vector of token t. Exclude padding and unlabelled tokens from the
     loss (`sample_weight`, or `ignore_class` of Keras' crossentropy).
 
     Args:
@@ -21,8 +21,8 @@ class TokenClassifier(Classifier):
         inputs, return_attention_scores, training: As for `MaskedLanguageModel`.
 
     Returns:
-        Logits (B, T, num_classes), float32; with `return_attention_scores=True` the pair of them and a list with
-        (B, N, T, T) for each layer.
+        Logits (B, T, num_classes), float32. With `return_attention_scores=True`, (logits, scores): scores is a list of
+        (B, N, T, T), one per layer.
 
     Raises:
         ValueError, TypeError: As `SequenceClassifier`.

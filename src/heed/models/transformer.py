@@ -81,7 +81,7 @@ class Transformer(ConfiguredModel):
             raise TypeError(f"`encoder` must be a Keras layer or model. Received: {encoder!r}")
         elif config.share_embeddings:
             raise ValueError(
-                "`share_embeddings` must be False for a Transformer with an `encoder` of its own. "
+                "`share_embeddings` must be False for a Transformer with its own `encoder`. "
                 "Received: share_embeddings=True"
             )
         else:

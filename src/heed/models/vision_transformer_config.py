@@ -34,7 +34,7 @@ class VisionTransformerConfig(LayersConfig):
 
     Args:
         image_size: Height and width of an image in pixels, an integer for both or the pair (height, width).
-        patch_size: Height and width of a patch in pixels, likewise; they divide those of the image.
+        patch_size: Height and width of a patch in pixels, in the form of `image_size`, which they divide.
         channels: Number of channels C: 3 for RGB, 1 for grey. Default 3.
         num_classes: Number of classes, a positive integer; None for a model without a head, which returns features.
         layers: Number of layers. Default 2.

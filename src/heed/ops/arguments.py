@@ -97,7 +97,7 @@ def draw_seed(rate: float, seed: Any) -> Any:
 
 
 def with_heads(mask: Mask, target: list[Any]) -> Mask:
-    """The mask over (B, 1, T, S) of one whose arrays are over (B, T, S), the target."""
+    """Expands a mask over (B, T, S), the target, to (B, 1, T, S)."""
     for rule in mask.rules:
         if rule.dense is not None:
             checks.check_broadcast("mask", rule.dense, target, "(B, T, S)")

@@ -604,7 +604,7 @@ def check_rules(rules: Sequence[MaskRule], target: Sequence[Any], of_dense: str)
 
 
 def _values(x: Any) -> np.ndarray | None:
-    """The numbers, or None for those of a graph, which are not known yet."""
+    """The values, or None in a graph, where they are unknown."""
     try:
         return np.asarray(x)
     except (NotImplementedError, TypeError, ValueError):

@@ -103,7 +103,7 @@ class Dispatch:
 
     Attributes:
         implementation: "native", "portable" or "exportable"; for decoding "engine" or "graph".
-        reasons: sentences for a person.
+        reasons: sentences for messages.
     """
 
     implementation: str

@@ -34,7 +34,7 @@ class Mask:
     Wherever heed takes a `Mask`, it also takes a boolean array that broadcasts to (B, N, T, S).
 
     A mask can be passed to and returned from a `tf.function` and a `tf.data.Dataset`. Its arrays and tensors are values
-    there, its plain numbers constants of the trace: another `Mask.lengths` of the same shape does not trace anew.
+    there, its plain numbers constants of the trace: another `Mask.lengths` of the same shape does not retrace.
 
     >>> print(Mask.causal().draw(3, 4))
     ■ · · ·
@@ -280,7 +280,7 @@ class Mask:
         """The mask of a configuration from `get_config`."""
         return cls([mask_rules.from_config(rule) for rule in config["rules"]])
 
-    # Equal plain rules make equal masks, for which a tf.function does not trace anew.
+    # Equal plain rules make equal masks, for which a tf.function does not retrace.
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mask) and self.rules == other.rules
 

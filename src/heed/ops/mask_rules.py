@@ -113,7 +113,7 @@ class MaskRule:
         return False
 
     def map_dense(self, change: Callable[[Any], Any]) -> MaskRule:
-        """The rule with other booleans, if it has such."""
+        """The rule with changed booleans, if it has any."""
         return self
 
     def fields(self) -> list[Any]:

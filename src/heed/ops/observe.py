@@ -1,6 +1,6 @@
 """Lets `heed.inspect` watch every attention of a model, and replace its output.
 
-Without a watcher it costs one look at a context variable.
+Without a watcher it costs one lookup of a context variable.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sequence to sequence: from data to a trained, evaluated model in one run folder.
 
-- `NumbersTask`, `TextTask`: what a model learns; `Task` is their base class.
+- `NumbersTask`, `TextTask`: tasks that a model learns; `Task` is their base class.
 - `start_run(path, task)` makes a run folder; `train(run)` trains it, or resumes it.
 - `read_config` reads a training from YAML; `extend_run` adds steps to a run; `average` averages its checkpoints.
 - `RunFolder`, `TrainingOptions`: a run, and how it is trained.

@@ -33,7 +33,7 @@ class TranslationAttention:
         source: S labels of source tokens. The digits of a number are in reading order.
         target: T labels of the target tokens; the last is the end, if it was reached.
         capture: the weights, by name "encoder 1" ..., "decoder 1" ... and "cross 1" ...: (1, N, S, S), (1, N, T, T) and
-            (1, N, T, S); of a recurrent model "cross 1" alone, with N = 1. Row t of the last two belongs to the step
+            (1, N, T, S); for a recurrent model only "cross 1", with N = 1. Row t of the last two belongs to the step
             that wrote token t.
         tokens: by name the labels of rows and columns. The decoder's columns are the tokens it had read: "start", then
             all but the last that it wrote.
@@ -58,8 +58,10 @@ class TranslationAttention:
             OSError: if the file cannot be written.
         """
         kind = picture_format(path)
-        title = f"Where heed looked in {self.line}"
-        title += f"\nto write {self.translation}" + (f" ({self.language})" if self.language else "")
+        title = f"Attention to {self.line}"
+        title += f"\nwhile writing {self.translation}" + (
+            f" ({self.language})" if self.language else ""
+        )
         try:
             figure = plot_cross_attention(self.capture, self.source, self.target, title=title)
         except ImportError as error:

@@ -61,7 +61,7 @@ class Corpus:
 
     @property
     def kind(self) -> str:
-        """The suffix of `source` without that of the compression."""
+        """The suffix of `source` without a compression suffix."""
         name = self.source.name.lower()
         return Path(name.removesuffix(".gz")).suffix
 
@@ -72,7 +72,7 @@ class Corpus:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files, which have as many lines; the alignment is the last one."""
+        """All files, which have equally many lines; the alignment is the last one."""
         return self.paths if self.alignment is None else (*self.paths, self.alignment)
 
     def __str__(self) -> str:

@@ -23,8 +23,8 @@ class DecodingOptions:
         length_penalty: of a beam search: exponent of the length penalty, 0 or more. Higher favours longer translations.
         coverage_penalty: of a beam search: weight of the reward for attending to all of the source, 0 or more.
         temperature: samples tokens instead: above 0; below 1 sharpens, above 1 flattens. None does not sample.
-        top_k: samples among this many likeliest tokens, 1 or more; None among all.
-        top_p: samples among the fewest likeliest tokens that hold this share, in (0, 1]; None among all.
+        top_k: samples among this many of the most likely tokens, 1 or more; None among all.
+        top_p: samples among the fewest most likely tokens with this total probability, in (0, 1]; None among all.
         seed: of the samples, an integer; None draws new ones each time.
         max_length: the most tokens of a translation, its end included, 1 or more; None takes the task's.
         weights: storage of the model's weights while it translates: "float32", "bfloat16" or "int8".
@@ -108,7 +108,7 @@ class DecodingOptions:
         """The arguments of `heed.models.generate` for a batch.
 
         Args:
-            batch: batches decoded before: each samples with a seed of its own.
+            batch: batches decoded before: each samples with its own seed.
             longest: the most tokens of a translation of the task.
         """
         chosen: dict[str, Any] = {"max_length": self.max_length or longest, "weights": self.weights}

@@ -83,7 +83,7 @@ def run_demo(
     picture = attention.draw(run.path / "attention.png")
     page = attention.write_page(run.path / "attention.html")
     print_line("")
-    print_line(f"where it looked:  {picture}")
+    print_line(f"cross-attention:  {picture}")
     print_line(f"every head:       {page}")
     print_line(f"the run:          {run.path}")
     print_line(f'try:              heed translate {run.path} "1 2 3 4"')

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 class TaskError(ValueError):
     """A problem in a command, a file or a run folder that the user can fix.
 
-    The message is one complete line: what is wrong, what was received, and where it helps, what to do. The command line
+    The message is one complete line: the problem, the received value and, where it helps, the remedy. The command line
     prints it without a traceback.
 
     Example:

@@ -55,7 +55,7 @@ class Evaluation:
         cut: number of sources that were cut because they are too long.
         signatures: sacrebleu's signatures of the two metrics, by name, to reproduce them.
         given_pairs: whether the pairs were given, not held out.
-        left_out: the problems of pairs that could not be evaluated, a line each.
+        left_out: the problems of pairs that could not be evaluated, one line each.
         perplexity: of the references, see `Translator.perplexity`, or None.
         group_scores: BLEU and chrF of each group, by their names above, if there are several.
 

@@ -79,7 +79,7 @@ def make_initial_weights(run: RunFolder, task: Task, name: str, config: Config, 
         weights.append(value)
     meta = {
         "step": which["step"],
-        "note": f"began with the weights of {run.path}: {_describe(new_tokens, old_tokens)}",
+        "note": f"started from the weights of {run.path}: {_describe(new_tokens, old_tokens)}",
     }
     file = io.BytesIO()
     checkpoint.write(file, {"weight": weights}, meta)
@@ -117,4 +117,4 @@ def _describe(tokens: Mapping[str, list[str]], before: Mapping[str, list[str]]) 
         f"{len(set(tokens[side]) & set(before[side])):,} of {len(tokens[side]):,} {side}"
         for side in ("source", "target")
     ]
-    return f"all, and of tokens those of {counts[0]} and {counts[1]} ones, which both vocabularies have"
+    return f"all, except tokens: {counts[0]} and {counts[1]} tokens are in both vocabularies"

@@ -12,7 +12,7 @@ from heed.seq2seq.task import Task
 
 _FLOAT = 4  # bytes
 _TRAINED = 4  # numbers for each parameter: the weight, its gradient, Adam's two moments
-_LAYER = 2**20  # bytes of Python objects and graph for each layer, beside its weights
+_LAYER = 2**20  # bytes of Python objects and graph for each layer, without its weights
 _NAMED = ("width", "encoder_layers", "decoder_layers", "feed_forward_width", "max_length")
 
 

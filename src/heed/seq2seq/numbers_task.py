@@ -108,7 +108,7 @@ class NumbersTask(Task):
         return Batch(pad_rows(source, _LONGEST_SOURCE), pad_rows(target, self.longest_target))
 
     def training_batch(self, seed: int, step: int, size: int, tokens: int = 0) -> Batch:
-        """The batch of a step: as many numbers, the languages in turn."""
+        """The batch of a step: `size` numbers, the languages in turn."""
         if tokens:
             raise TaskError("batches of numbers have one size: leave out --batch-tokens")
         chosen = number_words.training_numbers(seed, step, size).tolist()

@@ -77,7 +77,7 @@ class PairStore:
     def _read(
         self, places: ArrayLike, read: Callable[[_Part, NDArray[np.int64]], list[_T]], nothing: _T
     ) -> list[_T]:
-        """Lets each corpus read those of the places that are its own."""
+        """Reads the entries at these places, each from its corpus."""
         places = np.asarray(places, np.int64)
         results = [nothing] * len(places)
         corpora = self.corpus_of(places)

@@ -50,7 +50,7 @@ def split(sources: NDArray[np.uint64], held_out: int = 2) -> NDArray[np.int8]:
 
 
 def _count_leading(order: NDArray[np.uint64], count: int) -> int:
-    """How many of the first sorted values hold `count` different ones."""
+    """The number of leading sorted values that contain `count` distinct ones."""
     most = count
     while most < len(order) and len(np.unique(order[:most])) < count:
         most *= 2

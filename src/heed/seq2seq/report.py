@@ -21,7 +21,7 @@ from heed.seq2seq.translator import Translator
 
 _FILES = Path(__file__).parent / "_page_files"
 _BINS = 20  # of the distribution, each 100 / 20 points of chrF wide
-# Characters of all drawings together: what comes after has no attention, so that a browser can hold the page.
+# The most characters of all drawings: later sentences have none, so a browser can hold the page.
 _MOST = 16_000_000
 
 
@@ -56,7 +56,7 @@ def write_report(
         path: the file; an existing one is replaced.
         translator: the evaluated run.
         evaluation: its result of `evaluate`.
-        other: a second run to show beside it, without its attention.
+        other: a second run to compare it with, without its attention.
         sentences: number of the worst sentences, which are wrong, and of the best; 0 or more.
 
     Returns:
@@ -81,7 +81,7 @@ def write_report(
     return path
 
 
-def mark_differences(text: str, beside: str) -> list[tuple[str, bool]]:
+def mark_differences(text: str, other: str) -> list[tuple[str, bool]]:
     """Splits a text into parts, each with whether the other lacks it; by words, or letters if both are one word.
 
     Example:
@@ -90,8 +90,8 @@ def mark_differences(text: str, beside: str) -> list[tuple[str, bool]]:
         >>> mark_differences("zwei", "drei")
         [('zw', True), ('ei', False)]
     """
-    between = " " if " " in text + beside else ""
-    own, others = (x.split(between) if between else list(x) for x in (text, beside))
+    between = " " if " " in text + other else ""
+    own, others = (x.split(between) if between else list(x) for x in (text, other))
     lacking = [True] * len(own)
     for start, _, size in difflib.SequenceMatcher(
         None, own, others, autojunk=False
@@ -113,7 +113,7 @@ def _collect(
     """The data of the page's script."""
     judged = [evaluation, *([other.evaluation] if other else [])]
     if any(_pairs(one) != _pairs(evaluation) for one in judged):
-        raise TaskError("two runs can be shown together on the same pairs only")
+        raise TaskError("two runs can be compared on the same pairs only")
     scores = [
         sentence_chrf([x.translation for x in one.answers], [x.reference for x in one.answers])
         for one in judged
@@ -246,7 +246,7 @@ class _AttentionDrawer:
         try:
             self._reader = AttentionReader(translator, compiled=False)
         except TaskError:
-            self.missing = "This model has no attention that could be shown."
+            self.missing = "This model has no attention to show."
 
     def __call__(self, answer: Answer) -> dict[str, Any] | None:
         if self.missing or not answer.translation_ids:
@@ -257,10 +257,7 @@ class _AttentionDrawer:
         drawing = drawing_of(seen.capture, seen.tokens)
         self._left -= len(drawing["weights"])
         if self._left < 0:
-            self.missing = (
-                "Where the model looked is shown of the first sentences only: "
-                "of all of them it would be more than a browser can hold."
-            )
+            self.missing = "Only the first sentences have their attention: all of them would exceed a browser's memory."
             return None
         return drawing
 

@@ -79,7 +79,7 @@ class RunFolder:
 
         Args:
             path: the folder; it must not exist, or be empty.
-            task: what the model learns.
+            task: the task that the model learns.
             options: how it is trained.
             model: the fields of the model's config.
             architecture: see `heed.seq2seq.architectures`.

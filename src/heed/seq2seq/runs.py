@@ -34,7 +34,7 @@ def start_run(
 
     Args:
         path: the run folder to make.
-        task: what to learn: `NumbersTask(("en", "de"))`, `TextTask.create(source, target)`.
+        task: the task to learn: `NumbersTask(("en", "de"))`, `TextTask.create(source, target)`.
         architecture: "transformer" (the default) or "recurrent".
         preset: the size of the model: "tiny", "base" or "big"; None takes that of the task's recipe.
         init_from: a trained run to start from. The new run takes its model and weights; embeddings of tokens that only

@@ -13,7 +13,7 @@ def load_sacrebleu(what: str) -> Any:
     """Imports sacrebleu.
 
     Args:
-        what: the feature that needs it; begins the error message.
+        what: the feature that needs it; the error message starts with it.
 
     Raises:
         TaskError: if it is not installed.
@@ -26,7 +26,7 @@ def load_sacrebleu(what: str) -> Any:
 
 
 def sentence_chrf(translations: Sequence[str], references: Sequence[str]) -> list[float]:
-    """Computes chrF of each translation alone, 0 to 100.
+    """Computes chrF of each translation separately, 0 to 100.
 
     Raises:
         TaskError: without the sacrebleu library.

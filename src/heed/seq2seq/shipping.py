@@ -26,7 +26,7 @@ class Shipment:
         tokens: "source" and "target", the name of each id, "▁" where a word starts; "unknown", the id of unknown
             tokens; "reads", see `Reading.unit`; "language", the first one, or None; "source_model", the file of the
             SentencePiece tokenizer, or None.
-        files: by name, what else the exported folder holds.
+        files: the other files of the exported folder, by name.
         no_texts: see `Reading.obstacle`.
 
     Raises:

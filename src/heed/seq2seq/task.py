@@ -1,4 +1,4 @@
-"""The base class of tasks: what training, evaluation and translation need."""
+"""The base class of tasks: all that training, evaluation and translation need."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ class Option(NamedTuple):
 
 
 class Task(abc.ABC):
-    """What a model learns: data, tokens, and how texts become ids and back.
+    """A task to learn: data, tokens, and the conversion of texts to ids and back.
 
-    A new task is a class in a file of its own and a line in `heed.seq2seq.tasks`.
+    A new task is a class in its own file and a line in `heed.seq2seq.tasks`.
 
     Attributes:
         kind: its name on the command line and in config.json.

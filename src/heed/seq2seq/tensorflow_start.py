@@ -34,7 +34,7 @@ def start_tensorflow(threads: int | None = None) -> None:
 
 @contextlib.contextmanager
 def _hold_stderr() -> Iterator[None]:
-    """Holds back what is written to file descriptor 2, also by C++, unless the block fails."""
+    """Holds back output to file descriptor 2, also of C++, unless the block fails."""
     try:
         descriptor = sys.stderr.fileno()
     except (AttributeError, OSError, ValueError):  # no stderr, or not a file

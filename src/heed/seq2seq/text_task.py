@@ -108,7 +108,7 @@ class TextTask(Task):
         "test": _OF_HELD_OUT,
     }
     has_corpus_scores = True
-    recipe = {  # noqa: RUF012  (a property of the class, which nobody changes)
+    recipe = {  # noqa: RUF012  (a property of the class, which is never changed)
         "steps": 10_000,
         "learning_rate": 1e-3,
         "label_smoothing": 0.1,

@@ -35,7 +35,7 @@ _STOP_NOTICE = "stopping after this step: it is saved first; once more stops at 
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM during training. The message says where the run stands and how to continue.
+    """Ctrl-C or SIGTERM during training. The message names the step and how to continue.
 
     Args:
         message: the line.
@@ -69,7 +69,7 @@ class Trained:
 
 @dataclass
 class _Progress:
-    """The state of the loop beside weights and optimizer, as plain values for the checkpoint.
+    """The state of the loop without weights and optimizer, as plain values for the checkpoint.
 
     Batches and learning rates are functions of the step, so they are not here. `steps` is the planned number of steps.
     """
@@ -88,7 +88,7 @@ class _Progress:
 def train(
     run: RunFolder, *, strategy: tf.distribute.Strategy | None = None, progress: bool = True
 ) -> Trained:
-    """Trains a run to its end, from where it stands, and writes its final weights.
+    """Trains a run from its newest checkpoint to its end, and writes its final weights.
 
     An interrupted run resumes from its newest checkpoint. On the same machine its final weights are bit for bit those
     of an uninterrupted run. For that TensorFlow's operations are deterministic in the whole process during training;

@@ -68,7 +68,7 @@ class TrainingLog:
     """Writes the log, the metrics and the progress of a run; a context manager.
 
     A resumed run first drops the records of steps after its checkpoint, so that each step comes once. The TensorBoard
-    events are written anew from the remaining records.
+    events are rewritten from the remaining records.
 
     Args:
         run: the run folder.

@@ -29,7 +29,7 @@ class Translation:
 
     Args:
         text: the translation.
-        ids: its tokens, then padding; padding alone if a search found no further sequence.
+        ids: its tokens, then padding; only padding if a search found no further sequence.
         score: its log-probability, see `heed.models.generate`; None if scores are not requested.
         alignment: its word alignment; None if it is not requested.
     """

@@ -20,8 +20,7 @@ _MULTIPLE = 8  # sources are padded to a multiple of this, so that few shapes ar
 class ValidationScore:
     """BLEU or chrF, by sacrebleu, of a fixed choice of validation sentences.
 
-    A model of its own translates them, in float32 whatever the training computes in, so that the decoder engine
-    applies.
+    A separate model translates them, in float32 whatever the dtype of training, so the decoder engine applies.
 
     Args:
         run: the run folder; its options set the score and the number of sentences.
@@ -36,7 +35,7 @@ class ValidationScore:
         self._metric = {"bleu": sacrebleu.BLEU, "chrf": sacrebleu.CHRF}[run.options.validate_with]
         self._run, self._task, self._model = run, task, make_model(run)
         pairs = task.validation_texts()
-        # Evenly spread, because they may stand in the order of their lengths.
+        # Evenly spaced, because the pairs may be sorted by length.
         count = min(run.options.validate_sentences, len(pairs))
         chosen = [pairs[i * len(pairs) // count] for i in range(count)]
         self._sources = [ids for ids, _ in chosen]

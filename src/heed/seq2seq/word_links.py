@@ -17,7 +17,7 @@ def read_links(line: str, source: str, target: str) -> list[tuple[int, int]]:
     Words are separated by spaces and counted from 0. A line may have no links.
 
     Raises:
-        ValueError: for other text, or a word that does not exist. The message ends with what was received.
+        ValueError: for other text, or a word that does not exist. The message ends with the received value.
 
     Example:
         >>> read_links("0-1 1-0", "the cat", "chat le")

@@ -100,7 +100,7 @@ def test_languages_and_runs_by_name(serving, translator):
     assert refused(ask(client, "7", language="fi"), 422, "texts.0", "must be one of en, de", "fi")
 
 
-def test_where_it_looked(serving, translator):
+def test_attention_of_a_translation(serving, translator):
     from heed.seq2seq import read_attention
 
     client, text = serving(), "1,204"
@@ -145,7 +145,7 @@ def test_which_words_a_translation_comes_from(serving, translator):
     assert all(isinstance(each["alignment"], str) for each in found["hypotheses"])
 
 
-def test_each_of_several_says_where_it_looked(serving):
+def test_attention_of_each_hypothesis(serving):
     fields = {"beam_size": 3, "n_best": 2, "attention": True}
     (one,) = ask(serving(), "1,204", **fields).json()["translations"]
     assert set(one) == {"text", "hypotheses"}
@@ -212,7 +212,7 @@ def test_bodies_that_do_not_serve(serving, body, status, part):
     ids=["fields", "texts", "name"],
 )
 def test_mistakes_without_end_are_not_described(serving, body):
-    """It would take tenths of a second, in which nobody else is answered."""
+    """It would take tenths of a second, in which no other request is answered."""
     answer = serving().post("/translate", content=body, headers=JSON)
     assert refused(answer, 422)
     assert len(answer.text) < 120

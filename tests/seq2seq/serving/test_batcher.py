@@ -81,7 +81,7 @@ def test_beyond_the_room_nothing_is_taken():
     assert run(of, room=3) == [("first", 0), ("a", 1), ("a", 2), ("a", 3)]
 
 
-def test_what_nobody_waits_for_is_not_worked_on():
+def test_abandoned_requests_are_not_decoded():
     async def of(batcher, worker):
         asked = await busy(batcher, worker)
         first, second, third, fourth, fifth = batcher.submit("a", [1, 2, 3, 4, 5])

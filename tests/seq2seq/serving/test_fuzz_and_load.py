@@ -1,4 +1,4 @@
-"""Requests that nobody thought of, and many of them: no fault, none lost, memory flat."""
+"""Random and many requests: no error, none lost, constant memory."""
 
 import asyncio
 import gc

@@ -1,31 +1,13 @@
-"""The server's page in a browser: needs playwright (the extra `browser`) and a Chromium; skipped without."""
-
-import os
-import shutil
+"""The server's page in a browser; skipped without one, see `tests.browser`."""
 
 import pytest
 
-from tests.inspect.test_page_browser import luminance, rgb
-
-playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = os.environ.get("HEED_CHROMIUM") or next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-if CHROMIUM is None:
-    pytest.skip("no Chromium found; HEED_CHROMIUM can name one", allow_module_level=True)
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
+from tests.browser import luminance, playwright, rgb
 
 
 @pytest.fixture
 def show(chromium):
-    """Opens the page of a server; at the end, nobody else was asked and nothing went wrong."""
+    """Opens the page of a server; checks at the end that it asked only this server and raised no error."""
     contexts, requests, complaints = [], [], []
 
     def open_it(server, colours="light"):
@@ -52,7 +34,7 @@ def show(chromium):
 def type_in(tab, text):
     tab.locator("#text").press_sequentially(text, delay=5)
     whole = tab.locator("#text").input_value()
-    playwright.expect(tab.locator("#said")).to_have_attribute("data-of", whole, timeout=60_000)
+    playwright.expect(tab.locator("#answer")).to_have_attribute("data-of", whole, timeout=60_000)
 
 
 def test_the_translation_comes_as_one_types(show, live, translator):
@@ -75,9 +57,9 @@ def test_words_heads_and_layers(show, live):
     assert tab.locator("#name").inner_text().startswith("cross 1, head 1")
     written = tab.locator("#rows li").first.inner_text()
     tab.locator("#rows li").first.hover()
-    assert tab.locator("#readout").inner_text().startswith(f"{written} looks at")
+    assert tab.locator("#readout").inner_text().startswith(f"{written} attends to")
     tab.locator("#keys li").nth(2).hover()
-    assert tab.locator("#readout").inner_text().startswith("2 is looked at by")
+    assert tab.locator("#readout").inner_text().startswith("2 is attended to by")
     tab.locator("#grid button").nth(1).click()
     assert tab.locator("#name").inner_text().startswith("encoder 1, head 2")
     tab.locator("#threshold").fill("40")
@@ -102,7 +84,7 @@ def test_the_keyboard_reaches_everything(show, live):
     assert "cross 1, head 1, cross-attention" in seen
 
 
-def test_an_error_is_shown_and_goes_away(show, live):
+def test_an_error_appears_and_goes_away(show, live):
     tab = show(live())
     type_in(tab, "12")
     tab.locator("#keys li").first.wait_for()
@@ -115,15 +97,15 @@ def test_an_error_is_shown_and_goes_away(show, live):
     assert not problem.is_visible()
 
 
-def test_a_server_that_has_gone_is_said(show, live):
+def test_a_stopped_server_is_reported(show, live):
     server = live()
     tab = show(server)
     server.join()
     type_in(tab, "1")
-    assert tab.locator("#problem").inner_text() == "The server does not answer."
+    assert tab.locator("#problem").inner_text() == "The server is not responding."
 
 
-def test_an_answer_that_comes_late_is_not_shown(show, live, gate, translator):
+def test_a_late_answer_is_dropped(show, live, gate, translator):
     server = live()
     tab = show(server)
     tab.locator("#text").press_sequentially("1")
@@ -198,9 +180,9 @@ def test_light_and_dark_can_be_read(show, live, colours):
 
     for part, behind in (
         ("#text", "#text"),
-        ("#translations li", "#said"),
-        ("#state", "#said"),
-        ("#problem", "#said"),
+        ("#translations li", "#answer"),
+        ("#state", "#answer"),
+        ("#problem", "#answer"),
         ("#choices label", ":root"),
     ):
         assert contrast(part, behind) >= 4.5, part  # WCAG 2.2, level AA

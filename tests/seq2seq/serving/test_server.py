@@ -109,7 +109,7 @@ def test_a_refused_body_without_end_is_not_waited_for(live):
     assert client.is_closed()
 
 
-def test_a_slow_client_holds_nobody_up(live):
+def test_a_slow_client_delays_no_other(live):
     server = live(body_timeout=30)
     slow, quick = Client(server), Client(server)
     slow.head(15)
@@ -457,13 +457,13 @@ def test_a_port_in_use():
         ("127.0.0.1", 65_536, "--port must be from 0 to 65535"),
     ],
 )
-def test_where_nobody_can_listen(host, port, message):
+def test_addresses_that_cannot_be_bound(host, port, message):
     with pytest.raises(TaskError, match=message):
         sockets.bind(host, port)
 
 
 def test_answers_are_not_held_back():
-    """What asyncio asks before it switches off Nagle's algorithm; without, an answer takes 40 ms more."""
+    """asyncio switches off Nagle's algorithm only if this holds; otherwise an answer takes 40 ms more."""
     with sockets.bind("127.0.0.1", 0) as made:
         assert made.proto == socket.IPPROTO_TCP
 

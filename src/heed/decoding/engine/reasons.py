@@ -80,7 +80,7 @@ def _of_call(options: dict[str, Any]) -> Iterator[str]:
     if not allows_native():
         yield f'heed.set_implementation chose "{get_implementation()}"'
     if is_watched():
-        yield "somebody looks at each attention"
+        yield "heed.inspect captures the attention"
     if options["method"] == "beam" and options["beam_size"] > MOST_BEAMS:
         yield f"a beam of {options['beam_size']} is wider than the {MOST_BEAMS} that the engine takes"
     if options["method"] == "beam" and options["coverage_penalty"]:

@@ -21,7 +21,7 @@ def decode(model: Any, inputs: dict[str, Any], options: dict[str, Any]) -> tuple
     own = {name: options[name] for name in _SEARCH if options.get(name) is not None}
     results, return_scores = options["num_results"], options["return_scores"]
     draws = results if options["method"] == "sample" else 1
-    if draws > 1:  # each draw is a row of its own
+    if draws > 1:  # each draw has its own row
         repeated = {name: x for name, x in inputs.items() if name != "uniform"}
         repeated = {name: ops.repeat(x, draws, axis=0) for name, x in repeated.items()}
         inputs = {**inputs, **repeated}

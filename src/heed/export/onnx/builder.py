@@ -61,7 +61,7 @@ class Builder:
         self._names: dict[str, int] = {}
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._casts: dict[str, tuple[str, np.dtype]] = {}
-        self._made: dict[Any, Any] = {}  # outputs of nodes, by what makes them
+        self._made: dict[Any, Any] = {}  # outputs of nodes, by operation and inputs
         self._stored: list[onnx.NodeProto] = []
 
     def unique(self, wish: str) -> str:

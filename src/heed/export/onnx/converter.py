@@ -269,7 +269,7 @@ def _unsupported_reason(op: Op) -> str:
 
 
 def _describe(value: Value, name: str) -> onnx.ValueInfoProto:
-    """An input or output of the graph; each dynamic size has a name of its own."""
+    """An input or output of the graph; each dynamic size has its own name."""
     if value.shape is None:
         raise ExportError(f"ONNX: the number of axes of `{name}` must be known")
     shape = [f"{name}_{i}" if n is None else n for i, n in enumerate(value.shape)]

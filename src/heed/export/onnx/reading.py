@@ -1,4 +1,4 @@
-"""Finds what the nodes of an ONNX graph read."""
+"""Finds the values that the nodes of an ONNX graph read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores the numbers of a graph in its file, or in one beside it."""
+"""Stores the numbers of a graph in its file, or in a second file."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def load(folder: str | Path, threads: int | None = None) -> dict[str, Callable[.
 
     logging.getLogger("absl").setLevel(
         "ERROR"
-    )  # hides warnings about gradients, which nobody needs here
+    )  # hides warnings about gradients, which are not needed here
     manifest = json.loads((Path(folder) / "manifest.json").read_text(encoding="utf-8"))
     if manifest["options"]["implementation"] == "native":
         try:

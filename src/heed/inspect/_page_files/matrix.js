@@ -10,7 +10,7 @@ function makeMatrix(data, state, focus, pin) {
   const shape = () => state.head.whole;
   const font = (weight) => `${weight} 12px ${css("font-family")}`;
 
-  // The width and height of a cell when all are visible: square, unless that makes a few long rows or columns too thin.
+  // The size of a cell in the fitted view: square, unless that would make the few rows or columns of a long matrix too thin.
   function fitCells() {
     const { width, height } = size(), { T, S } = shape(), cell = Math.min(width / S, height / T, WIDEST);
     const thin = Math.max(T, S) > 4 * Math.min(T, S) ? Math.max(cell, 14) : cell;

@@ -1,4 +1,4 @@
-// The page in a file, which contains its data.
+// The page of a file; the data is embedded in it.
 
 const data = JSON.parse($("data").textContent);
 data.weights = $("weights").textContent;
@@ -6,5 +6,5 @@ $("data").remove();
 $("weights").remove();
 unpack(data).then(show).catch((error) => {
   document.querySelector("main").textContent =
-    `This page could not be shown (it needs a browser of 2023 or newer): ${error.message}`;
+    `This page cannot be displayed (it requires a browser from 2023 or newer): ${error.message}`;
 });

@@ -1,7 +1,7 @@
-// The state of the view, its readout, and the start.
+// The state of the view, its readout, and its entry point.
 
-// Fills the empty elements of the view. Returns `kept`, which gives the choices of the user for another `show` with new
-// elements, and `end`, to call before the elements are removed.
+// Fills the empty elements of the view. Returns `kept`, which returns the choices of the user for the next `show`, and
+// `end`, to call before the elements are removed.
 function show(data, kept = {}) {
   const usual = data.heads.find((head) => head.layer.kind === "cross") || data.heads[0];
   const chosen = data.heads.find((head) => head.layer.name === kept.layer && head.number === kept.number);
@@ -31,7 +31,7 @@ function show(data, kept = {}) {
   function focus(place) {
     if (same(place, state.hovered)) return;
     state.hovered = place;
-    say();
+    updateReadout();
     state.redraw();
   }
   function pin(place) {
@@ -40,7 +40,7 @@ function show(data, kept = {}) {
       lines.reveal(place);
       matrix.follow(place);
     }
-    say();
+    updateReadout();
     state.redraw();
   }
   const lines = makeLines(data, state, focus, pin);
@@ -66,18 +66,18 @@ function show(data, kept = {}) {
     for (let x = 0; x < 128; x++) image.data.set([...colour(x / 127), 255], 4 * x);
     bar.putImageData(image, 0, 0);
     $("highest").textContent = number((state.highest(state.head) / data.levels) ** 2);
-    say();
+    updateReadout();
     state.redraw();
   }
 
-  const MOST_SAID = 8;
-  function say() {
+  const MOST_LISTED = 8;
+  function updateReadout() {
     const active = state.hovered || state.pinned, out = $("readout"), { layer } = state.head, { T, S } = state.head.whole;
     const weight = (code) => number((code / data.levels) ** 2);
     const bold = (text) => element("b", { textContent: formatToken(text), dir: "auto" });
     out.replaceChildren();
     if (!active) {
-      out.append("Point at a token to see where it looks, or press Tab and use the arrow keys.");
+      out.append("Point at a token to see what it attends to, or press Tab and use the arrow keys.");
       return;
     }
     const put = (...parts) => out.append(element("span", {}, ...parts));
@@ -88,9 +88,9 @@ function show(data, kept = {}) {
     const found = Array.from({ length: byRow ? S : T }, (_, i) => [byRow ? codeAt(state.head, active.row, i) : codeAt(state.head, i, active.key), i])
       .filter(([code]) => code >= Math.max(1, state.threshold)).sort((a, b) => b[0] - a[0]);
     const token = bold(byRow ? layer.rowTokens[active.row] : layer.keyTokens[active.key]);
-    put(token, byRow ? " looks at" : " is looked at by", found.length ? "" : " nothing");
-    // Leaves out weights that are negligible beside the strongest.
-    for (const [code, i] of found.slice(0, MOST_SAID).filter(([code]) => code > found[0][0] / 16)) {
+    put(token, byRow ? " attends to" : " is attended to by", found.length ? "" : " nothing");
+    // Leaves out weights that are negligible compared with the strongest.
+    for (const [code, i] of found.slice(0, MOST_LISTED).filter(([code]) => code > found[0][0] / 16)) {
       const name = element("i", { textContent: formatToken(tokens[i]), dir: "auto" });
       out.append(element("span", { className: "value" }, name, " ", element("span", { textContent: weight(code) })));
     }

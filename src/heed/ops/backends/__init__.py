@@ -68,7 +68,7 @@ class FusedOps(Protocol):
     def write(self, cache: Any, update: Any, index: Any) -> Any | None:
         """The cache (B, L, ...) with `update` (B, T, ...) written at position `index`, or None as above.
 
-        Writes in place if nobody else holds the cache.
+        Writes in place if nothing else holds the cache.
 
         Args:
             index: () int32. Clamped so that the update fits, as by `keras.ops.slice_update`.
@@ -126,7 +126,7 @@ def check() -> None:
     """Checks that Keras and its backend are installed, and that heed supports the backend. Runs on import.
 
     Raises:
-        ImportError: if Keras or its backend is missing; says what to install.
+        ImportError: if Keras or its backend is missing; the message says how to install it.
         RuntimeError: if heed does not support the backend of Keras.
     """
     wanted = os.environ.get("KERAS_BACKEND", "tensorflow")

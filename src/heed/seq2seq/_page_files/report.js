@@ -1,4 +1,4 @@
-// The report of an evaluation: its data stand in the page.
+// The report of an evaluation; the data is embedded in the page.
 
 const report = JSON.parse($("data").textContent);
 $("data").remove();
@@ -14,7 +14,7 @@ function figures() {
   for (const note of report.notes) $("notes").append(element("p", { textContent: note }));
 }
 
-// Bars of how many sentences have each score; of a second run the outline.
+// A histogram of the sentences by score: bars for the first run, an outline for the second.
 function spread() {
   const SVG = "http://www.w3.org/2000/svg", [bins, other] = report.bins;
   const W = 880, H = 150, TOP = 16, BOTTOM = 24, step = W / bins.length;
@@ -44,7 +44,7 @@ function spread() {
   $("spread").append(picture);
 }
 
-// A text with the parts marked that another one lacks.
+// A text; marks the parts that are missing from the other text.
 function texts(parts) {
   return parts.map(([text, lacking]) => (lacking ? element("mark", { textContent: text }) : text));
 }
@@ -67,18 +67,18 @@ function sentence(one) {
   const made = element("article", {},
     element("div", { className: "scores" }, ...one.translations.map(score)), element("dl", {}, ...rows.flat()));
   if (one.attention) {
-    const button = element("button", { type: "button", textContent: "Where it looked", "aria-expanded": "false" });
+    const button = element("button", { type: "button", textContent: "Show attention", "aria-expanded": "false" });
     button.addEventListener("click", () => open(button, made, one.attention));
     made.append(button);
   }
   return made;
 }
 
-let opened = null; // its button, stage and drawing: one at a time
-let kept = {};     // what a person has chosen in the last one
+let opened = null; // the button, stage and drawing of the open sentence; one at a time
+let kept = {};     // the user's choices in the last drawing
 let turns = 0;
 
-// Opens the drawing of a sentence below it and closes the one that is open.
+// Opens the attention of a sentence below it, and closes the one that is open.
 async function open(button, article, attention) {
   const again = opened && opened.button === button, turn = ++turns;
   const data = again ? null : await unpack(attention);

@@ -83,7 +83,7 @@ class Service:
             self._end = time.monotonic() + self.options.drain
 
     def seconds_left(self) -> float:
-        """The seconds left for requests under way, once the server stops."""
+        """The seconds left for requests in progress, once the server stops."""
         return max(0.0, (self._end or 0.0) - time.monotonic())
 
     def warm_up(self) -> None:
@@ -130,7 +130,7 @@ class Service:
             known = ", ".join(self.translations.translators)
             raise HTTPException(HTTPStatus.NOT_FOUND, f"no run has that name; served runs: {known}")
         options = self.decoding
-        if message.beam_size != options.beam_size:  # its values are checked anew
+        if message.beam_size != options.beam_size:  # checks its values again
             options = dataclasses.replace(options, beam_size=message.beam_size)
         mode = Mode(run, options, message.attention, message.alignment)
         texts = [Text(text, message.language, message.n_best) for text in message.texts]

@@ -138,7 +138,7 @@ class Batcher(Generic[Item, Result]):
         for loop, pairs in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_resolve, pairs)
-            except RuntimeError:  # the loop was closed: nobody waits any more
+            except RuntimeError:  # the loop is closed: no request is waiting
                 continue
 
 

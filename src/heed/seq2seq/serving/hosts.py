@@ -47,7 +47,7 @@ class Hosts:
 
         Args:
             listener: its socket.
-            host: the address or name that it was told to listen at.
+            host: the address or name that it listens at.
             names: further names.
         """
         if is_loopback(listener):
@@ -99,7 +99,7 @@ class HostFilter:
         if hosts[0] not in self._hosts:
             return (
                 HTTPStatus.MISDIRECTED_REQUEST,
-                "the server does not answer to this Host; heed serve --allowed-host NAME adds one",
+                "the server does not serve this Host; heed serve --allowed-host NAME adds one",
             )
         return None
 

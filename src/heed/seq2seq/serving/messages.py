@@ -53,7 +53,7 @@ class TranslateRequest(BaseModel):
     n_best: int = Field(
         default=1,
         ge=1,
-        description="translations to return, the likeliest first; at most `beam_size`",
+        description="translations to return, the most likely first; at most `beam_size`",
     )
     alignment: bool = Field(default=False, description="whether to align words, in Pharaoh format")
     attention: bool = Field(
@@ -132,10 +132,10 @@ class Hypothesis(BaseModel):
 class Translation(BaseModel):
     """The result for one text."""
 
-    text: str = Field(description="the likeliest translation")
+    text: str = Field(description="the most likely translation")
     hypotheses: list[Hypothesis] | None = Field(
         default=None,
-        description="if `n_best` is above 1: the likeliest first, each with its attention",
+        description="if `n_best` is above 1: the most likely first, each with its attention",
     )
     alignment: str | None = Field(
         default=None,
@@ -181,7 +181,7 @@ def read(model: type[Model], body: bytes) -> Model:
     """Parses a request's body.
 
     It describes only one mistake: to describe each of ten thousand unknown fields, as pydantic does, takes tenths of a
-    second in which nobody else is answered.
+    second in which no other request is answered.
 
     Raises:
         ValidationError: if the body is not JSON, or a field is wrong.

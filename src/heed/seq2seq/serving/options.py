@@ -11,7 +11,7 @@ from heed.seq2seq.errors import TaskError, convert_value_errors
 
 @dataclass(frozen=True)
 class ServingOptions:
-    """The limits of a server. Each request beyond one is refused at once, with a status of its own.
+    """The limits of a server. A request beyond one is refused at once, with its own status code.
 
     Args:
         max_batch: hypotheses decoded together, 1 or more: as many texts, or fewer with a beam.

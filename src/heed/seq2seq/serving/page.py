@@ -1,4 +1,4 @@
-"""The page of a server: one HTML document that sends requests to the server alone."""
+"""The page of a server: one HTML document that sends requests only to the server."""
 
 from __future__ import annotations
 

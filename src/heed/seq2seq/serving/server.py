@@ -33,7 +33,7 @@ def serve(
     hosts: Hosts,
     on_start: Callable[[str], object],
 ) -> None:
-    """Answers requests until the process is told to stop (SIGINT, SIGTERM), then those taken already.
+    """Answers requests until SIGINT or SIGTERM, then finishes those it has accepted.
 
     Args:
         listener: a socket of `sockets.bind`.

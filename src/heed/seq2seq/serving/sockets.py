@@ -9,7 +9,7 @@ from heed.seq2seq.errors import TaskError
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Makes a socket that nobody else can have, and listens on it.
+    """Makes a socket for this process only, and listens on it.
 
     Args:
         host: an address of this machine, or a name that it has; "0.0.0.0" or "::" for all of them.
@@ -56,7 +56,7 @@ def get_url(listener: socket.socket) -> str:
 
 
 def get_network(host: str) -> str:
-    """The network of a client: of IPv4 the address; of IPv6, where one person has 2^64 of them, the first half."""
+    """The network of a client: an IPv4 address, or the first half of an IPv6 address (a client has 2^64 of them)."""
     address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)

@@ -41,7 +41,7 @@ def _if(op: Op, g: Builder) -> Converted:
 
 @converts("While", "StatelessWhile")
 def _while(op: Op, g: Builder) -> Converted:
-    """ONNX' Loop, which carries only what changes; its body reads the rest from outside."""
+    """ONNX' Loop, which carries only changing values; its body reads the rest from outside."""
     body = op.converter.function(op.source, "body").graph
     condition = op.converter.function(op.source, "cond").graph
     pairs = zip(body.inputs, body.outputs, strict=True)
@@ -92,7 +92,7 @@ def _is_unchanged(given: Any, result: Any) -> bool:
 
 
 def _output(g: Builder, x: Any, dtype: Any, shape: Any) -> onnx.ValueInfoProto:
-    """Adds an output of an inner graph, which needs a node of its own."""
+    """Adds an output of an inner graph, which needs its own node."""
     name = g.unique(f"{g.place}/output")
     g.nodes.append(onnx.helper.make_node("Identity", [g.input(x)], [name], name=name))
     return onnx.helper.make_tensor_value_info(name, element_type(dtype), shape)

@@ -22,7 +22,7 @@ from heed.ops.mask_rules import Outline, put_together, take_apart
 class MaskSpec(type_spec.BatchableTypeSpec):
     """The rules of a mask without their tensors, and a `tf.TensorSpec` for each tensor.
 
-    A `tf.function` traces anew for other rules or plain numbers, not for other values in tensors.
+    A `tf.function` retraces for other rules or plain numbers, not for other values in tensors.
     """
 
     __slots__ = ("_outlines", "_specs")

@@ -1,14 +1,14 @@
-// The page of a server: what is typed is translated, and where the model looked is drawn below.
+// The page of a server: translates text as you type, and draws the attention of the model below.
 
 const about = JSON.parse($("about").textContent);
-const PAUSE = 150; // milliseconds without a key until a text is sent
+const PAUSE = 150; // milliseconds after the last key until the text is sent
 
-let drawn = null;  // what `show` returned, while there is a drawing
-let kept = {};     // what a person has chosen in the last one
-let staged = 0;    // how often a drawing was asked for: only the last is shown
-let asked = null;  // the request under way; a newer one aborts it, so that no stale answer is shown
+let drawn = null;   // the result of `show`, while there is a drawing
+let kept = {};      // the user's choices in the last drawing
+let staged = 0;     // the number of requested drawings; only the last is shown
+let pending = null; // the request in progress; a newer one aborts it, so no stale answer is shown
 let timer = 0;
-let found = [];    // the translations that are listed
+let found = [];     // the listed translations
 
 function problem(text) {
   $("problem").textContent = text;
@@ -21,7 +21,7 @@ function clear() {
   stage(null);
 }
 
-// Makes the elements of a drawing anew and fills them; what was chosen before stays chosen.
+// Replaces the drawing; the user's choices stay.
 async function stage(attention) {
   const turn = ++staged, data = attention && await unpack(attention);
   if (turn !== staged) return;
@@ -54,39 +54,39 @@ function choose(i) {
 
 async function translate() {
   const text = $("text").value;
-  if (asked) asked.abort();
-  asked = null;
+  if (pending) pending.abort();
+  pending = null;
   problem("");
   $("state").textContent = "";
   if (!text.trim()) {
-    $("said").setAttribute("aria-busy", "false");
+    $("answer").setAttribute("aria-busy", "false");
     return clear();
   }
-  const mine = (asked = new AbortController()), body = { texts: [text], run: $("run").value, attention: true };
+  const mine = (pending = new AbortController()), body = { texts: [text], run: $("run").value, attention: true };
   const beams = +$("beams").value;
   if (beams > 1) Object.assign(body, { beam_size: beams, n_best: beams });
   if ($("language").value) body.language = $("language").value;
-  $("said").setAttribute("aria-busy", "true");
+  $("answer").setAttribute("aria-busy", "true");
   const begin = performance.now();
   try {
     const answer = await fetch("translate", {
       method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal: mine.signal,
     });
-    const said = await answer.json();
-    if (mine !== asked) return;
-    if (!answer.ok) throw new Error(String(said.detail).replace(/^texts\.0: /, ""));
-    const [one] = said.translations;
+    const result = await answer.json();
+    if (mine !== pending) return;
+    if (!answer.ok) throw new Error(String(result.detail).replace(/^texts\.0: /, ""));
+    const [one] = result.translations;
     list(one.hypotheses || [one]);
     $("state").textContent = `${Math.round(performance.now() - begin)} ms`;
     await stage(found[0].attention);
   } catch (error) {
-    if (mine !== asked) return; // aborted, or answered too late
+    if (mine !== pending) return; // aborted, or answered too late
     clear();
-    problem(error instanceof TypeError ? "The server does not answer." : error.message);
+    problem(error instanceof TypeError ? "The server is not responding." : error.message);
   } finally {
-    if (mine === asked) {
-      $("said").setAttribute("aria-busy", "false");
-      $("said").dataset.of = text;
+    if (mine === pending) {
+      $("answer").setAttribute("aria-busy", "false");
+      $("answer").dataset.of = text;
     }
   }
 }
@@ -129,4 +129,4 @@ $("translations").addEventListener("keydown", (event) => {
   choose(next);
   items[next].focus();
 });
-if ($("text").value) translate(); // what the browser kept over a reload
+if ($("text").value) translate(); // the browser may keep it over a reload

@@ -15,7 +15,7 @@ from tensorflow.python.ops import control_flow_util
 
 
 def library_path(name: str) -> Path | None:
-    """The path of the library "core" or "tf", or None. Editable installs have it apart from the sources."""
+    """The path of the library "core" or "tf", or None. Editable installs keep it outside the sources."""
     package = sys.modules[__name__.partition(".")[0]]
     files = (Path(folder) / "_lib" / f"libheed_{name}.so" for folder in package.__path__)
     return next((file for file in files if file.exists()), None)
@@ -53,7 +53,7 @@ def instruction_set() -> str:
 
 @functools.cache
 def machine_reasons() -> tuple[str, ...]:
-    """Why the kernels cannot run on this machine, as sentences for a person."""
+    """Returns why the kernels cannot run on this machine, as sentences."""
     if reason := _load()[2]:
         return (reason,)
     for kind in ("GPU", "TPU"):

@@ -69,7 +69,7 @@ class Wire(NamedTuple):
 
     @classmethod
     def of(cls, inputs: Sequence[tf.Tensor]) -> Wire:
-        """From the inputs of an op, without the operands and the inputs of the backward pass alone."""
+        """From the inputs of an op, without the operands and the inputs that only the backward pass has."""
         settings, seed, rules, *lists = inputs
         reals = [x for x in lists if x.dtype.is_floating]
         numbers = [x for x in lists if x.dtype == tf.int32]

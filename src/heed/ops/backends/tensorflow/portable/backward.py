@@ -161,7 +161,7 @@ class _Pass:
         def body(index: Size, state: State) -> State:
             rows = operands.cut_queries(plan.queries(index))
             incoming = self.results.cut(rows.queries, guarded=rows.guarded)
-            # Sums over the blocks of keys, for these queries alone.
+            # Sums over the blocks of keys, for these queries only.
             own = {"query": Sum(rows.query), **self._own_bias(rows.queries)}
             inner_totals = {**totals, **own}
 
