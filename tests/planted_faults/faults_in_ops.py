@@ -316,15 +316,15 @@ FAULTS = (
     Fault(
         "rotation turns the other way",
         f"{_OPS}/positions.py",
-        "turned = [first * cosine - second * sine, first * sine + second * cosine]",
-        "turned = [first * cosine + second * sine, second * cosine - first * sine]",
+        "rotated = [first * cosine - second * sine, first * sine + second * cosine]",
+        "rotated = [first * cosine + second * sine, second * cosine - first * sine]",
         (f"{_TESTS}/test_positions.py",),
     ),
     Fault(
         "linear scaling multiplies positions",
         f"{_OPS}/positions.py",
-        "angles = (ops.cast(positions, compute) / scaling_factor)[..., None] * turns",
-        "angles = (ops.cast(positions, compute) * scaling_factor)[..., None] * turns",
+        "angles = (ops.cast(positions, compute) / scaling_factor)[..., None] * frequencies",
+        "angles = (ops.cast(positions, compute) * scaling_factor)[..., None] * frequencies",
         (f"{_TESTS}/test_positions.py",),
     ),
     Fault(

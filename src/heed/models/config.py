@@ -62,8 +62,10 @@ class TokensConfig(SpecialTokens, LayersConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         even = "be an even multiple of `num_heads` for rotary positions, or `key_dim` be even"
-        turned = self.position == "rotary"
-        self._require(not turned or self.head_dim % 2 == 0, even, "width", "num_heads", "key_dim")
+        is_rotary = self.position == "rotary"
+        self._require(
+            not is_rotary or self.head_dim % 2 == 0, even, "width", "num_heads", "key_dim"
+        )
         even = "be even for sinusoidal positions"
         self._require(self.position != "sinusoidal" or self.width % 2 == 0, even, "width")
 

@@ -76,19 +76,19 @@ def rotary_embedding(
         max_wavelength: > 0 (the base of the paper).
         scaling_factor: > 0; positions are divided by it.
         scaling: extends a model trained on texts of L = `original_length` tokens to longer texts; a dictionary with a
-            `kind` and its options. Position 1 turns pair c by w_c = max_wavelength^(-2c / H); s = `factor` >= 1:
+            `kind` and its options. Each position rotates pair c by w_c = max_wavelength^(-2c / H); s = `factor` >= 1:
 
             - `{"kind": "linear", "factor": s}`: w_c / s, as `scaling_factor`.
             - `{"kind": "ntk", "factor": s}`: max_wavelength becomes max_wavelength * s^(H / (H - 2)): the slowest pair
-              turns s times slower, the quickest as before.
+              rotates s times slower, the fastest as before.
             - `{"kind": "dynamic", "original_length": L, "factor": 1.0}`: as "ntk", with s * length / L - (s - 1) for s
               in texts longer than L, and unchanged in others.
             - `{"kind": "llama3", "factor": 8.0, "original_length": 8192, "low_frequency_factor": 1.0,
-              "high_frequency_factor": 4.0}`: w_c / s for pairs that turn less than once (the low factor) in L
-              tokens, w_c for pairs that turn more than four times (the high factor), interpolated between.
+              "high_frequency_factor": 4.0}`: w_c / s for pairs that rotate less than once (the low factor) in L
+              tokens, w_c for pairs that rotate more than four times (the high factor), interpolated between.
             - `{"kind": "yarn", "factor": s, "original_length": L, "beta_fast": 32.0, "beta_slow": 1.0,
-              "attention_factor": None}`: w_c / s for pairs that turn less than beta_slow times in L tokens, w_c for
-              pairs that turn more than beta_fast times, interpolated over c between. The rotated x is multiplied by
+              "attention_factor": None}`: w_c / s for pairs that rotate less than beta_slow times in L tokens, w_c for
+              pairs that rotate more than beta_fast times, interpolated over c between. The rotated x is multiplied by
               the attention factor, 0.1 ln(s) + 1 by default, and so the scores by its square.
         length: of the text, for "dynamic"; an integer or scalar tensor, the same for query and key of an attention.
             Default: the highest position plus 1.
@@ -137,17 +137,19 @@ def rotary_embedding(
         length = checks.check_size("length", length)
     elif rotary_scaling.depends_on_length(scaling):
         length = ops.max(positions, initial=-1) + 1
-    turns, multiplier = rotary_scaling.turns(width, max_wavelength, scaling, length, compute)
-    angles = (ops.cast(positions, compute) / scaling_factor)[..., None] * turns
+    frequencies, multiplier = rotary_scaling.compute_frequencies(
+        width, max_wavelength, scaling, length, compute
+    )
+    angles = (ops.cast(positions, compute) / scaling_factor)[..., None] * frequencies
     angles = ops.expand_dims(angles, -2 if layout == "BTNH" else -3)
     sine, cosine = ops.sin(angles) * multiplier, ops.cos(angles) * multiplier
     wide = ops.cast(x, compute)
     first, second = (wide[..., ::2], wide[..., 1::2]) if interleaved else ops.split(wide, 2, -1)
-    turned = [first * cosine - second * sine, first * sine + second * cosine]
+    rotated = [first * cosine - second * sine, first * sine + second * cosine]
     if interleaved:
-        joined = ops.reshape(ops.stack(turned, -1), ops.shape(x))
+        joined = ops.reshape(ops.stack(rotated, -1), ops.shape(x))
     else:
-        joined = ops.concatenate(turned, -1)
+        joined = ops.concatenate(rotated, -1)
     return ops.cast(joined, dtype)
 
 

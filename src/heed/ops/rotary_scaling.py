@@ -1,7 +1,7 @@
 """Scales rotary positions for texts longer than those of the training.
 
-Letters: H features, c = 0..H/2-1 a pair of them, w_c = max_wavelength^(-2c / H) its turn per position, s the factor,
-L the length in training.
+Letters: H features, c = 0..H/2-1 a pair of them, w_c = max_wavelength^(-2c / H) its frequency (radians per position),
+s the factor, L the length in training.
 """
 
 from __future__ import annotations
@@ -78,25 +78,25 @@ def check_scaling(scaling: Any) -> dict[str, Any] | None:
 
 
 def depends_on_length(scaling: Mapping[str, Any] | None) -> bool:
-    """Whether the turns depend on the length of the text."""
+    """Whether the frequencies depend on the length of the text."""
     return scaling is not None and scaling["kind"] == "dynamic"
 
 
-def turns(
+def compute_frequencies(
     features: int,
     max_wavelength: float,
     scaling: Mapping[str, Any] | None,
     length: Any,
     dtype: str,
 ) -> tuple[Any, float]:
-    """The turn of each pair of features per position, (H/2,), and the factor of the rotated features.
+    """Computes the frequency of each pair of features, (H/2,), and the factor of the rotated features.
 
     Args:
         features: H.
         max_wavelength: as in training.
         scaling: checked.
         length: of the text, an int tensor (), for the kind "dynamic".
-        dtype: of the turns.
+        dtype: of the frequencies.
     """
     if scaling is None:
         return ops.convert_to_tensor(_plain(features, max_wavelength), dtype), 1.0
@@ -118,7 +118,7 @@ def _plain(features: int, max_wavelength: float) -> np.ndarray:
 
 
 def _ntk_exponent(features: int) -> float:
-    """Slows the slowest pair s times and leaves the quickest; a single pair is both."""
+    """The exponent that slows the slowest pair s times, not the fastest; a single pair is both."""
     return features / (features - 2) if features > 2 else 1.0
 
 
@@ -145,12 +145,12 @@ def _yarn(features: int, max_wavelength: float, scaling: Mapping[str, Any]) -> n
             f"`max_wavelength` must be more than 1 for yarn. Received: max_wavelength={max_wavelength}"
         )
 
-    def pair_that_turns(rounds: float) -> float:
+    def find_pair(rounds: float) -> float:
         ratio = scaling["original_length"] / (rounds * 2 * math.pi)
         return features * math.log(ratio) / (2 * math.log(max_wavelength))
 
-    first = max(math.floor(pair_that_turns(scaling["beta_fast"])), 0)
-    last = min(math.ceil(pair_that_turns(scaling["beta_slow"])), features - 1)
+    first = max(math.floor(find_pair(scaling["beta_fast"])), 0)
+    last = min(math.ceil(find_pair(scaling["beta_slow"])), features - 1)
     stretched = np.clip((np.arange(features // 2) - first) / max(last - first, 1e-3), 0.0, 1.0)
     return plain * ((1 - stretched) + stretched / scaling["factor"])
 
