@@ -227,6 +227,7 @@ def test_the_runner_reads_numbers_as_heed_does(finished_run):
         ({"format": "onnx", "opset": 23.0}, "`opset` must be from 17 to 24. Received: opset=23.0"),
         ({"format": "onnx", "opset": "23"}, "`opset` must be from 17 to 24. Received: opset='23'"),
         ({"format": "onnx", "calibration": [{}]}, "`calibration` goes with LiteRT only"),
+        ({"format": "litert", "opset": 23}, "`opset` goes with ONNX only"),
         ({"out": ""}, "`out` must be the path of a folder to make. Received: ''"),
         ({"out": None}, "`out` must be the path of a folder to make. Received: None"),
         ({"out": b"x"}, "`out` must be the path of a folder to make. Received: b'x'"),

@@ -59,7 +59,7 @@ def export(
     format: str,
     precision: str = "float32",
     implementation: str = "portable",
-    opset: int = 23,
+    opset: int | None = None,
     samples: Mapping[str, Any] | None = None,
     calibration: Sequence[Mapping[str, Any]] | None = None,
     source: Any = None,
@@ -79,7 +79,7 @@ def export(
         precision: how to store the weights, one of the format's `precisions`: "float32", "float16", "bfloat16" or
             "int8".
         implementation: the attention of a SavedModel: "portable", or "native", which needs heed where it is loaded.
-        opset: the version of ONNX' operators, 17 to 24; from 23 on, each attention is one node.
+        opset: for ONNX: the version of its operators, 17 to 24; from 23 on, each attention is one node. None: 23.
         samples: inputs for the comparison, arrays by name; for a model that decodes, "source". None draws random ones.
         calibration: for LiteRT's "int8" and a Keras model: typical inputs, dictionaries like `samples`. With them,
             activations are integers too.
@@ -105,10 +105,15 @@ def export(
     """
     options: dict[str, Any] = {
         "implementation": implementation,
-        "opset": opset,
+        "opset": 23 if opset is None else opset,
         "calibration": calibration,
     }
-    kind = _check_format(format, precision, options)
+    used = {
+        "implementation": implementation == "native",
+        "opset": opset is not None,
+        "calibration": calibration is not None,
+    }
+    kind = _check_format(format, precision, implementation, used)
     out, shipment = _path(out), None
     artefact.check_free(out)
     longest = check_integer("longest", longest, least=1)
@@ -152,11 +157,13 @@ def _path(out: Any) -> Path:
     return Path(path)
 
 
-def _check_format(format: str, precision: str, options: Mapping[str, Any]) -> ExportFormat:
-    """The format of this name, after checks of precision, options and packages."""
+def _check_format(
+    format: str, precision: str, implementation: str, used: Mapping[str, bool]
+) -> ExportFormat:
+    """The format of this name, after checks of precision, options that are `used`, and packages."""
     if not isinstance(format, str) or format not in FORMATS:
         raise ExportError(f"`format` must be one of {', '.join(FORMATS)}. Received: {format!r}")
-    kind, implementation = FORMATS[format], options["implementation"]
+    kind = FORMATS[format]
     if precision not in kind.precisions:
         known = ", ".join(kind.precisions)
         raise ExportError(f"`precision` of {format} must be {known}. Received: {precision!r}")
@@ -164,10 +171,6 @@ def _check_format(format: str, precision: str, options: Mapping[str, Any]) -> Ex
         raise ExportError(
             f"`implementation` must be portable or native. Received: {implementation!r}"
         )
-    used = {
-        "implementation": implementation == "native",
-        "calibration": options["calibration"] is not None,
-    }
     for name in used:
         if used[name] and not kind.takes_option(name):
             titles = " and ".join(one.title for one in FORMATS.values() if one.takes_option(name))
