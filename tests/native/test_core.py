@@ -269,6 +269,14 @@ def test_a_query_that_is_not_a_number_gives_none(library, masked: bool) -> None:
     assert np.isnan(d_query).sum() == query.shape[-1]
 
 
+def test_no_work_without_queries_and_keys(library) -> None:
+    """However many heads have none."""
+    x = np.zeros((2**29, 0, 2**29, 4), np.float32)
+    call = core.Call(library, x, x, x, rules=[{"rule": LENGTHS, "first": 0}])
+    output, _ = call.forward()
+    assert [g.shape for g in call.backward(output, x)[:3]] == [x.shape] * 3
+
+
 def test_keys_without_queries_get_gradients_of_zero(library) -> None:
     """Also where there are no query heads at all."""
     key = np.ones((2, 5, 3, 4), np.float32)

@@ -88,10 +88,10 @@ class Call {
 
   // A tensor of the layout, as a HeedTensor.
   HeedTensor rows(const Tensor& x) const {
-    const int64_t last = x.dim(layout_.rank - 1), both = x.dim(layout_.rank - 2) * last;
+    const int64_t last = x.dim(layout_.rank - 1), both = times(x.dim(layout_.rank - 2), last);
     if (layout_.additive()) return {x.data(), both, last, 0};
     const bool length_first = layout_.length_axis == 1;
-    return {x.data(), x.dim(1) * both, length_first ? both : last, length_first ? last : both};
+    return {x.data(), times(x.dim(1), both), length_first ? both : last, length_first ? last : both};
   }
 
   HeedAttention attention{};
@@ -178,7 +178,7 @@ class Call {
     for (int axis = 3; axis >= 0; --axis) {
       result.shape[axis] = x.dim(axis);
       result.stride[axis] = x.dim(axis) == 1 ? 0 : stride;
-      stride *= x.dim(axis);
+      stride = times(stride, x.dim(axis));
     }
     return result;
   }

@@ -51,7 +51,7 @@ void run_cache_write(void*, TF_OpKernelContext* context) {
       if (index.rank() != 0) fail("`index` must be a number" + index.described());
       call.batch = dims[0], call.length = dims[1], call.written = given[1], call.index = *index.data<int32_t>();
       call.bytes = static_cast<int64_t>(bytes_of(inputs[0].type()));
-      for (size_t axis = 2; axis < dims.size(); ++axis) call.bytes *= dims[axis];
+      for (size_t axis = 2; axis < dims.size(); ++axis) call.bytes = times(call.bytes, dims[axis]);
     }
     constexpr int kCache = 0;
     int taken = -1;

@@ -18,7 +18,7 @@ class RowCall {
     if (dims_.empty()) fail("the first input must have rows" + x.described());
     settings = read_settings<Settings>(input(TF_NumInputs(context) - 1));
     rows_ = {dtype_of(type_), 1, dims_.back()};
-    for (size_t axis = 0; axis + 1 < dims_.size(); ++axis) rows_.count *= dims_[axis];
+    for (size_t axis = 0; axis + 1 < dims_.size(); ++axis) rows_.count = times(rows_.count, dims_[axis]);
   }
 
   Tensor input(int i) const {

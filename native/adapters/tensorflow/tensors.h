@@ -27,6 +27,11 @@ inline std::string described(const Dims& dims) {
   return text + ")";
 }
 
+// a * b, for sizes of tensors. It may wrap for empty ones, whose other sizes can be any: nothing uses the product then.
+inline int64_t times(int64_t a, int64_t b) {
+  return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+}
+
 // An input or an output of an op.
 struct Tensor {
   Owned<TF_Tensor> tensor;
@@ -41,7 +46,7 @@ struct Tensor {
   }
   int64_t count() const {
     int64_t numbers = 1;
-    for (int64_t n : dims()) numbers *= n;
+    for (int64_t n : dims()) numbers = times(numbers, n);
     return numbers;
   }
   // ". Received: shape (2, 3)"
@@ -82,12 +87,15 @@ inline std::vector<Tensor> inputs_of(TF_OpKernelContext* context) {
   return inputs;
 }
 
-// Allocates an output, `bytes` for each number.
+// Allocates an output, `bytes` for each number. TensorFlow ends the process if an int64 cannot count the numbers.
 inline Tensor allocated(TF_OpKernelContext* context, int index, int type, const Dims& dims, size_t bytes) {
+  int64_t numbers = 1;
+  for (int64_t n : dims)
+    if (__builtin_mul_overflow(numbers, n, &numbers))
+      fail("a result must have less than 2^63 numbers. Received: inputs that make its " + described(dims));
   const Status status;
-  for (int64_t n : dims) bytes *= static_cast<size_t>(n);
-  Tensor made{Owned<TF_Tensor>(
-      TF_AllocateOutput(context, index, type, dims.data(), static_cast<int>(dims.size()), bytes, status.get()))};
+  Tensor made{Owned<TF_Tensor>(TF_AllocateOutput(context, index, type, dims.data(), static_cast<int>(dims.size()),
+                                                 static_cast<size_t>(numbers) * bytes, status.get()))};
   if (!status.ok() || !made.tensor) throw Failed{"out of memory for the result", kResourceExhausted};
   return made;
 }
