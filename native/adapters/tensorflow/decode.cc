@@ -58,10 +58,7 @@ struct Shared {
   std::mutex mutex;
   std::vector<std::weak_ptr<const Packed>> packed;
 };
-Shared& shared() {
-  static Shared& made = *new Shared;
-  return made;
-}
+Shared& shared = *new Shared;
 
 // One op of one graph.
 struct Kernel {
@@ -105,17 +102,16 @@ std::vector<int64_t> version_of(const Kernel& kernel, const std::vector<Tensor>&
 // The packed weights of this call. Moves the weights out of the inputs if it packs them.
 std::shared_ptr<const Packed> packed_for(Kernel& kernel, std::vector<Tensor>& inputs) {
   std::vector<int64_t> version = version_of(kernel, inputs);
-  Shared& all = shared();
-  const std::lock_guard<std::mutex> lock(all.mutex);
+  const std::lock_guard<std::mutex> lock(shared.mutex);
   if (kernel.packed && kernel.packed->version == version) return kernel.packed;
   kernel.packed.reset();  // first, so that two versions need not be there at once
   std::vector<std::weak_ptr<const Packed>> alive;
-  for (const auto& one : all.packed)
+  for (const auto& one : shared.packed)
     if (const auto there = one.lock()) {
       alive.push_back(one);
       if (there->names == kernel.stack_names && there->version == version) kernel.packed = there;
     }
-  all.packed.swap(alive);
+  shared.packed.swap(alive);
   if (!kernel.packed) {
     const auto made = std::make_shared<Packed>();
     const StackFields stacks(kernel.stacks, inputs[kValues], inputs.data() + kWeights,
@@ -125,7 +121,7 @@ std::shared_ptr<const Packed> packed_for(Kernel& kernel, std::vector<Tensor>& in
     made->sizes = stacks.decoder, made->encoder_sizes = stacks.encoder;
     made->weights.assign(std::make_move_iterator(inputs.begin() + kWeights), std::make_move_iterator(inputs.end()));
     kernel.packed = made;
-    all.packed.push_back(made);
+    shared.packed.push_back(made);
   }
   return kernel.packed;
 }
@@ -209,7 +205,7 @@ __attribute__((constructor)) void register_decoder() {
   TF_RegisterOpDefinition(op, status.get());
   TF_KernelBuilder* kernel = TF_NewKernelBuilder("HeedDecode", "CPU", create, run, [](void* state) {
     const std::unique_ptr<Kernel> made(static_cast<Kernel*>(state));
-    const std::lock_guard<std::mutex> lock(shared().mutex);
+    const std::lock_guard<std::mutex> lock(shared.mutex);
     made->packed.reset();
   });
   TF_RegisterKernelBuilder("HeedDecode", kernel, status.get());
