@@ -78,7 +78,8 @@ class Pool {
       }
       jobs_.push_back(job);
     }
-    wake_.notify_all();
+    // Each takes a place in any open job, or finds that threads which were awake have taken them all.
+    for (int worker = 1; worker < job->threads; ++worker) wake_.notify_one();
     job->work(0);
     {
       std::unique_lock<std::mutex> lock(job->mutex);

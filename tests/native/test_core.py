@@ -303,16 +303,43 @@ print(float(abs(call.forward(threads=4)[0] - 1).max()))
 """
 
 
-def test_where_no_thread_can_be_started_the_caller_does_the_work() -> None:
+def run_script(text: str) -> float:
+    """The number that a fresh process prints, which gets the path of the library."""
     child = subprocess.run(
-        [sys.executable, "-c", FEW_THREADS, str(LIBRARY)],
+        [sys.executable, "-c", text, str(LIBRARY)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
     assert child.returncode == 0, child.stderr
-    assert float(child.stdout) < 1e-6
+    return float(child.stdout)
+
+
+def test_where_no_thread_can_be_started_the_caller_does_the_work() -> None:
+    assert run_script(FEW_THREADS) < 1e-6
+
+
+SWITCHES = """
+import resource, sys
+import numpy as np
+from tests.native import core
+
+library = core.load(sys.argv[1])
+x = np.ones((1, 96, 8, 32), np.float32)
+call = core.Call(library, x, x, x)
+long = np.ones((1, 512, 8, 16), np.float32)
+core.Call(library, long, long, long).forward(threads=32)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+for _ in range(200):
+    call.forward(threads=2)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before) / 200)
+"""
+
+
+def test_a_call_wakes_no_more_threads_than_it_uses() -> None:
+    """Each thread that wakes goes back to sleep, which is a switch of threads; the pool has 32."""
+    assert run_script(SWITCHES) < 8
 
 
 def test_any_number_of_threads_may_be_asked_for(any_library) -> None:
