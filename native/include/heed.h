@@ -256,7 +256,8 @@ HEED_API const char* heed_product(const HeedProduct* call, void* y, int threads)
 // Writes the updated cache to `result`. If that is the cache itself, only the new positions are written.
 HEED_API const char* heed_cache_write(const HeedCacheWrite* call, void* result);
 
-// The number of processors that this process may use.
+// The number of processors that this process may use: those of its affinity, but no more than the CPU quota of its
+// container (control groups of Linux, both versions) when the library was loaded, rounded up.
 HEED_API int heed_available_threads(void);
 
 // The names of the instruction sets of the library, best first: index 0, 1, ...; then NULL.
