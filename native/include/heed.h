@@ -24,8 +24,9 @@
 // results. Nothing aborts, and no exception leaves the library.
 //
 // Threads: any number of threads may call at once. A call uses up to `threads` of them, itself included, from a pool
-// that all calls share (0 or less counts as 1, more than 256 as 256). Results depend neither on that number nor on
-// other calls: the same call gives the same bits with the same instruction set. A child after fork() may call, too.
+// that all calls share (0: as many as heed_available_threads(); less counts as 1, more than 256 as 256). Results depend
+// neither on that number nor on other calls: the same call gives the same bits with the same instruction set. A child
+// after fork() may call, too.
 #ifndef HEED_H
 #define HEED_H
 
@@ -33,7 +34,7 @@
 
 // The version of this interface, raised whenever a struct, a function or a meaning changes. A program fits the library
 // that it runs with if heed_version() == HEED_VERSION.
-#define HEED_VERSION 3
+#define HEED_VERSION 4
 
 // The dtype of query, key, value, output and their gradients.
 enum HeedDtype { HEED_FLOAT32 = 0, HEED_FLOAT64 = 1, HEED_BFLOAT16 = 2, HEED_FLOAT16 = 3 };

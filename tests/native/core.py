@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 3
+VERSION = 4
 DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
 DOT_PRODUCT, ADDITIVE = range(2)
 WINDOW, PREFIX, LENGTHS, SEGMENTS, DENSE, DILATED = RULES = range(6)

@@ -342,6 +342,24 @@ def test_a_call_wakes_no_more_threads_than_it_uses() -> None:
     assert run_script(SWITCHES) < 8
 
 
+ALL_THREADS = """
+import os, sys
+import numpy as np
+from tests.native import core
+
+library = core.load(sys.argv[1])
+x = np.ones((4, 512, 8, 64), np.float32)
+before = len(os.listdir("/proc/self/task"))
+core.Call(library, x, x, x).forward(threads=0)
+started = len(os.listdir("/proc/self/task")) - before
+print(started + 1 - min(library.heed_available_threads(), 32))  # 32 tiles of queries and more
+"""
+
+
+def test_0_threads_are_as_many_as_the_process_may_use() -> None:
+    assert run_script(ALL_THREADS) >= 0
+
+
 def test_any_number_of_threads_may_be_asked_for(any_library) -> None:
     """A number out of reason starts no thousands of threads."""
     x = np.ones((1, 64, 2000, 16), np.float32)

@@ -29,7 +29,7 @@ inline constexpr int kFirstExtra = 6;
 class Call {
  public:
   Call(TF_OpKernelContext* context, const Layout& layout, int extra)
-      : context_(context), layout_(layout), inputs_(inputs_of(context)) {
+      : context_(context), layout_(layout), inputs_(inputs_of(context, status_)) {
     read_sizes();
 
     HeedAttention& a = attention;
@@ -70,7 +70,7 @@ class Call {
 
   // The output of that index.
   Tensor allocate(int index, int type, const Dims& dims) {
-    return allocated(context_, index, type, dims, bytes_of(type));
+    return allocated(context_, status_, index, type, dims, bytes_of(type));
   }
 
   Dims output_dims() const {
@@ -185,6 +185,7 @@ class Call {
 
   TF_OpKernelContext* const context_;
   const Layout layout_;
+  const Status status_;
   const std::vector<Tensor> inputs_;
   int threads_ = 1;
   List reals_{}, numbers_{}, arrays_{};

@@ -139,7 +139,8 @@ const T* optional(const Tensor& x, const char* name, const Dims& dims) {
 void run(void* state, TF_OpKernelContext* context) {
   guarded(context, [&] {
     Kernel& kernel = *static_cast<Kernel*>(state);
-    std::vector<Tensor> inputs = inputs_of(context);
+    const Status status;
+    std::vector<Tensor> inputs = inputs_of(context, status);
     const Tensor &source = inputs[kSource], &encoded = inputs[kEncoded], &values = inputs[kValues];
     if (values.dims() != Dims{kernel.count} ||
         static_cast<int64_t>(kernel.stacks.size() + kernel.search.size()) != kernel.count)
@@ -171,8 +172,9 @@ void run(void* state, TF_OpKernelContext* context) {
     search.prompt = optional<int32_t>(inputs[kPrompt], "prompt", {batch, length});
     const int64_t results = std::max<int64_t>(search.results, 1);
     const bool scored = search.return_scores != 0;
-    const Tensor tokens = allocated(context, 0, kInt32, {batch, results, length}, sizeof(int32_t));
-    const Tensor scores = allocated(context, 1, kFloat, scored ? Dims{batch, results} : Dims{0, 0}, sizeof(float));
+    const Tensor tokens = allocated(context, status, 0, kInt32, {batch, results, length}, sizeof(int32_t));
+    const Tensor scores =
+        allocated(context, status, 1, kFloat, scored ? Dims{batch, results} : Dims{0, 0}, sizeof(float));
     const int threads =
         search.threads >= 1 ? static_cast<int>(std::min(search.threads, 65536.0)) : heed_available_threads();
     check(heed_decode(packed->decoder, &search, tokens.data<int32_t>(), scored ? scores.data<float>() : nullptr,
