@@ -64,7 +64,7 @@ void dot_forward(const HeedAttention& a, const HeedForward& results, int threads
 }
 
 void dot_backward(const HeedAttention& a, const HeedBackward& pass, int threads) {
-  if (a.batch == 0 || a.kv_heads == 0) return;
+  if (a.batch == 0 || a.kv_heads == 0 || (a.query_length == 0 && a.key_length == 0)) return;
   const Kernels& kernels = kernels_for(a);
   threads = useful_threads(threads, backward_work(a));
   const std::vector<uint8_t> finite = scan_finite(a, kernels, threads);
@@ -96,12 +96,12 @@ void dot_backward(const HeedAttention& a, const HeedBackward& pass, int threads)
 
 void dot_bias_gradient(const HeedAttention& a, const HeedBackward& pass, int threads) {
   const Kernels& kernels = kernels_for(a);
+  if (std::count(a.bias.shape, a.bias.shape + 4, 0) > 0) return;
   int64_t stride[4], numbers = 1;  // of the gradient; 0 along axes that broadcast
   for (int axis = 3; axis >= 0; --axis) {
     stride[axis] = a.bias.shape[axis] == 1 ? 0 : numbers;
     numbers *= a.bias.shape[axis];
   }
-  if (numbers == 0) return;
   std::memset(pass.bias_gradient, 0, static_cast<size_t>(numbers) * kernels.compute_bytes);
   if (a.batch == 0 || a.heads == 0 || a.query_length == 0 || a.key_length == 0) return;
   threads = useful_threads(threads, backward_work(a));

@@ -139,7 +139,7 @@ int heed_version() { return HEED_VERSION; }
 
 int64_t heed_softmax_size(const HeedAttention* a) {
   const int64_t scores = heed::keeps_scores(*a) ? a->batch * heed::score_columns(*a) * heed::score_rows(*a) : 0;
-  return 2 * a->batch * a->heads * a->query_length + scores;
+  return a->batch * a->heads * a->query_length * 2 + scores;
 }
 
 const char* heed_check(const HeedAttention* a) {

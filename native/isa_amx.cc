@@ -25,7 +25,8 @@ bool supported() {
 
 const Kernels& kernels(const HeedAttention& a) {
   if (!TileProducts::serves(a)) return kAvx512.kernels(a);
-  static const Kernels with_tiles = [&] {
+  // Of each thread: the lock of a static that all share would stay closed in a child that is forked while it is held.
+  static thread_local const Kernels with_tiles = [&] {
     Kernels k = kAvx512.kernels(a);
     k.forward_bytes = scratch_bytes<ForwardScratch<TileProducts>, HeedAttention>;
     k.packed_bytes = TileProducts::packed_bytes;

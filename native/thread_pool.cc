@@ -1,10 +1,13 @@
 #include "thread_pool.h"
 
 #include <pthread.h>
+#if defined(__linux__)
 #include <sched.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -12,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "cpu_quota.h"
 #include "include/heed.h"
 
 namespace heed {
@@ -78,7 +82,8 @@ class Pool {
       }
       jobs_.push_back(job);
     }
-    wake_.notify_all();
+    // Each takes a place in any open job, or finds that threads which were awake have taken them all.
+    for (int worker = 1; worker < job->threads; ++worker) wake_.notify_one();
     job->work(0);
     {
       std::unique_lock<std::mutex> lock(job->mutex);
@@ -139,6 +144,24 @@ Pool& shared_pool() {
   return *made;
 }
 
+// Read when the library is loaded: every op asks for the number of threads.
+const int quota_threads = [] {
+  try {
+    return static_cast<int>(std::ceil(std::min(cpu_quota(""), 65536.0)));
+  } catch (...) {
+    return 65536;
+  }
+}();
+
+int processors() {
+#if defined(__linux__)
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
+#endif
+  return static_cast<int>(std::thread::hardware_concurrency());
+}
+
 }  // namespace
 
 void parallel_for(int64_t count, int threads, Task task, void* context) {
@@ -153,9 +176,4 @@ void parallel_for(int64_t count, int threads, Task task, void* context) {
 
 }  // namespace heed
 
-int heed_available_threads() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1u, std::thread::hardware_concurrency());
-}
+int heed_available_threads() { return std::max(1, std::min(heed::processors(), heed::quota_threads)); }

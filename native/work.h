@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/registry.h"
+#include "refusal.h"
 #include "thread_pool.h"
 
 namespace heed {
@@ -47,15 +48,19 @@ class Scratch {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// `threads` 0: as many as this process may use. Only calls with work for several ask: the system takes as long to
+// answer as a small call.
 inline int limit_threads(int threads, int64_t tasks) {
-  return static_cast<int>(std::min<int64_t>(std::max(1, threads), std::max<int64_t>(1, tasks)));
+  if (tasks <= 1) return 1;
+  if (threads == 0) threads = cap_threads(heed_available_threads());
+  return static_cast<int>(std::min<int64_t>(std::max(1, threads), tasks));
 }
 
 // The number of threads that `work` multiplications and additions keep busy. Waking a thread takes 5 to 30 us, in which
 // one computes some 100,000 a microsecond: with a smaller share of the work it would come too late to help.
 inline int useful_threads(int threads, double work) {
   constexpr double kShare = 2e6;
-  return static_cast<int>(std::max(1.0, std::min<double>(threads, work / kShare)));
+  return limit_threads(threads, static_cast<int64_t>(std::min(work / kShare, 1e6)));
 }
 
 // The work of the forward pass without a mask. A number read from memory counts as eight operations: few queries use it

@@ -328,7 +328,10 @@ SYSTEM_HEADERS = {
 
 
 def native_breaches(folder: Path) -> list[str]:
-    """One line for each include in `native/` of a higher floor, or of a header that its floor must not use."""
+    """One line for each include in `native/` of a higher floor, or of a header that its floor must not use.
+
+    And one for each variable that the first call initialises.
+    """
     found = []
     for path in sorted(path for suffix in ("*.h", "*.cc") for path in folder.rglob(suffix)):
         own = path.relative_to(folder)
@@ -339,6 +342,8 @@ def native_breaches(folder: Path) -> list[str]:
             match = re.match(r'\s*#include\s+([<"])([^>"]+)[>"]', line)
             if match and (message := _include(*match.groups(), path, folder)):
                 found.append(f"{own}:{number}: {message}")
+            if re.match(r"\s+static (?!constexpr |thread_local )[^(;]*=", line):
+                found.append(f"{own}:{number}: a lazy static: its lock stays closed in a child")
     return found
 
 

@@ -229,6 +229,7 @@ def test_native_keeps_its_floors():
         ("include/heed.h", "#include <cstdint>", "uses the compiler alone"),
         ("other/a.h", "", "has no floor"),
         ("adapters/a.h", "", "has no floor"),
+        ("a.cc", "int f() {\n  static const int x = g();\n  return x;\n}", "a lazy static"),
     ],
 )
 def test_each_native_rule_can_fail(tmp_path, name, text, expected):

@@ -24,8 +24,9 @@
 // results. Nothing aborts, and no exception leaves the library.
 //
 // Threads: any number of threads may call at once. A call uses up to `threads` of them, itself included, from a pool
-// that all calls share (0 or less counts as 1, more than 256 as 256). Results depend neither on that number nor on
-// other calls: the same call gives the same bits with the same instruction set. A child after fork() may call, too.
+// that all calls share (0: as many as heed_available_threads(); less counts as 1, more than 256 as 256). Results depend
+// neither on that number nor on other calls: the same call gives the same bits with the same instruction set. A child
+// after fork() may call, too.
 #ifndef HEED_H
 #define HEED_H
 
@@ -256,7 +257,8 @@ HEED_API const char* heed_product(const HeedProduct* call, void* y, int threads)
 // Writes the updated cache to `result`. If that is the cache itself, only the new positions are written.
 HEED_API const char* heed_cache_write(const HeedCacheWrite* call, void* result);
 
-// The number of processors that this process may use.
+// The number of processors that this process may use: those of its affinity, but no more than the CPU quota of its
+// container (control groups of Linux, both versions) when the library was loaded, rounded up.
 HEED_API int heed_available_threads(void);
 
 // The names of the instruction sets of the library, best first: index 0, 1, ...; then NULL.

@@ -137,6 +137,34 @@ def _reshaped(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
     return np.ones(shape, x.dtype)
 
 
+def empty_and_huge() -> list[tuple[str, dict[str, Any]]]:
+    """Calls whose inputs are empty, but whose results or strides no int64 holds."""
+    rows = {"scale": [], "offset": [], "settings": [1.0, 1e-6, 0.0]}
+
+    def zeros(*shape: int) -> Any:
+        return tf.zeros(shape)
+
+    def attention(*shape: int) -> dict[str, Any]:
+        x = tf.zeros(shape)
+        lists = {"reals": [0.0], "numbers": [], "arrays": []}
+        rules = np.zeros((0, 7), np.int64)
+        wire = {"settings": [1.0, 0.0, 0.0, 0.0, 0.0, 1.0], "seed": np.zeros(2, np.uint32)}
+        return {"query": x, "key": x, "value": x, "rules": rules, **wire, **lists}
+
+    product = {"x": zeros(2**40, 0), "weights": zeros(2**24, 0, 1), "bias": []}
+    cache = {"cache": zeros(0, 1, 2**62, 4), "update": zeros(0, 1, 2**62, 4), "index": 0}
+    bias = {"settings": [1.0, 0.0, 0.0, 1.0, 0.0, 1.0], "reals": [0.0, zeros(0, 2**62, 4, 4)]}
+    return [
+        ("heed_product", product | {"settings": [1.0, 0.0]}),
+        ("heed_normalization", rows | {"x": zeros(2**40, 2**22, 0)}),
+        ("heed_cache_write", cache),
+        ("heed_attention", attention(1, 0, 2**62, 4)),
+        ("heed_attention", attention(0, 2**31, 2**31, 2**16)),
+        ("heed_attention", attention(2**31, 0, 2**31, 2)),
+        ("heed_attention", attention(0, 1, 1, 1) | bias),
+    ]
+
+
 def call(seed: int) -> bool:
     """Whether the call was carried out."""
     rng = np.random.default_rng(seed)
@@ -148,8 +176,13 @@ def call(seed: int) -> bool:
         arguments = good(rng, heads_first, gradient)
     for _ in range(int(rng.integers(0, 3))):
         spoil(rng, arguments)
+    return carried_out(name, arguments, in_function=rng.random() < 0.2)
+
+
+def carried_out(name: str, arguments: dict[str, Any], in_function: bool = False) -> bool:
+    """Whether a call succeeds. It may be refused, with a reason."""
     op = getattr(library._load()[1], name)
-    run = tf.function(lambda: op(**arguments)) if rng.random() < 0.2 else lambda: op(**arguments)
+    run = tf.function(lambda: op(**arguments)) if in_function else lambda: op(**arguments)
     try:
         run()
     except REFUSALS as error:
@@ -160,6 +193,9 @@ def call(seed: int) -> bool:
 
 
 def main(first: str, count: str) -> None:
+    for name, arguments in empty_and_huge():
+        print(f"empty and huge: {name}", flush=True)
+        carried_out(name, arguments)
     done = 0
     for seed in range(int(first), int(first) + int(count)):
         print(f"seed {seed}", flush=True)

@@ -269,6 +269,14 @@ def test_a_query_that_is_not_a_number_gives_none(library, masked: bool) -> None:
     assert np.isnan(d_query).sum() == query.shape[-1]
 
 
+def test_no_work_without_queries_and_keys(library) -> None:
+    """However many heads have none."""
+    x = np.zeros((2**29, 0, 2**29, 4), np.float32)
+    call = core.Call(library, x, x, x, rules=[{"rule": LENGTHS, "first": 0}])
+    output, _ = call.forward()
+    assert [g.shape for g in call.backward(output, x)[:3]] == [x.shape] * 3
+
+
 def test_keys_without_queries_get_gradients_of_zero(library) -> None:
     """Also where there are no query heads at all."""
     key = np.ones((2, 5, 3, 4), np.float32)
@@ -295,16 +303,61 @@ print(float(abs(call.forward(threads=4)[0] - 1).max()))
 """
 
 
-def test_where_no_thread_can_be_started_the_caller_does_the_work() -> None:
+def run_script(text: str) -> float:
+    """The number that a fresh process prints, which gets the path of the library."""
     child = subprocess.run(
-        [sys.executable, "-c", FEW_THREADS, str(LIBRARY)],
+        [sys.executable, "-c", text, str(LIBRARY)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
     assert child.returncode == 0, child.stderr
-    assert float(child.stdout) < 1e-6
+    return float(child.stdout)
+
+
+def test_where_no_thread_can_be_started_the_caller_does_the_work() -> None:
+    assert run_script(FEW_THREADS) < 1e-6
+
+
+SWITCHES = """
+import resource, sys
+import numpy as np
+from tests.native import core
+
+library = core.load(sys.argv[1])
+x = np.ones((1, 96, 8, 32), np.float32)
+call = core.Call(library, x, x, x)
+long = np.ones((1, 512, 8, 16), np.float32)
+core.Call(library, long, long, long).forward(threads=32)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+for _ in range(200):
+    call.forward(threads=2)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before) / 200)
+"""
+
+
+def test_a_call_wakes_no_more_threads_than_it_uses() -> None:
+    """Each thread that wakes goes back to sleep, which is a switch of threads; the pool has 32."""
+    assert run_script(SWITCHES) < 8
+
+
+ALL_THREADS = """
+import os, sys
+import numpy as np
+from tests.native import core
+
+library = core.load(sys.argv[1])
+x = np.ones((4, 512, 8, 64), np.float32)
+before = len(os.listdir("/proc/self/task"))
+core.Call(library, x, x, x).forward(threads=0)
+started = len(os.listdir("/proc/self/task")) - before
+print(started + 1 - min(library.heed_available_threads(), 32))  # 32 tiles of queries and more
+"""
+
+
+def test_0_threads_are_as_many_as_the_process_may_use() -> None:
+    assert run_script(ALL_THREADS) >= 0
 
 
 def test_any_number_of_threads_may_be_asked_for(any_library) -> None:

@@ -29,7 +29,7 @@ inline constexpr int kFirstExtra = 6;
 class Call {
  public:
   Call(TF_OpKernelContext* context, const Layout& layout, int extra)
-      : context_(context), layout_(layout), inputs_(inputs_of(context)) {
+      : context_(context), layout_(layout), inputs_(inputs_of(context, status_)) {
     read_sizes();
 
     HeedAttention& a = attention;
@@ -70,7 +70,7 @@ class Call {
 
   // The output of that index.
   Tensor allocate(int index, int type, const Dims& dims) {
-    return allocated(context_, index, type, dims, bytes_of(type));
+    return allocated(context_, status_, index, type, dims, bytes_of(type));
   }
 
   Dims output_dims() const {
@@ -88,10 +88,10 @@ class Call {
 
   // A tensor of the layout, as a HeedTensor.
   HeedTensor rows(const Tensor& x) const {
-    const int64_t last = x.dim(layout_.rank - 1), both = x.dim(layout_.rank - 2) * last;
+    const int64_t last = x.dim(layout_.rank - 1), both = times(x.dim(layout_.rank - 2), last);
     if (layout_.additive()) return {x.data(), both, last, 0};
     const bool length_first = layout_.length_axis == 1;
-    return {x.data(), x.dim(1) * both, length_first ? both : last, length_first ? last : both};
+    return {x.data(), times(x.dim(1), both), length_first ? both : last, length_first ? last : both};
   }
 
   HeedAttention attention{};
@@ -178,13 +178,14 @@ class Call {
     for (int axis = 3; axis >= 0; --axis) {
       result.shape[axis] = x.dim(axis);
       result.stride[axis] = x.dim(axis) == 1 ? 0 : stride;
-      stride *= x.dim(axis);
+      stride = times(stride, x.dim(axis));
     }
     return result;
   }
 
   TF_OpKernelContext* const context_;
   const Layout layout_;
+  const Status status_;
   const std::vector<Tensor> inputs_;
   int threads_ = 1;
   List reals_{}, numbers_{}, arrays_{};

@@ -58,10 +58,7 @@ struct Shared {
   std::mutex mutex;
   std::vector<std::weak_ptr<const Packed>> packed;
 };
-Shared& shared() {
-  static Shared& made = *new Shared;
-  return made;
-}
+Shared& shared = *new Shared;
 
 // One op of one graph.
 struct Kernel {
@@ -105,17 +102,16 @@ std::vector<int64_t> version_of(const Kernel& kernel, const std::vector<Tensor>&
 // The packed weights of this call. Moves the weights out of the inputs if it packs them.
 std::shared_ptr<const Packed> packed_for(Kernel& kernel, std::vector<Tensor>& inputs) {
   std::vector<int64_t> version = version_of(kernel, inputs);
-  Shared& all = shared();
-  const std::lock_guard<std::mutex> lock(all.mutex);
+  const std::lock_guard<std::mutex> lock(shared.mutex);
   if (kernel.packed && kernel.packed->version == version) return kernel.packed;
   kernel.packed.reset();  // first, so that two versions need not be there at once
   std::vector<std::weak_ptr<const Packed>> alive;
-  for (const auto& one : all.packed)
+  for (const auto& one : shared.packed)
     if (const auto there = one.lock()) {
       alive.push_back(one);
       if (there->names == kernel.stack_names && there->version == version) kernel.packed = there;
     }
-  all.packed.swap(alive);
+  shared.packed.swap(alive);
   if (!kernel.packed) {
     const auto made = std::make_shared<Packed>();
     const StackFields stacks(kernel.stacks, inputs[kValues], inputs.data() + kWeights,
@@ -125,7 +121,7 @@ std::shared_ptr<const Packed> packed_for(Kernel& kernel, std::vector<Tensor>& in
     made->sizes = stacks.decoder, made->encoder_sizes = stacks.encoder;
     made->weights.assign(std::make_move_iterator(inputs.begin() + kWeights), std::make_move_iterator(inputs.end()));
     kernel.packed = made;
-    all.packed.push_back(made);
+    shared.packed.push_back(made);
   }
   return kernel.packed;
 }
@@ -143,7 +139,8 @@ const T* optional(const Tensor& x, const char* name, const Dims& dims) {
 void run(void* state, TF_OpKernelContext* context) {
   guarded(context, [&] {
     Kernel& kernel = *static_cast<Kernel*>(state);
-    std::vector<Tensor> inputs = inputs_of(context);
+    const Status status;
+    std::vector<Tensor> inputs = inputs_of(context, status);
     const Tensor &source = inputs[kSource], &encoded = inputs[kEncoded], &values = inputs[kValues];
     if (values.dims() != Dims{kernel.count} ||
         static_cast<int64_t>(kernel.stacks.size() + kernel.search.size()) != kernel.count)
@@ -175,8 +172,9 @@ void run(void* state, TF_OpKernelContext* context) {
     search.prompt = optional<int32_t>(inputs[kPrompt], "prompt", {batch, length});
     const int64_t results = std::max<int64_t>(search.results, 1);
     const bool scored = search.return_scores != 0;
-    const Tensor tokens = allocated(context, 0, kInt32, {batch, results, length}, sizeof(int32_t));
-    const Tensor scores = allocated(context, 1, kFloat, scored ? Dims{batch, results} : Dims{0, 0}, sizeof(float));
+    const Tensor tokens = allocated(context, status, 0, kInt32, {batch, results, length}, sizeof(int32_t));
+    const Tensor scores =
+        allocated(context, status, 1, kFloat, scored ? Dims{batch, results} : Dims{0, 0}, sizeof(float));
     const int threads =
         search.threads >= 1 ? static_cast<int>(std::min(search.threads, 65536.0)) : heed_available_threads();
     check(heed_decode(packed->decoder, &search, tokens.data<int32_t>(), scored ? scores.data<float>() : nullptr,
@@ -209,7 +207,7 @@ __attribute__((constructor)) void register_decoder() {
   TF_RegisterOpDefinition(op, status.get());
   TF_KernelBuilder* kernel = TF_NewKernelBuilder("HeedDecode", "CPU", create, run, [](void* state) {
     const std::unique_ptr<Kernel> made(static_cast<Kernel*>(state));
-    const std::lock_guard<std::mutex> lock(shared().mutex);
+    const std::lock_guard<std::mutex> lock(shared.mutex);
     made->packed.reset();
   });
   TF_RegisterKernelBuilder("HeedDecode", kernel, status.get());

@@ -9,7 +9,8 @@ namespace {
 void run_product(void*, TF_OpKernelContext* context) {
   guarded(context, [&] {
     constexpr int kBias = 2;
-    const std::vector<Tensor> inputs = inputs_of(context);
+    const Status status;
+    const std::vector<Tensor> inputs = inputs_of(context, status);
     const Tensor &x = inputs[0], &weights = inputs[1], &settings = inputs.back();
     const bool has_bias = inputs.size() > kBias + 1;
     if (inputs.size() > kBias + 2) fail("there must be one bias or none");
@@ -25,7 +26,7 @@ void run_product(void*, TF_OpKernelContext* context) {
     const HeedProduct call{
         {dtype_of(x.type()), x.dim(0), x.dim(1)}, groups, columns, transposed, x.data(), weights.data(),
         has_bias ? inputs[kBias].data() : nullptr};
-    const Tensor y = allocated(context, 0, x.type(), {x.dim(0), groups, columns}, bytes_of(x.type()));
+    const Tensor y = allocated(context, status, 0, x.type(), {x.dim(0), groups, columns}, bytes_of(x.type()));
     check(heed_product(&call, y.data(), thread_count(s.threads)));
   });
 }
@@ -34,12 +35,13 @@ void run_product(void*, TF_OpKernelContext* context) {
 // the buffer of the cache if nobody else holds it: then the update alone is copied.
 void run_cache_write(void*, TF_OpKernelContext* context) {
   guarded(context, [&] {
+    const Status status;
     HeedCacheWrite call{};
     Dims dims;
     const void* cache = nullptr;
     {
       // Released before the result is allocated: a buffer that is held is not reused.
-      const std::vector<Tensor> inputs = inputs_of(context);
+      const std::vector<Tensor> inputs = inputs_of(context, status);
       const Tensor &update = inputs[1], &index = inputs[2];
       dims = inputs[0].dims(), cache = inputs[0].data();
       Dims expected = dims, given = update.dims();
@@ -51,15 +53,14 @@ void run_cache_write(void*, TF_OpKernelContext* context) {
       if (index.rank() != 0) fail("`index` must be a number" + index.described());
       call.batch = dims[0], call.length = dims[1], call.written = given[1], call.index = *index.data<int32_t>();
       call.bytes = static_cast<int64_t>(bytes_of(inputs[0].type()));
-      for (size_t axis = 2; axis < dims.size(); ++axis) call.bytes *= dims[axis];
+      for (size_t axis = 2; axis < dims.size(); ++axis) call.bytes = times(call.bytes, dims[axis]);
     }
     constexpr int kCache = 0;
     int taken = -1;
-    const Status status;
     const Tensor result{Owned<TF_Tensor>(TF_ForwardInputOrAllocateOutput(
         context, &kCache, 1, 0, dims.data(), static_cast<int>(dims.size()), &taken, status.get()))};
     if (!status.ok() || !result.tensor) throw Failed{"out of memory for the cache", kResourceExhausted};
-    const std::vector<Tensor> inputs = inputs_of(context);
+    const std::vector<Tensor> inputs = inputs_of(context, status);
     call.cache = taken == kCache ? result.data() : cache, call.update = inputs[1].data();
     check(heed_cache_write(&call, result.data()));
   });

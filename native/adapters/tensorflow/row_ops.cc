@@ -18,7 +18,7 @@ class RowCall {
     if (dims_.empty()) fail("the first input must have rows" + x.described());
     settings = read_settings<Settings>(input(TF_NumInputs(context) - 1));
     rows_ = {dtype_of(type_), 1, dims_.back()};
-    for (size_t axis = 0; axis + 1 < dims_.size(); ++axis) rows_.count *= dims_[axis];
+    for (size_t axis = 0; axis + 1 < dims_.size(); ++axis) rows_.count = times(rows_.count, dims_[axis]);
   }
 
   Tensor input(int i) const {
@@ -37,7 +37,7 @@ class RowCall {
   }
 
   Tensor allocate(int index, int type, const Dims& dims) const {
-    return allocated(context_, index, type, dims, bytes_of(type));
+    return allocated(context_, status_, index, type, dims, bytes_of(type));
   }
 
   // A result like `x`, in the memory of the input `over` if no one else uses it. The caller must not hold that input.
@@ -54,8 +54,8 @@ class RowCall {
   // The shapes of one number, and of two, for each row.
   Dims row_dims() const { return Dims(dims_.begin(), dims_.end() - 1); }
   Dims pair_dims() const {
-    Dims result = row_dims();
-    result.insert(result.begin(), 2);
+    Dims result{2};
+    for (int64_t size : row_dims()) result.push_back(size);
     return result;
   }
   int type() const { return type_; }

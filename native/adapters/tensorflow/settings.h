@@ -48,8 +48,6 @@ Settings read_settings(const Tensor& x) {
   return read_fields<Settings>(x.data());
 }
 
-inline int thread_count(double threads) {
-  return threads >= 1 ? static_cast<int>(std::min(threads, 65536.0)) : heed_available_threads();
-}
+inline int thread_count(double threads) { return threads >= 1 ? static_cast<int>(std::min(threads, 65536.0)) : 0; }
 
 }  // namespace heed::tf

@@ -1,6 +1,8 @@
 // Tensors and errors of TensorFlow's C API, which release themselves.
 #pragma once
 
+#include <algorithm>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,13 +20,46 @@ struct Release {
 template <class T>
 using Owned = std::unique_ptr<T, Release>;
 
-using Dims = std::vector<int64_t>;
+// The sizes of a tensor, without an allocation: a small op would take as long for those as for its work.
+class Dims {
+ public:
+  Dims() = default;
+  Dims(std::initializer_list<int64_t> sizes) : Dims(sizes.begin(), sizes.end()) {}
+  Dims(const int64_t* first, const int64_t* last) : end_(std::copy(first, last, sizes_)) {}
+  Dims(const Dims& other) : Dims(other.begin(), other.end()) {}
+  Dims& operator=(const Dims& other) {
+    end_ = std::copy(other.begin(), other.end(), sizes_);
+    return *this;
+  }
+
+  const int64_t* data() const { return sizes_; }
+  const int64_t* begin() const { return sizes_; }
+  const int64_t* end() const { return end_; }
+  size_t size() const { return static_cast<size_t>(end_ - sizes_); }
+  bool empty() const { return end_ == sizes_; }
+  int64_t& operator[](size_t axis) { return sizes_[axis]; }
+  int64_t operator[](size_t axis) const { return sizes_[axis]; }
+  int64_t& back() { return end_[-1]; }
+  void push_back(int64_t size) { *end_++ = size; }
+
+  bool operator==(const Dims& other) const { return std::equal(begin(), end(), other.begin(), other.end()); }
+  bool operator!=(const Dims& other) const { return !(*this == other); }
+
+ private:
+  int64_t sizes_[254];  // TensorFlow has no more axes
+  int64_t* end_ = sizes_;
+};
 
 // "shape (2, 3)"
 inline std::string described(const Dims& dims) {
   std::string text = "shape (";
   for (size_t axis = 0; axis < dims.size(); ++axis) text += (axis ? ", " : "") + std::to_string(dims[axis]);
   return text + ")";
+}
+
+// a * b, for sizes of tensors. It may wrap for empty ones, whose other sizes can be any: nothing uses the product then.
+inline int64_t times(int64_t a, int64_t b) {
+  return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
 }
 
 // An input or an output of an op.
@@ -41,7 +76,7 @@ struct Tensor {
   }
   int64_t count() const {
     int64_t numbers = 1;
-    for (int64_t n : dims()) numbers *= n;
+    for (int64_t n : dims()) numbers = times(numbers, n);
     return numbers;
   }
   // ". Received: shape (2, 3)"
@@ -69,8 +104,7 @@ inline void check(const char* problem) {
   if (problem) fail(problem);
 }
 
-inline std::vector<Tensor> inputs_of(TF_OpKernelContext* context) {
-  const Status status;
+inline std::vector<Tensor> inputs_of(TF_OpKernelContext* context, const Status& status) {
   std::vector<Tensor> inputs(static_cast<size_t>(TF_NumInputs(context)));
   int i = 0;
   for (Tensor& input : inputs) {
@@ -82,12 +116,15 @@ inline std::vector<Tensor> inputs_of(TF_OpKernelContext* context) {
   return inputs;
 }
 
-// Allocates an output, `bytes` for each number.
-inline Tensor allocated(TF_OpKernelContext* context, int index, int type, const Dims& dims, size_t bytes) {
-  const Status status;
-  for (int64_t n : dims) bytes *= static_cast<size_t>(n);
-  Tensor made{Owned<TF_Tensor>(
-      TF_AllocateOutput(context, index, type, dims.data(), static_cast<int>(dims.size()), bytes, status.get()))};
+// Allocates an output, `bytes` for each number. TensorFlow ends the process if an int64 cannot count the numbers.
+inline Tensor allocated(TF_OpKernelContext* context, const Status& status, int index, int type, const Dims& dims,
+                        size_t bytes) {
+  int64_t numbers = 1;
+  for (int64_t n : dims)
+    if (__builtin_mul_overflow(numbers, n, &numbers))
+      fail("a result must have less than 2^63 numbers. Received: inputs that make its " + described(dims));
+  Tensor made{Owned<TF_Tensor>(TF_AllocateOutput(context, index, type, dims.data(), static_cast<int>(dims.size()),
+                                                 static_cast<size_t>(numbers) * bytes, status.get()))};
   if (!status.ok() || !made.tensor) throw Failed{"out of memory for the result", kResourceExhausted};
   return made;
 }
