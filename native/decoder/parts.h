@@ -55,9 +55,7 @@ HEED_INLINE Vector<float> erf(Vector<float> x) {
   return x < 0 ? -y : y;
 }
 
-HEED_INLINE Vector<float> sigmoid(Vector<float> x) {
-  return 1 / (1 + exponential(x < -88.9f ? broadcast(88.9f) : -x));
-}
+HEED_INLINE Vector<float> sigmoid(Vector<float> x) { return 1 / (1 + exponential(x < -88.9f ? broadcast(88.9f) : -x)); }
 
 template <int kActivation>
 HEED_INLINE Vector<float> activated(Vector<float> x) {

@@ -31,8 +31,9 @@ HEED_INLINE void product_tile(Strided<Real> a, const Real* b, ptrdiff_t b_row, R
   const ptrdiff_t row = kColumns ? 1 : a.row, step = kColumns ? a.step : 1;
   for (int begin = 0; begin < depth; begin += kLine) {
     const int end = depth - begin < kLine ? depth - begin : kLine;
-    // The processor does not predict the order of A's cache lines. With 16 registers it reads columns once for each narrow
-    // strip of C: they are in the second-level cache, which is near enough, and prefetched lines would evict each other.
+    // The processor does not predict the order of A's cache lines. With 16 registers it reads columns once for each
+    // narrow strip of C: they are in the second-level cache, which is near enough, and prefetched lines would evict
+    // each other.
 #pragma GCC unroll 8
     for (int r = 0; !kColumns && r < kRows; ++r) __builtin_prefetch(a.data + (kRows + r) * row);
 #pragma GCC unroll 4
@@ -83,7 +84,7 @@ inline void product_rows(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_r
 
 template <class Real, bool kColumns>
 inline void product_of(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_row, Real* c, ptrdiff_t c_row, int columns,
-                    int depth, bool accumulate) {
+                       int depth, bool accumulate) {
   constexpr int kWide = kRegisters >= 32 ? 4 : 2;  // 6 x 4 sums of 32 registers, or 6 x 2 of 16
   constexpr int kMostDepth = 96;  // these rows of B fit the first-level cache; and shorter sums are more accurate
   for (int k = 0; k < depth;) {

@@ -138,8 +138,8 @@ struct Portable {
     return zero;
   }
 
-  // 2^x for x < 128.5, infinite from 127.5 on; exactly 0 below 2^-126 where denormals are flushed (they would slow every
-  // product they meet), NaN for NaN.
+  // 2^x for x < 128.5, infinite from 127.5 on; exactly 0 below 2^-126 where denormals are flushed (they would slow
+  // every product they meet), NaN for NaN.
   static HEED_INLINE Vector<float> exp2(Vector<float> x) {
     const Vector<float> y = larger(broadcast(-127.0f), x), rounded = y + kExponentRounder;
     const Vector<float> f = y - (rounded - kExponentRounder);
