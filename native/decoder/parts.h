@@ -43,6 +43,7 @@ inline void normalise_heads(const PackedNorm& norm, float* heads, int count, int
     normalise(norm, heads, head_dim, heads, [](float* at, int left, Vector<float> v) { store_some(at, left, v); });
 }
 
+// For x < 89, where it is infinite.
 HEED_INLINE Vector<float> exponential(Vector<float> x) { return exp2(x * kLog2E<float>); }
 
 // Abramowitz and Stegun 7.1.26: within 1.5e-7 of erf(x).
@@ -54,7 +55,7 @@ HEED_INLINE Vector<float> erf(Vector<float> x) {
   return x < 0 ? -y : y;
 }
 
-HEED_INLINE Vector<float> sigmoid(Vector<float> x) { return 1 / (1 + exponential(-x)); }
+HEED_INLINE Vector<float> sigmoid(Vector<float> x) { return 1 / (1 + exponential(x < -88.9f ? broadcast(88.9f) : -x)); }
 
 template <int kActivation>
 HEED_INLINE Vector<float> activated(Vector<float> x) {

@@ -1,6 +1,7 @@
 // The micro-kernel: C (+)= A . B for a narrow C that stays in registers.
 //
-// A is read one number at a time and broadcast, with any strides, so keys, values and their gradients are never packed.
+// A is read one number at a time and broadcast, in rows or in columns, so keys, values and their gradients are never
+// packed.
 // B and C have rows of consecutive numbers. All five products of attention, forward and backward, have this form if
 // scores are transposed (keys down, queries across).
 #pragma once
@@ -13,10 +14,11 @@ namespace HEED_ISA {
 template <class Real>
 struct Strided {
   const Real* data;
-  ptrdiff_t row, step;  // distance to the next row of C, and to the next term of the sum
+  ptrdiff_t row, step;  // distance to the next row of C, and to the next term of the sum; one of them is 1
 };
 
-template <class Real, int kRows, int kVectors>
+// kColumns: whether A is read in columns (a.row is 1), else in rows (a.step is 1).
+template <class Real, int kRows, int kVectors, bool kColumns>
 HEED_INLINE void product_tile(Strided<Real> a, const Real* b, ptrdiff_t b_row, Real* c, ptrdiff_t c_row, int depth,
                               bool accumulate) {
   typedef Vector<Real> V;
@@ -25,24 +27,30 @@ HEED_INLINE void product_tile(Strided<Real> a, const Real* b, ptrdiff_t b_row, R
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) sum[r][v] = V{};
-  for (int k = 0; k < depth; ++k) {
-    V x[kVectors];
+  constexpr int kLine = 64 / static_cast<int>(sizeof(Real));
+  const ptrdiff_t row = kColumns ? 1 : a.row, step = kColumns ? a.step : 1;
+  for (int begin = 0; begin < depth; begin += kLine) {
+    const int end = depth - begin < kLine ? depth - begin : kLine;
+    // The processor does not predict the order of A's cache lines. With 16 registers it reads columns once for each
+    // narrow strip of C: they are in the second-level cache, which is near enough, and prefetched lines would evict
+    // each other.
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) x[v] = load(b + v * kLanes<Real>);
-    // The processor does not predict the order of A's cache lines.
-    if (a.row == 1)
-      __builtin_prefetch(a.data + 8 * a.step);
-    else if (k % (64 / static_cast<int>(sizeof(Real))) == 0)
+    for (int r = 0; !kColumns && r < kRows; ++r) __builtin_prefetch(a.data + (kRows + r) * row);
+#pragma GCC unroll 4
+    for (int k = 0; k < end; ++k) {
+      if (kColumns && kRegisters >= 32) __builtin_prefetch(a.data + 8 * step);
+      V x[kVectors];
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) __builtin_prefetch(a.data + (kRows + r) * a.row);
+      for (int v = 0; v < kVectors; ++v) x[v] = load(b + v * kLanes<Real>);
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const V s = broadcast(a.data[r * a.row]);
+      for (int r = 0; r < kRows; ++r) {
+        const V s = broadcast(a.data[r * row]);
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) sum[r][v] += s * x[v];
+        for (int v = 0; v < kVectors; ++v) sum[r][v] += s * x[v];
+      }
+      a.data += step;
+      b += b_row;
     }
-    a.data += a.step;
-    b += b_row;
   }
   // Each product is summed from zero and added once: more accurate than adding to a large sum term by term.
 #pragma GCC unroll 8
@@ -55,22 +63,44 @@ HEED_INLINE void product_tile(Strided<Real> a, const Real* b, ptrdiff_t b_row, R
 }
 
 // The rest of the rows runs the same body as full tiles, with fewer rows.
-template <class Real, int kVectors>
+template <class Real, int kVectors, bool kColumns>
 inline void product_rows(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_row, Real* c, ptrdiff_t c_row, int depth,
                          bool accumulate) {
   constexpr int kMost = 6, kMore = 8;
   if constexpr (kRegisters >= 32 && kVectors == 2)  // enough sums to keep both multipliers busy
     for (; rows >= kMore; rows -= kMore, a.data += kMore * a.row, c += kMore * c_row)
-      product_tile<Real, kMore, kVectors>(a, b, b_row, c, c_row, depth, accumulate);
+      product_tile<Real, kMore, kVectors, kColumns>(a, b, b_row, c, c_row, depth, accumulate);
   for (; rows >= kMost; rows -= kMost, a.data += kMost * a.row, c += kMost * c_row)
-    product_tile<Real, kMost, kVectors>(a, b, b_row, c, c_row, depth, accumulate);
+    product_tile<Real, kMost, kVectors, kColumns>(a, b, b_row, c, c_row, depth, accumulate);
   switch (rows) {
-    case 5: return product_tile<Real, 5, kVectors>(a, b, b_row, c, c_row, depth, accumulate);
-    case 4: return product_tile<Real, 4, kVectors>(a, b, b_row, c, c_row, depth, accumulate);
-    case 3: return product_tile<Real, 3, kVectors>(a, b, b_row, c, c_row, depth, accumulate);
-    case 2: return product_tile<Real, 2, kVectors>(a, b, b_row, c, c_row, depth, accumulate);
-    case 1: return product_tile<Real, 1, kVectors>(a, b, b_row, c, c_row, depth, accumulate);
+    case 5: return product_tile<Real, 5, kVectors, kColumns>(a, b, b_row, c, c_row, depth, accumulate);
+    case 4: return product_tile<Real, 4, kVectors, kColumns>(a, b, b_row, c, c_row, depth, accumulate);
+    case 3: return product_tile<Real, 3, kVectors, kColumns>(a, b, b_row, c, c_row, depth, accumulate);
+    case 2: return product_tile<Real, 2, kVectors, kColumns>(a, b, b_row, c, c_row, depth, accumulate);
+    case 1: return product_tile<Real, 1, kVectors, kColumns>(a, b, b_row, c, c_row, depth, accumulate);
     default: return;
+  }
+}
+
+template <class Real, bool kColumns>
+inline void product_of(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_row, Real* c, ptrdiff_t c_row, int columns,
+                       int depth, bool accumulate) {
+  constexpr int kWide = kRegisters >= 32 ? 4 : 2;  // 6 x 4 sums of 32 registers, or 6 x 2 of 16
+  constexpr int kMostDepth = 96;  // these rows of B fit the first-level cache; and shorter sums are more accurate
+  for (int k = 0; k < depth;) {
+    const int chunk = depth - k <= kMostDepth ? depth - k : 64;
+    int x = 0;
+    for (; x + kWide * kLanes<Real> <= columns; x += kWide * kLanes<Real>)
+      product_rows<Real, kWide, kColumns>(a, rows, b + x, b_row, c + x, c_row, chunk, accumulate);
+    if constexpr (kWide == 4)
+      for (; x + 2 * kLanes<Real> <= columns; x += 2 * kLanes<Real>)
+        product_rows<Real, 2, kColumns>(a, rows, b + x, b_row, c + x, c_row, chunk, accumulate);
+    for (; x + kLanes<Real> <= columns; x += kLanes<Real>)
+      product_rows<Real, 1, kColumns>(a, rows, b + x, b_row, c + x, c_row, chunk, accumulate);
+    k += chunk;
+    a.data += chunk * a.step;
+    b += chunk * b_row;
+    accumulate = true;
   }
 }
 
@@ -78,23 +108,10 @@ inline void product_rows(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_r
 template <class Real>
 inline void product(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_row, Real* c, ptrdiff_t c_row, int columns,
                     int depth, bool accumulate) {
-  constexpr int kWide = kRegisters >= 32 ? 4 : 2;  // 6 x 4 sums of 32 registers, or 6 x 2 of 16
-  constexpr int kMostDepth = 96;  // these rows of B fit the first-level cache; and shorter sums are more accurate
-  for (int k = 0; k < depth;) {
-    const int chunk = depth - k <= kMostDepth ? depth - k : 64;
-    int x = 0;
-    for (; x + kWide * kLanes<Real> <= columns; x += kWide * kLanes<Real>)
-      product_rows<Real, kWide>(a, rows, b + x, b_row, c + x, c_row, chunk, accumulate);
-    if constexpr (kWide == 4)
-      for (; x + 2 * kLanes<Real> <= columns; x += 2 * kLanes<Real>)
-        product_rows<Real, 2>(a, rows, b + x, b_row, c + x, c_row, chunk, accumulate);
-    for (; x + kLanes<Real> <= columns; x += kLanes<Real>)
-      product_rows<Real, 1>(a, rows, b + x, b_row, c + x, c_row, chunk, accumulate);
-    k += chunk;
-    a.data += chunk * a.step;
-    b += chunk * b_row;
-    accumulate = true;
-  }
+  if (a.row == 1)
+    product_of<Real, true>(a, rows, b, b_row, c, c_row, columns, depth, accumulate);
+  else
+    product_of<Real, false>(a, rows, b, b_row, c, c_row, columns, depth, accumulate);
 }
 
 }  // namespace HEED_ISA

@@ -104,14 +104,12 @@ HEED_INLINE V polynomial(V x, Real leading, Lower... lower) {
 // Adding 1.5 * 2^23 rounds to the nearest integer, which is then in the lowest bits.
 inline constexpr float kRounder = 12582912.0f;
 
-// 2^(n + f), given kRounder + n, for |f| <= 1/2.
-HEED_INLINE Vector<float> power_of_two(Vector<float> rounded, Vector<float> f) {
-  typedef Integers<float> I;
-  // Minimax polynomial of 2^f.
-  const auto p = polynomial(f, 1.535336188e-4f, 1.339887440e-3f, 9.618437357e-3f, 5.550332471e-2f, 2.402264791e-1f,
-                            6.931472028e-1f, 1.0f);
-  const I n = (I)rounded - (I)broadcast(kRounder);
-  return p * (Vector<float>)((n + 127) << 23);
+// The same plus the bias of exponents: the lowest bits are then those of the exponent of 2^n.
+inline constexpr float kExponentRounder = kRounder + 127;
+
+// x * 2^n, given kExponentRounder + n, for n from -127, where it is 0, to 128, where it is infinite.
+HEED_INLINE Vector<float> scale_by_power(Vector<float> x, Vector<float> rounded) {
+  return x * (Vector<float>)((Words)rounded << 23);
 }
 
 struct Portable {
@@ -140,14 +138,15 @@ struct Portable {
     return zero;
   }
 
-  // 2^x, exactly 0 below 2^-126 where denormals are flushed (they would slow every product they meet), NaN for NaN.
+  // 2^x for x < 128.5, infinite from 127.5 on; exactly 0 below 2^-126 where denormals are flushed (they would slow
+  // every product they meet), NaN for NaN.
   static HEED_INLINE Vector<float> exp2(Vector<float> x) {
-    typedef Vector<float> V;
-    const V low = broadcast(-126.0f), high = broadcast(128.0f);
-    V y = larger(low, x);
-    y = high < y ? high : y;
-    const V rounded = y + kRounder;
-    return x < low ? V{} : power_of_two(rounded, y - (rounded - kRounder));  // infinite from 2^127.5 on
+    const Vector<float> y = larger(broadcast(-127.0f), x), rounded = y + kExponentRounder;
+    const Vector<float> f = y - (rounded - kExponentRounder);
+    // Minimax polynomial of 2^f on [-1/2, 1/2], exact at 0: 9e-8, as much as its roundings.
+    const auto p =
+        polynomial(f, 1.326472720e-3f, 9.671512640e-3f, 5.550733743e-2f, 2.402224209e-1f, 6.931469776e-1f, 1.0f);
+    return scale_by_power(p, rounded);
   }
   // The same for weights that are rounded to bfloat16.
   static HEED_INLINE Vector<float> short_exp2(Vector<float> x) { return exp2(x); }

@@ -69,6 +69,22 @@ def test_cross_entropy_has_the_same_bits_in_place_and_for_any_number_of_threads(
     assert len(found) == 1
 
 
+def test_exponentials_over_their_whole_range(library: Any) -> None:
+    """The gradient of a logit x other than the label's is exp(x), if the row has maximum 0 and sum 1."""
+    steps = np.random.default_rng(0).uniform(-0.5, 0.5, 20000)
+    logits = np.concatenate([[0.0], np.linspace(-95, 88, 20000), steps, [-1e30, -np.inf, np.nan]])
+    logits = logits.astype(np.float32)[None]
+    labels, gradient = np.zeros(1, np.int32), np.empty_like(logits)
+    call = core.CrossEntropy(Rows.of(logits), logits.ctypes.data, labels.ctypes.data, NO_LABEL, 0.0)
+    softmax, d_losses = np.array([[0], [1]], np.float32), np.ones(1, np.float32)
+    rows.run(library.heed_cross_entropy_gradient, call, softmax, d_losses, gradient)
+    expected = np.exp2((logits * np.float32(np.log2(np.e))).astype(np.float64))[0, 1:-1]
+    expected[expected < 2.0**-126] = 0  # no denormal numbers
+    np.testing.assert_allclose(gradient[0, 1:-1], expected, rtol=2e-7, atol=0)
+    assert gradient[0, 0] == 0
+    assert np.isnan(gradient[0, -1])
+
+
 @pytest.mark.parametrize(
     ("match", "changes"),
     [
