@@ -31,11 +31,12 @@ HEED_INLINE void product_tile(Strided<Real> a, const Real* b, ptrdiff_t b_row, R
   const ptrdiff_t row = kColumns ? 1 : a.row, step = kColumns ? a.step : 1;
   for (int begin = 0; begin < depth; begin += kLine) {
     const int end = depth - begin < kLine ? depth - begin : kLine;
-    // The processor does not predict the order of A's cache lines. With 16 registers it reads columns once for each
-    // narrow strip of C: they are in the second-level cache, which is near enough, and prefetched lines would evict
-    // each other.
+    // The processor does not predict the order of A's cache lines. With 16 registers, lines are read once for each
+    // narrow strip of C; a power of two apart, they evict each other from the first-level cache, prefetched ones above
+    // all. Then rows are prefetched into the second level, and columns, which are there already, are not.
+    constexpr int kLevel = kRegisters >= 32 ? 3 : 2;  // 3: the first
 #pragma GCC unroll 8
-    for (int r = 0; !kColumns && r < kRows; ++r) __builtin_prefetch(a.data + (kRows + r) * row);
+    for (int r = 0; !kColumns && r < kRows; ++r) __builtin_prefetch(a.data + (kRows + r) * row, 0, kLevel);
 #pragma GCC unroll 4
     for (int k = 0; k < end; ++k) {
       if (kColumns && kRegisters >= 32) __builtin_prefetch(a.data + 8 * step);
