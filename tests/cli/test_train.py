@@ -25,6 +25,7 @@ training: {steps: 6, batch_size: 4, checkpoint_every: 2, keep: 3, schedule: cons
 """
 
 
+@pytest.mark.slow
 def test_own_text(heed, tmp_path):
     source, target = tiny.write_parallel_text(tmp_path)
     options = [*OPTIONS, "--patience", "0", "--vocabulary-size", "60"]

@@ -181,6 +181,7 @@ def test_which_words_a_translation_comes_from(heed, run_path):
     assert heed("translate", run_path, "7", "--alignments")[1].splitlines() == out.splitlines()[2:]
 
 
+@pytest.mark.slow
 def test_runs_that_translate_together(heed, run_path, tmp_path):
     """A run with itself says the same; one of other tokens is refused."""
     alone = heed("translate", run_path, "--beam-size", "2", stdin="1\n22\n")

@@ -122,6 +122,7 @@ def test_a_search_is_that_of_the_definition(name):
     assert [tuple(row[row != 0]) for row in tokens] != without, "the penalty decides nothing here"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["transformer", *(pytest.param(name, marks=slow) for name in ("location", "ensemble"))]
 )
@@ -179,6 +180,7 @@ def test_several_results_are_in_the_order_of_their_scores():
         assert tuple(own[0][: len(wanted)]) == wanted
 
 
+@pytest.mark.slow
 def test_of_the_attentions_one_is_built(monkeypatch):
     """The others stay fused, and without a penalty all of them."""
     from heed.layers import TransformerDecoderLayer

@@ -1,5 +1,6 @@
 import gc
 import itertools
+import traceback
 import weakref
 
 import keras
@@ -368,6 +369,23 @@ def test_inside_a_tf_function_with_unknown_sizes(method):
     for batch, length in ((5, 6), (2, 4)):
         source = sources(batch, length)
         np.testing.assert_array_equal(traced(source), generate(model, source, **options))
+
+
+@pytest.mark.usefixtures("compiled")
+def test_autograph_does_not_rewrite_it(monkeypatch):
+    """It would gain nothing, and take most of the time of tracing."""
+    rewritten, step = [], Transformer.decode_step
+
+    def decode_step(*args, **kwargs):
+        stack = traceback.extract_stack()
+        rewritten.append([x.name for x in stack if "__autograph_generated" in x.filename])
+        return step(*args, **kwargs)
+
+    monkeypatch.setattr(Transformer, "decode_step", decode_step)
+    model = small_model()
+    tf.function(lambda x: generate(model, x, max_length=4))(sources())
+    assert rewritten
+    assert set().union(*rewritten) == {"<lambda>"}
 
 
 def test_sampling_repeats_with_a_seed_and_not_without():

@@ -343,7 +343,7 @@ MASKS: dict[str, tuple[Callable[..., dict[str, Any]], Sequence[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("opset", [17, 23])
+@pytest.mark.parametrize("opset", [23, *slow([17])])
 @pytest.mark.parametrize("name", MASKS)
 def test_mask(name: str, opset: int, tmp_path: Path) -> None:
     arguments, extra = MASKS[name]
@@ -374,6 +374,7 @@ def dense(width: int = WIDTH) -> keras.Model:
     return with_weights(keras.Model(x, L.Dense(64, activation="tanh")(x)))
 
 
+@pytest.mark.slow
 def test_the_same_twice(tmp_path: Path) -> None:
     model = classifier(CLASSIFIERS["padded"][0])
     for name in ("a", "b"):

@@ -66,6 +66,7 @@ def no_overlap(axis) -> bool:
     return not any(a.overlaps(b) for a, b in itertools.pairwise(boxes))
 
 
+@pytest.mark.slow
 def test_plot_heads_shows_each_head_on_one_scale():
     capture = planted()
     figure = plot_heads(capture, "a", tokens=list("abcde"))

@@ -125,6 +125,7 @@ def test_other_equations_are_refused(equation, options, name):
         FlatEinsumDense(equation, (None, 2, 3), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dense", "to heads"])
 def test_config_and_quantisation_are_those_of_keras(name):
     ours, theirs, options, shape = LAYERS[name]

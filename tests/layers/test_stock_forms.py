@@ -36,6 +36,7 @@ from heed.models import (
     TransformerEncoder,
 )
 from tests.layers.stock import HAS_WINDOW, randomise, randoms
+from tests.slow import slow
 
 SOURCE = np.array([[1, 2, 3, 4, 5], [6, 7, 8, 0, 0]])
 TARGET = np.array([[1, 2, 3, 4], [5, 6, 0, 0]])
@@ -84,8 +85,18 @@ def assert_stock(model: keras.Model) -> None:
 
 OPTIONS: list[dict[str, Any]] = [
     {"norm_first": False, "use_bias": False, "sliding_window": 2},
-    {"gated": True, "activation": "silu", "normalization": "rms", "key_dim": 6, "value_dim": 3},
-    {"num_key_value_heads": 1, "norm_epsilon": 0.1},
+    *slow(
+        [
+            {
+                "gated": True,
+                "activation": "silu",
+                "normalization": "rms",
+                "key_dim": 6,
+                "value_dim": 3,
+            },
+            {"num_key_value_heads": 1, "norm_epsilon": 0.1},
+        ]
+    ),
 ]
 
 
@@ -122,8 +133,9 @@ def masked_by_arguments(causal: bool, per_head: bool) -> keras.Model:
     return keras.Model([x, seen, pairs], [z, scores])
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize(
+    ("causal", "per_head"), [(False, True), (True, False), *slow([(False, False), (True, True)])]
+)
 def test_masks_that_are_arguments(causal: bool, per_head: bool) -> None:
     model = masked_by_arguments(causal, per_head)
     randomise(model)
@@ -205,10 +217,14 @@ def config(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "options",
     [
-        {},
         {"tie_embeddings": False, "position": "learned"},
-        {"norm_first": False, "gated": True},
-        {"normalization": "rms", "num_key_value_heads": 1},
+        *slow(
+            [
+                {},
+                {"norm_first": False, "gated": True},
+                {"normalization": "rms", "num_key_value_heads": 1},
+            ]
+        ),
     ],
     ids=str,
 )

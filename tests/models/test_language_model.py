@@ -197,6 +197,7 @@ def by_both(model: Any, prompt: Any, length: int = 8, **options: Any) -> tuple[A
     return np.asarray(mine)[:, 0], np.asarray(graphs)[:, 0]
 
 
+@pytest.mark.slow
 @by_the_engine
 @pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=slow) for n in (1, 2))])
 def test_the_engine_writes_what_the_graph_does(first: int) -> None:

@@ -33,7 +33,15 @@ def inputs():
     return {"source": sources(3), "target": TARGET}
 
 
-every_attention = pytest.mark.parametrize("attention", ATTENTIONS)
+every_attention = pytest.mark.parametrize(
+    "attention",
+    [
+        name
+        if name in ("additive", "location", "none")
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in ATTENTIONS
+    ],
+)
 
 
 @pytest.mark.parametrize(

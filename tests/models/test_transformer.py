@@ -70,7 +70,7 @@ def test_the_target_is_causal(position):
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("side", ["source", "target"])
+@pytest.mark.parametrize("side", ["target", pytest.param("source", marks=pytest.mark.slow)])
 def test_the_order_of_tokens_matters(position, side):
     model = small_model(position=position)
     batch = {"source": np.array([[3, 4, 5]]), "target": np.array([[1, 3, 4, 5]])}

@@ -243,6 +243,7 @@ def test_a_run_in_several_languages(tmp_path):
         translator(["word 5"], "es")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_more_languages(tmp_path):
     """Languages of before keep their token, by name; vocabularies are those of before."""
     before = TextTask.create(corpora=corpora(tmp_path, ("fr", "de")), vocabulary_size=50)

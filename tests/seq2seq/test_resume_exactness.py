@@ -61,6 +61,7 @@ CASES = {
 QUICK = ("all of it",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in CASES]
 )

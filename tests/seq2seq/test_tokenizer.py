@@ -32,6 +32,7 @@ def test_digits_stand_at_their_place_value():
         task.encode("1000000", "en")
 
 
+@pytest.mark.slow
 def test_all_words_come_back_to_the_letter(task):
     words = task.subwords
     for language in number_words.LANGUAGES:

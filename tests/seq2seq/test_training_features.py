@@ -93,6 +93,7 @@ def test_a_run_stopped_in_the_middle_of_an_accumulation_ends_with_the_same_weigh
     assert len(checkpoint.list_steps(stopped.checkpoints)) == options.get("keep", 2)
 
 
+@pytest.mark.slow
 def test_bfloat16_computes_in_less_and_keeps_weights_in_float32(tmp_path, finished_run):
     # A whole run: its losses are those of float32, nearly.
     run = tiny.start(tmp_path / "run", languages=("en", "de"), precision="bfloat16")

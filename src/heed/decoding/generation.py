@@ -18,6 +18,7 @@ from heed.decoding.decodable import Decodable, missing_names
 from heed.decoding.incremental_decoder import IncrementalDecoder, column
 from heed.decoding.programs import program
 from heed.decoding.sampling import decode_rows, draw, greedy
+from heed.ops.backends import as_written
 from heed.ops.backends.decoder import WEIGHTS
 from heed.ops.checks import check_tokens
 from heed.ops.dispatch import Dispatch
@@ -34,6 +35,7 @@ _MOST_PENALTY = 1e30  # a log probability divided by more is lost in float32
 _SHARED = ("method", "max_length", "use_cache", "weights", "num_results", "return_scores")
 
 
+@as_written
 def generate(
     model: Decodable,
     source: Any = None,
