@@ -122,6 +122,7 @@ def test_a_single_state_gives_a_single_context():
     np.testing.assert_allclose(np.array(sequence)[:, 0], context, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_encoder_keeps_the_length_and_a_transformer_does_not_have_to():
     source = np.random.default_rng(0).integers(3, 10, (4, 5))
     target = np.random.default_rng(1).integers(3, 10, (4, 6))

@@ -167,6 +167,7 @@ def test_what_is_cut_is_ranked_with_it():
     assert not np.any(check(model, sources(3), 2.0) == END)
 
 
+@pytest.mark.slow
 def test_several_results_are_in_the_order_of_their_scores():
     """Those that have ended, then those that are cut."""
     model, source = transformer(), sources(4)

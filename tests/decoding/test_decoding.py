@@ -727,6 +727,7 @@ def test_learned_positions_bound_the_length():
         decode(model, sources(), 25)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled")
 def test_a_step_in_the_graph_allocates_no_caches():
     """Whatever the length of the caches: an op that copied one, even one layer's keys, would show."""

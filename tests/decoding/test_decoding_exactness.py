@@ -239,11 +239,8 @@ def check_both_ways(model: Any) -> None:
 CHECKS = (check_steps, check_cache, check_rows, check_one_beam, check_both_ways)
 
 
-# A few have their turn in the default run; each option by itself has it in other tests of decoding.
-QUICK = (
-    "Transformer, as newer ones",
-    "RecurrentTranslator, additive, lstm",
-)
+# One has its turn in the default run; each option by itself has it in other tests of decoding.
+QUICK = ("Transformer, as newer ones",)
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_an_exported_run_translates_texts(finished_run, tmp_path, monkeypatch):
     ("format", "out"),
     [
         ("ctranslate2", "-x"),
-        ("onnx", "numbers-onnx"),
+        pytest.param("onnx", "numbers-onnx", marks=pytest.mark.slow),
         pytest.param("litert", "link", marks=pytest.mark.slow),
         pytest.param("saved_model", "numbers-saved", marks=pytest.mark.slow),
     ],

@@ -58,6 +58,7 @@ def test_a_model_and_itself_is_that_model():
     np.testing.assert_array_equal(twice, decode(model, **options))
 
 
+@pytest.mark.slow
 def test_scores_and_coverage_are_means():
     """Of a model and itself: its own."""
     model = small_model(seed=4, end_bias=0.7)

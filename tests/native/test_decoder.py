@@ -163,6 +163,7 @@ def test_odd_int8_weights(library: Any, value: float) -> None:
         assert_best(stack, call, tokens)
 
 
+@pytest.mark.slow
 def test_a_long_sequence_and_a_large_batch(library: Any) -> None:
     stack = Stack(np.random.default_rng(3), layers=1, vocabulary=300, bias=True)
     call = Call(stack, 1, 70, 150, masked=True, bias=True)

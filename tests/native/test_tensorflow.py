@@ -293,6 +293,7 @@ MEMORY = """
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow() -> None:
     """A result that was never released would cost 1000 times 32 KiB = 32 MiB, for each kind of call."""
     assert float(run_script(MEMORY)) < 16
