@@ -393,12 +393,12 @@ def test_the_producer(tmp_path: Path) -> None:
 
 
 def test_external_data(tmp_path: Path) -> None:
-    nodes = check_agreement(dense(), tmp_path, external_above=1000)
+    nodes = check_agreement(dense(4 * WIDTH), tmp_path, external_above=1000)
     assert nodes["MatMul"] == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
     assert (
         (tmp_path / "model.onnx.data").stat().st_size
-        >= 4 * WIDTH * 64
+        >= 4 * 4 * WIDTH * 64
         > (tmp_path / "model.onnx").stat().st_size
     )
 
