@@ -53,7 +53,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spares the garbage collector the million objects of the imported libraries, which stay to the end."""
+    """Exempts the objects of the imported libraries, which stay to the end, from garbage collection."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)

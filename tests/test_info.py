@@ -158,7 +158,6 @@ def test_a_registry_that_is_there_already_is_taught(monkeypatch):
     assert imported == ["heed.models"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "order", ["import heed, keras", pytest.param("import keras, heed", marks=pytest.mark.slow)]
 )

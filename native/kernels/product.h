@@ -1,9 +1,8 @@
 // The micro-kernel: C (+)= A . B for a narrow C that stays in registers.
 //
 // A is read one number at a time and broadcast, in rows or in columns, so keys, values and their gradients are never
-// packed.
-// B and C have rows of consecutive numbers. All five products of attention, forward and backward, have this form if
-// scores are transposed (keys down, queries across).
+// packed. B and C have rows of consecutive numbers. All five products of attention, forward and backward, have this
+// form if scores are transposed (keys down, queries across).
 #pragma once
 
 #include "../simd/vector.h"

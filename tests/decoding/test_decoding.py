@@ -15,6 +15,7 @@ from heed.decoding.incremental_decoder import DecodingState, IncrementalDecoder
 from heed.decoding.sampling import draw
 from heed.models import Transformer, explain_generate, generate
 from heed.models.config import POSITIONS
+from tests.decoding.scores import allowed_log_probabilities, log_probabilities
 from tests.graphs import allocated, traced
 from tests.models.builders import small_config, small_model, sources
 
@@ -145,14 +146,6 @@ def test_a_sampled_row_depends_on_its_own_number_only():
     other[2:] = source[:2]
     one, two = (decode(model, x, method="sample", seed=9) for x in (source, other))
     np.testing.assert_array_equal(one[:2], two[:2])
-
-
-def allowed_log_probabilities(model, source, tokens):
-    """log p (B, L, vocabulary) of the token at each place of targets (B, L), without padding and start."""
-    targets = np.pad(np.asarray(tokens)[:, :-1], ((0, 0), (1, 0)), constant_values=1)
-    logits = np.asarray(model({"source": source, "target": targets})).astype("float64")
-    logits[..., [0, 1]] = -np.inf
-    return logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
 
 
 def assert_greedy(model, source, tokens, given=0):
@@ -331,7 +324,6 @@ def test_decoding_stops_when_all_rows_have_ended(method, monkeypatch):
     assert len(steps) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "jit_compile"),
     [
@@ -754,14 +746,6 @@ def scored(model, source, max_length=8, **options):
     """Tokens and scores, as arrays."""
     found = generate(model, source, max_length=max_length, return_scores=True, **options)
     return tuple(np.asarray(x) for x in found)
-
-
-def log_probabilities(model, source, tokens, given=0):
-    """(B,): log p of the tokens of each target after `given` ones."""
-    logs = allowed_log_probabilities(model, source, tokens)
-    own = np.take_along_axis(logs, tokens[..., None], axis=-1)[..., 0]
-    written = np.arange(tokens.shape[1]) >= given
-    return np.where(written & (tokens != 0), own, 0).sum(axis=1)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6])

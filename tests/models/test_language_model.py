@@ -291,7 +291,6 @@ def test_prompts_that_are_read_at_once(method: str, monkeypatch: Any) -> None:
     assert not at_once[:, 4:].any()
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("compiled")
 def test_inside_a_tf_function() -> None:
     """By XLA, which requires fixed sizes; and with unknown sizes."""

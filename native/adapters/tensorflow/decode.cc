@@ -19,6 +19,7 @@
 #include <mutex>
 
 #include "decoder_fields.h"
+#include "settings.h"
 
 namespace heed::tf {
 namespace {
@@ -175,10 +176,8 @@ void run(void* state, TF_OpKernelContext* context) {
     const Tensor tokens = allocated(context, status, 0, kInt32, {batch, results, length}, sizeof(int32_t));
     const Tensor scores =
         allocated(context, status, 1, kFloat, scored ? Dims{batch, results} : Dims{0, 0}, sizeof(float));
-    const int threads =
-        search.threads >= 1 ? static_cast<int>(std::min(search.threads, 65536.0)) : heed_available_threads();
     check(heed_decode(packed->decoder, &search, tokens.data<int32_t>(), scored ? scores.data<float>() : nullptr,
-                      threads));
+                      thread_count(search.threads)));
   });
 }
 
