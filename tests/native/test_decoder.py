@@ -138,9 +138,10 @@ def test_activations(library: Any, activation: str) -> None:
 
 
 def test_many_and_long_sources_are_encoded(library: Any) -> None:
-    sizes = {"encoder": True, "layers": 1, "vocabulary": 100, "bias": True}
+    """A window makes a wrong position of a query change all that it sees."""
+    sizes = {"encoder": True, "layers": 1, "vocabulary": 100, "bias": True, "window": 5}
     stack = Stack(np.random.default_rng(2), **sizes)
-    call = Call(stack, 2, 2, 140, masked=True, bias=True)
+    call = Call(stack, 2, 8, 140, masked=True, bias=True)
     assert_best(stack, call, call.run(library, stack))
     call = Call(stack, 45, 2, 9, masked=True, bias=True)
     assert_best(stack, call, call.run(library, stack, threads=1))
@@ -163,11 +164,25 @@ def test_odd_int8_weights(library: Any, value: float) -> None:
         assert_best(stack, call, tokens)
 
 
-@pytest.mark.slow
-def test_a_long_sequence_and_a_large_batch(library: Any) -> None:
-    stack = Stack(np.random.default_rng(3), layers=1, vocabulary=300, bias=True)
-    call = Call(stack, 1, 70, 150, masked=True, bias=True)
+def test_int8_columns_of_one_sign(library: Any) -> None:
+    """Products of bytes add 128 to each input and take it back, which shows where weights do not cancel out."""
+    stack = Stack(np.random.default_rng(5), layers=1, width=64, pack="int8")
+    weight = stack.logits.weight
+    weight[:] = abs(weight) * np.where(np.arange(weight.shape[1]) % 2, 1, -1)
+    call = Call(stack, 5, 4, 6)
     assert_best(stack, call, call.run(library, stack))
+
+
+@pytest.mark.parametrize("length", [20, *slow([70])])
+def test_a_long_target(library: Any, length: int) -> None:
+    stack = Stack(np.random.default_rng(3), layers=1, vocabulary=300, bias=True)
+    call = Call(stack, 1, length, 150, masked=True, bias=True)
+    assert_best(stack, call, call.run(library, stack))
+
+
+@pytest.mark.slow
+def test_a_large_batch(library: Any) -> None:
+    stack = Stack(np.random.default_rng(3), layers=1, vocabulary=300, bias=True)
     call = Call(stack, 150, 3, 3)
     assert_best(stack, call, call.run(library, stack, threads=1))
 
