@@ -229,6 +229,18 @@ def test_threads_and_repeats_do_not_change_a_bit(library, seed: int) -> None:
             np.testing.assert_array_equal(a, b)
 
 
+def test_the_queries_of_one_key_head_are_split_alike(library) -> None:
+    """Threads share the backward pass of a key head in parts, whose number must not depend on theirs."""
+    rng = np.random.default_rng(0)
+    query, key, value, d_out = (rng.normal(size=(1, 600, 1, 32)).astype("float32") for _ in "qkvd")
+    call = core.Call(library, query, key, value)
+    output, _ = call.forward()
+    expected = call.backward(output, d_out, threads=1)
+    for threads in (2, 5):
+        for a, b in zip(call.backward(output, d_out, threads=threads), expected, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
 def test_many_callers_at_once(any_library) -> None:
     calls = [busy_call(seed) for seed in (5, 7)] * 4
     made = [core.Call(any_library, *tensors[:3], **options) for tensors, options in calls]
