@@ -10,10 +10,10 @@ namespace {
 
 // Best first.
 const InstructionSet* const kAll[] = {
-#if defined(__x86_64__)
-    &kAmx, &kAvx512, &kAvx2,
-#endif
-    &kBaseline};
+#define HEED_INSTRUCTION_SET(name) &name::kInstructionSet,
+#include "instruction_sets.inc"
+#undef HEED_INSTRUCTION_SET
+};
 constexpr int kCount = sizeof(kAll) / sizeof(*kAll);
 
 const InstructionSet* find(const char* name) {

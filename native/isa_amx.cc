@@ -18,16 +18,16 @@ bool supported() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   constexpr unsigned kBfloat16Products = 1u << 22, kTileRegisters = 1u << 24;
   constexpr int kRequestPermission = 0x1023, kTileData = 18;  // of arch_prctl
-  if (!kAvx512.supported() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  if (!avx512::kInstructionSet.supported() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
   if (!(d & kBfloat16Products) || !(d & kTileRegisters)) return false;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
 const Kernels& kernels(const HeedAttention& a) {
-  if (!TileProducts::serves(a)) return kAvx512.kernels(a);
+  if (!TileProducts::serves(a)) return avx512::kInstructionSet.kernels(a);
   // Of each thread: the lock of a static that all share would stay closed in a child that is forked while it is held.
   static thread_local const Kernels with_tiles = [&] {
-    Kernels k = kAvx512.kernels(a);
+    Kernels k = avx512::kInstructionSet.kernels(a);
     k.forward_bytes = scratch_bytes<ForwardScratch<TileProducts>, HeedAttention>;
     k.packed_bytes = TileProducts::packed_bytes;
     k.pack = TileProducts::pack;
@@ -41,10 +41,11 @@ const Kernels& kernels(const HeedAttention& a) {
 }
 
 }  // namespace
+
+const InstructionSet kInstructionSet = {
+    "amx", supported, kernels,
+    [](const HeedRows& rows) -> const RowKernels& { return avx512::kInstructionSet.row_kernels(rows); },
+    []() -> const DecoderKernels& { return avx512::kInstructionSet.decoder_kernels(); }};
+
 }  // namespace amx
-
-extern const InstructionSet kAmx = {"amx", amx::supported, amx::kernels,
-                                    [](const HeedRows& rows) -> const RowKernels& { return kAvx512.row_kernels(rows); },
-                                    []() -> const DecoderKernels& { return kAvx512.decoder_kernels(); }};
-
 }  // namespace heed

@@ -9,8 +9,6 @@ static bool converts_float16() {
 
 #define HEED_ISA avx2
 #define HEED_SIMD "avx2.h"
-#define HEED_TABLE kAvx2
-#define HEED_NAME "avx2"
 #define HEED_SUPPORTED (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && converts_float16())
 #include "decoder/table.h"
 // The table comes last.

@@ -1,8 +1,6 @@
 // The kernels for every machine.
 #define HEED_ISA baseline
 #define HEED_SIMD "baseline.h"
-#define HEED_TABLE kBaseline
-#define HEED_NAME "baseline"
 #define HEED_SUPPORTED true
 #include "decoder/table.h"
 // The table comes last.

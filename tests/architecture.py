@@ -321,7 +321,7 @@ NATIVE_FLOORS = {"include": 0, "simd": 1, "kernels": 2, "decoder": 3, ".": 4, "a
 # library. The compiler's own are always inlined.
 SYSTEM_HEADERS = {
     "include": {"stdint.h"},
-    "simd": {"cstddef", "cstdint", "immintrin.h"},
+    "simd": {"arm_neon.h", "cstddef", "cstdint", "immintrin.h"},
     "kernels": {"cstddef", "cstdint", "immintrin.h"},
     "decoder": {"cstddef", "cstdint"},
 }

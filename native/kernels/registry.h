@@ -157,11 +157,12 @@ const Kernels& kernels_for(const HeedAttention& attention);
 const RowKernels& kernels_for(const HeedRows& rows);
 const DecoderKernels& decoder_kernels();
 
-extern const InstructionSet kBaseline;
-#if defined(__x86_64__)
-extern const InstructionSet kAvx2;
-extern const InstructionSet kAvx512;
-extern const InstructionSet kAmx;
-#endif
+// The instruction sets that the library is built for: the build writes this file from the list in CMakeLists.txt.
+#define HEED_INSTRUCTION_SET(name)             \
+  namespace name {                             \
+  extern const InstructionSet kInstructionSet; \
+  }
+#include "instruction_sets.inc"
+#undef HEED_INSTRUCTION_SET
 
 }  // namespace heed

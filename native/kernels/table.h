@@ -1,5 +1,4 @@
-// The kernel table of an instruction set. isa_*.cc include it last, after the decoder's, and define HEED_TABLE,
-// HEED_NAME and HEED_SUPPORTED.
+// The kernel table of an instruction set. isa_*.cc include it last, after the decoder's, and define HEED_SUPPORTED.
 #pragma once
 
 #include "additive_backward.h"
@@ -69,12 +68,14 @@ constexpr RowKernels row_kernels_of() {
 static const RowKernels kRowKernels[4] = {row_kernels_of<float>(), row_kernels_of<double>(), row_kernels_of<Bfloat16>(),
                                           row_kernels_of<Float16>()};
 
+#define HEED_STRING(text) #text
+#define HEED_NAME_OF(isa) HEED_STRING(isa)
+
+const InstructionSet kInstructionSet = {
+    HEED_NAME_OF(HEED_ISA), []() -> bool { return HEED_SUPPORTED; },
+    [](const HeedAttention& a) -> const Kernels& { return kKernels[a.dtype]; },
+    [](const HeedRows& rows) -> const RowKernels& { return kRowKernels[rows.dtype]; },
+    []() -> const DecoderKernels& { return kDecoderKernels; }};
+
 }  // namespace HEED_ISA
-
-extern const InstructionSet HEED_TABLE = {
-    HEED_NAME, []() -> bool { return HEED_SUPPORTED; },
-    [](const HeedAttention& a) -> const Kernels& { return HEED_ISA::kKernels[a.dtype]; },
-    [](const HeedRows& rows) -> const RowKernels& { return HEED_ISA::kRowKernels[rows.dtype]; },
-    []() -> const DecoderKernels& { return HEED_ISA::kDecoderKernels; }};
-
 }  // namespace heed

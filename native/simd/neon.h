@@ -1,0 +1,55 @@
+// AArch64 (Advanced SIMD): 32 registers of 16 bytes. Products of bytes are an extension, see isa_neon.cc.
+#pragma once
+
+#include <arm_neon.h>
+
+#define HEED_VECTOR_BYTES 16
+#include "portable.h"
+
+namespace heed {
+namespace HEED_ISA {
+
+extern const bool kDotProducts;  // whether this machine multiplies bytes
+
+struct Simd : Portable {
+  static constexpr int kRegisters = 32;
+
+  template <class I>
+  static HEED_INLINE bool any(I comparison) {
+    return vmaxvq_u32((uint32x4_t)comparison) != 0;
+  }
+
+  static HEED_INLINE uint64_t bits_of(Integers<float> comparison) {
+    constexpr Words kBits = {1, 2, 4, 8};
+    return vaddvq_u32((uint32x4_t)((Words)comparison & kBits));
+  }
+
+  // A bit for each of 16 bytes that is 0.
+  static HEED_INLINE uint64_t zeros_of(uint8x16_t bytes) {
+    constexpr uint8x16_t kBits = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+    const uint8x16_t bits = vandq_u8(vceqzq_u8(bytes), kBits);
+    return vaddv_u8(vget_low_u8(bits)) | static_cast<uint64_t>(vaddv_u8(vget_high_u8(bits))) << 8;
+  }
+  static inline uint64_t zero_bytes(const uint8_t* from, int count) {
+    uint64_t zero = 0;
+    int y = 0;
+    for (; y + 16 <= count; y += 16) zero |= zeros_of(vld1q_u8(from + y)) << y;
+    if (y < count) {
+      uint8_t rest[16] = {};
+      __builtin_memcpy(rest, from + y, static_cast<size_t>(count - y));
+      zero |= (zeros_of(vld1q_u8(rest)) & bits_below(count - y)) << y;
+    }
+    return zero;
+  }
+
+  // The machine's conversions keep denormal numbers, even where threads flush them.
+  static HEED_INLINE Vector<float> load_float16(const void* from) {
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(static_cast<const uint16_t*>(from))));
+  }
+  static HEED_INLINE void store_float16(void* to, Vector<float> x) {
+    vst1_u16(static_cast<uint16_t*>(to), vreinterpret_u16_f16(vcvt_f16_f32(x)));
+  }
+};
+
+}  // namespace HEED_ISA
+}  // namespace heed
