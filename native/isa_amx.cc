@@ -6,8 +6,7 @@
 #include <unistd.h>
 
 #include "kernels/amx.h"
-#include "kernels/bias_gradient.h"
-#include "kernels/registry.h"
+#include "kernels/tile_table.h"
 
 namespace heed {
 namespace amx {
@@ -23,29 +22,9 @@ bool supported() {
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-const Kernels& kernels(const HeedAttention& a) {
-  if (!TileProducts::serves(a)) return avx512::kInstructionSet.kernels(a);
-  // Of each thread: the lock of a static that all share would stay closed in a child that is forked while it is held.
-  static thread_local const Kernels with_tiles = [&] {
-    Kernels k = avx512::kInstructionSet.kernels(a);
-    k.forward_bytes = scratch_bytes<ForwardScratch<TileProducts>, HeedAttention>;
-    k.packed_bytes = TileProducts::packed_bytes;
-    k.pack = TileProducts::pack;
-    k.forward = forward<Bfloat16, TileProducts>;
-    k.backward_bytes = scratch_bytes<BackwardScratch<TileGradients>, HeedAttention>;
-    k.backward = backward<Bfloat16, TileGradients>;
-    k.bias_gradient = bias_gradient<Bfloat16, TileGradients>;
-    return k;
-  }();
-  return with_tiles;
-}
-
 }  // namespace
 
-const InstructionSet kInstructionSet = {
-    "amx", supported, kernels,
-    [](const HeedRows& rows) -> const RowKernels& { return avx512::kInstructionSet.row_kernels(rows); },
-    []() -> const DecoderKernels& { return avx512::kInstructionSet.decoder_kernels(); }};
+extern const InstructionSet kInstructionSet = tile_instruction_set<MatrixUnit>("amx", supported);
 
 }  // namespace amx
 }  // namespace heed
