@@ -13,6 +13,17 @@ extern const bool kDotProducts;  // whether this machine multiplies bytes
 
 struct Simd : Portable {
   static constexpr int kRegisters = 32;
+  static constexpr bool kByLane = true;
+
+  // sum + x * from[kLane]. GCC would take lanes of its own vectors by way of the integer registers.
+  template <int kLane>
+  static HEED_INLINE Vector<float> add_product(Vector<float> sum, Vector<float> x, Vector<float> from) {
+    return vfmaq_laneq_f32(sum, x, from, kLane);
+  }
+  template <int kLane>
+  static HEED_INLINE Vector<double> add_product(Vector<double> sum, Vector<double> x, Vector<double> from) {
+    return vfmaq_laneq_f64(sum, x, from, kLane);
+  }
 
   template <class I>
   static HEED_INLINE bool any(I comparison) {

@@ -114,6 +114,13 @@ HEED_INLINE Vector<float> scale_by_power(Vector<float> x, Vector<float> rounded)
 
 struct Portable {
   static constexpr int kRegisters = 16;
+  static constexpr bool kByLane = false;  // whether `add_product` is one instruction
+
+  // sum + x * from[kLane]
+  template <int kLane, class V>
+  static HEED_INLINE V add_product(V sum, V x, V from) {
+    return sum + x * from[kLane];
+  }
 
   // Whether a comparison holds in any lane.
   template <class I>
