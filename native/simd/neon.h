@@ -60,6 +60,24 @@ struct Simd : Portable {
   static HEED_INLINE void store_float16(void* to, Vector<float> x) {
     vst1_u16(static_cast<uint16_t*>(to), vreinterpret_u16_f16(vcvt_f16_f32(x)));
   }
+
+  static HEED_INLINE void store_bytes(void* to, Words words) {
+    const uint8x8_t bytes = vmovn_u16(vcombine_u16(vmovn_u32((uint32x4_t)words), vdup_n_u16(0)));
+    vst1_lane_u32(static_cast<uint32_t*>(to), vreinterpret_u32_u8(bytes), 0);
+  }
+
+  static constexpr int kByteBias = 0;  // both factors have a sign
+#if defined(__clang__)
+#define HEED_BYTE_PRODUCTS __attribute__((target("dotprod")))
+#else
+#define HEED_BYTE_PRODUCTS __attribute__((target("arch=armv8.2-a+dotprod")))
+#endif
+  // sums += four products of bytes.
+  HEED_BYTE_PRODUCTS static HEED_INLINE Integers<float> add_byte_products(Integers<float> sums, Integers<float> x,
+                                                                          Integers<float> weights) {
+    return vdotq_s32(sums, (int8x16_t)x, (int8x16_t)weights);
+  }
+  static inline bool multiplies_bytes() { return kDotProducts; }
 };
 
 }  // namespace HEED_ISA

@@ -180,6 +180,16 @@ struct Portable {
     store_halves(to, sign | (magnitude >= 0x477ff000u ? infinite : finite));
   }
 
+  // Stores the lowest byte of each word.
+  static HEED_INLINE void store_bytes(void* to, Words words) {
+    typedef uint8_t Bytes __attribute__((vector_size(kLanes<float>)));
+    const Bytes bytes = __builtin_convertvector(words, Bytes);
+    __builtin_memcpy(to, &bytes, sizeof(bytes));
+  }
+
+  // What is added to the bytes of rows, from -127 to 127: `add_byte_products` may take them unsigned.
+  static constexpr int kByteBias = 128;
+
   // Whether this machine has `add_byte_products`, which comes with a macro HEED_BYTE_PRODUCTS, the attribute of
   // functions that use it.
   static inline bool multiplies_bytes() { return false; }
