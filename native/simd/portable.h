@@ -63,7 +63,7 @@ HEED_INLINE Vector<Real> lane_numbers() {
   return numbers;
 }
 
-// The larger of two; `b` where `a` is not a number.
+// The larger of two; `b`, a number, where `a` is not a number.
 template <class V>
 HEED_INLINE V larger(V a, V b) {
   return a > b ? a : b;
@@ -148,7 +148,7 @@ struct Portable {
   // 2^x for x < 128.5, infinite from 127.5 on; exactly 0 below 2^-126 where denormals are flushed (they would slow
   // every product they meet), NaN for NaN.
   static HEED_INLINE Vector<float> exp2(Vector<float> x) {
-    const Vector<float> y = larger(broadcast(-127.0f), x), rounded = y + kExponentRounder;
+    const Vector<float> y = -127.0f > x ? broadcast(-127.0f) : x, rounded = y + kExponentRounder;
     const Vector<float> f = y - (rounded - kExponentRounder);
     // Minimax polynomial of 2^f on [-1/2, 1/2], exact at 0: 9e-8, as much as its roundings.
     const auto p =
@@ -160,6 +160,8 @@ struct Portable {
 
   // 1 / x for 2^-125 < |x| < 2^125.
   static HEED_INLINE Vector<float> reciprocal(Vector<float> x) { return 1.0f / x; }
+
+  static HEED_INLINE Vector<float> load_bfloat16(const void* from) { return (Vector<float>)(load_halves(from) << 16); }
 
   static HEED_INLINE Vector<float> load_float16(const void* from) {
     const Words x = load_halves(from), sign = (x & 0x8000u) << 16, rest = x & 0x7fffu;
