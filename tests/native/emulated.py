@@ -10,6 +10,7 @@ for each call. Only the thread that loads the library makes such arrays.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import mmap
 import os
@@ -134,6 +135,13 @@ class Memory:
         self.capsule = python.PyCapsule_New(ctypes.addressof(self.handler), b"mem_handler", None)
         ctypes.PYFUNCTYPE(py_object, py_object)(set_handler)(self.capsule)
 
+    def stop_freeing(self) -> None:
+        """Python's last arrays are freed when no Python can be called any more: by a function that does nothing."""
+        nothing = ctypes.cast(ctypes.CDLL(None).getpid, c_void_p).value
+        assert nothing is not None
+        self.handler.free = FREE(nothing)
+        ctypes.pythonapi.Py_IncRef(py_object(self))
+
     def __contains__(self, at: int) -> bool:
         return ADDRESS <= at < ADDRESS + SIZE
 
@@ -155,6 +163,7 @@ class Library:
     def __init__(self, command: str) -> None:
         self.memory = Memory()
         self.memory.use_for_arrays()
+        atexit.register(self.memory.stop_freeing)
         shared = [str(self.memory.file), str(ADDRESS), str(SIZE)]
         self.process = subprocess.Popen(
             [*shlex.split(command), *shared],
