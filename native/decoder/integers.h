@@ -14,7 +14,7 @@ struct Matrix {
 
   HEED_INLINE float* operator[](int64_t row) const { return data + row * stride; }
   HEED_INLINE Matrix from(int64_t row) const { return {data + row * stride, stride}; }
-  // The int8 form: whole numbers as float, or plus 128 as bytes; and its factor, in a vector before them.
+  // The int8 form: whole numbers as float, or plus Simd::kByteBias as bytes; and its factor, in a vector before them.
   HEED_INLINE float* int8_row(int64_t row) const { return data + row * stride + stride / 2 + kLanes<float>; }
   HEED_INLINE float* factor(int64_t row) const { return int8_row(row) - kLanes<float>; }
 
@@ -24,7 +24,6 @@ struct Matrix {
 // Rounds a row to whole numbers in [-127, 127].
 inline void round_row(Matrix x, int row, int count, bool as_bytes) {
   typedef Vector<float> V;
-  typedef uint8_t Bytes __attribute__((vector_size(kLanes<float>)));
   const float* from = x[row];
   V lane_max{}, nonfinite{};
   for (int c = 0; c < count; c += kLanes<float>) {
@@ -43,7 +42,7 @@ inline void round_row(Matrix x, int row, int count, bool as_bytes) {
   for (int c = 0; c < count; c += kLanes<float>) {
     const V scaled = is_zero ? V{} : load_some(from + c, count - c) * inverse, whole = scaled + kRounder;
     if (as_bytes)
-      store(bytes + c, __builtin_convertvector((Words)whole - (Words)broadcast(kRounder) + 128, Bytes));
+      Simd::store_bytes(bytes + c, (Words)whole - (Words)broadcast(kRounder) + Simd::kByteBias);
     else
       store(to + c, whole - kRounder);
   }

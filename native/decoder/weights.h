@@ -67,8 +67,8 @@ inline void pack_column(const float* from, int64_t step, int64_t count, int colu
   }
 }
 
-// The same as whole numbers in [-127, 127]; `offset` compensates for bytes of rows, which are 128 too large. Returns
-// the factor of the column: NaN if a weight is not finite, so that results are NaN, too.
+// The same as whole numbers in [-127, 127]; `offset` compensates for bytes of rows, which are Simd::kByteBias too
+// large. Returns the factor of the column: NaN if a weight is not finite, so that results are NaN, too.
 inline float pack_column(const float* from, int64_t step, int64_t count, int columns, int8_t* to, int32_t* offset) {
   float largest = 0, nonfinite = 0;
   for (int64_t k = 0; k < count; ++k) {
@@ -82,7 +82,7 @@ inline float pack_column(const float* from, int64_t step, int64_t count, int col
     const float x = __builtin_rintf(from[k * step] / factor);
     const int8_t weight = static_cast<int8_t>(x > 127 ? 127 : x < -127 ? -127 : x);
     to[k / kGroup * kGroup * columns + k % kGroup] = weight;
-    *offset -= 128 * weight;
+    *offset -= Simd::kByteBias * weight;
   }
   return factor;
 }

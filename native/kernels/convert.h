@@ -29,7 +29,7 @@ HEED_INLINE bool is_finite(Real x) {
 
 HEED_INLINE Vector<float> load_wide(const float* from) { return load(from); }
 HEED_INLINE Vector<double> load_wide(const double* from) { return load(from); }
-HEED_INLINE Vector<float> load_wide(const Bfloat16* from) { return (Vector<float>)(load_halves(from) << 16); }
+HEED_INLINE Vector<float> load_wide(const Bfloat16* from) { return Simd::load_bfloat16(from); }
 HEED_INLINE Vector<float> load_wide(const Float16* from) { return Simd::load_float16(from); }
 
 HEED_INLINE void store_narrow(float* to, Vector<float> x) { store(to, x); }

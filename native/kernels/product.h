@@ -62,14 +62,98 @@ HEED_INLINE void product_tile(Strided<Real> a, const Real* b, ptrdiff_t b_row, R
     }
 }
 
+// Calls function(index) for each index below kCount, as a type: lanes must be constants before loops are unrolled.
+template <int kIndex>
+struct Index {
+  static constexpr int value = kIndex;
+};
+template <int kCount, int kIndex = 0, class Function>
+HEED_INLINE void for_each_index(const Function& function) {
+  if constexpr (kIndex < kCount) {
+    function(Index<kIndex>{});
+    for_each_index<kCount, kIndex + 1>(function);
+  }
+}
+
+// Where the factors of a row of C are: `kInVector` rows in each vector of A, from lane kFrom on.
+template <int kRowsInVector, int kFrom>
+struct RowsOf {
+  static constexpr int kInVector = kRowsInVector, kFirst = kFrom;
+};
+
+// The same for instructions that multiply by one lane of a register (`Simd::add_product`): whole vectors of A are
+// loaded and never broadcast. If it is read in columns, there are whole vectors of rows.
+template <class Real, int kRows, int kVectors, bool kColumns>
+HEED_INLINE void lane_tile(Strided<Real> a, const Real* b, ptrdiff_t b_row, Real* c, ptrdiff_t c_row, int depth,
+                           bool accumulate) {
+  typedef Vector<Real> V;
+  constexpr int kSteps = kColumns ? 2 : kLanes<Real>;  // of the sum at a time
+  constexpr int kLoads = kColumns ? kRows / kLanes<Real> : kRows, kLine = 64 / static_cast<int>(sizeof(Real));
+  static_assert(!kColumns || kRows % kLanes<Real> == 0, "rows of A come in whole vectors");
+  V sum[kRows][kVectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) sum[r][v] = V{};
+  const ptrdiff_t row = kColumns ? 1 : a.row, step = kColumns ? a.step : 1;
+  // Every row of A times one row of B. The attribute: GCC would compile the lambdas as functions.
+  const auto add_row = [&](const V* from, auto rows) __attribute__((always_inline)) {
+    V x[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) x[v] = load(b + v * kLanes<Real>);
+    b += b_row;
+    for_each_index<kRows>([&](auto r) __attribute__((always_inline)) {
+      constexpr int kVector = r.value / rows.kInVector, kLane = rows.kFirst + r.value % rows.kInVector;
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v)
+        sum[r.value][v] = Simd::template add_product<kLane>(sum[r.value][v], x[v], from[kVector]);
+    });
+  };
+  for (int begin = 0; begin < depth; begin += kLine) {
+    int left = depth - begin < kLine ? depth - begin : kLine;
+#pragma GCC unroll 8
+    for (int r = 0; !kColumns && r < kRows; ++r) __builtin_prefetch(a.data + (kRows + r) * row, 0, 3);
+    for (; left >= kSteps; left -= kSteps) {
+      V from[kLoads];
+      for_each_index<kSteps>([&](auto at) __attribute__((always_inline)) {
+        if constexpr (kColumns || at.value == 0) {
+          if (kColumns) __builtin_prefetch(a.data + 8 * step);
+          for_each_index<kLoads>([&](auto i) __attribute__((always_inline)) {
+            from[i.value] = load(a.data + i.value * (kColumns ? kLanes<Real> : row));
+          });
+          a.data += kColumns ? step : kSteps;
+        }
+        add_row(from, RowsOf<kColumns ? kLanes<Real> : 1, kColumns ? 0 : at.value>{});
+      });
+    }
+    for (; left > 0; --left, a.data += step) {
+      V from[kRows];
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) from[r] = broadcast(a.data[r * row]);
+      add_row(from, RowsOf<1, 0>{});
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      Real* to = c + r * c_row + v * kLanes<Real>;
+      store(to, accumulate ? load(to) + sum[r][v] : sum[r][v]);
+    }
+}
+
 // The rest of the rows runs the same body as full tiles, with fewer rows.
 template <class Real, int kVectors, bool kColumns>
 inline void product_rows(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_row, Real* c, ptrdiff_t c_row, int depth,
                          bool accumulate) {
   constexpr int kMost = 6, kMore = 8;
-  if constexpr (kRegisters >= 32 && kVectors == 2)  // enough sums to keep both multipliers busy
+  if constexpr (kRegisters >= 32 && kVectors == 2) {  // enough sums to keep both multipliers busy
     for (; rows >= kMore; rows -= kMore, a.data += kMore * a.row, c += kMore * c_row)
-      product_tile<Real, kMore, kVectors, kColumns>(a, b, b_row, c, c_row, depth, accumulate);
+      if constexpr (Simd::kByLane)
+        lane_tile<Real, kMore, kVectors, kColumns>(a, b, b_row, c, c_row, depth, accumulate);
+      else
+        product_tile<Real, kMore, kVectors, kColumns>(a, b, b_row, c, c_row, depth, accumulate);
+  }
   for (; rows >= kMost; rows -= kMost, a.data += kMost * a.row, c += kMost * c_row)
     product_tile<Real, kMost, kVectors, kColumns>(a, b, b_row, c, c_row, depth, accumulate);
   switch (rows) {
@@ -85,7 +169,7 @@ inline void product_rows(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_r
 template <class Real, bool kColumns>
 inline void product_of(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_row, Real* c, ptrdiff_t c_row, int columns,
                        int depth, bool accumulate) {
-  constexpr int kWide = kRegisters >= 32 ? 4 : 2;  // 6 x 4 sums of 32 registers, or 6 x 2 of 16
+  constexpr int kWide = kRegisters >= 32 && !Simd::kByLane ? 4 : 2;  // 6 x 4 sums of 32 registers, or 6 x 2 of 16
   constexpr int kMostDepth = 96;  // these rows of B fit the first-level cache; and shorter sums are more accurate
   for (int k = 0; k < depth;) {
     const int chunk = depth - k <= kMostDepth ? depth - k : 64;

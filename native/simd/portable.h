@@ -63,7 +63,7 @@ HEED_INLINE Vector<Real> lane_numbers() {
   return numbers;
 }
 
-// The larger of two; `b` where `a` is not a number.
+// The larger of two; `b`, a number, where `a` is not a number.
 template <class V>
 HEED_INLINE V larger(V a, V b) {
   return a > b ? a : b;
@@ -114,6 +114,13 @@ HEED_INLINE Vector<float> scale_by_power(Vector<float> x, Vector<float> rounded)
 
 struct Portable {
   static constexpr int kRegisters = 16;
+  static constexpr bool kByLane = false;  // whether `add_product` is one instruction
+
+  // sum + x * from[kLane]
+  template <int kLane, class V>
+  static HEED_INLINE V add_product(V sum, V x, V from) {
+    return sum + x * from[kLane];
+  }
 
   // Whether a comparison holds in any lane.
   template <class I>
@@ -141,7 +148,7 @@ struct Portable {
   // 2^x for x < 128.5, infinite from 127.5 on; exactly 0 below 2^-126 where denormals are flushed (they would slow
   // every product they meet), NaN for NaN.
   static HEED_INLINE Vector<float> exp2(Vector<float> x) {
-    const Vector<float> y = larger(broadcast(-127.0f), x), rounded = y + kExponentRounder;
+    const Vector<float> y = -127.0f > x ? broadcast(-127.0f) : x, rounded = y + kExponentRounder;
     const Vector<float> f = y - (rounded - kExponentRounder);
     // Minimax polynomial of 2^f on [-1/2, 1/2], exact at 0: 9e-8, as much as its roundings.
     const auto p =
@@ -153,6 +160,8 @@ struct Portable {
 
   // 1 / x for 2^-125 < |x| < 2^125.
   static HEED_INLINE Vector<float> reciprocal(Vector<float> x) { return 1.0f / x; }
+
+  static HEED_INLINE Vector<float> load_bfloat16(const void* from) { return (Vector<float>)(load_halves(from) << 16); }
 
   static HEED_INLINE Vector<float> load_float16(const void* from) {
     const Words x = load_halves(from), sign = (x & 0x8000u) << 16, rest = x & 0x7fffu;
@@ -172,6 +181,16 @@ struct Portable {
     const Words infinite = magnitude > 0x7f800000u ? Words{} + 0x7e00u : Words{} + 0x7c00u;
     store_halves(to, sign | (magnitude >= 0x477ff000u ? infinite : finite));
   }
+
+  // Stores the lowest byte of each word.
+  static HEED_INLINE void store_bytes(void* to, Words words) {
+    typedef uint8_t Bytes __attribute__((vector_size(kLanes<float>)));
+    const Bytes bytes = __builtin_convertvector(words, Bytes);
+    __builtin_memcpy(to, &bytes, sizeof(bytes));
+  }
+
+  // What is added to the bytes of rows, from -127 to 127: `add_byte_products` may take them unsigned.
+  static constexpr int kByteBias = 128;
 
   // Whether this machine has `add_byte_products`, which comes with a macro HEED_BYTE_PRODUCTS, the attribute of
   // functions that use it.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import mmap
+import os
 from collections.abc import Iterator
 from ctypes import (
     POINTER,
@@ -13,6 +15,7 @@ from ctypes import (
     c_int,
     c_int32,
     c_int64,
+    c_size_t,
     c_uint32,
     c_void_p,
 )
@@ -21,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tests.native import emulated
 
 VERSION = 4
 DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
@@ -161,8 +166,10 @@ def library_path() -> Path | None:
     return next((file for file in files if file.exists()), None)
 
 
-def load(path: Path | str) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
+def load(path: Path | str) -> Any:
+    """The library at a path; or another one in an emulator, see `emulated`."""
+    command = os.environ.get("HEED_EMULATOR")
+    library: Any = emulated.load(command) if command else ctypes.CDLL(str(path))
     if library.heed_version() != VERSION:
         raise ImportError(f"heed.h has version {library.heed_version()}, and this file {VERSION}")
     for name, results in (
@@ -199,6 +206,20 @@ def instruction_sets(library: ctypes.CDLL) -> Iterator[str]:
         if (name := library.heed_instruction_set_name(index)) is None:
             return
         yield name.decode()
+
+
+def pages(size: int) -> np.ndarray:
+    """Bytes that begin a page and that `protect` takes."""
+    if emulated.library:
+        return emulated.library.memory.pages(size)
+    return np.frombuffer(mmap.mmap(-1, size), np.uint8)
+
+
+def protect(address: int, size: int) -> None:
+    """From now on the library's process dies when it touches these pages."""
+    library = emulated.library or ctypes.CDLL(None, use_errno=True)
+    if library.mprotect(c_void_p(address), c_size_t(size), 0) != 0:
+        raise OSError("a page could not be protected")
 
 
 LIBRARY = library_path()

@@ -11,7 +11,6 @@ an error at the first seed whose call did wrong. `test_fuzz.py` and `test_saniti
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import mmap
 import sys
@@ -70,20 +69,14 @@ class PageEnds:
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
-        self.pages: list[mmap.mmap] = []
-        self.protect = ctypes.CDLL(None, use_errno=True).mprotect
 
     def __call__(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         heads_first = len(shape) == 4 and self.rng.random() < 0.5
         order = [0, 2, 1, 3] if heads_first else [*range(len(shape))]
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         usable = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        page = mmap.mmap(-1, usable + mmap.PAGESIZE)
-        self.pages.append(page)
-        whole = np.frombuffer(page, np.uint8)
-        at = ctypes.c_void_p(whole.ctypes.data + usable)
-        if self.protect(at, ctypes.c_size_t(mmap.PAGESIZE), 0) != 0:
-            raise OSError("a page could not be protected")
+        whole = core.pages(usable + mmap.PAGESIZE)
+        core.protect(whole.ctypes.data + usable, mmap.PAGESIZE)
         made = whole[usable - size : usable].view(dtype).reshape([shape[axis] for axis in order])
         return made.transpose(np.argsort(order))
 

@@ -226,7 +226,7 @@ FAULTS = (
     Fault(
         "nothing makes up for bytes that are 128 too high",
         "native/decoder/weights.h",
-        "*offset -= 128 * weight;",
+        "*offset -= Simd::kByteBias * weight;",
         "*offset -= 127 * weight;",
         (_DECODER,),
     ),

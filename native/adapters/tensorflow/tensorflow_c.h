@@ -71,7 +71,12 @@ HEED_TF_FUNCTIONS(HEED_DECLARE)
 
 // Finds all of them in the TensorFlow that this process has loaded; false if there is none.
 inline bool bind() {
-  void* library = dlopen("libtensorflow_framework.so.2", RTLD_NOW | RTLD_NOLOAD);
+#if defined(__APPLE__)
+  const char* const file = "libtensorflow_framework.2.dylib";
+#else
+  const char* const file = "libtensorflow_framework.so.2";
+#endif
+  void* library = dlopen(file, RTLD_NOW | RTLD_NOLOAD);
   if (!library) return false;
   bool all = true;
   auto find = [&](auto* function, const char* name) {

@@ -1,0 +1,138 @@
+"""The core on AArch64: built by a cross compiler, run by QEMU, tested through the C interface as the native one is.
+
+The tests of this folder run again, in a child process with `HEED_EMULATOR`: see `emulated.py`. QEMU computes as the
+processor does but says nothing about time. On Debian: `apt-get install g++-aarch64-linux-gnu qemu-user-static`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.native import fuzz
+from tests.native.core import LIBRARY
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(LIBRARY is None, reason="installed without the native library"),
+]
+
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
+SYSTEM = Path("/usr/aarch64-linux-gnu")  # the C library of the processor
+# The oldest processor, and one with all that later ones may have; the first of them that QEMU knows.
+PROCESSORS = {"old": ("cortex-a57",), "new": ("neoverse-v1", "max")}
+
+FILES = ("core", "paths", "rows", "additive", "decoder", "decoding_steps", "settings")
+# Threads and children of the process that computes, arrays made by other threads or not by NumPy.
+ELSEWHERE = (
+    "many_callers or child_after_fork or wakes_no or as_many_as_the_process or no_thread_can_be_started"
+    " or (what_cannot_be_is_refused and (prompt or gap))"
+)
+SAMPLE = "random_calls or test_rows or test_decoding_steps or long_prompts"
+
+
+def run(command: list[str], **environment: str) -> str:
+    child = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PATH": PATH, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1800,
+    )
+    told = f"exit status {child.returncode}\n{child.stdout[-4000:]}\n{child.stderr[-2000:]}"
+    assert child.returncode == 0, told
+    return child.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the library and the test programs."""
+    for tool in (COMPILER, EMULATOR, "cmake"):
+        if shutil.which(tool, path=PATH) is None:
+            pytest.skip(f"needs {tool}")
+    made = tmp_path_factory.mktemp("aarch64")
+    options = ["CMAKE_SYSTEM_NAME=Linux", "CMAKE_SYSTEM_PROCESSOR=aarch64"]
+    options += [f"CMAKE_CXX_COMPILER={COMPILER}", "HEED_STRESS=ON", "HEED_WERROR=ON"]
+    run(["cmake", "-S", "native", "-B", str(made), *(f"-D{option}" for option in options)])
+    run(["cmake", "--build", str(made), "-j2", "--target", "heed_stress", "heed_serve"])
+    return made
+
+
+@pytest.fixture(params=PROCESSORS)
+def emulator(request: pytest.FixtureRequest, folder: Path) -> str:
+    """The command that runs a program on one of the processors."""
+    listed = [EMULATOR, "-cpu", "help"]  # exits with 1
+    known = subprocess.run(listed, capture_output=True, text=True, check=False).stdout.split()
+    name = next(name for name in PROCESSORS[request.param] if name in known)
+    return f"{EMULATOR} -L {SYSTEM} -cpu {name}"
+
+
+def run_tests(folder: Path, emulator: str, which: str) -> str:
+    files = [f"tests/native/test_{name}.py" for name in FILES]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *files]
+    return run([*command, "-k", which], HEED_EMULATOR=f"{emulator} {folder / 'heed_serve'}")
+
+
+def fuzz_all(folder: Path, emulator: str, count: int) -> None:
+    command = [sys.executable, "-m", "tests.native.fuzz", str(LIBRARY), ",".join(fuzz.MODES)]
+    said = run(
+        [*command, "neon,baseline", "0", str(count)],
+        HEED_EMULATOR=f"{emulator} {folder / 'heed_serve'}",
+    )
+    assert said.endswith("all well\n")
+
+
+def test_sample(folder: Path, emulator: str) -> None:
+    """In three minutes, for both processors and the build."""
+    assert "passed" in run_tests(folder, emulator, f"({SAMPLE}) and not ({ELSEWHERE})")
+    fuzz_all(folder, emulator, 8)
+
+
+def test_all_tests_of_the_core(folder: Path, emulator: str) -> None:
+    assert "passed" in run_tests(folder, emulator, f"not ({ELSEWHERE})")
+
+
+def test_random_calls(folder: Path, emulator: str) -> None:
+    fuzz_all(folder, emulator, 300)
+
+
+@pytest.mark.parametrize("mode", ["callers", "decoders", "fork", "fork-busy"])
+def test_many_callers_and_children(folder: Path, emulator: str, mode: str) -> None:
+    said = run([*emulator.split(), str(folder / "heed_stress"), mode])
+    assert said == f"{mode}: 0 wrong\n"
+
+
+BEYOND = """
+import numpy as np
+from tests.native import core, fuzz
+
+library = core.load("")
+print(library.heed_instruction_set().decode())
+x = fuzz.PageEnds(np.random.default_rng(0))((1, 40, 1, 16), np.float32)
+x[...] = 1
+call = core.Call(library, x, x, x)
+print(abs(call.forward()[0] - 1).max() < 1e-6)
+call.attention.key_length += 1
+try:
+    call.forward()
+except OSError as error:
+    print(error)
+"""
+
+
+def test_the_emulator_computes_and_dies_beyond_a_page(folder: Path, emulator: str) -> None:
+    """The other tests would pass, too, if the native library answered."""
+    command = [sys.executable, "-c", BEYOND]
+    said = run(command, HEED_EMULATOR=f"{emulator} {folder / 'heed_serve'}").splitlines()
+    assert said[:2] == ["neon", "True"]
+    assert said[2].startswith("heed_forward ended the emulator")
