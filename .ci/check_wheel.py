@@ -10,7 +10,7 @@ DATA = (
     "heed/py.typed",
     "heed/include/heed.h",
     "heed/inspect/_page_files/page.html",
-    "heed/inspect/_page_files/main.js",
+    "heed/inspect/_page_files/page.js",
 )
 LIBRARIES = {"heed/_lib/libheed_core.so", "heed/_lib/libheed_tf.so"}
 

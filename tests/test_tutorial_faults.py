@@ -281,6 +281,7 @@ def test_for_litert_heeds_layers_become_those_of_keras(tmp_path):
         model.export(tmp_path / "model.tflite", format="litert", verbose=False)
         return (tmp_path / "model.tflite").read_bytes()
 
+    litert = pytest.importorskip("ai_edge_litert.interpreter")
     x = keras.Input((5, 8), batch_size=1)
     model = keras.Model(x, layers.MultiHeadAttention(2, 4)(x, x, use_causal_mask=True))
     stock = layers.replace_attention(model, by="keras")
@@ -294,7 +295,7 @@ def test_for_litert_heeds_layers_become_those_of_keras(tmp_path):
             pytest.raises(Exception, match=r"custom op|does not dominate"),
         ):
             exported(model)
-    interpreter = tf.lite.Interpreter(model_content=content)
+    interpreter = litert.Interpreter(model_content=content)
     interpreter.allocate_tensors()
     states = _random(1, 5, 8)
     interpreter.set_tensor(interpreter.get_input_details()[0]["index"], states)

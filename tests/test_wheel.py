@@ -19,7 +19,7 @@ RIGHT = {
     "heed/py.typed": "",
     "heed/include/heed.h": "",
     "heed/inspect/_page_files/page.html": "",
-    "heed/inspect/_page_files/main.js": "",
+    "heed/inspect/_page_files/page.js": "",
     "heed/_lib/libheed_core.so": "",
     "heed/_lib/libheed_tf.so": "",
     "heed_attention-1.0.dist-info/WHEEL": "Root-Is-Purelib: false\nTag: py3-none-manylinux_2_28_x86_64\n",
@@ -55,7 +55,7 @@ def test_a_right_wheel_passes(tmp_path: Path) -> None:
         (NAME, {"heed/_lib/libheed_tf.so": None}, "its libraries are"),
         (NAME, {"tests/__init__.py": ""}, "tests/__init__.py does not belong"),
         (NAME, {"heed/py.typed": None}, "py.typed is missing"),
-        (NAME, {"heed/inspect/_page_files/main.js": None}, "main.js is missing"),
+        (NAME, {"heed/inspect/_page_files/page.js": None}, "page.js is missing"),
     ],
 )
 def test_each_check_of_the_wheel_can_fail(

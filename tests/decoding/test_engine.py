@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -600,6 +601,7 @@ def test_packed_weights_go_with_the_model() -> None:
         decode(model, sources(2), 3)
         del model
         keras.backend.clear_session()
+        gc.collect()  # a model is in cycles, which wait for the collector
         sizes.append(resident())
     assert sizes[-1] - sizes[2] < 64 << 20  # twice 33 MB each, if they stayed
 

@@ -106,7 +106,7 @@ def numbers(tmp_path_factory):
     ],
 )
 def test_the_numbers_model_gives_the_same_words(numbers, format, options, same, tmp_path):
-    done = export(numbers, tmp_path / "model", format=format, **options)
+    done = export(seq2seq.Shipment(numbers), tmp_path / "model", format=format, **options)
     print(format, options, done.agreement, f"{done.bytes / 1e6:.1f} MB")
     assert done.agreement.samples == 1_000
     assert done.agreement.same >= same

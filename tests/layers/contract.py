@@ -231,7 +231,10 @@ def _fit(model: keras.Model, case: LayerCase, **options: Any) -> None:
     target = keras.tree.map_structure(lambda x: np.zeros(x.shape, "float32"), model(arrays))
     before = model.get_weights()
     model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse", **options)
-    history = model.fit(arrays, target, epochs=3, batch_size=len(first_of(target)), verbose=0)
+    with warnings.catch_warnings():
+        # Some layers have no weights.
+        warnings.filterwarnings("ignore", message="The model does not have any trainable weights")
+        history = model.fit(arrays, target, epochs=3, batch_size=len(first_of(target)), verbose=0)
     losses = history.history["loss"]
     assert np.all(np.isfinite(losses))
     if model.trainable_weights:

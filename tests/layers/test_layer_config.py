@@ -22,7 +22,8 @@ from heed.seq2seq.settings import MODEL
 
 
 def test_layers_configs_and_settings_have_every_option() -> None:
-    signature = inspect.signature(TransformerEncoderLayer).parameters
+    # Of the class, Python 3.11.2 and before would give the signature of Keras' `Layer.__new__`.
+    signature = inspect.signature(TransformerEncoderLayer.__init__).parameters
     settings = {one.name: one for one in MODEL}
     config = TransformerEncoderLayer(2, 16).get_config()
     for name, field in OPTIONS.items():
