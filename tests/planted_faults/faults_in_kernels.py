@@ -504,21 +504,21 @@ FAULTS = (
     # AMX
     Fault(
         "AMX reads keys past the last one",
-        f"{_KERNELS}/amx.h",
+        f"{_KERNELS}/tiles.h",
         "if (y < rows && c < width) words =",
         "if (c < width) words =",
         (_CORE, _FUZZ),
     ),
     Fault(
         "AMX packs values past the last one",
-        f"{_KERNELS}/amx.h",
+        f"{_KERNELS}/tiles.h",
         "if (const int y = j + 2 * r + i; y < keys.length) {",
         "if (const int y = j + 2 * r + i; y <= keys.length) {",
         (_CORE, _FUZZ),
     ),
     Fault(
         "AMX gives keys gradients without the scale",
-        f"{_KERNELS}/amx.h",
+        f"{_KERNELS}/tiles.h",
         "narrow(score_gradients, keys, columns_of(p), static_cast<float>(a_.scale));",
         "narrow(score_gradients, keys, columns_of(p), 1.0f);",
         (_CORE, _FUZZ),
@@ -532,7 +532,7 @@ FAULTS = (
     ),
     Fault(
         "AMX takes values from the start of their block",
-        f"{_KERNELS}/amx.h",
+        f"{_KERNELS}/tiles.h",
         "return keys.begin % kKeyBlock / kTileDepth * kTileBytes;",
         "return keys.begin * 0;",
         (_CORE, _FUZZ),
