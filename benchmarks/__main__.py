@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks import bars, picture, report
 from benchmarks.cases import SUITES, Case, Suite
 from benchmarks.measure import Side, Sides, measure_memory, time_case
-from benchmarks.peers import BEFORE, PEERS, WITH, Peer
+from benchmarks.peers import BEFORE, PEERS, REGISTER_PEAK, WITH, Peer
 from benchmarks.results import Record, describe_environment
 
 ALL = {
@@ -153,7 +153,7 @@ def choose_sides(
     before: str | None = None,
     instruction_sets: bool = False,
 ) -> dict[str, Peer]:
-    """The sides that compute a case of a suite: the chosen ones, or else the suite's own.
+    """The sides that compute a case of a suite: the chosen ones, or else the suite's own and the register peak.
 
     With `before`, an interpreter, they are heed's side and the same with that interpreter's heed; with
     `instruction_sets`, heed's side and the same with the kernels for each.
@@ -168,6 +168,8 @@ def choose_sides(
         wanted = suite.peers
     else:
         wanted = [name for name in _public_sides() if not PEERS[name].is_limit]
+    if chosen is None and case.has_register_peak:
+        wanted = [*wanted, REGISTER_PEAK]
     return {name: peer for name, peer in PEERS.items() if name in wanted and peer.kind == case.kind}
 
 

@@ -16,7 +16,7 @@ from benchmarks.bars import (
     Verdict,
     judge,
 )
-from benchmarks.peers import PEERS
+from benchmarks.peers import PEERS, REGISTER_PEAK
 from benchmarks.results import Record, Result, Results, median
 
 SHAPE = {
@@ -27,6 +27,7 @@ SHAPE = {
     "generate": "(B, N, T/S, H)",
     "continue": "(B, N, T/S, H)",
 }
+SHARE = "share of peak"  # of the register peak
 MARKS = {True: "yes", False: "**no**", None: "not measured"}
 
 
@@ -73,15 +74,29 @@ def describe_run(record: Record) -> str:
     return (
         f"`{about['command']}` on {about['day']}; {about['processor']}, {about['cores']} cores, "
         f"{about['threads']} threads per side; heed's implementation: {about['implementation']} "
-        f"({about['instruction_set']}); {', '.join(packages)}.{samples}"
+        f"({about['instruction_set']}); {_describe_peak(about['register_peak'])}; "
+        f"{', '.join(packages)}.{samples}"
     ).rstrip("\n")
 
 
+def _describe_peak(rates: dict[str, float] | str) -> str:
+    if isinstance(rates, str):
+        return f"register peak not measured: {rates}"
+    each = [
+        f"{rate:.0f} GF/s with {count} thread{'s' * (count != '1')}"
+        for count, rate in rates.items()
+    ]
+    return f"register peak {', '.join(each)}"
+
+
 def bar_table(chosen: list[Bar], times: Results) -> str:
-    """For each bar heed's time, the peer's, their ratio, and whether the bar is met."""
+    """For each bar heed's time, the peer's, their ratio, and whether the bar is met; and heed's share of the peak."""
     header = ["case", "to beat", "heed, ms", "peer, ms", "ratio", "bar", "met"]
+    by_case = dict(times)
+    peaks = [_seconds(REGISTER_PEAK, by_case.get(bar.case, {})) for bar in chosen]
+    header += [SHARE] if any(peaks) else []
     rows = []
-    for bar in chosen:
+    for bar, peak in zip(chosen, peaks, strict=True):
         verdict = judge(bar, times)
         rows.append(
             [
@@ -92,9 +107,15 @@ def bar_table(chosen: list[Bar], times: Results) -> str:
                 _ratio(verdict.ratio),
                 f"{bar.at_least:g}",
                 MARKS[verdict.met],
+                *([_share_of_peak(peak, verdict.heed)] if any(peaks) else []),
             ]
         )
     return _markdown(header, rows, texts=2)
+
+
+def _share_of_peak(peak: float | None, heed: float | None) -> str:
+    """The time of the products at the peak, as a share of heed's time; rounded down."""
+    return f"{math.floor(100 * peak / heed)} %" if peak and heed else "-"
 
 
 def _to_beat(verdict: Verdict) -> str:
@@ -175,19 +196,20 @@ def model_memory_table(memory: Results) -> str:
 
 
 def time_table(results: Results, shape: str) -> str:
-    """Milliseconds of heed, and of each peer with the ratio peer / heed, in Markdown."""
-    names = _names(results)
-    own = next(name for name in names if PEERS[name].is_heed)
+    """Milliseconds and share of the peak of heed, and of each peer with the ratio peer / heed, in Markdown."""
+    own, *peers = sorted(_names(results), key=lambda name: not PEERS[name].is_heed)
     header = [f"time of {shape}", f"{PEERS[own].title}, ms"]
-    for name in names:
-        header += [f"{PEERS[name].title}, ms", "ratio"] if name != own else []
+    has_peak = any(_seconds(REGISTER_PEAK, by_side) for _, by_side in results)
+    header += [SHARE] if has_peak else []
+    peers = [name for name in peers if name != REGISTER_PEAK]
+    for name in peers:
+        header += [f"{PEERS[name].title}, ms", "ratio"]
     rows = []
     for case, by_side in results:
         heed = _seconds(own, by_side)
         cells = [case.name, _milliseconds(heed)]
-        for name in names:
-            if name == own:
-                continue
+        cells += [_share_of_peak(_seconds(REGISTER_PEAK, by_side), heed)] if has_peak else []
+        for name in peers:
             seconds = _seconds(name, by_side)
             mark = "*" if name in by_side and by_side[name].instead else ""
             cells += [

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import Case
+from benchmarks.register_peak import measure_rates
 
 # A sample is disturbed if its probe took this many times the case's fastest probe.
 DISTURBED = 1.4
@@ -163,7 +164,7 @@ def _from_json(entry: dict[str, Any]) -> tuple[Case, dict[str, Result]]:
 
 
 def describe_environment(command: str, threads: int) -> dict[str, Any]:
-    """The command, day, processor, cores and versions."""
+    """The command, day, processor, cores, register peak and versions."""
     # In a separate process, so that this one does not load TensorFlow.
     code = "import json, heed; print(json.dumps(heed.info()))"
     info = subprocess.run(
@@ -174,6 +175,7 @@ def describe_environment(command: str, threads: int) -> dict[str, Any]:
     if cpuinfo.exists():
         found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
         model = found.group(1) if found else model
+    versions = json.loads(info.stdout)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "command": command,
@@ -182,7 +184,8 @@ def describe_environment(command: str, threads: int) -> dict[str, Any]:
         "processor": model,
         "cores": cores,
         "threads": threads,
-        **json.loads(info.stdout),
+        "register_peak": measure_rates(versions["instruction_set"], threads),
+        **versions,
         "torch": _version("torch"),
         "jax": _version("jax"),
         "ctranslate2": _version("ctranslate2"),

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 import sys
 import textwrap
 import time
@@ -43,6 +44,7 @@ from benchmarks.peers import (
     repeat,
     without_window,
 )
+from benchmarks.register_peak import RegisterPeak, measure_rates
 from benchmarks.results import Record, Result, median
 from benchmarks.worker import time_round
 from heed import ops
@@ -56,6 +58,7 @@ ABOUT = {
     ),
     "cores": 2,
     "threads": 2,
+    "register_peak": {"1": 100.2, "2": 200.4},
 }
 
 
@@ -315,6 +318,58 @@ def test_the_table_of_bars_has_a_mark_for_each(monkeypatch):
     for mib, mark in ((399.9, "yes"), (400.0, "**no**"), (None, "not measured")):
         table = report.memory_bar_table([(case, {"heed": Result(added_mib=mib)})])
         assert table.splitlines()[2].split("|")[-2].strip() == mark
+
+
+def test_tables_show_the_share_of_the_register_peak():
+    bar = next(bar for bar in BARS if bar.case.has_register_peak)
+    sides = {"heed": timed(1.0), "torch": timed(1.3), "register-peak": timed(0.819)}
+    assert (
+        report.bar_table([bar], [(bar.case, sides)]).splitlines()[-1].split("|")[-2].strip()
+        == "81 %"
+    )
+    lines = report.time_table([(bar.case, sides)], "").splitlines()
+    assert lines[0].split("|")[3].strip() == "share of peak"
+    assert [cell.strip() for cell in lines[2].split("|")[2:-1]] == [
+        "1000.00",
+        "81 %",
+        "1300.00",
+        "1.30",
+    ]
+    problem = "UnavailableError: it needs a C++ compiler"
+    record = Record(
+        bars.NAME, ABOUT, [(bar.case, {**sides, "register-peak": Result(problem=problem)})]
+    )
+    assert "share of peak" not in report.tables(record)
+    assert f"register peak: {problem}" in report.tables(record)
+
+
+def test_the_register_peak_needs_a_compiler(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "needs a C++ compiler" in measure_rates("baseline", 1)
+    assert "no probe for the instruction set 'none'" in measure_rates("none", 1)
+    assert "not measured: it needs" in report.describe_run(
+        Record("ops", {**ABOUT, "register_peak": measure_rates("baseline", 1)})
+    )
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="no compiler")
+def test_the_register_peak_is_measured_for_each_number_of_threads():
+    with RegisterPeak("baseline", 2) as peak:
+        assert len(set(peak.run())) == 1
+        start = time.perf_counter()
+        peak.run()
+        assert 1e8 < peak.operations / (time.perf_counter() - start) < 1e12
+    assert [*measure_rates("baseline", 2)] == ["1", "2"]
+
+
+def test_operations_of_visible_pairs():
+    for case, pairs in [
+        (Case(1, 1, 4, 1), 16),
+        (Case(1, 1, 4, 1, causal=True), 10),
+        (Case(1, 1, 4, 1, causal=True, window=2), 7),
+        (Case(2, 1, 4, 1, padded=True), 4 * (1 + 4)),
+    ]:
+        assert case.visible_operations == 4 * pairs, case
 
 
 def test_the_table_of_models_has_ratios_and_shares():
