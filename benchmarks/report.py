@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 from benchmarks import bars
 from benchmarks.bars import (
@@ -33,11 +34,15 @@ MARKS = {True: "yes", False: "**no**", None: "not measured"}
 
 def tables(record: Record) -> str:
     """All tables of a run, and how it was made, in Markdown."""
+
+    def on_machine(chosen: list[Bar]) -> list[Bar]:
+        return [bar.on(record.about["instruction_set"]) for bar in chosen]
+
     has_variants = any(PEERS[name].is_variant for name in _names(record.times + record.memory))
     if record.suite == bars.NAME and not has_variants:
-        parts = [bar_table(BARS, record.times), memory_bar_table(record.memory)]
+        parts = [bar_table(on_machine(BARS), record.times), memory_bar_table(record.memory)]
     elif record.suite == bars.SEQ2SEQ and not has_variants:
-        parts = [bar_table(SEQ2SEQ_BARS, record.times)]
+        parts = [bar_table(on_machine(SEQ2SEQ_BARS), record.times)]
     elif record.suite == bars.MODELS and not has_variants:
         parts = [model_table(record.times), model_memory_table(record.memory)]
     else:
@@ -48,7 +53,14 @@ def tables(record: Record) -> str:
             parts += [time_table(times, shape)] if times else []
             parts += [memory_table(memory, shape)] if memory else []
     notes = _notes(record.times) + _notes(record.memory)
-    return "\n\n".join([*parts, *notes, describe_run(record)])
+    return "\n\n".join([_heading(record.about), *parts, *notes, describe_run(record)])
+
+
+def _heading(about: dict[str, Any]) -> str:
+    """The instruction set, processor and commit of a run."""
+    held = ", to which heed and its peers are held" if about["held_to"] else ""
+    commit = f", commit {about['commit']}" if about["commit"] else ""
+    return f"**{about['instruction_set']}**{held}: {about['processor']}{commit}"
 
 
 def describe_run(record: Record) -> str:
@@ -265,7 +277,7 @@ def fill(page: str, name: str, text: str) -> str:
 def write_into(path: Path, record: Record) -> None:
     """Fills a file's section for the record's suite."""
     page = path.read_text(encoding="utf-8")
-    path.write_text(fill(page, record.suite, tables(record)), encoding="utf-8")
+    path.write_text(fill(page, record.section, tables(record)), encoding="utf-8")
 
 
 def _names(results: Results) -> list[str]:

@@ -26,6 +26,7 @@ from benchmarks.bars import (
     judge,
 )
 from benchmarks.cases import OPTIONS, SUITES, Case
+from benchmarks.instruction_sets import environment
 from benchmarks.measure import (
     Side,
     Sides,
@@ -58,6 +59,7 @@ ABOUT = {
     ),
     "cores": 2,
     "threads": 2,
+    "held_to": None,
     "register_peak": {"1": 100.2, "2": 200.4},
 }
 
@@ -406,7 +408,7 @@ def test_a_table_of_times_has_ratios_and_says_what_is_missing():
     }
     record = Record("variants", ABOUT, [(case, by_side)])
     text = report.tables(record)
-    row = [cell.strip() for cell in text.splitlines()[2].split("|")[1:-1]]
+    row = [cell.strip() for cell in text.splitlines()[4].split("|")[1:-1]]
     assert row == [case.name, "2.00", "5.00*", "2.50", "-", "-"]
     assert f"JAX: no memory [{case.name}]" in text
     assert "timed instead: causal fwd (1, 2, 8, 4)" in text
@@ -452,6 +454,8 @@ def test_the_page_of_figures_has_a_place_for_each_suite():
     for name in ALL:
         if name != "quick":
             assert "the figures" in report.fill(page, name, "the figures")
+    for name in ("bars-avx2", "bars-avx512"):
+        assert "the figures" in report.fill(page, name, "the figures")
 
 
 def test_the_picture_shows_each_side_over_the_length():
@@ -579,6 +583,32 @@ def test_heed_beside_itself_with_each_instruction_set():
     assert len(started) == len(machine) + bool(machine)  # each in a process of its own
 
 
+def test_all_sides_are_held_to_an_instruction_set(peers, tmp_path, monkeypatch):
+    limits = environment("avx2")
+    assert limits["HEED_INSTRUCTION_SET"] == limits["CT2_FORCE_CPU_ISA"].lower() == "avx2"
+    assert limits["ONEDNN_MAX_CPU_ISA"] == limits["MKL_ENABLE_INSTRUCTIONS"] == "AVX2"
+    assert environment(None) == {}
+    started = []
+    monkeypatch.setattr("subprocess.Popen", lambda *_, env, **__: started.append(env) or pipes())
+
+    def pipes():
+        return SimpleNamespace(stdin=None, stdout=None)
+
+    monkeypatch.setattr(Side, "_send", lambda *_, **__: None)
+    for peer in peers.values():
+        Side(peer, limits=limits)
+    assert len(started) == len(peers)
+    assert all(limits.items() <= env.items() for env in started)
+    record = Record("bars", {**ABOUT, "instruction_set": "avx2", "held_to": "avx2"})
+    assert record.section == "bars-avx2"
+    text = report.tables(record)
+    assert text.startswith("**avx2**, to which heed and its peers are held: x, commit x\n")
+    long = next(bar for bar in BARS if bar.case == Case(2, 8, 2048, 64))
+    assert (long.on("avx2").at_least, long.on("amx").at_least) == (1.2, 1.3)
+    with pytest.raises(ValueError, match="`instruction_set` of the earlier results"):
+        Record("bars", ABOUT).take_over(record)
+
+
 def test_a_heed_whose_library_lists_no_instruction_sets_can_still_be_timed(monkeypatch):
     monkeypatch.setattr("ctypes.CDLL", lambda _: object())
     assert instruction_sets() == []
@@ -593,6 +623,8 @@ def test_a_heed_whose_library_lists_no_instruction_sets_can_still_be_timed(monke
         ["ops", "--peers", "naive"],
         ["ops", "--before", "/no/such/python"],
         ["ops", "--before", sys.executable, "--instruction-sets"],
+        ["ops", "--instruction-set", "x"],
+        ["ops", "--instruction-set", "baseline", "--instruction-sets"],
         ["unknown"],
         [],
     ],
