@@ -13,9 +13,10 @@ from pathlib import Path
 
 from benchmarks import bars, picture, report
 from benchmarks.cases import SUITES, Case, Suite
+from benchmarks.instruction_sets import environment
 from benchmarks.measure import Side, Sides, measure_memory, time_case
-from benchmarks.peers import BEFORE, PEERS, WITH, Peer
-from benchmarks.results import Record, describe_environment
+from benchmarks.peers import BEFORE, PEERS, REGISTER_PEAK, WITH, Peer, instruction_sets
+from benchmarks.results import Record, describe_environment, name_results
 
 ALL = {
     bars.NAME: bars.SUITE,
@@ -40,11 +41,18 @@ def main(arguments: list[str] | None = None) -> int:
         if python is None:
             _parser().error(f"--before must be a Python interpreter, got {options.before}")
         options.before = os.path.abspath(python)  # sides run in another folder
+    held_to = options.instruction_set
+    if held_to is not None and not options.no_run and held_to not in instruction_sets():
+        _parser().error(
+            f"--instruction-set must be one of this machine's ({', '.join(instruction_sets())}), got {held_to}"
+        )
+    if held_to is not None and options.instruction_sets:
+        _parser().error("--instruction-set and --instruction-sets exclude each other")
     typed = sys.argv[1:] if arguments is None else arguments
     command = shlex.join(["python", "-m", "benchmarks", *typed])
     complete = True
     for name in options.suites:
-        file = options.results / f"{name}.json"
+        file = options.results / f"{name_results(name, held_to)}.json"
         if options.no_run:
             record = Record.read(file)
         else:
@@ -91,7 +99,12 @@ def _parser() -> argparse.ArgumentParser:
     itself.add_argument(
         "--instruction-sets",
         action="store_true",
-        help="compare heed's kernels for each instruction set that this machine has",
+        help="compare heed's own kernels for each instruction set that this machine has",
+    )
+    parser.add_argument(
+        "--instruction-set",
+        metavar="NAME",
+        help="hold heed and all its peers to this one, such as avx2; the results go to SUITE-NAME.json",
     )
     parser.add_argument("--no-time", action="store_true", help="measure no time")
     parser.add_argument("--no-memory", action="store_true", help="measure no memory")
@@ -123,10 +136,11 @@ def run(name: str, options: argparse.Namespace, command: str, file: Path) -> Rec
         file: the file of the results.
     """
     suite = ALL[name]
-    record = Record(name, describe_environment(command, options.threads))
+    record = Record(name, describe_environment(command, options.threads, options.instruction_set))
     if options.update and file.exists():
         record.take_over(Record.read(file))
-    start = functools.partial(Side, threads=options.threads)
+    limits = environment(options.instruction_set)
+    start = functools.partial(Side, threads=options.threads, limits=limits)
     if not options.no_time:
         with Sides(start) as processes:
             for case in _select(suite.times, options.case):
@@ -153,7 +167,7 @@ def choose_sides(
     before: str | None = None,
     instruction_sets: bool = False,
 ) -> dict[str, Peer]:
-    """The sides that compute a case of a suite: the chosen ones, or else the suite's own.
+    """The sides that compute a case of a suite: the chosen ones, or else the suite's own and the register peak.
 
     With `before`, an interpreter, they are heed's side and the same with that interpreter's heed; with
     `instruction_sets`, heed's side and the same with the kernels for each.
@@ -168,6 +182,8 @@ def choose_sides(
         wanted = suite.peers
     else:
         wanted = [name for name in _public_sides() if not PEERS[name].is_limit]
+    if chosen is None and case.has_register_peak:
+        wanted = [*wanted, REGISTER_PEAK]
     return {name: peer for name, peer in PEERS.items() if name in wanted and peer.kind == case.kind}
 
 

@@ -130,6 +130,22 @@ class Case:
         return forward * (3.5 if self.backward else 1.0)
 
     @property
+    def visible_operations(self) -> float:
+        """Floating-point operations of the matrix products, of the pairs that the masks leave visible."""
+        pairs = sum(
+            max(0, min(query + 1 if self.causal else keys, keys) - first)
+            for keys in self.key_lengths
+            for query in range(self.length)
+            for first in [0 if self.window is None else max(0, query + 1 - self.window)]
+        )
+        return self.operations * pairs / (self.batch * self.length * self.key_length)
+
+    @property
+    def has_register_peak(self) -> bool:
+        """Whether its products are float32 multiply-adds, so that the register peak limits them."""
+        return self.kind == "dot-product" and self.dtype == "float32"
+
+    @property
     def score_bytes(self) -> int:
         """Size of the float32 score tensor, which heed never builds: (B, N, T, S); (B, T, S, U) for additive."""
         units = self.head_dim if self.kind == "additive" else self.heads

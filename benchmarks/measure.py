@@ -10,8 +10,9 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -41,12 +42,16 @@ class Side:
     Args:
         peer: the peer.
         threads: the number of its threads.
+        limits: environment variables that hold every peer to an instruction set.
     """
 
-    def __init__(self, peer: Peer, threads: int = 2) -> None:
+    def __init__(
+        self, peer: Peer, threads: int = 2, limits: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self.peer = peer
         environment = {
             **os.environ,
+            **limits,
             "KERAS_BACKEND": "tensorflow",
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "CUDA_VISIBLE_DEVICES": "-1",  # CPU against CPU

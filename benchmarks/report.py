@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 from benchmarks import bars
 from benchmarks.bars import (
@@ -16,7 +17,7 @@ from benchmarks.bars import (
     Verdict,
     judge,
 )
-from benchmarks.peers import PEERS
+from benchmarks.peers import PEERS, REGISTER_PEAK
 from benchmarks.results import Record, Result, Results, median
 
 SHAPE = {
@@ -27,16 +28,21 @@ SHAPE = {
     "generate": "(B, N, T/S, H)",
     "continue": "(B, N, T/S, H)",
 }
+SHARE = "share of peak"  # of the register peak
 MARKS = {True: "yes", False: "**no**", None: "not measured"}
 
 
 def tables(record: Record) -> str:
     """All tables of a run, and how it was made, in Markdown."""
+
+    def on_machine(chosen: list[Bar]) -> list[Bar]:
+        return [bar.on(record.about["instruction_set"]) for bar in chosen]
+
     has_variants = any(PEERS[name].is_variant for name in _names(record.times + record.memory))
     if record.suite == bars.NAME and not has_variants:
-        parts = [bar_table(BARS, record.times), memory_bar_table(record.memory)]
+        parts = [bar_table(on_machine(BARS), record.times), memory_bar_table(record.memory)]
     elif record.suite == bars.SEQ2SEQ and not has_variants:
-        parts = [bar_table(SEQ2SEQ_BARS, record.times)]
+        parts = [bar_table(on_machine(SEQ2SEQ_BARS), record.times)]
     elif record.suite == bars.MODELS and not has_variants:
         parts = [model_table(record.times), model_memory_table(record.memory)]
     else:
@@ -47,7 +53,14 @@ def tables(record: Record) -> str:
             parts += [time_table(times, shape)] if times else []
             parts += [memory_table(memory, shape)] if memory else []
     notes = _notes(record.times) + _notes(record.memory)
-    return "\n\n".join([*parts, *notes, describe_run(record)])
+    return "\n\n".join([_heading(record.about), *parts, *notes, describe_run(record)])
+
+
+def _heading(about: dict[str, Any]) -> str:
+    """The instruction set, processor and commit of a run."""
+    held = ", to which heed and its peers are held" if about["held_to"] else ""
+    commit = f", commit {about['commit']}" if about["commit"] else ""
+    return f"**{about['instruction_set']}**{held}: {about['processor']}{commit}"
 
 
 def describe_run(record: Record) -> str:
@@ -73,15 +86,29 @@ def describe_run(record: Record) -> str:
     return (
         f"`{about['command']}` on {about['day']}; {about['processor']}, {about['cores']} cores, "
         f"{about['threads']} threads per side; heed's implementation: {about['implementation']} "
-        f"({about['instruction_set']}); {', '.join(packages)}.{samples}"
+        f"({about['instruction_set']}); {_describe_peak(about['register_peak'])}; "
+        f"{', '.join(packages)}.{samples}"
     ).rstrip("\n")
 
 
+def _describe_peak(rates: dict[str, float] | str) -> str:
+    if isinstance(rates, str):
+        return f"register peak not measured: {rates}"
+    each = [
+        f"{rate:.0f} GF/s with {count} thread{'s' * (count != '1')}"
+        for count, rate in rates.items()
+    ]
+    return f"register peak {', '.join(each)}"
+
+
 def bar_table(chosen: list[Bar], times: Results) -> str:
-    """For each bar heed's time, the peer's, their ratio, and whether the bar is met."""
+    """For each bar heed's time, the peer's, their ratio, and whether the bar is met; and heed's share of the peak."""
     header = ["case", "to beat", "heed, ms", "peer, ms", "ratio", "bar", "met"]
+    by_case = dict(times)
+    peaks = [_seconds(REGISTER_PEAK, by_case.get(bar.case, {})) for bar in chosen]
+    header += [SHARE] if any(peaks) else []
     rows = []
-    for bar in chosen:
+    for bar, peak in zip(chosen, peaks, strict=True):
         verdict = judge(bar, times)
         rows.append(
             [
@@ -92,9 +119,15 @@ def bar_table(chosen: list[Bar], times: Results) -> str:
                 _ratio(verdict.ratio),
                 f"{bar.at_least:g}",
                 MARKS[verdict.met],
+                *([_share_of_peak(peak, verdict.heed)] if any(peaks) else []),
             ]
         )
     return _markdown(header, rows, texts=2)
+
+
+def _share_of_peak(peak: float | None, heed: float | None) -> str:
+    """The time of the products at the peak, as a share of heed's time; rounded down."""
+    return f"{math.floor(100 * peak / heed)} %" if peak and heed else "-"
 
 
 def _to_beat(verdict: Verdict) -> str:
@@ -175,19 +208,20 @@ def model_memory_table(memory: Results) -> str:
 
 
 def time_table(results: Results, shape: str) -> str:
-    """Milliseconds of heed, and of each peer with the ratio peer / heed, in Markdown."""
-    names = _names(results)
-    own = next(name for name in names if PEERS[name].is_heed)
+    """Milliseconds and share of the peak of heed, and of each peer with the ratio peer / heed, in Markdown."""
+    own, *peers = sorted(_names(results), key=lambda name: not PEERS[name].is_heed)
     header = [f"time of {shape}", f"{PEERS[own].title}, ms"]
-    for name in names:
-        header += [f"{PEERS[name].title}, ms", "ratio"] if name != own else []
+    has_peak = any(_seconds(REGISTER_PEAK, by_side) for _, by_side in results)
+    header += [SHARE] if has_peak else []
+    peers = [name for name in peers if name != REGISTER_PEAK]
+    for name in peers:
+        header += [f"{PEERS[name].title}, ms", "ratio"]
     rows = []
     for case, by_side in results:
         heed = _seconds(own, by_side)
         cells = [case.name, _milliseconds(heed)]
-        for name in names:
-            if name == own:
-                continue
+        cells += [_share_of_peak(_seconds(REGISTER_PEAK, by_side), heed)] if has_peak else []
+        for name in peers:
             seconds = _seconds(name, by_side)
             mark = "*" if name in by_side and by_side[name].instead else ""
             cells += [
@@ -243,7 +277,7 @@ def fill(page: str, name: str, text: str) -> str:
 def write_into(path: Path, record: Record) -> None:
     """Fills a file's section for the record's suite."""
     page = path.read_text(encoding="utf-8")
-    path.write_text(fill(page, record.suite, tables(record)), encoding="utf-8")
+    path.write_text(fill(page, record.section, tables(record)), encoding="utf-8")
 
 
 def _names(results: Results) -> list[str]:

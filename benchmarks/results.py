@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import Case
+from benchmarks.instruction_sets import environment
+from benchmarks.register_peak import measure_rates
 
 # A sample is disturbed if its probe took this many times the case's fastest probe.
 DISTURBED = 1.4
@@ -101,9 +103,9 @@ class Record:
         """Takes over the results of an earlier run.
 
         Raises:
-            ValueError: if the machine or the number of threads was another one.
+            ValueError: if the machine, its instruction set or the number of threads was another one.
         """
-        for key in ("processor", "cores", "threads"):
+        for key in ("processor", "cores", "threads", "instruction_set", "held_to"):
             if earlier.about[key] != self.about[key]:
                 raise ValueError(
                     f"`{key}` of the earlier results must be that of this run. Received: "
@@ -113,6 +115,11 @@ class Record:
             before, now = str(earlier.about[key]), str(self.about[key])
             self.about[key] = before if now in before else f"{before}, {now}"
         self.times, self.memory = earlier.times, earlier.memory
+
+    @property
+    def section(self) -> str:
+        """The name of its results: the suite, and the instruction set that all sides were held to."""
+        return name_results(self.suite, self.about["held_to"])
 
     def samples(self) -> tuple[int, int, int]:
         """The numbers of all samples, of those set aside as disturbed, and of disturbed ones that still count."""
@@ -146,6 +153,11 @@ class Record:
         )
 
 
+def name_results(suite: str, instruction_set: str | None) -> str:
+    """The name of a suite's results, such as `bars` or `bars-avx2`."""
+    return suite if instruction_set is None else f"{suite}-{instruction_set}"
+
+
 def _to_json(case: Case, by_side: dict[str, Result]) -> dict[str, Any]:
     sides = {
         name: {"median_seconds": median(result, by_side), **dataclasses.asdict(result)}
@@ -162,18 +174,28 @@ def _from_json(entry: dict[str, Any]) -> tuple[Case, dict[str, Result]]:
     return Case(**entry["case"]), sides
 
 
-def describe_environment(command: str, threads: int) -> dict[str, Any]:
-    """The command, day, processor, cores and versions."""
+def describe_environment(
+    command: str, threads: int, instruction_set: str | None = None
+) -> dict[str, Any]:
+    """The command, day, processor, cores, register peak and versions.
+
+    `instruction_set` is the one that all sides are held to, if any.
+    """
     # In a separate process, so that this one does not load TensorFlow.
     code = "import json, heed; print(json.dumps(heed.info()))"
     info = subprocess.run(
-        [sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", code],
+        check=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **environment(instruction_set)},
     )
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
         model = found.group(1) if found else model
+    versions = json.loads(info.stdout)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "command": command,
@@ -182,7 +204,9 @@ def describe_environment(command: str, threads: int) -> dict[str, Any]:
         "processor": model,
         "cores": cores,
         "threads": threads,
-        **json.loads(info.stdout),
+        "held_to": instruction_set,
+        "register_peak": measure_rates(versions["instruction_set"], threads),
+        **versions,
         "torch": _version("torch"),
         "jax": _version("jax"),
         "ctranslate2": _version("ctranslate2"),

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 import sys
 import textwrap
 import time
@@ -25,6 +26,7 @@ from benchmarks.bars import (
     judge,
 )
 from benchmarks.cases import OPTIONS, SUITES, Case
+from benchmarks.instruction_sets import environment
 from benchmarks.measure import (
     Side,
     Sides,
@@ -43,6 +45,7 @@ from benchmarks.peers import (
     repeat,
     without_window,
 )
+from benchmarks.register_peak import RegisterPeak, measure_rates
 from benchmarks.results import Record, Result, median
 from benchmarks.worker import time_round
 from heed import ops
@@ -56,6 +59,8 @@ ABOUT = {
     ),
     "cores": 2,
     "threads": 2,
+    "held_to": None,
+    "register_peak": {"1": 100.2, "2": 200.4},
 }
 
 
@@ -317,6 +322,58 @@ def test_the_table_of_bars_has_a_mark_for_each(monkeypatch):
         assert table.splitlines()[2].split("|")[-2].strip() == mark
 
 
+def test_tables_show_the_share_of_the_register_peak():
+    bar = next(bar for bar in BARS if bar.case.has_register_peak)
+    sides = {"heed": timed(1.0), "torch": timed(1.3), "register-peak": timed(0.819)}
+    assert (
+        report.bar_table([bar], [(bar.case, sides)]).splitlines()[-1].split("|")[-2].strip()
+        == "81 %"
+    )
+    lines = report.time_table([(bar.case, sides)], "").splitlines()
+    assert lines[0].split("|")[3].strip() == "share of peak"
+    assert [cell.strip() for cell in lines[2].split("|")[2:-1]] == [
+        "1000.00",
+        "81 %",
+        "1300.00",
+        "1.30",
+    ]
+    problem = "UnavailableError: it needs a C++ compiler"
+    record = Record(
+        bars.NAME, ABOUT, [(bar.case, {**sides, "register-peak": Result(problem=problem)})]
+    )
+    assert "share of peak" not in report.tables(record)
+    assert f"register peak: {problem}" in report.tables(record)
+
+
+def test_the_register_peak_needs_a_compiler(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "needs a C++ compiler" in measure_rates("baseline", 1)
+    assert "no probe for the instruction set 'none'" in measure_rates("none", 1)
+    assert "not measured: it needs" in report.describe_run(
+        Record("ops", {**ABOUT, "register_peak": measure_rates("baseline", 1)})
+    )
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="no compiler")
+def test_the_register_peak_is_measured_for_each_number_of_threads():
+    with RegisterPeak("baseline", 2) as peak:
+        assert len(set(peak.run())) == 1
+        start = time.perf_counter()
+        peak.run()
+        assert 1e8 < peak.operations / (time.perf_counter() - start) < 1e12
+    assert [*measure_rates("baseline", 2)] == ["1", "2"]
+
+
+def test_operations_of_visible_pairs():
+    for case, pairs in [
+        (Case(1, 1, 4, 1), 16),
+        (Case(1, 1, 4, 1, causal=True), 10),
+        (Case(1, 1, 4, 1, causal=True, window=2), 7),
+        (Case(2, 1, 4, 1, padded=True), 4 * (1 + 4)),
+    ]:
+        assert case.visible_operations == 4 * pairs, case
+
+
 def test_the_table_of_models_has_ratios_and_shares():
     first, second = MODEL_BARS[:2]
     sides = {"heed-model": timed(0.5), "keras-model": timed(1.0), "model-rest": timed(0.4)}
@@ -351,7 +408,7 @@ def test_a_table_of_times_has_ratios_and_says_what_is_missing():
     }
     record = Record("variants", ABOUT, [(case, by_side)])
     text = report.tables(record)
-    row = [cell.strip() for cell in text.splitlines()[2].split("|")[1:-1]]
+    row = [cell.strip() for cell in text.splitlines()[4].split("|")[1:-1]]
     assert row == [case.name, "2.00", "5.00*", "2.50", "-", "-"]
     assert f"JAX: no memory [{case.name}]" in text
     assert "timed instead: causal fwd (1, 2, 8, 4)" in text
@@ -397,6 +454,8 @@ def test_the_page_of_figures_has_a_place_for_each_suite():
     for name in ALL:
         if name != "quick":
             assert "the figures" in report.fill(page, name, "the figures")
+    for name in ("bars-avx2", "bars-avx512_bf16"):
+        assert "the figures" in report.fill(page, name, "the figures")
 
 
 def test_the_picture_shows_each_side_over_the_length():
@@ -524,6 +583,32 @@ def test_heed_beside_itself_with_each_instruction_set():
     assert len(started) == len(machine) + bool(machine)  # each in a process of its own
 
 
+def test_all_sides_are_held_to_an_instruction_set(peers, tmp_path, monkeypatch):
+    limits = environment("avx2")
+    assert limits["HEED_INSTRUCTION_SET"] == limits["CT2_FORCE_CPU_ISA"].lower() == "avx2"
+    assert limits["ONEDNN_MAX_CPU_ISA"] == limits["MKL_ENABLE_INSTRUCTIONS"] == "AVX2"
+    assert environment(None) == {}
+    started = []
+    monkeypatch.setattr("subprocess.Popen", lambda *_, env, **__: started.append(env) or pipes())
+
+    def pipes():
+        return SimpleNamespace(stdin=None, stdout=None)
+
+    monkeypatch.setattr(Side, "_send", lambda *_, **__: None)
+    for peer in peers.values():
+        Side(peer, limits=limits)
+    assert len(started) == len(peers)
+    assert all(limits.items() <= env.items() for env in started)
+    record = Record("bars", {**ABOUT, "instruction_set": "avx2", "held_to": "avx2"})
+    assert record.section == "bars-avx2"
+    text = report.tables(record)
+    assert text.startswith("**avx2**, to which heed and its peers are held: x, commit x\n")
+    long = next(bar for bar in BARS if bar.case == Case(2, 8, 2048, 64))
+    assert (long.on("avx2").at_least, long.on("amx").at_least) == (1.2, 1.3)
+    with pytest.raises(ValueError, match="`instruction_set` of the earlier results"):
+        Record("bars", ABOUT).take_over(record)
+
+
 def test_a_heed_whose_library_lists_no_instruction_sets_can_still_be_timed(monkeypatch):
     monkeypatch.setattr("ctypes.CDLL", lambda _: object())
     assert instruction_sets() == []
@@ -538,6 +623,8 @@ def test_a_heed_whose_library_lists_no_instruction_sets_can_still_be_timed(monke
         ["ops", "--peers", "naive"],
         ["ops", "--before", "/no/such/python"],
         ["ops", "--before", sys.executable, "--instruction-sets"],
+        ["ops", "--instruction-set", "x"],
+        ["ops", "--instruction-set", "baseline", "--instruction-sets"],
         ["unknown"],
         [],
     ],

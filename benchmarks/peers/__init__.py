@@ -26,6 +26,7 @@ OPTION = "HEED_BENCHMARK_OPTION"
 COMPILED = "HEED_BENCHMARK_XLA"
 TOGETHER = "HEED_BENCHMARK_TOGETHER"
 THREADS = "HEED_BENCHMARK_THREADS"
+REGISTER_PEAK = "register-peak"
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,7 @@ PEERS: dict[str, Peer] = {
     "sgemm-torch": _limit("torch", "PyTorch"),
     "sgemm-tensorflow": _limit("tensorflow", "TensorFlow"),
     "sgemm-numpy": _limit("numpy", "NumPy"),
+    REGISTER_PEAK: Peer("register peak", _HERE + "register_peak", is_limit=True),
     "heed-eager": Peer("heed, no graph", _HERE + "heed_eager", computes=one_plain_call),
     "matmul": Peer("tf.matmul node", _HERE + "matmul_node", is_limit=True),
     "heed-additive": Peer("heed", _HERE + "heed_additive", "additive", is_heed=True),

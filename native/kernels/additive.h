@@ -197,15 +197,14 @@ inline void additive_gradients(const Real* query, int queries, const Real* key, 
                                Real* column) {
   typedef Vector<Real> V;
   constexpr int kColumns = range == Range::kAny ? 1 : kRegisters >= 32 ? 4 : 2;
-  constexpr int kTogether = 32;
   const int stride = units_stride<Real>(units), even_keys = round_up(keys, 2);
   for (int u = 0; u < units; u += kLanes<Real>) {
     const V factor = load(vector + u);
     V vector_sum{};
     for (int y = 0; y < even_keys; ++y) store(column + y * kLanes<Real>, V{});
     // A few keys at a time: short sums are more accurate.
-    for (int y = 0; y < even_keys; y += kTogether) {
-      const int some = static_cast<int>(min(kTogether, even_keys - y));
+    for (int y = 0; y < even_keys; y += kAdditiveKeys) {
+      const int some = static_cast<int>(min(kAdditiveKeys, even_keys - y));
       const Real *keys_from = key + y * stride + u, *gradients_from = gradients + y * kQueryTile;
       Real* column_from = column + y * kLanes<Real>;
       in_chunks<kColumns>(queries, [&](int x, auto columns) {

@@ -12,8 +12,6 @@
 namespace heed {
 namespace HEED_ISA {
 
-inline constexpr int kTilesTogether = 8;
-
 // A query tile, prepared. A weight is exp(score - row_max) / row_sum. Every use multiplies it by the output gradient of
 // its row or `delta`, so these are divided by row_sum instead. Rows without keys, and rows that hold or see non-finite
 // numbers, add nothing: their `row_max` is infinite and their weights 0. The gradients that the latter (`nonfinite`)

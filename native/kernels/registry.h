@@ -5,16 +5,9 @@
 #include <cstdint>
 
 #include "../include/heed.h"
+#include "tuning.h"
 
 namespace heed {
-
-// Keys of a block, the unit of skipping keys and of `finite` flags.
-inline constexpr int kKeyBlock = 128;
-// Queries of a tile, which read the keys together.
-inline constexpr int kQueryTile = 64;
-inline constexpr int kMaxSplits = 32;
-// Columns of a product of few rows for one task, at most.
-inline constexpr int kProductColumns = 192;
 
 inline __attribute__((always_inline)) int64_t key_blocks(const HeedAttention& a) {
   return (a.key_length + kKeyBlock - 1) / kKeyBlock;
@@ -32,10 +25,9 @@ inline __attribute__((always_inline)) int64_t score_rows(const HeedAttention& a)
 
 // Whether the forward pass keeps scores for the backward pass.
 inline __attribute__((always_inline)) bool keeps_scores(const HeedAttention& a) {
-  constexpr double kMostBytes = 67108864;
   const double numbers =
       static_cast<double>(a.batch) * static_cast<double>(score_columns(a)) * static_cast<double>(score_rows(a));
-  return a.score == HEED_ADDITIVE && numbers * (a.dtype == HEED_FLOAT64 ? 8 : 4) <= kMostBytes;
+  return a.score == HEED_ADDITIVE && numbers * (a.dtype == HEED_FLOAT64 ? 8 : 4) <= kMostScoreBytes;
 }
 
 // Whether the queries of a key head are so few that memory is the limit: a few tokens of one head, or one or two of
