@@ -11,7 +11,8 @@ _NAMES = (
     "CT2_FORCE_CPU_ISA",
     "OPENBLAS_CORETYPE",
 )
-# PyTorch, MKL and CTranslate2 do not tell AVX-512 with and without bfloat16 apart. Sets without an entry are the only or the best ones of their machines.
+# PyTorch, MKL and CTranslate2 do not tell AVX-512 with and without bfloat16 apart.
+# Sets without an entry are the only or the best ones of their machines.
 _VALUES = {
     "baseline": ("SSE41", "SSE41", "default", "SSE4_2", "GENERIC", "NEHALEM"),
     "avx2": ("AVX2", "AVX2", "avx2", "AVX2", "AVX2", "HASWELL"),

@@ -16,8 +16,9 @@ def info() -> dict[str, str]:
     Returns:
         A dictionary of strings, in reading order: `heed`, `python`, `platform`, `keras`, `tensorflow`, `backend` (the
         backend that Keras uses), `implementation` (`"portable"`, `"native"`, or `"none"` if heed cannot run), `reason`
-        (why this one), `instruction_set` (of the native kernels: `"amx"`, `"avx512_bf16"`, `"avx512"`, `"avx2"`, `"neon"`,
-        `"baseline"` or `"none"`) and `acceleration` (`"ready"`, or what `heed.accelerate` expected of this Keras and what it found).
+        (why this one), `instruction_set` (of the native kernels: `"amx"`, `"avx512_bf16"`, `"avx512"`, `"avx2"`,
+        `"neon"`, `"baseline"` or `"none"`) and `acceleration` (`"ready"`, or what `heed.accelerate` expected of this
+        Keras and what it found).
 
     Example:
         >>> import heed
