@@ -170,7 +170,7 @@ struct HeedDecoder {
   std::vector<std::unique_ptr<void, Free>> memory_;
   std::vector<heed::PackedLayer> layers_, encoder_layers_;
   heed::PackedStack encoder_{};
-  size_t weight_bytes_ = 0;
+  int64_t weight_count_ = 0;
 
  public:
   heed::PackedStack stack;
@@ -189,7 +189,7 @@ struct HeedDecoder {
     while (most > 1 && kernels_.scratch_bytes(stack, decoding, most) > heed::kMostBytes) most /= 2;
     // As many sources together as possible, with work for every thread. Where there are fewer sources than threads,
     // several threads share one.
-    const bool shared = weight_bytes_ >= kLeastShared;
+    const bool shared = weight_count_ >= kLeastShared;
     const int workers = heed::limit_threads(heed::cap_threads(threads), shared ? kMostTasks : decoding.batch);
     threads = static_cast<int>(std::min<int64_t>(workers, decoding.batch));
     const int64_t rounds = heed::ceil_div(decoding.batch, most * threads);
@@ -204,8 +204,8 @@ struct HeedDecoder {
   }
 
  private:
-  // A decoder whose weights take fewer bytes is done before a team has gathered.
-  static constexpr size_t kLeastShared = size_t{1} << 20;
+  // Weights that a team shares: a step of fewer is short, and on a busy machine waiting for a helper costs more of it.
+  static constexpr int64_t kLeastShared = int64_t{1} << 23;
   static constexpr int64_t kMostTasks = 256;
 
   static heed::SourceRange range_of(int64_t part, int64_t each, const HeedDecoding& decoding) {
@@ -294,7 +294,7 @@ struct HeedDecoder {
                                  static_cast<int>(inputs),
                                  static_cast<int>(outputs),
                                  pack_};
-    weight_bytes_ += static_cast<size_t>(kernels_.packed_bytes(inputs, outputs, pack_));
+    weight_count_ += inputs * outputs;
     for (const HeedDense* part : parts) {
       kernels_.pack(*part, column, made);
       if (part->bias) std::copy_n(part->bias, part->outputs, bias + column);
