@@ -1,4 +1,4 @@
-// The functions of heed_decoder.h: check, pack weights, split rows over threads.
+// The functions of heed_decoder.h: check, pack weights, split rows, or the work of each, over threads.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -11,6 +11,7 @@
 #include "decoder/registry.h"
 #include "include/heed_decoder.h"
 #include "refusal.h"
+#include "team.h"
 #include "work.h"
 
 namespace heed {
@@ -169,6 +170,7 @@ struct HeedDecoder {
   std::vector<std::unique_ptr<void, Free>> memory_;
   std::vector<heed::PackedLayer> layers_, encoder_layers_;
   heed::PackedStack encoder_{};
+  int64_t weight_count_ = 0;
 
  public:
   heed::PackedStack stack;
@@ -185,20 +187,53 @@ struct HeedDecoder {
     const int64_t beams = decoding.search == HEED_BEAM ? decoding.beams : 1;
     int64_t most = std::max<int64_t>(1, heed::kMostRows / beams);
     while (most > 1 && kernels_.scratch_bytes(stack, decoding, most) > heed::kMostBytes) most /= 2;
-    // As many sources together as possible, with work for every thread.
-    threads = heed::limit_threads(heed::cap_threads(threads), decoding.batch);
+    // As many sources together as possible, with work for every thread. Where there are fewer sources than threads,
+    // several threads share one.
+    const bool shared = weight_count_ >= kLeastShared;
+    const int workers = heed::limit_threads(heed::cap_threads(threads), shared ? kMostTasks : decoding.batch);
+    threads = static_cast<int>(std::min<int64_t>(workers, decoding.batch));
     const int64_t rounds = heed::ceil_div(decoding.batch, most * threads);
     const int64_t each = heed::ceil_div(decoding.batch, rounds * threads), parts = heed::ceil_div(decoding.batch, each);
+    if (parts < workers) return decode_by_teams(decoding, tokens, scores, parts, each, workers);
     heed::Scratch memory;
     const auto scratch = memory.plan(threads, kernels_.scratch_bytes(stack, decoding, each));
     memory.allocate();
     heed::for_each(parts, threads, [&](int64_t part, int worker) {
-      const heed::SourceRange range{part * each, std::min((part + 1) * each, decoding.batch)};
-      kernels_.decode(stack, decoding, range, tokens, scores, scratch[worker]);
+      kernels_.decode(stack, decoding, range_of(part, each, decoding), tokens, scores, scratch[worker]);
     });
   }
 
  private:
+  // Weights that a team shares: a step of fewer is short, and on a busy machine waiting for a helper costs more of it.
+  static constexpr int64_t kLeastShared = int64_t{1} << 23;
+  static constexpr int64_t kMostTasks = 256;
+
+  static heed::SourceRange range_of(int64_t part, int64_t each, const HeedDecoding& decoding) {
+    return {part * each, std::min((part + 1) * each, decoding.batch)};
+  }
+
+  // Each part has a leader. The other workers help a leader, and then another one whose helpers have not all come.
+  void decode_by_teams(const HeedDecoding& decoding, int32_t* tokens, float* scores, int64_t parts, int64_t each,
+                       int workers) const {
+    std::vector<heed::Team> teams(static_cast<size_t>(parts));
+    heed::PackedStack planned = stack;
+    planned.team = teams.data();
+    heed::Scratch memory;
+    const auto scratch = memory.plan(parts, kernels_.scratch_bytes(planned, decoding, each));
+    memory.allocate();
+    // Indices are claimed in order: all leaders are there before the first helper.
+    const int64_t helpers = heed::ceil_div(workers, parts) - 1;
+    heed::for_each(parts * (1 + helpers), workers, [&](int64_t index, int) {
+      heed::Team& team = teams[static_cast<size_t>(index % parts)];
+      if (index >= parts) return team.help();
+      heed::PackedStack own = stack, encoder = encoder_;
+      own.team = encoder.team = &team;
+      if (own.encoder) own.encoder = &encoder;
+      kernels_.decode(own, decoding, range_of(index, each, decoding), tokens, scores, scratch[index]);
+      team.finish();
+    });
+  }
+
   // Zeros, in cache lines of their own.
   template <class T>
   T* allocate_zeros(int64_t count) {
@@ -259,6 +294,7 @@ struct HeedDecoder {
                                  static_cast<int>(inputs),
                                  static_cast<int>(outputs),
                                  pack_};
+    weight_count_ += inputs * outputs;
     for (const HeedDense* part : parts) {
       kernels_.pack(*part, column, made);
       if (part->bias) std::copy_n(part->bias, part->outputs, bias + column);

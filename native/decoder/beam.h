@@ -79,7 +79,7 @@ class Beams {
         sources_(stack, decoding, s_, sources, arena),
         prompts_(stack, decoding, s_, sources, arena),
         step_(stack, decoding, s_),
-        panel_{arena.take<float>(sources * beams_ * kPanel), kPanel},
+        panel_(take_logits(stack, sources * beams_, arena)),
         best_(sources * beams_, candidate_count_, arena),
         scores_(arena.take<float>(sources * beams_)),
         new_scores_(arena.take<float>(beams_)),

@@ -75,34 +75,57 @@ inline void panel_product(const PackedDense& dense, const Bfloat16* panel, Matri
   }
 }
 
-// y = x W for all columns, a panel at a time. finish(first column, columns) is called while the results of a panel are
-// in the cache; `y` holds them from `y_column(first column)` on.
+// function(begin, end) for ranges of `count` things that make up [0, count), on the threads of a team. `work`: the
+// multiplications of one thing. A stage of a team costs about a microsecond, so less than kLeast stays on one thread.
+template <class Function>
+inline void share_ranges(Team* team, int count, int64_t work, const Function& function) {
+  constexpr int64_t kLeast = 1 << 16, kMostRanges = 64;
+  if (!team || count < 2 || work * count < 2 * kLeast) return function(0, count);
+  struct Ranges {
+    const Function& function;
+    int count;
+    int64_t ranges;
+  } ranges{function, count, min(min(count, kMostRanges), max(2, work * count / kLeast))};
+  share(
+      *team, ranges.ranges,
+      [](void* context, int64_t index, int) {
+        const Ranges& r = *static_cast<const Ranges*>(context);
+        r.function(static_cast<int>(index * r.count / r.ranges), static_cast<int>((index + 1) * r.count / r.ranges));
+      },
+      &ranges);
+}
+
+// y = x W for all columns, a panel at a time; a team shares the panels. finish(first column, columns) is called while
+// the results of a panel are in the cache; `y` holds them from `y_column(first column)` on.
 template <class Column, class Finish>
-inline void apply_dense_panels(const PackedDense& dense, Matrix x, int rows, Matrix y, const Column& y_column,
-                               const Finish& finish) {
+inline void apply_dense_panels(Team* team, const PackedDense& dense, Matrix x, int rows, Matrix y,
+                               const Column& y_column, const Finish& finish) {
   const bool as_bytes = dense.pack == HEED_PACK_INT8 && Simd::multiplies_bytes();
   for (int r = 0; dense.pack == HEED_PACK_INT8 && r < rows; ++r) round_row(x, r, dense.inputs, as_bytes);
-  for (int c = 0; c < dense.outputs; c += kPanel) {
-    const int columns = panel_columns(dense.outputs, c);
-    const int64_t at = static_cast<int64_t>(c) * dense.inputs;
-    const Matrix to{y.data + y_column(c), y.stride};
-    if (as_bytes)
-      byte_product(dense, c, x, rows, to, columns);
-    else if (dense.pack == HEED_PACK_INT8)
-      whole_product(dense, c, x, rows, to, columns);
-    else if (dense.pack == HEED_PACK_BFLOAT16)
-      panel_product(dense, reinterpret_cast<const Bfloat16*>(dense.weight) + at, x, rows, to, columns);
-    else
-      panel_product(dense, reinterpret_cast<const float*>(dense.weight) + at, x, rows, to, columns);
-    finish(c, columns);
-  }
+  const int panels = static_cast<int>((int64_t{dense.outputs} + kPanel - 1) / kPanel);
+  share_ranges(team, panels, int64_t{rows} * dense.inputs * kPanel, [&](int begin, int end) {
+    for (int panel = begin; panel < end; ++panel) {
+      const int c = panel * kPanel, columns = panel_columns(dense.outputs, c);
+      const int64_t at = static_cast<int64_t>(c) * dense.inputs;
+      const Matrix to{y.data + y_column(c), y.stride};
+      if (as_bytes)
+        byte_product(dense, c, x, rows, to, columns);
+      else if (dense.pack == HEED_PACK_INT8)
+        whole_product(dense, c, x, rows, to, columns);
+      else if (dense.pack == HEED_PACK_BFLOAT16)
+        panel_product(dense, reinterpret_cast<const Bfloat16*>(dense.weight) + at, x, rows, to, columns);
+      else
+        panel_product(dense, reinterpret_cast<const float*>(dense.weight) + at, x, rows, to, columns);
+      finish(c, columns);
+    }
+  });
 }
 
 // y = function(x W + b), a vector at a time. Columns up to the next full vector are written too.
 template <class Function>
-inline void apply_dense(const PackedDense& dense, Matrix x, int rows, Matrix y, const Function& function) {
+inline void apply_dense(Team* team, const PackedDense& dense, Matrix x, int rows, Matrix y, const Function& function) {
   apply_dense_panels(
-      dense, x, rows, y, [](int c) { return c; },
+      team, dense, x, rows, y, [](int c) { return c; },
       [&](int first, int columns) {
         for (int r = 0; r < rows; ++r)
           for (int c = first; c < first + columns; c += kLanes<float>) {
@@ -112,8 +135,8 @@ inline void apply_dense(const PackedDense& dense, Matrix x, int rows, Matrix y, 
       });
 }
 
-inline void apply_dense(const PackedDense& weights, Matrix x, int rows, Matrix y) {
-  apply_dense(weights, x, rows, y, [](Vector<float> v) { return v; });
+inline void apply_dense(Team* team, const PackedDense& weights, Matrix x, int rows, Matrix y) {
+  apply_dense(team, weights, x, rows, y, [](Vector<float> v) { return v; });
 }
 
 }  // namespace HEED_ISA

@@ -44,7 +44,7 @@ struct Layers {
     if (layer.norm_first)
       for (int r = 0; r < rows; ++r) normalise(norm, x[r], stack.width, normal[r]);
     part(layer.norm_first ? normal : x);
-    apply_dense(last, result, rows, normal);
+    apply_dense(stack.team, last, result, rows, normal);
     for (int r = 0; r < rows; ++r) {
       for (int c = 0; c < stack.width; c += kLanes<float>) store(x[r] + c, load(x[r] + c) + load(normal[r] + c));
       if (!layer.norm_first) normalise(norm, x[r], stack.width, x[r]);
@@ -56,7 +56,7 @@ struct Layers {
   void apply_attention(const PackedLayer& layer, const PackedNorm& norm, const PackedAttention& how, int rows,
                        const Attend& attend) const {
     add_residual(layer, norm, rows, how.output, attended, [&](Matrix from) {
-      apply_dense(how.projected, from, rows, wide);
+      apply_dense(stack.team, how.projected, from, rows, wide);
       attend();
       if (how.gate_at > 0)
         for (int r = 0; r < rows; ++r) gate(wide[r] + how.gate_at, attended[r]);
@@ -65,7 +65,7 @@ struct Layers {
 
   void apply_feed_forward(const PackedLayer& layer, int rows) const {
     add_residual(layer, layer.feed_forward_norm, rows, layer.back, wide, [&](Matrix from) {
-      apply_activated_dense(layer.hidden, from, rows, wide, layer.activation, layer.gated);
+      apply_activated_dense(stack.team, layer.hidden, from, rows, wide, layer.activation, layer.gated);
     });
   }
 

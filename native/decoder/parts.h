@@ -84,10 +84,11 @@ inline void with_activation(int activation, const Use& use) {
 }
 
 // y = activation(x W + b); of a gated part the activated half of it times the other half.
-inline void apply_activated_dense(const PackedDense& weights, Matrix x, int rows, Matrix y, int activation,
+inline void apply_activated_dense(Team* team, const PackedDense& weights, Matrix x, int rows, Matrix y, int activation,
                                   bool gated) {
-  if (!gated) return with_activation(activation, [&](auto function) { apply_dense(weights, x, rows, y, function); });
-  apply_dense(weights, x, rows, y);
+  if (!gated)
+    return with_activation(activation, [&](auto function) { apply_dense(team, weights, x, rows, y, function); });
+  apply_dense(team, weights, x, rows, y);
   const int half = weights.outputs / 2;
   with_activation(activation, [&](auto function) {
     for (int r = 0; r < rows; ++r)

@@ -41,6 +41,12 @@ struct PackedLayer {
   int activation;
 };
 
+// Threads that share the stages of a decoding: see team.h.
+class Team;
+
+// Calls task(context, index, 0) once for each index < count from the threads of a team; returns when all are done.
+void share(Team& team, int64_t count, void (*task)(void* context, int64_t index, int), void* context);
+
 struct PackedStack {
   int width, heads, kv_heads, head_dim, value_dim, encoded_width, vocabulary;
   const float* embedding;
@@ -50,9 +56,10 @@ struct PackedStack {
   PackedNorm final_norm;
   PackedDense logits;
   const PackedStack* encoder;  // or null
+  Team* team;                  // that decodes with it; null: one thread
 };
 
-// Sources [begin, end) of a batch, decoded by one thread from the first token to the last.
+// Sources [begin, end) of a batch, decoded by one thread or team from the first token to the last.
 struct SourceRange {
   int64_t begin, end;
 };

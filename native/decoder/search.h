@@ -17,25 +17,35 @@ HEED_INLINE Integers<float> count_from(int first) {
   return numbers;
 }
 
+// Memory for the logits of some rows: one panel of the vocabulary or, of a team, which shares the panels, all.
+inline Matrix take_logits(const PackedStack& stack, int64_t rows, Arena& arena) {
+  const int64_t columns = stack.team ? row_numbers(stack.vocabulary) : kPanel;
+  return {arena.take<float>(rows * columns), columns};
+}
+
 // Calls visit(row, first token, logits, count) for the logits of some rows, a panel of the vocabulary at a time, tokens
-// in order; `count` is a multiple of the lanes. Logits are never kept. Those of tokens that are never decoded are
-// lowered, those beyond the vocabulary are -inf.
+// in order; `count` is a multiple of the lanes. Logits of tokens that are never decoded are lowered, those beyond the
+// vocabulary are -inf.
 template <class Visit>
-inline void visit_logits(const PackedStack& stack, const HeedDecoding& decoding, Matrix hidden, int rows, Matrix panel,
+inline void visit_logits(const PackedStack& stack, const HeedDecoding& decoding, Matrix hidden, int rows, Matrix memory,
                          const Visit& visit) {
-  apply_dense_panels(
-      stack.logits, hidden, rows, panel, [](int) { return 0; },
-      [&](int first, int columns) {
-        for (int r = 0; r < rows; ++r) {
-          for (int c = 0; c < columns; c += kLanes<float>) {
-            const Integers<float> token = count_from(first + c);
-            Vector<float> logit = load(panel[r] + c) + load(stack.logits.bias + first + c);
-            logit = token == decoding.pad_token || token == decoding.start_token ? logit + kForbidden : logit;
-            store(panel[r] + c, token < stack.vocabulary ? logit : broadcast(-kInfinity<float>));
-          }
-          visit(r, first, panel[r], columns);
-        }
-      });
+  const auto column = [&](int first) { return stack.team ? first : 0; };
+  const auto visit_panel = [&](int first, int columns) {
+    for (int r = 0; r < rows; ++r) visit(r, first, memory[r] + column(first), columns);
+  };
+  apply_dense_panels(stack.team, stack.logits, hidden, rows, memory, column, [&](int first, int columns) {
+    for (int r = 0; r < rows; ++r)
+      for (int c = 0; c < columns; c += kLanes<float>) {
+        float* at = memory[r] + column(first) + c;
+        const Integers<float> token = count_from(first + c);
+        Vector<float> logit = load(at) + load(stack.logits.bias + first + c);
+        logit = token == decoding.pad_token || token == decoding.start_token ? logit + kForbidden : logit;
+        store(at, token < stack.vocabulary ? logit : broadcast(-kInfinity<float>));
+      }
+    if (!stack.team) visit_panel(first, columns);
+  });
+  for (int first = 0; stack.team && first < stack.vocabulary; first += kPanel)
+    visit_panel(first, panel_columns(stack.vocabulary, first));
 }
 
 // The best token of each row so far, one candidate a lane: logits (rows, lanes) and tokens (rows, lanes).
@@ -72,7 +82,7 @@ struct BestToken {
 class Greedy {
  public:
   Greedy(const PackedStack& stack, const HeedDecoding& decoding, int64_t rows, Arena& arena)
-      : stack_(stack), decoding_(decoding), panel_{arena.take<float>(rows * kPanel), kPanel}, best_(rows, arena) {}
+      : stack_(stack), decoding_(decoding), panel_(take_logits(stack, rows, arena)), best_(rows, arena) {}
 
   void operator()(Matrix hidden, int rows, const DecoderScratch& s, int64_t, float*) const {
     best_.clear(rows);
@@ -101,7 +111,7 @@ class Sample {
 
   // Adds the log probability of each token to the score of its source, unless `scores` is null.
   void operator()(Matrix hidden, int rows, const DecoderScratch& s, int64_t first_source, float* scores) const {
-    apply_dense(stack_.logits, hidden, rows, logits_);
+    apply_dense(stack_.team, stack_.logits, hidden, rows, logits_);
     for (int r = 0; r < rows; ++r) {
       logits_[r][decoding_.pad_token] += kForbidden;
       logits_[r][decoding_.start_token] += kForbidden;

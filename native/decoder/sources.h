@@ -97,7 +97,7 @@ class Sources {
     for (int i = 0; i < stack_.layer_count; ++i) {
       const PackedAttention& how = stack_.layers[i].cross;
       if (how.output.outputs == 0) continue;
-      apply_dense(how.encoded, encoded, rows, projected_);
+      apply_dense(stack_.team, how.encoded, encoded, rows, projected_);
       for (int source = first, row = 0; source < end; ++source) {
         const Cache cache = s_.cross.at(source, i);
         for (int j = 0; j < s_.source_length[source]; ++j, ++row) {

@@ -369,6 +369,19 @@ def test_rows_depend_neither_on_threads_nor_on_each_other(
         np.testing.assert_array_equal(call.rows(rows).run(library, stack), tokens[rows])
 
 
+@pytest.mark.parametrize("search", SEARCHES, ids=str)
+@pytest.mark.parametrize("pack", ["float32", *slow(["bfloat16", "int8"])])
+def test_threads_share_a_sentence(library: Any, pack: str, search: Any) -> None:
+    """A model so large that threads without a row of their own take columns of its products."""
+    sizes = {"width": 256, "hidden": 530, "vocabulary": 32777, "layers": 1, "pack": pack}
+    stack = Stack(np.random.default_rng(5), encoder=True, gated=True, **sizes)
+    call = Call(stack, 2, 14, 12, masked=True, prompted=True, **search)
+    call.prompt[:, 9:] = PAD
+    tokens = call.run(library, stack, threads=1)
+    for rows, threads in ((slice(0, 1), 2), (slice(0, 1), 3), (slice(0, 2), 5)):
+        np.testing.assert_array_equal(call.rows(rows).run(library, stack, threads), tokens[rows])
+
+
 def test_the_first_of_equal_tokens_is_taken(library: Any) -> None:
     stack = Stack(np.random.default_rng(6), vocabulary=70, biased=False)
     stack.logits.weight[:, 3:] = stack.logits.weight[:, 3:4]

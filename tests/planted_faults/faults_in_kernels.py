@@ -238,6 +238,13 @@ FAULTS = (
         (_DECODER,),
     ),
     Fault(
+        "a team computes one panel of each of its ranges",
+        "native/decoder/dense.h",
+        "static_cast<int>((index + 1) * r.count / r.ranges)",
+        "static_cast<int>(index * r.count / r.ranges + 1)",
+        (_DECODER,),
+    ),
+    Fault(
         "sums of a panel's second part begin anew",
         "native/decoder/dense.h",
         "chunk, y, k > 0);",
