@@ -2,6 +2,7 @@
 //
 //   heed_stress callers    8 threads, each with calls of its own
 //   heed_stress decoders   8 threads, each with decodings of its own by one decoder
+//   heed_stress team       2 threads, each with one text of a wide decoder, whose products several threads share
 //   heed_stress fork       children made after calls, while no call runs
 //   heed_stress fork-busy  children made while other threads call
 //   heed_stress fork-early children made while another thread is in the very first call of the process
@@ -98,6 +99,7 @@ int call_at_once(int callers, int rounds) {
 }
 
 constexpr int64_t kModel = 16, kHidden = 24, kVocabulary = 40;
+constexpr int64_t kWideHidden = 1 << 17;  // products so wide that threads share them
 constexpr int64_t kTexts = 9, kTokens = 12, kSource = 7;
 
 // An encoder and a decoder of one layer each, with weights of their own.
@@ -106,8 +108,9 @@ struct Model {
   HeedDecoderLayer layers[2] = {};
   HeedDecoderStack encoder{}, decoder{};
   HeedDecoder* made = nullptr;
+  const int64_t hidden;
 
-  explicit Model(int32_t pack) {
+  explicit Model(int32_t pack, int64_t hidden_width = kHidden) : hidden(hidden_width) {
     encoder = stack(layers[0], 0, pack);
     decoder = stack(layers[1], kModel, pack);
     decoder.logits = dense(kModel, kVocabulary);
@@ -136,7 +139,7 @@ struct Model {
   HeedDecoderStack stack(HeedDecoderLayer& layer, int64_t encoded_width, int32_t pack) {
     layer.self_norm = norm(), layer.self = attention();
     if (encoded_width) layer.cross_norm = norm(), layer.cross = attention();
-    layer.feed_forward_norm = norm(), layer.hidden = dense(kModel, kHidden), layer.back = dense(kHidden, kModel);
+    layer.feed_forward_norm = norm(), layer.hidden = dense(kModel, hidden), layer.back = dense(hidden, kModel);
     layer.activation = HEED_RELU, layer.norm_first = 1;
     HeedDecoderStack s{};
     s.width = kModel, s.heads = s.kv_heads = 2, s.head_dim = s.value_dim = kModel / 2;
@@ -148,31 +151,31 @@ struct Model {
 };
 
 // Empty if a call was refused.
-std::vector<int32_t> decode(const Model& model, uint32_t seed, int32_t search, int threads) {
-  std::vector<int32_t> source(kTexts * kSource), tokens(kTexts * kTokens);
+std::vector<int32_t> decode(const Model& model, int64_t texts, uint32_t seed, int32_t search, int threads) {
+  std::vector<int32_t> source(static_cast<size_t>(texts * kSource)), tokens(static_cast<size_t>(texts * kTokens));
   for (size_t i = 0; i < source.size(); ++i) source[i] = 3 + static_cast<int32_t>((seed + 7 * i) % (kVocabulary - 3));
   std::vector<float> uniform = drawn(tokens.size(), seed);
   for (float& x : uniform) x = (x + 1) / 2;
   HeedDecoding d{};
-  d.batch = kTexts, d.length = kTokens, d.source_length = kSource, d.source = source.data();
+  d.batch = texts, d.length = kTokens, d.source_length = kSource, d.source = source.data();
   d.pad_token = 0, d.start_token = 1, d.end_token = 2;
   d.search = search, d.uniform = uniform.data(), d.temperature = 1, d.beams = 3;
   if (heed_decode(model.made, &d, tokens.data(), nullptr, threads)) return {};
   return tokens;
 }
 
-int decode_at_once(int callers, int rounds) {
+int decode_at_once(int callers, int rounds, int64_t texts, int64_t hidden) {
   std::atomic<int> wrong{0};
   for (int32_t pack : {HEED_PACK_FLOAT32, HEED_PACK_BFLOAT16, HEED_PACK_INT8}) {
-    const Model model(pack);
+    const Model model(pack, hidden);
     std::vector<std::thread> threads;
     for (int caller = 0; caller < callers; ++caller)
-      threads.emplace_back([&wrong, &model, caller, rounds] {
+      threads.emplace_back([&wrong, &model, caller, rounds, texts] {
         const uint32_t seed = static_cast<uint32_t>(caller);
         const int32_t search = caller % 3;  // greedy, sampled, beams
-        const std::vector<int32_t> expected = decode(model, seed, search, 1);
+        const std::vector<int32_t> expected = decode(model, texts, seed, search, 1);
         for (int round = 0; round < rounds; ++round)
-          wrong += expected.empty() || decode(model, seed, search, 1 + round % 5) != expected;
+          wrong += expected.empty() || decode(model, texts, seed, search, 1 + round % 5) != expected;
       });
     for (std::thread& thread : threads) thread.join();
   }
@@ -223,7 +226,9 @@ int main(int count, char** arguments) {
   if (std::strcmp(mode, "callers") == 0) {
     wrong = call_at_once(8, 200);
   } else if (std::strcmp(mode, "decoders") == 0) {
-    wrong = decode_at_once(8, 40);
+    wrong = decode_at_once(8, 40, kTexts, kHidden);
+  } else if (std::strcmp(mode, "team") == 0) {
+    wrong = decode_at_once(2, 5, 1, kWideHidden);
   } else if (std::strcmp(mode, "fork") == 0) {
     wrong = call_at_once(2, 5) + fork_children(10);
   } else if (std::strcmp(mode, "fork-early") == 0) {

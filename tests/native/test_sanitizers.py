@@ -112,19 +112,19 @@ def test_asan_is_there(address: Path) -> None:
         run([sys.executable, "-c", load])
 
 
-@pytest.mark.parametrize("mode", ["callers", "decoders"])
+@pytest.mark.parametrize("mode", ["callers", "decoders", "team"])
 def test_many_callers_under_tsan(threads: Path, mode: str) -> None:
     assert run([str(threads / "heed_stress"), mode]) == f"{mode}: 0 wrong\n"
 
 
-@pytest.mark.parametrize("mode", ["callers", "decoders", "fork"])
+@pytest.mark.parametrize("mode", ["callers", "decoders", "team", "fork"])
 def test_many_callers_and_children_under_asan(address: Path, mode: str) -> None:
     """TSan cannot watch children: it refuses threads in the child of a process that had some."""
     said = run([str(address / "heed_stress"), mode], ASAN_OPTIONS="detect_leaks=1")
     assert said == f"{mode}: 0 wrong\n"
 
 
-@pytest.mark.parametrize("mode", ["callers", "decoders", "fork", "fork-busy", "fork-early"])
+@pytest.mark.parametrize("mode", ["callers", "decoders", "team", "fork", "fork-busy", "fork-early"])
 def test_many_callers_and_children(plain: Path, mode: str) -> None:
     """Without a sanitizer: ASan's own malloc can hang in the child of a process whose other threads are busy."""
     assert run([str(plain / "heed_stress"), mode]) == f"{mode}: 0 wrong\n"
