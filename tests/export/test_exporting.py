@@ -179,11 +179,14 @@ def test_the_command_ends_with_a_command_that_runs(
 
 def test_an_artefact_is_run_from_another_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     Path("-a b").mkdir()
-    script = "import sys, numpy as np; np.savez(sys.argv[3], **np.load(sys.argv[2]))"
+    Path("-a b", "runtime.py").write_text("import numpy as np")
+    script = "import sys; from runtime import np; np.savez(sys.argv[3], **np.load(sys.argv[2]))"
     Path("-a b", "run.py").write_text(script)
     found = verify._answers(Path("-a b"), {"x": np.arange(3)}, needs_heed=False)
     assert found["x"].tolist() == [0, 1, 2]
+    assert {path.name for path in Path("-a b").iterdir()} == {"run.py", "runtime.py"}
 
 
 def test_a_link_stays_and_its_target_is_written(tmp_path):

@@ -135,7 +135,8 @@ def _answers(folder: Path, inputs: Arrays, needs_heed: bool) -> dict[str, NDArra
         np.savez(question, **inputs)  # type: ignore[arg-type]
         script = ("import sys; " if needs_heed else _WITHOUT_HEED) + _RUN
         runner = folder.resolve() / "run.py"  # the child works in another folder
-        words = [sys.executable, "-c", script, str(runner), "--check"]
+        # -B: nothing is written beside the artefact's files.
+        words = [sys.executable, "-B", "-c", script, str(runner), "--check"]
         done = subprocess.run(
             [*words, str(question), str(answer)], capture_output=True, text=True, cwd=temporary
         )
