@@ -182,7 +182,10 @@ def test_an_artefact_is_run_from_another_folder(tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     Path("-a b").mkdir()
     Path("-a b", "runtime.py").write_text("import numpy as np")
-    script = "import sys; from runtime import np; np.savez(sys.argv[3], **np.load(sys.argv[2]))"
+    script = (
+        "import sys, pathlib; sys.path.insert(0, str(pathlib.Path(__file__).parent))\n"
+        "from runtime import np; np.savez(sys.argv[3], **np.load(sys.argv[2]))"
+    )
     Path("-a b", "run.py").write_text(script)
     found = verify._answers(Path("-a b"), {"x": np.arange(3)}, needs_heed=False)
     assert found["x"].tolist() == [0, 1, 2]
