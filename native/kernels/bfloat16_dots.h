@@ -50,13 +50,7 @@ class DotUnit {
           for (int v = 0; v < kAcross; ++v) sum[r][v] = _mm512_dpbf16_ps(sum[r][v], (__m512bh)pair, (__m512bh)pairs[v]);
         }
       }
-#pragma GCC unroll 16
-    for (int r = 0; r < kDown; ++r)
-#pragma GCC unroll 4
-      for (int v = 0; v < kAcross; ++v) {
-        float* to = reinterpret_cast<float*>(c + r * c_row + 64 * v);
-        store(to, accumulate ? load(to) + sum[r][v] : sum[r][v]);
-      }
+    store_sums<float>(sum, reinterpret_cast<float*>(c), c_row / static_cast<ptrdiff_t>(sizeof(float)), accumulate);
   }
 };
 

@@ -16,6 +16,18 @@ struct Strided {
   ptrdiff_t row, step;  // distance to the next row of C, and to the next term of the sum; one of them is 1
 };
 
+// C (+)= sums, which begin at zero: adding a product once is more accurate than adding its terms to a large sum.
+template <class Real, int kRows, int kVectors>
+HEED_INLINE void store_sums(const Vector<Real> (&sum)[kRows][kVectors], Real* c, ptrdiff_t c_row, bool accumulate) {
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      Real* to = c + r * c_row + v * kLanes<Real>;
+      store(to, accumulate ? load(to) + sum[r][v] : sum[r][v]);
+    }
+}
+
 // kColumns: whether A is read in columns (a.row is 1), else in rows (a.step is 1).
 template <class Real, int kRows, int kVectors, bool kColumns>
 HEED_INLINE void product_tile(Strided<Real> a, const Real* b, ptrdiff_t b_row, Real* c, ptrdiff_t c_row, int depth,
@@ -52,14 +64,7 @@ HEED_INLINE void product_tile(Strided<Real> a, const Real* b, ptrdiff_t b_row, R
       b += b_row;
     }
   }
-  // Each product is summed from zero and added once: more accurate than adding to a large sum term by term.
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      Real* to = c + r * c_row + v * kLanes<Real>;
-      store(to, accumulate ? load(to) + sum[r][v] : sum[r][v]);
-    }
+  store_sums<Real>(sum, c, c_row, accumulate);
 }
 
 // Calls function(index) for each index below kCount, as a type: lanes must be constants before loops are unrolled.
@@ -133,13 +138,7 @@ HEED_INLINE void lane_tile(Strided<Real> a, const Real* b, ptrdiff_t b_row, Real
       add_row(from, RowsOf<1, 0>{});
     }
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      Real* to = c + r * c_row + v * kLanes<Real>;
-      store(to, accumulate ? load(to) + sum[r][v] : sum[r][v]);
-    }
+  store_sums<Real>(sum, c, c_row, accumulate);
 }
 
 // The rest of the rows runs the same body as full tiles, with fewer rows.
