@@ -16,8 +16,8 @@ import pytest
 
 from tests.native import fuzz
 from tests.native.core import LIBRARY
+from tests.native.programs import run_program
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(LIBRARY is None, reason="installed without the native library"),
@@ -39,19 +39,7 @@ SAMPLE = "random_calls or test_rows or test_decoding_steps or long_prompts"
 
 
 def run(command: list[str], **environment: str) -> str:
-    child = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "PATH": PATH, **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=1800,
-    )
-    told = f"exit status {child.returncode}\n{child.stdout[-4000:]}\n{child.stderr[-2000:]}"
-    assert child.returncode == 0, told
-    return child.stdout
+    return run_program(command, {**os.environ, "PATH": PATH, **environment})
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ import pytest
 
 from tests.native import fuzz
 from tests.native.core import INSTRUCTION_SETS
+from tests.native.programs import ROOT, run_program
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
 
 # Beside the interpreter lie the tools of the extra [dev].
@@ -56,18 +56,7 @@ def build(folder: Path, sanitizers: str) -> Path:
 
 
 def run(command: list[str], **environment: str) -> str:
-    child = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**ENVIRONMENT, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=1200,
-    )
-    told = f"exit status {child.returncode}\n{child.stdout[-300:]}\n{child.stderr[:6000]}"
-    assert child.returncode == 0, told
-    return child.stdout
+    return run_program(command, {**ENVIRONMENT, **environment})
 
 
 @pytest.fixture(scope="module")
