@@ -217,11 +217,12 @@ def varied(**changes: Any) -> Any:
     return small_model(seed=4, **changes)
 
 
-def test_every_option_of_a_config_is_taken_or_named() -> None:
+@pytest.mark.parametrize("values_each", [1, pytest.param(None, marks=slow)])
+def test_every_option_of_a_config_is_taken_or_named(values_each: int | None) -> None:
     assert set(TAKEN) == {field.name for field in dataclasses.fields(TransformerConfig)}
     found = set()
     for name, values in TAKEN.items():
-        for value in values:
+        for value in values[:values_each]:
             model = varied(**{name: value})
             batch = sources(4, vocabulary=model.config.source_vocabulary_size)
             mine, graphs = by_both(model, batch, max_length=4, method="greedy")

@@ -106,7 +106,11 @@ def test_an_artefact_runs_without_heed_and_agrees(exported):
             marks=pytest.mark.slow,
         ),
         (lambda: RecurrentTranslator(RecurrentTranslatorConfig(20, 30, width=8)), "portable"),
-        (lambda: LanguageModel(LanguageModelConfig(30, width=16, num_heads=2)), "portable"),
+        pytest.param(
+            lambda: LanguageModel(LanguageModelConfig(30, width=16, num_heads=2)),
+            "portable",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(lambda: transformer(position="alibi"), "portable", marks=pytest.mark.slow),
         pytest.param(
             lambda: transformer(position="rotary", norm_first=False, gated=True),
