@@ -8,36 +8,63 @@ import shutil
 import subprocess
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 CI = Path(__file__).resolve().parents[1] / ".ci"
 pytestmark = pytest.mark.skipif(not CI.exists(), reason="a source distribution has no .ci")
+WHEEL_FILE = "heed_attention-1.0.dist-info/WHEEL"
 NAME = "heed_attention-1.0-py3-none-manylinux_2_28_x86_64.whl"
 RIGHT = {
     "heed/__init__.py": "",
     "heed/py.typed": "",
     "heed/include/heed.h": "",
+    "heed/include/heed_decoder.h": "",
     "heed/inspect/_page_files/page.html": "",
     "heed/inspect/_page_files/page.js": "",
     "heed/_lib/libheed_core.so": "",
     "heed/_lib/libheed_tf.so": "",
-    "heed_attention-1.0.dist-info/WHEEL": "Root-Is-Purelib: false\nTag: py3-none-manylinux_2_28_x86_64\n",
+    WHEEL_FILE: "Root-Is-Purelib: false\nTag: py3-none-manylinux_2_28_x86_64\n",
 }
 
 
-def problems(folder: Path, name: str, files: dict[str, str]) -> list[str]:
+def checker() -> Any:
     spec = importlib.util.spec_from_file_location("check_wheel", CI / "check_wheel.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def problems(folder: Path, name: str, files: dict[str, str]) -> list[str]:
     with zipfile.ZipFile(folder / name, "w") as archive:
         for file, text in files.items():
             archive.writestr(file, text)
-    return module.problems(folder / name)
+    return checker().problems(folder / name)
 
 
-def test_a_right_wheel_passes(tmp_path: Path) -> None:
-    assert problems(tmp_path, NAME, RIGHT) == []
+def without_libraries() -> dict[str, str]:
+    files = {name: "" for name in RIGHT if "/_lib/" not in name and "/include/" not in name}
+    return {**files, WHEEL_FILE: "Root-Is-Purelib: true\nTag: py3-none-any\n"}
+
+
+@pytest.mark.parametrize("platform", ["manylinux_2_28_x86_64", "manylinux_2_28_aarch64"])
+def test_a_right_wheel_passes(tmp_path: Path, platform: str) -> None:
+    files = {**RIGHT, WHEEL_FILE: f"Root-Is-Purelib: false\nTag: py3-none-{platform}\n"}
+    assert problems(tmp_path, f"heed_attention-1.0-py3-none-{platform}.whl", files) == []
+
+
+def test_a_wheel_for_any_system_has_no_libraries(tmp_path: Path) -> None:
+    name = "heed_attention-1.0-py3-none-any.whl"
+    assert problems(tmp_path, name, without_libraries()) == []
+    assert any("its libraries are" in problem for problem in problems(tmp_path, name, RIGHT))
+
+
+def test_a_library_tied_to_one_python_is_noticed() -> None:
+    pytest.importorskip("elftools", reason="needs pyelftools")
+    extension = importlib.util.find_spec("_ctypes").origin
+    found = checker().link_problems("x.so", Path(extension).read_bytes())
+    assert any("uses Py" in problem for problem in found)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +75,7 @@ def test_a_right_wheel_passes(tmp_path: Path) -> None:
         (NAME.replace("2_28", "2_36"), {}, "needs a glibc newer"),
         (
             NAME,
-            {"heed_attention-1.0.dist-info/WHEEL": "Root-Is-Purelib: true"},
+            {WHEEL_FILE: "Root-Is-Purelib: true"},
             "its WHEEL file says",
         ),
         (NAME, {"heed.libs/libstdc++.so.6": ""}, "its libraries are"),
@@ -74,5 +101,5 @@ def test_a_wheel_is_built_and_right(tmp_path: Path) -> None:
         [str(CI / "wheel")], env=environment, capture_output=True, text=True, check=False
     )
     assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]
-    assert "tag and contents are right" in made.stdout
+    assert "tag, contents and links are right" in made.stdout
     assert len(list(tmp_path.glob("*.whl"))) == len(list(tmp_path.glob("*.tar.gz"))) == 1
