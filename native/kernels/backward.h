@@ -173,7 +173,7 @@ class VectorGradients {
     const Strided<Real> key = block.key;
     const int width = static_cast<int>(a_.head_dim), columns = strips.columns();
     if (!few_queries(a_)) return product_in_strips(strips, key, keys.length, p.query, scores, width);
-    dots(key.data, key.row, keys.length, width, Ahead<Real>{}, p.query_rows, p.queries.length, rows_);
+    dots(key.data, key.row, keys.length, width, p.query_rows, p.queries.length, rows_);
     for (int y = 0; y < keys.length; ++y)
       for (int x = 0; x < columns; ++x)
         scores[y * kQueryTile + x] = x < p.queries.length ? rows_[x * kKeyBlock + y] : Real(0);
