@@ -161,7 +161,7 @@ void additive_forward(const HeedAttention& a, const HeedForward& results, const 
     if (keeps_scores(a)) tile.keep(tile.kept(static_cast<Real*>(results.softmax)));
     const Span keys = tile.keys;
     if (tile.has_nonfinite) mark_nonfinite<Stored>(a, tile.block(), 0, tile.mask, tile.hidden, sees_nonfinite);
-    online_softmax_columns<Real, false>(*state.running, columns, tile.scores, keys.length, Real(1), tile.scores,
+    online_softmax_columns<Real, false>(*state.running, 0, columns, tile.scores, keys.length, Real(1), tile.scores,
                                         state.output, value_dim);
     if (a.dropout > 0) dropout.apply(keys, columns, tile.scores);
     product(swap_axes(tile.value()), value_dim, tile.scores, kQueryTile, state.output, kQueryTile, columns, keys.length,

@@ -153,6 +153,7 @@ class VectorGradients {
   typedef typename Compute<Stored>::Type Real;
   static constexpr int kKeyUnit = 1;     // keys come in whole units of these, masked ones included
   static constexpr bool kCopies = true;  // whether `KeyBlock` needs keys and values
+  static constexpr bool kStrips = true;  // whether products skip what a mask hides, see `VisiblePairs`
 
   static size_t bytes(const HeedAttention& a) {
     return few_queries(a) ? sizeof(Real) * static_cast<size_t>(kKeyBlock * a.query_length) : 0;
@@ -167,33 +168,30 @@ class VectorGradients {
   void load_keys(const KeyBlock<Real>&) {}
 
   // Keys down, queries across.
-  void scores(int, const QueryTile<Real>& p, const KeyBlock<Real>& block, Real* scores) {
+  void scores(int, const QueryTile<Real>& p, const KeyBlock<Real>& block, const Strips<Real>& strips, Real* scores) {
     const Span keys = block.keys;
     const Strided<Real> key = block.key;
-    const int width = static_cast<int>(a_.head_dim), columns = round_up(p.queries.length, kLanes<Real>);
-    if (!few_queries(a_))
-      return product(key, keys.length, p.query, kQueryTile, scores, kQueryTile, columns, width, false);
-    dots(key.data, key.row, keys.length, width, Ahead<Real>{}, p.query_rows, p.queries.length, rows_);
+    const int width = static_cast<int>(a_.head_dim), columns = strips.columns();
+    if (!few_queries(a_)) return product_in_strips(strips, key, keys.length, p.query, scores, width);
+    dots(key.data, key.row, keys.length, width, p.query_rows, p.queries.length, rows_);
     for (int y = 0; y < keys.length; ++y)
       for (int x = 0; x < columns; ++x)
         scores[y * kQueryTile + x] = x < p.queries.length ? rows_[x * kKeyBlock + y] : Real(0);
   }
   // values . output_gradient
-  void weight_gradients(int, const QueryTile<Real>& p, const KeyBlock<Real>& block, Real* gradients) {
-    product(block.value, block.keys.length, p.output_gradient, kQueryTile, gradients, kQueryTile,
-            round_up(p.queries.length, kLanes<Real>), static_cast<int>(a_.value_dim), false);
+  void weight_gradients(int, const QueryTile<Real>& p, const KeyBlock<Real>& block, const Strips<Real>& strips,
+                        Real* gradients) {
+    product_in_strips(strips, block.value, block.keys.length, p.output_gradient, gradients,
+                      static_cast<int>(a_.value_dim));
   }
   // Adds to all gradients; key_gradient and value_gradient begin at the first key of the block.
-  void add(int, const QueryTile<Real>& p, const KeyBlock<Real>& block, Real* weights, Real* score_gradients,
-           Real* key_gradient, Real* value_gradient) {
-    const int head_dim = static_cast<int>(a_.head_dim), rows = p.queries.length, keys = block.keys.length;
-    const int key_row = gradient_row<Real>(a_.head_dim), value_row = gradient_row<Real>(a_.value_dim);
-    product(swap_axes(block.key), head_dim, score_gradients, kQueryTile, p.query_gradient, kQueryTile,
-            round_up(rows, kLanes<Real>), keys, true);
-    product(Strided<Real>{weights, kQueryTile, 1}, keys, p.output_gradient_rows, value_row, value_gradient, value_row,
-            value_row, rows, true);
-    product(Strided<Real>{score_gradients, kQueryTile, 1}, keys, p.query_rows, key_row, key_gradient, key_row, key_row,
-            rows, true);
+  void add(int, const QueryTile<Real>& p, const KeyBlock<Real>& block, const VisiblePairs<Real>& pairs, Real* weights,
+           Real* score_gradients, Real* key_gradient, Real* value_gradient) {
+    add_product_of_strips(pairs.strips, swap_axes(block.key), static_cast<int>(a_.head_dim), score_gradients,
+                          p.query_gradient);
+    add_product_of_bands(pairs.bands, weights, p.output_gradient_rows, value_gradient,
+                         gradient_row<Real>(a_.value_dim));
+    add_product_of_bands(pairs.bands, score_gradients, p.query_rows, key_gradient, gradient_row<Real>(a_.head_dim));
   }
 
  private:
@@ -205,15 +203,16 @@ class VectorGradients {
 // before the soft cap to `s.weight_gradients`.
 template <class Real, class Products>
 inline void block_gradients(const HeedAttention& a, const BackwardScratch<Products>& s, Products& products, int tile,
-                            const Block& block, const KeyBlock<Real>& of_keys, BlockMask mask) {
+                            const Block& block, const KeyBlock<Real>& of_keys, BlockMask mask,
+                            const Strips<Real>& strips) {
   const QueryTile<Real>& p = s.tiles[tile];
   const Span keys = block.keys;
-  const int columns = round_up(p.queries.length, kLanes<Real>);
-  products.scores(tile, p, of_keys, s.weights);
+  const int columns = strips.columns();
+  products.scores(tile, p, of_keys, strips, s.weights);
   for (int x = 0; p.any_idle && x < p.queries.length; ++x)
     for (int y = 0; p.row_max[x] == kInfinity<Real> && y < keys.length; ++y) s.weights[y * kQueryTile + x] = 0;
   const Real unit = apply_score_mods<Real>(a, block, columns, mask, s.hidden, products.unit(), s.weights, s.slope);
-  products.weight_gradients(tile, p, of_keys, s.weight_gradients);
+  products.weight_gradients(tile, p, of_keys, strips, s.weight_gradients);
   if (a.dropout > 0) {
     for (int y = 0; y < keys.length; ++y) p.dropout.factors(keys.begin + y, columns, s.factors + y * kQueryTile);
     multiply(s.weight_gradients, s.factors, keys.length, columns);
@@ -234,9 +233,10 @@ void tile_against_keys(const HeedAttention& a, const BackwardScratch<Products>& 
   const Block block{b, p.n, p.queries, keys};
   const BlockMask mask = classify_block(a, block, s.hidden);
   if (mask == BlockMask::kEmpty) return;
-  block_gradients(a, s, products, tile, block, of_keys, mask);
+  const VisiblePairs<Real> pairs(block, Products::kStrips ? mask : BlockMask::kFull, s.hidden, columns);
+  block_gradients(a, s, products, tile, block, of_keys, mask, pairs.strips);
   if (a.soft_cap > 0) multiply(s.weight_gradients, s.slope, keys.length, columns);
-  products.add(tile, p, of_keys, s.weights, s.weight_gradients, key_gradient + keys.begin * key_row,
+  products.add(tile, p, of_keys, pairs, s.weights, s.weight_gradients, key_gradient + keys.begin * key_row,
                value_gradient + keys.begin * value_row);
   if (!p.any_nonfinite) return;
   for (int x = 0; x < rows; ++x)

@@ -29,7 +29,9 @@ void bias_gradient(const HeedAttention& a, const HeedBackward& pass, const uint8
           if (mask == BlockMask::kEmpty) continue;
           const bool has_nonfinite = block_has_nonfinite(a, finite, b, kv_head, at);
           const KeyBlock<Real> of_keys = load_keys<Stored>(a, s, products, b, kv_head, keys, has_nonfinite);
-          block_gradients(a, s, products, 0, block, of_keys, mask);
+          const Strips<Real> strips(block, Products::kStrips ? mask : BlockMask::kFull, s.hidden,
+                                    round_up(p.queries.length, kLanes<Real>));
+          block_gradients(a, s, products, 0, block, of_keys, mask, strips);
           for (int x = 0; x < p.queries.length; ++x) {
             Real* to = static_cast<Real*>(pass.bias_gradient) + b * stride[0] + n * stride[1] +
                        (p.queries.begin + x) * stride[2] + keys.begin * stride[3];

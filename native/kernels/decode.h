@@ -40,87 +40,98 @@ struct DecodeScratch {
         hidden(arena.take<uint64_t>(kKeyBlock)) {}
 };
 
-// The rows that are needed next, prefetched one by one between other work: all at once would stall.
-template <class From>
-struct Ahead {
-  const From* data;
-  ptrdiff_t row;
-  int rows, width;
-
-  HEED_INLINE void prefetch(int y) const {
-    if (y < rows)
-      for (int c = 0; c < width; c += 64 / static_cast<int>(sizeof(From))) __builtin_prefetch(data + y * row + c, 0, 3);
-  }
-};
+// Keys and values of a block are read as streams of consecutive rows, in turns: several streams keep more of the
+// hardware's prefetches under way than one. Software prefetches only delayed them.
+inline constexpr int kStream = 16;
 
 // scores[r][y] = query[r] . key[y] for all rows r.
 template <class From, class Real>
-inline void dots(const From* key, ptrdiff_t key_row, int keys, int width, Ahead<From> ahead, const Real* query,
-                 int rows, Real* scores) {
+inline void dots(const From* key, ptrdiff_t key_row, int keys, int width, const Real* query, int rows, Real* scores) {
   typedef Vector<Real> V;
+  static_assert(kStream % kLanes<Real> == 0 && kKeyBlock % kStream == 0, "streams must be whole vectors of scores");
+  constexpr int kStreams = kKeyBlock / kStream;
   const int wide = round_up(width, kLanes<Real>);
-  for (int y = 0; y < keys; y += kLanes<Real>) {
+  // Several queries read the keys from the first-level cache again, where few of them fit.
+  const int length = rows == 1 ? kStream : kKeyBlock;
+  for (int y = 0; y < length && y < keys; y += kLanes<Real>)
     for (int r = 0; r < rows; ++r) {
-      V sums[kLanes<Real>];
-      for (int i = 0; i < kLanes<Real>; ++i) {
-        if (r == 0) ahead.prefetch(y + i);
-        const From* at = key + (y + i < keys ? y + i : y) * key_row;
-        sums[i] = V{};
-        for (int c = 0; c < width; c += kLanes<Real>)
-          sums[i] += load_some(at + c, width - c) * load(query + r * wide + c);
-      }
-      store(scores + r * kKeyBlock + y, sums_of_lanes<Real>(sums));
+      V sums[kStreams][kLanes<Real>];
+      const Real* of_row = query + r * wide;
+      for (int i = 0; i < kLanes<Real>; ++i)
+        for (int t = 0, k = y + i; t * length + y < keys; ++t, k += length) {
+          const From* at = key + (k < keys ? k : keys - 1) * key_row;
+          V even{}, odd{};
+          int c = 0;
+#pragma GCC unroll 2
+          for (; c + 2 * kLanes<Real> <= width; c += 2 * kLanes<Real>) {
+            even += load_wide(at + c) * load(of_row + c);
+            odd += load_wide(at + c + kLanes<Real>) * load(of_row + c + kLanes<Real>);
+          }
+          for (; c < width; c += kLanes<Real>) even += load_some(at + c, width - c) * load(of_row + c);
+          sums[t][i] = even + odd;
+        }
+      for (int t = 0; t * length + y < keys; ++t)
+        store(scores + r * kKeyBlock + t * length + y, sums_of_lanes<Real>(sums[t]));
     }
-  }
 }
 
 // output[r] += sum over y of weights[r][y] value[y], for kRows rows and kVectors vectors of features.
 template <class From, class Real, int kRows, int kVectors>
-HEED_INLINE void add_rows(const From* value, ptrdiff_t value_row, int keys, int width, Ahead<From> ahead,
-                          const Real* weights, Real* output, int wide) {
+HEED_INLINE void add_rows(const From* value, ptrdiff_t value_row, int keys, int width, const Real* weights,
+                          Real* output, int wide) {
   typedef Vector<Real> V;
   V sum[kRows][kVectors] = {};
-  for (int y = 0; y < keys; ++y, value += value_row) {
-    ahead.prefetch(y);
-    V x[kVectors];
+  const auto add = [&](auto whole) __attribute__((always_inline)) {
+    for (int first = 0; first < kStream; ++first)
+      for (int y = first; y < keys; y += kStream) {
+        const From* at = value + y * value_row;
+        V x[kVectors];
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v)
+          x[v] = whole.value ? load_wide(at + v * kLanes<Real>)
+                             : load_some(at + v * kLanes<Real>, width - v * kLanes<Real>);
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) x[v] = load_some(value + v * kLanes<Real>, width - v * kLanes<Real>);
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sum[r][v] += weights[r * kKeyBlock + y] * x[v];
-  }
+        for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+          for (int v = 0; v < kVectors; ++v) sum[r][v] += weights[r * kKeyBlock + y] * x[v];
+      }
+  };
+  if (width >= kVectors * kLanes<Real>)
+    add(Constant<true>{});
+  else
+    add(Constant<false>{});
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       Real* at = output + r * wide + v * kLanes<Real>;
       store(at, load(at) + sum[r][v]);
     }
 }
 
+// The same for all rows and features.
 template <class From, class Real>
-inline void add_values(const From* value, ptrdiff_t value_row, int keys, int width, Ahead<From> ahead,
-                       const Real* weights, int rows, Real* output, int wide) {
-  for (int c = 0; c < wide;) {
-    const bool four = c + 4 * kLanes<Real> <= wide;
-    for (int r = 0; r < rows;) {
-      const bool several = r + 4 <= rows;
-      const Real* w = weights + r * kKeyBlock;
-      Real* to = output + r * wide + c;
-      if (four && several)
-        add_rows<From, Real, 4, 4>(value + c, value_row, keys, width - c, ahead, w, to, wide);
-      else if (four)
-        add_rows<From, Real, 1, 4>(value + c, value_row, keys, width - c, ahead, w, to, wide);
-      else if (several)
-        add_rows<From, Real, 4, 1>(value + c, value_row, keys, width - c, ahead, w, to, wide);
+inline void add_values(const From* value, ptrdiff_t value_row, int keys, int width, const Real* weights, int rows,
+                       Real* output, int wide) {
+  const auto add = [&](int r, auto together) {
+    // Enough sums to keep the multipliers busy, and registers for all of them.
+    constexpr int kMost = together.value == 1 ? 8 : kRegisters >= 32 ? 4 : 2, kHalf = kMost > 4 ? kMost / 2 : 1;
+    for (int c = 0; c < wide;) {
+      const int left = (wide - c) / kLanes<Real>;
+      const auto columns = [&](auto vectors) {
+        add_rows<From, Real, together.value, vectors.value>(value + c, value_row, keys, width - c,
+                                                            weights + r * kKeyBlock, output + r * wide + c, wide);
+        c += vectors.value * kLanes<Real>;
+      };
+      if (left >= kMost)
+        columns(Constant<kMost>{});
+      else if (left >= kHalf)
+        columns(Constant<kHalf>{});
       else
-        add_rows<From, Real, 1, 1>(value + c, value_row, keys, width - c, ahead, w, to, wide);
-      ahead.rows = 0;
-      r += several ? 4 : 1;
+        columns(Constant<1>{});
     }
-    c += four ? 4 * kLanes<Real> : kLanes<Real>;
-  }
+  };
+  in_chunks<4>(rows, add);
 }
 
 // `apply_score_mods` for scores[y] of query x with all keys of a block, in whole vectors.
@@ -222,10 +233,9 @@ bool decode_split(const HeedAttention& a, Nonfinite mode, int64_t b, int64_t kv_
     const Stored* value = row<Stored>(a.value, b, keys.begin, kv_head);
     if (has_nonfinite) {
       const auto copy = key_block<Stored, Real>(a.key, b, kv_head, keys, head_dim, true, s.copy);
-      dots(copy.data, copy.row, keys.length, head_dim, Ahead<Real>{}, s.query, rows, s.weights);
+      dots(copy.data, copy.row, keys.length, head_dim, s.query, rows, s.weights);
     } else {
-      const Ahead<Stored> values{value, a.value.row_stride, keys.length, value_dim};
-      dots(key, a.key.row_stride, keys.length, head_dim, values, s.query, rows, s.weights);
+      dots(key, a.key.row_stride, keys.length, head_dim, s.query, rows, s.weights);
     }
     if (mode == Nonfinite::kWatched)
       for (int y = 0; y < keys.length; y += kLanes<Real>) watch.see(load(s.weights + y));
@@ -246,12 +256,9 @@ bool decode_split(const HeedAttention& a, Nonfinite mode, int64_t b, int64_t kv_
                          result.output + r * wide, wide);
     if (has_nonfinite) {
       const auto copy = key_block<Stored, Real>(a.value, b, kv_head, keys, value_dim, true, s.copy);
-      add_values(copy.data, copy.row, keys.length, value_dim, Ahead<Real>{}, s.weights, rows, result.output, wide);
+      add_values(copy.data, copy.row, keys.length, value_dim, s.weights, rows, result.output, wide);
     } else {
-      const Span next = block_keys(at + 1, lo, min(hi, last * kKeyBlock));  // of a length below 1 at the end
-      const Ahead<Stored> next_keys{row<Stored>(a.key, b, next.begin, kv_head), a.key.row_stride, next.length,
-                                    head_dim};
-      add_values(value, a.value.row_stride, keys.length, value_dim, next_keys, s.weights, rows, result.output, wide);
+      add_values(value, a.value.row_stride, keys.length, value_dim, s.weights, rows, result.output, wide);
     }
   }
   if (mode == Nonfinite::kWatched)

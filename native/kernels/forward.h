@@ -5,6 +5,7 @@
 #pragma once
 
 #include "scores.h"
+#include "strips.h"
 
 namespace heed {
 namespace HEED_ISA {
@@ -17,6 +18,7 @@ class VectorProducts {
   static constexpr bool kPairs = false;  // whether weights are pairs of bfloat16
   static constexpr int kKeyUnit = 1;     // keys come in whole units of these, masked ones included
   static constexpr bool kRows = true;    // whether there is `weighted_rows`
+  static constexpr bool kStrips = true;  // whether products skip what a mask hides from whole strips
 
   static size_t bytes(const HeedAttention& a) {
     const size_t wide = static_cast<size_t>(round_up(max(a.head_dim, a.value_dim), kLanes<Real>));
@@ -37,14 +39,14 @@ class VectorProducts {
   void load_query(int64_t n, Span queries) {
     load_transposed<Stored, Real>(a_.query, b_, n, queries, width(), static_cast<Real>(a_.scale), query_);
   }
-  void scores(Span keys, bool has_nonfinite, int columns, Real* scores) {
+  void scores(Span keys, bool has_nonfinite, const Strips<Real>& strips, Real* scores) {
     const auto key = key_block<Stored, Real>(a_.key, b_, kv_head_, keys, width(), has_nonfinite, copy_);
-    product(key, keys.length, query_, kQueryTile, scores, kQueryTile, columns, width(), false);
+    product_in_strips(strips, key, keys.length, query_, scores, width());
   }
-  void add_values(Span keys, bool has_nonfinite, int columns, Real* weights, Real* output) {
+  void add_values(Span keys, bool has_nonfinite, const Strips<Real>& strips, Real* weights, Real* output) {
     const int value_dim = static_cast<int>(a_.value_dim);
     const auto value = key_block<Stored, Real>(a_.value, b_, kv_head_, keys, value_dim, has_nonfinite, copy_);
-    product(swap_axes(value), value_dim, weights, kQueryTile, output, kQueryTile, columns, keys.length, true);
+    add_product_of_strips(strips, swap_axes(value), value_dim, weights, output);
   }
   // The width of the rows of `weighted_rows`, which reads whole vectors of values; 0 if it cannot.
   static int row_width(const HeedAttention& a) {
@@ -52,12 +54,15 @@ class VectorProducts {
     return sizeof(Stored) != sizeof(Real) || wide == a.value_dim ? wide : 0;
   }
   // The sums of `add_values`, from zero, one row for each query.
-  void weighted_rows(Span keys, bool has_nonfinite, int queries, Real* weights, Real* output) {
+  void weighted_rows(Span keys, bool has_nonfinite, const Strips<Real>& strips, int queries, Real* weights,
+                     Real* output) {
     const auto value =
         key_block<Stored, Real>(a_.value, b_, kv_head_, keys, static_cast<int>(a_.value_dim), has_nonfinite, copy_);
     const int wide = row_width(a_);
-    product(Strided<Real>{weights, 1, kQueryTile}, queries, value.data, value.row, output, wide, wide, keys.length,
-            false);
+    for (const auto& strip : strips)
+      product(Strided<Real>{weights + strip.at(), 1, kQueryTile},
+              static_cast<int>(min(strip.columns, queries - strip.query)), value.data + strip.key * value.row,
+              value.row, output + strip.query * wide, wide, wide, strip.keys, false);
   }
 
  private:
@@ -86,23 +91,22 @@ struct ForwardScratch {
 
 // The treatment of non-finite keys and values.
 //   kIgnored  none: without a mask, arithmetic alone gives the results
-//   kWatched  the same, but the pass fails if it meets one. A non-finite key makes the scores of all queries
-//   non-finite,
-//             and a value their sums, whatever its weight: watching one query is enough.
+//   kWatched  the same, but the pass fails if it meets one. A non-finite key makes the scores of all queries of a strip
+//             non-finite, and a value their sums, whatever its weight: watching one query of each strip is enough.
 //   kGuarded  products replace non-finite numbers by 0, and queries that see one are marked: 0 * NaN must not reach
-//   other
-//             queries
+//             other queries
 enum class Nonfinite { kIgnored, kWatched, kGuarded };
 
 // Remembers whether it saw a non-finite number.
 template <class Real>
 class Watch {
  public:
-  HEED_INLINE void see(Vector<Real> x) { differences_ += x - x; }
+  // x - x is 0 unless x is not finite. Bits, because a sum would wait for the one before.
+  HEED_INLINE void see(Vector<Real> x) { differences_ |= (Integers<Real>)(x - x); }
   bool met() const { return any(differences_ != 0); }
 
  private:
-  Vector<Real> differences_{};
+  Integers<Real> differences_{};
 };
 
 template <class Stored>
@@ -263,17 +267,27 @@ inline void online_softmax(OnlineSoftmax<Real>& running, int x, Real* scores, in
   }
 }
 
-// The same for all columns, a multiple of the lanes.
+// The same for columns [x, end), a multiple of the lanes.
 template <class Real, bool kPairs>
-inline void online_softmax_columns(OnlineSoftmax<Real>& running, int columns, Real* scores, int rows, Real unit,
+inline void online_softmax_columns(OnlineSoftmax<Real>& running, int x, int end, Real* scores, int rows, Real unit,
                                    Real* weights, Real* output, int value_rows) {
   constexpr int kTogether = kRegisters >= 32 ? 4 : 2;
-  int x = 0;
-  for (; x + kTogether * kLanes<Real> <= columns; x += kTogether * kLanes<Real>)
+  for (; x + kTogether * kLanes<Real> <= end; x += kTogether * kLanes<Real>)
     online_softmax<Real, kTogether, kPairs>(running, x, scores, rows, unit, weights, output, value_rows);
-  for (; x + 2 * kLanes<Real> <= columns; x += 2 * kLanes<Real>)
+  for (; x + 2 * kLanes<Real> <= end; x += 2 * kLanes<Real>)
     online_softmax<Real, 2, kPairs>(running, x, scores, rows, unit, weights, output, value_rows);
-  if (x < columns) online_softmax<Real, 1, kPairs>(running, x, scores, rows, unit, weights, output, value_rows);
+  if (x < end) online_softmax<Real, 1, kPairs>(running, x, scores, rows, unit, weights, output, value_rows);
+}
+
+// The same for the keys and queries of each strip of a block.
+template <class Real, bool kPairs>
+inline void online_softmax_strips(OnlineSoftmax<Real>& running, const Strips<Real>& strips, Real* scores, Real unit,
+                                  Real* weights, Real* output, int value_rows) {
+  for (const auto& strip : strips) {
+    const int skipped = strip.key * kQueryTile;  // 0 for pairs
+    online_softmax_columns<Real, kPairs>(running, strip.query, strip.query + strip.columns, scores + skipped,
+                                         strip.keys, unit, weights + skipped, output, value_rows);
+  }
 }
 
 // Writes the statistics of row `at`. `row_sum` 0: it sees nothing; else `lse` is its log-sum-exp. Returns the factor of
@@ -333,31 +347,33 @@ bool forward_tile(const HeedAttention& a, const HeedForward& results, Nonfinite 
                                                                       : !block_is_finite<Stored>(a, b, kv_head, keys));
     if (has_nonfinite) mark_nonfinite<Stored>(a, block, kv_head, mask, s.hidden, nonfinite);
 
-    products.scores(keys, has_nonfinite, columns, s.scores);
+    const Strips<Real> strips(block, Products::kStrips ? mask : BlockMask::kFull, s.hidden, columns);
+    products.scores(keys, has_nonfinite, strips, s.scores);
     if (mode == Nonfinite::kWatched)
-      for (int y = 0; y < keys.length; ++y) watch.see(load(s.scores + y * kQueryTile));
+      for (const auto& strip : strips)
+        for (int y = 0; y < strip.keys; ++y) watch.see(load(s.scores + strip.at() + y * kQueryTile));
     unit = apply_score_mods<Real>(a, block, columns, mask, s.hidden, products.unit(), s.scores, nullptr);
     const int shrunk_rows = row_width ? 0 : value_rows;
     if (a.dropout > 0) {  // drops single weights, before they are packed as pairs
-      online_softmax_columns<Real, false>(running, columns, s.scores, keys.length, unit, s.scores, s.output,
-                                          shrunk_rows);
+      online_softmax_strips<Real, false>(running, strips, s.scores, unit, s.scores, s.output, shrunk_rows);
       dropout.apply(keys, columns, s.scores);
       if constexpr (Products::kPairs) pair_rows(s.scores, keys.length, columns, s.weights);
     } else {
-      online_softmax_columns<Real, Products::kPairs>(running, columns, s.scores, keys.length, unit, s.weights, s.output,
-                                                     shrunk_rows);
+      online_softmax_strips<Real, Products::kPairs>(running, strips, s.scores, unit, s.weights, s.output, shrunk_rows);
     }
     if constexpr (Products::kRows)
       if (row_width) {
-        products.weighted_rows(keys, has_nonfinite, queries.length, s.weights, s.output);
+        products.weighted_rows(keys, has_nonfinite, strips, queries.length, s.weights, s.output);
         break;
       }
-    products.add_values(keys, has_nonfinite, columns, s.weights, s.output);
+    products.add_values(keys, has_nonfinite, strips, s.weights, s.output);
   }
   if (mode == Nonfinite::kWatched) {
-    // The output of the first query: a row, or the first number of each column.
-    for (int c = 0; c < row_width; c += kLanes<Real>) watch.see(load(s.output + c));
-    for (int c = 0; row_width == 0 && c < value_rows; ++c) watch.see(load(s.output + c * kQueryTile));
+    // The output of the first query of each strip: a row, or the first number of each column.
+    for (int x = 0; x < queries.length; x += Strips<Real>::kWidth) {
+      for (int c = 0; c < row_width; c += kLanes<Real>) watch.see(load(s.output + x * row_width + c));
+      for (int c = 0; row_width == 0 && c < value_rows; ++c) watch.see(load(s.output + c * kQueryTile + x));
+    }
     if (watch.met()) return false;
   }
 

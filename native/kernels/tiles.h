@@ -64,7 +64,7 @@ template <class Unit>
 class TileProducts {
  public:
   typedef float Real;
-  static constexpr bool kPairs = true, kRows = false;
+  static constexpr bool kPairs = true, kRows = false, kStrips = false;
   static constexpr int kKeyUnit = kTileDepth;
 
   static bool serves(const HeedAttention& a) {
@@ -164,8 +164,8 @@ class TileProducts {
     return reinterpret_cast<const Bfloat16*>(copy);
   }
 
-  void scores(Span keys, bool has_nonfinite, int columns, float* to) {
-    scores(keys, has_nonfinite, columns, to, query_);
+  void scores(Span keys, bool has_nonfinite, const Strips<float>& strips, float* to) {
+    scores(keys, has_nonfinite, strips.columns(), to, query_);
   }
   // The same for packed queries, see `load_query`.
   void scores(Span keys, bool has_nonfinite, int columns, float* scores, const float* query) {
@@ -181,8 +181,8 @@ class TileProducts {
     }
   }
 
-  void add_values(Span keys, bool, int columns, float* pairs, float* output) {
-    const int steps = round_up(keys.length, kTileDepth) / kTileDepth;
+  void add_values(Span keys, bool, const Strips<float>& strips, float* pairs, float* output) {
+    const int steps = round_up(keys.length, kTileDepth) / kTileDepth, columns = strips.columns();
     for (int y = round_up(keys.length, 2); y < steps * kTileDepth; y += 2)
       for (int x = 0; x < columns; x += kTile) store(pair_at(pairs, y, x), Vector<float>{});
     const char* value = values_ + static_cast<size_t>(keys.begin / kKeyBlock) * block_bytes(a_);
@@ -215,7 +215,7 @@ class TileGradients {
  public:
   typedef float Real;
   static constexpr int kKeyUnit = kTileDepth;
-  static constexpr bool kCopies = false;
+  static constexpr bool kCopies = false, kStrips = false;
 
   static size_t bytes(const HeedAttention& a) {
     return Products::bytes(a) + kTilesTogether * 4 * TileLayout(a).words + 2 * transposed_numbers(a) +
@@ -274,11 +274,12 @@ class TileGradients {
                               reinterpret_cast<char*>(transposed_keys_));
   }
 
-  void scores(int at, const QueryTile<float>& p, const KeyBlock<float>& block, float* to) {
+  void scores(int at, const QueryTile<float>& p, const KeyBlock<float>& block, const Strips<float>&, float* to) {
     products_.scores(block.keys, block.has_nonfinite, columns_of(p), to, words_ + at * layout_.words);
   }
 
-  void weight_gradients(int at, const QueryTile<float>& p, const KeyBlock<float>& block, float* to) {
+  void weight_gradients(int at, const QueryTile<float>& p, const KeyBlock<float>& block, const Strips<float>&,
+                        float* to) {
     ptrdiff_t distance = a_.value.row_stride;
     const Bfloat16* value =
         Products::left_operand(row<Bfloat16>(a_.value, b_, block.keys.begin, kv_head_), &distance, block.keys.length,
@@ -289,8 +290,8 @@ class TileGradients {
     Unit::product(left, rows, right, to, 4 * kQueryTile, columns_of(p), steps, false);
   }
 
-  void add(int at, const QueryTile<float>& p, const KeyBlock<float>& block, float* weights, float* score_gradients,
-           float* key_gradient, float* value_gradient) {
+  void add(int at, const QueryTile<float>& p, const KeyBlock<float>& block, const VisiblePairs<float>&, float* weights,
+           float* score_gradients, float* key_gradient, float* value_gradient) {
     const int keys = block.keys.length, rows = round_up(keys, kTile);
     const int key_row = gradient_row<float>(a_.head_dim), value_row = gradient_row<float>(a_.value_dim);
     const float* of_tile = words_ + at * layout_.words;

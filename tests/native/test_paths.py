@@ -148,6 +148,21 @@ def test_what_is_not_finite_beyond_all_keys_that_are_seen(library) -> None:
         np.testing.assert_array_equal(output, expected)
 
 
+@pytest.mark.parametrize("length", [60, 200])
+@pytest.mark.parametrize("what", ["key", "value"])
+def test_what_is_not_finite_inside_a_tile_on_the_diagonal(library, length: int, what: str) -> None:
+    """The products of the tile's first queries leave it out; those of its last ones read it."""
+    query, key, value, _ = tensors(length, length)
+    query[..., 3] = np.abs(query[..., 3]) + 0.1
+    causal = [{"rule": WINDOW, "right": 0}]
+    expected, _ = core.Call(library, query, key, value, rules=causal).forward()
+    at = length - 10
+    {"key": key, "value": value}[what][:, at, 0, 3] = -np.inf
+    output, _ = core.Call(library, query, key, value, rules=causal).forward()
+    np.testing.assert_array_equal(output[:, :at], expected[:, :at])
+    assert np.isnan(output[:, at:]).all()
+
+
 @pytest.mark.parametrize("rule", [WINDOW, PREFIX, SEGMENTS])
 @pytest.mark.parametrize("queries", [5, 64, 65, 130])
 def test_rules_at_the_edges_of_tiles(library, rule: int, queries: int) -> None:

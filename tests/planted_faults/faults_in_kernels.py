@@ -425,7 +425,7 @@ FAULTS = (
     Fault(
         "a key of infinity is not noticed where all its scores are minus infinity",
         f"{_KERNELS}/forward.h",
-        "watch.see(load(s.scores + y * kQueryTile));",
+        "watch.see(load(s.scores + strip.at() + y * kQueryTile));",
         "",
         ("tests/native/test_paths.py",),
     ),
@@ -435,6 +435,27 @@ FAULTS = (
         "for (int c = 0; row_width == 0 && c < value_rows; ++c) watch.see",
         "for (int c = 0; row_width == 0 && c < 0; ++c) watch.see",
         ("tests/native/test_paths.py",),
+    ),
+    Fault(
+        "a value that is not finite is noticed in the sums of a tile's first strip alone",
+        f"{_KERNELS}/forward.h",
+        "for (int x = 0; x < queries.length; x += Strips<Real>::kWidth) {",
+        "for (int x = 0; x < 1; ++x) {",
+        ("tests/native/test_paths.py",),
+    ),
+    Fault(
+        "a strip of queries takes the keys that the tile's first queries see",
+        f"{_KERNELS}/strips.h",
+        "block.queries.length - strip->query)) << strip->query;",
+        "block.queries.length - strip->query));",
+        (_CORE,),
+    ),
+    Fault(
+        "a band of keys takes the queries that see its last key",
+        f"{_KERNELS}/strips.h",
+        "seen |= ~hidden[y];",
+        "seen = ~hidden[y];",
+        (_CORE,),
     ),
     # Decoding
     Fault(
