@@ -100,7 +100,7 @@ inline void share_ranges(Team* team, int count, int64_t work, const Function& fu
 template <class Column, class Finish>
 inline void apply_dense_panels(Team* team, const PackedDense& dense, Matrix x, int rows, Matrix y,
                                const Column& y_column, const Finish& finish) {
-  const bool as_bytes = dense.pack == HEED_PACK_INT8 && Simd::multiplies_bytes();
+  const bool as_bytes = dense.pack == HEED_PACK_INT8 && with_bytes([](auto) {});
   for (int r = 0; dense.pack == HEED_PACK_INT8 && r < rows; ++r) round_row(x, r, dense.inputs, as_bytes);
   const int panels = static_cast<int>((int64_t{dense.outputs} + kPanel - 1) / kPanel);
   share_ranges(team, panels, int64_t{rows} * dense.inputs * kPanel, [&](int begin, int end) {

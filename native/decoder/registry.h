@@ -13,7 +13,7 @@ struct PackedDense {
   char* weight;         // of the type that `pack` names
   const float* bias;    // of each column; 0 without a bias
   float* factor;        // of each column of int8 weights
-  int32_t* offset;      // of each column, minus kByteBias (see simd/) times the sum of its int8 weights
+  int32_t* offset;      // of each column, minus byte_bias() times the sum of its int8 weights
   int inputs, outputs;  // outputs of all layers
   int pack;             // HeedPack
 };
