@@ -106,6 +106,14 @@ BARS = [
     Bar(Case(4, 1, 512, 256, kind="additive", backward=True), ADDITIVE, 25.0),
     Bar(Case(*LONG), SGEMM, 0.9),
 ]
+
+# A language model of 349M parameters: decoding from the start token, and reading a prompt.
+LLAMA: dict[str, Any] = {"key_heads": 8, "kind": "language-model"}
+BARS += [
+    Bar(Case(1, 16, 32, 64, keys=1, **LLAMA), ("llama-cpp",), 1.0),
+    Bar(Case(1, 16, 32, 64, keys=1, weights="int8", **LLAMA), ("llama-cpp",), 0.9),
+    Bar(Case(1, 16, 1, 64, keys=512, **LLAMA), ("llama-cpp",), 1.0),
+]
 MEMORY_BARS = [MemoryBar(Case(1, 8, 32768, 64, backward=True), 400.0)]
 
 # Whole models, stock and accelerated.
@@ -169,6 +177,7 @@ OWN = {
     "generate": "heed-generate",
     "training": "heed-training",
     "continue": "heed-gpt2",
+    "language-model": "heed-language-model",
 }
 
 

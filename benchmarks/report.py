@@ -27,6 +27,7 @@ SHAPE = {
     "model": "(B, N, T, H)",
     "generate": "(B, N, T/S, H)",
     "continue": "(B, N, T/S, H)",
+    "language-model": "(B, N/K, T/S, H)",
 }
 SHARE = "share of peak"  # of the register peak
 MARKS = {True: "yes", False: "**no**", None: "not measured"}
@@ -76,6 +77,7 @@ def describe_run(record: Record) -> str:
             ("PyTorch", "torch"),
             ("JAX", "jax"),
             ("CTranslate2", "ctranslate2"),
+            ("llama-cpp-python", "llama_cpp"),
             ("NumPy", "numpy"),
             ("Python", "python"),
         )

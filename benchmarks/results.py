@@ -210,6 +210,7 @@ def describe_environment(
         "torch": _version("torch"),
         "jax": _version("jax"),
         "ctranslate2": _version("ctranslate2"),
+        "llama_cpp": _version("llama-cpp-python"),
         "numpy": _version("numpy"),
     }
 

@@ -216,18 +216,23 @@ struct HeedDecoder {
   void decode_by_teams(const HeedDecoding& decoding, int32_t* tokens, float* scores, int64_t parts, int64_t each,
                        int workers) const {
     std::vector<heed::Team> teams(static_cast<size_t>(parts));
-    heed::PackedStack planned = stack;
-    planned.team = teams.data();
+    const int64_t helpers = heed::ceil_div(workers, parts) - 1;
+    const auto with_team = [&](heed::PackedStack shared, heed::Team& team) {
+      shared.team = &team, shared.team_threads = static_cast<int>(1 + helpers);
+      return shared;
+    };
+    const heed::PackedStack planned_encoder = with_team(encoder_, teams[0]);
+    heed::PackedStack planned = with_team(stack, teams[0]);
+    if (planned.encoder) planned.encoder = &planned_encoder;
     heed::Scratch memory;
     const auto scratch = memory.plan(parts, kernels_.scratch_bytes(planned, decoding, each));
     memory.allocate();
     // Indices are claimed in order: all leaders are there before the first helper.
-    const int64_t helpers = heed::ceil_div(workers, parts) - 1;
     heed::for_each(parts * (1 + helpers), workers, [&](int64_t index, int) {
       heed::Team& team = teams[static_cast<size_t>(index % parts)];
       if (index >= parts) return team.help();
-      heed::PackedStack own = stack, encoder = encoder_;
-      own.team = encoder.team = &team;
+      const heed::PackedStack encoder = with_team(encoder_, team);
+      heed::PackedStack own = with_team(stack, team);
       if (own.encoder) own.encoder = &encoder;
       kernels_.decode(own, decoding, range_of(index, each, decoding), tokens, scores, scratch[index]);
       team.finish();

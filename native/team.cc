@@ -28,7 +28,7 @@ void Team::share(int64_t count, Task task, void* context) {
   // A stage never has the number that means the end.
   ticket_.store((stage == kFinished ? kLeft + 1 : stage) | static_cast<uint64_t>(count));
   wake_sleepers();
-  while (claim(ticket_.load(std::memory_order_acquire))) {
+  while (claim(ticket_.load(std::memory_order_acquire), 0)) {
   }
   wait_until([&] { return unfinished_.load() == 0; });
 }
@@ -39,12 +39,12 @@ void Team::finish() {
 }
 
 void Team::help() {
-  helpers_.fetch_add(1);
+  const int worker = helpers_.fetch_add(1) + 1;
   for (uint64_t ticket; (ticket = ticket_.load(std::memory_order_acquire)) != kFinished;)
-    if (!claim(ticket) && (ticket & kLeft) == 0) wait_until([&] { return ticket_.load() != ticket; });
+    if (!claim(ticket, worker) && (ticket & kLeft) == 0) wait_until([&] { return ticket_.load() != ticket; });
 }
 
-bool Team::claim(uint64_t ticket) {
+bool Team::claim(uint64_t ticket, int worker) {
   for (;;) {
     const uint64_t left = ticket & kLeft;
     if (left == 0) return false;
@@ -54,7 +54,7 @@ bool Team::claim(uint64_t ticket) {
     // On success no other stage has begun, so these are the fields of this one.
     if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel, std::memory_order_acquire))
       continue;
-    task(context, index, 0);
+    task(context, index, worker);
     if (unfinished_.fetch_sub(1) == 1) wake_sleepers();
     return true;
   }
@@ -80,7 +80,7 @@ void Team::wake_sleepers() {
   wake_.notify_all();
 }
 
-void share(Team& team, int64_t count, void (*task)(void* context, int64_t index, int), void* context) {
+void share(Team& team, int64_t count, void (*task)(void* context, int64_t index, int worker), void* context) {
   team.share(count, task, context);
 }
 

@@ -15,8 +15,8 @@ namespace heed {
 // long.
 class Team {
  public:
-  // Of the leader: calls task(context, index, 0) once for each index < count, from any thread of the team, and returns
-  // when all calls have returned.
+  // Of the leader: calls task(context, index, worker) once for each index < count, from any thread of the team, and
+  // returns when all calls have returned. `worker` is 0 for the leader and i for the i-th helper.
   void share(int64_t count, Task task, void* context);
   // Of the leader: sends the helpers away.
   void finish();
@@ -28,7 +28,7 @@ class Team {
   void wait_until(const Ready& ready);
   void wake_sleepers();
   // Does one task of the stage that `ticket` names, if it has one left.
-  bool claim(uint64_t ticket);
+  bool claim(uint64_t ticket, int worker);
 
   static constexpr uint64_t kLeft = 0xffffffffu, kFinished = ~kLeft;
   // The number of the stage, and in the lower half the number of its tasks that are not claimed. While one is left, the

@@ -8,7 +8,7 @@ import pytest
 import heed
 from benchmarks.cases import Case
 from benchmarks.measure import describe_difference
-from benchmarks.peers import PEERS, _generate, _inputs, _model, _sgemm, prepare
+from benchmarks.peers import PEERS, _generate, _inputs, _language_model, _model, _sgemm, prepare
 from tests import reference
 
 
@@ -124,6 +124,17 @@ def test_texts_are_the_same(beams):
     assert (texts >= _generate.FIRST_WORD).all()
     pytest.importorskip("ctranslate2")
     (others,) = computed("ctranslate2", case)
+    np.testing.assert_array_equal(texts, others)
+
+
+def test_texts_of_language_models_are_the_same(monkeypatch):
+    for package in ("llama_cpp", "gguf"):
+        pytest.importorskip(package)
+    for name, size in (("VOCABULARY", 90), ("LAYERS", 2), ("FEED_FORWARD", 64)):
+        monkeypatch.setattr(_language_model, name, size)
+    case = Case(1, 4, 6, 8, key_heads=2, keys=5, kind="language-model")
+    texts, others = (computed(name, case)[0] for name in ("heed-language-model", "llama-cpp"))
+    assert texts.shape == (1, 6)
     np.testing.assert_array_equal(texts, others)
 
 

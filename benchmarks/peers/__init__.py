@@ -178,6 +178,10 @@ PEERS: dict[str, Peer] = {
     ),
     "heed-gpt2": Peer("accelerated GPT-2", _HERE + "heed_gpt2", "continue", is_heed=True),
     "hub-gpt2": Peer("KerasHub GPT-2", _HERE + "hub_gpt2", "continue"),
+    "heed-language-model": Peer(
+        "heed", _HERE + "heed_language_model", "language-model", is_heed=True
+    ),
+    "llama-cpp": Peer("llama.cpp", _HERE + "llama_cpp_language_model", "language-model"),
     "heed-training": Peer("heed", _HERE + "heed_training", "training", is_heed=True),
     # Models with weights of their own.
     "keras-training": Peer(

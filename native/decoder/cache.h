@@ -75,18 +75,29 @@ struct Positions {
   int of_key(int j) const { return key ? key[j] : j; }
 };
 
-// Scratch for the attention of `rows` rows to `keys` keys, summed over all caches.
+// Scratch for the attention of `rows` rows to `keys` keys, summed over all caches: for each thread of a team, but for
+// `ranges`.
 struct AttentionScratch {
   float *query, *scores, *weights, *output;
   KeyRange* ranges;  // the part of each cache that some row reads
+  int64_t numbers;   // from the scratch of one thread to that of the next one
 
   AttentionScratch(const PackedStack& s, int64_t rows, int64_t keys, Arena& arena) {
-    const int64_t queries = rows * (s.heads / s.kv_heads);
-    query = arena.take<float>(queries * s.head_dim);
-    scores = arena.take<float>(queries * keys);
-    weights = arena.take<float>(keys);
-    output = arena.take<float>(queries * row_numbers(s.value_dim));
+    const int64_t queries = rows * (s.heads / s.kv_heads), lines = 64 / sizeof(float);
+    const int64_t query_numbers = round_up(queries * s.head_dim, lines),
+                  score_numbers = round_up(queries * keys, lines), weight_numbers = round_up(keys, lines),
+                  output_numbers = round_up(queries * row_numbers(s.value_dim), lines);
+    numbers = query_numbers + score_numbers + weight_numbers + output_numbers;
+    query = arena.take<float>(numbers * (s.team ? s.team_threads : 1));
+    scores = query + query_numbers, weights = scores + score_numbers, output = weights + weight_numbers;
     ranges = arena.take<KeyRange>(max(rows, 1));
+  }
+
+  AttentionScratch of_worker(int worker) const {
+    AttentionScratch own = *this;
+    own.query += worker * numbers, own.scores += worker * numbers;
+    own.weights += worker * numbers, own.output += worker * numbers;
+    return own;
   }
 };
 
@@ -119,91 +130,137 @@ struct VisibleKeys {
   }
 };
 
-// Attention of some rows to the caches of one layer: one cache for all rows, or one for each beam.
+// Rows that attend to the cache that they share: rows [first, first + rows) of the queries.
+struct SharedCache {
+  int first, rows;
+  Cache cache;
+  VisibleKeys visible;
+};
+
+// Attention of some rows to the caches of one layer: one cache for all rows, or one for each beam. A team shares the
+// heads.
 class CachedAttention {
  public:
   CachedAttention(const PackedStack& stack, int64_t rows, int64_t keys, Arena& arena)
-      : stack_(stack), s_(stack, rows, keys, arena), scale_(1 / __builtin_sqrtf(static_cast<float>(stack.head_dim))) {}
+      : stack_(stack),
+        scratch_(stack, rows, keys, arena),
+        scale_(1 / __builtin_sqrtf(static_cast<float>(stack.head_dim))) {}
 
-  // attended (rows, N V) = attention of the queries (rows, N H) to the cache that they share; 0 if they see no key.
-  void attend_shared(const PackedAttention& how, Matrix queries, int rows, const Cache& cache,
-                     const VisibleKeys& visible, Matrix attended) const {
-    // The window moves on from row to row.
-    s_.ranges[0] = {visible.range_of(0, how.options.sliding_window).begin,
-                    visible.range_of(rows - 1, how.options.sliding_window).end};
-    if (visible.keys > 0) return attend(how, queries, rows, &cache, 1, visible, nullptr, attended);
-    for (int r = 0; r < rows; ++r)
-      for (int i = 0; i < stack_.heads * stack_.value_dim; ++i) attended[r][i] = 0;
+  // attended (rows, N V) = attention of the queries (rows, N H); 0 where they see no key. For each i < count,
+  // part(i), a SharedCache, describes some of the rows.
+  template <class Part>
+  void attend_shared(const PackedAttention& how, Matrix queries, int count, const Part& part, Matrix attended) const {
+    if (count == 0) return;
+    const SharedCache last = part(count - 1);
+    share_heads(count, last.rows, last.visible.keys, [&](int i, int64_t kv_head, const AttentionScratch& s) {
+      const SharedCache p = part(i);
+      const Matrix to = attended.from(p.first);
+      if (p.visible.keys == 0) return clear(kv_head, p.rows, to);
+      // The window moves on from row to row.
+      const KeyRange range{p.visible.range_of(0, how.options.sliding_window).begin,
+                           p.visible.range_of(p.rows - 1, how.options.sliding_window).end};
+      attend({how, queries.from(p.first), p.rows, &p.cache, &range, 1, p.visible, nullptr, to}, kv_head, s);
+    });
   }
 
   // The same for beams, which share one position. Each has a cache, and its keys may lie in any of them.
   void attend_beams(const PackedAttention& how, Matrix queries, int beams, const Cache* caches,
                     const VisibleKeys& visible, const Ancestors& ancestors, Matrix attended) const {
-    for (int i = 0; i < beams; ++i) s_.ranges[i] = {visible.keys, 0};
+    KeyRange* ranges = scratch_.ranges;
+    for (int i = 0; i < beams; ++i) ranges[i] = {visible.keys, 0};
     for (int k = 0; k < beams; ++k)
       for (int j = visible.range_of(0, how.options.sliding_window).begin; j < visible.keys; ++j) {
-        KeyRange& range = s_.ranges[ancestors.slot[k * ancestors.stride + j]];
+        KeyRange& range = ranges[ancestors.slot[k * ancestors.stride + j]];
         if (j < range.begin) range.begin = j;
         if (j >= range.end) range.end = j + 1;
       }
-    attend(how, queries, beams, caches, beams, visible, &ancestors, attended);
+    share_heads(1, beams, visible.keys, [&](int, int64_t kv_head, const AttentionScratch& s) {
+      attend({how, queries, beams, caches, ranges, beams, visible, &ancestors, attended}, kv_head, s);
+    });
   }
 
  private:
-  void attend(const PackedAttention& how, Matrix queries, int rows, const Cache* caches, int cache_count,
-              const VisibleKeys& visible, const Ancestors* ancestors, Matrix attended) const {
-    const int queries_per_kv = stack_.heads / stack_.kv_heads, count = rows * queries_per_kv;
+  // Queries (rows, N H) and the caches that they attend to, in each a range of keys.
+  struct Queries {
+    const PackedAttention& how;
+    Matrix rows;
+    int count;
+    const Cache* caches;
+    const KeyRange* ranges;
+    int cache_count;
+    const VisibleKeys& visible;
+    const Ancestors* ancestors;  // null: one cache
+    Matrix attended;
+  };
+
+  // Calls function(i, key head, scratch) for each i < count and each key head; `rows` attend to `keys` each time.
+  template <class Function>
+  void share_heads(int count, int rows, int keys, const Function& function) const {
+    const int64_t work = int64_t{rows} * keys * (stack_.heads / stack_.kv_heads) * (stack_.head_dim + stack_.value_dim);
+    share_ranges(stack_.team, count * stack_.kv_heads, work, [&](int begin, int end, int worker) {
+      const AttentionScratch s = scratch_.of_worker(worker);
+      for (int i = begin; i < end; ++i) function(i / stack_.kv_heads, i % stack_.kv_heads, s);
+    });
+  }
+
+  void clear(int64_t kv_head, int rows, Matrix attended) const {
+    const int64_t numbers = int64_t{stack_.heads} / stack_.kv_heads * stack_.value_dim;
+    for (int r = 0; r < rows; ++r)
+      for (int64_t i = kv_head * numbers; i < (kv_head + 1) * numbers; ++i) attended[r][i] = 0;
+  }
+
+  // The query heads of one key head.
+  void attend(const Queries& q, int64_t k, const AttentionScratch& s) const {
+    const int queries_per_kv = stack_.heads / stack_.kv_heads, count = q.count * queries_per_kv;
     const int head_dim = stack_.head_dim, value_dim = stack_.value_dim, wide = round_up(value_dim, kLanes<float>);
-    const int capacity = caches[0].capacity;
-    const int64_t scores_row = static_cast<int64_t>(cache_count) * capacity;
-    for (int64_t k = 0; k < stack_.kv_heads; ++k) {
-      const int64_t first_head = k * queries_per_kv;
-      for (int r = 0; r < rows; ++r)
-        for (int c = 0; c < queries_per_kv * head_dim; ++c)
-          s_.query[r * queries_per_kv * head_dim + c] = queries[r][first_head * head_dim + c] * scale_;
-      for (int i = 0; i < cache_count; ++i) {
-        const int begin = s_.ranges[i].begin / kLanes<float> * kLanes<float>, end = s_.ranges[i].end;
-        if (begin < end)
-          product<float>({s_.query, head_dim, 1}, count, caches[i].keys + k * head_dim * capacity + begin, capacity,
-                         s_.scores + i * capacity + begin, scores_row, round_up(end - begin, kLanes<float>), head_dim,
-                         false);
+    const int capacity = q.caches[0].capacity;
+    const int64_t scores_row = static_cast<int64_t>(q.cache_count) * capacity;
+    const int64_t first_head = k * queries_per_kv;
+    for (int r = 0; r < q.count; ++r)
+      for (int c = 0; c < queries_per_kv * head_dim; ++c)
+        s.query[r * queries_per_kv * head_dim + c] = q.rows[r][first_head * head_dim + c] * scale_;
+    for (int i = 0; i < q.cache_count; ++i) {
+      const int begin = q.ranges[i].begin / kLanes<float> * kLanes<float>, end = q.ranges[i].end;
+      if (begin < end)
+        product<float>({s.query, head_dim, 1}, count, q.caches[i].keys + k * head_dim * capacity + begin, capacity,
+                       s.scores + i * capacity + begin, scores_row, round_up(end - begin, kLanes<float>), head_dim,
+                       false);
+    }
+    for (int r = 0; r < count; ++r) {
+      const int row = r / queries_per_kv;
+      const int64_t head = first_head + r % queries_per_kv;
+      const KeyRange own = q.visible.range_of(row, q.how.options.sliding_window);
+      float* scores = s.scores + r * scores_row;
+      if (!q.ancestors) {
+        softmax(s, q.how, head, row, q.visible, q.ranges[0], own, scores);
+        continue;
       }
-      for (int r = 0; r < count; ++r) {
-        const int row = r / queries_per_kv;
-        const int64_t head = first_head + r % queries_per_kv;
-        const KeyRange own = visible.range_of(row, how.options.sliding_window);
-        float* scores = s_.scores + r * scores_row;
-        if (!ancestors) {
-          softmax(how, head, row, visible, s_.ranges[0], own, scores);
-          continue;
-        }
-        const uint8_t* slot = ancestors->slot + row * ancestors->stride;
-        for (int j = own.begin; j < own.end; ++j) s_.weights[j] = scores[slot[j] * capacity + j];
-        softmax(how, head, row, visible, own, own, s_.weights);
-        for (int i = 0; i < cache_count; ++i)
-          for (int j = s_.ranges[i].begin; j < s_.ranges[i].end; ++j)
-            scores[i * capacity + j] = slot[j] == i ? s_.weights[j] : 0;
-      }
-      bool accumulate = false;
-      for (int i = 0; i < cache_count; ++i) {
-        const KeyRange range = s_.ranges[i];
-        if (range.begin >= range.end) continue;
-        product<float>({s_.scores + i * capacity + range.begin, scores_row, 1}, count,
-                       caches[i].values + (k * capacity + range.begin) * wide, wide, s_.output, wide, wide,
-                       range.end - range.begin, accumulate);
-        accumulate = true;
-      }
-      for (int r = 0; r < count; ++r) {
-        float* to = attended[r / queries_per_kv] + (first_head + r % queries_per_kv) * value_dim;
-        for (int c = 0; c < value_dim; c += kLanes<float>)
-          store_some(to + c, value_dim - c, load(s_.output + r * wide + c));
-      }
+      const uint8_t* slot = q.ancestors->slot + row * q.ancestors->stride;
+      for (int j = own.begin; j < own.end; ++j) s.weights[j] = scores[slot[j] * capacity + j];
+      softmax(s, q.how, head, row, q.visible, own, own, s.weights);
+      for (int i = 0; i < q.cache_count; ++i)
+        for (int j = q.ranges[i].begin; j < q.ranges[i].end; ++j)
+          scores[i * capacity + j] = slot[j] == i ? s.weights[j] : 0;
+    }
+    bool accumulate = false;
+    for (int i = 0; i < q.cache_count; ++i) {
+      const KeyRange range = q.ranges[i];
+      if (range.begin >= range.end) continue;
+      product<float>({s.scores + i * capacity + range.begin, scores_row, 1}, count,
+                     q.caches[i].values + (k * capacity + range.begin) * wide, wide, s.output, wide, wide,
+                     range.end - range.begin, accumulate);
+      accumulate = true;
+    }
+    for (int r = 0; r < count; ++r) {
+      float* to = q.attended[r / queries_per_kv] + (first_head + r % queries_per_kv) * value_dim;
+      for (int c = 0; c < value_dim; c += kLanes<float>)
+        store_some(to + c, value_dim - c, load(s.output + r * wide + c));
     }
   }
 
   // Turns the scores of a range of keys into weights, 0 outside of the row's own range.
-  void softmax(const PackedAttention& how, int64_t head, int row, const VisibleKeys& visible, KeyRange keys,
-               KeyRange own, float* scores) const {
+  void softmax(const AttentionScratch& s, const PackedAttention& how, int64_t head, int row, const VisibleKeys& visible,
+               KeyRange keys, KeyRange own, float* scores) const {
     const int begin = keys.begin / kLanes<float> * kLanes<float>;
     if (const float cap = static_cast<float>(how.options.soft_cap); cap > 0)
       for (int j = begin; j < keys.end; j += kLanes<float>)
@@ -215,13 +272,13 @@ class CachedAttention {
     // A sink is one more score, whose weight is dropped.
     const float* sinks = how.options.sinks;
     float row_max = sinks ? sinks[head] : -kInfinity<float>, row_sum = sinks ? 1.0f : 0.0f;
-    online_softmax_row(scores + begin, keys.end - begin, &row_max, &row_sum, s_.output, 0);
+    online_softmax_row(scores + begin, keys.end - begin, &row_max, &row_sum, s.output, 0);
     const float factor = row_sum == 0 ? 0 : 1 / row_sum;
     for (int j = begin; j < keys.end; j += kLanes<float>) store(scores + j, load(scores + j) * factor);
   }
 
   const PackedStack& stack_;
-  const AttentionScratch s_;
+  const AttentionScratch scratch_;
   const float scale_;
 };
 

@@ -75,12 +75,13 @@ inline void panel_product(const PackedDense& dense, const Bfloat16* panel, Matri
   }
 }
 
-// function(begin, end) for ranges of `count` things that make up [0, count), on the threads of a team. `work`: the
-// multiplications of one thing. A stage of a team costs about a microsecond, so less than kLeast stays on one thread.
+// function(begin, end, worker) for ranges of `count` things that make up [0, count), on the threads of a team. `work`:
+// the multiplications of one thing. A stage of a team costs about a microsecond, so less than kLeast stays on one
+// thread.
 template <class Function>
 inline void share_ranges(Team* team, int count, int64_t work, const Function& function) {
   constexpr int64_t kLeast = 1 << 16, kMostRanges = 64;
-  if (!team || count < 2 || work * count < 2 * kLeast) return function(0, count);
+  if (!team || count < 2 || work * count < 2 * kLeast) return function(0, count, 0);
   struct Ranges {
     const Function& function;
     int count;
@@ -88,9 +89,10 @@ inline void share_ranges(Team* team, int count, int64_t work, const Function& fu
   } ranges{function, count, min(min(count, kMostRanges), max(2, work * count / kLeast))};
   share(
       *team, ranges.ranges,
-      [](void* context, int64_t index, int) {
+      [](void* context, int64_t index, int worker) {
         const Ranges& r = *static_cast<const Ranges*>(context);
-        r.function(static_cast<int>(index * r.count / r.ranges), static_cast<int>((index + 1) * r.count / r.ranges));
+        r.function(static_cast<int>(index * r.count / r.ranges), static_cast<int>((index + 1) * r.count / r.ranges),
+                   worker);
       },
       &ranges);
 }
@@ -100,10 +102,10 @@ inline void share_ranges(Team* team, int count, int64_t work, const Function& fu
 template <class Column, class Finish>
 inline void apply_dense_panels(Team* team, const PackedDense& dense, Matrix x, int rows, Matrix y,
                                const Column& y_column, const Finish& finish) {
-  const bool as_bytes = dense.pack == HEED_PACK_INT8 && Simd::multiplies_bytes();
+  const bool as_bytes = dense.pack == HEED_PACK_INT8 && with_bytes([](auto) {});
   for (int r = 0; dense.pack == HEED_PACK_INT8 && r < rows; ++r) round_row(x, r, dense.inputs, as_bytes);
   const int panels = static_cast<int>((int64_t{dense.outputs} + kPanel - 1) / kPanel);
-  share_ranges(team, panels, int64_t{rows} * dense.inputs * kPanel, [&](int begin, int end) {
+  share_ranges(team, panels, int64_t{rows} * dense.inputs * kPanel, [&](int begin, int end, int) {
     for (int panel = begin; panel < end; ++panel) {
       const int c = panel * kPanel, columns = panel_columns(dense.outputs, c);
       const int64_t at = static_cast<int64_t>(c) * dense.inputs;

@@ -101,9 +101,11 @@ struct Layers {
     write_cache(stack, cache, position, key, key + stack.kv_heads * stack.head_dim);
   }
 
-  // Attention of the queries in rows [first, first + rows) of `wide` to a cache that they share, into `attended`.
-  void attend(const PackedAttention& how, int first, int rows, const Cache& cache, const VisibleKeys& visible) const {
-    attention.attend_shared(how, wide.from(first), rows, cache, visible, attended.from(first));
+  // Attention of the queries in `wide`, into `attended`: part(i), a SharedCache, describes some rows for each i <
+  // count.
+  template <class Part>
+  void attend(const PackedAttention& how, int count, const Part& part) const {
+    attention.attend_shared(how, wide, count, part, attended);
   }
 
  private:

@@ -67,28 +67,30 @@ class Prompts {
   void read_tiles(int tiles, int rows) const {
     rows_.embed(rows, decoding_.positions);
     rows_.layers.decode(
-        rows,
+        rows, [&](int i) { attend_self(i, tiles); },
         [&](int i) {
-          for (int t = 0; t < tiles; ++t) attend_self(i, tiles_[t]);
-        },
-        [&](int i) {
-          for (int t = 0; t < tiles; ++t)
-            s_.attend_source(rows_.layers, i, tiles_[t].source, tiles_[t].row, tiles_[t].count);
+          rows_.layers.attend(stack_.layers[i].cross, tiles,
+                              [&](int t) { return s_.of_source(i, tiles_[t].source, tiles_[t].row, tiles_[t].count); });
         });
   }
 
-  void attend_self(int layer, const Tile& tile) const {
+  void attend_self(int layer, int tiles) const {
     const PackedAttention& how = stack_.layers[layer].self;
-    const Cache cache = s_.self.at(int64_t{tile.source} * s_.beams, layer);
-    const int end = tile.row + tile.count;
-    for (int r = tile.row; r < end; ++r) {
-      const int position = rows_.position[r];
-      rows_.layers.cache_row(how, r, table_row(decoding_.rotation, position, stack_.head_dim), cache, position);
-    }
-    const VisibleKeys visible{
-        rows_.position[end - 1] + 1, {0, rows_.position + tile.row}, target_bias(decoding_), true};
-    rows_.layers.attend(how, tile.row, tile.count, cache, visible);
+    for (int t = 0; t < tiles; ++t)
+      for (int r = tiles_[t].row; r < tiles_[t].row + tiles_[t].count; ++r) {
+        const int position = rows_.position[r];
+        rows_.layers.cache_row(how, r, table_row(decoding_.rotation, position, stack_.head_dim),
+                               cache_of(layer, tiles_[t]), position);
+      }
+    rows_.layers.attend(how, tiles, [&](int t) {
+      const Tile& tile = tiles_[t];
+      const int32_t* position = rows_.position + tile.row;
+      const VisibleKeys visible{position[tile.count - 1] + 1, {0, position}, target_bias(decoding_), true};
+      return SharedCache{tile.row, tile.count, cache_of(layer, tile), visible};
+    });
   }
+
+  Cache cache_of(int layer, const Tile& tile) const { return s_.self.at(int64_t{tile.source} * s_.beams, layer); }
 
   const PackedStack& stack_;
   const HeedDecoding& decoding_;

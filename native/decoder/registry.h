@@ -13,7 +13,7 @@ struct PackedDense {
   char* weight;         // of the type that `pack` names
   const float* bias;    // of each column; 0 without a bias
   float* factor;        // of each column of int8 weights
-  int32_t* offset;      // of each column, minus kByteBias (see simd/) times the sum of its int8 weights
+  int32_t* offset;      // of each column, minus byte_bias() times the sum of its int8 weights
   int inputs, outputs;  // outputs of all layers
   int pack;             // HeedPack
 };
@@ -44,8 +44,9 @@ struct PackedLayer {
 // Threads that share the stages of a decoding: see team.h.
 class Team;
 
-// Calls task(context, index, 0) once for each index < count from the threads of a team; returns when all are done.
-void share(Team& team, int64_t count, void (*task)(void* context, int64_t index, int), void* context);
+// Calls task(context, index, worker) once for each index < count from the threads of a team; returns when all are done.
+// `worker` tells the threads apart, for scratch memory.
+void share(Team& team, int64_t count, void (*task)(void* context, int64_t index, int worker), void* context);
 
 struct PackedStack {
   int width, heads, kv_heads, head_dim, value_dim, encoded_width, vocabulary;
@@ -57,6 +58,7 @@ struct PackedStack {
   PackedDense logits;
   const PackedStack* encoder;  // or null
   Team* team;                  // that decodes with it; null: one thread
+  int team_threads;            // the most threads of the team
 };
 
 // Sources [begin, end) of a batch, decoded by one thread or team from the first token to the last.

@@ -86,9 +86,11 @@ class Sources {
       rows_.layers.cache_row(how, row + j, table_row(decoding_.source_rotation, position[j], encoder_.head_dim), cache,
                              j);
     const RelativeBias bias{decoding_.source_relative_bias, 2 * decoding_.source_length, decoding_.source_length};
-    for (int at = 0; at < count; at += TokenRows::kTile)
-      rows_.layers.attend(how, row + at, static_cast<int>(min(TokenRows::kTile, count - at)), cache,
-                          {count, {0, position + at, position}, bias});
+    constexpr int kTile = TokenRows::kTile;
+    rows_.layers.attend(how, (count + kTile - 1) / kTile, [&](int tile) {
+      const int at = tile * kTile, some = static_cast<int>(min(kTile, count - at));
+      return SharedCache{row + at, some, cache, {count, {0, position + at, position}, bias}};
+    });
   }
 
   // Writes the keys and values of sources [first, end), whose rows are `encoded`, for each layer of the decoder.

@@ -30,9 +30,9 @@ struct DecoderScratch {
         position(arena.take<int32_t>(sources)),
         token(arena.take<int32_t>(sources * beams)) {}
 
-  // Rows [first, first + rows) of `queries` attend to the source `index`.
-  void attend_source(const Layers& queries, int layer, int32_t index, int first, int rows) const {
-    queries.attend(queries.stack.layers[layer].cross, first, rows, cross.at(index, layer), {source_length[index]});
+  // Rows [first, first + rows) attend to the source `index`.
+  SharedCache of_source(int layer, int32_t index, int first, int rows) const {
+    return {first, rows, cross.at(index, layer), {source_length[index]}};
   }
 };
 
@@ -52,34 +52,42 @@ class Step {
     for (int r = 0; r < rows; ++r)
       layers_.embed(r, s_.token[r], table_row(decoding_.positions, s_.position[r / s_.beams], stack_.width));
     layers_.decode(
-        rows,
+        rows, [&](int i) { attend_self(i, open); },
         [&](int i) {
-          for (int place = 0; place < open; ++place) attend_self(i, place);
-        },
-        [&](int i) {
-          for (int place = 0; place < open; ++place)
-            s_.attend_source(layers_, i, s_.source[place], place * s_.beams, s_.beams);
+          layers_.attend(stack_.layers[i].cross, open,
+                         [&](int place) { return s_.of_source(i, s_.source[place], place * s_.beams, s_.beams); });
         });
     return layers_.result(rows);
   }
 
  private:
-  // `wide` holds query, key and value of one token of each row of the place.
-  void attend_self(int layer, int place) const {
-    const int position = s_.position[place];
-    const int64_t first_row = int64_t{s_.source[place]} * s_.beams;
-    const int first = place * s_.beams;
+  // `wide` holds query, key and value of one token of each row of the first `open` places.
+  void attend_self(int layer, int open) const {
     const PackedAttention& how = stack_.layers[layer].self;
-    const float* angles = table_row(decoding_.rotation, position, stack_.head_dim);
-    for (int k = 0; k < s_.beams; ++k) {
-      s_.beam_caches[k] = s_.self.at(first_row + k, layer);
-      layers_.cache_row(how, first + k, angles, s_.beam_caches[k], position);
+    for (int row = 0; row < open * s_.beams; ++row) {
+      const int position = s_.position[row / s_.beams];
+      layers_.cache_row(how, row, table_row(decoding_.rotation, position, stack_.head_dim), cache_of(layer, row),
+                        position);
     }
-    const VisibleKeys visible{position + 1, {position}, target_bias(decoding_)};
-    if (s_.beams == 1) return layers_.attend(how, first, 1, s_.beam_caches[0], visible);
-    const Ancestors ancestors{s_.ancestors + first_row * decoding_.length, decoding_.length};
-    layers_.attention.attend_beams(how, layers_.wide.from(first), s_.beams, s_.beam_caches, visible, ancestors,
-                                   layers_.attended.from(first));
+    if (s_.beams == 1)
+      return layers_.attend(how, open,
+                            [&](int row) { return SharedCache{row, 1, cache_of(layer, row), visible(row)}; });
+    for (int place = 0; place < open; ++place) {
+      const int first = place * s_.beams;
+      for (int k = 0; k < s_.beams; ++k) s_.beam_caches[k] = cache_of(layer, first + k);
+      const int64_t first_row = int64_t{s_.source[place]} * s_.beams;
+      const Ancestors ancestors{s_.ancestors + first_row * decoding_.length, decoding_.length};
+      layers_.attention.attend_beams(how, layers_.wide.from(first), s_.beams, s_.beam_caches, visible(place), ancestors,
+                                     layers_.attended.from(first));
+    }
+  }
+
+  Cache cache_of(int layer, int row) const {
+    return s_.self.at(int64_t{s_.source[row / s_.beams]} * s_.beams + row % s_.beams, layer);
+  }
+
+  VisibleKeys visible(int place) const {
+    return {s_.position[place] + 1, {s_.position[place]}, target_bias(decoding_)};
   }
 
   const PackedStack& stack_;

@@ -44,6 +44,26 @@ inline void panel_tiles(int rows, const Tile& tile) {
   });
 }
 
+// Calls use(bytes) with the struct of simd/ that multiplies bytes on this machine. False: it has none.
+template <class Use>
+inline bool with_bytes([[maybe_unused]] const Use& use) {
+#ifdef HEED_DOT_BYTES
+  if (DotBytes::supported()) return use(DotBytes{}), true;
+#endif
+#ifdef HEED_PAIR_BYTES
+  return use(PairBytes{}), true;
+#else
+  return false;
+#endif
+}
+
+// What is added to the bytes of rows, from -127 to 127: some instructions take them unsigned.
+inline int byte_bias() {
+  int bias = 0;
+  with_bytes([&](auto bytes) { bias = decltype(bytes)::kBias; });
+  return bias;
+}
+
 inline int64_t row_numbers(int64_t numbers) { return round_up(numbers, kLanes<float>); }
 
 inline int64_t packed_bytes(int64_t inputs, int64_t outputs, int pack) {
@@ -67,9 +87,10 @@ inline void pack_column(const float* from, int64_t step, int64_t count, int colu
   }
 }
 
-// The same as whole numbers in [-127, 127]; `offset` compensates for bytes of rows, which are Simd::kByteBias too
-// large. Returns the factor of the column: NaN if a weight is not finite, so that results are NaN, too.
+// The same as whole numbers in [-127, 127]; `offset` compensates for bytes of rows, which are byte_bias() too large.
+// Returns the factor of the column: NaN if a weight is not finite, so that results are NaN, too.
 inline float pack_column(const float* from, int64_t step, int64_t count, int columns, int8_t* to, int32_t* offset) {
+  const int bias = byte_bias();
   float largest = 0, nonfinite = 0;
   for (int64_t k = 0; k < count; ++k) {
     const float magnitude = __builtin_fabsf(from[k * step]);
@@ -82,7 +103,7 @@ inline float pack_column(const float* from, int64_t step, int64_t count, int col
     const float x = __builtin_rintf(from[k * step] / factor);
     const int8_t weight = static_cast<int8_t>(x > 127 ? 127 : x < -127 ? -127 : x);
     to[k / kGroup * kGroup * columns + k % kGroup] = weight;
-    *offset -= Simd::kByteBias * weight;
+    *offset -= bias * weight;
   }
   return factor;
 }

@@ -38,16 +38,29 @@ struct Simd : Portable {
   static HEED_INLINE void store_float16(void* to, Vector<float> x) {
     _mm_storeu_si128(static_cast<__m128i*>(to), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
   }
+};
 
 #if __GNUC__ >= 11 || __clang_major__ >= 12
-#define HEED_BYTE_PRODUCTS __attribute__((target("avxvnni")))
-  // sums += four products of bytes.
-  HEED_BYTE_PRODUCTS static HEED_INLINE Integers<float> add_byte_products(Integers<float> sums, Integers<float> x,
-                                                                          Integers<float> weights) {
+#define HEED_DOT_BYTES __attribute__((target("avxvnni")))
+struct DotBytes {
+  static constexpr int kBias = 128;  // rows are unsigned
+  HEED_DOT_BYTES static HEED_INLINE Integers<float> add_products(Integers<float> sums, Integers<float> x,
+                                                                 Integers<float> weights) {
     return (Integers<float>)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)x, (__m256i)weights);
   }
-  static inline bool multiplies_bytes() { return __builtin_cpu_supports("avxvnni"); }
+  static inline bool supported() { return __builtin_cpu_supports("avxvnni"); }
+};
 #endif
+
+#define HEED_PAIR_BYTES
+struct PairBytes {
+  static constexpr int kBias = 0;
+  // The weights give their sign to the rows. Sums of two products do not saturate: 2 * 127^2 < 2^15.
+  static HEED_INLINE Integers<float> add_products(Integers<float> sums, Integers<float> x, Integers<float> weights) {
+    const __m256i w = (__m256i)weights, signed_x = _mm256_sign_epi8((__m256i)x, w);
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), signed_x);
+    return sums + (Integers<float>)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  }
 };
 
 }  // namespace HEED_ISA

@@ -52,14 +52,16 @@ struct Simd : Portable {
   static HEED_INLINE void store_float16(void* to, Vector<float> x) {
     _mm256_storeu_si256(static_cast<__m256i*>(to), _mm512_maskz_cvtps_ph(0xffff, x, _MM_FROUND_TO_NEAREST_INT));
   }
+};
 
-#define HEED_BYTE_PRODUCTS __attribute__((target("avx512vnni")))
-  // sums += four products of bytes.
-  HEED_BYTE_PRODUCTS static HEED_INLINE Integers<float> add_byte_products(Integers<float> sums, Integers<float> x,
-                                                                          Integers<float> weights) {
+#define HEED_DOT_BYTES __attribute__((target("avx512vnni")))
+struct DotBytes {
+  static constexpr int kBias = 128;  // rows are unsigned
+  HEED_DOT_BYTES static HEED_INLINE Integers<float> add_products(Integers<float> sums, Integers<float> x,
+                                                                 Integers<float> weights) {
     return (Integers<float>)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)x, (__m512i)weights);
   }
-  static inline bool multiplies_bytes() { return __builtin_cpu_supports("avx512vnni"); }
+  static inline bool supported() { return __builtin_cpu_supports("avx512vnni"); }
 };
 
 }  // namespace HEED_ISA

@@ -86,22 +86,23 @@ struct Simd : Portable {
     const uint8x8_t bytes = vmovn_u16(vcombine_u16(vmovn_u32((uint32x4_t)words), vdup_n_u16(0)));
     vst1_lane_u32(static_cast<uint32_t*>(to), vreinterpret_u32_u8(bytes), 0);
   }
+};
 
-  static constexpr int kByteBias = 0;  // both factors have a sign
 #if !defined(__clang__)
-#define HEED_BYTE_PRODUCTS __attribute__((target("arch=armv8.2-a+dotprod")))
+#define HEED_DOT_BYTES __attribute__((target("arch=armv8.2-a+dotprod")))
 #elif defined(__ARM_FEATURE_DOTPROD) || __clang_major__ >= 16  // before, the header hides them
-#define HEED_BYTE_PRODUCTS __attribute__((target("dotprod")))
+#define HEED_DOT_BYTES __attribute__((target("dotprod")))
 #endif
-#ifdef HEED_BYTE_PRODUCTS
-  // sums += four products of bytes.
-  HEED_BYTE_PRODUCTS static HEED_INLINE Integers<float> add_byte_products(Integers<float> sums, Integers<float> x,
-                                                                          Integers<float> weights) {
+#ifdef HEED_DOT_BYTES
+struct DotBytes {
+  static constexpr int kBias = 0;
+  HEED_DOT_BYTES static HEED_INLINE Integers<float> add_products(Integers<float> sums, Integers<float> x,
+                                                                 Integers<float> weights) {
     return vdotq_s32(sums, (int8x16_t)x, (int8x16_t)weights);
   }
-  static inline bool multiplies_bytes() { return kDotProducts; }
-#endif
+  static inline bool supported() { return kDotProducts; }
 };
+#endif
 
 }  // namespace HEED_ISA
 }  // namespace heed

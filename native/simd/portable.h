@@ -188,14 +188,15 @@ struct Portable {
     const Bytes bytes = __builtin_convertvector(words, Bytes);
     __builtin_memcpy(to, &bytes, sizeof(bytes));
   }
-
-  // What is added to the bytes of rows, from -127 to 127: `add_byte_products` may take them unsigned.
-  static constexpr int kByteBias = 128;
-
-  // Whether this machine has `add_byte_products`, which comes with a macro HEED_BYTE_PRODUCTS, the attribute of
-  // functions that use it.
-  static inline bool multiplies_bytes() { return false; }
 };
+
+// Products of bytes are not portable. A header beside this one may define
+//   DotBytes    products that some machines have, with a macro HEED_DOT_BYTES, the attribute of functions that use them
+//   PairBytes   products that all machines have, with an empty macro HEED_PAIR_BYTES
+// of these members:
+//   supported() whether this machine has them (of DotBytes)
+//   kBias       what is added to the bytes of rows, from -127 to 127
+//   add_products(sums, x, weights) sums + four products of bytes each
 
 }  // namespace HEED_ISA
 }  // namespace heed

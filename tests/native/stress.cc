@@ -101,6 +101,7 @@ int call_at_once(int callers, int rounds) {
 constexpr int64_t kModel = 16, kHidden = 24, kVocabulary = 40;
 constexpr int64_t kWideHidden = 1 << 17;  // products so wide that threads share them
 constexpr int64_t kTexts = 9, kTokens = 12, kSource = 7;
+constexpr int64_t kPrompt = 100, kLongTokens = kPrompt + 3;  // so long that threads share the heads
 
 // An encoder and a decoder of one layer each, with weights of their own.
 struct Model {
@@ -152,12 +153,16 @@ struct Model {
 
 // Empty if a call was refused.
 std::vector<int32_t> decode(const Model& model, int64_t texts, uint32_t seed, int32_t search, int threads) {
-  std::vector<int32_t> source(static_cast<size_t>(texts * kSource)), tokens(static_cast<size_t>(texts * kTokens));
+  const int64_t length = texts == 1 ? kLongTokens : kTokens;
+  std::vector<int32_t> source(static_cast<size_t>(texts * kSource)), tokens(static_cast<size_t>(texts * length));
+  std::vector<int32_t> prompt(static_cast<size_t>(kLongTokens));
+  for (size_t i = 0; i < size_t{kPrompt}; ++i) prompt[i] = 3 + static_cast<int32_t>((seed + i) % (kVocabulary - 3));
   for (size_t i = 0; i < source.size(); ++i) source[i] = 3 + static_cast<int32_t>((seed + 7 * i) % (kVocabulary - 3));
   std::vector<float> uniform = drawn(tokens.size(), seed);
   for (float& x : uniform) x = (x + 1) / 2;
   HeedDecoding d{};
-  d.batch = texts, d.length = kTokens, d.source_length = kSource, d.source = source.data();
+  d.batch = texts, d.length = length, d.source_length = kSource, d.source = source.data();
+  if (texts == 1) d.prompt = prompt.data();
   d.pad_token = 0, d.start_token = 1, d.end_token = 2;
   d.search = search, d.uniform = uniform.data(), d.temperature = 1, d.beams = 3;
   if (heed_decode(model.made, &d, tokens.data(), nullptr, threads)) return {};

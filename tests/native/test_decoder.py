@@ -370,21 +370,22 @@ def test_rows_depend_neither_on_threads_nor_on_each_other(
 
 
 @pytest.mark.parametrize(
-    ("pack", "search"),
+    ("search", "read", "pack"),
     [
-        ("float32", SEARCHES[0]),
-        ("float32", SEARCHES[2]),
-        *slow([("float32", SEARCHES[1])]),
-        *slow([(pack, search) for pack in ("bfloat16", "int8") for search in SEARCHES]),
+        ({}, 9, "float32"),
+        ({"beams": 3}, 70, "float32"),  # so long that they share the heads, too
+        *slow([({"sampling": {"top_k": 5}}, 9, "float32")]),
+        *slow(itertools.product(SEARCHES, [70], ["float32", "bfloat16", "int8"])),
     ],
     ids=str,
 )
-def test_threads_share_a_sentence(library: Any, pack: str, search: Any) -> None:
+def test_threads_share_a_sentence(library: Any, search: Any, read: int, pack: str) -> None:
     """A model so large that threads without a row of their own take columns of its products."""
     sizes = {"width": 256, "hidden": 530, "vocabulary": 32777, "layers": 1, "pack": pack}
-    stack = Stack(np.random.default_rng(5), encoder=True, gated=True, **sizes)
-    call = Call(stack, 2, 14, 12, masked=True, prompted=True, **search)
-    call.prompt[:, 9:] = PAD
+    heads = {"kv_heads": 4, "queries_per_kv": 2, "head_dim": 32, "value_dim": 33}
+    stack = Stack(np.random.default_rng(5), encoder=True, gated=True, **sizes, **heads)
+    call = Call(stack, 2, read + 5, read, masked=True, prompted=True, **search)
+    call.prompt[:, read:] = PAD
     tokens = call.run(library, stack, threads=1)
     for rows, threads in ((slice(0, 1), 2), (slice(0, 1), 3), (slice(0, 2), 5)):
         np.testing.assert_array_equal(call.rows(rows).run(library, stack, threads), tokens[rows])

@@ -226,8 +226,15 @@ FAULTS = (
     Fault(
         "nothing makes up for bytes that are 128 too high",
         "native/decoder/weights.h",
-        "*offset -= Simd::kByteBias * weight;",
+        "*offset -= bias * weight;",
         "*offset -= 127 * weight;",
+        (_DECODER,),
+    ),
+    Fault(
+        "products of pairs of bytes take weights without their sign",
+        "native/simd/avx2.h",
+        "_mm256_maddubs_epi16(_mm256_abs_epi8(w), signed_x)",
+        "_mm256_maddubs_epi16(_mm256_abs_epi8(w), (__m256i)x)",
         (_DECODER,),
     ),
     Fault(
