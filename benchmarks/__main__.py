@@ -11,7 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from benchmarks import bars, picture, report
+from benchmarks import bars, picture, report, tune
 from benchmarks.cases import SUITES, Case, Suite
 from benchmarks.instruction_sets import environment
 from benchmarks.measure import Side, Sides, measure_memory, time_case
@@ -28,7 +28,10 @@ ROUNDS = 25
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parses the arguments and runs suites."""
+    """Parses the arguments and runs suites, or `tune`."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["tune"]:
+        return tune.main(arguments[1:])
     options = _parser().parse_args(arguments)
     chosen = [name for name in options.peers or [] if PEERS[name].is_heed]
     if options.peers and not chosen:
@@ -48,8 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
     if held_to is not None and options.instruction_sets:
         _parser().error("--instruction-set and --instruction-sets exclude each other")
-    typed = sys.argv[1:] if arguments is None else arguments
-    command = shlex.join(["python", "-m", "benchmarks", *typed])
+    command = shlex.join(["python", "-m", "benchmarks", *arguments])
     complete = True
     for name in options.suites:
         file = options.results / f"{name_results(name, held_to)}.json"
@@ -70,7 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     suites = "\n".join(f"  {name:10} {suite.description}" for name, suite in ALL.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description=f"{__doc__}\n\nsuites:\n{suites}",
+        description=f"{__doc__}\n\nsuites:\n{suites}\n\n"
+        "python -m benchmarks tune --help: block sizes of the kernels",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("suites", nargs="+", choices=list(ALL), metavar="SUITE", help="see above")

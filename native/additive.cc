@@ -9,11 +9,9 @@
 namespace heed {
 namespace {
 
-constexpr int64_t kTasks = 16;  // enough to keep the threads of most machines busy
-
 // The number of parts of the keys, with at least two blocks each, so that joining them costs little.
 int64_t key_parts(const HeedAttention& a, int64_t tasks) {
-  return std::max<int64_t>(1, std::min(kTasks / tasks, key_blocks(a) / 2));
+  return std::max<int64_t>(1, std::min(kPartTasks / tasks, key_blocks(a) / 2));
 }
 
 }  // namespace
@@ -60,7 +58,7 @@ void additive_backward(const HeedAttention& a, const HeedBackward& pass, int thr
   const int64_t tiles = query_tiles(a);
   // Few batch entries: their queries are split into parts of at least two tiles, with their own sums, in 64 MiB at
   // most; and if the parts are few, too, their keys.
-  const int64_t wanted = std::max<int64_t>(1, std::min(ceil_div(kTasks, a.batch), tiles / 2));
+  const int64_t wanted = std::max<int64_t>(1, std::min(ceil_div(kPartTasks, a.batch), tiles / 2));
   const int64_t parts = parts_within_memory(wanted, a.batch, gradients.bytes);
   const int64_t shares = key_parts(a, a.batch * parts), tasks = a.batch * parts * shares;
   const bool alone = parts == 1 && shares == 1;  // a task has a whole batch entry

@@ -10,13 +10,11 @@
 namespace heed {
 namespace {
 
-// Few queries: the keys are split, too. Splits are so short that the memory pages that all heads share are still in the
-// TLB for the next head.
+// Few queries: the keys are split, too.
 void decode(const HeedAttention& a, const HeedForward& results, const Kernels& kernels, int threads) {
-  constexpr int64_t kBlocksOfSplit = 4;
   const int64_t all_kv_heads = a.batch * a.kv_heads, blocks = key_blocks(a);
   const int64_t each =
-      std::max(std::min(kBlocksOfSplit, ceil_div(blocks * all_kv_heads, 32)), ceil_div(blocks, kMaxSplits));
+      std::max(std::min(kSplitBlocks, ceil_div(blocks * all_kv_heads, kSplitTasks)), ceil_div(blocks, kMaxSplits));
   const int64_t splits = ceil_div(blocks, each);
   threads = limit_threads(threads, all_kv_heads * splits);
   Scratch memory;
@@ -73,7 +71,7 @@ void dot_backward(const HeedAttention& a, const HeedBackward& pass, int threads)
   const int64_t all_kv_heads = a.batch * a.kv_heads;
   const int64_t head_tiles = std::max<int64_t>(1, a.heads / a.kv_heads * query_tiles(a));
   const int64_t parts =
-      parts_within_memory(std::min(ceil_div(16, all_kv_heads), head_tiles), all_kv_heads, gradients.bytes);
+      parts_within_memory(std::min(ceil_div(kPartTasks, all_kv_heads), head_tiles), all_kv_heads, gradients.bytes);
   const int64_t tasks = all_kv_heads * parts;
   threads = limit_threads(threads, tasks);
   Scratch memory;

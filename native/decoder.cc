@@ -18,8 +18,6 @@ namespace heed {
 namespace {
 
 constexpr int64_t kMostFeatures = HEED_MOST_FEATURES, kMostTokens = int64_t{1} << 24, kMostLength = HEED_MOST_LENGTH;
-// Rows that are decoded together read the weights once; beyond so many that saves nothing.
-constexpr int64_t kMostRows = 64;
 constexpr size_t kMostBytes = size_t{1} << 28;  // of scratch memory for one thread, if one source fits
 
 void check_size(int64_t n, int64_t least, int64_t most, const char* name) {

@@ -52,6 +52,8 @@ const char* heed_instruction_set_name(int index) {
 
 const char* heed_instruction_set() { return heed::current_set().name; }
 
+HeedBlockSizes heed_block_sizes(void) { return heed::current_set().block_sizes; }
+
 int heed_use_instruction_set(const char* name) {
   const heed::InstructionSet* set = name ? heed::find(name) : heed::initial();
   if (set) heed::chosen.store(set);

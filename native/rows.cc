@@ -10,9 +10,6 @@
 namespace heed {
 namespace {
 
-// Numbers for one task, at least: fewer are not worth waking a thread.
-constexpr int64_t kTaskNumbers = 32768;
-
 void check(const HeedRows& rows, int64_t least_width = 1) {
   require(rows.dtype >= HEED_FLOAT32 && rows.dtype <= HEED_FLOAT16,
           "dtype must be float32, float64, bfloat16 or float16");
@@ -59,7 +56,6 @@ void check(const HeedNormalization& n) {
 // the parts, whose number depends on the shape alone.
 void normalization_gradient(const HeedNormalization& n, const void* moments, const void* y_gradient, void* x_gradient,
                             void* scale_gradient, void* offset_gradient, int threads) {
-  constexpr int64_t kParts = 128, kLeastRows = 16;
   const RowKernels& kernels = kernels_for(n.rows);
   auto some_rows = [&](char* sums, int64_t distance, int64_t begin, int64_t end) {
     kernels.normalization_gradient(n, moments, y_gradient, x_gradient, sums, distance, begin, end);
@@ -70,7 +66,7 @@ void normalization_gradient(const HeedNormalization& n, const void* moments, con
   const int64_t number_bytes = n.rows.dtype == HEED_FLOAT64 ? 8 : 4;
   const size_t bytes = whole_lines(static_cast<size_t>(n.rows.width * number_bytes));
   const int64_t wanted = ceil_div(n.rows.count, std::max(kLeastRows, kTaskNumbers / n.rows.width));
-  const int64_t parts = parts_within_memory(std::max<int64_t>(1, std::min(kParts, wanted)), 2, bytes);
+  const int64_t parts = parts_within_memory(std::max<int64_t>(1, std::min(kRowParts, wanted)), 2, bytes);
   const int64_t each = ceil_div(n.rows.count, parts), distance = static_cast<int64_t>(bytes) / number_bytes;
   Scratch memory;
   const auto sums = memory.plan(parts, 2 * bytes);

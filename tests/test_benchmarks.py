@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import heed
-from benchmarks import bars, picture, report
+from benchmarks import bars, picture, report, tune
 from benchmarks.__main__ import ALL, choose_sides, main
 from benchmarks.bars import (
     BARS,
@@ -665,3 +665,54 @@ def test_quick_run(tmp_path, capsys):
     )
     assert written["about"]["threads"] == 2
     assert "| padded fwd+bwd (2, 4/2, 256, 64) " in capsys.readouterr().out
+
+
+def test_each_size_to_tune_is_in_the_table_once():
+    text = (tune.NATIVE / tune.TABLE).read_text(encoding="utf-8")
+    for size in tune.SIZES:
+        assert tune.shipped_size(text, size.name)
+        for number in size.others:
+            assert (
+                tune.shipped_size(tune.set_size(text, size.name, number), size.name) == f"{number}"
+            )
+            assert f"{number}" != tune.shipped_size(text, size.name)
+    with pytest.raises(ValueError, match=r"must define `kFoo` once\. Received: 0 definitions"):
+        tune.set_size(text, "kFoo", 1)
+
+
+def test_the_table_of_tuning_marks_sizes_that_are_faster_and_nowhere_slower():
+    speeds = [{"a": 1.05, "b": 1.0}, {"a": 1.5, "b": 0.99}, {"a": 1.02, "b": 1.01}]
+    rows = tune.table(("kSize", "8", number, of_calls) for number, of_calls in enumerate(speeds))
+    assert rows.splitlines()[2:] == [
+        "| kSize | 8 | 0 | **a 1.05, b 1.00** |",
+        "| kSize | 8 | 1 | a 1.50, b 0.99 |",
+        "| kSize | 8 | 2 | a 1.02, b 1.01 |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--rounds", "1"], "--rounds must be at least 2, got 1"),
+        (["--threads", "0"], "--threads must be at least 1, got 0"),
+        (["--size", "kFoo"], "invalid choice: 'kFoo'"),
+        (
+            ["--instruction-set", "z80"],
+            "--instruction-set must be one of this machine's .*, got z80",
+        ),
+    ],
+)
+def test_what_tune_cannot_use_is_refused(words, text, capsys):
+    with pytest.raises(SystemExit):
+        main(["tune", *words])
+    assert re.search(text, capsys.readouterr().err)
+
+
+@pytest.mark.slow
+def test_tune_builds_a_size_and_measures_it(capsys):
+    if shutil.which("cmake") is None or not instruction_sets():
+        pytest.skip("needs CMake and the native library")
+    words = ["--size", "kSplitBlocks", "--rounds", "2", "--instruction-set", instruction_sets()[-1]]
+    assert main(["tune", *words]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"\| kSplitBlocks \| 4 \| 2 \| \**few queries \d", said)

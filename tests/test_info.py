@@ -13,7 +13,7 @@ import keras
 import pytest
 
 import heed
-from heed import _loading
+from heed import _info, _loading
 from heed.ops import backends
 
 
@@ -27,6 +27,30 @@ def test_info_names_versions_and_implementation():
     assert answer["backend"] == keras.config.backend()
     assert answer["implementation"] in ("portable", "native")
     assert all(isinstance(value, str) and value for value in answer.values())
+
+
+@pytest.fixture
+def caches(tmp_path):
+    """A folder of caches, as Linux has it: of level 1 one for data and one for instructions, then two for both."""
+    listed = [("1", "Data", "48K"), ("1", "Instruction", "32K"), ("2", "Unified", "2048K")]
+    for number, files in enumerate([*listed, ("3", "Unified", "307200K")]):
+        folder = tmp_path / f"index{number}"
+        folder.mkdir()
+        for name, text in zip(("level", "type", "size"), files, strict=True):
+            (folder / name).write_text(text + "\n")
+    return tmp_path
+
+
+def test_info_describes_caches_and_block_sizes(caches):
+    assert _info.describe_caches(caches) == "L1 48 KiB, L2 2 MiB, L3 300 MiB"
+    (caches / "index2" / "size").write_text("")  # where a virtual machine hides it
+    assert _info.describe_caches(caches) == "L1 48 KiB, L3 300 MiB"
+    assert _info.describe_caches(caches / "missing") == "unknown"
+    answer = heed.info()
+    if answer["instruction_set"] != "none":
+        assert answer["block_sizes"].startswith(
+            "64 queries and 128 keys at a time; products sum 6 x "
+        )
 
 
 def test_info_follows_the_choice_of_implementation():

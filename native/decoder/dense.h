@@ -54,9 +54,8 @@ inline void panel_rows(Matrix x, int rows, const float* weights, int depth, Matr
 inline void panel_product(const PackedDense& dense, const float* panel, Matrix x, int rows, Matrix y, int columns) {
   if (columns < kPanel)
     return product<float>({x.data, x.stride, 1}, rows, panel, columns, y.data, y.stride, columns, dense.inputs, false);
-  constexpr int kMost = 96, kFew = 64;
   for (int k = 0; k < dense.inputs;) {
-    const int chunk = dense.inputs - k <= kMost ? dense.inputs - k : kFew;
+    const int chunk = dense.inputs - k <= kMostDepth ? dense.inputs - k : kDepth;
     panel_rows({x.data + k, x.stride}, rows, panel + static_cast<int64_t>(k) * kPanel, chunk, y, k > 0);
     k += chunk;
   }
@@ -64,10 +63,9 @@ inline void panel_product(const PackedDense& dense, const float* panel, Matrix x
 
 // The same with bfloat16 weights, converted to float a few rows at a time, in the first-level cache.
 inline void panel_product(const PackedDense& dense, const Bfloat16* panel, Matrix x, int rows, Matrix y, int columns) {
-  constexpr int kMost = 96, kFew = 64;  // as `product` cuts the depth
-  alignas(64) float wide[kMost * kPanel];
+  alignas(64) float wide[kMostDepth * kPanel];
   for (int k = 0; k < dense.inputs;) {
-    const int chunk = dense.inputs - k <= kMost ? dense.inputs - k : kFew;
+    const int chunk = dense.inputs - k <= kMostDepth ? dense.inputs - k : kDepth;
     for (int i = 0; i < chunk * columns; i += kLanes<float>)
       store(wide + i, load_wide(panel + static_cast<int64_t>(k) * columns + i));
     product<float>({x.data + k, x.stride, 1}, rows, wide, columns, y.data, y.stride, columns, chunk, k > 0);

@@ -86,7 +86,7 @@ inline void widen_panel(const int8_t* from, int inputs, int columns, float* to) 
 
 // The same in float: sums of so few products of whole numbers are exact.
 inline void whole_product(const PackedDense& dense, int first, Matrix x, int rows, Matrix y, int columns) {
-  constexpr int kRows = 32, kExact = 1024, kDepth = 64;  // kExact 127^2 < 2^24
+  constexpr int kRows = 32, kExact = 1024;  // kExact 127^2 < 2^24
   const int inputs = round_up(dense.inputs, kGroup);
   const int8_t* weights = reinterpret_cast<const int8_t*>(dense.weight) + static_cast<int64_t>(first) * inputs;
   alignas(64) float wide[kDepth * kPanel], part[kRows * kPanel];

@@ -7,8 +7,8 @@ namespace heed {
 namespace HEED_ISA {
 
 struct TokenRows {
-  static constexpr int64_t kRows = 256;  // rows that go through the layers together
-  static constexpr int64_t kTile = 64;   // queries of one text that attend together
+  static constexpr int64_t kRows = kTokenRows;  // rows that go through the layers together
+  static constexpr int64_t kTile = kTokenTile;  // queries of one text that attend together
 
   Layers layers;
   int32_t *token, *position;  // of each row

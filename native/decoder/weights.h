@@ -12,7 +12,7 @@
 namespace heed {
 namespace HEED_ISA {
 
-inline constexpr int kPanel = (kRegisters >= 32 ? 4 : 2) * kLanes<float>;
+inline constexpr int kPanel = Sizes::kPanelVectors * kLanes<float>;
 inline constexpr int kGroup = 4;  // inputs whose int8 weights are adjacent
 
 // The number of columns of the panel that begins at column `begin`.
@@ -25,7 +25,7 @@ HEED_INLINE int panel_columns(int64_t outputs, int64_t begin) {
 // with enough rows, the first tiles one each. `lines` are those of this tile, `done` those of the tiles before.
 template <int kLines, class Tile>
 inline void panel_tiles(int rows, const Tile& tile) {
-  constexpr int kMost = 6;  // the sums of these fit the registers
+  constexpr int kMost = Sizes::kRows;
   const bool slowly = rows >= kLines * kMost;
   int first = 0, done = 0;
   for (; first + kMost <= rows; first += kMost) {

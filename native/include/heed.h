@@ -261,6 +261,15 @@ HEED_API const char* heed_cache_write(const HeedCacheWrite* call, void* result);
 // container (control groups of Linux, both versions) when the library was loaded, rounded up.
 HEED_API int heed_available_threads(void);
 
+// Sizes that kernels for float32 work with: the queries and keys of a block of scores; the rows and columns of a
+// product that are summed in registers; and the terms that are summed in one go, at most.
+typedef struct HeedBlockSizes {
+  int32_t queries, keys, rows, columns, terms;
+} HeedBlockSizes;
+
+// The sizes of the instruction set in use. They depend on nothing else: not on the caches, nor on the call.
+HEED_API HeedBlockSizes heed_block_sizes(void);
+
 // The names of the instruction sets of the library, best first: index 0, 1, ...; then NULL.
 HEED_API const char* heed_instruction_set_name(int index);
 

@@ -196,7 +196,7 @@ inline void additive_gradients(const Real* query, int queries, const Real* key, 
                                const Real* gradients, Real* query_gradient, Real* key_gradient, Real* vector_gradient,
                                Real* column) {
   typedef Vector<Real> V;
-  constexpr int kColumns = range == Range::kAny ? 1 : kRegisters >= 32 ? 4 : 2;
+  constexpr int kColumns = range == Range::kAny ? 1 : Sizes::kTogether;
   const int stride = units_stride<Real>(units), even_keys = round_up(keys, 2);
   for (int u = 0; u < units; u += kLanes<Real>) {
     const V factor = load(vector + u);

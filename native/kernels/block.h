@@ -10,6 +10,10 @@
 namespace heed {
 namespace HEED_ISA {
 
+// Those of float32.
+inline constexpr HeedBlockSizes kBlockSizes = {kQueryTile, kKeyBlock, Sizes::kRows, Sizes::kVectors * kLanes<float>,
+                                               kMostDepth};
+
 // Consecutive positions.
 struct Span {
   int64_t begin;

@@ -63,7 +63,7 @@ HEED_INLINE void add_products(const Real* x, int64_t width, Weights<Stored> w, i
 // The product with weights (K, N): blocks of k, and all columns in each.
 template <class Stored, class Real>
 void sum_across(const Real* x, int64_t rows, int64_t width, Weights<Stored> w, int columns, Real* sums) {
-  constexpr int kMost = kRegisters / 4, kColumns = 2 * kLanes<Real>;
+  constexpr int kMost = Sizes::kFewRows, kColumns = 2 * kLanes<Real>;
   for (int64_t k = 0; k < width; k += kProductDepth) {
     const int depth = static_cast<int>(min(kProductDepth, width - k));
     const int next = static_cast<int>(min(depth, width - k - depth));

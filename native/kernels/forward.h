@@ -271,7 +271,7 @@ inline void online_softmax(OnlineSoftmax<Real>& running, int x, Real* scores, in
 template <class Real, bool kPairs>
 inline void online_softmax_columns(OnlineSoftmax<Real>& running, int x, int end, Real* scores, int rows, Real unit,
                                    Real* weights, Real* output, int value_rows) {
-  constexpr int kTogether = kRegisters >= 32 ? 4 : 2;
+  constexpr int kTogether = Sizes::kTogether;
   for (; x + kTogether * kLanes<Real> <= end; x += kTogether * kLanes<Real>)
     online_softmax<Real, kTogether, kPairs>(running, x, scores, rows, unit, weights, output, value_rows);
   for (; x + 2 * kLanes<Real> <= end; x += 2 * kLanes<Real>)

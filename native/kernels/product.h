@@ -6,9 +6,12 @@
 #pragma once
 
 #include "../simd/vector.h"
+#include "tuning.h"
 
 namespace heed {
 namespace HEED_ISA {
+
+typedef RegisterSizes<kRegisters, Simd::kByLane> Sizes;
 
 template <class Real>
 struct Strided {
@@ -145,8 +148,8 @@ HEED_INLINE void lane_tile(Strided<Real> a, const Real* b, ptrdiff_t b_row, Real
 template <class Real, int kVectors, bool kColumns>
 inline void product_rows(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_row, Real* c, ptrdiff_t c_row, int depth,
                          bool accumulate) {
-  constexpr int kMost = 6, kMore = 8;
-  if constexpr (kRegisters >= 32 && kVectors == 2) {  // enough sums to keep both multipliers busy
+  constexpr int kMost = Sizes::kRows, kMore = Sizes::kRowsOfTwo;
+  if constexpr (kMore > kMost && kVectors == 2) {
     for (; rows >= kMore; rows -= kMore, a.data += kMore * a.row, c += kMore * c_row)
       if constexpr (Simd::kByLane)
         lane_tile<Real, kMore, kVectors, kColumns>(a, b, b_row, c, c_row, depth, accumulate);
@@ -168,10 +171,9 @@ inline void product_rows(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_r
 template <class Real, bool kColumns>
 inline void product_of(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_row, Real* c, ptrdiff_t c_row, int columns,
                        int depth, bool accumulate) {
-  constexpr int kWide = kRegisters >= 32 && !Simd::kByLane ? 4 : 2;  // 6 x 4 sums of 32 registers, or 6 x 2 of 16
-  constexpr int kMostDepth = 96;  // these rows of B fit the first-level cache; and shorter sums are more accurate
+  constexpr int kWide = Sizes::kVectors;
   for (int k = 0; k < depth;) {
-    const int chunk = depth - k <= kMostDepth ? depth - k : 64;
+    const int chunk = depth - k <= kMostDepth ? depth - k : kDepth;
     int x = 0;
     for (; x + kWide * kLanes<Real> <= columns; x += kWide * kLanes<Real>)
       product_rows<Real, kWide, kColumns>(a, rows, b + x, b_row, c + x, c_row, chunk, accumulate);

@@ -142,6 +142,7 @@ struct InstructionSet {
   const Kernels& (*kernels)(const HeedAttention&);
   const RowKernels& (*row_kernels)(const HeedRows&);
   const DecoderKernels& (*decoder_kernels)();
+  HeedBlockSizes block_sizes;
 };
 
 // The functions of the current instruction set for an attention, for rows, and for the decoder engine.

@@ -72,10 +72,12 @@ static const RowKernels kRowKernels[4] = {row_kernels_of<float>(), row_kernels_o
 #define HEED_NAME_OF(isa) HEED_STRING(isa)
 
 const InstructionSet kInstructionSet = {
-    HEED_NAME_OF(HEED_ISA), []() -> bool { return HEED_SUPPORTED; },
+    HEED_NAME_OF(HEED_ISA),
+    []() -> bool { return HEED_SUPPORTED; },
     [](const HeedAttention& a) -> const Kernels& { return kKernels[a.dtype]; },
     [](const HeedRows& rows) -> const RowKernels& { return kRowKernels[rows.dtype]; },
-    []() -> const DecoderKernels& { return kDecoderKernels; }};
+    []() -> const DecoderKernels& { return kDecoderKernels; },
+    kBlockSizes};
 
 }  // namespace HEED_ISA
 }  // namespace heed

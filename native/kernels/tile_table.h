@@ -30,9 +30,12 @@ const Kernels& tile_kernels(const HeedAttention& a) {
 
 template <class Unit>
 constexpr InstructionSet tile_instruction_set(const char* name, bool (*supported)()) {
-  return {name, supported, tile_kernels<Unit>,
+  return {name,
+          supported,
+          tile_kernels<Unit>,
           [](const HeedRows& rows) -> const RowKernels& { return avx512::kInstructionSet.row_kernels(rows); },
-          []() -> const DecoderKernels& { return avx512::kInstructionSet.decoder_kernels(); }};
+          []() -> const DecoderKernels& { return avx512::kInstructionSet.decoder_kernels(); },
+          kBlockSizes};
 }
 
 }  // namespace HEED_ISA

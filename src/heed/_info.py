@@ -6,6 +6,9 @@ import contextlib
 import importlib.metadata
 import platform
 from collections.abc import Iterator
+from pathlib import Path
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 def info() -> dict[str, str]:
@@ -17,7 +20,8 @@ def info() -> dict[str, str]:
         A dictionary of strings, in reading order: `heed`, `python`, `platform`, `keras`, `tensorflow`, `backend` (the
         backend that Keras uses), `implementation` (`"portable"`, `"native"`, or `"none"` if heed cannot run), `reason`
         (why this one), `instruction_set` (of the native kernels: `"amx"`, `"avx512_bf16"`, `"avx512"`, `"avx2"`,
-        `"neon"`, `"baseline"` or `"none"`) and `acceleration` (`"ready"`, or what `heed.accelerate` expected of this
+        `"neon"`, `"baseline"` or `"none"`), `block_sizes` (of these kernels; they depend on the instruction set alone),
+        `caches` (of the first processor) and `acceleration` (`"ready"`, or what `heed.accelerate` expected of this
         Keras and what it found).
 
     Example:
@@ -37,6 +41,8 @@ def info() -> dict[str, str]:
         "implementation": "none",
         "reason": "",
         "instruction_set": "none",
+        "block_sizes": "none",
+        "caches": describe_caches(),
         "acceleration": "not possible",
     }
     with contextlib.suppress(ImportError):  # reported below
@@ -54,11 +60,39 @@ def info() -> dict[str, str]:
     answer["implementation"] = chosen.implementation
     answer["reason"] = "; ".join(chosen.reasons)
     answer["instruction_set"] = backends.current().instruction_set()
+    answer["block_sizes"] = _describe_block_sizes(backends.current().block_sizes())
     from heed.acceleration import changes
 
     found = changes()
     answer["acceleration"] = f"not possible: {'; '.join(found)}" if found else "ready"
     return answer
+
+
+def describe_caches(folder: Path = _CACHES) -> str:
+    """The caches of data of the first processor, as Linux lists them in `folder`, or "unknown".
+
+    Example:
+        "L1 32 KiB, L2 1 MiB, L3 32 MiB"
+    """
+    found = []
+    for index in sorted(folder.glob("index*")):
+        with contextlib.suppress(OSError, ValueError):
+            level, kind, size = (
+                (index / name).read_text().strip() for name in ("level", "type", "size")
+            )
+            kib = int(size.removesuffix("K"))
+            if kind != "Instruction":
+                found.append(f"L{level} {kib} KiB" if kib % 1024 else f"L{level} {kib // 1024} MiB")
+    return ", ".join(found) or "unknown"
+
+
+def _describe_block_sizes(sizes: dict[str, int]) -> str:
+    if not sizes:
+        return "none"
+    return (
+        "{queries} queries and {keys} keys at a time; products sum {rows} x {columns} numbers in registers, "
+        "up to {terms} terms in one go"
+    ).format_map(sizes)
 
 
 def _version(name: str) -> str:

@@ -257,6 +257,56 @@ def test_children_after_fork() -> None:
     assert run_script(FORK) == "[0, 0, 0, 0]"
 
 
+FORK_WHILE_WEIGHTS_ARE_PACKED = """
+    import os, signal, threading
+    from heed.ops.backends.tensorflow.native import library
+    from tests.decoding.test_engine import by_engine
+    from tests.models.builders import small_model, sources
+
+    calls, ops = [], library.ops()
+
+    class Noted:
+        def heed_decode(self, **arguments):
+            calls.append(arguments)
+            return ops.heed_decode(**arguments)
+
+    with_notes, library.ops = library.ops, Noted
+    by_engine(small_model(seed=4, target_vocabulary_size=40_000), sources(), method="greedy")
+    library.ops = with_notes
+
+    def decode():
+        # Other buffers are another version of the weights: they are packed again.
+        ops.heed_decode(**{**calls[0], "weights": [weight + 0 for weight in calls[0]["weights"]]})
+
+    stop = False
+
+    def pack_again_and_again():
+        while not stop:
+            decode()
+
+    threads = [threading.Thread(target=pack_again_and_again) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    statuses = []
+    for _ in range(10):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # a hang is a failure
+            decode()
+            os._exit(0)
+        statuses.append(os.waitpid(child, 0)[1])
+    stop = True
+    for thread in threads:
+        thread.join()
+    print(set(statuses))
+"""
+
+
+@pytest.mark.slow
+def test_children_while_weights_are_packed() -> None:
+    assert run_script(FORK_WHILE_WEIGHTS_ARE_PACKED) == "{0}"
+
+
 MEMORY = """
     import gc, re
     import tensorflow as tf
@@ -301,7 +351,6 @@ def test_memory_does_not_grow() -> None:
 
 STRATEGY = """
     import sys
-    import keras
     import numpy as np
     import tensorflow as tf
     import heed

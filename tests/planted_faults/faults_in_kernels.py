@@ -626,7 +626,7 @@ FAULTS = (
     Fault(
         "how the backward pass is split depends on the number of threads",
         "native/attention.cc",
-        "parts_within_memory(std::min(ceil_div(16, all_kv_heads), head_tiles)",
+        "parts_within_memory(std::min(ceil_div(kPartTasks, all_kv_heads), head_tiles)",
         "parts_within_memory(std::min(ceil_div(threads, all_kv_heads), head_tiles)",
         (f"{_CORE}::test_the_queries_of_one_key_head_are_split_alike",),
     ),

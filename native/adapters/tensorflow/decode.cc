@@ -14,6 +14,8 @@
 //
 // Weights are packed once for each version of their variables. A version is a buffer: the packed weights hold on to the
 // tensors, and nobody writes to a buffer that others hold. So the same address means the same numbers.
+#include <pthread.h>
+
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -60,6 +62,11 @@ struct Shared {
   std::vector<std::weak_ptr<const Packed>> packed;
 };
 Shared& shared = *new Shared;
+
+// A process that forks waits until no other thread packs weights: its child would find the lock closed for ever.
+void lock_packed() { shared.mutex.lock(); }
+void unlock_packed() { shared.mutex.unlock(); }
+[[maybe_unused]] const int registered = pthread_atfork(lock_packed, unlock_packed, unlock_packed);
 
 // One op of one graph.
 struct Kernel {

@@ -121,6 +121,9 @@ class Backend(Protocol):
     def instruction_set(self) -> str:
         """The instruction set of the native kernels here, "none" without kernels."""
 
+    def block_sizes(self) -> dict[str, int]:
+        """The block sizes of the native kernels, named as in `HeedBlockSizes` of `heed.h`; empty without kernels."""
+
 
 def check() -> None:
     """Checks that Keras and its backend are installed, and that heed supports the backend. Runs on import.

@@ -34,6 +34,7 @@ FUSED_OPS: dict[str, FusedOps] = {
 }
 DECODER = NativeDecoder()
 instruction_set = library.instruction_set
+block_sizes = library.block_sizes
 
 
 def as_written(function: _F) -> _F:

@@ -14,6 +14,14 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 
+class BlockSizes(ctypes.Structure):
+    """`HeedBlockSizes` of `heed.h`."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int32) for name in ("queries", "keys", "rows", "columns", "terms")
+    )
+
+
 def library_path(name: str) -> Path | None:
     """The path of the library "core" or "tf", or None. Editable installs keep it outside the sources."""
     package = sys.modules[__name__.partition(".")[0]]
@@ -32,6 +40,7 @@ def _load() -> tuple[Any, Any, str]:
             module = tf.load_op_library(str(ops))
             library = ctypes.CDLL(str(core))
             library.heed_instruction_set.restype = ctypes.c_char_p
+            library.heed_block_sizes.restype = BlockSizes
             if hasattr(module, "heed_attention"):
                 return library, module, ""
             reason = "this TensorFlow does not offer the C interface that the native library needs"
@@ -49,6 +58,13 @@ def instruction_set() -> str:
     """The instruction set of the kernels here, or "none"."""
     library = _load()[0]
     return "none" if library is None else library.heed_instruction_set().decode()
+
+
+def block_sizes() -> dict[str, int]:
+    """The sizes that the kernels work with, see `HeedBlockSizes` in `heed.h`; none without kernels."""
+    library = _load()[0]
+    sizes = None if library is None else library.heed_block_sizes()
+    return {name: getattr(sizes, name) for name, _ in BlockSizes._fields_} if sizes else {}
 
 
 @functools.cache
