@@ -60,6 +60,23 @@ FAULTS = (
     ),
     # Serving
     Fault(
+        "a server process that dies stays dead",
+        f"{_SEQ2SEQ}/serving/processes.py",
+        """        self._note(f"{end}: starting another one")
+        self._start(number)
+""",
+        """        self._note(f"{end}: starting another one")
+""",
+        (f"{_OF_SEQ2SEQ}/serving/test_processes.py",),
+    ),
+    Fault(
+        "a dead process' texts wait for ever",
+        f"{_SEQ2SEQ}/serving/processes.py",
+        "            forget_process(child.pid, self._folder)\n",
+        "            pass\n",
+        (f"{_OF_SEQ2SEQ}/serving/test_processes.py",),
+    ),
+    Fault(
         "texts with other options join a batch",
         f"{_SEQ2SEQ}/serving/batcher.py",
         "one.kind == batch[0].kind and len(batch) < most",

@@ -98,7 +98,8 @@ def _check_arguments(parsed: argparse.Namespace) -> None:
 
 def _make_workers(parsed: argparse.Namespace, job: Job, count: int) -> Workers:
     if parsed.launch == "local":
-        from heed.seq2seq.corpus_translation.processes import count_threads, translate_in_processes
+        from heed.seq2seq.child_process import count_threads
+        from heed.seq2seq.corpus_translation.processes import translate_in_processes
 
         make = functools.partial(ShardTranslator, job, count_threads(parsed.device_threads, count))
         return functools.partial(translate_in_processes, make, count, print_note)

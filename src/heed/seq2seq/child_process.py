@@ -26,6 +26,19 @@ run_child()
 """
 
 
+def count_threads(threads: int | None, processes: int) -> int:
+    """The threads of each of several processes, 1 or more.
+
+    Args:
+        threads: those of all together; None: a thread for each processor of this process.
+        processes: their number.
+    """
+    if threads is None:
+        have = hasattr(os, "sched_getaffinity")
+        threads = len(os.sched_getaffinity(0)) if have else os.cpu_count() or 1
+    return max(1, threads // processes)
+
+
 class ChildEndedError(Exception):
     """The child has ended; the message says how."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from heed.seq2seq import TaskError
+from heed.seq2seq import TaskError, child_process
 from heed.seq2seq.corpus_translation import processes
 from heed.seq2seq.corpus_translation.inputs import scan
 from tests.seq2seq.corpus_translation import fakes
@@ -68,9 +68,9 @@ def test_errors_of_a_worker(path, error, kind, message):
 
 
 def test_threads_are_shared():
-    assert processes.count_threads(8, 3) == 2
-    assert processes.count_threads(1, 3) == 1
-    assert processes.count_threads(None, 10_000) == 1
+    assert child_process.count_threads(8, 3) == 2
+    assert child_process.count_threads(1, 3) == 1
+    assert child_process.count_threads(None, 10_000) == 1
 
 
 def is_alive(pid):

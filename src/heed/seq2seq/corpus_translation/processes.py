@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import queue
 import threading
 import traceback
@@ -19,19 +18,6 @@ _ATTEMPTS = 3
 
 # Makes the function that translates shards, in the worker; its argument is called with lines for the user.
 MakeTranslator = Callable[[Callable[[str], object]], Callable[[Shard], ShardResult]]
-
-
-def count_threads(threads: int | None, workers: int) -> int:
-    """The threads of each worker, 1 or more.
-
-    Args:
-        threads: those of all workers together; None: a thread for each processor of this process.
-        workers: the number of workers.
-    """
-    if threads is None:
-        have = hasattr(os, "sched_getaffinity")
-        threads = len(os.sched_getaffinity(0)) if have else os.cpu_count() or 1
-    return max(1, threads // workers)
 
 
 def translate_in_processes(
