@@ -68,6 +68,7 @@ EXTRA_PACKAGES = {
     *(
         "onnx",
         "onnxruntime",
+        "ray",
         "sacrebleu",
         "sentencepiece",
         "shtab",

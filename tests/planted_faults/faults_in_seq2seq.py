@@ -39,9 +39,9 @@ FAULTS = (
     ),
     Fault(
         "a shard is lost with its worker",
-        f"{_CORPUS}/processes.py",
-        "_ATTEMPTS = 3",
-        "_ATTEMPTS = 1",
+        f"{_CORPUS}/answers.py",
+        "ATTEMPTS = 3",
+        "ATTEMPTS = 1",
         (f"{_OF_CORPUS}/test_processes.py",),
     ),
     Fault(

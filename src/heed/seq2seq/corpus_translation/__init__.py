@@ -4,6 +4,6 @@
 - `job.py`: the settings of a translation; translates a shard.
 - `manifest.py`: what an output folder holds; refuses another job's.
 - `output_folder.py`: shards and finished files, each whole or not there at all.
-- `worker.py`: the program of a worker process; `processes.py`: worker processes on this machine.
+- `processes.py`: worker processes on this machine; `answers.py`: the answers of workers.
 - `coordinator.py`: hands the missing shards to workers and joins the files.
 """

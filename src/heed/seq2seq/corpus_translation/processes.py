@@ -5,16 +5,13 @@ from __future__ import annotations
 import functools
 import queue
 import threading
-import traceback
 from collections.abc import Callable, Generator, Iterator
-from typing import Any
 
 from heed.seq2seq.child_process import Channel, Child, ChildEndedError
+from heed.seq2seq.corpus_translation.answers import ATTEMPTS, make_portable, unwrap
 from heed.seq2seq.corpus_translation.inputs import Shard
 from heed.seq2seq.corpus_translation.job import ShardResult
 from heed.seq2seq.errors import TaskError
-
-_ATTEMPTS = 3
 
 # Makes the function that translates shards, in the worker; its argument is called with lines for the user.
 MakeTranslator = Callable[[Callable[[str], object]], Callable[[Shard], ShardResult]]
@@ -103,21 +100,21 @@ class _Pool:
             return None if self._stopping else next(self._shards, None)
 
     def _translate(self, number: int, shard: Shard) -> ShardResult:
-        for attempt in range(1, _ATTEMPTS + 1):
+        for attempt in range(1, ATTEMPTS + 1):
             try:
                 child = self._children.get(number) or self._start_child(number)
                 child.send(shard)
-                return _unwrap(child.receive())
+                return unwrap(child.receive())
             except ChildEndedError as end:
                 why = str(end)
             with self._lock:
                 if self._stopping:
                     raise TaskError("stopped")
                 self._children.pop(number).close()
-            if attempt < _ATTEMPTS:
+            if attempt < ATTEMPTS:
                 self._note(f"worker {number} {why}: starting another one, which repeats its shard")
         raise TaskError(
-            f"{shard.name}, from line {shard.first_line:,} on: worker {number} {why}, {_ATTEMPTS} times in "
+            f"{shard.name}, from line {shard.first_line:,} on: worker {number} {why}, {ATTEMPTS} times in "
             "a row"
         )
 
@@ -126,7 +123,7 @@ class _Pool:
             if self._stopping:
                 raise TaskError("stopped")
             child = self._children[number] = Child(self._target)
-        notes = _unwrap(child.receive())
+        notes = unwrap(child.receive())
         with self._lock:
             new = [one for one in notes if one not in self._notes]
             self._notes.update(new)
@@ -144,23 +141,4 @@ def _work(make: MakeTranslator, channel: Channel) -> None:
         while True:
             channel.send(translate(channel.receive()))
     except Exception as error:
-        channel.send(_portable(error))
-
-
-def _portable(error: Exception) -> Exception:
-    """The error as one that the parent can read without TensorFlow."""
-    if isinstance(error, TaskError):
-        return TaskError(str(error))
-    if isinstance(error, MemoryError) or type(error).__name__ == "ResourceExhaustedError":
-        return MemoryError("a worker has not enough memory")
-    if isinstance(error, OSError):
-        return OSError(error.errno, error.strerror, error.filename)
-    if isinstance(error, ImportError):
-        return ImportError(str(error), name=error.name)
-    return RuntimeError("a worker failed:\n" + "".join(traceback.format_exception(error)))
-
-
-def _unwrap(answer: Any) -> Any:
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+        channel.send(make_portable(error))
