@@ -50,6 +50,15 @@ def test_the_first_failure_stops_all_and_is_the_one_reported(tmp_path):
     assert outcome.exits[0].stopped
 
 
+def test_a_report_needs_no_log():
+    code = (
+        BEAT
+        + "from heed.distributed.processes import report as r; r('full. disk'); print('x'); 1 / 0"
+    )
+    outcome = run_processes([worker(0, code)])
+    assert outcome.failure.describe() == "worker 0: full. disk"
+
+
 def test_a_worker_that_ignores_sigterm_is_killed():
     stubborn = "import signal; signal.signal(15, signal.SIG_IGN); " + SLEEP
     late = "import time, sys; time.sleep(0.5); sys.exit(1)"

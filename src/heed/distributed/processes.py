@@ -38,11 +38,13 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-_HEARTBEAT = "HEED_HEARTBEAT"  # the file descriptor to write to
+_HEARTBEAT = "HEED_HEARTBEAT"  # the file descriptor of a pipe to the supervisor
 _BEAT = 1.0  # seconds between two beats
 _POLL = 0.1  # seconds between two looks at the workers
+_OWN = "heed:"  # begins a line of heed's about an error
 _FROZEN = 5.0  # seconds between two looks that mean that the supervisor did not run
 _SETTLE = 0.5  # seconds in which other failures may still turn out to be the cause
+_LONGEST_REPORT = 2000  # bytes; a pipe takes so many at once or not at all
 _LINE_BYTES = 2**16  # of a log's end, searched for the last line
 # Runs before the command, in the same process: the kernel kills the worker when the supervisor dies. Popen's
 # `preexec_fn` would do it too, but may deadlock in a process with threads.
@@ -69,7 +71,8 @@ class Worker:
         command: the program and its arguments.
         environment: variables to set beside those of the supervisor; None removes one.
         log: the file that its output is appended to; its folder is made. None: a temporary one.
-        show: whether its stderr is also shown on the supervisor's, and its stdout goes there instead of to the log.
+        show: whether its stderr is also shown on the supervisor's, apart from lines that begin with "heed:", which the
+            supervisor reports, and its stdout goes to the supervisor's instead of to the log.
     """
 
     name: str
@@ -86,7 +89,8 @@ class Exit:
     Args:
         name: of the worker.
         code: its exit status; negative: the signal that killed it.
-        line: its last line that begins with "heed:", without that, or else the last line of its log; may be empty.
+        line: its report; else the last line of its log that begins with "heed:", without that; else the last line of
+            its log. It may be empty.
         silent: for how many seconds it had given no heartbeat when the supervisor killed it; 0 if it did not hang.
         stopped: whether the supervisor killed it because another one failed.
     """
@@ -174,18 +178,32 @@ def start_heartbeat() -> None:
 
     A daemon thread does it. A stopped or frozen process gives no beat; a main thread that waits does not matter.
     """
+    global _pipe
     number = os.environ.pop(_HEARTBEAT, None)
     if number is None:
         return
-    descriptor = int(number)
-    os.set_inheritable(descriptor, False)
-    threading.Thread(target=_beat, args=(descriptor,), daemon=True).start()
+    _pipe = int(number)
+    os.set_inheritable(_pipe, False)
+    threading.Thread(target=_beat, args=(_pipe,), daemon=True).start()
+
+
+def report(line: str) -> None:
+    """Tells the supervisor why this process ends, for `Exit.line`, even if its log is on a full disk.
+
+    Does nothing without a supervisor, or before `start_heartbeat`.
+    """
+    if _pipe is not None:
+        with contextlib.suppress(OSError):
+            os.write(_pipe, " ".join(line.split()).encode()[:_LONGEST_REPORT] + b"\n")
+
+
+_pipe: int | None = None  # of this process, to its supervisor
 
 
 def _beat(descriptor: int) -> None:
     with contextlib.suppress(OSError):  # the supervisor has ended
         while True:
-            os.write(descriptor, b".")
+            os.write(descriptor, b"\n")  # a line without a report
             time.sleep(_BEAT)
 
 
@@ -200,6 +218,8 @@ class _Process:
         self._log = _open_log(worker.log)
         self._start = self._shown = self._log.seek(0, os.SEEK_END)
         self.heartbeat, beats = os.pipe()
+        os.set_blocking(self.heartbeat, False)
+        self._received = b""
         environment = {**os.environ, **worker.environment, _HEARTBEAT: str(beats)}
         bootstrap = [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, str(os.getpid())]
         try:
@@ -222,11 +242,22 @@ class _Process:
     def poll(self) -> Exit | None:
         """Returns its end once it has one; shows its new output."""
         code = self._popen.poll()
-        self._show()
         if code is not None and self.end is None:
             self._send(signal.SIGKILL)  # processes that it left behind
-            self.end = Exit(self.worker.name, code, self._last_line(), self.silent, self.stopped)
+            self.listen()
+            self._show(ended=True)
+            line = self._last_line()
+            self.end = Exit(self.worker.name, code, line, self.silent, self.stopped)
+        elif code is None:
+            self._show()
         return self.end
+
+    def listen(self) -> None:
+        """Reads heartbeats and a report."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self.heartbeat, 4096):
+                self.last_beat = time.monotonic()
+                self._received = (self._received + data).lstrip(b"\n")
 
     def signal(self, number: int) -> None:
         """Sends it a signal, if it has not ended."""
@@ -246,22 +277,30 @@ class _Process:
         """Waits for its end."""
         self._popen.wait()
 
-    def _show(self) -> None:
-        """Copies new output to stderr."""
+    def _show(self, ended: bool = False) -> None:
+        """Copies whole new lines to stderr."""
         if not self.worker.show or sys.stderr is None:
             return
         while data := os.pread(self._log.fileno(), _LINE_BYTES, self._shown):
+            if not ended and len(data) < _LINE_BYTES:
+                data = data[: data.rfind(b"\n") + 1]
             self._shown += len(data)
-            sys.stderr.write(data.decode(errors="replace"))
+            for line in data.splitlines(keepends=True):
+                if not line.startswith(_OWN.encode()):
+                    sys.stderr.write(line.decode(errors="replace"))
             sys.stderr.flush()
+            if not data:
+                break
 
     def _last_line(self) -> str:
+        if self._received:
+            return self._received.partition(b"\n")[0].decode(errors="replace")
         size = os.fstat(self._log.fileno()).st_size
         start = max(self._start, size - _LINE_BYTES)
         text = os.pread(self._log.fileno(), _LINE_BYTES, start).decode(errors="replace")
         lines = [line for line in text.splitlines() if line.strip()]
-        own = [line for line in lines if line.startswith("heed:")]
-        return (own or lines or [""])[-1].removeprefix("heed:").strip()
+        own = [line for line in lines if line.startswith(_OWN)]
+        return (own or lines or [""])[-1].removeprefix(_OWN).strip()
 
 
 class _Supervisor:
@@ -318,9 +357,8 @@ class _Supervisor:
             for process in self._processes:
                 process.last_beat = began
         self._listened = began
-        for descriptor, event in poll.poll(1000 * _POLL):
-            if event & select.POLLIN and os.read(descriptor, 4096):
-                running[descriptor].last_beat = time.monotonic()
+        for descriptor, _ in poll.poll(1000 * _POLL):
+            running[descriptor].listen()
         time.sleep(max(0.0, began + _POLL - time.monotonic()))
 
     def _kill_hung(self) -> bool:
