@@ -59,12 +59,12 @@ def add_train(parser: Parser) -> None:
     run.add_argument(
         "--init-from", type=Path, metavar="RUN", help="start from its weights and vocabulary"
     )
+    add_launch(run)
     add_options(parser.add_argument_group("training"), TRAINING)
     model = parser.add_argument_group("the model")
     model.add_argument("--architecture", metavar="NAME", help="transformer or recurrent")
     model.add_argument("--preset", metavar="NAME", help="tiny, base or big")
     add_options(model, MODEL)
-    add_launch(parser)
     parser.epilog = (
         f"{_DEFAULTS}\nfor example: heed train --source a.en --target a.de --validate-with bleu"
     )

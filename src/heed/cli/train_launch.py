@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from heed import __version__, seq2seq
-from heed.cli.arguments import Parser, check_positive
+from heed.cli.arguments import check_positive
 from heed.cli.streams import print_note
 from heed.distributed.cluster import VARIABLE, Cluster, local_addresses, read_cluster
 from heed.distributed.meeting import meet
@@ -39,12 +40,10 @@ class Launch:
     cluster: Cluster | None = None
 
 
-def add_launch(parser: Parser) -> None:
+def add_launch(group: Any) -> None:
     """The arguments that launch several workers."""
-    group = parser.add_argument_group("several workers (or set TF_CONFIG on each)")
-    group.add_argument(
-        "--launch", choices=_WAYS, help="start workers: processes of this machine, or with Ray"
-    )
+    ways = " or ".join(_WAYS)
+    group.add_argument("--launch", choices=_WAYS, metavar="WAY", help=f"start workers: {ways}")
     group.add_argument("--workers", type=int, metavar="N", help="number of workers to start")
     group.add_argument(
         "--restarts", type=int, metavar="N", help=f"restarts after a fault ({RESTARTS})"
