@@ -69,7 +69,7 @@ def _fail(text: str, code: int) -> int:
     try:
         print_note(" ".join(text.split()))
     except OSError:  # the log's disk is full
-        sys.stderr = None  # type: ignore[assignment]
+        sys.stderr = None
     return code
 
 

@@ -77,7 +77,7 @@ def meet(cluster: Cluster, facts: Mapping[str, Any], wait: float = WAIT) -> Iter
         listener = stack.enter_context(_listen(cluster))
         if cluster.is_chief:
             guests: dict[int, _Line] = {}
-            stack.callback(lambda: [line.close() for line in guests.values()])
+            stack.callback(_close_all, guests)
             try:
                 _receive_guests(cluster, listener, guests, everything, deadline)
                 _call_back(cluster, guests, deadline)
@@ -259,6 +259,11 @@ def _send_all(lines: Mapping[int, _Line], message: Mapping[str, Any]) -> None:
     for line in lines.values():
         with contextlib.suppress(OSError):  # it has gone; the job will notice
             line.send(message)
+
+
+def _close_all(lines: Mapping[int, _Line]) -> None:
+    for line in lines.values():
+        line.close()
 
 
 def _differences(mine: Any, others: Any, name: str = "") -> str:

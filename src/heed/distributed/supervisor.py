@@ -35,7 +35,8 @@ def supervise(
         ClusterError: if a worker failed for the last time; the line says which, and why.
         OSError: see `run_processes`.
     """
-    for number in range(restarts + 1):
+    number = 0
+    while True:
         # SIGKILL at once: the others wait for the one that failed and can do nothing more.
         outcome = run_processes(make_workers(), silence=silence, grace=0, follower_status=LOST)
         failure = outcome.failure
@@ -43,9 +44,10 @@ def supervise(
             return outcome
         if failure.code in _FINAL and not failure.silent:
             raise ClusterError(failure.describe())
-        if number < restarts:
-            note(
-                f"{failure.describe()}; starting again from the last checkpoint "
-                f"({number + 1} of {restarts} restarts)"
-            )
-    raise ClusterError(f"gave up after {restarts} restarts: {failure.describe()}")
+        if number == restarts:
+            raise ClusterError(f"gave up after {restarts} restarts: {failure.describe()}")
+        number += 1
+        note(
+            f"{failure.describe()}; starting again from the last checkpoint "
+            f"({number} of {restarts} restarts)"
+        )
