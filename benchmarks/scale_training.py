@@ -16,7 +16,9 @@ from benchmarks.scale import Row
 
 BASE = ["--preset", "base", "--batch-size", "64", "--dropout", "0", "--validate-every", "1000"]
 STEPS, WARM_UP = 30, 10
-ONE_THREAD = dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"), "1")
+ONE_THREAD = dict.fromkeys(
+    ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"), "1"
+)
 LOSS_STEPS = 50
 
 

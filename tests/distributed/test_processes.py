@@ -74,6 +74,14 @@ def test_a_follower_is_not_the_cause():
     assert outcome.failure.describe() == "worker 1 was killed by SIGKILL"
 
 
+def test_a_worker_that_others_lost_because_it_hung_is_the_cause():
+    stopped = BEAT + "import os, time; os.kill(os.getpid(), 19)"
+    late = "import sys, time; time.sleep(5.8); sys.exit(75)"
+    workers = [worker(0, late), worker(1, stopped)]
+    outcome = run_processes(workers, silence=60, grace=0, follower_status=75)
+    assert outcome.failure.describe() == "worker 1 hung: it gave no sign of life for 6 s"
+
+
 def test_a_worker_that_hangs_is_found_and_killed():
     stopped = BEAT + "import os, time; time.sleep(0.2); os.kill(os.getpid(), 19)"
     began = time.monotonic()

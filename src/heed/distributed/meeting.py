@@ -41,7 +41,11 @@ class Meeting:
             ClusterError: on the others, if `act` raised, with the line of its error.
         """
         if self._host is not None:
-            answer = _receive(self._host, self._cluster)
+            try:
+                answer = self._host.receive()
+            except (OSError, ValueError) as error:
+                reason = getattr(error, "strerror", None) or str(error)
+                raise ClusterError(f"lost {self._cluster.name(0)}: {reason}") from None
             if answer.get("error"):
                 raise ClusterError(answer["error"])
             return
@@ -88,14 +92,8 @@ def meet(cluster: Cluster, facts: Mapping[str, Any], wait: float = WAIT) -> Iter
             yield Meeting(cluster, guests, None)
             return
         stack.enter_context(_answer_calls(listener, cluster.rank))
-        host = _go_to_chief(cluster, deadline)
+        host, answer = _go_to_chief(cluster, everything, deadline)
         stack.callback(host.close)
-        host.deadline = deadline + 10  # worker 0 tells when it has given up
-        try:
-            host.send({"rank": cluster.rank, "process": _identity(), "facts": everything})
-        except OSError as error:
-            raise _lost(cluster, error) from None
-        answer = _receive(host, cluster)
         if answer.get("error"):
             raise ClusterError(answer["error"])
         host.deadline = None  # worker 0 acts; if it dies, the connection ends
@@ -178,16 +176,20 @@ def _receive_guests(
             message = line.receive()
             rank, process, others = message["rank"], message["process"], message["facts"]
             differences = _differences(facts, others)
+            hash(rank)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):  # a stranger
             line.close()
             continue
-        if rank in processes:
+        error = ""
+        if rank in guests and processes[rank] == process:  # its first connection ended
+            guests.pop(rank).close()
+        elif rank in processes:
             error = f"two processes are worker {rank}: {processes[rank]} and {process}"
-        elif rank not in missing:
+        if not error and rank not in range(1, cluster.size):
             error = f"there is no worker {rank} among {cluster.size} workers"
-        elif differences:
+        elif not error and differences:
             error = f"worker {rank} differs from worker 0: {differences}"
-        else:
+        if not error:
             guests[rank], processes[rank] = line, process
             continue
         _send_all({rank: line}, {"error": error})
@@ -230,29 +232,28 @@ def _answer_calls(listener: socket.socket, rank: int) -> Iterator[None]:
         thread.join()
 
 
-def _go_to_chief(cluster: Cluster, deadline: float) -> _Line:
+def _go_to_chief(
+    cluster: Cluster, facts: Mapping[str, Any], deadline: float
+) -> tuple[_Line, dict[str, Any]]:
+    """Connects to worker 0, and waits for its answer.
+
+    Tries again if the connection ends: another process, such as the TensorFlow of an earlier start, may have had the
+    port.
+    """
     place = split_address(cluster.addresses[0])
-    while True:
+    reason = ""
+    while time.monotonic() < deadline:
+        line = None
         try:
-            return _Line(socket.create_connection(place, timeout=5), deadline)
-        except OSError as error:
-            if time.monotonic() + _RETRY >= deadline:
-                reason = error.strerror or str(error)
-                raise ClusterError(f"{cluster.name(0)} cannot be reached: {reason}") from None
+            line = _Line(socket.create_connection(place, timeout=5), deadline + 10)
+            line.send({"rank": cluster.rank, "process": _identity(), "facts": facts})
+            return line, line.receive()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            if line is not None:
+                line.close()
         time.sleep(_RETRY)
-
-
-def _receive(host: _Line, cluster: Cluster) -> dict[str, Any]:
-    """The next message of worker 0."""
-    try:
-        return host.receive()
-    except (OSError, ValueError) as error:
-        raise _lost(cluster, error) from None
-
-
-def _lost(cluster: Cluster, error: Exception) -> ClusterError:
-    reason = getattr(error, "strerror", None) or str(error)
-    return ClusterError(f"lost {cluster.name(0)} before the start: {reason}")
+    raise ClusterError(f"{cluster.name(0)} cannot be reached: {reason}")
 
 
 def _send_all(lines: Mapping[int, _Line], message: Mapping[str, Any]) -> None:

@@ -42,6 +42,7 @@ _HEARTBEAT = "HEED_HEARTBEAT"  # the file descriptor of a pipe to the supervisor
 _BEAT = 1.0  # seconds between two beats
 _POLL = 0.1  # seconds between two looks at the workers
 _OWN = "heed:"  # begins a line of heed's about an error
+_LATE = 5.0  # seconds without heartbeat that explain why others lost a worker
 _FROZEN = 5.0  # seconds between two looks that mean that the supervisor did not run
 _SETTLE = 0.5  # seconds in which other failures may still turn out to be the cause
 _LONGEST_REPORT = 2000  # bytes; a pipe takes so many at once or not at all
@@ -376,8 +377,13 @@ class _Supervisor:
         """Stops the rest, after a moment in which the cause may show."""
         until = time.monotonic() + _SETTLE
         while time.monotonic() < until and not all(one.poll() for one in self._processes):
-            time.sleep(_POLL / 2)
+            self._listen()
+        ends = [process.end for process in self._processes if process.end]
+        consequence = all(end.code in (0, self._follower_status) for end in ends)
         for process in self._processes:
+            age = time.monotonic() - process.last_beat
+            if consequence and self._silence and process.end is None and age > _LATE:
+                process.silent = age  # the others noticed first
             process.stopped = process.end is None and not process.silent
         if self._grace > 0:
             self._signal_all(signal.SIGTERM)
