@@ -50,6 +50,7 @@ class Row:
 # Module and function of each measurement. The function takes nothing and yields rows.
 MEASUREMENTS = {
     "training": ("scale_training", "measure"),
+    "translate": ("scale_translate", "measure"),
 }
 
 
