@@ -69,6 +69,7 @@ EXTRA_PACKAGES = {
     *(
         "onnx",
         "onnxruntime",
+        "ray",
         "sacrebleu",
         "sentencepiece",
         "shtab",
