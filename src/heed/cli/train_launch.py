@@ -139,11 +139,12 @@ def _extend(run: seq2seq.RunFolder) -> None:
 
 
 def _train_with_ray(launch: Launch, run: seq2seq.RunFolder) -> None:
-    from heed.cli.train_worker import print_result, train
+    from heed.cli.train_worker import print_result, train_in_ray
     from heed.distributed.ray_training import train_with_ray
 
     path = run.path.resolve()
-    print_result(train_with_ray(train, path, launch.workers, launch.restarts))
+    values = train_with_ray(train_in_ray, path, launch.workers, launch.restarts)
+    print_result(seq2seq.Trained(**values))
 
 
 def _local_workers(path: Path, count: int) -> list[Worker]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,11 @@ def train(path: Path, cluster: Cluster) -> Any:
 
     strategy = make_strategy(cluster)
     return seq2seq.train(seq2seq.RunFolder.open(path), strategy=strategy)
+
+
+def train_in_ray(path: Path, cluster: Cluster) -> dict[str, Any]:
+    """Trains the run in a process of Ray's; how it ended, as plain values."""
+    return asdict(train(path, cluster))
 
 
 def print_result(trained: Any) -> None:

@@ -49,14 +49,14 @@ class Meeting:
             if answer.get("error"):
                 raise ClusterError(answer["error"])
             return
-        error = ""
+        text = ""
         try:
             act()
         except BaseException as problem:
-            error = f"{self._cluster.name(0)}: {problem}"
+            text = f"{self._cluster.name(0)}: {problem}"
             raise
         finally:
-            _send_all(self._guests, {"error": error})
+            _send_all(self._guests, {"error": text})
 
 
 @contextlib.contextmanager
