@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.scale import Row
@@ -32,7 +32,7 @@ def start(*words: str | Path) -> subprocess.Popen[bytes]:
     )
 
 
-def time_processes(*commands: list[str | Path]) -> float:
+def time_processes(*commands: Sequence[str | Path]) -> float:
     """The seconds that commands take together, which must succeed."""
     begin = time.perf_counter()
     processes = [start(*words) for words in commands]
@@ -56,11 +56,20 @@ def _measure(folder: Path) -> Iterator[Row]:
     for name in ("a.txt", "b.txt"):
         lines = [f"{numbers.randrange(1_000_000)}\n" for _ in range(LINES)]
         (folder / "in" / name).write_text("".join(lines), encoding="utf-8")
-    translate = ["translate", run, *DECODING, "--input"]
+    translate: list[str | Path] = ["translate", run, *DECODING, "--input"]
     workers, apart = [], []
     for number in range(ROUNDS):
         out = folder / f"out{number}"
-        several = ["--output", out, "--launch", "local", "--workers", "2", "--device-threads", "2"]
+        several: list[str | Path] = [
+            "--output",
+            out,
+            "--launch",
+            "local",
+            "--workers",
+            "2",
+            "--device-threads",
+            "2",
+        ]
         workers.append(time_processes([*translate, folder / "in" / "*.txt", *several]))
         alone = [
             [*translate, folder / "in" / name, "--output", folder / name, "--device-threads", "1"]

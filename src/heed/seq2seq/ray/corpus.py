@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from heed.seq2seq.corpus_translation.answers import ATTEMPTS, make_portable, unwrap
@@ -47,6 +47,8 @@ def translate_on_ray(
                 f"{workers} workers of {each} threads need {workers * each} processors. The Ray cluster has "
                 f"{processors}"
             )
+        # Actors have working folders of their own.
+        job = replace(job, run=job.run.resolve(), ensemble=tuple(x.resolve() for x in job.ensemble))
         actors = _Actors(ray, job, each, note, make)
         try:
             yield from actors.translate(workers, shards)
