@@ -29,6 +29,7 @@ def start(*words: str | Path) -> subprocess.Popen[bytes]:
         env={**os.environ, **ONE_THREAD},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        start_new_session=True,  # as workers have: Linux shares processors among sessions
     )
 
 

@@ -27,7 +27,7 @@ class Summary:
         files: its files.
         lines: their lines.
         problems: lines that could not be translated.
-        shards: all shards; those that were there already.
+        shards: all shards.
         ready: the shards that were there before.
     """
 
