@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.scale import Row
 
 BASE = ["--preset", "base", "--batch-size", "64", "--dropout", "0", "--validate-every", "1000"]
-STEPS, WARM_UP = 30, 10
+STEPS, WARM_UP = 31, 10  # metrics come every ten steps; the last step validates
 ONE_THREAD = dict.fromkeys(
     ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"), "1"
 )
@@ -49,7 +49,7 @@ def read(run: Path) -> list[dict[str, float]]:
 def seconds_per_step(run: Path) -> float:
     """The time of a step after the warm-up, in which graphs are compiled."""
     by_step = {record["step"]: record["seconds"] for record in read(run)}
-    last = max(step for step in by_step if step < STEPS)  # the last one validates
+    last = max(step for step in by_step if step < STEPS)
     return (by_step[last] - by_step[WARM_UP]) / (last - WARM_UP)
 
 
@@ -57,6 +57,7 @@ def measure() -> Iterator[Row]:
     """Yields the rows of training."""
     with tempfile.TemporaryDirectory(prefix="heed-scale-") as folder:
         yield from _losses(Path(folder))
+        yield from _exact(Path(folder))
         yield from _throughput(Path(folder))
 
 
@@ -72,6 +73,20 @@ def _losses(folder: Path) -> Iterator[Row]:
         bar=1e-5,
         at_most=True,
         note=f"means over 10 steps; the loss falls to {two[-1]:.2f}",
+    )
+
+
+def _exact(folder: Path) -> Iterator[Row]:
+    """The default numbers task, to its end."""
+    for workers in (1, 2):
+        finish(start(folder / f"exact{workers}", workers=workers))
+    one, two = (read(folder / f"exact{n}")[-1]["validation_exact"] for n in (1, 2))
+    yield Row(
+        "exact match of the numbers task, difference of 2 processes and 1",
+        abs(one - two),
+        bar=0.01,
+        at_most=True,
+        note=f"{one:.1%} and {two:.1%}; dropout differs",
     )
 
 

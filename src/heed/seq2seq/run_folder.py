@@ -10,6 +10,7 @@ model.keras      the same as a Keras model
 metrics.jsonl    metrics, a line every few steps
 train.log        the log
 tensorboard/     the metrics for TensorBoard
+logs/            the output of each of several workers
 evaluation.json, report.html, attention.png, attention.html
 """
 
