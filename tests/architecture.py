@@ -34,6 +34,7 @@ FLOORS = {
     "acceleration": 4,
     "seq2seq": 5,
     "export": 5,
+    "distributed": 5,
     "_info": 5,
     "_loading": 5,
     "cli": 6,
@@ -49,7 +50,7 @@ FOREIGN_ATTRIBUTES = {
 EAGER = {"_loading"}
 # Only these files import a framework: other backends can follow.
 FRAMEWORKS = {"tensorflow", "jax", "torch"}
-FRAMEWORK_FILES = ("ops/backends/*", "seq2seq/training*.py", "export/*")
+FRAMEWORK_FILES = ("ops/backends/*", "seq2seq/training*.py", "export/*", "distributed/*")
 MASK_RULES = "ops/mask_rules.py"
 BASE_PACKAGES = {"keras", "numpy", "optree"}
 EXTRA_PACKAGES = {
@@ -68,6 +69,7 @@ EXTRA_PACKAGES = {
     *(
         "onnx",
         "onnxruntime",
+        "ray",
         "sacrebleu",
         "sentencepiece",
         "shtab",

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,7 +13,9 @@ import urllib.request
 import pytest
 
 from heed.seq2seq.serving import sockets
-from tests.cli.command import fails
+from tests.cli.command import fails, process
+from tests.seq2seq.serving.conftest import wait_until
+from tests.seq2seq.serving.load import Load
 
 
 @pytest.mark.parametrize(
@@ -27,6 +31,7 @@ from tests.cli.command import fails
         (["a", "x/../a"], 1, "two runs are called 'a'"),
         (["a", "--name", ""], 1, "cannot be called ''"),
         (["a", "--drain", "0"], 1, "`drain`"),
+        (["a", "--processes", "0"], 1, "--processes must be an integer >= 1"),
     ],
 )
 def test_what_cannot_be_served(heed, words, status, message):
@@ -104,3 +109,91 @@ main([*words[:2], "--port", sys.stdin.readline(), "--timeout", "60"])
         "heed: 0.0.0.0: other machines can reach this server, which has no authentication",
         "heed: stopped",
     ]
+
+
+def children_of(pid):
+    listed = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
+    return [int(one) for one in listed.stdout.split()]
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_under_load(finished_run):
+    """No request is lost that the client repeats, and no answer is wrong; then all end, what runs is answered."""
+    words = ["serve", finished_run.path, "--port", "0", "--processes", "2"]
+    with process(*words) as server:
+        try:
+            line = server.stdout.readline()
+            assert line.endswith("/ by 2 processes (Ctrl-C stops)\n"), server.stderr.read()
+            port = int(line.split()[3].split(":")[2].strip("/"))
+            url = f"http://127.0.0.1:{port}"
+            with Load(("127.0.0.1", port)) as load:
+                load.wait(200)
+                assert not load.repeats
+                before = children_of(server.pid)
+                assert len(before) == 2
+                os.kill(before[0], signal.SIGKILL)
+                load.wait(200)
+                note = server.stderr.readline()
+                assert note.endswith("was killed by SIGKILL: starting another one\n")
+                os.kill(before[1], signal.SIGKILL)  # while the first is started again
+                server.stderr.readline()
+                load.wait(200)
+            assert load.lost == 0
+            assert all(len(found) == 1 for found in load.answers.values())
+            assert not set(before) & set(children_of(server.pid))
+            with urllib.request.urlopen(f"{url}/health", timeout=60) as answer:
+                assert json.load(answer)["status"] == "ok"
+            with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
+                counted = [x for x in answer.read().decode().splitlines() if '"/translate"' in x]
+            total = next(x for x in counted if 'status="200"' in x)
+            assert float(total.split()[-1]) >= load.count
+            after = children_of(server.pid)
+            with Load(("127.0.0.1", port)) as load:
+                load.wait(50)
+                server.send_signal(signal.SIGTERM)
+                assert server.wait(60) == -signal.SIGTERM
+                load._stop.set()
+                load.lost = 0
+            assert all("reset" not in why for why in load.repeats), load.repeats
+        finally:
+            server.kill()
+    for pid in after:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_processes_end_with_the_first_one(finished_run, number):
+    with process("serve", finished_run.path, "--port", "0", "--processes", "2") as server:
+        try:
+            line = server.stdout.readline()
+            port = int(line.split()[3].split(":")[2].strip("/"))
+            children = children_of(server.pid)
+            server.send_signal(number)
+            assert server.wait(60) == (130 if number == signal.SIGINT else -signal.SIGKILL)
+            for pid in children:
+                wait_until(lambda pid=pid: not children_alive(pid))
+            sockets.bind("127.0.0.1", port).close()
+        finally:
+            server.kill()
+
+
+def children_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+def test_processes_that_cannot_load_a_run(finished_run, tmp_path):
+    """One line, as from one process."""
+    path = shutil.copytree(finished_run.path, tmp_path / "run")
+    (path / "weights.npz").write_bytes(b"PK")
+    with process("serve", path, "--port", "0", "--processes", "2") as server:
+        out, err = server.communicate(timeout=120)
+    assert (server.returncode, out) == (1, "")
+    assert err.startswith(f"heed: {path}/weights.npz is damaged")
+    assert err.count("\n") == 1

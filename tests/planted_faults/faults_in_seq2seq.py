@@ -6,8 +6,76 @@ from tests.planted_faults.fault import Fault
 
 _SEQ2SEQ, _OF_SEQ2SEQ = "src/heed/seq2seq", "tests/seq2seq"
 
+_CORPUS, _OF_CORPUS = f"{_SEQ2SEQ}/corpus_translation", f"{_OF_SEQ2SEQ}/corpus_translation"
+
 FAULTS = (
+    # Translating a corpus
+    Fault(
+        "a file that changes while it is translated is not noticed",
+        f"{_CORPUS}/inputs.py",
+        "if zlib.crc32(data) != self.checksums[number]:",
+        "if False:",
+        (f"{_OF_CORPUS}/test_corpus_translation.py",),
+    ),
+    Fault(
+        "an output folder takes another job",
+        f"{_CORPUS}/manifest.py",
+        "if before.get(name) != now[name]:",
+        "if False:",
+        (f"{_OF_CORPUS}/test_corpus_translation.py::test_another_translation_is_refused",),
+    ),
+    Fault(
+        "a finished shard is translated again",
+        f"{_CORPUS}/coordinator.py",
+        """                if problems is None:
+                    missing.append((file, number))
+                    continue
+""",
+        """                if True:
+                    missing.append((file, number))
+                    continue
+""",
+        (f"{_OF_CORPUS}/test_corpus_translation.py::test_a_second_call_continues",),
+    ),
+    Fault(
+        "a shard is lost with its worker",
+        f"{_CORPUS}/answers.py",
+        "ATTEMPTS = 3",
+        "ATTEMPTS = 1",
+        (f"{_OF_CORPUS}/test_processes.py",),
+    ),
+    Fault(
+        "a worker outlives its parent",
+        f"{_SEQ2SEQ}/child_process.py",
+        "        self.on_end()\n",
+        "        pass\n",
+        (f"{_OF_CORPUS}/test_processes.py::test_workers_end_with_their_parent",),
+    ),
+    Fault(
+        "samples depend on the shards before",
+        f"{_CORPUS}/job.py",
+        "        self._translator.continue_seeds(shard.first_line)\n",
+        "",
+        ("tests/cli/test_translate_corpus.py::test_samples_do_not_depend_on_the_order_of_shards",),
+    ),
     # Serving
+    Fault(
+        "a server process that dies stays dead",
+        f"{_SEQ2SEQ}/serving/processes.py",
+        """        self._note(f"{end}: starting another one")
+        self._start(number)
+""",
+        """        self._note(f"{end}: starting another one")
+""",
+        (f"{_OF_SEQ2SEQ}/serving/test_processes.py",),
+    ),
+    Fault(
+        "a dead process' texts wait for ever",
+        f"{_SEQ2SEQ}/serving/processes.py",
+        "            forget_process(child.pid, self._folder)\n",
+        "            pass\n",
+        (f"{_OF_SEQ2SEQ}/serving/test_processes.py",),
+    ),
     Fault(
         "texts with other options join a batch",
         f"{_SEQ2SEQ}/serving/batcher.py",

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tests.planted_faults import (
+    faults_in_distributed,
     faults_in_export,
     faults_in_kernels,
     faults_in_layers,
@@ -21,6 +22,7 @@ FAULTS = (
     *faults_in_tools.FAULTS,
     *faults_in_seq2seq.FAULTS,
     *faults_in_export.FAULTS,
+    *faults_in_distributed.FAULTS,
 )
 
 

@@ -15,6 +15,7 @@ from heed import __version__
 from heed.cli.arguments import Parser
 from heed.cli.completion import SHELLS, completion_script
 from heed.cli.streams import drop_output, prepare_streams, print_line, print_note
+from heed.distributed.cluster import ClusterError
 from heed.seq2seq.errors import TaskError
 
 
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         drop_output()
         return 1
     except Exception as error:
-        text = _explain_error(error)
+        text = explain_error(error)
         if text is None:
             raise
         drop_output()
@@ -84,9 +85,9 @@ def _fail(text: str, code: int) -> int:
     return code
 
 
-def _explain_error(error: Exception) -> str | None:
+def explain_error(error: Exception) -> str | None:
     """The line for an error that the user can fix; None for a bug."""
-    if isinstance(error, TaskError):
+    if isinstance(error, (TaskError, ClusterError)):
         return str(error)
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None and isinstance(error, tensorflow.errors.ResourceExhaustedError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from heed import seq2seq
@@ -54,11 +54,12 @@ def open_translator(
     options: seq2seq.DecodingOptions | None = None,
     ensemble: Sequence[Path] | None = None,
     threads: int | None = None,
+    note: Callable[[str], object] = print_note,
 ) -> seq2seq.Translator:
-    """Opens the run's model, and those of an ensemble; notes go to stderr."""
+    """Opens the run's model, and those of an ensemble; notes go to stderr by default."""
     run, *others = (seq2seq.RunFolder.open(one) for one in (path, *(ensemble or ())))
     start_tensorflow(threads)
-    translator = seq2seq.Translator(run, print_note, options, others)
+    translator = seq2seq.Translator(run, note, options, others)
     if not run.weights.exists():
-        print_note(f"{path} is not finished: using its checkpoint of step {translator.step}")
+        note(f"{path} is not finished: using its checkpoint of step {translator.step}")
     return translator

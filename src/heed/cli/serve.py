@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import functools
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from heed import seq2seq
-from heed.cli.arguments import Parser, add_options, select_options
+from heed.cli.arguments import Parser, add_options, check_positive, select_options
 from heed.cli.decoding import open_translator
 from heed.cli.streams import print_line, print_note
+from heed.seq2seq.child_process import Channel, count_threads
 from heed.seq2seq.errors import TaskError
+
+if TYPE_CHECKING:
+    from heed.seq2seq.serving.options import ServingOptions
 
 _LIMITS = (
     ("max_batch", int, "hypotheses decoded together (64)"),
@@ -47,6 +57,9 @@ def add_serve(parser: Parser) -> None:
         metavar="NAME",
         help="host name that clients use, as through a proxy (*: any); repeatable",
     )
+    parser.add_argument(
+        "--processes", type=int, metavar="N", help="server processes behind the port (1)"
+    )
     add_options(parser, _LIMITS + _DECODING)
     parser.epilog = "for example: heed serve heed-runs/numbers --port 8080"
 
@@ -67,28 +80,79 @@ def run_serve(parsed: argparse.Namespace) -> None:
     from heed.seq2seq.serving.hosts import Hosts
     from heed.seq2seq.serving.options import ServingOptions
 
+    count = 1 if parsed.processes is None else check_positive("--processes", parsed.processes)
     limits = ServingOptions(**select_options(parsed, [name for name, _, _ in _LIMITS]))
     decoding = seq2seq.DecodingOptions(**select_options(parsed, [name for name, _, _ in _DECODING]))
-    runs = _name_runs(parsed.runs, parsed.name or [])
-    for path in runs.values():
+    served = _Served(
+        _name_runs(parsed.runs, parsed.name or []),
+        limits,
+        decoding,
+        parsed.host,
+        tuple(parsed.allowed_host),
+        None if count == 1 else count_threads(None, count),
+    )
+    for path in served.runs.values():
         seq2seq.RunFolder.open(path)
     with sockets.bind(parsed.host, parsed.port) as listener:
-        hosts = Hosts.of(listener, parsed.host, parsed.allowed_host)
+        Hosts.of(listener, parsed.host, parsed.allowed_host)
         if not sockets.is_loopback(listener):
             print_note(
                 f"{parsed.host}: other machines can reach this server, which has no authentication"
             )
-        translators = {name: open_translator(path) for name, path in runs.items()}
+
+        def print_address(url: str) -> None:
+            by = "" if count == 1 else f" by {count} processes"
+            print_line(f"serving {', '.join(served.runs)} at {url}{by} (Ctrl-C stops)")
+
+        if count == 1:
+            served.serve(listener, print_address)
+            return
+        from heed.seq2seq.serving.processes import serve_in_processes
+
+        program = functools.partial(_serve_in_child, served)
+        serve_in_processes(listener, count, program, limits.drain, print_address, print_note)
+
+
+@dataclass(frozen=True)
+class _Served:
+    """What to serve, and how; `threads` are those of this process."""
+
+    runs: dict[str, Path]
+    limits: ServingOptions
+    decoding: seq2seq.DecodingOptions
+    host: str
+    allowed_hosts: tuple[str, ...]
+    threads: int | None
+
+    def serve(
+        self,
+        listener: socket.socket,
+        on_start: Callable[[str], object],
+        note: Callable[[str], object] = print_note,
+        shared: bool = False,
+    ) -> None:
+        """Loads the runs and answers requests until a signal."""
+        from heed.seq2seq.serving.hosts import Hosts
+
+        hosts = Hosts.of(listener, self.host, self.allowed_hosts)
+        translators = {
+            name: open_translator(path, None, None, self.threads, note)
+            for name, path in self.runs.items()
+        }
         from heed.seq2seq.serving.server import serve
 
-        serve(
-            listener,
-            translators,
-            limits,
-            decoding,
-            hosts,
-            lambda url: print_line(f"serving {', '.join(runs)} at {url} (Ctrl-C stops)"),
-        )
+        serve(listener, translators, self.limits, self.decoding, hosts, on_start, shared)
+
+
+def _serve_in_child(served: _Served, number: int, descriptor: int, channel: Channel) -> None:
+    """The program of a server process; the first one prints notes about the runs."""
+    channel.on_end = lambda: os.kill(os.getpid(), signal.SIGTERM)  # answers its last requests
+    note = print_note if number == 0 else lambda _: None
+    try:
+        with socket.socket(fileno=descriptor) as listener:
+            served.serve(listener, lambda _: channel.send(None), note, shared=True)
+    except TaskError as error:
+        channel.send(error)
 
 
 def _name_runs(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:

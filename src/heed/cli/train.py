@@ -11,6 +11,8 @@ from typing import Any
 from heed import seq2seq
 from heed.cli.arguments import Parser, add_options, option_name, select_options
 from heed.cli.streams import STANDARD_INPUT, copy_input, print_line
+from heed.cli.train_launch import Launch, add_launch, read_launch, train_on_workers
+from heed.cli.train_worker import print_result
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.settings import MODEL, TRAINING
 from heed.seq2seq.tensorflow_start import start_tensorflow
@@ -57,6 +59,7 @@ def add_train(parser: Parser) -> None:
     run.add_argument(
         "--init-from", type=Path, metavar="RUN", help="start from its weights and vocabulary"
     )
+    add_launch(run)
     add_options(parser.add_argument_group("training"), TRAINING)
     model = parser.add_argument_group("the model")
     model.add_argument("--architecture", metavar="NAME", help="transformer or recurrent")
@@ -86,8 +89,9 @@ def run_train(parsed: argparse.Namespace) -> None:
     """Trains a new run, or continues one."""
     from heed.seq2seq.tasks import TASKS
 
+    launch = read_launch(parsed)
     if parsed.resume is not None:
-        run = _open_run_to_resume(parsed)
+        run = _open_run_to_resume(parsed, launch)
     else:
         config = None if parsed.config is None else seq2seq.read_config(parsed.config)
         if config is not None:
@@ -104,10 +108,11 @@ def run_train(parsed: argparse.Namespace) -> None:
                 raise TaskError(f"choose a task: {_describe_ways()}")
             if kind not in TASKS:
                 raise TaskError(f"`task` must be one of {', '.join(TASKS)}. Received: {kind!r}")
-            run = _make_run(parsed, TASKS[kind], config)
-    trained = seq2seq.train(run)
-    early = f", stopped early; best at {trained.best_step:,}" if trained.stopped_early else ""
-    print_line(f"trained {trained.steps:,} steps in {trained.seconds:.1f} s{early}")
+            run = _make_run(parsed, TASKS[kind], config, launch)
+    if launch is not None:
+        train_on_workers(launch, run, extend=parsed.resume is not None)
+    else:
+        print_result(seq2seq.train(run))
     print_line(f"the run: {run.path}")
 
 
@@ -120,8 +125,8 @@ def _describe_ways() -> str:
     return f"{', '.join(tasks + others)} or `heed train --resume RUN`"
 
 
-def _open_run_to_resume(parsed: argparse.Namespace) -> seq2seq.RunFolder:
-    """Opens the run to resume, extended if there are more steps."""
+def _open_run_to_resume(parsed: argparse.Namespace, launch: Launch | None) -> seq2seq.RunFolder:
+    """Opens the run to resume, extended if there are more steps; on several workers the chief will extend it."""
     from heed.seq2seq.tasks import TASKS
 
     if parsed.task is not None:
@@ -135,9 +140,13 @@ def _open_run_to_resume(parsed: argparse.Namespace) -> seq2seq.RunFolder:
             "(only --steps may be given, to extend it)"
         )
     run = seq2seq.RunFolder.open(parsed.resume)
+    if parsed.steps is not None and launch is not None:
+        training = {**run.config["training"], "steps": parsed.steps}
+        return seq2seq.RunFolder(run.path, {**run.config, "training": training})
     if parsed.steps is not None:
         run = seq2seq.extend_run(run, parsed.steps)
-    start_tensorflow()
+    if launch is None:
+        start_tensorflow()
     return run
 
 
@@ -149,10 +158,18 @@ def _fill_in(parsed: argparse.Namespace, config: seq2seq.ConfigFile) -> None:
 
 
 def _make_run(
-    parsed: argparse.Namespace, kind: type[seq2seq.Task], config: seq2seq.ConfigFile | None
+    parsed: argparse.Namespace,
+    kind: type[seq2seq.Task],
+    config: seq2seq.ConfigFile | None,
+    launch: Launch | None,
 ) -> seq2seq.RunFolder:
+    """Makes the run; on several workers it is not written yet."""
     values = _select_task_options(parsed, kind)
-    path = _choose_path(parsed, kind.kind)
+    # Beside other workers, or in a second start, the folder may be there.
+    joins = launch is not None and launch.cluster is not None
+    path = parsed.run if joins else _choose_path(parsed, kind.kind)
+    if launch is not None and values.get("source") == STANDARD_INPUT:
+        raise TaskError("standard input cannot be the source on several workers: give a file")
     init_from = None if parsed.init_from is None else seq2seq.RunFolder.open(parsed.init_from)
     seq2seq.TrainingOptions(**select_options(parsed, [setting.name for setting in TRAINING]))
     if init_from is not None and isinstance(previous := init_from.task(), kind):
@@ -167,6 +184,7 @@ def _make_run(
             preset=parsed.preset,
             init_from=init_from,
             config_file=config,
+            write=launch is None,
             **select_options(parsed, _OPTIONS),
         )
 

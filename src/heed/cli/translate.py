@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from heed import seq2seq
 from heed.cli.arguments import Parser, check_positive
 from heed.cli.decoding import add_decoding_options, open_translator, read_decoding_options
 from heed.cli.streams import open_input, open_output, print_note, read_terminal, strip_mark
+from heed.cli.translate_corpus import add_corpus_options, is_corpus, translate_corpus
+from heed.seq2seq.corpus_translation.job import LineFormat
 from heed.seq2seq.errors import TaskError
-
-# Byte tokens may spell a line break, which would start another line.
-_NO_BREAKS = str.maketrans("\r\n", "  ")
 
 
 def add_translate(parser: Parser) -> None:
@@ -27,8 +26,12 @@ def add_translate(parser: Parser) -> None:
     )
     parser.add_argument("--language", help="target language of the run (the first)")
     parser.add_argument("--picture", action="store_true", help="draw RUN/attention.png too")
-    parser.add_argument("--input", type=Path, help="read this file, not standard input")
-    parser.add_argument("--output", type=Path, help="write this file, not standard output")
+    parser.add_argument(
+        "--input", type=Path, help="read this file, or the files of a pattern, not standard input"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="write this file, or a file for each input in this folder"
+    )
     parser.add_argument("--batch-size", type=int, help="lines translated together (64)")
     add_decoding_options(parser)
     parser.add_argument("--prefix", metavar="TEXT", help="beginning of each translation")
@@ -44,6 +47,7 @@ def add_translate(parser: Parser) -> None:
         help="word links after each translation: i-j ...",
     )
     parser.add_argument("--quiet", action="store_true", help="print problems only")
+    add_corpus_options(parser)
 
 
 def run_translate(parsed: argparse.Namespace) -> int | None:
@@ -51,6 +55,9 @@ def run_translate(parsed: argparse.Namespace) -> int | None:
     # Checks that need no TensorFlow come before it loads, which takes seconds.
     options = read_decoding_options(parsed)
     size = 64 if parsed.batch_size is None else check_positive("--batch-size", parsed.batch_size)
+    line_format = LineFormat(parsed.n_best, parsed.scores, parsed.alignments)
+    if is_corpus(parsed):
+        return translate_corpus(parsed, options, line_format, size)
     files = [path for path in (parsed.input, parsed.output) if path is not None and path.is_file()]
     if len(files) == 2 and files[0].samefile(files[1]):  # a terminal may be both
         raise TaskError(
@@ -71,7 +78,7 @@ def run_translate(parsed: argparse.Namespace) -> int | None:
             (translations,) = translator.translations(
                 [text], parsed.language, parsed.prefix, alignments=parsed.alignments
             )
-            for line in _format_answer(parsed, 1, translations):
+            for line in line_format.format(1, translations):
                 write(line)
         if parsed.picture:
             seen = seq2seq.read_attention(translator, text, parsed.language)
@@ -88,11 +95,12 @@ def run_translate(parsed: argparse.Namespace) -> int | None:
         if terminal:
             start = [] if parsed.prefix is None else task.encode_prefix(parsed.prefix)
             lines, size = read_terminal(lambda: translator.warm_up(start)), 1
-        return _translate_lines(parsed, translator, lines, write, size)
+        return _translate_lines(parsed, line_format, translator, lines, write, size)
 
 
 def _translate_lines(
     parsed: argparse.Namespace,
+    line_format: LineFormat,
     translator: seq2seq.Translator,
     lines: Iterable[str],
     write: Callable[[str], None],
@@ -117,22 +125,6 @@ def _translate_lines(
         parsed.alignments,
     )
     for number, translations in enumerate(stream, 1):
-        for line in _format_answer(parsed, number, translations):
+        for line in line_format.format(number, translations):
             write(line)
     return 1 if problems else 0
-
-
-def _format_answer(
-    parsed: argparse.Namespace, number: int, translations: Sequence[seq2seq.Translation]
-) -> Iterator[str]:
-    """The output for a line of input, always the same number of lines: columns separated by tabs."""
-    for rank in range(parsed.n_best or 1):
-        one = translations[rank] if translations else None
-        columns = [] if parsed.n_best is None else [str(number)]
-        if parsed.scores:
-            columns.append("" if one is None else f"{one.score:.4f}")
-        text = "" if one is None else one.text.translate(_NO_BREAKS)
-        after = [str((one and one.alignment) or "")] if parsed.alignments else []
-        if columns or after:
-            text = text.replace("\t", " ")
-        yield "\t".join([*columns, text, *after])

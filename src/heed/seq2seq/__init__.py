@@ -9,6 +9,7 @@
   `write_report` writes a page about one run, or two (`Compared`).
 - `read_attention`: the attention of a translation as weights, a picture and a page.
 - `Shipment`: a trained run for `heed.export.export`.
+- `heed.seq2seq.ray`: translating a dataset, and serving, on a Ray cluster.
 - `run_demo`: all of it on numbers.
 - `TaskError`: an error that the user can fix.
 

@@ -10,6 +10,7 @@ model.keras      the same as a Keras model
 metrics.jsonl    metrics, a line every few steps
 train.log        the log
 tensorboard/     the metrics for TensorBoard
+logs/            the output of each of several workers
 evaluation.json, report.html, attention.png, attention.html
 """
 
@@ -58,12 +59,20 @@ class RunFolder:
         path: the folder.
         config: the contents of its config.json.
         task: its task, if it is loaded already.
+        files: those that :meth:`write` writes.
     """
 
-    def __init__(self, path: Path, config: Mapping[str, Any], task: Task | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: Mapping[str, Any],
+        task: Task | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
         self.path = path
         self.config = config
         self._task = task
+        self._files = files or {}
 
     @classmethod
     def create(
@@ -75,7 +84,27 @@ class RunFolder:
         architecture: str = "transformer",
         others: Mapping[str, bytes] | None = None,
     ) -> RunFolder:
-        """Makes a new run folder, all of it or nothing.
+        """Makes a new run folder, all of it or nothing; the arguments are those of :meth:`draft`.
+
+        Raises:
+            TaskError: if the folder exists and is not empty.
+            OSError: if it cannot be written.
+        """
+        draft = cls.draft(path, task, options, model, architecture, others)
+        draft.write()
+        return draft
+
+    @classmethod
+    def draft(
+        cls,
+        path: Path | str,
+        task: Task,
+        options: TrainingOptions,
+        model: Mapping[str, Any],
+        architecture: str = "transformer",
+        others: Mapping[str, bytes] | None = None,
+    ) -> RunFolder:
+        """Makes a run that is not written yet.
 
         Args:
             path: the folder; it must not exist, or be empty.
@@ -84,13 +113,7 @@ class RunFolder:
             model: the fields of the model's config.
             architecture: see `heed.seq2seq.architectures`.
             others: more files, by name.
-
-        Raises:
-            TaskError: if the folder exists and is not empty.
-            OSError: if it cannot be written.
         """
-        path = Path(path)
-        cls.check_free(path)
         files = {**task.files(), **(others or {})}
         config = {
             "format": _FORMAT,
@@ -101,11 +124,21 @@ class RunFolder:
             "architecture": architecture,
             "model": dict(model),
         }
-        place = path.resolve()  # a link to an empty folder stays one
+        return cls(Path(path), config, task, {**files, "config.json": _encode_json(config)})
+
+    def write(self) -> None:
+        """Writes the folder of a draft, all of it or nothing.
+
+        Raises:
+            TaskError: if the folder exists and is not empty.
+            OSError: if it cannot be written.
+        """
+        self.check_free(self.path)
+        place = self.path.resolve()  # a link to an empty folder stays one
         place.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
         try:
-            for name, data in {**files, "config.json": _encode_json(config)}.items():
+            for name, data in self._files.items():
                 (temporary / name).write_bytes(data)
             (temporary / "checkpoints").mkdir()
             temporary.chmod(0o755)
@@ -114,7 +147,6 @@ class RunFolder:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         sync_folder(place.parent)
-        return cls(path, config, task)
 
     @classmethod
     def check_free(cls, path: Path) -> None:

@@ -28,6 +28,7 @@ def start_run(
     preset: str | None = None,
     init_from: RunFolder | None = None,
     config_file: ConfigFile | None = None,
+    write: bool = True,
     **options: Any,
 ) -> RunFolder:
     """Makes a new run. Options override the preset, the preset the task's recipe, and the recipe the defaults.
@@ -40,6 +41,7 @@ def start_run(
         init_from: a trained run to start from. The new run takes its model and weights; embeddings of tokens that only
             the new vocabulary has are initialised.
         config_file: the file that asked for the run, kept in its folder.
+        write: whether to write the folder; otherwise `RunFolder.write` does later.
         **options: fields of `TrainingOptions`, or of the model's config (`TransformerConfig`,
             `RecurrentTranslatorConfig`).
 
@@ -87,7 +89,8 @@ def start_run(
     training_options = TrainingOptions(**training)
     if training_options.validate_with != "loss":
         load_sacrebleu(training_options.validate_with)
-    RunFolder.check_free(Path(path))
+    if write:
+        RunFolder.check_free(Path(path))
     check_training(model, task, training_options)
     task.check_batches(training_options)
     others = {} if config_file is None else {"train.yaml": config_file.data}
@@ -95,7 +98,10 @@ def start_run(
         others[INITIAL] = make_initial_weights(
             init_from, task, architecture, model, training_options.seed
         )
-    return RunFolder.create(path, task, training_options, model.to_dict(), architecture, others)
+    run = RunFolder.draft(path, task, training_options, model.to_dict(), architecture, others)
+    if write:
+        run.write()
+    return run
 
 
 def extend_run(run: RunFolder, steps: int) -> RunFolder:

@@ -6,7 +6,7 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +27,7 @@ from heed.seq2seq.task import Batch, Task
 from heed.seq2seq.trained_model import assign, check_values, make_model, write_trained
 from heed.seq2seq.training_log import TrainingLog
 from heed.seq2seq.training_step import TrainingStep
+from heed.seq2seq.training_workers import Workers
 from heed.seq2seq.validation_score import ValidationScore
 
 _RECORD_EVERY = 10  # steps in one line of metrics
@@ -114,16 +115,16 @@ def train(
     if keras.backend.backend() != "tensorflow":
         raise TaskError("training needs Keras on TensorFlow: set KERAS_BACKEND=tensorflow")
     strategy = strategy or tf.distribute.get_strategy()
-    chief = _is_chief(strategy)
-    with run.lock() if chief else contextlib.nullcontext(), _deterministic():
-        return _Training(run, strategy, chief).run(progress)
+    workers = Workers(strategy)
+    with run.lock() if workers.chief else contextlib.nullcontext(), _deterministic():
+        return _Training(run, strategy, workers).run(progress)
 
 
 class _Training:
     """One sitting: the model, its optimizer and the progress."""
 
-    def __init__(self, run: RunFolder, strategy: tf.distribute.Strategy, chief: bool) -> None:
-        self._run, self._chief = run, chief
+    def __init__(self, run: RunFolder, strategy: tf.distribute.Strategy, workers: Workers) -> None:
+        self._run, self._workers, self._chief = run, workers, workers.chief
         self._options: TrainingOptions = run.options
         self._task: Task = run.task()
         with strategy.scope():
@@ -136,7 +137,10 @@ class _Training:
         self._saved = 0
         self._score: ValidationScore | None = None  # of translations, if requested
         self._notes: list[str] = []  # to write once the log is open
-        self._restore()
+        self._stop_requested: Callable[[], bool] = lambda: False
+        if self._chief:
+            self._restore()
+        self._share()
 
     # Checkpoints ----------------------------------------------------------------------------------
 
@@ -183,6 +187,17 @@ class _Training:
             self._at.steps = self._options.steps
             self._at.stopped_early, self._at.without_better = False, 0
 
+    def _share(self) -> None:
+        """Gives all workers the chief's weights and progress: its run folder is the one that counts."""
+        self._share_progress()
+        for variables in self._variables().values():
+            self._workers.share_variables(variables)
+        self._workers.vary_seeds(self._variables()["other"])
+        self._saved = self._at.step
+
+    def _share_progress(self) -> None:
+        vars(self._at).update(self._workers.share_values(vars(self._at)))
+
     def _begin(self) -> None:
         """Takes the initial weights from another run, if there are some."""
         if INITIAL not in self._run.config["files"]:
@@ -198,7 +213,8 @@ class _Training:
 
     def run(self, progress: bool) -> Trained:
         at, options = self._at, self._options
-        if self._is_finished() and self._is_written():
+        written = self._chief and self._is_finished() and self._is_written()
+        if self._workers.share_values({"written": written})["written"]:
             return self._result()
         if not self._is_finished():
             self._prepare()
@@ -213,7 +229,11 @@ class _Training:
             )
             for note in self._notes:
                 log.write(note)
-            stop = StopRequest(lambda: at.step == self._saved, _STOP_NOTICE if progress else "")
+            stop = StopRequest(
+                lambda: at.step == self._saved and not self._workers.several,
+                _STOP_NOTICE if progress else "",
+            )
+            self._stop_requested = lambda: bool(stop.signal)
             try:
                 with stop:
                     if not self._is_finished():
@@ -251,7 +271,8 @@ class _Training:
                 self._take(step_batches, log)
                 at.seconds = time.monotonic() - began
                 self._after_step(log)
-                if stop.signal:
+                # All workers stop after the same step: one that went on would wait for the others for ever.
+                if self._step.stops if self._workers.several else stop.signal:
                     if self._saved < at.step:
                         self._save(stopped=True)
                     raise KeyboardInterrupt
@@ -300,7 +321,8 @@ class _Training:
 
     def _take(self, batches: Sequence[Batch], log: TrainingLog) -> None:
         at, (batch, *more) = self._at, batches
-        loss = float(self._step(batch, at.step, self._options.rate(at.step), more))
+        rate = self._options.rate(at.step)
+        loss = float(self._step(batch, at.step, rate, more, stop=self._stop_requested()))
         at.step += 1
         if not math.isfinite(loss):
             raise TaskError(
@@ -323,7 +345,9 @@ class _Training:
             }
             at.loss_sum, at.loss_count = 0.0, 0
             if validates:
-                record |= self._validate(log, record["loss"])
+                if self._chief:
+                    record |= self._validate(log, record["loss"])
+                self._share_progress()
             log.record(record)
         if last or at.stopped_early or at.step % options.checkpoint_every == 0:
             self._save()
@@ -366,6 +390,7 @@ class _Training:
             weights = self._best or self._step.average or self._model.weights
             step = at.best_step if self._best else at.step
             write_trained(self._run, [_to_numpy(weight) for weight in weights], {"step": step})
+        self._share_progress()  # nobody leaves before the chief has written
         log.write(f"finished at step {at.step} after {at.seconds:.1f} s", show=False)
 
 
@@ -391,13 +416,6 @@ def _prefetch(
 
 def _to_numpy(weight: Any) -> np.ndarray:
     return weight if isinstance(weight, np.ndarray) else np.asarray(weight.numpy())
-
-
-def _is_chief(strategy: tf.distribute.Strategy) -> bool:
-    resolver = strategy.cluster_resolver
-    if resolver is None or not resolver.task_type:
-        return True
-    return resolver.task_type == "chief" or (resolver.task_type, resolver.task_id) == ("worker", 0)
 
 
 @contextlib.contextmanager

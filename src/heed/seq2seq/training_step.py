@@ -12,6 +12,7 @@ import tensorflow as tf
 from heed.ops import softmax_cross_entropy
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.task import Batch
+from heed.seq2seq.training_workers import Workers
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.98, 1e-7
 _TOKENS = tf.TensorSpec((None, None), tf.int32)
@@ -89,15 +90,20 @@ class TrainingStep:
             ]
         # Known shapes trace in half the time and run a tenth faster. Otherwise one trace serves all shapes; a batch
         # spread over replicas cannot have a signature.
-        scalars = tf.TensorSpec((6,), tf.float32)
-        single = strategy.num_replicas_in_sync == 1
+        scalars = tf.TensorSpec((7,), tf.float32)
+        # One replica in this process takes plain tensors, also beside other workers. These must all trace at the same
+        # step, so that their collective operations get the same keys: a signature sees to that.
+        self._workers = Workers(strategy)
+        single = self._workers.replicas == 1
         signature = (scalars, _TOKENS, _TOKENS, *([_ALIGNMENT] if guided else ()))
-        self._train = _compile(self._all_replicas, None if one_shape or not single else signature)
+        same = one_shape and not (self._workers.several and options.batch_tokens)
+        self._train = _compile(self._all_replicas, None if same or not single else signature)
+        self._stops: Any = None
         self._step_from_sums = _compile(self._from_sums, (scalars,))
         self._validate = _compile(self._count, None if one_shape else (_TOKENS, _TOKENS))
 
     def __call__(
-        self, batch: Batch, step: int, rate: float, more: Sequence[Batch] = ()
+        self, batch: Batch, step: int, rate: float, more: Sequence[Batch] = (), stop: bool = False
     ) -> tf.Tensor:
         """Takes one step.
 
@@ -106,6 +112,7 @@ class TrainingStep:
             step: int, 0 for the first.
             rate: the learning rate.
             more: further batches of the same step, if the options accumulate several.
+            stop: whether this worker requests a stop; `stops` tells all workers.
 
         Returns:
             Scalar float32: the loss before the step.
@@ -118,7 +125,8 @@ class TrainingStep:
         )
         weight = self._options.alignment_weight / max(1, aligned)
         scalars = tf.constant(
-            [1 / max(1, tokens), rate, _BETA_1**done, _BETA_2**done, decay, weight], tf.float32
+            [1 / max(1, tokens), rate, _BETA_1**done, _BETA_2**done, decay, weight, float(stop)],
+            tf.float32,
         )
         losses = [
             self._train(scalars, *(self._spread(part) for part in one if part is not None))
@@ -126,7 +134,17 @@ class TrainingStep:
         ]
         if self._sums:
             self._step_from_sums(scalars)
-        return losses[0] if len(losses) == 1 else tf.add_n(losses)
+        total = losses[0] if len(losses) == 1 else tf.add_n(losses)
+        if self._strategy.num_replicas_in_sync == 1:
+            self._stops = stop
+            return total
+        self._stops = total[1]
+        return total[0]
+
+    @property
+    def stops(self) -> int:
+        """On how many replicas a stop was requested in the last step."""
+        return round(float(self._stops))
 
     @contextlib.contextmanager
     def use_average(self) -> Iterator[None]:
@@ -145,8 +163,8 @@ class TrainingStep:
     def _spread(self, rows: np.ndarray) -> Any:
         """Gives each replica every n-th row."""
         count = self._strategy.num_replicas_in_sync
-        if count == 1:
-            return tf.constant(rows)
+        if self._workers.replicas == 1:
+            return tf.constant(rows[self._workers.rank :: count])
         return self._strategy.experimental_distribute_values_from_function(
             lambda context: tf.constant(rows[context.replica_id_in_sync_group :: count])
         )
@@ -181,7 +199,8 @@ class TrainingStep:
             context.merge_call(self._add, args=(gradients,))
         else:
             self._apply(context, gradients, scalars)
-        return loss
+        # The request travels with the loss: an own message in each step would cost a round trip.
+        return loss if self._strategy.num_replicas_in_sync == 1 else tf.stack([loss, scalars[6]])
 
     def _from_sums(self, scalars: tf.Tensor) -> None:
         """Takes the step of the summed gradients, and resets the sums."""

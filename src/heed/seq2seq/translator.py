@@ -183,6 +183,10 @@ class Translator:
             self._decode(rows, len(rows), prefix, options or self.options)
         self._batches = batches
 
+    def continue_seeds(self, batches: int) -> None:
+        """Samples from here on as after this number of batches, 0 or more; each batch has its own seed."""
+        self._batches = batches
+
     def decode(
         self,
         rows: Sequence[Sequence[int]],
@@ -279,6 +283,7 @@ def translate_stream(
     batch_size: int = 64,
     prefix: str | None = None,
     alignments: bool = False,
+    first: int = 1,
 ) -> Iterator[list[Translation]]:
     """Translates lines as they come: output keeps in step with input.
 
@@ -288,6 +293,7 @@ def translate_stream(
         report: called with the number and the problem of each line that cannot be translated.
         language, prefix, alignments: as for :class:`Translator`.
         batch_size: lines to wait for; 1 answers each line at once.
+        first: the number of the first line.
 
     Yields:
         The translations of each line, none if it is empty or cannot be translated.
@@ -303,7 +309,7 @@ def translate_stream(
                 report(f"line {number:,}: {error}")
         return None
 
-    numbered = enumerate(lines, 1)
+    numbered = enumerate(lines, first)
     while rows := [encode(*line) for line in itertools.islice(numbered, batch_size)]:
         known = [row for row in rows if row is not None]
         translations = iter(translator.search(known, start, alignments=alignments))

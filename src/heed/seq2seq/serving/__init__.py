@@ -2,7 +2,7 @@
 
 A request passes through
 
-- `sockets.py`: the address; `server.py`: start and stop.
+- `sockets.py`: the address; `server.py`: start and stop; `processes.py`: several processes behind one socket.
 - `connection.py`: a connection, with limits outside bodies; `hosts.py`: the host names that the server answers to.
 - `app.py`: the paths, and the status of each failure.
 - `body.py`: reads a body without holding more than is allowed.

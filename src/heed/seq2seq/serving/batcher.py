@@ -68,6 +68,10 @@ class Batcher(Generic[Item, Result]):
         """The number of waiting items, without those being worked on."""
         return len(self._waiting)
 
+    def is_alive(self) -> bool:
+        """Whether the worker thread runs."""
+        return self._thread.is_alive()
+
     def submit(self, kind: Hashable, items: Sequence[Item]) -> list[asyncio.Future[Result]]:
         """Puts items in the queue, all or none; called on an event loop, which gets the results.
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+
+# With this variable prometheus_client keeps the values in files of a folder, one for each process, and adds them up.
+SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:
-    """The metrics of one server.
+    """The metrics of one server, or of all processes of a server if they share a folder.
 
     Args:
         waiting: returns the number of waiting texts.
@@ -23,34 +28,54 @@ class Metrics:
     """
 
     def __init__(self, waiting: Callable[[], int]) -> None:
-        self._registry = CollectorRegistry()
+        self._registry = self._own = CollectorRegistry()
+        if SHARED_FOLDER in os.environ:
+            self._registry = CollectorRegistry()
+            MultiProcessCollector(self._registry)
         self._requests = Counter(
             "heed_requests",
             "Requests by path and status",
             ["path", "status"],
-            registry=self._registry,
+            registry=self._own,
         )
         self._seconds = Histogram(
             "heed_request_seconds",
             "From the head of a request to the end of its answer",
             ["path"],
             buckets=_SECONDS,
-            registry=self._registry,
+            registry=self._own,
         )
         self.batch = Histogram(
-            "heed_batch_size", "Texts decoded together", buckets=_SIZES, registry=self._registry
+            "heed_batch_size", "Texts decoded together", buckets=_SIZES, registry=self._own
         )
-        queue = Gauge("heed_queue_length", "Texts that wait", registry=self._registry)
-        queue.set_function(waiting)
+        self._queue = Gauge(
+            "heed_queue_length", "Texts that wait", registry=self._own, multiprocess_mode="livesum"
+        )
+        self._waiting = waiting
+
+    def update(self) -> None:
+        """Notes how many texts wait now, for other processes that are asked."""
+        self._queue.set(self._waiting())
 
     def text(self) -> bytes:
         """All metrics in Prometheus' format."""
+        self.update()
         return generate_latest(self._registry)
 
     def count_request(self, path: str, status: int, seconds: float) -> None:
         """Counts a request."""
         self._requests.labels(path, status).inc()
         self._seconds.labels(path).observe(seconds)
+
+
+def forget_process(pid: int, folder: str) -> None:
+    """Drops the waiting texts of a process that has ended; its counters stay in the sums.
+
+    Args:
+        pid: the process.
+        folder: the folder of `SHARED_FOLDER`.
+    """
+    mark_process_dead(pid, folder)
 
 
 class RequestCounter:

@@ -19,7 +19,7 @@ from heed.seq2seq.serving.app import Service, make_app
 from heed.seq2seq.serving.connection import KEEP_ALIVE, Connection
 from heed.seq2seq.serving.hosts import Hosts
 from heed.seq2seq.serving.options import ServingOptions
-from heed.seq2seq.serving.sockets import get_url
+from heed.seq2seq.serving.sockets import BACKLOG, get_url
 from heed.seq2seq.translator import Translator
 
 _MOST_CONNECTIONS = 1_000
@@ -32,6 +32,7 @@ def serve(
     decoding: DecodingOptions,
     hosts: Hosts,
     on_start: Callable[[str], object],
+    shared: bool = False,
 ) -> None:
     """Answers requests until SIGINT or SIGTERM, then finishes those it has accepted.
 
@@ -42,6 +43,7 @@ def serve(
         decoding: decoding options, for all that requests do not set.
         hosts: the hosts that requests may name.
         on_start: called with the page's address when requests are answered.
+        shared: whether other processes accept connections from the same socket.
 
     Raises:
         KeyboardInterrupt: after SIGINT.
@@ -52,14 +54,19 @@ def serve(
     gc.collect()
     gc.freeze()
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # not each bad request
-    _Server(service, hosts, lambda: on_start(get_url(listener))).run(sockets=[listener])
+    server = _Server(service, hosts, lambda: on_start(get_url(listener)), shared)
+    server.run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
     """Stops in two steps: refuses new requests with 503 while the queue is answered, then closes the socket."""
 
     def __init__(
-        self, service: Service, hosts: Hosts | None, on_start: Callable[[], object]
+        self,
+        service: Service,
+        hosts: Hosts | None,
+        on_start: Callable[[], object],
+        shared: bool = False,
     ) -> None:
         config = uvicorn.Config(
             make_app(service, hosts),
@@ -72,6 +79,8 @@ class _Server(uvicorn.Server):
             ws="none",
             timeout_keep_alive=KEEP_ALIVE,
             limit_concurrency=_MOST_CONNECTIONS,
+            # asyncio accepts as many connections at a time: one leaves the next to another process.
+            backlog=1 if shared else BACKLOG,
         )
         super().__init__(config)
         self._service, self._on_start = service, on_start
@@ -79,10 +88,13 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: Any = None) -> None:
         """Starts to answer."""
         await super().startup(sockets=sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)  # the system's queue stays long
         self._on_start()
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second: says whether to stop."""
+        self._service.metrics.update()
         now = time.monotonic()
         for one in list(self._connections):
             one.close_if_stuck(now)

@@ -7,6 +7,8 @@ import socket
 
 from heed.seq2seq.errors import TaskError
 
+BACKLOG = 2_048  # connections that wait to be accepted; the system may allow fewer
+
 
 def bind(host: str, port: int) -> socket.socket:
     """Makes a socket for this process only, and listens on it.
@@ -32,7 +34,7 @@ def bind(host: str, port: int) -> socket.socket:
         # The port of a stopped server is free at once; a listening server keeps it.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(128)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise TaskError(

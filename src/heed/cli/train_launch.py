@@ -1,0 +1,206 @@
+"""`heed train` on several workers: `--launch`, or TF_CONFIG."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from heed import __version__, seq2seq
+from heed.cli.arguments import check_positive
+from heed.cli.streams import print_note
+from heed.distributed.cluster import VARIABLE, Cluster, local_addresses, read_cluster
+from heed.distributed.meeting import meet
+from heed.distributed.processes import Outcome, Worker
+from heed.distributed.supervisor import RESTARTS, supervise
+from heed.seq2seq.errors import TaskError
+
+_WAYS = ("local", "ray")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How to train on several workers.
+
+    Args:
+        way: "local", "ray", or "cluster": as one worker of several that others started.
+        workers: their number.
+        restarts: the most restarts after a fault.
+        cluster: the workers that TF_CONFIG names.
+    """
+
+    way: str
+    workers: int
+    restarts: int
+    cluster: Cluster | None = None
+
+
+def add_launch(group: Any) -> None:
+    """The arguments that launch several workers."""
+    ways = " or ".join(_WAYS)
+    group.add_argument("--launch", choices=_WAYS, metavar="WAY", help=f"start workers: {ways}")
+    group.add_argument("--workers", type=int, metavar="N", help="number of workers to start")
+    group.add_argument(
+        "--restarts", type=int, metavar="N", help=f"restarts after a fault ({RESTARTS})"
+    )
+
+
+def read_launch(parsed: argparse.Namespace) -> Launch | None:
+    """How to train on several workers, from arguments and environment; None for this process alone.
+
+    Raises:
+        TaskError, ClusterError: if they do not fit together.
+    """
+    cluster = read_cluster()
+    restarts = RESTARTS if parsed.restarts is None else parsed.restarts
+    if restarts < 0:
+        raise TaskError(f"--restarts must be an integer >= 0. Received: {restarts}")
+    if parsed.launch is None:
+        if parsed.workers is not None:
+            raise TaskError(f"--workers needs --launch {' or '.join(_WAYS)}")
+        if cluster is None and parsed.restarts is not None:
+            raise TaskError("--restarts is for several workers: give --launch too")
+        if cluster is None or cluster.size == 1:
+            return None
+        if parsed.run is None and parsed.resume is None:
+            raise TaskError("on several workers give --run: all must mean the same folder")
+        return Launch("cluster", cluster.size, restarts, cluster)
+    if cluster is not None:
+        raise TaskError("--launch starts all workers itself: leave it out, or unset TF_CONFIG")
+    if parsed.workers is None:
+        raise TaskError(f"--launch {parsed.launch} needs --workers")
+    check_positive("--workers", parsed.workers)
+    if parsed.launch == "ray":
+        from heed.distributed.ray_training import check_ray
+
+        check_ray()
+    return Launch(parsed.launch, parsed.workers, restarts)
+
+
+def train_on_workers(launch: Launch, run: seq2seq.RunFolder, extend: bool) -> None:
+    """Trains a run on several workers.
+
+    Args:
+        launch: how.
+        run: a draft, or with `extend` an existing run with its future number of steps.
+        extend: whether the run exists.
+
+    Raises:
+        TaskError, ClusterError: if they cannot train; before that, nothing is written.
+        KeyboardInterrupt: if it was stopped.
+    """
+    options = run.options
+    if not options.batch_tokens and options.batch_size % launch.workers:
+        raise TaskError(
+            f"the number of workers must divide the batch of {options.batch_size} pairs "
+            f"(--batch-size). Received: {launch.workers} workers"
+        )
+
+    def prepare() -> None:
+        _extend(run) if extend else _write(run, launch)
+
+    if launch.way == "cluster":
+        outcome = _train_as_one_of(launch, run, prepare)
+    else:
+        prepare()
+        if launch.way == "ray":
+            _train_with_ray(launch, run)
+            return
+        outcome = supervise(
+            lambda: _local_workers(run.path, launch.workers), launch.restarts, print_note
+        )
+    if outcome.signal:
+        lines = [end.line for end in outcome.exits if end.line]
+        raise KeyboardInterrupt(lines[0] if lines else "")
+
+
+def _write(run: seq2seq.RunFolder, launch: Launch) -> None:
+    """Writes the folder of a draft, or checks that this run is there: of an earlier start."""
+    if launch.cluster is None or not run.path.exists() or not any(run.path.iterdir()):
+        run.write()
+        return
+    there = seq2seq.RunFolder.open(run.path)
+    for part, value in run.config.items():
+        if there.config.get(part) != value:
+            raise TaskError(
+                f"{run.path} holds another run: its {part} differs; choose another folder with --run"
+            )
+
+
+def _extend(run: seq2seq.RunFolder) -> None:
+    there = seq2seq.RunFolder.open(run.path)
+    if run.options.steps != there.options.steps:
+        seq2seq.extend_run(there, run.options.steps)
+
+
+def _train_with_ray(launch: Launch, run: seq2seq.RunFolder) -> None:
+    from heed.cli.train_worker import print_result, train_in_ray
+    from heed.distributed.ray_training import train_with_ray
+
+    path = run.path.resolve()
+    values = train_with_ray(train_in_ray, path, launch.workers, launch.restarts)
+    print_result(seq2seq.Trained(**values))
+
+
+def _local_workers(path: Path, count: int) -> list[Worker]:
+    addresses = local_addresses(count)
+    threads = str(max(1, _count_processors() // count))
+    own = {
+        name: os.environ.get(name, threads)
+        for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
+    }
+    return [_worker(Cluster(addresses, rank), path, own, show=rank == 0) for rank in range(count)]
+
+
+def _worker(cluster: Cluster, path: Path, environment: dict[str, str], show: bool) -> Worker:
+    tf_config = cluster.to_tf_config() if cluster.size > 1 else None
+    return Worker(
+        f"worker {cluster.rank}",
+        [sys.executable, "-m", "heed.cli.train_worker", str(path)],
+        {**environment, VARIABLE: tf_config},
+        log=path / "logs" / f"worker-{cluster.rank}.log",
+        show=show,
+    )
+
+
+def _train_as_one_of(
+    launch: Launch, run: seq2seq.RunFolder, prepare: Callable[[], None]
+) -> Outcome:
+    """Meets the other workers, and trains with them; again after a fault."""
+    cluster = launch.cluster
+    if cluster is None:
+        raise TypeError("`launch.cluster` must be a cluster. Received: None")
+    facts = {"heed": __version__, "run": run.config}
+
+    def make_workers() -> list[Worker]:
+        with meet(cluster, facts) as meeting:
+            meeting.follow(prepare)
+            if not cluster.is_chief:
+                _copy(run)
+        return [_worker(cluster, run.path, {}, show=True)]
+
+    return supervise(make_workers, launch.restarts, print_note)
+
+
+def _copy(run: seq2seq.RunFolder) -> None:
+    """Writes the draft of a run, unless the folder is shared with the chief, who has written it."""
+    if run.path.exists() and any(run.path.iterdir()):
+        return
+    try:
+        run.write()
+    except (OSError, TaskError):  # the chief's folder has just become visible
+        with contextlib.suppress(TaskError):
+            seq2seq.RunFolder.open(run.path)
+            return
+        raise
+
+
+def _count_processors() -> int:
+    with contextlib.suppress(AttributeError):  # macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,134 @@
+"""Ray Train as the launcher of workers: it places them, sets TF_CONFIG and starts them again after a fault."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from heed._install import how_to_install
+from heed.distributed.cluster import Cluster, ClusterError, read_cluster
+
+_RESULT = "result.json"
+
+
+def check_ray() -> None:
+    """Checks that Ray is installed.
+
+    Raises:
+        ClusterError: if it is not; the line says how to install it.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise ClusterError(f"this needs ray: {how_to_install('ray')}")
+
+
+def train_with_ray(
+    train: Callable[[Path, Cluster], dict[str, Any]], path: Path, workers: int, restarts: int
+) -> dict[str, Any]:
+    """Calls a function on every worker of a new worker group, and again on a new group after a fault.
+
+    The cluster is that of RAY_ADDRESS, or a new one on this machine.
+
+    Args:
+        train: called with the path and the worker's cluster; an importable function. Returns plain values.
+        path: of the run folder, which all machines of the cluster see.
+        workers: their number; each takes one processor.
+        restarts: the most restarts of the group, 0 or more.
+
+    Returns:
+        What `train` returned on the first worker.
+
+    Raises:
+        ClusterError: if there is no cluster, it is too small, or training failed for the last time.
+    """
+    check_ray()
+    os.environ["RAY_TRAIN_ENABLE_PRINT_PATCH"] = "0"  # prints once, to the worker's output
+    import ray
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.tensorflow import TensorflowTrainer
+
+    began_here = _connect(workers)
+    folder = path / "logs" / "ray"
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        trainer = TensorflowTrainer(
+            _loop,
+            train_loop_config={"train": train, "path": str(path), "folder": str(folder)},
+            scaling_config=ScalingConfig(num_workers=workers),
+            run_config=RunConfig(
+                name="heed",
+                storage_path=str(folder),
+                failure_config=FailureConfig(max_failures=restarts),
+            ),
+        )
+        try:
+            trainer.fit()
+        except Exception as error:  # of many types: Ray's, and those of the workers
+            raise ClusterError(_explain(error, restarts)) from None
+        return json.loads((folder / _RESULT).read_text())
+    finally:
+        if began_here:
+            ray.shutdown()
+
+
+def _connect(workers: int) -> bool:
+    """Connects to Ray, and returns whether this call did; ClusterError if it cannot, or the cluster is too small."""
+    import ray
+
+    began = not ray.is_initialized()
+    if began:
+        address = os.environ.get("RAY_ADDRESS")
+        own = {} if address else {"num_cpus": max(workers, os.cpu_count() or 1)}
+        try:
+            ray.init(logging_level="ERROR", include_dashboard=None if address else False, **own)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            line = " ".join(str(error).split())[:200]
+            raise ClusterError(f"Ray's cluster {address or ''} cannot be used: {line}") from None
+    processors = int(ray.cluster_resources().get("CPU", 0))
+    if processors < workers:
+        if began:
+            ray.shutdown()
+        raise ClusterError(
+            f"Ray's cluster must have a processor for each worker. Received: {workers} workers, "
+            f"{processors} processors"
+        )
+    return began
+
+
+def _loop(config: dict[str, Any]) -> None:
+    """Runs on each worker, after Ray has set TF_CONFIG."""
+    os.environ.pop("TF_USE_LEGACY_KERAS", None)  # Ray sets it
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    path, cluster = Path(config["path"]), read_cluster() or Cluster(("",), 0)
+    with _own_log(path, cluster):
+        values = config["train"](path, cluster)
+    if cluster.is_chief:  # Ray returns metrics with a checkpoint of its own only
+        (Path(config["folder"]) / _RESULT).write_text(json.dumps(values))
+
+
+@contextlib.contextmanager
+def _own_log(path: Path, cluster: Cluster) -> Iterator[None]:
+    """Sends stderr to the worker's log; that of the chief stays where Ray shows it."""
+    if cluster.is_chief:
+        yield
+        return
+    log = path / "logs" / f"worker-{cluster.rank}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as file, contextlib.redirect_stderr(file):
+        yield
+
+
+def _explain(error: BaseException, restarts: int) -> str:
+    """One line: the worker and its error."""
+    failures = getattr(error, "worker_failures", None) or {}
+    rank, cause = next(iter(sorted(failures.items())), (None, error))
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    where = "" if rank is None else f"worker {rank}: "
+    return (
+        f"gave up after {restarts} restarts: {where}{lines[-1] if lines else type(cause).__name__}"
+    )

@@ -1,0 +1,148 @@
+"""The input files of a corpus, cut into shards of lines."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import itertools
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from heed.seq2seq.errors import TaskError
+
+_COMPRESSED = (".bz2", ".gz", ".xz", ".zst")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Lines of a file that one worker translates.
+
+    Args:
+        name: its file, for messages.
+        file: the number of its file, 0 or more.
+        number: its place in the file, 0 or more.
+        first_line: the number of its first line in the file, 1 or more.
+        data: the lines as they are in the file.
+    """
+
+    name: str
+    file: int
+    number: int
+    first_line: int
+    data: bytes = field(repr=False)
+
+    def lines(self) -> list[str]:
+        """The lines without their ends, and without a byte order mark at the start of the file."""
+        text = self.data.decode("utf-8", "surrogateescape")
+        if self.first_line == 1:
+            text = text.removeprefix("\ufeff")
+        return text.removesuffix("\n").split("\n")
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file of lines, and where its shards begin. Use :func:`scan`.
+
+    Args:
+        path: the file.
+        size: its bytes.
+        sha256: its checksum.
+        lines: its lines; the last one needs no end.
+        shard_lines: lines of each shard but the last.
+        starts: the first byte of each shard.
+        checksums: the CRC-32 of each shard.
+    """
+
+    path: Path
+    size: int
+    sha256: str
+    lines: int
+    shard_lines: int
+    starts: Sequence[int] = field(repr=False)
+    checksums: Sequence[int] = field(repr=False)
+
+    def read_shard(self, file: int, number: int) -> Shard:
+        """Reads a shard.
+
+        Args:
+            file: the number of this file in the corpus.
+            number: the shard's place in the file.
+
+        Raises:
+            TaskError: if the file has changed since it was scanned.
+        """
+        start, end = (*self.starts, self.size)[number : number + 2]
+        with self.path.open("rb") as opened:
+            opened.seek(start)
+            data = opened.read(end - start)
+        if zlib.crc32(data) != self.checksums[number]:
+            raise TaskError(f"{self.path} has changed while it was translated")
+        return Shard(str(self.path), file, number, 1 + number * self.shard_lines, data)
+
+
+def scan(path: Path, shard_lines: int) -> InputFile:
+    """Reads a file once: its checksum, and where its shards begin.
+
+    Args:
+        path: the file.
+        shard_lines: lines of a shard, 1 or more.
+
+    Raises:
+        OSError: if it cannot be read.
+    """
+    digest, lines, end = hashlib.sha256(), 0, 0
+    starts: list[int] = []
+    checksums: list[int] = []
+    with path.open("rb") as file:
+        while part := list(itertools.islice(file, shard_lines)):
+            data = b"".join(part)
+            digest.update(data)
+            starts.append(end)
+            checksums.append(zlib.crc32(data))
+            lines, end = lines + len(part), end + len(data)
+    return InputFile(path, end, digest.hexdigest(), lines, shard_lines, starts, checksums)
+
+
+def find_inputs(pattern: Path) -> list[Path]:
+    """The files of a pattern such as `corpus/*.txt`, sorted by name; `**` matches folders in folders.
+
+    Args:
+        pattern: a file, or a pattern of files.
+
+    Raises:
+        TaskError: if no file matches, a file is compressed, or two have the same name.
+        FileNotFoundError: if `pattern` has no wildcards and does not exist.
+    """
+    if pattern.exists() or not is_pattern(pattern):
+        pattern.stat()
+        found = [pattern]
+        if not pattern.is_file():
+            raise TaskError(f"--input must be a file, or a pattern of files. Received: {pattern}")
+    else:
+        matches = map(Path, glob.glob(str(pattern), recursive=True))
+        found = sorted(path for path in matches if path.is_file())
+    if not found:
+        raise TaskError(f"no file matches --input {str(pattern)!r}")
+    for path in found:
+        if path.suffix.lower() in _COMPRESSED:
+            raise TaskError(f"{path} is compressed: unpack it first")
+    for one, other in _pairs_of_one_name(found):
+        raise TaskError(
+            f"each input needs a name of its own: {one} and {other} are both {one.name}"
+        )
+    return found
+
+
+def is_pattern(path: Path) -> bool:
+    """Whether the path has wildcards."""
+    return glob.has_magic(str(path))
+
+
+def _pairs_of_one_name(paths: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
+    by_name: dict[str, Path] = {}
+    for path in paths:
+        if path.name in by_name:
+            yield by_name[path.name], path
+        by_name[path.name] = path

@@ -1,0 +1,188 @@
+"""The settings of a corpus translation; translates one shard."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from heed import __version__
+from heed.seq2seq.corpus_translation.inputs import Shard
+from heed.seq2seq.decoding_options import DecodingOptions
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from heed.seq2seq.translator import Translation
+
+# Byte tokens may spell a line break, which would start another line.
+_NO_BREAKS = str.maketrans("\r\n", "  ")
+
+
+@dataclass(frozen=True)
+class LineFormat:
+    """The output for a line of input: columns separated by tabs.
+
+    Args:
+        n_best: translations of each line, each on a line of its own after the number of the input's; None: one,
+            without the number.
+        scores: whether the score comes before the translation.
+        alignments: whether the alignment comes after it.
+    """
+
+    n_best: int | None = None
+    scores: bool = False
+    alignments: bool = False
+
+    def format(self, number: int, translations: Sequence[Translation]) -> list[str]:
+        """The output for line `number`, always the same number of lines; empty ones if there are no translations."""
+        lines = []
+        for rank in range(self.n_best or 1):
+            one = translations[rank] if translations else None
+            columns = [] if self.n_best is None else [str(number)]
+            if self.scores:
+                columns.append("" if one is None else f"{one.score:.4f}")
+            text = "" if one is None else one.text.translate(_NO_BREAKS)
+            after = [str((one and one.alignment) or "")] if self.alignments else []
+            if columns or after:
+                text = text.replace("\t", " ")
+            lines.append("\t".join([*columns, text, *after]))
+        return lines
+
+
+@dataclass(frozen=True)
+class Job:
+    """Which run translates, and how.
+
+    Args:
+        run: the run folder; the run is finished.
+        options: decoding options.
+        ensemble: runs that translate with it.
+        language: the target language; None takes the run's first.
+        prefix: the beginning of each translation; or None.
+        line_format: the output for a line.
+        batch_size: lines translated together, 1 or more.
+        shard_lines: lines of a shard, 1 or more.
+    """
+
+    run: Path
+    options: DecodingOptions = field(default_factory=DecodingOptions)
+    ensemble: tuple[Path, ...] = ()
+    language: str | None = None
+    prefix: str | None = None
+    line_format: LineFormat = field(default_factory=LineFormat)
+    batch_size: int = 64
+    shard_lines: int = 1_000
+
+    def check(self) -> None:
+        """Checks what can be checked without the model.
+
+        Raises:
+            TaskError: if a run is damaged or not finished, or does not know the language or the prefix.
+        """
+        for path in (self.run, *self.ensemble):
+            if not RunFolder.open(path).weights.exists():
+                raise TaskError(
+                    f"{path} is not finished, and its weights may change while a corpus is translated: finish it "
+                    f"with: heed train --resume {path}"
+                )
+        task = RunFolder.open(self.run).task()
+        task.check_language(self.language)
+        if self.prefix is not None:
+            task.encode_prefix(self.prefix)
+
+    def describe(self) -> dict[str, Any]:
+        """The settings that affect the output, as JSON-ready values."""
+        values = dataclasses.asdict(self.options) | dataclasses.asdict(self.line_format)
+        paths = (self.run, *self.ensemble)
+        return {
+            "heed": __version__,
+            "weights": [_hash_file(RunFolder.open(path).weights) for path in paths],
+            "language": self.language,
+            "prefix": self.prefix,
+            "batch_size": self.batch_size,
+            "shard_lines": self.shard_lines,
+            **values,
+        }
+
+
+@dataclass(frozen=True)
+class ShardResult:
+    """The translation of a shard.
+
+    Args:
+        file, number: those of the shard.
+        lines: its lines of input.
+        output: the lines of output.
+        problems: a line for each line that could not be translated.
+    """
+
+    file: int
+    number: int
+    lines: int
+    output: bytes = field(repr=False)
+    problems: tuple[str, ...] = ()
+
+
+class ShardTranslator:
+    """Translates shards; loads the model once.
+
+    Args:
+        job: the run and the settings.
+        threads: threads to compute with; None: as many as TensorFlow takes.
+        warn: called with a line for each problem that is not fatal.
+
+    Raises:
+        TaskError: if a run is damaged.
+        ImportError: if there is no TensorFlow.
+    """
+
+    def __init__(
+        self, job: Job, threads: int | None = None, warn: Callable[[str], object] = print
+    ) -> None:
+        from heed.seq2seq.tensorflow_start import start_tensorflow
+
+        start_tensorflow(threads)
+        from heed.seq2seq.translator import Translator
+
+        self._job = job
+        run, *others = (RunFolder.open(path) for path in (job.run, *job.ensemble))
+        self._translator = Translator(run, warn, job.options, others)
+
+    def __call__(self, shard: Shard) -> ShardResult:
+        """Translates a shard; the result does not depend on other shards."""
+        from heed.seq2seq.translator import translate_stream
+
+        job = self._job
+        # Each shard draws its own samples, in whatever order shards come.
+        self._translator.continue_seeds(shard.first_line)
+        problems: list[str] = []
+        lines = shard.lines()
+        stream = translate_stream(
+            self._translator,
+            lines,
+            problems.append,
+            job.language,
+            job.batch_size,
+            job.prefix,
+            job.line_format.alignments,
+            shard.first_line,
+        )
+        output = [
+            line
+            for number, translations in enumerate(stream, shard.first_line)
+            for line in job.line_format.format(number, translations)
+        ]
+        data = "".join(f"{line}\n" for line in output).encode()
+        return ShardResult(shard.file, shard.number, len(lines), data, tuple(problems))
+
+
+def _hash_file(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,86 @@
+"""The manifest of an output folder: which inputs, and which job. Another one is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from heed._npz import open_regular
+from heed.seq2seq.atomic_files import write_atomically
+from heed.seq2seq.corpus_translation.inputs import InputFile
+from heed.seq2seq.errors import TaskError
+
+_FORMAT = "heed corpus translation 1"
+
+
+def make_manifest(settings: Mapping[str, Any], inputs: Sequence[InputFile]) -> dict[str, Any]:
+    """The manifest of a translation.
+
+    Args:
+        settings: those of `Job.describe`.
+        inputs: the input files, in order.
+    """
+    files = [
+        {"name": one.path.name, "bytes": one.size, "sha256": one.sha256, "lines": one.lines}
+        for one in inputs
+    ]
+    # As JSON gives it back: lists for tuples.
+    return json.loads(json.dumps({"format": _FORMAT, "settings": settings, "inputs": files}))
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """Reads a manifest; None if there is none.
+
+    Raises:
+        TaskError: if it is not one.
+    """
+    try:
+        with open_regular(path, "r", encoding="utf-8") as file:
+            found = json.load(file)
+        if found["format"] == _FORMAT and found["settings"].keys() and list(found["inputs"]):
+            return found
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        pass
+    raise TaskError(f"{path} is damaged, or of another version of heed: choose another --output")
+
+
+def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Writes a manifest, whole or not at all."""
+    text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Checks that a folder was begun with the same job and inputs.
+
+    Raises:
+        TaskError: if not; the message names the first difference.
+    """
+    difference = _find_difference(found, wanted)
+    if difference:
+        raise TaskError(
+            f"{folder} holds another translation: {difference}; choose another --output, or delete "
+            f"{folder}"
+        )
+
+
+def _find_difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+    before, now = found["settings"], wanted["settings"]
+    for name in now:
+        if before.get(name) != now[name]:
+            if name == "weights":
+                return "the weights of the run have changed, or are those of another run"
+            return f"`{name}` was {before.get(name)!r}, now it is {now[name]!r}"
+    files = {one["name"]: one for one in found["inputs"]}
+    for one in wanted["inputs"]:
+        if one["name"] not in files:
+            return f"the input {one['name']} is new"
+        if one != files.pop(one["name"]):
+            return f"the input {one['name']} has changed"
+    for name in files:
+        return f"the input {name} is missing"
+    return None

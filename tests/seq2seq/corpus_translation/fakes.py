@@ -1,0 +1,78 @@
+"""Translators without a model, for tests of the rest."""
+
+import functools
+import os
+import signal
+from pathlib import Path
+
+from heed.seq2seq.corpus_translation.inputs import scan
+from heed.seq2seq.corpus_translation.job import ShardResult
+
+SETTINGS = {"run": "fake", "beam_size": 1}
+
+
+def translate(shard):
+    """Upper case; an empty line stays empty, and "bad" cannot be translated."""
+    lines = shard.lines()
+    output = "".join("\n" if line == "bad" else f"{line.upper()}\n" for line in lines)
+    problems = [
+        f"line {number:,}: no"
+        for number, line in enumerate(lines, shard.first_line)
+        if line == "bad"
+    ]
+    return ShardResult(shard.file, shard.number, len(lines), output.encode(), tuple(problems))
+
+
+def here(_, shards):
+    """Workers: in this process, one shard after the other."""
+    yield from map(translate, shards)
+
+
+def make(warn):
+    warn("loaded")
+    return translate
+
+
+def make_mortal(folder, deaths, warn):
+    """A worker that is killed at the line "death", for the first `deaths` times; the folder counts them."""
+
+    def mortal(shard):
+        if "death" in shard.lines():
+            count = len(list(Path(folder).iterdir()))
+            if count < deaths:
+                (Path(folder) / str(count)).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return translate(shard)
+
+    return mortal
+
+
+def make_broken(error, warn):
+    raise error
+
+
+def mortal(folder, deaths):
+    return functools.partial(make_mortal, str(folder), deaths)
+
+
+def write_corpus(folder):
+    """Three files: of many lines, of none, and without an end of the last line."""
+    folder.mkdir()
+    (folder / "a.txt").write_text("".join(f"line {i}\n" for i in range(9)) + "\nbad\n")
+    (folder / "b.txt").write_text("")
+    (folder / "c.txt").write_text("\ufeffone\r\n\n\nbad\nfive")
+    return [scan(folder / name, 2) for name in ("a.txt", "b.txt", "c.txt")]
+
+
+EXPECTED = {
+    "a.txt": "".join(f"LINE {i}\n" for i in range(9)) + "\n\n",
+    "b.txt": "",
+    "c.txt": "ONE\r\n\n\n\nFIVE\n",
+}
+
+
+def contents(folder):
+    """The visible files of a folder."""
+    return {
+        path.name: path.read_bytes().decode() for path in sorted(folder.iterdir()) if path.is_file()
+    }

@@ -1,0 +1,64 @@
+"""The Kubernetes manifests of `heed train`: valid, and in agreement with each other and with heed."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import yaml
+
+from heed.distributed.cluster import read_cluster
+
+PATH = Path(__file__).parents[1] / "examples" / "kubernetes" / "train.yaml"
+
+
+@pytest.fixture
+def manifests():
+    with PATH.open(encoding="utf-8") as file:
+        return {one["kind"]: one for one in yaml.safe_load_all(file)}
+
+
+@pytest.mark.parametrize("kind", ["Service", "Job"])
+@pytest.mark.parametrize("version", ["1.30", "1.34"])
+def test_the_schema_of_kubernetes(manifests, kind, version):
+    """Fields that it does not know are refused."""
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    kubernetes_validate.validate(manifests[kind], version, strict=True)
+    wrong = copy.deepcopy(manifests[kind])
+    wrong["spec"]["selectr"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, version, strict=True)
+
+
+def test_the_workers_find_each_other(manifests):
+    service, job = manifests["Service"], manifests["Job"]
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    label = "batch.kubernetes.io/job-name"  # which the controller of jobs gives to pods
+    assert service["spec"]["selector"] == {label: job["metadata"]["name"]}
+    assert service["spec"]["clusterIP"] == "None"
+    assert pod["subdomain"] == service["metadata"]["name"]
+    (port,) = container["ports"]
+    names = [one["name"] for one in container["env"]]
+    assert names.index("INDEX") < names.index("TF_CONFIG")  # only then it is filled in
+    text = container["env"][names.index("TF_CONFIG")]["value"]
+    count = job["spec"]["completions"]
+    assert job["spec"]["parallelism"] == count
+    for index in range(count):
+        cluster = read_cluster({"TF_CONFIG": text.replace("$(INDEX)", str(index))})
+        assert cluster.rank == index
+        assert cluster.addresses == tuple(
+            f"{job['metadata']['name']}-{rank}.{pod['subdomain']}:{port['containerPort']}"
+            for rank in range(count)
+        )
+
+
+def test_the_command_is_one_of_heed(manifests):
+    from heed.cli import _parse
+
+    (container,) = manifests["Job"]["spec"]["template"]["spec"]["containers"]
+    command, *words = [*container["command"], *container["args"]]
+    assert command == "heed"
+    parsed = _parse(words)
+    (volume,) = container["volumeMounts"]
+    for path in (parsed.run, parsed.config):
+        assert str(path).startswith(volume["mountPath"] + "/")
