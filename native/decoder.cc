@@ -2,9 +2,6 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -12,6 +9,7 @@
 #include "include/heed_decoder.h"
 #include "refusal.h"
 #include "team.h"
+#include "weight_memory.h"
 #include "work.h"
 
 namespace heed {
@@ -160,12 +158,9 @@ void check(const PackedStack& s, const HeedDecoding& d, const int32_t* tokens, c
 
 struct HeedDecoder {
  private:
-  struct Free {
-    void operator()(void* p) const { std::free(p); }
-  };
   const heed::DecoderKernels& kernels_ = heed::decoder_kernels();
   const int32_t pack_;
-  std::vector<std::unique_ptr<void, Free>> memory_;
+  heed::WeightMemory memory_;
   std::vector<heed::PackedLayer> layers_, encoder_layers_;
   heed::PackedStack encoder_{};
   int64_t weight_count_ = 0;
@@ -237,18 +232,8 @@ struct HeedDecoder {
     });
   }
 
-  // Zeros, in cache lines of their own.
-  template <class T>
-  T* allocate_zeros(int64_t count) {
-    const size_t bytes = std::max<size_t>(heed::whole_lines(static_cast<size_t>(count) * sizeof(T)), 64);
-    memory_.emplace_back(std::aligned_alloc(64, bytes));
-    if (!memory_.back()) throw std::bad_alloc();
-    std::memset(memory_.back().get(), 0, bytes);
-    return static_cast<T*>(memory_.back().get());
-  }
-
   const float* copy_row(const float* from, int64_t count) {
-    float* to = allocate_zeros<float>(kernels_.row_numbers(count));
+    float* to = memory_.allocate_zeros<float>(kernels_.row_numbers(count));
     if (from) std::copy_n(from, count, to);
     return to;
   }
@@ -289,11 +274,11 @@ struct HeedDecoder {
     int64_t outputs = 0, column = 0;
     for (const HeedDense* part : parts) outputs += part->outputs;
     const int64_t columns = kernels_.row_numbers(outputs);
-    float* bias = allocate_zeros<float>(columns);
-    const heed::PackedDense made{allocate_zeros<char>(kernels_.packed_bytes(inputs, outputs, pack_)),
+    float* bias = memory_.allocate_zeros<float>(columns);
+    const heed::PackedDense made{memory_.allocate_zeros<char>(kernels_.packed_bytes(inputs, outputs, pack_)),
                                  bias,
-                                 allocate_zeros<float>(pack_ == HEED_PACK_INT8 ? columns : 0),
-                                 allocate_zeros<int32_t>(pack_ == HEED_PACK_INT8 ? columns : 0),
+                                 memory_.allocate_zeros<float>(pack_ == HEED_PACK_INT8 ? columns : 0),
+                                 memory_.allocate_zeros<int32_t>(pack_ == HEED_PACK_INT8 ? columns : 0),
                                  static_cast<int>(inputs),
                                  static_cast<int>(outputs),
                                  pack_};

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import re
 from collections.abc import Iterator
 from ctypes import c_int32, c_void_p
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from tests.native.decoder import (
     assert_best,
     assert_drawn,
     beams_decided,
+    check,
     declare,
 )
 from tests.slow import slow
@@ -389,6 +392,27 @@ def test_threads_share_a_sentence(library: Any, search: Any, read: int, pack: st
     tokens = call.run(library, stack, threads=1)
     for rows, threads in ((slice(0, 1), 2), (slice(0, 1), 3), (slice(0, 2), 5)):
         np.testing.assert_array_equal(call.rows(rows).run(library, stack, threads), tokens[rows])
+
+
+@pytest.mark.slow
+def test_large_weights_lie_in_huge_pages(any_library: Any) -> None:
+    """One matrix is larger than a block of memory, the others share one."""
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not setting.exists() or "[never]" in setting.read_text():
+        pytest.skip("this system has no huge pages for a process that asks for them")
+
+    def huge_mebibytes() -> float:
+        found = re.search(r"AnonHugePages: *(\d+) kB", Path("/proc/self/smaps_rollup").read_text())
+        assert found is not None
+        return int(found[1]) / 1024
+
+    stack = Stack(np.random.default_rng(5), width=256, hidden=2048, vocabulary=40000, layers=4)
+    decoder, before = c_void_p(), huge_mebibytes()
+    check(any_library.heed_decoder_make(stack.struct(), ctypes.byref(decoder)))
+    made = huge_mebibytes() - before
+    any_library.heed_decoder_free(decoder)
+    assert made > 48  # of 57 MiB
+    assert huge_mebibytes() - before < 8
 
 
 def test_the_first_of_equal_tokens_is_taken(library: Any) -> None:

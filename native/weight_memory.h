@@ -1,0 +1,63 @@
+// Memory for packed weights.
+#pragma once
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "work.h"
+
+namespace heed {
+
+// Large buffers lie together in huge pages, where the system has them: each step of decoding reads all weights once,
+// and with pages of 4 KiB half of that time is spent on finding them.
+class WeightMemory {
+ public:
+  // Zeros, in cache lines of their own.
+  template <class T>
+  T* allocate_zeros(int64_t count) {
+    const size_t bytes = std::max<size_t>(whole_lines(static_cast<size_t>(count) * sizeof(T)), 64);
+    void* const buffer = bytes < kLarge ? allocate(64, bytes) : allocate_large(bytes);
+    std::memset(buffer, 0, bytes);
+    return static_cast<T*>(buffer);
+  }
+
+ private:
+  static constexpr size_t kHugePage = size_t{1} << 21, kLarge = kHugePage / 4, kBlock = 16 * kHugePage;
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+
+  void* allocate(size_t alignment, size_t bytes) {
+    owned_.emplace_back(std::aligned_alloc(alignment, bytes));
+    if (!owned_.back()) throw std::bad_alloc();
+    return owned_.back().get();
+  }
+
+  // The system backs a page on its first use, so the rest of a block takes no memory.
+  void* allocate_large(size_t bytes) {
+    if (bytes > left_) {
+      left_ = std::max((bytes + kHugePage - 1) / kHugePage * kHugePage, kBlock);
+      next_ = static_cast<char*>(allocate(kHugePage, left_));
+#if defined(__linux__)
+      madvise(next_, left_, MADV_HUGEPAGE);  // a wish: small pages work, too
+#endif
+    }
+    void* const buffer = next_;
+    next_ += bytes, left_ -= bytes;
+    return buffer;
+  }
+
+  std::vector<std::unique_ptr<void, Free>> owned_;
+  char* next_ = nullptr;
+  size_t left_ = 0;  // from `next_` to the end of its block
+};
+
+}  // namespace heed
