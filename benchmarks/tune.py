@@ -159,14 +159,15 @@ def prepare(name: str, library: Any, threads: int) -> Callable[[], None]:
         return _additive(library, threads)
     if name == "product of few rows":
         return _product(library, threads)
-    length, width, options = {
+    cases: dict[str, tuple[int, int, dict[str, Any]]] = {
         "forward": (1024, 64, {}),
         "causal": (1024, 64, {"rules": [{"rule": core.WINDOW, "right": 0}]}),
         "training": (512, 64, {"backward": True}),
         "wide heads": (512, 128, {}),
         "few queries": (2048, 64, {"queries": 1, "batch": 4}),
-        "bfloat16": (1024, 64, {"dtype": "bfloat16"}),
-    }[name]
+        "bfloat16": (1024, 64, {}),
+    }
+    length, width, options = cases[name]
     if name == "bfloat16":
         import ml_dtypes
 

@@ -120,6 +120,7 @@ def write(model: Any, case: Case, file: Path) -> None:
         add_dense(f"blk.{i}.ffn_gate", layer.hidden)
         add_dense(f"blk.{i}.ffn_up", layer.up)
         add_dense(f"blk.{i}.ffn_down", layer.back)
+    assert stack.final_norm is not None
     add("output_norm", np.array(stack.final_norm.gamma))
     add_dense("output", stack.logits)
     writer.write_header_to_file()

@@ -64,7 +64,7 @@ def block_sizes() -> dict[str, int]:
     """The sizes that the kernels work with, see `HeedBlockSizes` in `heed.h`; none without kernels."""
     library = _load()[0]
     sizes = None if library is None else library.heed_block_sizes()
-    return {name: getattr(sizes, name) for name, _ in BlockSizes._fields_} if sizes else {}
+    return {field[0]: getattr(sizes, field[0]) for field in BlockSizes._fields_} if sizes else {}
 
 
 @functools.cache
