@@ -39,20 +39,21 @@ def good(rng: np.random.Generator, heads_first: bool, gradient: bool) -> dict[st
         "key": tensor(keys, kv_heads, width),
         "value": tensor(keys, kv_heads, value_width),
         "settings": np.array([0.5, 0, 0, 1, 1, 2], np.float64),
-        "seed": np.zeros(2, np.uint32),
+        "seeds": [np.zeros(2, np.uint32)],
         # Lengths, segments, a dense mask, dilation, and where ALiBi stands.
-        "rules": np.array(
-            [
-                [2, 0, 0, -1, 0, -1, -1],
-                [3, 0, 0, -1, 1, 2, -1],
-                [4, 0, 0, -1, -1, -1, 0],
-                [5, 2, 0, 0, -1, -1, -1],
-                [-1, 0, 0, 0, -1, -1, -1],
-            ],
-            np.int64,
-        ),
+        "rules": [
+            np.array(
+                [
+                    [2, 0, 0, -1, 0, -1, -1],
+                    [3, 0, 0, -1, 1, 2, -1],
+                    [4, 0, 0, -1, -1, -1, 0],
+                    [5, 2, 0, 0, -1, -1, -1],
+                    [-1, 0, 0, 0, -1, -1, -1],
+                ],
+                np.int64,
+            )
+        ],
         "reals": [
-            np.zeros((), np.float32),
             rng.normal(size=(1, heads, 1, keys)).astype(np.float32),
             np.ones(heads, np.float32),
         ],
@@ -103,19 +104,20 @@ def spoil(rng: np.random.Generator, arguments: dict[str, Any]) -> None:
     """One change, which may or may not make the call wrong."""
     name = str(rng.choice(sorted(arguments)))
     value = arguments[name]
-    if isinstance(value, list):
+    if name == "rules" and value and rng.random() < 0.7:
+        value[0][int(rng.integers(0, len(value[0]))), int(rng.integers(0, 7))] = rng.choice(NUMBERS)
+    elif isinstance(value, list):
         change = rng.integers(0, 3)
         if not value:
             return
-        if change == 0 and len(value) > 1:
-            del value[int(rng.integers(1, len(value)))]
+        first = int(name == "reals")  # one of them sets the type
+        if change == 0 and len(value) > first:
+            del value[int(rng.integers(first, len(value)))]
         elif change == 1:
             value.append(value[int(rng.integers(0, len(value)))])
         else:
             index = int(rng.integers(0, len(value)))
             value[index] = _reshaped(rng, value[index])
-    elif name == "rules" and rng.random() < 0.8:
-        value[int(rng.integers(0, len(value))), int(rng.integers(0, 7))] = rng.choice(NUMBERS)
     elif name == "settings" and rng.random() < 0.8:
         value[int(rng.integers(0, len(value)))] = rng.choice(
             [np.nan, np.inf, -np.inf, -1, 0, 1, 2, 1e300]
@@ -146,14 +148,13 @@ def empty_and_huge() -> list[tuple[str, dict[str, Any]]]:
 
     def attention(*shape: int) -> dict[str, Any]:
         x = tf.zeros(shape)
-        lists = {"reals": [0.0], "numbers": [], "arrays": []}
-        rules = np.zeros((0, 7), np.int64)
-        wire = {"settings": [1.0, 0.0, 0.0, 0.0, 0.0, 1.0], "seed": np.zeros(2, np.uint32)}
-        return {"query": x, "key": x, "value": x, "rules": rules, **wire, **lists}
+        lists = {"reals": [0.0], "numbers": [], "arrays": [], "rules": [], "seeds": []}
+        settings = [1.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+        return {"query": x, "key": x, "value": x, "settings": settings, **lists}
 
     product = {"x": zeros(2**40, 0), "weights": zeros(2**24, 0, 1), "bias": []}
     cache = {"cache": zeros(0, 1, 2**62, 4), "update": zeros(0, 1, 2**62, 4), "index": 0}
-    bias = {"settings": [1.0, 0.0, 0.0, 1.0, 0.0, 1.0], "reals": [0.0, zeros(0, 2**62, 4, 4)]}
+    bias = {"settings": [1.0, 0.0, 0.0, 1.0, 0.0, 1.0], "reals": [zeros(0, 2**62, 4, 4)]}
     return [
         ("heed_product", product | {"settings": [1.0, 0.0]}),
         ("heed_normalization", rows | {"x": zeros(2**40, 2**22, 0)}),

@@ -417,11 +417,11 @@ def test_the_ops_take_dilation(heads_first: bool) -> None:
     output, lse, _ = op(
         *(x.transpose(axes) for x in (query, key, value)),
         settings=np.array([0.25, 0, 0, 0, 0, 0]),
-        seed=np.zeros(2, np.uint32),
-        rules=np.array([[5, 3, 0, 0, -1, -1, -1]], np.int64),
         reals=[np.float32(0)],
         numbers=[align],
         arrays=[],
+        rules=[np.array([[5, 3, 0, 0, -1, -1, -1]], np.int64)],
+        seeds=[],
     )
     i, j = np.arange(150)[:, None], np.arange(150)
     mask = (i + align[:, None, None, None] - j) % 3 == 0

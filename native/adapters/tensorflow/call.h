@@ -2,12 +2,13 @@
 //
 // Optional inputs, and those that broadcast, come in lists:
 //   settings  double: see AttentionSettings
-//   seed      uint32 (2)
-//   rules     int64 (R, 7): see RuleRow. A last row of kind -1 holds the align of ALiBi.
-//   reals     dot-product attention: a number that sets the type C, then bias (of rank 4), slopes (N,);
-//             additive attention: score vector (U,), then bias (U,)
+//   reals     dot-product attention: bias (of rank 4), slopes (N,); additive attention: score vector (U,), then bias
+//             (U,). If there is none, a number of type C; graphs leave it out if that is float
 //   numbers   int32, each (), (B,) or (B, length)
 //   arrays    bool, of rank 4
+//   rules     int64 (R, 7), unless there are none: see RuleRow. A last row of kind -1 holds the align of ALiBi
+//   seeds     uint32 (2), for dropout
+// An input that is not needed is left out: each takes 0.1 to 0.2 us, a tenth of a small op.
 #pragma once
 
 #include "settings.h"
@@ -23,8 +24,8 @@ struct Layout {
 };
 inline constexpr Layout kLengthFirst{4, 1, 2}, kHeadsFirst{4, 2, 1}, kNoHeads{3, 1, -1};
 
-// The inputs are query, key, value, settings, seed, rules, `extra` more from kFirstExtra on, and the lists.
-inline constexpr int kFirstExtra = 6;
+// The inputs are query, key, value, settings, `extra` more from kFirstExtra on, and the lists.
+inline constexpr int kFirstExtra = 4;
 
 class Call {
  public:
@@ -33,22 +34,21 @@ class Call {
     read_sizes();
 
     HeedAttention& a = attention;
-    const Tensor &settings = input(3), &seed = input(4), &rules = input(5);
-    constexpr int64_t kSettings = kFieldCount<AttentionSettings>, kRuleRow = kFieldCount<RuleRow>;
-    if (settings.dims() != Dims{kSettings} || seed.dims() != Dims{2} || rules.rank() != 2 || rules.dim(1) != kRuleRow)
-      fail("settings, seed and rules must have shapes (" + std::to_string(kSettings) + ",), (2,) and (R, " +
-           std::to_string(kRuleRow) + ")");
-    const auto s = read_settings<AttentionSettings>(settings);
+    const auto s = read_settings<AttentionSettings>(input(3));
     a.scale = s.scale, a.soft_cap = s.soft_cap, a.dropout = s.dropout;
     threads_ = thread_count(s.threads);
-    a.seed[0] = seed.data<uint32_t>()[0], a.seed[1] = seed.data<uint32_t>()[1];
 
     reals_ = list_after(kFirstExtra + extra, compute_type());
     numbers_ = list_after(reals_.end, kInt32);
     arrays_ = list_after(numbers_.end, kBool);
-    if (arrays_.end != static_cast<int>(inputs_.size())) fail("`reals` must be of the type that is computed with");
+    const List rules = list_after(arrays_.end, kInt64), seeds = list_after(rules.end, kUint32);
+    if (seeds.end != static_cast<int>(inputs_.size())) fail("`reals` must be of the type that is computed with");
     read_reals(s);
-    for (int64_t r = 0; r < rules.dim(0); ++r) add_rule(read_fields<RuleRow>(rules.data<int64_t>() + kRuleRow * r));
+    for (int i = rules.begin; i < rules.end; ++i) add_rules(input(i));
+    for (int i = seeds.begin; i < seeds.end; ++i) {
+      if (input(i).dims() != Dims{2}) fail("a seed must have shape (2,)" + input(i).described());
+      a.seed[0] = input(i).data<uint32_t>()[0], a.seed[1] = input(i).data<uint32_t>()[1];
+    }
     a.rules = rules_.data();
     a.rule_count = static_cast<int32_t>(rules_.size());
     // Before results are allocated: empty tensors may have any size of features.
@@ -125,9 +125,8 @@ class Call {
   void read_reals(const AttentionSettings& settings) {
     const bool bias = settings.has_bias != 0, slopes = settings.has_slopes != 0;
     int64_t next = 0;
-    const Tensor& first = at(reals_, next++);
     if (layout_.additive()) {
-      attention.score_vector = vector(first, "score_vector", "U", attention.head_dim);
+      attention.score_vector = vector(at(reals_, next++), "score_vector", "U", attention.head_dim);
       if (bias) attention.unit_bias = vector(at(reals_, next++), "bias", "U", attention.head_dim);
       return;
     }
@@ -138,6 +137,13 @@ class Call {
   const void* vector(const Tensor& x, const char* name, const char* letter, int64_t length) const {
     if (x.dims() != Dims{length}) fail(std::string("`") + name + "` must have shape (" + letter + ",)" + x.described());
     return x.data();
+  }
+
+  void add_rules(const Tensor& rules) {
+    constexpr int64_t kRow = kFieldCount<RuleRow>;
+    if (rules.rank() != 2 || rules.dim(1) != kRow)
+      fail("rules must have shape (R, " + std::to_string(kRow) + ")" + rules.described());
+    for (int64_t r = 0; r < rules.dim(0); ++r) add_rule(read_fields<RuleRow>(rules.data<int64_t>() + kRow * r));
   }
 
   void add_rule(const RuleRow& row) {

@@ -81,13 +81,17 @@ void shape_backward(TF_ShapeInferenceContext* context, TF_Status* status) {
   for (int i = 3; layout.additive() && i < 5; ++i) trace.output(i, trace.part(trace.input(0, layout.rank), 2, 3));
 }
 
-// `extra` inputs follow `rules`, see call.h. T is the type of query, key and value, C that of computation.
+// `extra` inputs follow `settings`, see call.h. T is the type of query, key and value, C that of computation.
 void register_attention(const std::string& name, ShapeFunction shapes, Run run, const Arguments& extra,
                         const Arguments& outputs) {
-  Arguments inputs{"query: T", "key: T", "value: T", "settings: double", "seed: uint32", "rules: int64"};
+  Arguments inputs{"query: T", "key: T", "value: T", "settings: double"};
   inputs.insert(inputs.end(), extra.begin(), extra.end());
-  inputs.insert(inputs.end(), {"reals: F * C", "numbers: M * int32", "arrays: D * bool"});
-  register_op(name, shapes, run, {kComputeType, "F: int >= 1", "M: int >= 0", "D: int >= 0"}, inputs, outputs);
+  inputs.insert(inputs.end(),
+                {"reals: F * C", "numbers: M * int32", "arrays: D * bool", "rules: R * int64", "seeds: S * uint32"});
+  const Arguments lengths{"F: int >= 0", "M: int >= 0", "D: int >= 0", "R: int >= 0", "S: int >= 0"};
+  Arguments attributes{"C: {float, double} = DT_FLOAT"};  // the default of graphs, if there are no reals
+  attributes.insert(attributes.end(), lengths.begin(), lengths.end());
+  register_op(name, shapes, run, attributes, inputs, outputs);
 }
 
 template <const Layout& layout>

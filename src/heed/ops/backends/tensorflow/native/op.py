@@ -51,14 +51,14 @@ def _call(name: str, operands: Several, wire: Wire, **others: tf.Tensor) -> list
 def _split(layout: str, op: tf.Operation, extra: int) -> tuple[Several, Several, Wire, slice]:
     """Query, key, value; `extra` inputs of the backward pass; the wire; and which of its `reals` get a gradient."""
     inputs = list(op.inputs)
-    wire = Wire.of([*inputs[3:6], *inputs[6 + extra :]]).constant()
-    trained = slice(0, len(wire.reals)) if layout == "BTU" else slice(1, 1 + _has_bias(wire))
-    return inputs[:3], inputs[6 : 6 + extra], wire, trained
+    wire = Wire.of([inputs[3], *inputs[4 + extra :]]).constant()
+    trained = slice(0, len(wire.reals) if layout == "BTU" else int(_has_bias(wire)))
+    return inputs[:3], inputs[4 : 4 + extra], wire, trained
 
 
 def _has_bias(wire: Wire) -> bool:
-    # ALiBi slopes, which may be there instead, are a vector.
-    return len(wire.reals) > 1 and wire.reals[1].shape.rank != 1
+    # ALiBi slopes, which may be there instead, are a vector, and what sets the dtype is a number.
+    return len(wire.reals) > 0 and wire.reals[0].shape.rank not in (0, 1)
 
 
 def _order(
@@ -67,7 +67,7 @@ def _order(
     """Gradients in the order of the op's inputs."""
     reals: list[tf.Tensor | None] = [None] * len(wire.reals)
     reals[trained] = gradients[3:]
-    known = [*gradients[:3], None, None, None, *extra, *reals]
+    known = [*gradients[:3], None, *extra, *reals]
     return known + [None] * (len(op.inputs) - len(known))
 
 
@@ -84,7 +84,7 @@ def _first(
     gradients = _call(f"{_OPS[layout]}_gradient", operands, wire, **received)
     if layout != "BTU" and _has_bias(wire):
         (gradient,) = _call(f"{_OPS[layout]}_bias_gradient", operands, wire, **received)
-        gradient.set_shape(wire.reals[1].shape)
+        gradient.set_shape(wire.reals[0].shape)
         gradients.append(gradient)
     return _order(op, wire, trained, gradients[: 3 + trained.stop - trained.start])
 

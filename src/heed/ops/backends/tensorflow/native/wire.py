@@ -52,46 +52,45 @@ class Wire(NamedTuple):
 
     Attributes:
         settings: float64, see `AttentionSettings`.
-        seed: (2,) uint32.
-        rules: (R, 7) int64, see `RuleRow`: the last four are indices of `numbers` and (dense) `arrays`, or -1.
-        reals: for dot-product attention a number whose dtype is that of the computation, then bias (of rank 4) and
-            slopes (N,); for additive attention the score vector (U,), then bias (U,).
+        reals: for dot-product attention bias (of rank 4) and slopes (N,); for additive attention the score vector
+            (U,), then bias (U,). If there is none, an op that computes in float64 has a number of that dtype, and so
+            has an eager op, for which TensorFlow does not look up that the default is float32.
         numbers: int32, each (), (B,) or (B, length).
         arrays: booleans of rank 4.
+        rules: (R, 7) int64, unless there are none. See `RuleRow`: the last four are indices of `numbers` and (dense)
+            `arrays`, or -1.
+        seeds: (2,) uint32, for dropout.
     """
 
     settings: Any
-    seed: Any
-    rules: Any
     reals: Sequence[tf.Tensor]
     numbers: Sequence[tf.Tensor]
     arrays: Sequence[tf.Tensor]
+    rules: Sequence[Any]
+    seeds: Sequence[tf.Tensor]
 
     @classmethod
     def of(cls, inputs: Sequence[tf.Tensor]) -> Wire:
         """From the inputs of an op, without the operands and the inputs that only the backward pass has."""
-        settings, seed, rules, *lists = inputs
+        settings, *lists = inputs
         reals = [x for x in lists if x.dtype.is_floating]
-        numbers = [x for x in lists if x.dtype == tf.int32]
-        return cls(settings, seed, rules, reals, numbers, [x for x in lists if x.dtype == tf.bool])
+        others = (
+            [x for x in lists if x.dtype == t] for t in (tf.int32, tf.bool, tf.int64, tf.uint32)
+        )
+        return cls(settings, reals, *others)
 
     @classmethod
     def write(cls, spec: AttentionSpec, tensors: Tensors) -> Wire:
         """An attention as inputs of a native op."""
-        key = ("wire", library.threads())
+        key = ("wire", library.threads(), tf.executing_eagerly())
         plain = spec.cache.get(key)
         if plain is None or not _keeps_tensors():
             plain = cls._plain(spec, tensors)
             if spec.is_plain and _keeps_tensors():
                 spec.cache[key] = plain
-        reals, seed = plain.reals, plain.seed
-        if tensors.score_vector is not None:
-            reals = [tensors.score_vector]
-        if spec.has_bias or spec.has_slopes:
-            reals = [*reals, *(x for x in (tensors.bias, tensors.slopes) if x is not None)]
-        if tensors.seed is not None:
-            seed = tensors.seed
-        return plain._replace(reals=reals, seed=seed)
+        reals = [x for x in (tensors.score_vector, tensors.bias, tensors.slopes) if x is not None]
+        seeds = [] if tensors.seed is None else [tensors.seed]
+        return plain._replace(reals=reals or plain.reals, seeds=seeds)
 
     @classmethod
     def _plain(cls, spec: AttentionSpec, tensors: Tensors) -> Wire:
@@ -129,15 +128,15 @@ class Wire(NamedTuple):
         scale, soft_cap = spec.score if isinstance(spec.score, DotScore) else (1.0, None)
         flags = (float(spec.has_bias), float(spec.has_slopes), float(library.threads()))
         settings = AttentionSettings(scale, soft_cap or 0.0, spec.dropout, *flags)
+        shape = (len(rules), len(RuleRow._fields))
+        names_dtype = spec.dtype == "float64" or tf.executing_eagerly()
         return cls(
             settings=_constant("float64", (len(settings),), *settings),
-            seed=_constant("uint32", (2,), 0, 0),
-            rules=_constant(
-                "int64", (len(rules), len(RuleRow._fields)), *(x for row in rules for x in row)
-            ),
-            reals=[_constant(spec.dtype, (), 0.0)],
+            reals=[_constant(spec.dtype, (), 0.0)] if names_dtype else [],
             numbers=numbers,
             arrays=arrays,
+            rules=[_constant("int64", shape, *(x for row in rules for x in row))] if rules else [],
+            seeds=[],
         )
 
     def read(self, layout: str, operands: Sequence[tf.Tensor]) -> tuple[AttentionSpec, Tensors]:
@@ -147,9 +146,11 @@ class Wire(NamedTuple):
         additive = layout == "BTU"
         dot_score = DotScore(settings.scale, settings.soft_cap or None)
         score = AdditiveScore() if additive else dot_score
-        score_vector, *rest = self.reals
-        bias = rest.pop(0) if settings.has_bias else None
-        rows = [RuleRow(*row) for row in self._static_value(self.rules).tolist()]
+        reals = [*self.reals]
+        vector = reals.pop(0) if additive else None
+        bias = reals.pop(0) if settings.has_bias else None
+        slopes = reals.pop(0) if settings.has_slopes else None
+        rows = [RuleRow(*row) for x in self.rules for row in self._static_value(x).tolist()]
         rules = [self._rule(row) for row in rows if row.kind != _ALIBI]
         spec = AttentionSpec.of(
             query,
@@ -158,14 +159,12 @@ class Wire(NamedTuple):
             layout,
             score=score,
             mask=Mask(rules) if rules else None,
-            dtype=score_vector.dtype.name,
+            dtype="float64" if query.dtype == tf.float64 else "float32",
             has_bias=bool(settings.has_bias),
             has_slopes=bool(settings.has_slopes),
             dropout=settings.dropout,
         )
-        slopes = rest.pop(0) if settings.has_slopes else None
-        seed = self.seed if settings.dropout else None
-        vector = score_vector if additive else None
+        seed = self.seeds[0] if settings.dropout else None
         return spec, Tensors(query, key, value, bias, slopes, seed, vector)
 
     def _rule(self, row: RuleRow) -> Any:
@@ -184,7 +183,7 @@ class Wire(NamedTuple):
         """
         if tf.executing_eagerly():
             return self
-        settings, rules = map(tf.get_static_value, (self.settings, self.rules))
+        settings, *rules = map(tf.get_static_value, (self.settings, *self.rules))
         return self if settings is None else self._replace(settings=settings, rules=rules)
 
     @staticmethod
