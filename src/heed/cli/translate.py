@@ -70,7 +70,10 @@ def run_translate(parsed: argparse.Namespace) -> int | None:
             raise TaskError("--picture draws a translation without a prefix: leave out --prefix")
     if parsed.text:
         if parsed.input is not None:
-            raise TaskError("give the text as an argument or by --input, not both")
+            raise TaskError(
+                "give the text as an argument or by --input, not both; quote a pattern of files, as in "
+                "--input 'corpus/*.txt'"
+            )
         text = " ".join(parsed.text)
         task.encode(text, parsed.language)
         translator = open_translator(parsed.run, options, parsed.ensemble, parsed.device_threads)

@@ -6,6 +6,7 @@ import argparse
 import functools
 import time
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 from heed import seq2seq
 from heed.cli.arguments import Parser, check_positive
@@ -37,8 +38,12 @@ def is_corpus(parsed: argparse.Namespace) -> bool:
     return (
         any(one is not None for one in options)
         or (parsed.output is not None and parsed.output.is_dir() and not parsed.text)
-        or (parsed.input is not None and is_pattern(parsed.input) and not parsed.input.exists())
+        or (parsed.input is not None and _means_several(parsed.input))
     )
+
+
+def _means_several(path: Path) -> bool:
+    return path.is_dir() or (is_pattern(path) and not path.exists())
 
 
 def translate_corpus(

@@ -119,7 +119,10 @@ def find_inputs(pattern: Path) -> list[Path]:
         pattern.stat()
         found = [pattern]
         if not pattern.is_file():
-            raise TaskError(f"--input must be a file, or a pattern of files. Received: {pattern}")
+            example = f", such as '{pattern}/*.txt'" if pattern.is_dir() else ""
+            raise TaskError(
+                f"--input must be a file, or a pattern of files{example}. Received: {pattern}"
+            )
     else:
         matches = map(Path, glob.glob(str(pattern), recursive=True))
         found = sorted(path for path in matches if path.is_file())
