@@ -116,16 +116,16 @@ inline void add_values(const From* value, ptrdiff_t value_row, int keys, int wid
   const auto add = [&](int r, auto together) {
     // Enough sums to keep the multipliers busy, and registers for all of them.
     constexpr int kMost = together.value == 1 ? 8 : kRegisters >= 32 ? 4 : 2, kHalf = kMost > 4 ? kMost / 2 : 1;
-    for (int c = 0; c < wide;) {
-      const int left = (wide - c) / kLanes<Real>;
-      const auto columns = [&](auto vectors) {
-        add_rows<From, Real, together.value, vectors.value>(value + c, value_row, keys, width - c,
-                                                            weights + r * kKeyBlock, output + r * wide + c, wide);
-        c += vectors.value * kLanes<Real>;
+    for (int c = 0, vectors = 1; c < wide; c += vectors * kLanes<Real>) {
+      const auto columns = [&](auto count) {
+        add_rows<From, Real, together.value, count.value>(value + c, value_row, keys, width - c,
+                                                          weights + r * kKeyBlock, output + r * wide + c, wide);
       };
-      if (left >= kMost)
+      const int left = (wide - c) / kLanes<Real>;
+      vectors = left >= kMost ? kMost : left >= kHalf ? kHalf : 1;
+      if (vectors == kMost)
         columns(Constant<kMost>{});
-      else if (left >= kHalf)
+      else if (vectors == kHalf)
         columns(Constant<kHalf>{});
       else
         columns(Constant<1>{});
