@@ -76,7 +76,7 @@ def _context(file: Path, case: Case) -> Any:
 
 def write(model: Any, case: Case, file: Path) -> None:
     """Writes a language model of Llama's form as a GGUF file without a tokenizer."""
-    stack = describe_decoder(model.decoder, "float32")
+    stack: Any = describe_decoder(model.decoder, "float32")
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_context_length(case.key_length + case.length)
     writer.add_embedding_length(case.heads * case.head_dim)
