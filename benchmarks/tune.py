@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import itertools
 import os
 import re
@@ -28,8 +29,9 @@ import numpy as np
 
 from benchmarks.peers import instruction_sets
 from heed._info import describe_caches
-from tests.native import core  # the C interface by ctypes
 
+# The C interface by ctypes. mypy does not check tests.
+core: Any = importlib.import_module("tests.native.core")
 NATIVE = Path(__file__).resolve().parents[1] / "native"
 TABLE = Path("kernels/tuning.h")
 BASES = {"amx": ["avx512"], "avx512_bf16": ["avx512"]}  # sets that a set takes most kernels from
@@ -159,14 +161,15 @@ def prepare(name: str, library: Any, threads: int) -> Callable[[], None]:
         return _additive(library, threads)
     if name == "product of few rows":
         return _product(library, threads)
-    length, width, options = {
+    calls: dict[str, tuple[int, int, dict[str, Any]]] = {
         "forward": (1024, 64, {}),
         "causal": (1024, 64, {"rules": [{"rule": core.WINDOW, "right": 0}]}),
         "training": (512, 64, {"backward": True}),
         "wide heads": (512, 128, {}),
         "few queries": (2048, 64, {"queries": 1, "batch": 4}),
         "bfloat16": (1024, 64, {"dtype": "bfloat16"}),
-    }[name]
+    }
+    length, width, options = calls[name]
     if name == "bfloat16":
         import ml_dtypes
 
