@@ -106,11 +106,11 @@ def train_on_workers(launch: Launch, run: seq2seq.RunFolder, extend: bool) -> No
 
     if launch.way == "cluster":
         outcome = _train_as_one_of(launch, run, prepare)
+    elif launch.way == "ray":
+        _train_with_ray(launch, run, prepare)
+        return
     else:
         prepare()
-        if launch.way == "ray":
-            _train_with_ray(launch, run)
-            return
         outcome = supervise(
             lambda: _local_workers(run.path, launch.workers), launch.restarts, print_note
         )
@@ -138,12 +138,14 @@ def _extend(run: seq2seq.RunFolder) -> None:
         seq2seq.extend_run(there, run.options.steps)
 
 
-def _train_with_ray(launch: Launch, run: seq2seq.RunFolder) -> None:
+def _train_with_ray(launch: Launch, run: seq2seq.RunFolder, prepare: Callable[[], None]) -> None:
     from heed.cli.train_worker import print_result, train_in_ray
-    from heed.distributed.ray_training import train_with_ray
+    from heed.distributed.ray_training import connect, train_with_ray
 
-    path = run.path.resolve()
-    values = train_with_ray(train_in_ray, path, launch.workers, launch.restarts)
+    with connect(launch.workers):
+        prepare()
+        path = run.path.resolve()
+        values = train_with_ray(train_in_ray, path, launch.workers, launch.restarts)
     print_result(seq2seq.Trained(**values))
 
 
