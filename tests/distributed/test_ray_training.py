@@ -44,9 +44,10 @@ def test_ray_starts_again_after_a_kill(tmp_path):
 
 
 @needs_ray
-@pytest.mark.slow
-def test_no_cluster_is_one_line(tmp_path):
-    environment = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1"}
-    job = process("train", "numbers", "--run", tmp_path / "run", *JOB, *RAY, env=environment)
-    _, err = finish(job, status=1)
-    assert "Ray's cluster 127.0.0.1:1 cannot be used" in err.splitlines()[-1]
+def test_no_cluster_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    status = cli.main(["train", "numbers", *JOB, "--run", "run", *RAY])
+    message = "Ray's cluster 127.0.0.1:1 (RAY_ADDRESS) cannot be reached: Connection refused"
+    fails((status, *capsys.readouterr()), 1, message)
+    assert not list(tmp_path.iterdir())

@@ -105,12 +105,12 @@ def train_on_workers(launch: Launch, run: seq2seq.RunFolder, extend: bool) -> No
         _extend(run) if extend else _write(run, launch)
 
     if launch.way == "cluster":
-        outcome = _train_as_one_of(launch, run, prepare)
+        outcome = _train_as_one_of(launch, run, prepare, extend)
+    elif launch.way == "ray":
+        _train_with_ray(launch, run, prepare)
+        return
     else:
         prepare()
-        if launch.way == "ray":
-            _train_with_ray(launch, run)
-            return
         outcome = supervise(
             lambda: _local_workers(run.path, launch.workers), launch.restarts, print_note
         )
@@ -123,7 +123,11 @@ def _write(run: seq2seq.RunFolder, launch: Launch) -> None:
     """Writes the folder of a draft, or checks that this run is there: of an earlier start."""
     if launch.cluster is None or not run.path.exists() or not any(run.path.iterdir()):
         run.write()
-        return
+    else:
+        _check_same(run)
+
+
+def _check_same(run: seq2seq.RunFolder) -> None:
     there = seq2seq.RunFolder.open(run.path)
     for part, value in run.config.items():
         if there.config.get(part) != value:
@@ -138,12 +142,14 @@ def _extend(run: seq2seq.RunFolder) -> None:
         seq2seq.extend_run(there, run.options.steps)
 
 
-def _train_with_ray(launch: Launch, run: seq2seq.RunFolder) -> None:
+def _train_with_ray(launch: Launch, run: seq2seq.RunFolder, prepare: Callable[[], None]) -> None:
     from heed.cli.train_worker import print_result, train_in_ray
-    from heed.distributed.ray_training import train_with_ray
+    from heed.distributed.ray_training import connect, train_with_ray
 
-    path = run.path.resolve()
-    values = train_with_ray(train_in_ray, path, launch.workers, launch.restarts)
+    with connect(launch.workers):
+        prepare()
+        path = run.path.resolve()
+        values = train_with_ray(train_in_ray, path, launch.workers, launch.restarts)
     print_result(seq2seq.Trained(**values))
 
 
@@ -169,7 +175,7 @@ def _worker(cluster: Cluster, path: Path, environment: dict[str, str], show: boo
 
 
 def _train_as_one_of(
-    launch: Launch, run: seq2seq.RunFolder, prepare: Callable[[], None]
+    launch: Launch, run: seq2seq.RunFolder, prepare: Callable[[], None], extend: bool
 ) -> Outcome:
     """Meets the other workers, and trains with them; again after a fault."""
     cluster = launch.cluster
@@ -181,7 +187,7 @@ def _train_as_one_of(
         with meet(cluster, facts) as meeting:
             meeting.follow(prepare)
             if not cluster.is_chief:
-                _copy(run)
+                _extend(run) if extend else _copy(run)
         return [_worker(cluster, run.path, {}, show=True)]
 
     return supervise(make_workers, launch.restarts, print_note)
@@ -189,15 +195,14 @@ def _train_as_one_of(
 
 def _copy(run: seq2seq.RunFolder) -> None:
     """Writes the draft of a run, unless the folder is shared with the chief, who has written it."""
-    if run.path.exists() and any(run.path.iterdir()):
-        return
-    try:
-        run.write()
-    except (OSError, TaskError):  # the chief's folder has just become visible
-        with contextlib.suppress(TaskError):
-            seq2seq.RunFolder.open(run.path)
+    if not run.path.exists() or not any(run.path.iterdir()):
+        try:
+            run.write()
             return
-        raise
+        except (OSError, TaskError):  # the chief's folder has just become visible
+            if not run.path.exists():
+                raise
+    _check_same(run)
 
 
 def _count_processors() -> int:

@@ -5,8 +5,12 @@ TF_CONFIG names the workers. The supervisor gets the reason of a failure through
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+import threading
 import traceback
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,8 @@ from heed.cli.streams import drop_output, prepare_streams, print_line, print_not
 from heed.distributed.cluster import Cluster, read_cluster
 from heed.distributed.processes import report, start_heartbeat
 from heed.distributed.supervisor import LOST
+
+_CONNECT = 120.0  # seconds for all workers to start TensorFlow
 
 
 def main(path: str) -> int:
@@ -54,8 +60,26 @@ def train(path: Path, cluster: Cluster) -> Any:
     start_tensorflow()
     from heed.distributed.strategy import make_strategy
 
-    strategy = make_strategy(cluster)
+    with _limit_connecting():
+        strategy = make_strategy(cluster)
     return seq2seq.train(seq2seq.RunFolder.open(path), strategy=strategy)
+
+
+@contextlib.contextmanager
+def _limit_connecting() -> Iterator[None]:
+    """Ends this process if the block takes too long: TensorFlow would wait an hour for a worker that has died."""
+
+    def give_up() -> None:
+        _fail(f"the other workers did not connect within {_CONNECT:.0f} s", LOST)
+        os._exit(LOST)
+
+    timer = threading.Timer(_CONNECT, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def train_in_ray(path: Path, cluster: Cluster) -> dict[str, Any]:

@@ -7,12 +7,13 @@ import importlib.util
 import json
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from heed._install import how_to_install
-from heed.distributed.cluster import Cluster, ClusterError, read_cluster
+from heed.distributed.cluster import Cluster, ClusterError, read_cluster, split_address
 
 _RESULT = "result.json"
 
@@ -32,8 +33,6 @@ def train_with_ray(
 ) -> dict[str, Any]:
     """Calls a function on every worker of a new worker group, and again on a new group after a fault.
 
-    The cluster is that of RAY_ADDRESS, or a new one on this machine.
-
     Args:
         train: called with the path and the worker's cluster; an importable function. Returns plain values.
         path: of the run folder, which all machines of the cluster see.
@@ -44,60 +43,76 @@ def train_with_ray(
         What `train` returned on the first worker.
 
     Raises:
-        ClusterError: if there is no cluster, it is too small, or training failed for the last time.
+        ClusterError: if training failed for the last time.
     """
-    check_ray()
-    os.environ["RAY_TRAIN_ENABLE_PRINT_PATCH"] = "0"  # prints once, to the worker's output
-    import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.tensorflow import TensorflowTrainer
 
-    began_here = _connect(workers)
     folder = path / "logs" / "ray"
     folder.mkdir(parents=True, exist_ok=True)
+    trainer = TensorflowTrainer(
+        _loop,
+        train_loop_config={"train": train, "path": str(path), "folder": str(folder)},
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=RunConfig(
+            name="heed",
+            storage_path=str(folder),
+            failure_config=FailureConfig(max_failures=restarts),
+        ),
+    )
     try:
-        trainer = TensorflowTrainer(
-            _loop,
-            train_loop_config={"train": train, "path": str(path), "folder": str(folder)},
-            scaling_config=ScalingConfig(num_workers=workers),
-            run_config=RunConfig(
-                name="heed",
-                storage_path=str(folder),
-                failure_config=FailureConfig(max_failures=restarts),
-            ),
-        )
-        try:
-            trainer.fit()
-        except Exception as error:  # of many types: Ray's, and those of the workers
-            raise ClusterError(_explain(error, restarts)) from None
-        return json.loads((folder / _RESULT).read_text())
-    finally:
-        if began_here:
-            ray.shutdown()
+        trainer.fit()
+    except Exception as error:  # of many types: Ray's, and those of the workers
+        raise ClusterError(_explain(error, restarts)) from None
+    return json.loads((folder / _RESULT).read_text())
 
 
-def _connect(workers: int) -> bool:
-    """Connects to Ray, and returns whether this call did; ClusterError if it cannot, or the cluster is too small."""
+@contextlib.contextmanager
+def connect(workers: int) -> Iterator[None]:
+    """Connects to Ray's cluster in the block: that of RAY_ADDRESS, or a new one on this machine.
+
+    Raises:
+        ClusterError: if there is no such cluster, or it has fewer processors than workers.
+    """
+    address = os.environ.get("RAY_ADDRESS")
+    if address:
+        _check_address(address)
+    os.environ["RAY_TRAIN_ENABLE_PRINT_PATCH"] = "0"  # prints once, to the worker's output
     import ray
 
-    began = not ray.is_initialized()
-    if began:
-        address = os.environ.get("RAY_ADDRESS")
-        own = {} if address else {"num_cpus": max(workers, os.cpu_count() or 1)}
-        try:
-            ray.init(logging_level="ERROR", include_dashboard=None if address else False, **own)
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            line = " ".join(str(error).split())[:200]
-            raise ClusterError(f"Ray's cluster {address or ''} cannot be used: {line}") from None
-    processors = int(ray.cluster_resources().get("CPU", 0))
-    if processors < workers:
-        if began:
-            ray.shutdown()
+    with contextlib.ExitStack() as stack:
+        if not ray.is_initialized():
+            own: dict[str, Any] = {"include_dashboard": False}
+            own["num_cpus"] = max(workers, os.cpu_count() or 1)
+            try:
+                ray.init(logging_level="ERROR", **({} if address else own))
+            except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+                line = " ".join(str(error).split())[:200]
+                raise ClusterError(
+                    f"Ray's cluster {address or ''} cannot be used: {line}"
+                ) from None
+            stack.callback(ray.shutdown)
+        processors = int(ray.cluster_resources().get("CPU", 0))
+        if processors < workers:
+            raise ClusterError(
+                "Ray's cluster must have a processor for each worker. Received: "
+                f"{workers} workers, {processors} processors"
+            )
+        yield
+
+
+def _check_address(address: str) -> None:
+    """Checks that something listens there: Ray itself would try for minutes."""
+    try:
+        place = split_address(address.removeprefix("ray://"))
+    except ValueError:  # "auto" and the like
+        return
+    try:
+        socket.create_connection(place, timeout=10).close()
+    except OSError as error:
         raise ClusterError(
-            f"Ray's cluster must have a processor for each worker. Received: {workers} workers, "
-            f"{processors} processors"
-        )
-    return began
+            f"Ray's cluster {address} (RAY_ADDRESS) cannot be reached: {error.strerror or error}"
+        ) from None
 
 
 def _loop(config: dict[str, Any]) -> None:
