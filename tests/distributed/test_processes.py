@@ -95,7 +95,7 @@ def test_a_worker_that_hangs_is_found_and_killed():
     outcome = run_processes([worker(0, BEAT + SLEEP), worker(1, stopped)], silence=5)
     assert 5 < time.monotonic() - began < 20
     assert outcome.failure.name == "worker 1"
-    assert "hung: it gave no sign of life for 5 s" in outcome.failure.describe()
+    assert "hung: it gave no sign of life for" in outcome.failure.describe()
 
 
 def test_a_command_that_does_not_exist_says_so():
