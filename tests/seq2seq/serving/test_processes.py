@@ -118,4 +118,4 @@ def test_a_process_that_is_killed_is_replaced():
 def test_processes_that_do_not_last(program, message, monkeypatch):
     monkeypatch.setattr(processes, "_MOST_ENDS", 3)
     with sockets.bind("127.0.0.1", 0) as listener, pytest.raises(TaskError, match=message):
-        processes.serve_in_processes(listener, 2, program, 1.0, lambda _: None, lambda _: None)
+        processes.serve_in_processes(listener, 1, program, 1.0, lambda _: None, lambda _: None)
