@@ -43,7 +43,7 @@ def is_corpus(parsed: argparse.Namespace) -> bool:
 
 
 def _means_several(path: Path) -> bool:
-    return path.is_dir() or (is_pattern(path) and not path.exists())
+    return is_pattern(path) and not path.exists()
 
 
 def translate_corpus(
