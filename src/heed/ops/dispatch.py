@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,6 +22,22 @@ _process_choice = AUTO
 _lock = threading.Lock()
 # The choice inside `with`.
 _context_choice: ContextVar[str | None] = ContextVar("heed_implementation", default=None)
+
+# Whether the sequences of attentions are split across workers.
+_is_split: ContextVar[bool] = ContextVar("heed_split_sequence", default=False)
+
+
+@contextmanager
+def split_across_workers() -> Iterator[None]:
+    """Dot-product attention in the block is over a sequence split across workers, as `split_sequence` does.
+
+    Masks are over the whole sequence. Without workers it changes nothing.
+    """
+    token = _is_split.set(True)
+    try:
+        yield
+    finally:
+        _is_split.reset(token)
 
 
 class set_implementation:  # noqa: N801  (a function to its users, which also works in a `with` statement)
@@ -142,7 +160,8 @@ def select_implementation(spec: AttentionSpec) -> Implementation:
     Raises:
         ValueError: if the chosen implementation does not support the call.
     """
-    return current().IMPLEMENTATIONS[_select(spec)[0]]
+    name = _select(spec)[0]
+    return current().across_workers(name) if _is_split.get() else current().IMPLEMENTATIONS[name]
 
 
 def select_for_weights() -> Implementation:
