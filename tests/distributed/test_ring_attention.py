@@ -169,7 +169,7 @@ def test_split_sequences_join(length, workers, axis):
 def test_a_sequence_is_padded_on_request():
     x = np.arange(6).reshape(1, 6)
     with pytest.raises(
-        ValueError, match="multiple of twice the number of workers.*6 tokens, 2 work"
+        ValueError, match=r"multiple of twice the number of workers.*6 tokens, 2 work"
     ):
         split_sequence(x, 2, 0)
     parts = [split_sequence(x, 2, r, pad_value=-1) for r in range(2)]
@@ -206,7 +206,5 @@ def test_one_worker_gets_the_op_itself():
 
 def test_errors_of_one_worker():
     x = np.zeros((1, 4, 1, 2), "float32")
-    with pytest.raises(ValueError, match="`seed` must be given with `dropout`"):
-        ring_attention(x, x, x, dropout=0.5)
-    with pytest.raises(ValueError, match="segments|query_ids"):
+    with pytest.raises(ValueError, match=r"`query_ids` of the mask must have shape"):
         ring_attention(x, x, x, mask=Mask.segments(np.zeros((1, 3), "int32")))

@@ -40,8 +40,7 @@ def ring_attention(
         mask: a `Mask` over the whole sequence, or an array that broadcasts to (B, N, T, S); the same on each worker.
             To split a sequence whose length is not a multiple of 2 R, pad it, and hide the padding with `Mask.lengths`.
         is_causal, scale, soft_cap, alibi_slopes: as of `dot_product_attention`, over the whole sequence.
-        dropout: as of `dot_product_attention`; which weights are dropped depends on the number of workers.
-        seed: of the dropout, the same on each worker. Required with dropout.
+        dropout, seed: as of `dot_product_attention`, but which weights are dropped depends on the number of workers.
         layout: "BTNH" or "BNTH".
         return_lse: also return the log-sum-exp of each row of scores.
 
@@ -63,11 +62,6 @@ def ring_attention(
     >>> ring_attention(x, x, x, is_causal=True).shape
     TensorShape([1, 4, 2, 8])
     """
-    if dropout and seed is None:
-        raise ValueError(
-            "`seed` must be given with `dropout`: each worker would draw its own. "
-            f"Received: dropout={dropout}, seed=None"
-        )
     spec, tensors = arguments.dot_product(
         query,
         key,

@@ -10,8 +10,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
+
 from heed.ops.backends import NATIVE, PORTABLE, FusedOps, current
 from heed.ops.backends.protocol import Implementation
+from heed.ops.sequence_split import sequence_positions
 from heed.ops.spec import AttentionSpec
 
 AUTO = "auto"  # leaves the choice to heed
@@ -38,6 +41,33 @@ def split_across_workers() -> Iterator[None]:
         yield
     finally:
         _is_split.reset(token)
+
+
+def splits_sequences() -> bool:
+    """Whether attention here is over sequences split across several workers."""
+    return _is_split.get() and current().worker()[1] > 1
+
+
+def first_position(length: Any) -> Any:
+    """The position of the first of a worker's tokens, to which their indices are added.
+
+    Args:
+        length: of the worker's part of a sequence.
+
+    Returns: 0; where sequences are split, (length,) int32, as the tokens of the late stretch are farther on.
+
+    Raises:
+        ValueError: if the sequence is split and the length is not known while tracing, or odd.
+    """
+    if not splits_sequences():
+        return 0
+    index, workers = current().worker()
+    if not isinstance(length, int) or length % 2:
+        raise ValueError(
+            "A worker's part of a split sequence must have an even length that is known while tracing. "
+            f"Received: length={length}"
+        )
+    return sequence_positions(length * workers, workers, index) - np.arange(length, dtype="int32")
 
 
 class set_implementation:  # noqa: N801  (a function to its users, which also works in a `with` statement)
