@@ -40,7 +40,7 @@ class Setting:
 
     length: int = 32768
     batch: int = 1
-    layers: int = 2
+    layers: int = 4
     width: int = 128
     heads: int = 4
     feed_forward_width: int = 512
@@ -184,7 +184,7 @@ def _run_worker(setting: Setting) -> Result:
         start = time.perf_counter()
         losses.append(run(setting.length))
         seconds.append(time.perf_counter() - start)
-    return Result(min(seconds), _peak_mib() - base, losses)
+    return Result(min(seconds, default=0.0), _peak_mib() - base, losses)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

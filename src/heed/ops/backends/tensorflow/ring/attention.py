@@ -185,29 +185,30 @@ class _Ring:
             seed = tf.bitwise.bitwise_xor(seed, tf.constant([0, number], tf.uint32))
         return spec, Tensors(query, *keys, slopes=self.tensors.slopes, seed=seed)
 
-    def _halves(self, x: tf.Tensor) -> list[tf.Tensor]:
-        """The early and the late stretch of a tensor in the layout of the spec."""
+    def _half(self, x: tf.Tensor, half: int) -> tf.Tensor:
+        """The early (0) or late (1) stretch of a tensor in the layout of the spec."""
         axis = self.spec.length_axis
         length = x.shape[axis] // 2
-        return [slice_axis(x, axis, begin, length) for begin in (0, length)]
+        return slice_axis(x, axis, half * length, length)
 
     def _own(self, key: tf.Tensor, value: tf.Tensor) -> dict[int, Several]:
         """The worker's own stretches of keys and values."""
-        pairs = zip(self._halves(key), self._halves(value), strict=True)
-        return dict(zip(stretches_of(*self.worker), pairs, strict=True))
+        own = enumerate(stretches_of(*self.worker))
+        return {stretch: [self._half(x, half) for x in (key, value)] for half, stretch in own}
 
     def _forward(self, inputs: Several) -> list[Part]:
         query, key, value = inputs
-        queries, travel = self._halves(query), _Travel(self._plan, self.worker)
+        travel = _Travel(self._plan, self.worker)
         parts: list[Part | None] = [None, None]
         for _turn, held in travel.turns(self._own(key, value)):
             for stretch, keys in held.items():
                 for half in self._plan.queries_of(self.worker.index, stretch):
                     with travel.in_order():
-                        pair = self._pair(queries[half], keys, half, stretch)
+                        # Cut here, so that the other half is not in memory.
+                        pair = self._pair(self._half(query, half), keys, half, stretch)
                         parts[half] = merge(self.spec, parts[half], self.blocks.attend(*pair))
                     travel.computed(parts[half].output)
-        unseen = (nothing(self.spec, Tensors(x, key)) for x in queries)
+        unseen = (nothing(self.spec, Tensors(self._half(query, half), key)) for half in (0, 1))
         parts = [empty if part is None else part for part, empty in zip(parts, unseen, strict=True)]
         return [x._replace(output=travel.finished(x.output)) for x in parts]
 
@@ -220,38 +221,39 @@ class _Ring:
         lse_gradient: tf.Tensor,
     ) -> list[tf.Tensor]:
         query, key, value = inputs
-        queries, outputs, gradients = map(self._halves, (query, output, output_gradient))
         lse_gradients = tf.split(lse_gradient, 2, 2)
         travel, dtype = _Travel(self._plan, self.worker), self.spec.dtype
         own = self._own(key, value)
-        total = [tf.zeros_like(x, dtype) for x in queries]
+        total: list[Any] = [None, None]
         sums: dict[int, Several] = {
             stretch: [tf.zeros_like(x, dtype) for x in keys] for stretch, keys in own.items()
         }
         like = next(iter(sums.values()))
         for turn, held in travel.turns(own):
-            found: dict[int, list[Several]] = {stretch: [] for stretch in held}
+            found: dict[int, Several] = {}
             for stretch, keys in held.items():
                 for half in self._plan.queries_of(self.worker.index, stretch):
                     with travel.in_order():
-                        pair = self._pair(queries[half], keys, half, stretch)
+                        rows = (self._half(x, half) for x in (output, output_gradient))
+                        pair = self._pair(self._half(query, half), keys, half, stretch)
                         results = self.blocks.gradients(
-                            *pair,
-                            softmax[half],
-                            outputs[half],
-                            gradients[half],
-                            lse_gradients[half],
+                            *pair, softmax[half], *rows, lse_gradients[half]
                         )
                         first, *rest = [tf.cast(x, dtype) for x in results]
-                        total[half] += first
-                    found[stretch].append(rest)
+                        total[half] = first if total[half] is None else total[half] + first
+                        if stretch in found:
+                            rest = [x + y for x, y in zip(found[stretch], rest, strict=True)]
+                        found[stretch] = rest
                     travel.computed(total[half], *rest)
             # The sums arrive after this worker's share is known: the neighbour adds its own first.
-            sums |= travel.move(self._plan.moves(turn), sums, like)
-            for stretch, shares in found.items():
-                for share in shares:
-                    sums[stretch] = [x + y for x, y in zip(sums[stretch], share, strict=True)]
+            with travel.in_order():
+                sums |= travel.move(self._plan.moves(turn), sums, like)
+            for stretch, share in found.items():
+                sums[stretch] = [x + y for x, y in zip(sums[stretch], share, strict=True)]
         sums |= travel.move(self._plan.returns(), sums, like)
+        for half in (0, 1):
+            if total[half] is None:
+                total[half] = tf.zeros_like(self._half(query, half), dtype)
         halves = zip(*(sums[stretch] for stretch in own), strict=True)
         axis = self.spec.length_axis
         whole = [tf.concat(x, axis) for x in (total, *halves)]
@@ -284,12 +286,18 @@ class _Travel:
         self, moves: Iterator[Any], held: dict[int, Several], like: Several
     ) -> dict[int, Several]:
         """Sends what the worker holds and others receive; returns what it receives."""
-        received = {}
+        received: dict[int, list[tf.Tensor]] = {}
+        last: list[tf.Tensor] = []
         for stretch, sender, receiver in moves:
             if sender == self._worker.index:
                 self._sent += [send(x, self._worker, receiver) for x in held[stretch]]
             elif receiver == self._worker.index:
-                received[stretch] = [receive(x, self._worker, sender) for x in like]
+                received[stretch] = []
+                for x in like:
+                    # One after another: a message has copies in TensorFlow's buffers.
+                    with tf.control_dependencies(last):
+                        last = [receive(x, self._worker, sender)]
+                    received[stretch] += last
         return received
 
     def in_order(self) -> Any:
