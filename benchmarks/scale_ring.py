@@ -40,7 +40,7 @@ class Setting:
 
     length: int = 32768
     batch: int = 1
-    layers: int = 4
+    layers: int = 2
     width: int = 128
     heads: int = 4
     feed_forward_width: int = 512
@@ -73,6 +73,8 @@ def measure(setting: Setting, workers: int) -> list[Result]:
     processes = []
     for index in range(workers):
         environment = {**os.environ, "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2"}
+        # glibc keeps freed tensors for the thread that freed them, and a worker with messages has many threads.
+        environment["MALLOC_MMAP_THRESHOLD_"] = str(2**20)
         environment.pop("TF_CONFIG", None)
         if workers > 1:
             task = {"type": "worker", "index": index}

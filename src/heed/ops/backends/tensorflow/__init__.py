@@ -128,7 +128,7 @@ def worker() -> tuple[int, int]:
 def across_workers(name: str) -> Any:
     """The implementation of this name, for a sequence that is split across the workers of a strategy."""
     here = current_worker()
-    return IMPLEMENTATIONS[name] if here.count == 1 else Ring(name, here)
+    return IMPLEMENTATIONS[name] if here.workers == 1 else Ring(name, here)
 
 
 def use_threads(count: int) -> None:

@@ -152,11 +152,11 @@ class _Ring:
                 return False
             return mask is None or not mask.hides_block(*self._place(queries, keys))
 
-        return make_plan(self.worker.count, sees)
+        return make_plan(self.worker.workers, sees)
 
     def _place(self, queries: int, keys: int) -> tuple[Span, Span, int, int]:
         """The positions of a stretch of queries and one of keys, and the lengths of the whole sequences."""
-        whole = [2 * self.worker.count * length for length in self._lengths]
+        whole = [2 * self.worker.workers * length for length in self._lengths]
         spans = [
             Span(stretch * length, length)
             for stretch, length in zip((queries, keys), self._lengths, strict=True)
@@ -181,7 +181,7 @@ class _Ring:
         spec = dataclasses.replace(self.spec, mask=mask, lengths=self._lengths)
         seed = self.tensors.seed
         if seed is not None:
-            number = (queries * 2 * self.worker.count + stretch + 1) * _GOLDEN % 2**32
+            number = (queries * 2 * self.worker.workers + stretch + 1) * _GOLDEN % 2**32
             seed = tf.bitwise.bitwise_xor(seed, tf.constant([0, number], tf.uint32))
         return spec, Tensors(query, *keys, slopes=self.tensors.slopes, seed=seed)
 
@@ -202,7 +202,7 @@ class _Ring:
         parts: list[Part | None] = [None, None]
         for _turn, held in travel.turns(self._own(key, value)):
             for stretch, keys in held.items():
-                for half in self._plan.queries_of(self.worker.index, stretch):
+                for half in self._plan.queries_of(self.worker.number, stretch):
                     with travel.in_order():
                         # Cut here, so that the other half is not in memory.
                         pair = self._pair(self._half(query, half), keys, half, stretch)
@@ -232,7 +232,7 @@ class _Ring:
         for turn, held in travel.turns(own):
             found: dict[int, Several] = {}
             for stretch, keys in held.items():
-                for half in self._plan.queries_of(self.worker.index, stretch):
+                for half in self._plan.queries_of(self.worker.number, stretch):
                     with travel.in_order():
                         rows = (self._half(x, half) for x in (output, output_gradient))
                         pair = self._pair(self._half(query, half), keys, half, stretch)
@@ -289,9 +289,9 @@ class _Travel:
         received: dict[int, list[tf.Tensor]] = {}
         last: list[tf.Tensor] = []
         for stretch, sender, receiver in moves:
-            if sender == self._worker.index:
+            if sender == self._worker.number:
                 self._sent += [send(x, self._worker, receiver) for x in held[stretch]]
-            elif receiver == self._worker.index:
+            elif receiver == self._worker.number:
                 received[stretch] = []
                 for x in like:
                     # One after another: a message has copies in TensorFlow's buffers.

@@ -24,10 +24,10 @@ _counts: collections.Counter[tuple[int, int]] = collections.Counter()
 
 
 class Worker(NamedTuple):
-    """One of `count` workers."""
+    """One of `workers` workers, by its number."""
 
-    index: int
-    count: int
+    number: int
+    workers: int
 
 
 def current_worker() -> Worker:
@@ -66,9 +66,9 @@ def receive(like: tf.Tensor, worker: Worker, sender: int) -> tf.Tensor:
 
 
 def _message(worker: Worker, other: int) -> dict[str, int]:
-    first, second = sorted((worker.index, other))
+    first, second = sorted((worker.number, other))
     group = _FIRST_GROUP + first * MOST_WORKERS + second
     with _lock:
-        instance = _counts[worker.index, group]
-        _counts[worker.index, group] += 1
+        instance = _counts[worker.number, group]
+        _counts[worker.number, group] += 1
     return {"group_size": 2, "group_key": group, "instance_key": instance}
