@@ -32,6 +32,7 @@ FLOORS = {
     "models": 4,
     "inspect": 4,
     "acceleration": 4,
+    "distributed": 5,
     "seq2seq": 5,
     "export": 5,
     "distributed": 5,

@@ -23,6 +23,8 @@ RECIPES = {
     "recurrent_translation": 7.0,
     # reviews that are written by rules
     "sentiment": 0.78,
+    # a token that only the other worker holds
+    "split_sequence": 0.9,
 }
 FOLDER = Path(__file__).parents[1] / "examples" / "recipes"
 

@@ -6,6 +6,7 @@
 - `heed.layers`: Keras layers over the ops (`MultiHeadAttention`, `AdditiveAttention`, blocks).
 - `heed.models`: Transformer encoder, decoder and encoder-decoder, and decoding with a cache.
 - `heed.seq2seq`: tasks and training of sequence-to-sequence models.
+- `heed.distributed`: attention over a sequence split across workers.
 - `heed.export`: exports models to SavedModel, LiteRT, ONNX and CTranslate2.
 - `heed.inspect`: what each head attends to, as numbers and pictures.
 - `heed.accelerate()`: runs Keras and KerasHub models on heed's ops.
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from heed._loading import register_on_demand
 
 if TYPE_CHECKING:
-    from heed import export, inspect, layers, models, ops, seq2seq
+    from heed import distributed, export, inspect, layers, models, ops, seq2seq
     from heed._info import info
     from heed.acceleration import accelerate, decelerate
     from heed.ops import Mask, explain_dispatch, set_implementation
@@ -38,6 +39,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "decelerate",
+    "distributed",
     "explain_dispatch",
     "export",
     "info",
@@ -50,7 +52,7 @@ __all__ = [
 ]
 
 # Loaded on first use: parts, and names with their modules.
-_PARTS = ("export", "inspect", "layers", "models", "ops", "seq2seq")
+_PARTS = ("distributed", "export", "inspect", "layers", "models", "ops", "seq2seq")
 _LAZY = {
     "Mask": "heed.ops",
     "accelerate": "heed.acceleration",

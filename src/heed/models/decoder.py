@@ -14,6 +14,7 @@ from heed.layers.flat_dense import FlatDense
 from heed.models._model import check_call_tokens
 from heed.models._stack import Stack
 from heed.models.transformer_config import TransformerConfig
+from heed.ops.dispatch import first_position
 
 
 @keras.saving.register_keras_serializable(package="heed")
@@ -116,7 +117,7 @@ class TransformerDecoder(Stack):
             )
         target = check_call_tokens("target", target, self.config.target_vocabulary_size)
         length = ops.shape(target)[1]
-        start = 0 if caches is None else cache_index
+        start = first_position(length) if caches is None else cache_index
         key_length = length if caches is None else ops.shape(caches[0]["self"]["key"])[1]
         arguments = self.embedding.attention_arguments(length, key_length, start)
         x = self.embedding(target, start_index=start, training=training)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -12,6 +13,8 @@ from heed.models._model import ConfiguredModel, check_call_tokens
 from heed.models.config import TokensConfig
 from heed.models.decoder import TransformerDecoder
 from heed.models.transformer_config import OneStackConfig
+from heed.ops.checks import check_flag
+from heed.ops.dispatch import split_across_workers, splits_sequences
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,9 @@ class LanguageModel(ConfiguredModel):
 
     Args:
         config: Sizes and choices.
+        sequence_parallel: Whether a call in `strategy.run` of a `tf.distribute` strategy is over sequences split across
+            its workers, as `heed.distributed.split_sequence` does: each passes its part and gets the logits of its
+            part. Outside of a strategy it changes nothing. Positions must be rotary, sinusoidal or ALiBi.
         **kwargs: `name`, `dtype`, as for every Keras model.
 
     Call arguments:
@@ -75,8 +81,16 @@ class LanguageModel(ConfiguredModel):
 
     config_class = LanguageModelConfig
 
-    def __init__(self, config: LanguageModelConfig, **kwargs: Any) -> None:
+    def __init__(
+        self, config: LanguageModelConfig, sequence_parallel: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(config, **kwargs)
+        self.sequence_parallel = check_flag("sequence_parallel", sequence_parallel)
+        if sequence_parallel and config.position in ("learned", "relative"):
+            raise ValueError(
+                "`sequence_parallel` needs positions that are rotary, sinusoidal or ALiBi. "
+                f"Received: sequence_parallel=True, position={config.position!r}"
+            )
         stack = config.of_transformer()
         self.decoder = TransformerDecoder(
             stack, cross_attention=False, dtype=self.dtype_policy, name="decoder"
@@ -91,13 +105,23 @@ class LanguageModel(ConfiguredModel):
     ) -> Any:
         """See the class for the arguments."""
         tokens = check_call_tokens("tokens", tokens, self.config.vocabulary_size)
-        result = self.decoder(
-            tokens, return_attention_scores=return_attention_scores, training=training
-        )
+        with split_across_workers() if self.sequence_parallel else contextlib.nullcontext():
+            if return_attention_scores and splits_sequences():
+                raise ValueError(
+                    "`return_attention_scores` must be False where the sequence is split across workers. "
+                    f"Received: return_attention_scores={return_attention_scores}"
+                )
+            result = self.decoder(
+                tokens, return_attention_scores=return_attention_scores, training=training
+            )
         if not return_attention_scores:
             return result
         logits, scores = result
         return logits, scores["decoder"]
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor, as plain values."""
+        return {**super().get_config(), "sequence_parallel": self.sequence_parallel}
 
     # The protocol of `generate`, see `Decodable`.
     def check_source(self, source: Any) -> None:

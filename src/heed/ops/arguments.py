@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -61,6 +62,13 @@ def dot_product(
         bias = checks.check_bias(bias, target, dtype)
     tensors = Tensors(query, key, value, bias, slopes, seed)
     return _make_spec(signature, layout, mask, score, rate, tensors), tensors
+
+
+def with_mask(spec: AttentionSpec, mask: Mask) -> AttentionSpec:
+    """The spec with the rules of another mask, too."""
+    if not mask.rules:
+        return spec
+    return dataclasses.replace(spec, mask=mask if spec.mask is None else mask & spec.mask)
 
 
 def additive(

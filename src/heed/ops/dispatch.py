@@ -5,11 +5,16 @@ from __future__ import annotations
 import collections
 import dataclasses
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
+
 from heed.ops.backends import NATIVE, PORTABLE, FusedOps, current
 from heed.ops.backends.protocol import Implementation
+from heed.ops.sequence_split import sequence_positions
 from heed.ops.spec import AttentionSpec
 
 AUTO = "auto"  # leaves the choice to heed
@@ -20,6 +25,49 @@ _process_choice = AUTO
 _lock = threading.Lock()
 # The choice inside `with`.
 _context_choice: ContextVar[str | None] = ContextVar("heed_implementation", default=None)
+
+# Whether the sequences of attentions are split across workers.
+_is_split: ContextVar[bool] = ContextVar("heed_split_sequence", default=False)
+
+
+@contextmanager
+def split_across_workers() -> Iterator[None]:
+    """Dot-product attention in the block is over a sequence split across workers, as `split_sequence` does.
+
+    Masks are over the whole sequence. Without workers it changes nothing.
+    """
+    token = _is_split.set(True)
+    try:
+        yield
+    finally:
+        _is_split.reset(token)
+
+
+def splits_sequences() -> bool:
+    """Whether attention here is over sequences split across several workers."""
+    return _is_split.get() and current().worker()[1] > 1
+
+
+def first_position(length: Any) -> Any:
+    """The position of the first of a worker's tokens, to which their indices are added.
+
+    Args:
+        length: of the worker's part of a sequence.
+
+    Returns: 0; where sequences are split, (length,) int32, as the tokens of the late stretch are farther on.
+
+    Raises:
+        ValueError: if the sequence is split and the length is not known while tracing, or odd.
+    """
+    if not splits_sequences():
+        return 0
+    index, workers = current().worker()
+    if not isinstance(length, int) or length % 2:
+        raise ValueError(
+            "A worker's part of a split sequence must have an even length that is known while tracing. "
+            f"Received: length={length}"
+        )
+    return sequence_positions(length * workers, workers, index) - np.arange(length, dtype="int32")
 
 
 class set_implementation:  # noqa: N801  (a function to its users, which also works in a `with` statement)
@@ -142,7 +190,8 @@ def select_implementation(spec: AttentionSpec) -> Implementation:
     Raises:
         ValueError: if the chosen implementation does not support the call.
     """
-    return current().IMPLEMENTATIONS[_select(spec)[0]]
+    name = _select(spec)[0]
+    return current().across_workers(name) if _is_split.get() else current().IMPLEMENTATIONS[name]
 
 
 def select_for_weights() -> Implementation:

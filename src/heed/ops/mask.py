@@ -204,6 +204,17 @@ class Mask:
             lo, hi = maximum(lo, low), minimum(hi, high)
         return minimum(lo, key_length), maximum(hi, minimum(lo, key_length))
 
+    def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Mask:
+        """The mask over a block of (T, S) alone, whose queries and keys count from 0."""
+        return Mask([rule.at_block(queries, keys, query_length, key_length) for rule in self.rules])
+
+    def hides_block(self, queries: Span, keys: Span, query_length: int, key_length: int) -> bool:
+        """Whether it is known while tracing that none of these queries sees one of these keys."""
+        plain = Mask([rule for rule in self.rules if rule.is_plain])
+        block = plain.at_block(queries, keys, query_length, key_length)
+        lo, hi = block.key_range(Span(0, queries.length), queries.length, keys.length)
+        return lo >= hi
+
     def map_dense(self, change: Callable[[Any], Any]) -> Mask:
         """The mask with `change` applied to the array of each dense rule."""
         return Mask([rule.map_dense(change) for rule in self.rules])
@@ -222,6 +233,11 @@ class Mask:
     def alignment(self) -> Any:
         """The `align` of the first rule that has one, else 0."""
         return next((rule.align for rule in self.rules if hasattr(rule, "align")), 0)
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether a rule says where the queries are among the keys."""
+        return any(hasattr(rule, "align") for rule in self.rules)
 
     def to_dense(self, query_length: int, key_length: int) -> Any:
         """The mask as booleans of shape (B or 1, N or 1, T, S).

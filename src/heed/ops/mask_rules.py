@@ -64,6 +64,11 @@ def _bounds(x: Any) -> tuple[Any, Any]:
     return ops.min(x, initial=_INT32.max), ops.max(x, initial=_INT32.min)
 
 
+def _from(begin: Size, length: Any) -> Any:
+    """How much of a length is left from a position on, 0 or more."""
+    return maximum(0, length - begin)
+
+
 def _grid(queries: Span, keys: Span) -> tuple[Any, Any]:
     return queries.positions[None, None, :, None], keys.positions[None, None, None, :]
 
@@ -140,6 +145,13 @@ class MaskRule:
         """(lo, hi): these queries see no key before lo or from hi on."""
         return 0, key_length
 
+    def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:
+        """The rule over a block of (T, S) alone, whose queries and keys count from 0."""
+        if not hasattr(self, "align"):
+            return self
+        align = offset(self.align, query_length, key_length) + queries.begin - keys.begin
+        return dataclasses.replace(self, align=align)  # type: ignore[type-var]
+
     def to_wire(self) -> WireRule:
         """The rule for the native kernels."""
         wire = WireRule(
@@ -215,6 +227,10 @@ class Prefix(MaskRule):
         _, most = _bounds(offset(self.align, query_length, key_length))
         return 0, maximum(_bounds(self.n)[1], queries.end + most)
 
+    def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:  # noqa: D102
+        shifted = super().at_block(queries, keys, query_length, key_length)
+        return dataclasses.replace(shifted, n=_from(keys.begin, self.n))  # type: ignore[type-var]
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lengths(MaskRule):
@@ -241,6 +257,10 @@ class Lengths(MaskRule):
             return 0, longest
         any_query = queries.begin < ops.max(self.query_lengths, initial=0)
         return 0, ops.where(any_query, longest, 0)
+
+    def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:  # noqa: D102
+        rows = None if self.query_lengths is None else _from(queries.begin, self.query_lengths)
+        return Lengths(_from(keys.begin, self.key_lengths), rows)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -269,6 +289,9 @@ class Segments(MaskRule):
         lo = ops.min(ops.where(near, position, FAR), initial=FAR)
         return lo, ops.max(ops.where(near, position + 1, 0), initial=0)
 
+    def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:  # noqa: D102
+        return Segments(slice_axis(self.query_ids, 1, *queries), slice_axis(self.key_ids, 1, *keys))
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dense(MaskRule):
@@ -292,6 +315,9 @@ class Dense(MaskRule):
 
     def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
         return cut(self.array, queries, keys)
+
+    def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:  # noqa: D102
+        return Dense(cut(self.array, queries, keys))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -115,6 +115,12 @@ class Backend(Protocol):
     def gradient_tape(self) -> Any:
         """A gradient tape, for `heed.inspect`."""
 
+    def worker(self) -> tuple[int, int]:
+        """The number of this worker among those that compute together, and their count: (0, 1) for a single one."""
+
+    def across_workers(self, name: str) -> Any:
+        """An object with the `attend` of the implementation of this name, for a sequence split across workers."""
+
     def use_threads(self, count: int) -> None:
         """Limits the number of threads, if nothing has run yet."""
 

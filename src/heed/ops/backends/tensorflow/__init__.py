@@ -19,6 +19,8 @@ from heed.ops.backends.tensorflow.native.fused_ops import NativeFusedOps
 from heed.ops.backends.tensorflow.native.implementation import Native
 from heed.ops.backends.tensorflow.portable.fused_ops import PortableFusedOps
 from heed.ops.backends.tensorflow.portable.implementation import Portable
+from heed.ops.backends.tensorflow.ring.attention import Ring
+from heed.ops.backends.tensorflow.ring.workers import current_worker
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -117,6 +119,17 @@ def has_dynamic_shapes() -> bool:
 def gradient_tape() -> tf.GradientTape:
     """A tape that records only watched tensors."""
     return tf.GradientTape(watch_accessed_variables=False)
+
+
+def worker() -> tuple[int, int]:
+    """The number of this worker of a `tf.distribute` strategy, and their count."""
+    return current_worker()
+
+
+def across_workers(name: str) -> Any:
+    """The implementation of this name, for a sequence that is split across the workers of a strategy."""
+    here = current_worker()
+    return IMPLEMENTATIONS[name] if here.workers == 1 else Ring(name, here)
 
 
 def use_threads(count: int) -> None:

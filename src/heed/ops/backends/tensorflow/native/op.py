@@ -31,6 +31,17 @@ def run(spec: AttentionSpec, tensors: Tensors) -> tuple[tf.Tensor, tf.Tensor]:
     return output, lse
 
 
+def run_part(spec: AttentionSpec, tensors: Tensors) -> Several:
+    """Output, log-sum-exp, and row_max and row_sum in the kernels' units, flat; no derivatives."""
+    return _call(_OPS[spec.layout], tensors[:3], Wire.write(spec, tensors))
+
+
+def part_gradients(spec: AttentionSpec, tensors: Tensors, **results: tf.Tensor) -> Several:
+    """Gradients of query, key and value, from results over these and other keys; see `_call`."""
+    name = f"{_OPS[spec.layout]}_gradient"
+    return _call(name, tensors[:3], Wire.write(spec, tensors), **results)[:3]
+
+
 def _call(name: str, operands: Several, wire: Wire, **others: tf.Tensor) -> list[tf.Tensor]:
     """Runs an op.
 

@@ -1,0 +1,1 @@
+"""Attention over a sequence split across the workers of a `tf.distribute` strategy."""

@@ -1,0 +1,197 @@
+"""Attention of a stretch of queries to a stretch of keys: results that can be merged, and gradients.
+
+Results of several stretches of keys merge by the log-sum-exp of each row. The gradient of one stretch of keys is that
+of a whole call, given the output and softmax over all stretches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import tensorflow as tf
+
+from heed.ops.backends.tensorflow.native import op
+from heed.ops.backends.tensorflow.portable.backward import Results, backward
+from heed.ops.backends.tensorflow.portable.blocks import tile_plan
+from heed.ops.backends.tensorflow.portable.forward import forward
+from heed.ops.backends.tensorflow.portable.prepare import prepare
+from heed.ops.backends.tensorflow.portable.tile import BlockAttention
+from heed.ops.spec import AttentionSpec, Tensors
+
+
+class Part(NamedTuple):
+    """The attention of queries to some of their keys.
+
+    Attributes:
+        output: in the layout of the spec and its dtype.
+        level, total: (B, N, T): the weights relative to e^level sum to `total`; -inf and 0 for a row that sees nothing.
+        softmax: (2, B, N, T), for the gradient: a score, and the sum of weights relative to it, both in units of the
+            implementation.
+    """
+
+    output: tf.Tensor
+    level: tf.Tensor
+    total: tf.Tensor
+    softmax: tf.Tensor
+
+    @property
+    def lse(self) -> tf.Tensor:
+        """The log-sum-exp of each row, (B, N, T)."""
+        return self.level + tf.math.log(self.total)
+
+
+def merge(spec: AttentionSpec, first: Part | None, second: Part) -> Part:
+    """The attention to the keys of both parts."""
+    if first is None:
+        return second
+    zero = tf.zeros((), second.level.dtype)
+    level = tf.maximum(first.level, second.level)
+    base = tf.where(tf.equal(level, -math.inf), zero, level)
+    weights = [part.total * tf.exp(part.level - base) for part in (first, second)]
+    total = weights[0] + weights[1]
+    some = tf.where(tf.equal(total, 0), tf.ones_like(total), total)
+    shares = [_over_rows(spec, weight / some) for weight in weights]
+    output = first.output * shares[0] + second.output * shares[1]
+    # The larger part's score: relative to it no weight overflows.
+    second_larger = weights[1] > weights[0]
+    score = tf.where(second_larger, second.softmax[0], first.softmax[0])
+    own_sum = tf.where(second_larger, second.softmax[1], first.softmax[1])
+    own_weight = tf.where(second_larger, weights[1], weights[0])
+    grown = total / tf.where(tf.equal(own_weight, 0), tf.ones_like(own_weight), own_weight)
+    return Part(output, level, total, tf.stack([score, own_sum * grown]))
+
+
+def _over_rows(spec: AttentionSpec, x: tf.Tensor) -> tf.Tensor:
+    """(B, N, T) as factors of an output."""
+    return (tf.transpose(x, (0, 2, 1)) if spec.heads_axis == 2 else x)[..., None]
+
+
+def nothing(spec: AttentionSpec, tensors: Tensors) -> Part:
+    """The part of queries that see no key."""
+    shape = tf.shape(tensors.query)
+    output = tf.zeros(tf.concat([shape[:-1], [spec.widths[1]]], 0), spec.dtype)
+    output.set_shape([*tensors.query.shape[:-1], spec.widths[1]])
+    rows = output[..., 0]
+    rows = tf.transpose(rows, (0, 2, 1)) if spec.heads_axis == 2 else rows
+    return Part(output, rows - math.inf, rows, tf.stack([rows, rows]))
+
+
+class Blocks(Protocol):
+    """One implementation of parts and their gradients."""
+
+    def attend(self, spec: AttentionSpec, tensors: Tensors) -> Part:
+        """The attention to the keys of `tensors`."""
+
+    def gradients(
+        self,
+        spec: AttentionSpec,
+        tensors: Tensors,
+        softmax: tf.Tensor,
+        output: tf.Tensor,
+        output_gradient: tf.Tensor,
+        lse_gradient: tf.Tensor,
+    ) -> Sequence[tf.Tensor]:
+        """The gradients of query, key and value that come from the keys of `tensors`.
+
+        Args:
+            softmax, output: over all keys, the latter in the dtype of the query.
+            output_gradient, lse_gradient: of those results; (B, N, T) in the dtype of the spec the latter.
+        """
+
+
+class NativeBlocks:
+    """See `Blocks`."""
+
+    def attend(self, spec: AttentionSpec, tensors: Tensors) -> Part:
+        """See `Blocks`."""
+        output, lse, softmax = op.run_part(spec, tensors)
+        softmax = tf.reshape(softmax, tf.concat([[2], tf.shape(lse)], 0))
+        softmax.set_shape([2, *lse.shape])
+        level, total = lse, tf.cast(tf.not_equal(lse, -math.inf), lse.dtype)
+        if tensors.query.dtype == lse.dtype:
+            # The scores of kernels for smaller dtypes have a unit of their own. A log-sum-exp is less exact.
+            level = tf.where(tf.equal(softmax[1], 0), level, softmax[0])
+            total = softmax[1]
+        return Part(tf.cast(output, spec.dtype), level, total, softmax)
+
+    def gradients(  # noqa: D102
+        self,
+        spec: AttentionSpec,
+        tensors: Tensors,
+        softmax: tf.Tensor,
+        output: tf.Tensor,
+        output_gradient: tf.Tensor,
+        lse_gradient: tf.Tensor,
+    ) -> Sequence[tf.Tensor]:
+        return op.part_gradients(
+            spec,
+            tensors,
+            output=output,
+            softmax=tf.reshape(softmax, [-1]),
+            output_gradient=output_gradient,
+            lse_gradient=lse_gradient,
+        )
+
+
+class PortableBlocks:
+    """See `Blocks`."""
+
+    def attend(self, spec: AttentionSpec, tensors: Tensors) -> Part:
+        """See `Blocks`."""
+        attention, operands = prepare(spec, tensors)
+        guarded = operands.guard(attention.mask)
+        output, _, softmax = forward(attention, tile_plan(attention), guarded, True)
+        row_max, total = tf.unstack(attention.join_heads(softmax), axis=-1)
+        level = tf.where(tf.equal(total, 0), tf.constant(-math.inf, total.dtype), row_max)
+        return Part(
+            _from_heads(spec, attention.join_heads(output)),
+            level,
+            total,
+            tf.stack([row_max, total]),
+        )
+
+    def gradients(  # noqa: D102
+        self,
+        spec: AttentionSpec,
+        tensors: Tensors,
+        softmax: tf.Tensor,
+        output: tf.Tensor,
+        output_gradient: tf.Tensor,
+        lse_gradient: tf.Tensor,
+    ) -> Sequence[tf.Tensor]:
+        attention, operands = prepare(spec, tensors)
+        split = _Split(spec, attention)
+        rows = [split.rows(x) for x in (*tf.unstack(softmax), lse_gradient)]
+        results = Results(
+            split.output(output), tf.concat(rows[:2], -1), split.output(output_gradient), rows[2]
+        )
+        guarded = operands.guard(attention.mask)
+        query, key, value = backward(attention, tile_plan(attention), guarded, results)
+        return [_from_heads(spec, x) for x in (attention.join_heads(query), key, value)]
+
+
+def _from_heads(spec: AttentionSpec, x: tf.Tensor) -> tf.Tensor:
+    """(B, N, T, V) in the layout of the spec."""
+    return tf.transpose(x, (0, 2, 1, 3)) if spec.heads_axis == 2 else x
+
+
+@dataclasses.dataclass(frozen=True)
+class _Split:
+    """Turns results into the shapes of `tile.py`."""
+
+    spec: AttentionSpec
+    attention: BlockAttention
+
+    def rows(self, x: tf.Tensor) -> tf.Tensor:
+        """(B, N, T) to (B, K, G, T, 1)."""
+        shape = tf.shape(x)
+        return tf.reshape(x, tf.stack([shape[0], *self.attention.heads, shape[2], 1]))
+
+    def output(self, x: tf.Tensor) -> tf.Tensor:
+        """The layout of the spec to (B, K, G, T, V)."""
+        x = _from_heads(self.spec, tf.cast(x, self.spec.dtype))
+        shape = tf.shape(x)
+        return tf.reshape(x, tf.stack([shape[0], *self.attention.heads, shape[2], x.shape[3]]))

@@ -1,0 +1,74 @@
+"""The workers of a strategy, and messages between two of them.
+
+`tf.distribute` has no op that sends a tensor to one worker. A broadcast within a group of two is one: it is a
+collective op of every strategy, in a process and between processes.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from typing import NamedTuple
+
+import tensorflow as tf
+
+# Keys of groups: far above those of TensorFlow's strategies, which count from 1.
+_FIRST_GROUP = 1 << 24
+MOST_WORKERS = 1024
+# TensorFlow's broadcast takes no bfloat16; a message has its bits.
+_SAME_BITS = {tf.bfloat16: tf.float16}
+
+_lock = threading.Lock()
+# The number of messages so far of a worker in a group. Both ends of a link count the same messages in the same order.
+_counts: collections.Counter[tuple[int, int]] = collections.Counter()
+
+
+class Worker(NamedTuple):
+    """One of `workers` workers, by its number."""
+
+    number: int
+    workers: int
+
+
+def current_worker() -> Worker:
+    """The worker whose function is being traced or run; outside of `strategy.run` the only one.
+
+    Raises:
+        ValueError: if there are too many workers, or the strategy does not say which one this is while tracing.
+    """
+    context = tf.distribute.get_replica_context()
+    count = 1 if context is None else context.num_replicas_in_sync
+    if count == 1:
+        return Worker(0, 1)
+    index = tf.get_static_value(context.replica_id_in_sync_group)
+    if index is None or count > MOST_WORKERS:
+        raise ValueError(
+            f"Sequence parallelism takes strategies of up to {MOST_WORKERS} workers that number them while tracing, "
+            "such as MultiWorkerMirroredStrategy. Received: "
+            f"{type(context.strategy).__name__} with {count} workers"
+        )
+    return Worker(int(index), count)
+
+
+def send(x: tf.Tensor, worker: Worker, to: int) -> tf.Tensor:
+    """Sends a tensor; returns one that is there when it has arrived."""
+    if x.dtype in _SAME_BITS:
+        x = tf.bitcast(x, _SAME_BITS[x.dtype])
+    return tf.raw_ops.CollectiveBcastSendV2(input=x, **_message(worker, to))
+
+
+def receive(like: tf.Tensor, worker: Worker, sender: int) -> tf.Tensor:
+    """Receives a tensor of the shape and dtype of `like`."""
+    kind = _SAME_BITS.get(like.dtype, like.dtype)
+    x = tf.raw_ops.CollectiveBcastRecvV2(shape=tf.shape(like), T=kind, **_message(worker, sender))
+    x.set_shape(like.shape)
+    return x if kind == like.dtype else tf.bitcast(x, like.dtype)
+
+
+def _message(worker: Worker, other: int) -> dict[str, int]:
+    first, second = sorted((worker.number, other))
+    group = _FIRST_GROUP + first * MOST_WORKERS + second
+    with _lock:
+        instance = _counts[worker.number, group]
+        _counts[worker.number, group] += 1
+    return {"group_size": 2, "group_key": group, "instance_key": instance}

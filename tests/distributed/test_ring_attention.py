@@ -1,0 +1,210 @@
+"""Attention over a sequence split across workers equals that of one worker."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from heed.distributed import join_sequence, ring_attention, sequence_positions, split_sequence
+from heed.ops import Mask, dot_product_attention
+from heed.ops.backends.tensorflow.ring.routes import make_plan
+from heed.ops.sequence_split import owner_of, stretches_of
+from heed.ops.sizes import Span
+from tests import reference, tolerances
+from tests.distributed.ring_cases import CASES, RESULTS
+
+DEFAULT = ("causal", "padded", "window")
+ROOT = Path(__file__).parents[2]
+
+
+def run_cases(folder: Path, workers: int, implementation: str, names) -> dict[str, np.ndarray]:
+    """The results of cases by "case/result", computed in a process of its own, as devices are fixed at start."""
+    file = folder / f"{workers}-{implementation}.npz"
+    command = [sys.executable, "-m", "tests.distributed.ring_cases", str(workers), implementation]
+    done = subprocess.run(
+        [*command, str(file), *names], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(np.load(file))
+
+
+def assert_equals_reference(results: dict[str, np.ndarray], name: str, workers: int) -> None:
+    case, dtype = CASES[name], CASES[name].dtype
+    arrays = case.arrays(workers)
+    options = {key: x for key, x in case.options.items() if key != "is_causal"}
+    options["mask"] = case.dense_mask(workers)
+    inputs = [arrays[key] for key in ("query", "key", "value")]
+    forward = reference.dot_product_attention(*inputs, **options)
+    backward = reference.dot_product_attention_backward(
+        *inputs, arrays["d_output"], arrays["d_lse"], **options
+    )
+    found = {kind: results[f"{name}/{kind}"] for kind in RESULTS}
+    tolerances.assert_values(found["output"], forward.out, dtype, "output")
+    tolerances.assert_statistics(found["lse"], forward.lse, dtype, "lse")
+    for kind in ("query", "key", "value"):
+        tolerances.assert_gradients(found[kind], getattr(backward, kind), dtype, kind)
+
+
+@pytest.fixture(scope="module")
+def two_workers(tmp_path_factory):
+    return run_cases(tmp_path_factory.mktemp("ring"), 2, "auto", DEFAULT)
+
+
+@pytest.mark.parametrize("name", DEFAULT)
+def test_two_workers_equal_the_reference(two_workers, name):
+    assert_equals_reference(two_workers, name, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workers", "implementation", "names"),
+    [
+        (2, "auto", [*CASES]),
+        (2, "portable", ["padded", "window", "prefix", "ALiBi", "bfloat16"]),
+        (3, "auto", ["causal", "window", "everything", "window to both sides", "longer keys"]),
+        (4, "auto", ["causal", "window"]),
+    ],
+)
+def test_workers_equal_the_reference(tmp_path, workers, implementation, names):
+    results = run_cases(tmp_path, workers, implementation, names)
+    for name in names:
+        assert_equals_reference(results, name, workers)
+
+
+MASKS = {
+    "window": Mask.window(3, 1),
+    "bottom right": Mask.window(2, 0, "bottom_right"),
+    "prefix": Mask.prefix(np.array([2, 7]), 1),
+    "lengths": Mask.lengths([3, 9], [4, 8]),
+    "segments": Mask.segments(np.arange(16).reshape(2, 8) // 3, np.arange(20).reshape(2, 10) // 4),
+    "dense": Mask.dense(np.random.default_rng(0).random((2, 3, 8, 10)) < 0.5),
+    "dilated": Mask.dilated(3, np.array([0, 2])),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_mask_of_a_block(name):
+    mask = MASKS[name]
+    whole = mask.to_dense(8, 10).numpy()
+    for queries in (Span(0, 4), Span(3, 5)):
+        for keys in (Span(0, 3), Span(4, 6)):
+            block = mask.at_block(queries, keys, 8, 10).to_dense(queries.length, keys.length)
+            cut = whole[:, :, queries.begin : queries.end, keys.begin : keys.end]
+            np.testing.assert_array_equal(block, cut)
+            if mask.hides_block(queries, keys, 8, 10):
+                assert not cut.any()
+
+
+def causal(queries, keys):
+    return keys <= queries
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_causal_work_is_balanced(workers):
+    plan = make_plan(workers, causal)
+    pairs = [
+        sum(
+            (queries, keys) in plan.pairs
+            for queries in stretches_of(w, workers)
+            for keys in range(2 * workers)
+        )
+        for w in range(workers)
+    ]
+    assert pairs == [2 * workers + 1] * workers
+
+
+@pytest.mark.parametrize(
+    "sees",
+    [
+        causal,
+        lambda i, j: True,
+        lambda i, j: 0 <= i - j <= 1,
+        lambda i, j: abs(i - j) <= 2,
+        lambda i, j: i == j,
+    ],
+)
+def test_keys_reach_the_workers_that_need_them_and_go_no_further(sees):
+    workers = 5
+    plan = make_plan(workers, sees)
+    for stretch in range(2 * workers):
+        needed = {owner_of(i, workers) for i in range(2 * workers) if sees(i, stretch)}
+        route = plan.routes[stretch]
+        reached = {plan.place(stretch, turn) for turn in range(route.steps + 1)}
+        assert needed <= reached
+        if route.steps:  # the last step is of use
+            assert plan.place(stretch, route.steps) in needed
+    moves = [move for turn in range(plan.turns) for move in plan.moves(turn)]
+    assert all((move.sender - move.receiver) % workers in (1, workers - 1) for move in moves)
+
+
+def test_masks_that_save_traffic():
+    count = {}
+    for name, sees in {
+        "all": lambda i, j: True,
+        "causal": causal,
+        "window": lambda i, j: 0 <= i - j <= 1,
+    }.items():
+        plan = make_plan(4, sees)
+        count[name] = sum(len([*plan.moves(turn)]) for turn in range(plan.turns))
+    # Under a causal mask a late stretch only meets the workers below its owner: 12 + 6 of 24. A narrow window sees the
+    # next stretch alone, which 6 of 7 times another worker holds.
+    assert count == {"all": 24, "causal": 18, "window": 6}
+
+
+@pytest.mark.parametrize(("length", "workers", "axis"), [(8, 1, 0), (8, 2, 1), (12, 3, -1)])
+def test_split_sequences_join(length, workers, axis):
+    x = np.random.default_rng(0).normal(size=(length,) * 2)
+    for kind in (np.asarray, tf.constant):
+        parts = [split_sequence(kind(x), workers, r, axis=axis) for r in range(workers)]
+        np.testing.assert_array_equal(join_sequence(parts, axis=axis), x)
+    positions = [sequence_positions(length, workers, r) for r in range(workers)]
+    np.testing.assert_array_equal(np.sort(np.concatenate(positions)), np.arange(length))
+
+
+def test_a_sequence_is_padded_on_request():
+    x = np.arange(6).reshape(1, 6)
+    with pytest.raises(
+        ValueError, match=r"multiple of twice the number of workers.*6 tokens, 2 work"
+    ):
+        split_sequence(x, 2, 0)
+    parts = [split_sequence(x, 2, r, pad_value=-1) for r in range(2)]
+    assert join_sequence(parts).tolist() == [[0, 1, 2, 3, 4, 5, -1, -1]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((8, 0, 0), "`workers` must be an integer >= 1"),
+        ((8, 2, 2), "`worker` must be below `workers`"),
+        ((8, 2, -1), "`worker` must be"),
+    ],
+)
+def test_workers_that_do_not_exist(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        sequence_positions(*arguments)
+
+
+def test_parts_that_do_not_join():
+    for parts in ([], [np.zeros((1, 3))], [np.zeros((1, 2)), np.zeros((1, 4))]):
+        with pytest.raises(ValueError, match="`parts` must be one or more of one even length"):
+            join_sequence(parts)
+
+
+def test_one_worker_gets_the_op_itself():
+    x = np.random.default_rng(0).normal(size=(2, 7, 2, 4)).astype("float32")
+    mask = Mask.lengths([3, 7])
+    ring = ring_attention(x, x, x, mask=mask, is_causal=True, soft_cap=3.0)
+    np.testing.assert_array_equal(
+        ring, dot_product_attention(x, x, x, mask=mask, is_causal=True, soft_cap=3.0)
+    )
+
+
+def test_errors_of_one_worker():
+    x = np.zeros((1, 4, 1, 2), "float32")
+    with pytest.raises(ValueError, match=r"`query_ids` of the mask must have shape"):
+        ring_attention(x, x, x, mask=Mask.segments(np.zeros((1, 3), "int32")))
