@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks import scale_model, scale_ring
 from heed.distributed import join_sequence, ring_attention, sequence_positions, split_sequence
 from heed.ops import Mask, dot_product_attention
 from heed.ops.backends.tensorflow.ring.routes import make_plan
@@ -208,3 +209,37 @@ def test_errors_of_one_worker():
     x = np.zeros((1, 4, 1, 2), "float32")
     with pytest.raises(ValueError, match=r"`query_ids` of the mask must have shape"):
         ring_attention(x, x, x, mask=Mask.segments(np.zeros((1, 3), "int32")))
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one():
+    setting = scale_ring.Setting(length=512, width=32, layers=2, steps=3)
+    (one,) = scale_ring.measure(setting, 1)
+    for result in scale_ring.measure(setting, 2):
+        np.testing.assert_allclose(result.losses, one.losses, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_memory_of_each_of_two_workers():
+    setting = scale_ring.Setting(steps=0)
+    (one,) = scale_ring.measure(setting, 1)
+    assert max(result.mib for result in scale_ring.measure(setting, 2)) <= 0.6 * one.mib
+
+
+def test_stretches_move_as_often_as_the_cost_model_says():
+    for workers in (1, 2, 5):
+        plan = make_plan(workers, causal)
+        moves = sum(len([*plan.moves(turn)]) for turn in range(plan.turns))
+        assert (moves, len([*plan.returns()])) == scale_model.causal_moves(workers)
+
+
+def test_checkpoints_of_the_cost_model():
+    cost, between = 30.0, 3600.0 * 50
+    interval = scale_model.checkpoint_interval(cost, between)
+    assert interval == pytest.approx((2 * cost * between) ** 0.5, rel=0.01)  # Young
+    share = scale_model.useful_share(interval, cost, 300.0, between)
+    assert share == pytest.approx(
+        scale_model.simulated_share(interval, cost, 300.0, between), abs=2e-3
+    )
+    for other in (0.5 * interval, 2 * interval):
+        assert scale_model.useful_share(other, cost, 300.0, between) < share
