@@ -35,7 +35,6 @@ FLOORS = {
     "distributed": 5,
     "seq2seq": 5,
     "export": 5,
-    "distributed": 5,
     "_info": 5,
     "_loading": 5,
     "cli": 6,
