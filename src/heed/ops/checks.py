@@ -85,7 +85,8 @@ def common_type(**tensors: Any) -> tuple[list[Any], str]:
 def _common_dtype(names: tuple[str, ...], dtypes: tuple[str, ...]) -> str:
     for name, dtype in zip(names, dtypes, strict=True):
         check_floating(name, dtype)
-    return keras.backend.result_type(*dtypes)
+    # Except on TensorFlow, Keras would make float32 of float64.
+    return "float64" if "float64" in dtypes else keras.backend.result_type(*dtypes)
 
 
 def check_floating(name: str, dtype: str) -> None:

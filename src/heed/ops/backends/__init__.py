@@ -16,7 +16,8 @@ NATIVE, PORTABLE, EXPORTABLE = "native", "portable", "exportable"
 # Stands for "no label is ignored".
 NO_LABEL = -(2**31)
 
-_BACKENDS = ("tensorflow",)
+# The folders of this package, by Keras' names, with the names of the frameworks for messages.
+FRAMEWORKS = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -133,15 +134,34 @@ def check() -> None:
     try:
         import keras
     except ImportError as error:
-        if wanted != "tensorflow" and error.name != "keras":
-            raise _other_backend(wanted) from error
-        raise _missing(error) from error
-    if keras.config.backend() not in _BACKENDS:
-        raise _other_backend(keras.config.backend())
+        if wanted not in FRAMEWORKS and error.name != "keras":
+            raise _unsupported(wanted) from error
+        raise _missing(error, wanted) from error
+    name = keras.config.backend()
+    if name not in FRAMEWORKS:
+        raise _unsupported(name)
     try:
-        importlib.import_module(keras.config.backend())
+        importlib.import_module(name)
     except ImportError as error:
-        raise _missing(error) from error
+        raise _missing(error, name) from error
+
+
+def require_tensorflow(what: str) -> None:
+    """Checks that Keras runs on TensorFlow.
+
+    Args:
+        what: needs it: the subject of the message, such as "`heed.export`".
+
+    Raises:
+        RuntimeError: if Keras has another backend.
+    """
+    import keras
+
+    if keras.config.backend() != "tensorflow":
+        raise RuntimeError(
+            f"{what} needs TensorFlow: set KERAS_BACKEND=tensorflow before Keras is imported. "
+            f"Received: the backend {keras.config.backend()!r}"
+        )
 
 
 @functools.cache
@@ -158,16 +178,18 @@ def as_written(function: _F) -> _F:
     return current().as_written(function)
 
 
-def _other_backend(name: str) -> RuntimeError:
+def _unsupported(name: str) -> RuntimeError:
+    choices = " or ".join(f"{key} ({title})" for key, title in FRAMEWORKS.items())
     return RuntimeError(
-        "heed needs Keras on its TensorFlow backend: set KERAS_BACKEND=tensorflow before Keras is imported. "
+        f"heed does not support this backend of Keras: set KERAS_BACKEND={choices} before Keras is imported. "
         f"Received: the backend {name!r}"
     )
 
 
-def _missing(error: ImportError) -> ImportError:
+def _missing(error: ImportError, backend: str) -> ImportError:
     name = (error.name or "a package").partition(".")[0]
-    text = f"heed needs {name}: {how_to_install('tensorflow')}. Received: {error}"
+    extra = backend if backend in FRAMEWORKS else "tensorflow"
+    text = f"heed needs {name}: {how_to_install(extra)}. Received: {error}"
     return ImportError(text, name=error.name)
 
 

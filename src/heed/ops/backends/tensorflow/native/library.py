@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import sys
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -13,19 +11,14 @@ import tensorflow as tf
 # No public function tells whether a trace is for XLA; TensorFlow itself uses this one.
 from tensorflow.python.ops import control_flow_util
 
-
-def library_path(name: str) -> Path | None:
-    """The path of the library "core" or "tf", or None. Editable installs keep it outside the sources."""
-    package = sys.modules[__name__.partition(".")[0]]
-    files = (Path(folder) / "_lib" / f"libheed_{name}.so" for folder in package.__path__)
-    return next((file for file in files if file.exists()), None)
+from heed.ops.backends.shared.core import NOT_BUILT, library_path
 
 
 @functools.cache
 def _load() -> tuple[Any, Any, str]:
     """The core library, the module of its TensorFlow ops, and the reason if they cannot be loaded."""
     core, ops = library_path("core"), library_path("tf")
-    reason = "heed was installed without its native library (no C++ compiler was at hand)"
+    reason = NOT_BUILT
     if core is not None and ops is not None:
         try:
             # TensorFlow's ops first: they load the core.

@@ -1,0 +1,63 @@
+"""heed on PyTorch: plain PyTorch everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from heed.ops.backends import PORTABLE, FusedOps
+from heed.ops.backends.decoder import NoDecoderEngine
+from heed.ops.backends.protocol import Implementation
+from heed.ops.backends.shared.fused_ops import PlainFusedOps
+from heed.ops.backends.torch.portable.dropout import keep_mask
+from heed.ops.backends.torch.portable.implementation import Portable
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+IMPLEMENTATIONS: dict[str, Implementation] = {PORTABLE: Portable()}
+FUSED_OPS: dict[str, FusedOps] = {PORTABLE: PlainFusedOps(keep_mask)}
+DECODER = NoDecoderEngine("PyTorch")
+
+
+def as_written(function: _F) -> _F:
+    """The function itself: PyTorch transforms no source."""
+    return function
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether `x` is a dense tensor: no variable, sparse tensor or array."""
+    return isinstance(x, torch.Tensor) and x.layout == torch.strided
+
+
+def require(x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
+    """`x`; a ValueError of `text` and the named numbers unless the condition holds. Not checked under torch.compile."""
+    if not torch.compiler.is_compiling() and not bool(condition):
+        raise ValueError(text + ", ".join(f"{name}={number}" for name, number in numbers.items()))
+    return x
+
+
+def compile_graph(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function itself, which runs op by op."""
+    return function
+
+
+def compile_graph_when_repeated(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The function itself, which runs op by op."""
+    return function
+
+
+def has_dynamic_shapes() -> bool:
+    """False: sizes are known when a call runs."""
+    return False
+
+
+def use_threads(count: int) -> None:
+    """Limits the threads of PyTorch and of the native kernels."""
+    torch.set_num_threads(count)
+
+
+def instruction_set() -> str:
+    """The instruction set of the native kernels here, or "none"."""
+    return "none"
