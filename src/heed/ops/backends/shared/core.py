@@ -22,6 +22,8 @@ from ctypes import (
 from pathlib import Path
 from typing import Any
 
+from heed.ops.spec import AttentionSpec
+
 VERSION = 4
 DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
 DOT_PRODUCT, ADDITIVE = 0, 1
@@ -158,3 +160,18 @@ def instruction_set() -> str:
     """The instruction set of the kernels here, or "none"."""
     library = load()[0]
     return "none" if library is None else library.heed_instruction_set().decode()
+
+
+def reasons_against(spec: AttentionSpec) -> list[str]:
+    """Returns why the kernels cannot run a call, as sentences."""
+    reasons = []
+    count = 0 if spec.mask is None else len(spec.mask.rules)
+    if count > MOST_RULES:
+        reasons.append(f"the mask has {count} rules, the native kernels take {MOST_RULES}")
+    if 0 in spec.widths:
+        reasons.append("vectors of width 0 have nothing to compute")
+    if max(spec.widths) > WIDEST:
+        reasons.append(
+            f"vectors of {max(spec.widths)} features are too wide, the native kernels take {WIDEST}"
+        )
+    return reasons

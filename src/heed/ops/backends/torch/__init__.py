@@ -1,4 +1,4 @@
-"""heed on PyTorch: plain PyTorch everywhere."""
+"""heed on PyTorch: native kernels on CPUs, and plain PyTorch everywhere."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from typing import Any, TypeVar
 
 import torch
 
-from heed.ops.backends import PORTABLE, FusedOps
+from heed.ops.backends import NATIVE, PORTABLE, FusedOps
 from heed.ops.backends.decoder import NoDecoderEngine
 from heed.ops.backends.protocol import Implementation
+from heed.ops.backends.shared import core
 from heed.ops.backends.shared.fused_ops import PlainFusedOps
+from heed.ops.backends.torch.native.implementation import Native
 from heed.ops.backends.torch.portable.dropout import keep_mask
 from heed.ops.backends.torch.portable.implementation import Portable
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-IMPLEMENTATIONS: dict[str, Implementation] = {PORTABLE: Portable()}
+IMPLEMENTATIONS: dict[str, Implementation] = {NATIVE: Native(), PORTABLE: Portable()}
 FUSED_OPS: dict[str, FusedOps] = {PORTABLE: PlainFusedOps(keep_mask)}
 DECODER = NoDecoderEngine("PyTorch")
+instruction_set = core.instruction_set
 
 
 def as_written(function: _F) -> _F:
@@ -56,8 +59,3 @@ def has_dynamic_shapes() -> bool:
 def use_threads(count: int) -> None:
     """Limits the threads of PyTorch and of the native kernels."""
     torch.set_num_threads(count)
-
-
-def instruction_set() -> str:
-    """The instruction set of the native kernels here, or "none"."""
-    return "none"

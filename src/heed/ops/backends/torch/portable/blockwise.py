@@ -33,7 +33,7 @@ def spans(attention: BlockAttention, share: int = 1) -> Iterator[tuple[Span, Spa
         attention: the attention.
         share: makes blocks smaller that hold this many tensors of the size of their scores.
     """
-    length = attention.lengths[0]
+    length = attention.lengths[0] if attention.scores_per_pair else 0
     room = max(1, _SCORES // max(1, share * attention.scores_per_pair))
     begin = 0
     while begin < length:
