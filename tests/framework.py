@@ -1,6 +1,6 @@
 """`tf` for tests of meaning: TensorFlow where Keras runs on it, else the few functions that they need, by its names.
 
-So one test runs on each backend. A test that uses another name is about TensorFlow (`tf.function`, SavedModel): on other
+So one test runs on each backend. A test that uses another name, such as `tf.function`, is about TensorFlow: on other
 backends it is skipped, and the name is the reason.
 """
 
@@ -59,9 +59,8 @@ def _make_torch() -> Any:
             made = torch.as_tensor(x).to(dtypes.get(name, torch.as_tensor(x).dtype))
         else:
             array = np.array([np.asarray(y) for y in x] if isinstance(x, (list, tuple)) else x)
-            made = torch.as_tensor(array).to(
-                number_dtypes.get(type(array.flat[0].item() if array.size else 0.0))
-            )
+            number = array.flat[0].item() if array.size else 0.0
+            made = torch.as_tensor(array).to(dtype_of(dtype or number_dtypes.get(type(number))))
         made = made if dtype is None else made.to(dtype_of(dtype))
         return made if shape is None else made.reshape(tuple(shape))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 from collections.abc import Callable, Mapping
@@ -95,6 +94,9 @@ class Backend(Protocol):
     def as_written(self, function: _F) -> _F:
         """The function, protected from source transformations of the backend."""
 
+    def constant_while_tracing(self, function: _F) -> _F:
+        """The function (without arguments), whose result is a constant of code that is traced."""
+
     def is_tensor(self, x: Any) -> bool:
         """Whether `x` is a dense tensor of the backend: no variable, sparse tensor or array."""
 
@@ -109,6 +111,9 @@ class Backend(Protocol):
 
         For functions that may run only once and are quick without a graph.
         """
+
+    def hides_values(self) -> bool:
+        """Whether code is traced in a way in which even reading a number of a tensor fails."""
 
     def has_dynamic_shapes(self) -> bool:
         """Whether sizes may be unknown until the code that is traced now runs."""
@@ -146,6 +151,11 @@ def check() -> None:
         raise _missing(error, name) from error
 
 
+def constant_while_tracing(function: _F) -> _F:
+    """The function without arguments, whose result is a constant of code that is traced."""
+    return current().constant_while_tracing(function)
+
+
 def require_tensorflow(what: str) -> None:
     """Checks that Keras runs on TensorFlow.
 
@@ -164,12 +174,21 @@ def require_tensorflow(what: str) -> None:
         )
 
 
-@functools.cache
+_loaded: Backend | None = None
+
+
 def current() -> Backend:
     """The backend that Keras runs on."""
+    # A plain variable: torch.compile reads it, but ignores caches.
+    return _loaded or _load()
+
+
+def _load() -> Backend:
+    global _loaded
     import keras
 
     module: Any = importlib.import_module(f"{__name__}.{keras.config.backend()}")
+    _loaded = module
     return module
 
 

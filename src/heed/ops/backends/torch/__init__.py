@@ -29,6 +29,9 @@ def as_written(function: _F) -> _F:
     return function
 
 
+constant_while_tracing = torch.compiler.assume_constant_result
+
+
 def is_tensor(x: Any) -> bool:
     """Whether `x` is a dense tensor: no variable, sparse tensor or array."""
     return isinstance(x, torch.Tensor) and x.layout == torch.strided
@@ -49,6 +52,9 @@ def compile_graph(function: Callable[..., Any]) -> Callable[..., Any]:
 def compile_graph_when_repeated(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The function itself, which runs op by op."""
     return function
+
+
+hides_values = torch.compiler.is_compiling
 
 
 def has_dynamic_shapes() -> bool:

@@ -12,9 +12,14 @@ from heed.ops.backends.torch.portable.implementation import Portable
 from heed.ops.spec import AttentionSpec, Tensors
 
 
-@functools.cache
+@torch.compiler.assume_constant_result
 def machine_reasons() -> tuple[str, ...]:
     """Returns why the kernels cannot run on this machine, as sentences."""
+    return _find_reasons()
+
+
+@functools.cache
+def _find_reasons() -> tuple[str, ...]:
     if reason := core.load()[1]:
         return (reason,)
     if (

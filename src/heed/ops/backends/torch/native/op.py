@@ -8,6 +8,7 @@ come from the portable form.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -20,89 +21,110 @@ from heed.ops.mask import Mask
 from heed.ops.mask_rules import put_together, take_apart
 from heed.ops.spec import AdditiveScore, AttentionSpec, DotScore, Tensors
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+# Tensors with memory of their own.
+_EAGER = (torch.Tensor, torch.nn.Parameter)
 Optional = torch.Tensor | None
 
 
 def run(spec: AttentionSpec, tensors: Tensors, return_lse: bool) -> tuple[torch.Tensor, Optional]:
     """Output, and the log-sum-exp if requested; differentiable twice."""
-    if (
-        torch.compiler.is_compiling()
-        or type(tensors.query) not in _PLAIN
-        or torch._C._are_functorch_transforms_active()
-    ):
+    if torch.compiler.is_compiling() or type(tensors.query) not in _EAGER:
         return _run_op(spec, tensors, return_lse)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        query, key, value, bias, _, _, vector = tensors
-        output, lse = _Attend.apply(spec, tensors, return_lse, query, key, value, bias, vector)
+    if (
+        torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    ) or torch._C._are_functorch_transforms_active():
+        rules = [] if spec.is_plain or spec.mask is None else take_apart(spec.mask.rules)[0]
+        output, lse, _ = _Attention.apply(spec, return_lse, *tensors, *rules)
         return output, lse
     output, statistics, plan = call.forward(spec, tensors)
     return output, call.lse_of(spec, plan, statistics) if return_lse else None
 
 
-class _Attend(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, spec: AttentionSpec, tensors: Tensors, return_lse: bool, *operands: Any
-    ) -> tuple[torch.Tensor, Optional]:
-        output, statistics, plan = call.forward(spec, tensors)
-        ctx.spec, ctx.others = spec, (tensors.slopes, tensors.seed)
-        ctx.save_for_backward(*operands, output, statistics)
-        ctx.set_materialize_grads(False)
-        lse = call.lse_of(spec, plan, statistics).clone() if return_lse else None
-        return output, lse
+def _with_rules(spec: AttentionSpec, rules: Sequence[torch.Tensor]) -> AttentionSpec:
+    """The spec with these tensors in its mask: `torch.func` passes other ones than those that it was called with."""
+    if not rules or spec.mask is None:
+        return spec
+    outlines = take_apart(spec.mask.rules)[1]
+    return dataclasses.replace(spec, mask=Mask(put_together(outlines, rules)))
+
+
+class _Attention(torch.autograd.Function):
+    """Output, log-sum-exp (or None) and the statistics that the backward pass needs."""
 
     @staticmethod
-    def backward(ctx: Any, output_gradient: Optional, lse_gradient: Optional) -> Any:
-        *operands, output, statistics = ctx.saved_tensors
+    def forward(spec: AttentionSpec, return_lse: bool, *inputs: Any) -> tuple[Any, ...]:
+        spec = _with_rules(spec, inputs[7:])
+        output, statistics, plan = call.forward(spec, Tensors(*inputs[:7]))
+        lse = call.lse_of(spec, plan, statistics).clone() if return_lse else None
+        return output, lse, statistics
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.spec = inputs[0]
+        ctx.mark_non_differentiable(output[2])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[2:], output[0], output[2])
+
+    @staticmethod
+    def backward(ctx: Any, output_gradient: Optional, lse_gradient: Optional, _: Any) -> Any:
+        *inputs, output, statistics = ctx.saved_tensors
         if output_gradient is None:
             output_gradient = torch.zeros_like(output)
-        wanted = ctx.needs_input_grad[6]
-        static = ctx.spec, ctx.others, wanted, output.detach(), statistics
-        gradients = _Gradient.apply(*static, *operands, output_gradient, lse_gradient)
-        return None, None, None, *gradients
+        bias_wanted = ctx.needs_input_grad[2 + _BIAS]
+        received = output.detach(), statistics, output_gradient, lse_gradient
+        gradients = _Gradient.apply(ctx.spec, bias_wanted, *received, *inputs)
+        return None, None, *_spread(gradients), *[None] * (len(inputs) - 7)
 
 
 class _Gradient(torch.autograd.Function):
     """Gradients of the operands: a function of them and of the incoming gradients."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        spec: AttentionSpec,
-        others: tuple[Optional, Optional],
-        want_bias: bool,
-        output: torch.Tensor,
-        statistics: torch.Tensor,
-        *inputs: Any,
-    ) -> tuple[Optional, ...]:
-        *operands, output_gradient, lse_gradient = inputs
-        ctx.spec, ctx.others = spec, others
-        ctx.save_for_backward(*inputs)
-        return tuple(
-            call.backward(
-                spec,
-                _tensors(operands, others),
-                output,
-                statistics,
-                output_gradient,
-                lse_gradient,
-                want_bias,
-            )
-        )
+    def forward(spec: AttentionSpec, bias_wanted: bool, *inputs: Any) -> tuple[Optional, ...]:
+        received, operands = inputs[:4], Tensors(*inputs[4:11])
+        spec = _with_rules(spec, inputs[11:])
+        return tuple(call.backward(spec, operands, *received, bias_wanted))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.spec = inputs[0]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[4:])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        inputs = ctx.saved_tensors
+        second = _Second.apply(ctx.spec, *cotangents, *inputs)
+        rest = [None] * (len(inputs) - 9)
+        return *[None] * 4, *second[5:], *_spread(second[:5]), *rest
+
+
+class _Second(torch.autograd.Function):
+    """The second derivatives, which have none themselves."""
+
+    @staticmethod
+    def forward(spec: AttentionSpec, *inputs: Any) -> tuple[Optional, ...]:
+        cotangents, incoming, operands = inputs[:5], inputs[5:7], Tensors(*inputs[7:14])
+        spec = _with_rules(spec, inputs[14:])
+        return tuple(second_derivatives(spec, operands, incoming, cotangents))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *cotangents: Any) -> Any:
-        *operands, output_gradient, lse_gradient = ctx.saved_tensors
-        tensors = _tensors(operands, ctx.others)
-        second = second_derivatives(ctx.spec, tensors, (output_gradient, lse_gradient), cotangents)
-        return *[None] * 5, *second
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise NotImplementedError("heed's attention has two derivatives, not three")
 
 
-def _tensors(operands: Sequence[Any], others: tuple[Optional, Optional]) -> Tensors:
-    query, key, value, bias, vector = operands
-    return Tensors(query, key, value, bias, *others, vector)
+# The places in `Tensors` of the operands that get gradients; that of the bias.
+_TRAINED, _BIAS = (0, 1, 2, 3, 6), 3
+
+
+def _spread(gradients: Sequence[Any]) -> list[Any]:
+    """Gradients of query, key, value, bias and score vector, in their places among all seven operands."""
+    return [*gradients[:4], None, None, gradients[4]]
 
 
 def second_derivatives(
@@ -196,7 +218,7 @@ _OPERANDS = (
     mutates_args=(),
     schema=f"(str form, {_OPERANDS}) -> (Tensor, Tensor, Tensor)",
 )
-def _attention(form: str, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _attention_op(form: str, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     *operands, rules = arguments
     tensors = Tensors(*operands)
     spec = _read(form, tensors, rules)
@@ -206,7 +228,7 @@ def _attention(form: str, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor, 
     return output, call.lse_of(spec, plan, statistics).clone(), statistics
 
 
-@_attention.register_fake
+@_attention_op.register_fake
 def _(form: str, query: Any, key: Any, value: Any, *others: Any) -> Any:
     layout, _, _, _, dtype = _parse(form)
     compute = torch.float64 if dtype == "float64" else torch.float32
@@ -264,17 +286,10 @@ def _(form: str, *arguments: Any) -> list[Any]:
     return [torch.empty_like(x) for x in (*present, *incoming)]
 
 
-# The places in `Tensors` of the operands that get gradients.
-_TRAINED = (0, 1, 2, 3, 6)
-
-
-def _spread(gradients: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+def _complete(gradients: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
     """The gradients of the present operands, in their places among all seven."""
     given = iter(gradients)
-    return [
-        next(given) if place in _TRAINED and x is not None else None
-        for place, x in enumerate(operands)
-    ]
+    return _spread([None if operands[place] is None else next(given) for place in _TRAINED])
 
 
 def _save_forward(ctx: Any, inputs: Any, output: Any) -> None:
@@ -289,7 +304,7 @@ def _differentiate(ctx: Any, output_gradient: Any, lse_gradient: Any, _: Any) ->
     gradients = torch.ops.heed.attention_gradient(
         ctx.form, *operands, rules, output, statistics, output_gradient, lse_gradient
     )
-    return None, *_spread(gradients, operands), [None] * len(rules)
+    return None, *_complete(gradients, operands), [None] * len(rules)
 
 
 def _save_gradient(ctx: Any, inputs: Any, output: Any) -> None:
@@ -304,8 +319,8 @@ def _differentiate_gradient(ctx: Any, cotangents: Any) -> Any:
     second = torch.ops.heed.attention_second_gradient(
         ctx.form, *operands, rules, *incoming, list(cotangents)
     )
-    return None, *_spread(second[:-2], operands), [None] * len(rules), None, None, *second[-2:]
+    return None, *_complete(second[:-2], operands), [None] * len(rules), None, None, *second[-2:]
 
 
-_attention.register_autograd(_differentiate, setup_context=_save_forward)
+_attention_op.register_autograd(_differentiate, setup_context=_save_forward)
 _attention_gradient.register_autograd(_differentiate_gradient, setup_context=_save_gradient)
