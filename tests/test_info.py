@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
@@ -150,24 +151,66 @@ print(heed.info())
 
 
 def test_another_backend_is_one_clear_error():
-    code, said = run(OTHER_BACKEND, "torch")
+    code, said = run(OTHER_BACKEND, "numpy")
     assert code == 0
     *lines, answer = said.splitlines()
     for name, line in zip(("ops", "layers", "models"), lines, strict=True):
-        assert line.startswith(f"{name} heed needs Keras on its TensorFlow backend")
-        assert line.endswith("Received: the backend 'torch'")
+        assert line.startswith(
+            f"{name} heed does not support this backend of Keras: set KERAS_BACK"
+        )
+        assert line.endswith("Received: the backend 'numpy'")
     assert "'implementation': 'none'" in answer
     assert "'acceleration': 'not possible'" in answer
-    assert "heed needs Keras on its TensorFlow backend" in answer
+    assert "heed does not support this backend of Keras" in answer
 
 
 def test_another_backend_that_is_installed(monkeypatch):
-    monkeypatch.setattr(keras.config, "backend", lambda: "torch")
-    with pytest.raises(RuntimeError, match=r"TensorFlow backend.* Received: the backend 'torch'"):
+    monkeypatch.setattr(keras.config, "backend", lambda: "numpy")
+    with pytest.raises(RuntimeError, match=r"tensorflow \(TensorFlow\).* the backend 'numpy'"):
         backends.check()
     answer = heed.info()
     assert answer["implementation"] == "none"
-    assert "heed needs Keras on its TensorFlow backend" in answer["reason"]
+    assert "heed does not support this backend of Keras" in answer["reason"]
+
+
+ON_ANOTHER_FRAMEWORK = """
+import heed
+heavy = ("keras", "tensorflow", "torch", "jax")
+print([name for name in heavy if sys.modules.get(name)])
+for name in ("ops", "layers", "models", "inspect"):
+    getattr(heed, name)
+import heed.acceleration
+print([name for name in heavy if sys.modules.get(name)])
+print(heed.info()["backend"], heed.info()["implementation"])
+for part, name in (("seq2seq", "train"), ("seq2seq", "run_demo"), ("export", "export")):
+    try:
+        getattr(getattr(heed, part), name)
+    except RuntimeError as error:
+        print(error)
+from heed.cli import main
+main(["info"])
+"""
+
+
+@pytest.mark.parametrize("backend", ["torch"])
+def test_other_frameworks_than_that_of_keras_are_not_imported(backend):
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed")
+    others = {"tensorflow", "torch", "jax"} - {backend}
+    code, said = run(ON_ANOTHER_FRAMEWORK, backend, missing=sorted(others))
+    assert code == 0, said
+    eager, used, chosen, *messages, _ = said.splitlines()[:7]
+    assert (eager, used) == ("[]", f"['keras', {backend!r}]")
+    assert chosen.split()[0] == backend
+    assert chosen.split()[1] in ("native", "portable")
+    for what, message in zip(
+        ("seq2seq.train", "seq2seq.run_demo", "export"), messages, strict=True
+    ):
+        assert message == (
+            f"`heed.{what}` needs TensorFlow: set KERAS_BACKEND=tensorflow before Keras is imported. "
+            f"Received: the backend {backend!r}"
+        )
+    assert re.search(f"backend +{backend}", said)
 
 
 def test_a_registry_that_is_there_already_is_taught(monkeypatch):

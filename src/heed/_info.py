@@ -17,8 +17,8 @@ def info() -> dict[str, str]:
     A missing package is part of the answer, not an error: users call this to find the problem.
 
     Returns:
-        A dictionary of strings, in reading order: `heed`, `python`, `platform`, `keras`, `tensorflow`, `backend` (the
-        backend that Keras uses), `implementation` (`"portable"`, `"native"`, or `"none"` if heed cannot run), `reason`
+        A dictionary of strings, in reading order: `heed`, `python`, `platform`, `keras`, `tensorflow`, `torch`,
+        `backend` (the backend that Keras uses), `implementation` (`"portable"`, `"native"`, or `"none"` if heed cannot run), `reason`
         (why this one), `instruction_set` (of the native kernels: `"amx"`, `"avx512_bf16"`, `"avx512"`, `"avx2"`,
         `"neon"`, `"baseline"` or `"none"`), `block_sizes` (of these kernels; they depend on the instruction set alone),
         `caches` (of the first processor) and `acceleration` (`"ready"`, or what `heed.accelerate` expected of this
@@ -37,6 +37,7 @@ def info() -> dict[str, str]:
         "platform": f"{platform.system()} {platform.machine()}",
         "keras": _version("keras"),
         "tensorflow": _version("tensorflow"),
+        "torch": _version("torch"),
         "backend": "unknown",
         "implementation": "none",
         "reason": "",

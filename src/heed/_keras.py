@@ -7,11 +7,9 @@ import inspect
 from types import ModuleType
 from typing import Any
 
-_BACKEND = "keras.src.backend.tensorflow"
-
 
 def backend_module(name: str) -> ModuleType:
-    """Imports a module of Keras' TensorFlow backend, whose functions `keras.ops` calls.
+    """Imports a module of Keras' backend, whose functions `keras.ops` calls.
 
     Keras 3.16 moved these modules into a folder `ops`.
 
@@ -21,7 +19,10 @@ def backend_module(name: str) -> ModuleType:
     Raises:
         ImportError: if the module is in neither folder.
     """
-    places = f"{_BACKEND}.ops.{name}", f"{_BACKEND}.{name}"
+    import keras
+
+    backend = f"keras.src.backend.{keras.config.backend()}"
+    places = f"{backend}.ops.{name}", f"{backend}.{name}"
     for place in places:
         try:
             return importlib.import_module(place)

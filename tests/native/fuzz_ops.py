@@ -182,7 +182,7 @@ def call(seed: int) -> bool:
 
 def carried_out(name: str, arguments: dict[str, Any], in_function: bool = False) -> bool:
     """Whether a call succeeds. It may be refused, with a reason."""
-    op = getattr(library._load()[1], name)
+    op = getattr(library.ops(), name)
     run = tf.function(lambda: op(**arguments)) if in_function else lambda: op(**arguments)
     try:
         run()

@@ -8,13 +8,12 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import tensorflow as tf
 from hypothesis import settings
 
 from heed import ops
-from heed.ops.backends.tensorflow.portable import blocks, second
 from heed.ops.sizes import maximum, minimum
 from tests import reference, tolerances
+from tests.framework import BACKEND, tf
 from tests.strategies import MaskCase, Shape, cast
 from tests.tolerances import to_float64
 
@@ -29,8 +28,16 @@ def share_of_examples(share: int) -> settings:
 
 @contextmanager
 def small_blocks(block: tuple[int, int]) -> Iterator[None]:
-    """Makes the portable form trace blocks of (queries, keys), so that small tests cross many block boundaries."""
+    """Makes the portable form compute blocks of (queries, keys), so that small tests cross many block boundaries."""
     queries, keys = block
+    if BACKEND == "torch":
+        from heed.ops.backends.torch.portable import blockwise
+
+        with mock.patch.object(blockwise, "_MOST_QUERIES", queries):
+            yield
+        return
+    from heed.ops.backends.tensorflow.portable import blocks, second
+
     sizes = {"_MOST_QUERIES": queries, "_FEWEST_QUERIES": queries, "_KEYS": keys, "_SHORT": keys}
 
     def small_plan(attention: Any) -> blocks.Plan:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
-import tensorflow as tf
 from hypothesis import strategies as st
 
+from tests.framework import tf
 from tests.strategies import cast
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -36,7 +37,7 @@ def differentiate(
     with tf.GradientTape() as tape:
         tape.watch(arguments)
         result = function(*arguments)
-    cotangent = numbers(tuple(result.shape), result.dtype.name, seed)
+    cotangent = numbers(tuple(result.shape), keras.backend.standardize_dtype(result.dtype), seed)
     return result, tape.gradient(result, arguments, output_gradients=cotangent), cotangent
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ import heed
 from heed import ops
 from heed.ops import Mask
 from tests import reference, strategies, tolerances
+from tests.framework import tf
 from tests.ops.harness import share_of_examples, small_blocks, to_float64
 from tests.ops.test_gradients import expected_second_derivatives, second_derivatives
 from tests.strategies import BLOCKS, MaskCase, Shape, cast

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
 from heed import ops
 from tests import reference, strategies, tolerances
+from tests.framework import tf
 from tests.ops.harness import op_options, reference_options, small_blocks
 from tests.ops.test_memory import HEADS, LENGTH, WIDTH, largest_tensor, linear_bound, masks
 from tests.strategies import Shape

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
+from tests.about_tensorflow import tf
+
+# isort: split
 from heed import ops
 from heed.ops import Mask
 from heed.ops.backends.tensorflow.native import library

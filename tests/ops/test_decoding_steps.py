@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
+from tests.about_tensorflow import tf
+
+# isort: split
 from heed.ops.backends import current
 from tests.graphs import allocated
 from tests.native.core import LIBRARY

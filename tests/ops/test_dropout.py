@@ -7,12 +7,12 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
 from heed import ops
 from tests import reference, strategies, tolerances
+from tests.framework import tf
 from tests.ops.harness import check_against_reference, keep_mask, share_of_examples, small_blocks
 from tests.strategies import Shape
 

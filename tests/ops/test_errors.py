@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import heed
 from heed import ops
 from heed.ops import Mask
+from tests.framework import tf
 from tests.strategies import Shape
 
 QUERY, KEY, VALUE = Shape(B=2, T=5, S=7, N=4, K=2, H=8, V=6).inputs(0, "float32")

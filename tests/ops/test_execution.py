@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
+from tests.about_tensorflow import tf
+
+# isort: split
 import heed
 from heed import ops
 from heed.ops import Mask

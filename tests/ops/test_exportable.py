@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.about_tensorflow import tf
+
+# isort: split
 import heed
 from heed import ops
 from heed.ops import Mask

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
 from heed import ops
 from tests import reference, strategies, tolerances
+from tests.framework import tf
 from tests.ops.harness import (
     check_against_reference,
     keep_mask,
@@ -157,7 +157,8 @@ def second_derivatives(
     with tf.GradientTape() as tape:
         tape.watch([*arguments, d_out])
         gradients = first_derivatives(function, arguments, d_out)
-        total = tf.add_n([tf.reduce_sum(g * u) for g, u in zip(gradients, directions, strict=True)])
+        pairs = zip(gradients, map(tf.constant, directions), strict=True)
+        total = tf.add_n([tf.reduce_sum(g * u) for g, u in pairs])
     return tape.gradient(total, [*arguments, d_out])
 
 

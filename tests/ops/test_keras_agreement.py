@@ -10,13 +10,13 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
 from heed import ops
 from heed.ops import Mask
 from tests import reference, strategies, tolerances
+from tests.framework import tf
 from tests.ops.harness import small_blocks
 from tests.strategies import Shape
 

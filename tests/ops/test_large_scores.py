@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import heed
 from heed import ops
 from tests import reference
+from tests.framework import tf
 from tests.native import fuzz_large
 from tests.ops.harness import small_blocks
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from heed import ops
 from heed.ops import Mask
+from tests.framework import tf
 from tests.strategies import Shape
 
 HUGE = (2**30, 2**31 - 1, 2**31, 2**40, 2**70)

@@ -7,10 +7,12 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+from tests.about_tensorflow import tf
+
+# isort: split
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from heed import layers, ops
 from heed.ops import Mask

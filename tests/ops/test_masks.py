@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from heed import ops
 from heed.ops import Mask
 from heed.ops.sizes import Span
 from tests import reference, reference_masks, strategies, tolerances
+from tests.framework import tf
 from tests.ops.harness import check_against_reference, share_of_examples, small_blocks
 from tests.strategies import BLOCKS, Shape
 

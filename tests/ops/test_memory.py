@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
+from tests.about_tensorflow import tf
+
+# isort: split
 import heed
 from heed import ops
 from heed.ops import Mask

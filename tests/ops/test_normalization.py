@@ -9,14 +9,13 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
 import heed
 from heed import ops
-from heed.ops.backends.tensorflow.native import library
 from tests import reference, tolerances
+from tests.framework import on_tensorflow, tf
 from tests.graphs import traced
 from tests.ops import rows
 from tests.ops.test_gradients import expected_second_derivatives, second_derivatives
@@ -174,9 +173,12 @@ def test_xla_compiles_it(implementation: str) -> None:
 @native_only
 @pytest.mark.parametrize("dtype", rows.DTYPES)
 @pytest.mark.parametrize("shape", [(700, 300), (3, 100_000), (20_000, 8)])
+@on_tensorflow
 def test_the_same_bits_for_any_number_of_threads(
     monkeypatch: pytest.MonkeyPatch, dtype: str, shape: tuple[int, ...]
 ) -> None:
+    from heed.ops.backends.tensorflow.native import library
+
     kind = "float64" if dtype == "float64" else "float32"
     inputs = [rows.numbers(shape, dtype, 0), *(rows.numbers(shape[1:], kind, i) for i in (1, 2))]
     found = set()

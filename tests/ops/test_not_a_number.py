@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import heed
 from heed import Mask, ops
+from tests.framework import tf
 from tests.ops.harness import small_blocks
 
 FORMS = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from heed import ops
 from tests import reference, tolerances
+from tests.framework import tf
 from tests.ops.harness import Results, small_blocks, to_float64
 from tests.strategies import DTYPES, Shape, cast
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from heed import ops
 from heed.ops import rotary_scaling
+from tests.framework import tf
 from tests.ops.harness import small_blocks
 from tests.strategies import Shape
 

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from tensorflow.python.ops import gen_math_ops
 
+from tests.about_tensorflow import tf
+
+# isort: split
 import heed
 from heed import ops
 from heed.ops import Mask

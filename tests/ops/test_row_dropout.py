@@ -8,15 +8,14 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
 import heed
 from heed import ops
 from heed.layers.dropout import Dropout
-from heed.ops.backends.tensorflow.native import library
 from tests import tolerances
+from tests.framework import on_tensorflow, tf
 from tests.graphs import traced
 from tests.ops import rows
 from tests.ops.test_cross_entropy import places
@@ -172,9 +171,12 @@ def test_xla_compiles_it(implementation: str) -> None:
 @native_only
 @pytest.mark.parametrize("dtype", rows.DTYPES)
 @pytest.mark.parametrize("shape", [(700, 300), (3, 100_000)])
+@on_tensorflow
 def test_the_same_bits_for_any_number_of_threads(
     monkeypatch: pytest.MonkeyPatch, dtype: str, shape: tuple[int, ...]
 ) -> None:
+    from heed.ops.backends.tensorflow.native import library
+
     inputs = [rows.numbers(shape, dtype, i) for i in range(2)]
     found = set()
     for threads in (1, 2, 5, 2):

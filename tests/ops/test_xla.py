@@ -6,10 +6,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from tests.about_tensorflow import tf
+
+# isort: split
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import heed
 from heed import ops

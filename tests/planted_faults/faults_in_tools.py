@@ -89,8 +89,8 @@ FAULTS = (
     Fault(
         "a function of Keras is replaced in the old place, where nothing calls it",
         "src/heed/_keras.py",
-        'places = f"{_BACKEND}.ops.{name}", f"{_BACKEND}.{name}"',
-        'places = f"{_BACKEND}.{name}", f"{_BACKEND}.ops.{name}"',
+        'places = f"{backend}.ops.{name}", f"{backend}.{name}"',
+        'places = f"{backend}.{name}", f"{backend}.ops.{name}"',
         (
             f"{_OF_ACCELERATION}/test_accelerate.py::test_the_backend_is_found_in_its_new_place_first",
         ),

@@ -92,6 +92,8 @@ def _changes(patches: list[Patch]) -> Iterator[str]:
 
 def changes() -> list[str]:
     """Describes how the installed Keras differs from what heed expects; empty if it can be accelerated."""
+    if keras.config.backend() != "tensorflow":
+        return [f"expected the backend tensorflow, found {keras.config.backend()}"]
     try:
         return list(_changes(keras_patches()))
     except ImportError as error:

@@ -7,7 +7,7 @@ import contextlib
 
 from heed.cli.arguments import Parser
 from heed.cli.streams import print_line
-from heed.seq2seq.tensorflow_start import start_tensorflow
+from heed.seq2seq.tensorflow_start import start_keras
 
 
 def add_info(parser: Parser) -> None:
@@ -18,7 +18,7 @@ def add_info(parser: Parser) -> None:
 def run_info(_: argparse.Namespace) -> None:
     """Prints the information."""
     with contextlib.suppress(ImportError):  # missing packages are part of the answer
-        start_tensorflow()
+        start_keras()
     from heed._info import info
 
     answer = info()

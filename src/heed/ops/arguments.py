@@ -11,6 +11,7 @@ from keras import ops
 
 from heed._numbers import check_real
 from heed.ops import checks
+from heed.ops.backends import current
 from heed.ops.layouts import LAYOUTS
 from heed.ops.mask import Mask, as_mask
 from heed.ops.sizes import shape_of
@@ -161,8 +162,9 @@ def _make_spec(
     dropout: float,
     tensors: Tensors,
 ) -> AttentionSpec:
-    # The cache would keep the tensors of a mask alive.
-    make = _cached_spec if mask is None or mask.is_plain else AttentionSpec.of
+    # The cache would keep the tensors of a mask alive, and torch.compile cannot trace it.
+    cached = (mask is None or mask.is_plain) and not current().hides_values()
+    make = _cached_spec if cached else AttentionSpec.of
     return make(
         *signature.operands,
         layout,

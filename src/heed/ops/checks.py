@@ -85,7 +85,8 @@ def common_type(**tensors: Any) -> tuple[list[Any], str]:
 def _common_dtype(names: tuple[str, ...], dtypes: tuple[str, ...]) -> str:
     for name, dtype in zip(names, dtypes, strict=True):
         check_floating(name, dtype)
-    return keras.backend.result_type(*dtypes)
+    # Except on TensorFlow, Keras would make float32 of float64.
+    return "float64" if "float64" in dtypes else keras.backend.result_type(*dtypes)
 
 
 def check_floating(name: str, dtype: str) -> None:
@@ -267,9 +268,10 @@ def check_seed(seed: Any) -> Any:
         raise ValueError(f"`seed` must be {kind}. Received: seed={seed!r}")
     if dtype_of(tensor) != "uint32":
         wide = ops.cast(tensor, "int64")
+        # Operators, as functions of `keras.ops` compute int64 in int32 on PyTorch.
         if len(wide.shape) == 0:
-            wide = ops.stack([wide, ops.right_shift(wide, ops.full((), 32, "int64"))])
-        return ops.cast(ops.bitwise_and(wide, ops.full((), 0xFFFFFFFF, "int64")), "uint32")
+            wide = ops.stack([wide, wide // 2**32])
+        return ops.cast(wide % 2**32, "uint32")
     return tensor if len(tensor.shape) else ops.stack([tensor, ops.zeros_like(tensor)])
 
 
@@ -484,10 +486,13 @@ def check_integers(name: str, value: Any) -> Any:
 def _as_int32(tensor: Any) -> Any:
     """Casts to int32; numbers beyond it are clamped, not wrapped."""
     dtype = dtype_of(tensor)
+    # `where`, as `keras.ops.minimum` computes int64 in int32 on PyTorch.
     if dtype in ("int64", "uint64", "uint32"):
-        tensor = ops.minimum(tensor, ops.full((), _INT32.max, dtype))
+        most = ops.full((), _INT32.max, dtype)
+        tensor = ops.where(tensor > most, most, tensor)
     if dtype == "int64":
-        tensor = ops.maximum(tensor, ops.full((), _INT32.min, dtype))
+        least = ops.full((), _INT32.min, dtype)
+        tensor = ops.where(tensor < least, least, tensor)
     return ops.cast(tensor, "int32")
 
 
@@ -605,6 +610,8 @@ def check_rules(rules: Sequence[MaskRule], target: Sequence[Any], of_dense: str)
 
 def _values(x: Any) -> np.ndarray | None:
     """The values, or None in a graph, where they are unknown."""
+    if current().hides_values():
+        return None
     try:
         return np.asarray(x)
     except (NotImplementedError, TypeError, ValueError):

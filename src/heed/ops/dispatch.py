@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from heed.ops.backends import NATIVE, PORTABLE, FusedOps, current
+from heed.ops.backends import NATIVE, PORTABLE, FusedOps, constant_while_tracing, current
 from heed.ops.backends.protocol import Implementation
 from heed.ops.sequence_split import sequence_positions
 from heed.ops.spec import AttentionSpec
@@ -130,6 +130,7 @@ def _update_process_choice() -> None:
     _process_choice = _plain_choices[-1]._name if _plain_choices else AUTO
 
 
+@constant_while_tracing
 def get_implementation() -> str:
     """The name chosen here and now with `set_implementation`; "auto" by default."""
     return _context_choice.get() or _process_choice

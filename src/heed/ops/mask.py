@@ -52,6 +52,8 @@ class Mask:
 
     def __init__(self, rules: Sequence[mask_rules.MaskRule] = ()):
         self.rules: tuple[mask_rules.MaskRule, ...] = tuple(rules)
+        # Whether it holds no tensors.
+        self.is_plain = all(rule.is_plain for rule in self.rules)
 
     @classmethod
     def causal(cls, align: Any = "top_left") -> Mask:
@@ -218,11 +220,6 @@ class Mask:
     def map_dense(self, change: Callable[[Any], Any]) -> Mask:
         """The mask with `change` applied to the array of each dense rule."""
         return Mask([rule.map_dense(change) for rule in self.rules])
-
-    @functools.cached_property
-    def is_plain(self) -> bool:
-        """Whether it holds no tensors."""
-        return all(rule.is_plain for rule in self.rules)
 
     @property
     def has_static_range(self) -> bool:

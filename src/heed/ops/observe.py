@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from heed.ops.backends import constant_while_tracing
 from heed.ops.spec import AttentionSpec, Tensors
 
 # Gets the spec, the operands and the output of an attention; returns the output to go on with.
@@ -28,6 +29,7 @@ def set_watcher(watcher: Watcher) -> Iterator[None]:
         _watcher.reset(token)
 
 
+@constant_while_tracing
 def is_watched() -> bool:
     """Whether a watcher is active in this thread."""
     return _watcher.get() is not None
@@ -35,5 +37,7 @@ def is_watched() -> bool:
 
 def show(output: Any, spec: AttentionSpec, tensors: Tensors) -> Any:
     """Shows an attention to the watcher, if any; returns the output to go on with."""
-    watcher = _watcher.get()
-    return output if watcher is None else watcher(spec, tensors, output)
+    if not is_watched():
+        return output
+    watcher: Any = _watcher.get()
+    return watcher(spec, tensors, output)

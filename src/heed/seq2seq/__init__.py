@@ -98,6 +98,8 @@ _MODULES = {
     "training": ("Trained", "TrainingInterrupted", "train"),
     "translator": ("Translation", "Translator"),
 }
+# Names of these modules need Keras on TensorFlow.
+_TRAINING = ("demo", "training")
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}
 
 
@@ -105,6 +107,10 @@ def __getattr__(name: str) -> Any:
     """Imports a part when it is first used (PEP 562)."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _LAZY[name] in _TRAINING:
+        from heed.ops.backends import require_tensorflow
+
+        require_tensorflow(f"`heed.seq2seq.{name}`")
     value = getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
     globals()[name] = value
     return value

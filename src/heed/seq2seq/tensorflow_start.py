@@ -22,9 +22,21 @@ def start_tensorflow(threads: int | None = None) -> None:
         ImportError: if there is no TensorFlow.
     """
     os.environ["KERAS_BACKEND"] = "tensorflow"
+    start_keras(threads)
+
+
+def start_keras(threads: int | None = None) -> None:
+    """As `start_tensorflow`, with the backend that Keras is configured to use.
+
+    Args:
+        threads: the most threads of a computation, 1 or more; None leaves that to the backend.
+
+    Raises:
+        ImportError: if Keras or its backend is missing.
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with _hold_stderr():
-        import keras  # noqa: F401  (and with it TensorFlow)
+        import keras  # noqa: F401  (and with it the backend)
 
         if threads is not None:
             from heed.ops.backends import current

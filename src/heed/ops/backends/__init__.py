@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 from collections.abc import Callable, Mapping
@@ -16,7 +15,8 @@ NATIVE, PORTABLE, EXPORTABLE = "native", "portable", "exportable"
 # Stands for "no label is ignored".
 NO_LABEL = -(2**31)
 
-_BACKENDS = ("tensorflow",)
+# The folders of this package, by Keras' names, with the names of the frameworks for messages.
+FRAMEWORKS = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -94,6 +94,9 @@ class Backend(Protocol):
     def as_written(self, function: _F) -> _F:
         """The function, protected from source transformations of the backend."""
 
+    def constant_while_tracing(self, function: _F) -> _F:
+        """The function (without arguments), whose result is a constant of code that is traced."""
+
     def is_tensor(self, x: Any) -> bool:
         """Whether `x` is a dense tensor of the backend: no variable, sparse tensor or array."""
 
@@ -108,6 +111,9 @@ class Backend(Protocol):
 
         For functions that may run only once and are quick without a graph.
         """
+
+    def hides_values(self) -> bool:
+        """Whether code is traced in a way in which even reading a number of a tensor fails."""
 
     def has_dynamic_shapes(self) -> bool:
         """Whether sizes may be unknown until the code that is traced now runs."""
@@ -142,23 +148,56 @@ def check() -> None:
     try:
         import keras
     except ImportError as error:
-        if wanted != "tensorflow" and error.name != "keras":
-            raise _other_backend(wanted) from error
-        raise _missing(error) from error
-    if keras.config.backend() not in _BACKENDS:
-        raise _other_backend(keras.config.backend())
+        if wanted not in FRAMEWORKS and error.name != "keras":
+            raise _unsupported(wanted) from error
+        raise _missing(error, wanted) from error
+    name = keras.config.backend()
+    if name not in FRAMEWORKS:
+        raise _unsupported(name)
     try:
-        importlib.import_module(keras.config.backend())
+        importlib.import_module(name)
     except ImportError as error:
-        raise _missing(error) from error
+        raise _missing(error, name) from error
 
 
-@functools.cache
+def constant_while_tracing(function: _F) -> _F:
+    """The function without arguments, whose result is a constant of code that is traced."""
+    return current().constant_while_tracing(function)
+
+
+def require_tensorflow(what: str) -> None:
+    """Checks that Keras runs on TensorFlow.
+
+    Args:
+        what: needs it: the subject of the message, such as "`heed.export`".
+
+    Raises:
+        RuntimeError: if Keras has another backend.
+    """
+    import keras
+
+    if keras.config.backend() != "tensorflow":
+        raise RuntimeError(
+            f"{what} needs TensorFlow: set KERAS_BACKEND=tensorflow before Keras is imported. "
+            f"Received: the backend {keras.config.backend()!r}"
+        )
+
+
+_loaded: Backend | None = None
+
+
 def current() -> Backend:
     """The backend that Keras runs on."""
+    # A plain variable: torch.compile reads it, but ignores caches.
+    return _loaded or _load()
+
+
+def _load() -> Backend:
+    global _loaded
     import keras
 
     module: Any = importlib.import_module(f"{__name__}.{keras.config.backend()}")
+    _loaded = module
     return module
 
 
@@ -167,16 +206,18 @@ def as_written(function: _F) -> _F:
     return current().as_written(function)
 
 
-def _other_backend(name: str) -> RuntimeError:
+def _unsupported(name: str) -> RuntimeError:
+    choices = " or ".join(f"{key} ({title})" for key, title in FRAMEWORKS.items())
     return RuntimeError(
-        "heed needs Keras on its TensorFlow backend: set KERAS_BACKEND=tensorflow before Keras is imported. "
+        f"heed does not support this backend of Keras: set KERAS_BACKEND={choices} before Keras is imported. "
         f"Received: the backend {name!r}"
     )
 
 
-def _missing(error: ImportError) -> ImportError:
+def _missing(error: ImportError, backend: str) -> ImportError:
     name = (error.name or "a package").partition(".")[0]
-    text = f"heed needs {name}: {how_to_install('tensorflow')}. Received: {error}"
+    extra = backend if backend in FRAMEWORKS else "tensorflow"
+    text = f"heed needs {name}: {how_to_install(extra)}. Received: {error}"
     return ImportError(text, name=error.name)
 
 

@@ -226,3 +226,20 @@ class DecoderEngine(Protocol):
             search: how to choose tokens.
         """
         ...
+
+
+class NoDecoderEngine:
+    """See `DecoderEngine`: for a backend without one, where models decode op by op."""
+
+    def __init__(self, framework: str) -> None:
+        self._reason = f"the decoder engine runs on TensorFlow, not yet on {framework}"
+
+    def unsupported_reasons(self) -> list[str]:
+        """See `DecoderEngine`."""
+        return [self._reason]
+
+    def decode(
+        self, decoder: DecoderStack, encoder: DecoderStack | None, batch: Batch, search: Search
+    ) -> tuple[Any, Any]:
+        """Not called, as there are reasons against it."""
+        raise NotImplementedError(self._reason)

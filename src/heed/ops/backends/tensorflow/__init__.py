@@ -50,6 +50,11 @@ def as_written(function: _F) -> _F:
     return cast(_F, run)
 
 
+def constant_while_tracing(function: _F) -> _F:
+    """The function itself: Python runs while TensorFlow traces."""
+    return function
+
+
 def is_tensor(x: Any) -> bool:
     """Whether `x` is a dense tensor: no variable, sparse tensor or array."""
     return isinstance(x, tf.Tensor)
@@ -109,6 +114,11 @@ def _on_this_thread(function: Any) -> Callable[[Mapping[str, Any]], Any]:
         return tf.nest.map_structure(lambda x: None if x is None else next(results), structure)
 
     return call
+
+
+def hides_values() -> bool:
+    """False: tensors of graphs refuse to be read with errors that heed expects."""
+    return False
 
 
 def has_dynamic_shapes() -> bool:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from heed.ops.backends.shared import core
 from heed.ops.backends.tensorflow.native import library, op
 from heed.ops.backends.tensorflow.portable.implementation import Portable
 from heed.ops.spec import AttentionSpec, Tensors
-
-# Limits of `native/include/heed.h`.
-_MOST_RULES = 8
-_WIDEST = 65536
 
 
 class Native(Portable):
@@ -23,18 +20,7 @@ class Native(Portable):
             return reasons
         if library.compiled_by_xla():
             reasons.append("XLA compiles this function, and it cannot compile the native ops")
-        if spec is None:
-            return reasons
-        count = 0 if spec.mask is None else len(spec.mask.rules)
-        if count > _MOST_RULES:
-            reasons.append(f"the mask has {count} rules, the native kernels take {_MOST_RULES}")
-        if 0 in spec.widths:
-            reasons.append("vectors of width 0 have nothing to compute")
-        if max(spec.widths) > _WIDEST:
-            reasons.append(
-                f"vectors of {max(spec.widths)} features are too wide, the native kernels take {_WIDEST}"
-            )
-        return reasons
+        return reasons if spec is None else reasons + core.reasons_against(spec)
 
     def attend(
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool

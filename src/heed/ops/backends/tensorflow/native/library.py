@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import sys
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -13,64 +10,43 @@ import tensorflow as tf
 # No public function tells whether a trace is for XLA; TensorFlow itself uses this one.
 from tensorflow.python.ops import control_flow_util
 
-
-class BlockSizes(ctypes.Structure):
-    """`HeedBlockSizes` of `heed.h`."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_int32) for name in ("queries", "keys", "rows", "columns", "terms")
-    )
-
-
-def library_path(name: str) -> Path | None:
-    """The path of the library "core" or "tf", or None. Editable installs keep it outside the sources."""
-    package = sys.modules[__name__.partition(".")[0]]
-    files = (Path(folder) / "_lib" / f"libheed_{name}.so" for folder in package.__path__)
-    return next((file for file in files if file.exists()), None)
+from heed.ops.backends.shared import core
 
 
 @functools.cache
-def _load() -> tuple[Any, Any, str]:
-    """The core library, the module of its TensorFlow ops, and the reason if they cannot be loaded."""
-    core, ops = library_path("core"), library_path("tf")
-    reason = "heed was installed without its native library (no C++ compiler was at hand)"
-    if core is not None and ops is not None:
-        try:
-            # TensorFlow's ops first: they load the core.
-            module = tf.load_op_library(str(ops))
-            library = ctypes.CDLL(str(core))
-            library.heed_instruction_set.restype = ctypes.c_char_p
-            library.heed_block_sizes.restype = BlockSizes
-            if hasattr(module, "heed_attention"):
-                return library, module, ""
-            reason = "this TensorFlow does not offer the C interface that the native library needs"
-        except (OSError, tf.errors.OpError) as error:
-            reason = f"the native library could not be loaded: {error}"
-    return None, None, reason
+def _load() -> tuple[Any, str]:
+    """The module of the native library's TensorFlow ops, and the reason if they cannot be loaded."""
+    path = core.library_path("tf")
+    if path is None:
+        return None, core.NOT_BUILT
+    try:
+        module = tf.load_op_library(str(path))
+    except (OSError, tf.errors.OpError) as error:
+        return None, f"the native library could not be loaded: {error}"
+    if not hasattr(module, "heed_attention"):
+        return None, "this TensorFlow does not offer the C interface that the native library needs"
+    return (module, "") if not core.load()[1] else (None, core.load()[1])
 
 
 def ops() -> Any:
     """TensorFlow's Python wrappers of the native ops."""
-    return _load()[1]
+    return _load()[0]
 
 
 def instruction_set() -> str:
     """The instruction set of the kernels here, or "none"."""
-    library = _load()[0]
-    return "none" if library is None else library.heed_instruction_set().decode()
+    return "none" if ops() is None else core.instruction_set()
 
 
 def block_sizes() -> dict[str, int]:
     """The sizes that the kernels work with, see `HeedBlockSizes` in `heed.h`; none without kernels."""
-    library = _load()[0]
-    sizes = None if library is None else library.heed_block_sizes()
-    return {field[0]: getattr(sizes, field[0]) for field in BlockSizes._fields_} if sizes else {}
+    return {} if ops() is None else core.block_sizes()
 
 
 @functools.cache
 def machine_reasons() -> tuple[str, ...]:
     """Returns why the kernels cannot run on this machine, as sentences."""
-    if reason := _load()[2]:
+    if reason := _load()[1]:
         return (reason,)
     for kind in ("GPU", "TPU"):
         if tf.config.list_logical_devices(kind):

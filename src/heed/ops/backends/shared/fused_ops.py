@@ -1,0 +1,80 @@
+"""The fused row-wise ops in `keras.ops`, differentiated by the backend."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from keras import ops
+
+from heed.ops import checks
+from heed.ops.backends import NO_LABEL
+from heed.ops.backends.shared.block import KeepMask, fill
+from heed.ops.sizes import Span, sizes
+
+
+class PlainFusedOps:
+    """See `FusedOps`."""
+
+    def __init__(self, keep_mask: KeepMask) -> None:
+        self._keep_mask = keep_mask
+
+    def cross_entropy(self, logits: Any, labels: Any, smoothing: float, ignored: int) -> Any:
+        """See `FusedOps`. Labels are checked by `checks.check_labels` where they are known."""
+        counts = labels != ignored
+        # First of all, so that NaN in ignored rows stays out of gradients, too.
+        x = _widen(logits)
+        if ignored != NO_LABEL:
+            x = fill(~counts[..., None], x, 0.0)
+        # Relative to the largest logit, which cancels out and so gets no gradient.
+        below = ops.stop_gradient(ops.max(x, axis=-1, keepdims=True)) - x
+        right = ops.arange(logits.shape[-1], dtype="int32") == labels[..., None]
+        of_label = ops.sum(fill(~right, below, 0.0), axis=-1)
+        losses = ops.log(ops.sum(ops.exp(-below), axis=-1)) + (1 - smoothing) * of_label
+        if smoothing:
+            losses = losses + smoothing * _mean(below)[..., 0]
+        return fill(~counts, losses, 0.0)
+
+    def normalization(self, x: Any, scale: Any, offset: Any, epsilon: float, rms: bool) -> Any:
+        """See `FusedOps`."""
+        y = _widen(x)
+        if not rms:
+            y = y - _mean(y)
+        square = _mean(ops.square(y))
+        y = y * ops.rsqrt(square + epsilon)
+        if scale is not None:
+            y = y * scale
+        if offset is not None:
+            y = y + offset
+        return ops.cast(y, x.dtype)
+
+    def dropout(self, x: Any, residual: Any, rate: float, seed: Any) -> Any:
+        """See `FusedOps`."""
+        *front, width = sizes(x)
+        # The mask of attention in head 0 of batch entry 0, with rows for queries and columns for keys.
+        rows = Span(0, math.prod(front))
+        keep = ops.reshape(self._keep_mask(rate, seed, 1, 1, rows, Span(0, width)), x.shape)
+        y = fill(~keep, _widen(x) * (1 / (1 - rate)), 0.0)
+        return ops.cast(y if residual is None else _widen(residual) + y, x.dtype)
+
+    def product(self, x: Any, weights: Any, transposed: bool) -> Any | None:
+        """See `FusedOps`."""
+        return None
+
+    def write(self, cache: Any, update: Any, index: Any) -> Any | None:
+        """See `FusedOps`."""
+        return None
+
+    def argmax(self, x: Any) -> Any:
+        """See `FusedOps`."""
+        return ops.cast(ops.argmax(x, axis=-1), "int32")
+
+
+def _widen(x: Any) -> Any:
+    """`x` in the type of computation."""
+    return ops.cast(x, checks.compute_type(checks.dtype_of(x)))
+
+
+def _mean(x: Any) -> Any:
+    """(..., 1): `keras.ops.mean` computes in float32 on other backends than TensorFlow."""
+    return ops.sum(x, axis=-1, keepdims=True) / x.shape[-1]

@@ -1,0 +1,78 @@
+"""heed on PyTorch: native kernels on CPUs, and plain PyTorch everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from heed.ops.backends import NATIVE, PORTABLE, FusedOps
+from heed.ops.backends.decoder import NoDecoderEngine
+from heed.ops.backends.protocol import Implementation
+from heed.ops.backends.shared import core
+from heed.ops.backends.shared.fused_ops import PlainFusedOps
+from heed.ops.backends.torch.native.implementation import Native
+from heed.ops.backends.torch.portable.dropout import keep_mask
+from heed.ops.backends.torch.portable.implementation import Portable
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+IMPLEMENTATIONS: dict[str, Implementation] = {NATIVE: Native(), PORTABLE: Portable()}
+FUSED_OPS: dict[str, FusedOps] = {PORTABLE: PlainFusedOps(keep_mask)}
+DECODER = NoDecoderEngine("PyTorch")
+instruction_set = core.instruction_set
+block_sizes = core.block_sizes
+
+
+def as_written(function: _F) -> _F:
+    """The function itself: PyTorch transforms no source."""
+    return function
+
+
+constant_while_tracing = torch.compiler.assume_constant_result
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether `x` is a dense tensor: no variable, sparse tensor or array."""
+    return isinstance(x, torch.Tensor) and x.layout == torch.strided
+
+
+def require(x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
+    """`x`; a ValueError of `text` and the named numbers unless the condition holds. Not checked under torch.compile."""
+    if not torch.compiler.is_compiling() and not bool(condition):
+        raise ValueError(text + ", ".join(f"{name}={number}" for name, number in numbers.items()))
+    return x
+
+
+def compile_graph(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function itself, which runs op by op."""
+    return function
+
+
+def compile_graph_when_repeated(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The function itself, which runs op by op."""
+    return function
+
+
+hides_values = torch.compiler.is_compiling
+
+
+def has_dynamic_shapes() -> bool:
+    """False: sizes are known when a call runs."""
+    return False
+
+
+def worker() -> tuple[int, int]:
+    """(0, 1): a sequence is split across workers on TensorFlow only."""
+    return 0, 1
+
+
+def across_workers(name: str) -> Implementation:
+    """The implementation itself: there is one worker."""
+    return IMPLEMENTATIONS[name]
+
+
+def use_threads(count: int) -> None:
+    """Limits the threads of PyTorch and of the native kernels."""
+    torch.set_num_threads(count)

@@ -1,0 +1,262 @@
+"""Calls of the native core on the memory of PyTorch's tensors, without copies.
+
+Whatever follows from a spec alone is packed once, into the bytes of a `HeedAttention`; a call copies these, and writes
+pointers and strides into the copy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from heed.ops.backends.shared import core
+from heed.ops.mask_rules import WireRule, of_rank_4, offset
+from heed.ops.spec import AdditiveScore, AttentionSpec, DotScore, Tensors
+
+_DTYPES = {
+    torch.float32: core.DTYPES["float32"],
+    torch.float64: core.DTYPES["float64"],
+    torch.bfloat16: core.DTYPES["bfloat16"],
+    torch.float16: core.DTYPES["float16"],
+}
+_COMPUTE = {"float32": torch.float32, "float64": torch.float64}
+# Three of `HeedTensor`.
+_OPERANDS = struct.Struct("=QqqqQqqqQqqq")
+_QUERY = core.Attention.query.offset
+_SCORES = struct.Struct("=Q8q")
+_BIAS = core.Attention.bias.offset
+_SEED = struct.Struct("=2I")
+_POINTER = struct.Struct("=Q")
+
+
+class Plan(NamedTuple):
+    """What calls of one spec share.
+
+    Attributes:
+        packed: the bytes of a `HeedAttention` without the pointers of a call.
+        kept: the memory to which `packed` points.
+        order: the axes of batch, rows and heads of query, key, value and output; heads are None for additive attention.
+        output_shape: of the output.
+        rows: B * N * T.
+        statistics: how many numbers log-sum-exp and softmax take.
+        compute: the dtype of scores and sums.
+    """
+
+    packed: bytes
+    kept: list[Any]
+    order: tuple[int, int, int | None]
+    output_shape: tuple[int, ...]
+    rows: int
+    statistics: int
+    compute: torch.dtype
+
+
+def plan_of(spec: AttentionSpec, tensors: Tensors) -> Plan:
+    """The plan of a spec, kept with it unless its mask holds tensors."""
+    key = ("torch", tensors.query.dtype)
+    plan = spec.cache.get(key)
+    if plan is None:
+        plan = _make_plan(spec, tensors)
+        if spec.is_plain:
+            spec.cache[key] = plan
+    return plan
+
+
+def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
+    kept: list[Any] = []
+    (batch, (T, S), (H, V)) = spec.batch, spec.lengths, spec.widths
+    heads, kv_heads = spec.heads
+    additive = isinstance(spec.score, AdditiveScore)
+    call = core.Attention(
+        score=core.ADDITIVE if additive else core.DOT_PRODUCT,
+        dtype=_DTYPES[tensors.query.dtype],
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        query_length=T,
+        key_length=S,
+        head_dim=H,
+        value_dim=V,
+        scale=1.0,
+        dropout=spec.dropout,
+    )
+    if isinstance(spec.score, DotScore):
+        call.scale, call.soft_cap = spec.score.scale, spec.score.soft_cap or 0.0
+    mask = spec.mask
+    if spec.has_slopes and mask is not None:
+        call.alibi_align = _integers(offset(mask.alignment, T, S), kept, none=0)
+    if mask is not None:
+        rules = [_rule(rule.to_wire(), (batch, heads, T, S), kept) for rule in mask.rules]
+        array = (core.MaskRule * len(rules))(*rules)
+        kept.append(array)
+        call.rule_count, call.rules = len(rules), array
+    softmax = core.load()[0].heed_softmax_size(call)
+    rows = batch * heads * T
+    order = (
+        (0, 1, 2) if spec.layout == "BTNH" else (0, 2, 1) if spec.layout == "BNTH" else (0, 1, None)
+    )
+    shape = {"BTNH": (batch, T, heads, V), "BNTH": (batch, heads, T, V), "BTU": (batch, T, V)}
+    return Plan(
+        bytes(call), kept, order, shape[spec.layout], rows, rows + softmax, _COMPUTE[spec.dtype]
+    )
+
+
+def _rule(wire: WireRule, target: tuple[int, ...], kept: list[Any]) -> core.MaskRule:
+    rule = core.MaskRule(kind=wire.kind, left=wire.left, right=wire.right)
+    rule.align = _integers(offset(wire.align, *target[2:]), kept, none=0)
+    rule.first, rule.second = _integers(wire.first, kept), _integers(wire.second, kept)
+    if wire.dense is not None:
+        dense = of_rank_4(wire.dense)
+        kept.append(dense)
+        strides = [
+            0 if n == 1 else stride for n, stride in zip(dense.shape, dense.stride(), strict=True)
+        ]
+        rule.dense = core.Scores(
+            dense.data_ptr(), (ctypes.c_int64 * 4)(*dense.shape), (ctypes.c_int64 * 4)(*strides)
+        )
+    return rule
+
+
+def _integers(x: Any, kept: list[Any], none: int | None = None) -> core.Integers:
+    """An integer, or integers (), (B,) or (B, length)."""
+    if x is None or (isinstance(x, int) and x == none):
+        return core.Integers()
+    if isinstance(x, int):
+        number = ctypes.c_int32(x)
+        kept.append(number)
+        return core.Integers(ctypes.addressof(number), 1, 1)
+    x = x.to(torch.int32).contiguous()
+    kept.append(x)
+    rows = x.shape[0] if x.ndim else 1
+    return core.Integers(x.data_ptr(), rows, x.shape[1] if x.ndim > 1 else 1)
+
+
+def _readable(x: torch.Tensor) -> torch.Tensor:
+    """The tensor, copied only if its features are not contiguous."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _place(x: torch.Tensor, order: tuple[int, int, int | None]) -> tuple[int, int, int, int]:
+    """The fields of a `HeedTensor`."""
+    strides = x.stride()
+    heads = 0 if order[2] is None else strides[order[2]]
+    return x.data_ptr(), strides[0], strides[order[1]], heads
+
+
+def _attention(plan: Plan, tensors: Tensors, operands: Sequence[torch.Tensor]) -> core.Attention:
+    """The call, without what its results need."""
+    packed, order = bytearray(plan.packed), plan.order
+    query, key, value = operands
+    _OPERANDS.pack_into(
+        packed, _QUERY, *_place(query, order), *_place(key, order), *_place(value, order)
+    )
+    if tensors.bias is not None:
+        if order[2] is None:
+            _POINTER.pack_into(packed, core.Attention.unit_bias.offset, tensors.bias.data_ptr())
+        else:
+            bias = tensors.bias
+            strides = (0 if n == 1 else s for n, s in zip(bias.shape, bias.stride(), strict=True))
+            _SCORES.pack_into(packed, _BIAS, bias.data_ptr(), *bias.shape, *strides)
+    if tensors.score_vector is not None:
+        _POINTER.pack_into(
+            packed, core.Attention.score_vector.offset, tensors.score_vector.data_ptr()
+        )
+    if tensors.slopes is not None:
+        _POINTER.pack_into(packed, core.Attention.alibi_slopes.offset, tensors.slopes.data_ptr())
+    if tensors.seed is not None:
+        words = (word & 0xFFFFFFFF for word in tensors.seed.tolist())
+        _SEED.pack_into(packed, core.Attention.seed.offset, *words)
+    return core.Attention.from_buffer(packed)
+
+
+def _contiguous(tensors: Tensors) -> Tensors:
+    """The tensors, with vectors that the core reads in order."""
+    if tensors.slopes is None and tensors.score_vector is None:
+        return tensors
+    vectors = {name: getattr(tensors, name) for name in ("slopes", "score_vector")}
+    if tensors.score_vector is not None:
+        vectors["bias"] = tensors.bias
+    return tensors._replace(
+        **{name: None if x is None else x.contiguous() for name, x in vectors.items()}
+    )
+
+
+def _check(problem: bytes | None) -> None:
+    if problem is not None:
+        raise ValueError(problem.decode())
+
+
+def forward(spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor, Plan]:
+    """The output; log-sum-exp and softmax, one after the other, in one vector; and the plan."""
+    plan = plan_of(spec, tensors)
+    query, key, value = map(_readable, tensors[:3])
+    tensors = _contiguous(tensors)
+    output = query.new_empty(plan.output_shape)
+    statistics = query.new_empty(plan.statistics, dtype=plan.compute)
+    call = _attention(plan, tensors, (query, key, value))
+    lse = statistics.data_ptr()
+    results = core.Forward(
+        core.Tensor(*_place(output, plan.order)), lse, lse + plan.rows * statistics.element_size()
+    )
+    _check(core.load()[0].heed_forward(call, results, torch.get_num_threads()))
+    return output, statistics, plan
+
+
+def lse_of(spec: AttentionSpec, plan: Plan, statistics: torch.Tensor) -> torch.Tensor:
+    """The log-sum-exp (B, N, T), or (B, T) for additive attention."""
+    lse = statistics[: plan.rows]
+    if plan.order[2] is None:
+        return lse.view(plan.output_shape[:2])
+    return lse.view(spec.batch, spec.heads[0], spec.lengths[0])
+
+
+def backward(
+    spec: AttentionSpec,
+    tensors: Tensors,
+    output: torch.Tensor,
+    statistics: torch.Tensor,
+    output_gradient: torch.Tensor,
+    lse_gradient: torch.Tensor | None,
+    want_bias: bool,
+) -> list[torch.Tensor | None]:
+    """Gradients of query, key, value, bias (or None) and score vector (or None)."""
+    plan = plan_of(spec, tensors)
+    query, key, value = map(_readable, tensors[:3])
+    tensors = _contiguous(tensors)
+    output_gradient = _readable(output_gradient)
+    call = _attention(plan, tensors, (query, key, value))
+    gradients = [_like(x) for x in (query, key, value)]
+    order = plan.order
+    run = core.Backward(
+        core.Tensor(*_place(output, order)),
+        statistics.data_ptr() + plan.rows * statistics.element_size(),
+        core.Tensor(*_place(output_gradient, order)),
+    )
+    if lse_gradient is not None:
+        lse_gradient = lse_gradient.to(plan.compute).contiguous()
+        run.lse_gradient = lse_gradient.data_ptr()
+    run.query_gradient, run.key_gradient, run.value_gradient = (
+        core.Tensor(*_place(x, order)) for x in gradients
+    )
+    library, threads = core.load()[0], torch.get_num_threads()
+    of_bias = of_vector = None
+    if tensors.score_vector is not None:
+        of_vector, of_bias = (torch.empty_like(tensors.score_vector) for _ in range(2))
+        run.score_vector_gradient, run.bias_gradient = of_vector.data_ptr(), of_bias.data_ptr()
+    _check(library.heed_backward(call, run, threads))
+    if tensors.score_vector is not None:
+        return [*gradients, None if tensors.bias is None else of_bias, of_vector]
+    if tensors.bias is not None and want_bias:
+        of_bias = query.new_empty(tensors.bias.shape, dtype=plan.compute)
+        run.bias_gradient = of_bias.data_ptr()
+        _check(library.heed_bias_gradient(call, run, threads))
+    return [*gradients, of_bias, None]
+
+
+def _like(x: torch.Tensor) -> torch.Tensor:
+    """An empty tensor with the strides of `x` where these are dense, else a contiguous one."""
+    return torch.empty_like(x, memory_format=torch.preserve_format)

@@ -1,0 +1,46 @@
+"""Attention with the native kernels, on CPUs."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from heed.ops.backends.shared import core
+from heed.ops.backends.torch.native import op
+from heed.ops.backends.torch.portable.implementation import Portable
+from heed.ops.spec import AttentionSpec, Tensors
+
+
+@torch.compiler.assume_constant_result
+def machine_reasons() -> tuple[str, ...]:
+    """Returns why the kernels cannot run on this machine, as sentences."""
+    return _find_reasons()
+
+
+@functools.cache
+def _find_reasons() -> tuple[str, ...]:
+    if reason := core.load()[1]:
+        return (reason,)
+    if (
+        torch.accelerator.is_available()
+        if hasattr(torch, "accelerator")
+        else torch.cuda.is_available()
+    ):
+        return ("there is a GPU, and the native kernels are for CPUs",)
+    return ()
+
+
+class Native(Portable):
+    """See `Implementation`. Weights and statistics are inherited from the portable form."""
+
+    def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
+        """See `Implementation`."""
+        reasons = machine_reasons()
+        return [*reasons] if reasons or spec is None else core.reasons_against(spec)
+
+    def attend(
+        self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See `Implementation`."""
+        return op.run(spec, tensors, return_lse)

@@ -1,0 +1,89 @@
+"""PyTorch's own transformations: torch.compile, checkpoints, autocast, torch.func. Run with KERAS_BACKEND=torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.framework import BACKEND
+
+if BACKEND != "torch":
+    pytest.skip("is about PyTorch", allow_module_level=True)
+
+import torch
+
+import heed
+from heed import Mask, ops
+
+pytestmark = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+
+
+def inputs() -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    made = [torch.randn(2, 9, 4, 8, dtype=torch.float64) for _ in range(3)]
+    return [x.requires_grad_() for x in made]
+
+
+def attend(query: Any, key: Any, value: Any) -> Any:
+    mask = Mask.lengths([9, 4]) & Mask.causal()
+    return ops.dot_product_attention(query, key, value, mask=mask)
+
+
+def gradients(function: Callable[..., Any]) -> list[torch.Tensor]:
+    tensors = inputs()
+    return list(torch.autograd.grad(function(*tensors).sin().sum(), tensors))
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+
+
+def test_a_compiled_graph_is_whole_and_gives_the_same() -> None:
+    key_lengths = torch.tensor([9, 4])
+
+    def call(query: Any, key: Any, value: Any) -> Any:
+        mask = Mask.lengths(key_lengths) & Mask.causal()
+        return ops.dot_product_attention(query, key, value, mask=mask)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    assert_same(gradients(compiled), gradients(attend))
+
+
+def test_checkpoints_and_transformations_give_the_same() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    expected = gradients(attend)
+    assert_same(gradients(lambda *x: checkpoint(attend, *x, use_reentrant=False)), expected)
+    found = torch.func.grad(lambda *x: attend(*x).sin().sum(), argnums=(0, 1, 2))
+    assert_same(found(*(x.detach() for x in inputs())), expected)
+
+
+def test_second_derivatives_of_both_implementations_agree() -> None:
+    def second() -> list[torch.Tensor]:
+        tensors = inputs()
+        first = torch.autograd.grad(attend(*tensors).sin().sum(), tensors, create_graph=True)
+        return list(torch.autograd.grad(sum(x.square().sum() for x in first), tensors))
+
+    native = second()
+    with heed.set_implementation("portable"):
+        assert_same(native, second())
+
+
+def test_autocast_keeps_the_dtype_that_it_chose() -> None:
+    dense = torch.nn.Linear(32, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        x = dense(torch.randn(2, 9, 32)).reshape(2, 9, 4, 8)
+        output = attend(x, x, x)
+    output.float().sum().backward()
+    assert output.dtype == torch.bfloat16
+    assert dense.weight.grad.dtype == torch.float32
+
+
+def test_a_transposed_view_is_read_in_place() -> None:
+    query, key, value = (x.detach() for x in inputs())
+    swapped = [x.transpose(1, 2) for x in (query, key, value)]
+    found = ops.dot_product_attention(*swapped, layout="BNTH")
+    assert torch.equal(found.transpose(1, 2), ops.dot_product_attention(query, key, value))
