@@ -12,7 +12,7 @@ DATA = (
     "heed/inspect/_page_files/page.html",
     "heed/inspect/_page_files/page.js",
 )
-LIBRARIES = {"heed/_lib/libheed_core.so", "heed/_lib/libheed_tf.so"}
+LIBRARIES = {"heed/_lib/libheed_core.so", "heed/_lib/libheed_tf.so", "heed/_lib/libheed_xla.so"}
 
 
 def problems(wheel: Path) -> list[str]:

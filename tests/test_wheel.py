@@ -22,6 +22,7 @@ RIGHT = {
     "heed/inspect/_page_files/page.js": "",
     "heed/_lib/libheed_core.so": "",
     "heed/_lib/libheed_tf.so": "",
+    "heed/_lib/libheed_xla.so": "",
     "heed_attention-1.0.dist-info/WHEEL": "Root-Is-Purelib: false\nTag: py3-none-manylinux_2_28_x86_64\n",
 }
 
