@@ -292,7 +292,10 @@ def test_checkpoint_scan_and_shard_map(implementation):
     np.testing.assert_allclose(gradient, plain, atol=1e-4)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("batch",))
     spec = jax.sharding.PartitionSpec("batch")
-    sharded = jax.shard_map(lambda x: attend(x, x, x), mesh=mesh, in_specs=spec, out_specs=spec)
+    # JAX's check of replication knows no custom calls.
+    sharded = jax.shard_map(
+        lambda x: attend(x, x, x), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+    )
     np.testing.assert_allclose(jax.jit(sharded)(query), attend(query, query, query), atol=1e-6)
     gradient = jax.grad(lambda x: sharded(x).sum())(query)
     expected = jax.grad(lambda x: attend(x, x, x).sum())(query)

@@ -61,7 +61,7 @@ def blockwise(attention: BlockAttention, operands: Operands) -> tuple[jax.Array,
     kind, extras = _split(attention)
     # Otherwise GPUs and TPUs round the factors of float32 products.
     with jax.default_matmul_precision("highest"):
-        return _attend(kind, operands, extras)
+        return _compiled(kind, operands, extras)
 
 
 def run_blocks(
@@ -151,7 +151,8 @@ def _loop(attention: BlockAttention, share: int, step: Any, carry: Any) -> tuple
         if len(group.queries) == 1:
             carry, rows = body(carry, (group.queries[0], group.keys[0]))
         else:
-            begins = jnp.asarray(group.queries, "int32"), jnp.asarray(group.keys, "int32")
+            # Of JAX's default dtype, as slices mix them with Python's integers.
+            begins = jnp.asarray(group.queries), jnp.asarray(group.keys)
             carry, rows = lax.scan(body, carry, begins)
             rows = jax.tree.map(_join_blocks, rows)
         found.append(rows)
@@ -276,3 +277,5 @@ def _attend_backward(kind: Kind, saved: Any, incoming: Any) -> Any:
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
+# Outside of a program of the caller, each operation would be compiled by itself, which takes seconds.
+_compiled = jax.jit(_attend, static_argnums=0)
