@@ -37,9 +37,13 @@ def is_tensor(x: Any) -> bool:
     return isinstance(x, jax.Array)
 
 
+def _has_64_bits() -> bool:
+    return bool(jax.config.read("jax_enable_x64"))
+
+
 def convert_to_tensor(x: Any) -> Any:
     """An argument as an array; integers beyond those of JAX are clamped."""
-    if isinstance(x, (np.ndarray, np.generic, list, tuple)) and not jax.config.jax_enable_x64:
+    if isinstance(x, (np.ndarray, np.generic, list, tuple)) and not _has_64_bits():
         array = np.asarray(x)
         if array.dtype.name in ("int64", "uint64"):
             limits = np.iinfo("int32")
@@ -51,7 +55,7 @@ def convert_to_tensor(x: Any) -> Any:
 
 def widest_integer() -> str:
     """The dtype of the widest integers that arrays hold."""
-    return "int64" if jax.config.jax_enable_x64 else "int32"
+    return "int64" if _has_64_bits() else "int32"
 
 
 def require(x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:

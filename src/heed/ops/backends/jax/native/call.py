@@ -137,7 +137,7 @@ def _fold_softmax(x: Any, is_batched: bool, count: int) -> Any:
 
 def _fold_extras(count: int, batched: Any, extras: Extras) -> Extras:
     others = (_fold(x, flag, count) for x, flag in zip(extras[1:], batched[1:], strict=True))
-    return (_fold_softmax(extras[0], batched[0], count), *others)  # type: ignore[return-value]
+    return (_fold_softmax(extras[0], batched[0], count), *others)
 
 
 def _forward_folded(kind: Kind, count: int, batched: Any, inputs: Inputs) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 from typing import Any
 
 import jax
@@ -22,9 +23,9 @@ def load() -> tuple[Any, str]:
     try:
         ffi: Any
         try:
-            from jax import ffi
+            ffi = importlib.import_module("jax.ffi")
         except ImportError:  # before JAX 0.5
-            from jax.extend import ffi
+            ffi = importlib.import_module("jax.extend.ffi")
         functions = ctypes.CDLL(str(path))
         for name in TARGETS:
             handler = ffi.pycapsule(getattr(functions, name))

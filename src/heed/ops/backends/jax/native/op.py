@@ -114,7 +114,8 @@ def _gradients_backward(static: Static, saved: Any, cotangents: Sequence[Any]) -
     def first(operands: list[Any], incoming: Any) -> tuple[Any, ...]:
         def attend(operands: list[Any]) -> Any:
             named = tensors._replace(**dict(zip(names, operands, strict=True)))
-            output, lse = Portable().attend(spec, named, return_lse=True)
+            results: Any = Portable().attend(spec, named, return_lse=True)
+            output, lse = results
             return output, lse.reshape(incoming[1].shape)
 
         return tuple(jax.vjp(attend, operands)[1](incoming)[0])

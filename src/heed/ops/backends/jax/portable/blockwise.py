@@ -76,7 +76,8 @@ def run_blocks(
 
 
 def _split(attention: BlockAttention) -> tuple[Kind, Extras]:
-    numbers, outlines = [], None
+    numbers: list[Any] = []
+    outlines = None
     if attention.mask is not None:
         numbers, outlines = take_apart(attention.mask.rules)
     bare = dataclasses.replace(attention, mask=None, slopes=None, seed=None)
@@ -217,7 +218,7 @@ def _backward(
     return totals._replace(query=query)
 
 
-def _begins(bias: Any, queries: Span, keys: Span) -> tuple[Any, Any]:
+def _begins(bias: Any, queries: Span, keys: Span) -> tuple[Any, ...]:
     """Where a block begins in the last two axes of the bias, of which one of length 1 serves all."""
     if bias is None:
         return 0, 0
