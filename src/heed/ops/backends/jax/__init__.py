@@ -38,7 +38,8 @@ def is_tensor(x: Any) -> bool:
 
 
 def _has_64_bits() -> bool:
-    return bool(jax.config.read("jax_enable_x64"))
+    config: Any = jax.config
+    return bool(config.jax_enable_x64)
 
 
 def convert_to_tensor(x: Any) -> Any:
