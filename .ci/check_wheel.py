@@ -13,7 +13,7 @@ DATA = (
     "heed/inspect/_page_files/page.js",
 )
 HEADERS = ("heed/include/heed.h", "heed/include/heed_decoder.h")
-LIBRARIES = {"heed/_lib/libheed_core.so", "heed/_lib/libheed_tf.so"}
+LIBRARIES = {"heed/_lib/libheed_core.so", "heed/_lib/libheed_tf.so", "heed/_lib/libheed_xla.so"}
 # With TensorFlow's loader beside it, a library may need these and nothing else.
 SYSTEM_LIBRARIES = re.compile(r"lib(c|m|dl|pthread|gcc_s)\.so\.\d+|ld-linux-.*|libheed_core\.so")
 PLATFORMS = r"manylinux_2_(?P<glibc>\d+)_(x86_64|aarch64)|macosx_\d+_\d+_arm64|any"

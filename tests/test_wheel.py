@@ -25,6 +25,7 @@ RIGHT = {
     "heed/inspect/_page_files/page.js": "",
     "heed/_lib/libheed_core.so": "",
     "heed/_lib/libheed_tf.so": "",
+    "heed/_lib/libheed_xla.so": "",
     WHEEL_FILE: "Root-Is-Purelib: false\nTag: py3-none-manylinux_2_28_x86_64\n",
 }
 

@@ -18,11 +18,11 @@ def info() -> dict[str, str]:
 
     Returns:
         A dictionary of strings, in reading order: `heed`, `python`, `platform`, `keras`, `tensorflow`, `torch`,
-        `backend` (the backend that Keras uses), `implementation` (`"portable"`, `"native"`, or `"none"` if heed cannot run), `reason`
-        (why this one), `instruction_set` (of the native kernels: `"amx"`, `"avx512_bf16"`, `"avx512"`, `"avx2"`,
-        `"neon"`, `"baseline"` or `"none"`), `block_sizes` (of these kernels; they depend on the instruction set alone),
-        `caches` (of the first processor) and `acceleration` (`"ready"`, or what `heed.accelerate` expected of this
-        Keras and what it found).
+        `jax`, `backend` (the backend that Keras uses), `implementation` (`"portable"`, `"native"`, or `"none"` if heed
+        cannot run), `reason` (why this one), `instruction_set` (of the native kernels: `"amx"`, `"avx512_bf16"`,
+        `"avx512"`, `"avx2"`, `"neon"`, `"baseline"` or `"none"`), `block_sizes` (of these kernels; they depend on the
+        instruction set alone), `caches` (of the first processor) and `acceleration` (`"ready"`, or what
+        `heed.accelerate` expected of this Keras and what it found).
 
     Example:
         >>> import heed
@@ -38,6 +38,7 @@ def info() -> dict[str, str]:
         "keras": _version("keras"),
         "tensorflow": _version("tensorflow"),
         "torch": _version("torch"),
+        "jax": _version("jax"),
         "backend": "unknown",
         "implementation": "none",
         "reason": "",

@@ -52,7 +52,10 @@ def program(
             # A strong reference would keep every model alive.
             reference = weakref.ref(model)
             compile_ = current().compile_graph_when_repeated if quick else current().compile_graph
-            compiled = compile_(lambda inputs: function(reference(), inputs, options))
+            compiled = compile_(
+                lambda inputs: function(reference(), inputs, options),
+                lambda: [x for part in _parts(reference()) for x in part.variables],
+            )
         programs.by_key[key] = compiled
         if len(programs.by_key) > _MOST:
             del programs.by_key[next(iter(programs.by_key))]

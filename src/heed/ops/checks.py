@@ -65,7 +65,7 @@ def is_integer(dtype: str) -> bool:
 def as_tensor(name: str, x: Any, kind: str = "a tensor or array") -> Any:
     """An argument as a tensor; `kind` describes it in the message."""
     try:
-        return ops.convert_to_tensor(x)
+        return current().convert_to_tensor(x)
     except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"`{name}` must be {kind}. Received: {name}={type(x).__name__}") from error
 
@@ -258,6 +258,8 @@ def _check_magnitude(
 
 def check_seed(seed: Any) -> Any:
     """A seed (2,) uint32, from an integer or an integer tensor of shape () or (2,)."""
+    if isinstance(seed, np.ndarray) and seed.dtype.kind in "iu" and seed.shape == (2,):
+        return ops.convert_to_tensor((seed.astype("int64") & 0xFFFFFFFF).astype("uint32"))
     if (number := integer(seed)) is not None:
         words = [number & 0xFFFFFFFF, (number >> 32) & 0xFFFFFFFF]
         return ops.convert_to_tensor(np.array(words, np.uint32))
@@ -267,11 +269,13 @@ def check_seed(seed: Any) -> Any:
     if tensor is None or not is_integer(dtype_of(tensor)) or shape_of(tensor) not in shapes:
         raise ValueError(f"`seed` must be {kind}. Received: seed={seed!r}")
     if dtype_of(tensor) != "uint32":
-        wide = ops.cast(tensor, "int64")
-        # Operators, as functions of `keras.ops` compute int64 in int32 on PyTorch.
+        widest = current().widest_integer()
+        wide = ops.cast(tensor, widest)
         if len(wide.shape) == 0:
-            wide = ops.stack([wide, wide // 2**32])
-        return ops.cast(wide % 2**32, "uint32")
+            # Operators, as functions of `keras.ops` compute int64 in int32 on PyTorch.
+            high = wide // 2**32 if widest == "int64" else wide // 2**30 // 2
+            wide = ops.stack([wide, high])
+        return ops.cast(wide % 2**32 if widest == "int64" else wide, "uint32")
     return tensor if len(tensor.shape) else ops.stack([tensor, ops.zeros_like(tensor)])
 
 
@@ -310,7 +314,7 @@ def cache_slot(index: Any, count: Any, length: Any) -> Any:
             received = ", ".join(f"{name}={x}" for name, x in zip(numbers, known, strict=True))
             raise ValueError(text + received)
         return ops.cast(index, "int32")
-    index, count, length = (ops.cast(x, "int64") for x in numbers.values())
+    index, count, length = (ops.cast(x, current().widest_integer()) for x in numbers.values())
     met = ops.logical_and(index >= 0, index + count <= length)
     tensors = dict(zip(numbers, (index, count, length), strict=True))
     return current().require(ops.cast(index, "int32"), met, text, tensors)
@@ -385,7 +389,7 @@ def check_tokens(
         ValueError: if they are something else.
     """
     try:
-        tensor = ops.convert_to_tensor(tokens)
+        tensor = current().convert_to_tensor(tokens)
     except (TypeError, ValueError) as error:  # rows of several lengths, strings, None
         raise ValueError(
             f"`{name}` must be integers in [0, {size}). Received: {name}={tokens!r}"
@@ -405,7 +409,7 @@ def check_tokens(
         return tensor
     if not in_graph:
         return tensor
-    wide = "int64" if is_integer(dtype) else dtype
+    wide = current().widest_integer() if is_integer(dtype) else dtype
     least, most = ops.cast(ops.min(tensor), wide), ops.cast(ops.max(tensor), wide)
     met = ops.logical_and(least >= 0, most < size)
     if not is_integer(dtype):

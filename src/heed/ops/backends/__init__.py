@@ -16,7 +16,7 @@ NATIVE, PORTABLE, EXPORTABLE = "native", "portable", "exportable"
 NO_LABEL = -(2**31)
 
 # The folders of this package, by Keras' names, with the names of the frameworks for messages.
-FRAMEWORKS = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
+FRAMEWORKS = {"tensorflow": "TensorFlow", "torch": "PyTorch", "jax": "JAX"}
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -100,13 +100,26 @@ class Backend(Protocol):
     def is_tensor(self, x: Any) -> bool:
         """Whether `x` is a dense tensor of the backend: no variable, sparse tensor or array."""
 
+    def convert_to_tensor(self, x: Any) -> Any:
+        """An argument as a tensor; integers beyond those of the backend are clamped."""
+
+    def widest_integer(self) -> str:
+        """The dtype of the widest integers that tensors hold."""
+
     def require(self, x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
         """`x`; fails with `text` and the named numbers when it is computed, unless the condition holds."""
 
-    def compile_graph(self, function: _F) -> _F:
-        """A function of tensors as one graph, compiled on its first call; within a graph, the function itself."""
+    def compile_graph(self, function: _F, variables: Callable[[], list[Any]] = list) -> _F:
+        """A function of tensors as one graph, compiled on its first call; within a graph, the function itself.
 
-    def compile_graph_when_repeated(self, function: _F) -> _F:
+        Args:
+            function: the function.
+            variables: returns the variables that the function reads, with equal shapes at each call.
+        """
+
+    def compile_graph_when_repeated(
+        self, function: _F, variables: Callable[[], list[Any]] = list
+    ) -> _F:
         """As `compile_graph`, for a function of a dictionary of tensors; the first call runs without a graph.
 
         For functions that may run only once and are quick without a graph.

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
+import keras
 import tensorflow as tf
 
 from heed.ops.backends import EXPORTABLE, NATIVE, PORTABLE, FusedOps
@@ -34,6 +35,7 @@ FUSED_OPS: dict[str, FusedOps] = {
     PORTABLE: PortableFusedOps(),
     EXPORTABLE: ExportableFusedOps(),
 }
+convert_to_tensor = keras.ops.convert_to_tensor
 DECODER = NativeDecoder()
 instruction_set = library.instruction_set
 block_sizes = library.block_sizes
@@ -60,6 +62,11 @@ def is_tensor(x: Any) -> bool:
     return isinstance(x, tf.Tensor)
 
 
+def widest_integer() -> str:
+    """The dtype of the widest integers that tensors hold."""
+    return "int64"
+
+
 def require(x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
     """`x`; an InvalidArgumentError of `text` and the named numbers when the graph runs, unless the condition holds."""
     data: list[Any] = [text]
@@ -70,13 +77,17 @@ def require(x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
         return tf.identity(x)
 
 
-def compile_graph(function: Callable[..., Any]) -> Callable[..., Any]:
+def compile_graph(
+    function: Callable[..., Any], variables: Callable[[], list[Any]] = list
+) -> Callable[..., Any]:
     """The function as a `tf.function`; from the second shape of the inputs on, one graph serves all shapes."""
     graph = tf.function(function, autograph=False, reduce_retracing=True)
     return lambda *inputs: (graph if tf.executing_eagerly() else function)(*inputs)
 
 
-def compile_graph_when_repeated(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def compile_graph_when_repeated(
+    function: Callable[[Any], Any], variables: Callable[[], list[Any]] = list
+) -> Callable[[Any], Any]:
     """The function of a dictionary: called directly at first, then as one graph for tensors of any sizes."""
     graph = tf.function(function, autograph=False)
     calls, traced = itertools.count(), {}

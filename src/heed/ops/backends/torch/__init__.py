@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import keras
 import torch
 
 from heed.ops.backends import NATIVE, PORTABLE, FusedOps
@@ -20,6 +21,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 IMPLEMENTATIONS: dict[str, Implementation] = {NATIVE: Native(), PORTABLE: Portable()}
 FUSED_OPS: dict[str, FusedOps] = {PORTABLE: PlainFusedOps(keep_mask)}
+convert_to_tensor = keras.ops.convert_to_tensor
 DECODER = NoDecoderEngine("PyTorch")
 instruction_set = core.instruction_set
 block_sizes = core.block_sizes
@@ -38,6 +40,11 @@ def is_tensor(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x.layout == torch.strided
 
 
+def widest_integer() -> str:
+    """The dtype of the widest integers that tensors hold."""
+    return "int64"
+
+
 def require(x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
     """`x`; a ValueError of `text` and the named numbers unless the condition holds. Not checked under torch.compile."""
     if not torch.compiler.is_compiling() and not bool(condition):
@@ -45,12 +52,16 @@ def require(x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
     return x
 
 
-def compile_graph(function: Callable[..., Any]) -> Callable[..., Any]:
+def compile_graph(
+    function: Callable[..., Any], variables: Callable[[], list[Any]] = list
+) -> Callable[..., Any]:
     """The function itself, which runs op by op."""
     return function
 
 
-def compile_graph_when_repeated(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def compile_graph_when_repeated(
+    function: Callable[[Any], Any], variables: Callable[[], list[Any]] = list
+) -> Callable[[Any], Any]:
     """The function itself, which runs op by op."""
     return function
 

@@ -1,0 +1,127 @@
+"""heed on JAX: native kernels on CPUs, and plain JAX everywhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import keras
+import numpy as np
+
+from heed.ops.backends import NATIVE, PORTABLE, FusedOps
+from heed.ops.backends.decoder import NoDecoderEngine
+from heed.ops.backends.jax.native import library
+from heed.ops.backends.jax.native.implementation import Native
+from heed.ops.backends.jax.portable.dropout import keep_mask
+from heed.ops.backends.jax.portable.implementation import Portable
+from heed.ops.backends.protocol import Implementation
+from heed.ops.backends.shared import core
+from heed.ops.backends.shared.fused_ops import PlainFusedOps
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+IMPLEMENTATIONS: dict[str, Implementation] = {NATIVE: Native(), PORTABLE: Portable()}
+FUSED_OPS: dict[str, FusedOps] = {PORTABLE: PlainFusedOps(keep_mask)}
+DECODER = NoDecoderEngine("JAX")
+
+
+def as_written(function: _F) -> _F:
+    """The function itself: JAX transforms no source."""
+    return function
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether `x` is an array of JAX, or stands for one while tracing: no variable or array of NumPy."""
+    return isinstance(x, jax.Array)
+
+
+def _has_64_bits() -> bool:
+    config: Any = jax.config
+    return bool(config.jax_enable_x64)
+
+
+def convert_to_tensor(x: Any) -> Any:
+    """An argument as an array; integers beyond those of JAX are clamped."""
+    if isinstance(x, (np.ndarray, np.generic, list, tuple)) and not _has_64_bits():
+        array = np.asarray(x)
+        if array.dtype.name in ("int64", "uint64"):
+            limits = np.iinfo("int32")
+            x = np.clip(array, limits.min, limits.max).astype("int32")
+        elif array.dtype == "float64":
+            x = array.astype("float32")
+    return keras.ops.convert_to_tensor(x)
+
+
+def widest_integer() -> str:
+    """The dtype of the widest integers that arrays hold."""
+    return "int64" if _has_64_bits() else "int32"
+
+
+def require(x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
+    """`x`; a ValueError of `text` and the named numbers unless the condition holds. Not checked while tracing."""
+    if not isinstance(condition, jax.core.Tracer) and not bool(condition):
+        raise ValueError(text + ", ".join(f"{name}={number}" for name, number in numbers.items()))
+    return x
+
+
+def compile_graph(
+    function: Callable[..., Any], variables: Callable[[], list[Any]] = list
+) -> Callable[..., Any]:
+    """The function as one program for each shape of its inputs, which gets the values of the variables at each call."""
+
+    @jax.jit
+    def run(values: list[jax.Array], *inputs: Any) -> Any:
+        # Otherwise the program would hold the values of its first call.
+        with keras.StatelessScope(zip(variables(), values, strict=True)):
+            return function(*inputs)
+
+    return lambda *inputs: run([x.value for x in variables()], *inputs)
+
+
+def compile_graph_when_repeated(
+    function: Callable[[Any], Any], variables: Callable[[], list[Any]] = list
+) -> Callable[[Any], Any]:
+    """As `compile_graph`, from the first call on."""
+    return compile_graph(function, variables)
+
+
+def has_dynamic_shapes() -> bool:
+    """False: sizes are known while tracing."""
+    return False
+
+
+def use_threads(count: int) -> None:
+    """Limits the threads of XLA and of the native kernels, if JAX has not run yet."""
+    os.environ["NPROC"] = str(count)
+
+
+def instruction_set() -> str:
+    """The instruction set of the native kernels here, or "none"."""
+    return "none" if library.machine_reasons() else core.instruction_set()
+
+
+def block_sizes() -> dict[str, int]:
+    """The block sizes of the native kernels here; empty without kernels."""
+    return {} if library.machine_reasons() else core.block_sizes()
+
+
+def constant_while_tracing(function: _F) -> _F:
+    """The function itself: JAX runs plain Python while it traces."""
+    return function
+
+
+def hides_values() -> bool:
+    """False: code that is traced fails only where it reads a traced array."""
+    return False
+
+
+def worker() -> tuple[int, int]:
+    """(0, 1): a sequence is split across workers on TensorFlow only."""
+    return 0, 1
+
+
+def across_workers(name: str) -> Implementation:
+    """The implementation itself: there is one worker."""
+    return IMPLEMENTATIONS[name]

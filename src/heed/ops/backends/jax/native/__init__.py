@@ -1,0 +1,1 @@
+"""Attention with the native kernels, as XLA custom calls on CPUs."""

@@ -1,0 +1,39 @@
+"""Attention with the native kernels, on CPUs."""
+
+from __future__ import annotations
+
+import jax
+
+from heed.ops.backends.jax.native import library, op
+from heed.ops.backends.jax.portable.implementation import Portable
+from heed.ops.backends.shared import core
+from heed.ops.spec import AttentionSpec, Tensors
+
+
+class Native(Portable):
+    """See `Implementation`. Weights and statistics are inherited from the portable form."""
+
+    def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
+        """See `Implementation`."""
+        reasons = list(library.machine_reasons())
+        if reasons or spec is None:
+            return reasons
+        count = 0 if spec.mask is None else len(spec.mask.rules)
+        if count > core.MOST_RULES:
+            reasons.append(f"the mask has {count} rules, the native kernels take {core.MOST_RULES}")
+        if 0 in spec.widths:
+            reasons.append("vectors of width 0 have nothing to compute")
+        if max(spec.widths) > core.WIDEST:
+            reasons.append(
+                f"vectors of {max(spec.widths)} features are too wide, the native kernels take {core.WIDEST}"
+            )
+        return reasons
+
+    def attend(
+        self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """See `Implementation`."""
+        output, lse = op.run(spec, tensors)
+        if spec.heads_axis is None:
+            lse = lse[:, 0]
+        return output, lse if return_lse else None

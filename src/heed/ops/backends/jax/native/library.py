@@ -1,0 +1,46 @@
+"""Finds the custom calls of the native library, registers them with XLA, and explains why they cannot run."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+from typing import Any
+
+import jax
+
+from heed.ops.backends.shared import core
+
+TARGETS = ("heed_xla_forward", "heed_xla_backward", "heed_xla_bias_gradient")
+
+
+@functools.cache
+def load() -> tuple[Any, str]:
+    """JAX's module of custom calls, with those of heed registered, and the reason if that is not possible."""
+    path, (library, reason) = core.library_path("xla"), core.load()
+    if path is None or library is None:
+        return None, reason or core.NOT_BUILT
+    try:
+        ffi: Any
+        try:
+            ffi = importlib.import_module("jax.ffi")
+        except ImportError:  # before JAX 0.5
+            ffi = importlib.import_module("jax.extend.ffi")
+        functions = ctypes.CDLL(str(path))
+        for name in TARGETS:
+            handler = ffi.pycapsule(getattr(functions, name))
+            ffi.register_ffi_target(name, handler, platform="cpu")
+    except Exception as error:  # the type depends on the version of JAX
+        return None, f"this JAX does not take the native library: {error}"
+    return ffi, ""
+
+
+@functools.cache
+def machine_reasons() -> tuple[str, ...]:
+    """Returns why the kernels cannot run on this machine, as sentences."""
+    if reason := load()[1]:
+        return (reason,)
+    device = jax.default_backend()
+    if device != "cpu":
+        return (f"JAX computes on a {device.upper()}, and the native kernels are for CPUs",)
+    return ()

@@ -1,0 +1,282 @@
+"""Attention in plain JAX with linear memory: forward, backward and higher derivatives, block by block.
+
+Memory traffic: each block of queries is read once, and for it all visible keys and values; its scores exist only while
+the block is processed. Derivatives recompute the scores. Blocks of one size run in one `lax.scan`, so a program stays
+short; the keys that a block reads are a slice of a fixed length, whose begin depends on the block.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from heed.ops.backends.shared.block import BlockAttention, Operands, fill, keys_of_rows
+from heed.ops.mask import Mask
+from heed.ops.mask_rules import Outline, put_together, take_apart
+from heed.ops.sizes import Span, sizes
+
+# Scores in memory at a time, for all heads and batch entries: 2^22 take 16 MiB in float32.
+_SCORES = 2**22
+_MOST_QUERIES = 256
+# A causal mask hides half of the scores. In this many groups, each with its own number of keys, 1/16 of all scores are
+# computed and hidden.
+_GROUPS = 8
+
+
+class Kind(NamedTuple):
+    """What is static in an attention: JAX traces once for each.
+
+    Attributes:
+        attention: without mask, slopes and seed.
+        outlines: of the rules of the mask; None without a mask.
+    """
+
+    attention: BlockAttention
+    outlines: tuple[Outline, ...] | None
+
+
+class Extras(NamedTuple):
+    """The tensors of an attention that get no gradients.
+
+    Attributes:
+        numbers: those of the mask, in order.
+        slopes: (N,) of ALiBi, or None.
+        seed: (2,) uint32 of the dropout, or None.
+    """
+
+    numbers: Sequence[jax.Array]
+    slopes: jax.Array | None
+    seed: jax.Array | None
+
+
+def blockwise(attention: BlockAttention, operands: Operands) -> tuple[jax.Array, jax.Array]:
+    """Output (B, K, G, T, V) and log-sum-exp (B, K, G, T, 1), differentiable any number of times."""
+    kind, extras = _split(attention)
+    # Otherwise GPUs and TPUs round the factors of float32 products.
+    with jax.default_matmul_precision("highest"):
+        return _compiled(kind, operands, extras)
+
+
+def run_blocks(
+    attention: BlockAttention, share: int, function: Callable[[Span, Span], Any]
+) -> list[Any]:
+    """`function` of each block of queries and its visible keys: trees of (B, K, G, t, x), joined along T."""
+
+    def step(carry: None, block: tuple[Span, Span]) -> tuple[None, Any]:
+        return carry, function(*block)
+
+    return _loop(attention, share, step, None)[1]
+
+
+def _split(attention: BlockAttention) -> tuple[Kind, Extras]:
+    numbers: list[Any] = []
+    outlines = None
+    if attention.mask is not None:
+        numbers, outlines = take_apart(attention.mask.rules)
+    bare = dataclasses.replace(attention, mask=None, slopes=None, seed=None)
+    return Kind(bare, outlines), Extras(tuple(numbers), attention.slopes, attention.seed)
+
+
+def _whole(kind: Kind, extras: Extras) -> BlockAttention:
+    mask = None if kind.outlines is None else Mask(put_together(kind.outlines, extras.numbers))
+    return dataclasses.replace(kind.attention, mask=mask, slopes=extras.slopes, seed=extras.seed)
+
+
+class _Group(NamedTuple):
+    """Blocks of one size.
+
+    Attributes:
+        queries: the begins of their queries, in steps of `length`.
+        length: the number of queries of a block.
+        keys: the begins of the keys.
+        width: the number of keys of a block, at least 1.
+    """
+
+    queries: list[int]
+    length: int
+    keys: list[int]
+    width: int
+
+
+def _groups(attention: BlockAttention, share: int) -> list[_Group]:
+    """All queries in order.
+
+    Args:
+        attention: the attention.
+        share: makes blocks smaller that hold this many tensors of the size of their scores.
+    """
+    total, keys = attention.lengths
+    rules = () if attention.mask is None else attention.mask.rules
+    # Other ranges are not known while tracing.
+    mask = Mask([rule for rule in rules if rule.has_static_range])
+
+    def reach(begin: int, length: int) -> tuple[int, int]:
+        lo, hi = map(int, mask.key_range(Span(begin, length), total, keys))
+        return (lo, hi) if hi > lo else (min(lo, keys - 1), min(lo, keys - 1) + 1)
+
+    def widest(length: int) -> int:
+        ranges = [reach(begin, length) for begin in range(0, total - length + 1, length)]
+        return max((hi - lo for lo, hi in ranges), default=1)
+
+    room = max(1, _SCORES // max(1, share * attention.scores_per_pair))
+    length = max(1, min(_MOST_QUERIES, total))
+    if length * widest(length) > room:
+        length = max(1, min(length, room // widest(length)))
+    count, rest = divmod(total, length)
+    bounds = sorted({count * group // _GROUPS for group in range(_GROUPS + 1)})
+    blocks = [[i * length for i in range(*pair)] for pair in itertools.pairwise(bounds)]
+    sized = [(begins, length) for begins in blocks] + [([count * length], rest)] * bool(rest)
+    groups = []
+    for begins, size in sized:
+        ranges = [reach(begin, size) for begin in begins]
+        width = max(hi - lo for lo, hi in ranges)
+        groups.append(_Group(begins, size, [min(lo, keys - width) for lo, _ in ranges], width))
+    return groups
+
+
+def _loop(attention: BlockAttention, share: int, step: Any, carry: Any) -> tuple[Any, list[Any]]:
+    """`carry, rows = step(carry, (queries, keys))` for all blocks: the last carry, and the rows joined along T."""
+    found = []
+    for group in _groups(attention, share):
+
+        def body(carry: Any, begins: Any, group: _Group = group) -> tuple[Any, Any]:
+            return step(carry, (Span(begins[0], group.length), Span(begins[1], group.width)))
+
+        if len(group.queries) == 1:
+            carry, rows = body(carry, (group.queries[0], group.keys[0]))
+        else:
+            # Of JAX's default dtype, as slices mix them with Python's integers.
+            begins = jnp.asarray(group.queries), jnp.asarray(group.keys)
+            carry, rows = lax.scan(body, carry, begins)
+            rows = jax.tree.map(_join_blocks, rows)
+        found.append(rows)
+    return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts, 3), *found) if found else []
+
+
+def _join_blocks(x: jax.Array) -> jax.Array:
+    """(blocks, B, K, G, t, x) to (B, K, G, T, x)."""
+    count, batch, heads, queries_per_kv, rows, width = x.shape
+    return jnp.moveaxis(x, 0, 3).reshape(batch, heads, queries_per_kv, count * rows, width)
+
+
+def _recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose derivative keeps its arguments only: not the scores of all blocks."""
+    return jax.checkpoint(function, prevent_cse=False)
+
+
+def _forward(attention: BlockAttention, operands: Operands) -> tuple[jax.Array, jax.Array]:
+    if attention.lengths[0] == 0:
+        shape, dtype = sizes(operands.query)[:4], operands.query.dtype
+        return jnp.zeros((*shape, operands.value.shape[3]), dtype), jnp.zeros((*shape, 1), dtype)
+
+    def rows(queries: Span, keys: Span) -> tuple[jax.Array, jax.Array]:
+        def attend(block: Operands) -> tuple[jax.Array, jax.Array]:
+            found = attention.attend(block, queries, keys)
+            return found.output, found.lse
+
+        return _recomputed(attend)(operands.cut(queries, keys))
+
+    output, lse = run_blocks(attention, 1, rows)
+    return output, lse
+
+
+def _backward(
+    attention: BlockAttention, operands: Operands, incoming: tuple[jax.Array, jax.Array]
+) -> Operands:
+    """The gradients of the operands, from those of output and log-sum-exp."""
+    if attention.lengths[0] == 0:
+        return jax.tree.map(jnp.zeros_like, operands)
+
+    def step(totals: Operands, spans: tuple[Span, Span]) -> tuple[Operands, jax.Array]:
+        queries, keys = spans
+        block = operands.cut(queries, keys)
+        rows = tuple(lax.dynamic_slice_in_dim(x, *queries, 3) for x in incoming)
+        differentiate = functools.partial(_block_gradients, attention, queries, keys)
+        gradients = _recomputed(differentiate)(block, rows)
+        places: Any = {
+            "key": (0, 0, keys.begin, 0),
+            "value": (0, 0, keys.begin, 0),
+            "bias": (0, 0, *_begins(operands.bias, queries, keys)),
+            "score_vector": (0,),
+        }
+        added = {
+            name: _add(getattr(totals, name), getattr(gradients, name), place)
+            for name, place in places.items()
+        }
+        return totals._replace(**added), gradients.query
+
+    # The gradients of queries come block by block, so nothing is added up.
+    start = jax.tree.map(jnp.zeros_like, operands._replace(query=None))
+    totals, query = _loop(attention, 4, step, start)
+    return totals._replace(query=query)
+
+
+def _begins(bias: Any, queries: Span, keys: Span) -> tuple[Any, ...]:
+    """Where a block begins in the last two axes of the bias, of which one of length 1 serves all."""
+    if bias is None:
+        return 0, 0
+    return tuple(
+        0 if length == 1 else span.begin
+        for length, span in zip(bias.shape[2:], (queries, keys), strict=True)
+    )
+
+
+def _add(total: Any, part: Any, begins: tuple[Any, ...]) -> Any:
+    """The total with a part added in its place; None stays."""
+    if total is None:
+        return None
+    here = lax.dynamic_slice(total, begins, part.shape)
+    return lax.dynamic_update_slice(total, here + part, begins)
+
+
+def _block_gradients(
+    attention: BlockAttention,
+    queries: Span,
+    keys: Span,
+    block: Operands,
+    incoming: tuple[jax.Array, jax.Array],
+) -> Operands:
+    def attend(block: Operands) -> Any:
+        rows = attention.attend(block, queries, keys)
+        return (rows.output, rows.lse), (rows.nonfinite, rows.visible)
+
+    _, pull, (bad, visible) = jax.vjp(attend, block, has_aux=True)
+    if bad is None:
+        return pull(incoming)[0]
+    output, lse = incoming
+    wrong = ~(jnp.isfinite(output).all(-1, keepdims=True) & jnp.isfinite(lse))
+    bad = bad | (wrong & visible.any(-1, keepdims=True))
+    gradients = pull((fill(bad, output, 0.0), fill(bad, lse, 0.0)))[0]
+    hit = keys_of_rows(visible, bad)
+    return gradients._replace(
+        query=fill(bad, gradients.query, jnp.nan),
+        key=fill(hit, gradients.key, jnp.nan),
+        value=fill(hit, gradients.value, jnp.nan),
+    )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(kind: Kind, operands: Operands, extras: Extras) -> tuple[jax.Array, jax.Array]:
+    return _forward(_whole(kind, extras), operands)
+
+
+def _attend_forward(kind: Kind, operands: Operands, extras: Extras) -> Any:
+    return _forward(_whole(kind, extras), operands), (operands, extras)
+
+
+def _attend_backward(kind: Kind, saved: Any, incoming: Any) -> Any:
+    operands, extras = saved
+    with jax.default_matmul_precision("highest"):
+        return _backward(_whole(kind, extras), operands, incoming), None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+# Outside of a program of the caller, each operation would be compiled by itself, which takes seconds.
+_compiled = jax.jit(_attend, static_argnums=0)

@@ -1,0 +1,76 @@
+"""Attention in plain JAX with linear memory, for every device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from heed.ops import checks
+from heed.ops.backends.jax.portable.blockwise import blockwise, run_blocks
+from heed.ops.backends.jax.portable.dropout import keep_mask
+from heed.ops.backends.shared.block import join, prepare
+from heed.ops.backends.shared.row_statistics import statistics_of
+from heed.ops.backends.shared.weights import weights_of
+from heed.ops.sizes import Span
+from heed.ops.spec import AttentionSpec, Tensors
+
+
+class Portable:
+    """See `Implementation`."""
+
+    def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
+        """None: it runs everywhere."""
+        return []
+
+    def attend(
+        self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """See `Implementation.attend`."""
+        attention, operands = prepare(spec, tensors, keep_mask)
+        output, lse = blockwise(attention, operands)
+        return join(spec, tensors, output, lse if return_lse else None)
+
+    def weights(
+        self,
+        spec: AttentionSpec,
+        tensors: Tensors,
+        *,
+        heads: Sequence[int] | None,
+        rows: Sequence[int] | None,
+        keys: Sequence[int] | None,
+        lse: Any,
+    ) -> jax.Array:
+        """See `Implementation.weights`."""
+        if lse is not None:
+            lse = checks.check_lse(lse, [spec.batch, spec.heads[0], spec.lengths[0]], spec.dtype)
+        length, key_length = spec.lengths
+        heads = checks.check_indices("heads", heads, spec.heads[0])
+        rows = checks.check_indices("rows", rows, length)
+        keys = checks.check_indices("keys", keys, key_length)
+        attention, operands = prepare(spec, tensors, keep_mask)
+        with jax.default_matmul_precision("highest"):
+            found = weights_of(attention, operands, heads=heads, rows=rows, keys=keys, lse=lse)
+        return found if key_length else found[..., :0]
+
+    def statistics(
+        self, spec: AttentionSpec, tensors: Tensors, *, keys: Sequence[int]
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """See `Implementation.statistics`."""
+        chosen = checks.check_indices("keys", keys, spec.lengths[1])
+        attention, operands = prepare(spec, tensors, keep_mask)
+        operands = lax.stop_gradient(operands)
+        shape, dtype = operands.query.shape[:4], operands.query.dtype
+        parts = [jnp.zeros((*shape, width), dtype) for width in (1, 1, len(chosen))]
+        if spec.lengths[0]:
+
+            def rows(queries: Span, keys: Span) -> list[jax.Array]:
+                return statistics_of(attention, operands, queries, chosen)
+
+            with jax.default_matmul_precision("highest"):
+                parts = run_blocks(attention, 4, rows)
+        entropy, distance, mass = map(attention.join_heads, parts)
+        return entropy[..., 0], distance[..., 0], mass

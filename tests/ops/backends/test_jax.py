@@ -1,0 +1,340 @@
+"""Attention on JAX: meaning, derivatives, and the transformations of JAX.
+
+These tests run where Keras' backend is JAX: `KERAS_BACKEND=jax python -m pytest -n 0 tests/ops/backends/test_jax.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+
+if keras.config.backend() != "jax":
+    pytest.skip("Keras' backend is not JAX", allow_module_level=True)
+
+import jax
+import jax.numpy as jnp
+
+import heed
+from heed import Mask
+from heed.ops import (
+    additive_attention,
+    attention_statistics,
+    attention_weights,
+    dot_product_attention,
+)
+from heed.ops.backends.jax.portable import blockwise
+from heed.ops.backends.jax.portable.dropout import keep_mask
+from heed.ops.sizes import Span
+from tests import reference, tolerances
+
+B, T, S, N, K, H, V = 2, 13, 11, 4, 2, 8, 5
+TRAINED = ("query", "key", "value", "bias")
+
+
+def random(*shape, seed=0, dtype="float32"):
+    return jnp.asarray(np.random.default_rng([seed, *shape]).normal(size=shape), dtype)
+
+
+def operands(dtype="float32"):
+    shapes = (B, T, N, H), (B, S, K, H), (B, S, K, V)
+    return [random(*shape, seed=i, dtype=dtype) for i, shape in enumerate(shapes)]
+
+
+CASES = {
+    "none": {},
+    "causal": {"mask": Mask.causal("bottom_right")},
+    "window": {"mask": Mask.window(3, 1)},
+    "lengths": {"mask": Mask.lengths([0, 7], [13, 9])},
+    "segments": {
+        "mask": Mask.segments(
+            np.arange(T) // 5 * np.ones((B, 1), int), np.arange(S) // 4 * np.ones((B, 1), int)
+        )
+    },
+    "prefix": {"mask": Mask.prefix(np.array([2, 5]), np.array([0, -2]))},
+    "dilated": {"mask": Mask.dilated(3) & Mask.causal()},
+    "dense": {"mask": np.random.default_rng(1).random((B, 1, T, S)) < 0.5},
+    "bias": {"bias": random(1, N, T, S, seed=9), "soft_cap": 2.0, "scale": 0.7},
+    "alibi": {
+        "alibi_slopes": np.array([0.5, 0.25, 0.1, 0.0], "float32"),
+        "mask": Mask.causal(np.array([1, 3])),
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    monkeypatch.setattr(blockwise, "_MOST_QUERIES", 5)
+    monkeypatch.setattr(blockwise, "_GROUPS", 1)  # a program of two blocks, and one of the rest
+
+
+def as_reference(options):
+    """The options of the reference."""
+    options = dict(options)
+    mask = options.get("mask")
+    if isinstance(mask, Mask):
+        options["mask"] = np.asarray(mask.to_dense(T, S))
+        if "alibi_slopes" in options:
+            options["align"] = np.asarray(mask.alignment)
+    return options
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_and_gradients_are_those_of_the_reference(name, implementation):
+    options = CASES[name]
+    arrays = operands()
+    names = TRAINED[: 3 + ("bias" in options)]
+    arrays += [options[name] for name in names[3:]]
+    others = {key: x for key, x in options.items() if key not in names}
+
+    @jax.jit
+    def attend(*arrays):
+        return dot_product_attention(
+            **dict(zip(names, arrays, strict=True)), **others, return_lse=True
+        )
+
+    (output, lse), pull = jax.vjp(attend, *arrays)
+    expected = reference.dot_product_attention(*operands(), **as_reference(options))
+    tolerances.assert_values(output, expected.out, "float32")
+    tolerances.assert_statistics(lse, expected.lse, "float32")
+    d_out, d_lse = random(B, T, N, V, seed=5), random(B, N, T, seed=6)
+    wanted = reference.dot_product_attention_backward(
+        *operands(), np.asarray(d_out), np.asarray(d_lse), **as_reference(options)
+    )
+    for one, gradient in zip(names, pull((d_out, d_lse)), strict=True):
+        tolerances.assert_gradients(gradient, getattr(wanted, one), "float32", one)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_narrow_dtypes_are_computed_in_float32(dtype, implementation):
+    arrays = operands(dtype)
+    output, lse = dot_product_attention(*arrays, is_causal=True, return_lse=True)
+    mask = np.tri(T, S, dtype=bool)
+    expected = reference.dot_product_attention(*map(tolerances.to_numpy, arrays), mask=mask)
+    tolerances.assert_values(output, expected.out, dtype)
+    tolerances.assert_statistics(lse, expected.lse, dtype)
+    assert output.dtype == dtype
+    assert lse.dtype == "float32"
+
+
+def test_float64_is_computed_in_float64(implementation):
+    with jax.enable_x64(True):
+        arrays = operands("float64")
+        output = dot_product_attention(*arrays, mask=Mask.window(4, 4))
+        mask = np.asarray(Mask.window(4, 4).to_dense(T, S))
+        expected = reference.dot_product_attention(*arrays, mask=mask)
+        tolerances.assert_values(output, expected.out, "float64")
+
+
+def test_heads_first_gives_the_same(implementation):
+    arrays = operands()
+    first = [jnp.swapaxes(x, 1, 2) for x in arrays]
+    expected = dot_product_attention(*arrays, is_causal=True)
+    output = dot_product_attention(*first, is_causal=True, layout="BNTH")
+    np.testing.assert_allclose(jnp.swapaxes(output, 1, 2), expected, atol=1e-6)
+
+
+def test_additive_attention(implementation):
+    query, key, value = random(B, T, H), random(B, S, H, seed=1), random(B, S, V, seed=2)
+    vector, bias = random(H, seed=3), random(H, seed=4)
+    mask = np.random.default_rng(1).random((B, T, S)) < 0.5
+    attend = functools.partial(additive_attention, mask=mask, return_lse=True)
+
+    def run(query, key, value, vector, bias):
+        return attend(query, key, value, score_vector=vector, bias=bias)
+
+    arrays = query, key, value, vector, bias
+    (output, lse), pull = jax.vjp(run, *arrays)
+    expected = reference.additive_attention(query, key, value, vector, bias=bias, mask=mask)
+    tolerances.assert_values(output, expected.out, "float32")
+    tolerances.assert_statistics(lse, expected.lse, "float32")
+    d_out, d_lse = random(B, T, V, seed=5), random(B, T, seed=6)
+    wanted = reference.additive_attention_backward(
+        query, key, value, vector, d_out, d_lse, bias=bias, mask=mask
+    )
+    names = "query", "key", "value", "score_vector", "bias"
+    for name, gradient in zip(names, pull((d_out, d_lse)), strict=True):
+        tolerances.assert_gradients(gradient, getattr(wanted, name), "float32", name)
+
+
+def test_the_same_weights_drop_for_one_seed(implementation):
+    seed = jnp.array([5, 7], "uint32")
+    keep = np.asarray(keep_mask(0.4, seed, B, N, Span(0, T), Span(0, S)))
+    # The same bits as on the other backends.
+    assert keep[1, 3, 12].astype(int).tolist() == [1, 0, 1, 1, 0, 0, 0, 1, 1, 1, 0]
+    output = dot_product_attention(*operands(), dropout=0.4, seed=seed)
+    expected = reference.dot_product_attention(*operands(), keep=keep, dropout=0.4)
+    tolerances.assert_values(output, expected.out, "float32")
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 3), (1, 0, 3), (1, 3, 0)])
+def test_empty_sizes(shape, implementation):
+    b, t, s = shape
+    arrays = random(b, t, N, H), random(b, s, K, H), random(b, s, K, V)
+    output, pull = jax.vjp(functools.partial(dot_product_attention, is_causal=True), *arrays)
+    assert output.shape == (b, t, N, V)
+    assert not np.asarray(output).any()
+    assert [x.shape for x in pull(output)] == [x.shape for x in arrays]
+
+
+def test_nonfinite_numbers_behind_a_mask_reach_nothing(implementation):
+    query, key, value = operands()
+    key, value = key.at[:, 7:].set(jnp.nan), value.at[:, 7:].set(jnp.inf)
+    attend = functools.partial(dot_product_attention, mask=Mask.lengths([7, 7]))
+    output, pull = jax.vjp(attend, query, key, value)
+    assert np.isfinite(output).all()
+    assert all(np.isfinite(x).all() for x in pull(output))
+
+
+@pytest.mark.parametrize("name", ["causal", "bias", "lengths"])
+def test_second_derivatives_are_those_of_plain_jax(name, implementation):
+    options = as_reference(CASES[name])
+    arrays = operands() + ([options.pop("bias")] if "bias" in options else [])
+
+    def plain(query, key, value, bias=0.0):
+        key, value = (jnp.repeat(x, N // K, 2) for x in (key, value))
+        scores = jnp.einsum("btnh,bsnh->bnts", query, key) * options.get("scale", H**-0.5)
+        cap = options.get("soft_cap")
+        scores = (cap * jnp.tanh(scores / cap) if cap else scores) + bias
+        mask = jnp.broadcast_to(options.get("mask", True), scores.shape)
+        weights = jax.nn.softmax(jnp.where(mask, scores, -1e30)) * mask.any(-1, keepdims=True)
+        return jnp.einsum("bnts,bsnv->btnv", weights, value)
+
+    def ours(query, key, value, bias=None):
+        return dot_product_attention(query, key, value, bias=bias, **CASES_WITHOUT_BIAS[name])
+
+    def second(function):
+        places = tuple(range(len(arrays)))
+
+        def first(*arrays):
+            gradients = jax.grad(lambda *x: (function(*x) ** 3).sum(), places)(*arrays)
+            return sum((x**2).sum() for x in gradients)
+
+        return jax.grad(first, places)(*arrays)
+
+    for one, other in zip(jax.jit(second, static_argnums=0)(ours), second(plain), strict=True):
+        scale = np.abs(other).max()
+        np.testing.assert_allclose(one / scale, other / scale, atol=2e-5)
+
+
+CASES_WITHOUT_BIAS = {
+    name: {key: x for key, x in case.items() if key != "bias"} for name, case in CASES.items()
+}
+
+
+def test_forward_mode_of_the_portable_form():
+    query, key, value = (x[:1, :3, :1, :2] for x in operands())
+    with heed.set_implementation("portable"):
+        found = jax.hessian(lambda q: (dot_product_attention(q, key, value) ** 2).sum())(query)
+    assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("name", ["causal", "lengths", "dense", "bias", "alibi"])
+def test_vmap_gives_each_entry_its_own(name, implementation):
+    count = 3
+    query, key, value = (random(count, *x.shape, seed=i) for i, x in enumerate(operands()))
+    value = value[0]  # shared by all entries
+
+    def loss(query, key, value, bias):
+        options = dict(CASES[name], **({} if bias is None else {"bias": bias}))
+        return (dot_product_attention(query, key, value, **options) ** 2).sum()
+
+    bias = CASES[name].get("bias")
+    places = (0, 1, 2, 3) if bias is not None else (0, 1, 2)
+    differentiate = jax.value_and_grad(loss, places)
+    mapped = jax.jit(jax.vmap(differentiate, (0, 0, None, None)))(query, key, value, bias)
+    each = [differentiate(query[i], key[i], value, bias) for i in range(count)]
+    expected = jax.tree.map(lambda *x: jnp.stack(x), *each)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, atol=2e-5, rtol=2e-5), mapped, expected
+    )
+    # A gradient of a mapped function.
+    total = jax.grad(lambda q: jax.vmap(loss, (0, 0, None, None))(q, key, value, bias).sum())(query)
+    np.testing.assert_allclose(total, expected[1][0], atol=2e-5, rtol=2e-5)
+
+
+def test_vmap_of_masks_and_of_dropout(implementation):
+    query, key, value = operands()
+    lengths = jnp.array([[3, 4], [11, 0]])
+
+    def attend(lengths, seed):
+        mask = Mask.lengths(lengths)
+        return dot_product_attention(query, key, value, mask=mask, dropout=0.3, seed=seed)
+
+    seeds = jnp.array([[1, 2], [3, 4]])
+    mapped = jax.vmap(attend)(lengths, seeds)
+    without = jax.vmap(lambda x: dot_product_attention(query, key, value, mask=Mask.lengths(x)))
+    for i in range(2):
+        np.testing.assert_allclose(mapped[i], attend(lengths[i], seeds[i]), atol=2e-6)
+        mask = Mask.lengths(lengths[i])
+        expected = dot_product_attention(query, key, value, mask=mask)
+        np.testing.assert_allclose(without(lengths)[i], expected, atol=2e-6)
+
+
+def test_checkpoint_scan_and_shard_map(implementation):
+    query, _, _ = operands()
+    attend = functools.partial(dot_product_attention, is_causal=True)
+
+    def layers(x):
+        block = jax.checkpoint(lambda x: x + attend(x, x, x))
+        return jax.lax.scan(lambda x, _: (block(x), None), x, None, length=3)[0]
+
+    expected = query
+    for _ in range(3):
+        expected = expected + attend(expected, expected, expected)
+    np.testing.assert_allclose(jax.jit(layers)(query), expected, atol=1e-5)
+    gradient = jax.jit(jax.grad(lambda x: layers(x).sum()))(query)
+    plain = jax.grad(
+        lambda x: functools.reduce(lambda x, _: x + attend(x, x, x), range(3), x).sum()
+    )(query)
+    np.testing.assert_allclose(gradient, plain, atol=1e-4)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("batch",))
+    spec = jax.sharding.PartitionSpec("batch")
+    # JAX's check of replication knows no custom calls.
+    sharded = jax.shard_map(
+        lambda x: attend(x, x, x), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+    )
+    np.testing.assert_allclose(jax.jit(sharded)(query), attend(query, query, query), atol=1e-6)
+    gradient = jax.grad(lambda x: sharded(x).sum())(query)
+    expected = jax.grad(lambda x: attend(x, x, x).sum())(query)
+    np.testing.assert_allclose(gradient, expected, atol=1e-5)
+
+
+def test_weights_and_statistics():
+    query, key, value = operands()
+    weights = attention_weights(query, key, mask=Mask.window(2, 0))
+    mask = np.asarray(Mask.window(2, 0).to_dense(T, S))
+    expected = reference.dot_product_attention(query, key, value, mask=mask).weights
+    tolerances.assert_statistics(weights, expected, "float32")
+    found = jax.jit(lambda q, k: attention_statistics(q, k, mask=Mask.window(2, 0)).entropy)
+    with np.errstate(all="ignore"):
+        entropy = -np.nansum(expected * np.log(expected), -1)
+    np.testing.assert_allclose(found(query, key), entropy, atol=1e-5)
+
+
+def test_dispatch_names_the_implementation(implementation):
+    chosen = heed.explain_dispatch(*operands())
+    assert chosen.implementation == implementation
+    assert heed.info()["backend"] == "jax"
+
+
+def test_errors_name_the_argument(implementation):
+    query, key, value = operands()
+    with pytest.raises(ValueError, match="`key` must have as many features as `query`"):
+        dot_product_attention(query, key[..., :3], value)
+    with pytest.raises(ValueError, match="`key_lengths`"):
+        Mask.lengths([-1, 2])
+
+
+def test_a_derivative_needs_linear_memory(implementation):
+    """No result of a program, nor what it keeps between forward and backward pass, has T S numbers."""
+    x = jax.ShapeDtypeStruct((1, 4096, 1, 8), "float32")
+    attend = functools.partial(dot_product_attention, is_causal=True)
+    gradient = jax.jit(jax.grad(lambda x: attend(x, x, x).sum()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blockwise, "_SCORES", 2**17)
+        patch.setattr(blockwise, "_MOST_QUERIES", 256)
+        memory = gradient.lower(x).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 4096 * 4096  # a quarter of the scores
