@@ -338,7 +338,12 @@ def _loopback_bandwidth(mebibytes: int = 64) -> float:
 
     sender, receiver = socket.socketpair()
     block, left = bytes(2**20), mebibytes * 2**20
-    thread = threading.Thread(target=lambda: [sender.sendall(block) for _ in range(mebibytes)])
+
+    def send() -> None:
+        for _ in range(mebibytes):
+            sender.sendall(block)
+
+    thread = threading.Thread(target=send)
     start = time.perf_counter()
     thread.start()
     while left > 0:

@@ -105,8 +105,8 @@ class BlockAttention:
         nonfinite, safe = None, block
         if visible is not None:
             nonfinite = nonfinite_rows(block, visible)
-            finite = map(zero_nonfinite, block[:3])
-            safe = Operands(*finite, *block[3:])
+            query, key, value, *others = block
+            safe = Operands(*map(zero_nonfinite, (query, key, value)), *others)
         addend = self.addend(block, visible, queries, keys)
         seen = seen_rows(addend)
         logits = self.logits(safe, finite_rows(addend, seen))

@@ -183,7 +183,8 @@ class _Ring:
         if seed is not None:
             number = (queries * 2 * self.worker.workers + stretch + 1) * _GOLDEN % 2**32
             seed = tf.bitwise.bitwise_xor(seed, tf.constant([0, number], tf.uint32))
-        return spec, Tensors(query, *keys, slopes=self.tensors.slopes, seed=seed)
+        key, value = keys
+        return spec, Tensors(query, key, value, slopes=self.tensors.slopes, seed=seed)
 
     def _half(self, x: tf.Tensor, half: int) -> tf.Tensor:
         """The early (0) or late (1) stretch of a tensor in the layout of the spec."""
@@ -206,11 +207,12 @@ class _Ring:
                     with travel.in_order():
                         # Cut here, so that the other half is not in memory.
                         pair = self._pair(self._half(query, half), keys, half, stretch)
-                        parts[half] = merge(self.spec, parts[half], self.blocks.attend(*pair))
-                    travel.computed(parts[half].output)
+                        part = merge(self.spec, parts[half], self.blocks.attend(*pair))
+                    travel.computed(part.output)
+                    parts[half] = part
         unseen = (nothing(self.spec, Tensors(self._half(query, half), key)) for half in (0, 1))
-        parts = [empty if part is None else part for part, empty in zip(parts, unseen, strict=True)]
-        return [x._replace(output=travel.finished(x.output)) for x in parts]
+        full = [empty if part is None else part for part, empty in zip(parts, unseen, strict=True)]
+        return [x._replace(output=travel.finished(x.output)) for x in full]
 
     def _backward(
         self,
@@ -234,10 +236,13 @@ class _Ring:
             for stretch, keys in held.items():
                 for half in self._plan.queries_of(self.worker.number, stretch):
                     with travel.in_order():
-                        rows = (self._half(x, half) for x in (output, output_gradient))
                         pair = self._pair(self._half(query, half), keys, half, stretch)
                         results = self.blocks.gradients(
-                            *pair, softmax[half], *rows, lse_gradients[half]
+                            *pair,
+                            softmax[half],
+                            self._half(output, half),
+                            self._half(output_gradient, half),
+                            lse_gradients[half],
                         )
                         first, *rest = [tf.cast(x, dtype) for x in results]
                         total[half] = first if total[half] is None else total[half] + first
@@ -286,18 +291,19 @@ class _Travel:
         self, moves: Iterator[Any], held: dict[int, Several], like: Several
     ) -> dict[int, Several]:
         """Sends what the worker holds and others receive; returns what it receives."""
-        received: dict[int, list[tf.Tensor]] = {}
+        received: dict[int, Several] = {}
         last: list[tf.Tensor] = []
         for stretch, sender, receiver in moves:
             if sender == self._worker.number:
                 self._sent += [send(x, self._worker, receiver) for x in held[stretch]]
             elif receiver == self._worker.number:
-                received[stretch] = []
+                arrived: list[tf.Tensor] = []
                 for x in like:
                     # One after another: a message has copies in TensorFlow's buffers.
                     with tf.control_dependencies(last):
                         last = [receive(x, self._worker, sender)]
-                    received[stretch] += last
+                    arrived += last
+                received[stretch] = arrived
         return received
 
     def in_order(self) -> Any:

@@ -68,8 +68,13 @@ def plan_of(spec: AttentionSpec, tensors: Tensors) -> Plan:
 
 def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
     kept: list[Any] = []
-    (batch, (T, S), (H, V)) = spec.batch, spec.lengths, spec.widths
-    heads, kv_heads = spec.heads
+    sizes: Any = (
+        spec.batch,
+        *spec.lengths,
+        *spec.widths,
+        *spec.heads,
+    )  # known: there are no graphs
+    batch, T, S, H, V, heads, kv_heads = sizes
     additive = isinstance(spec.score, AdditiveScore)
     call = core.Attention(
         score=core.ADDITIVE if additive else core.DOT_PRODUCT,

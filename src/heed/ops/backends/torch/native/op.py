@@ -11,7 +11,7 @@ import ast
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -23,10 +23,12 @@ from heed.ops.spec import AdditiveScore, AttentionSpec, DotScore, Tensors
 
 # Tensors with memory of their own.
 _EAGER = (torch.Tensor, torch.nn.Parameter)
-Optional = torch.Tensor | None
+OptionalTensor: TypeAlias = "torch.Tensor | None"
 
 
-def run(spec: AttentionSpec, tensors: Tensors, return_lse: bool) -> tuple[torch.Tensor, Optional]:
+def run(
+    spec: AttentionSpec, tensors: Tensors, return_lse: bool
+) -> tuple[torch.Tensor, OptionalTensor]:
     """Output, and the log-sum-exp if requested; differentiable twice."""
     if torch.compiler.is_compiling() or type(tensors.query) not in _EAGER:
         return _run_op(spec, tensors, return_lse)
@@ -66,7 +68,9 @@ class _Attention(torch.autograd.Function):
         ctx.save_for_backward(*inputs[2:], output[0], output[2])
 
     @staticmethod
-    def backward(ctx: Any, output_gradient: Optional, lse_gradient: Optional, _: Any) -> Any:
+    def backward(
+        ctx: Any, output_gradient: OptionalTensor, lse_gradient: OptionalTensor, _: Any
+    ) -> Any:
         *inputs, output, statistics = ctx.saved_tensors
         if output_gradient is None:
             output_gradient = torch.zeros_like(output)
@@ -80,10 +84,14 @@ class _Gradient(torch.autograd.Function):
     """Gradients of the operands: a function of them and of the incoming gradients."""
 
     @staticmethod
-    def forward(spec: AttentionSpec, bias_wanted: bool, *inputs: Any) -> tuple[Optional, ...]:
-        received, operands = inputs[:4], Tensors(*inputs[4:11])
+    def forward(spec: AttentionSpec, bias_wanted: bool, *inputs: Any) -> tuple[OptionalTensor, ...]:
+        output, statistics, output_gradient, lse_gradient = inputs[:4]
+        operands = Tensors(*inputs[4:11])
         spec = _with_rules(spec, inputs[11:])
-        return tuple(call.backward(spec, operands, *received, bias_wanted))
+        gradients = call.backward(
+            spec, operands, output, statistics, output_gradient, lse_gradient, bias_wanted
+        )
+        return tuple(gradients)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -103,7 +111,7 @@ class _Second(torch.autograd.Function):
     """The second derivatives, which have none themselves."""
 
     @staticmethod
-    def forward(spec: AttentionSpec, *inputs: Any) -> tuple[Optional, ...]:
+    def forward(spec: AttentionSpec, *inputs: Any) -> tuple[OptionalTensor, ...]:
         cotangents, incoming, operands = inputs[:5], inputs[5:7], Tensors(*inputs[7:14])
         spec = _with_rules(spec, inputs[14:])
         return tuple(second_derivatives(spec, operands, incoming, cotangents))
@@ -128,8 +136,11 @@ def _spread(gradients: Sequence[Any]) -> list[Any]:
 
 
 def second_derivatives(
-    spec: AttentionSpec, tensors: Tensors, incoming: Sequence[Optional], cotangents: Sequence[Any]
-) -> list[Optional]:
+    spec: AttentionSpec,
+    tensors: Tensors,
+    incoming: Sequence[OptionalTensor],
+    cotangents: Sequence[Any],
+) -> list[OptionalTensor]:
     """Gradients of sum(cotangents * first derivatives), by the portable form.
 
     Args:
@@ -201,7 +212,7 @@ def _read(form: str, tensors: Tensors, rules: Sequence[torch.Tensor]) -> Attenti
 
 def _run_op(
     spec: AttentionSpec, tensors: Tensors, return_lse: bool
-) -> tuple[torch.Tensor, Optional]:
+) -> tuple[torch.Tensor, OptionalTensor]:
     form, rules = _write(spec)
     output, lse, _ = torch.ops.heed.attention(form, *tensors, rules)
     return output, lse if return_lse else None
@@ -251,10 +262,13 @@ def _(form: str, query: Any, key: Any, value: Any, *others: Any) -> Any:
     ),
 )
 def _attention_gradient(form: str, *arguments: Any) -> list[torch.Tensor]:
-    operands, (rules, output, statistics, *incoming) = arguments[:7], arguments[7:]
+    operands, rest = arguments[:7], arguments[7:]
+    rules, output, statistics, output_gradient, lse_gradient = rest
     tensors = Tensors(*operands)
     spec = _read(form, tensors, rules)
-    gradients = call.backward(spec, tensors, output, statistics, *incoming, True)
+    gradients = call.backward(
+        spec, tensors, output, statistics, output_gradient, lse_gradient, True
+    )
     return [x for x in gradients if x is not None]
 
 

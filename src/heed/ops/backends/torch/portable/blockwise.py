@@ -102,7 +102,7 @@ class _Gradient(torch.autograd.Function):
         return None, *totals
 
 
-def _view(x: torch.Tensor | None, place: int, block: tuple[Span, Span]) -> torch.Tensor | None:
+def _view(x: torch.Tensor | None, place: int, block: tuple[Span, Span]) -> Any:
     """The part of an operand (by its place, or of an incoming gradient) that a block reads."""
     if x is None:
         return None
