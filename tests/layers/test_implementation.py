@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 import heed
+from heed.ops.backends.shared import core
 from heed.ops.backends.tensorflow.native import library
 from tests.graphs import Traced, traced
 from tests.slow import slow
@@ -183,7 +184,7 @@ def test_where_keras_would_choose_xla_the_native_kernels_stay(
 def test_with_an_accelerator_the_portable_form_runs_and_xla_may_compile(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    if library.library_path("core") is None:
+    if core.library_path("core") is None:
         pytest.skip("installed without the native library")
     device = tf.config.LogicalDevice(f"/device:{kind}:0", kind)
     monkeypatch.setattr(

@@ -398,7 +398,7 @@ def test_a_damaged_checkpoint_and_a_wrong_config_are_reported(tmp_path, finished
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
     run = tiny.start(tmp_path / "run")
-    monkeypatch.setattr(TrainingStep, "__call__", lambda *_: float("nan"))
+    monkeypatch.setattr(TrainingStep, "__call__", lambda *_, **__: float("nan"))
     with pytest.raises(TaskError, match=r"the loss became nan at step 1: .*--learning-rate"):
         train(run, progress=False)
 

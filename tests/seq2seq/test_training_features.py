@@ -201,7 +201,7 @@ def test_a_cosine_is_where_it_would_be_in_the_middle_of_a_longer_run(
     run = RunFolder.open(shutil.copytree(finished_run.path, tmp_path / "run"))
     run, rates = extend_run(run, 24), []
     monkeypatch.setattr(
-        TrainingStep, "__call__", lambda s, b, step, rate, more: rates.append(rate) or 1.0
+        TrainingStep, "__call__", lambda s, b, step, rate, *_, **__: rates.append(rate) or 1.0
     )
     monkeypatch.setattr(TrainingStep, "validate", lambda *_: Validation(1.0, 0.5, 0.5))
     train(run, progress=False)
@@ -244,7 +244,9 @@ def test_the_same_vocabulary_carries_all_weights_over(tmp_path, finished_run, mo
     monkeypatch.setattr(
         TrainingStep,
         "__call__",
-        lambda self, *_: begun.append([weight.numpy() for weight in self.model.weights]) or 1.0,
+        lambda self, *_, **__: (
+            begun.append([weight.numpy() for weight in self.model.weights]) or 1.0
+        ),
     )
     stop_at(monkeypatch, 1, CrashError())
     for _ in range(2):  # stopped before its first checkpoint, it begins with them again
