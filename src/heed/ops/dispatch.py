@@ -43,9 +43,14 @@ def split_across_workers() -> Iterator[None]:
         _is_split.reset(token)
 
 
+@constant_while_tracing
+def _is_split_here() -> bool:
+    return _is_split.get()
+
+
 def splits_sequences() -> bool:
     """Whether attention here is over sequences split across several workers."""
-    return _is_split.get() and current().worker()[1] > 1
+    return _is_split_here() and current().worker()[1] > 1
 
 
 def first_position(length: Any) -> Any:
@@ -192,7 +197,9 @@ def select_implementation(spec: AttentionSpec) -> Implementation:
         ValueError: if the chosen implementation does not support the call.
     """
     name = _select(spec)[0]
-    return current().across_workers(name) if _is_split.get() else current().IMPLEMENTATIONS[name]
+    if _is_split_here():
+        return current().across_workers(name)
+    return current().IMPLEMENTATIONS[name]
 
 
 def select_for_weights() -> Implementation:
