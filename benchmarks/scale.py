@@ -49,6 +49,7 @@ class Row:
 
 # Module and function of each measurement. The function takes nothing and yields rows.
 MEASUREMENTS = {
+    "ring": ("scale_ring", "memory_rows"),
     "training": ("scale_training", "measure"),
     "translate": ("scale_translate", "measure"),
 }

@@ -1,6 +1,6 @@
 """Training a language model whose sequence is split across worker processes on this machine: memory and time.
 
-python -m benchmarks.scale_ring [--length 32768] [--workers 1 2]
+python -m benchmarks.scale_ring [--length 32768]
 
 A worker's memory is the peak of its resident memory (ru_maxrss) less that after a step over a short sequence: it is
 what the length costs, without TensorFlow, the weights and the optimizer.
@@ -18,8 +18,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from benchmarks.scale import Row, table
 
 # Of the step that sets the base.
 _SHORT = 256
@@ -100,19 +102,17 @@ def measure(setting: Setting, workers: int) -> list[Result]:
     return results
 
 
-def memory_rows(setting: Setting | None = None) -> list[tuple[str, str]]:
-    """The rows of a table: the memory of one worker and of each of two, and their ratio."""
+def memory_rows(setting: Setting | None = None) -> Iterator[Row]:
+    """Yields the memory of one worker and of each of two, their ratio, and the seconds of a step."""
     setting = setting or Setting()
     one, two = (measure(setting, workers) for workers in (1, 2))
     alone, largest = one[0].mib, max(result.mib for result in two)
     tokens = f"{setting.length:,} tokens"
-    return [
-        (f"peak memory for {tokens}, one worker", f"{alone:.0f} MiB"),
-        (f"peak memory for {tokens}, each of two workers", f"{largest:.0f} MiB"),
-        ("ratio (at most 0.6)", f"{largest / alone:.2f}"),
-        ("seconds of a step, one worker", f"{one[0].seconds:.1f}"),
-        ("seconds of a step, two workers", f"{max(result.seconds for result in two):.1f}"),
-    ]
+    yield Row(f"peak memory for {tokens}, one worker", alone, unit="MiB")
+    yield Row(f"peak memory for {tokens}, each of two workers", largest, unit="MiB")
+    yield Row("each of two workers / one", largest / alone, bar=0.6, at_most=True)
+    yield Row("a step of one worker", one[0].seconds, unit="s")
+    yield Row("a step of two workers", max(result.seconds for result in two), unit="s")
 
 
 def _free_addresses(count: int) -> list[str]:
@@ -202,9 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.worker is not None:
         print(json.dumps(dataclasses.asdict(_run_worker(Setting(**options.worker)))))
         return
-    print("| | |\n| --- | --- |")
-    for name, value in memory_rows(Setting(length=options.length)):
-        print(f"| {name} | {value} |")
+    print(table(memory_rows(Setting(length=options.length))))
 
 
 if __name__ == "__main__":
