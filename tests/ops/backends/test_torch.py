@@ -12,6 +12,7 @@ from tests.framework import BACKEND
 if BACKEND != "torch":
     pytest.skip("is about PyTorch", allow_module_level=True)
 
+import numpy as np
 import torch
 
 import heed
@@ -39,6 +40,20 @@ def gradients(function: Callable[..., Any]) -> list[torch.Tensor]:
 def assert_same(actual: Any, expected: Any) -> None:
     for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+
+
+def test_integers_beyond_int32_are_checked_as_on_other_backends() -> None:
+    query = torch.randn(2, 5, 4, 8)
+    output = ops.dot_product_attention(query, query, query, mask=Mask.lengths([2**31 + 5, 5]))
+    expected = ops.dot_product_attention(query, query, query)
+    np.testing.assert_array_equal(output, expected)
+    with pytest.raises(ValueError, match="`query_ids` must be in"):
+        ops.dot_product_attention(query, query, query, mask=Mask.segments([[2**33] * 5] * 2))
+
+
+def test_no_heads_give_no_weights() -> None:
+    query = torch.randn(2, 5, 4, 8)
+    assert ops.attention_weights(query, query, heads=[]).shape == (2, 0, 5, 5)
 
 
 def test_a_compiled_graph_is_whole_and_gives_the_same() -> None:

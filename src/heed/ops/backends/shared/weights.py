@@ -88,7 +88,7 @@ def _block(
         query = _pick(query, heads, split)
         key = take(key, [head // split[1] for head in heads], 1)
         visible, addend, keep, lse = (_pick(x, heads, split) for x in (visible, addend, keep, lse))
-    if 0 in (query.shape[0], queries.length, keys.length):
+    if 0 in (query.shape[0], query.shape[1], queries.length, keys.length):
         batch, kv_heads, queries_per_kv, rows, _ = sizes(query)
         return ops.zeros((batch, kv_heads * queries_per_kv, rows, keys.length), query.dtype)
     seen = seen_rows(addend)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import keras
+import numpy as np
 import torch
 
 from heed.ops.backends import NATIVE, PORTABLE, FusedOps
@@ -21,7 +22,6 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 IMPLEMENTATIONS: dict[str, Implementation] = {NATIVE: Native(), PORTABLE: Portable()}
 FUSED_OPS: dict[str, FusedOps] = {PORTABLE: PlainFusedOps(keep_mask)}
-convert_to_tensor = keras.ops.convert_to_tensor
 DECODER = NoDecoderEngine("PyTorch")
 instruction_set = core.instruction_set
 block_sizes = core.block_sizes
@@ -33,6 +33,14 @@ def as_written(function: _F) -> _F:
 
 
 constant_while_tracing = torch.compiler.assume_constant_result
+
+
+def convert_to_tensor(x: Any) -> Any:
+    """An argument as a tensor. Keras makes int32 of Python's integers; those beyond it become int64."""
+    try:
+        return keras.ops.convert_to_tensor(x)
+    except RuntimeError:
+        return keras.ops.convert_to_tensor(np.asarray(x, "int64"))
 
 
 def is_tensor(x: Any) -> bool:
