@@ -258,7 +258,8 @@ def backward(
     if tensors.bias is not None and want_bias:
         of_bias = query.new_empty(tensors.bias.shape, dtype=plan.compute)
         run.bias_gradient = of_bias.data_ptr()
-        _check(library.heed_bias_gradient(call, run, threads))
+        if of_bias.numel():  # an empty one has no address, which would mean that there is none
+            _check(library.heed_bias_gradient(call, run, threads))
     return [*gradients, of_bias, None]
 
 
