@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import platform
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,5 +109,6 @@ def _version(name: str) -> str:
 def _providers(name: str) -> Iterator[str]:
     """The distributions that may provide a package; others (tf-nightly), found by their metadata, come last."""
     yield from (name, f"{name}-cpu")
-    everything = importlib.metadata.packages_distributions()  # takes 0.1 s
-    yield from everything.get(name, [])
+    if importlib.util.find_spec(name) is not None:
+        everything = importlib.metadata.packages_distributions()  # takes 0.1 s
+        yield from everything.get(name, [])

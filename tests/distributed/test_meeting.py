@@ -49,8 +49,7 @@ def test_different_facts_are_named_by_all():
         for number in range(3)
     }
     line = "ClusterError: worker 2 differs from worker 0: run.training.steps is 20 on worker 0 and 21 there"
-    assert hold(made(3), facts)[::2] == [line, line]
-    assert hold(made(3), facts)[1] in (line, "met")  # it came before or after
+    assert hold(made(3), facts) == [line] * 3  # whoever comes last, too
 
 
 def test_a_worker_that_does_not_come():

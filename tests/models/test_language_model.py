@@ -228,9 +228,8 @@ def test_the_engine_reads_long_prompts_at_once() -> None:
     prompt[2:4, :70] = 7
     mine, graphs = by_both(model, prompt, 96, method="beam")
     np.testing.assert_array_equal(mine, graphs)
-    for row in (0, 2):
-        alone = by_both(model, prompt[row : row + 1], 96, method="beam")[0]
-        np.testing.assert_array_equal(alone[0], mine[row])
+    alone = by_both(model, prompt[2:3], 96, method="beam")[0]
+    np.testing.assert_array_equal(alone[0], mine[2])
 
 
 def in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from heed.distributed.cluster import Cluster, ClusterError, split_address
 WAIT = 45.0  # seconds for all workers to come
 _LONGEST = 2**22  # bytes of a message
 _RETRY = 0.2  # seconds
+_LATE = 10.0  # seconds in which others still hear of an error
 
 
 class Meeting:
@@ -87,6 +88,8 @@ def meet(cluster: Cluster, facts: Mapping[str, Any], wait: float = WAIT) -> Iter
                 _call_back(cluster, guests, deadline)
             except ClusterError as error:
                 _send_all(guests, {"error": str(error)})
+                late = cluster.size - 1 - len(guests)
+                _turn_away(listener, late, str(error), min(deadline, time.monotonic() + _LATE))
                 raise
             _send_all(guests, {"error": ""})
             yield Meeting(cluster, guests, None)
@@ -187,14 +190,26 @@ def _receive_guests(
             error = f"two processes are worker {rank}: {processes[rank]} and {process}"
         if not error and rank not in range(1, cluster.size):
             error = f"there is no worker {rank} among {cluster.size} workers"
-        elif not error and differences:
-            error = f"worker {rank} differs from worker 0: {differences}"
         if not error:
             guests[rank], processes[rank] = line, process
+            if differences:
+                raise ClusterError(f"worker {rank} differs from worker 0: {differences}")
             continue
         _send_all({rank: line}, {"error": error})
         line.close()
         raise ClusterError(error)
+
+
+def _turn_away(listener: socket.socket, count: int, error: str, deadline: float) -> None:
+    """Tells workers that come after the chief has found an error about it."""
+    while count > 0 and (left := deadline - time.monotonic()) > 0:
+        listener.settimeout(left)
+        with contextlib.suppress(OSError, ValueError):  # nobody came, or a stranger
+            line = _Line(listener.accept()[0], deadline)
+            with contextlib.closing(line):
+                line.receive()
+                line.send({"error": error})
+                count -= 1
 
 
 def _call_back(cluster: Cluster, guests: Mapping[int, _Line], deadline: float) -> None:
