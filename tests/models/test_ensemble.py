@@ -34,7 +34,7 @@ def means(models, row, prefix):
 
 
 def test_tokens_are_those_of_the_mean():
-    """Of models of two kinds; with and without a cache, greedily and by one beam."""
+    """Of models of two kinds."""
     models = [small_model(seed=4, end_bias=0.7), recurrent(2)]
     both = Ensemble(models)
     assert isinstance(both, Decodable)
@@ -47,6 +47,12 @@ def test_tokens_are_those_of_the_mean():
         np.testing.assert_array_equal(found[: len(prefix)], prefix)
         assert not found[len(prefix) :].any()
     assert any((tokens != decode(one)).any() for one in models)
+
+
+@pytest.mark.slow
+def test_other_ways_find_the_same_tokens():
+    both = Ensemble([small_model(seed=4, end_bias=0.7), recurrent(2)])
+    tokens = decode(both)
     np.testing.assert_array_equal(tokens, decode(both, use_cache=False))
     np.testing.assert_array_equal(tokens, decode(both, method="beam", beam_size=1))
 

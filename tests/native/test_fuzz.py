@@ -47,11 +47,11 @@ def run(modes: str, instruction_sets: str, first: int, count: int) -> None:
 
 
 def test_legal_calls_are_right_and_write_nowhere_else() -> None:
-    run("legal,additive-legal,rows-legal", EVERY_SET, 0, 50)
+    run("legal,additive-legal,rows-legal", EVERY_SET, 0, 30)
 
 
 def test_nothing_beyond_the_last_number_is_touched() -> None:
-    run("page-end,additive-page-end,rows-page-end", EVERY_SET, 0, 50)
+    run("page-end,additive-page-end,rows-page-end", EVERY_SET, 0, 30)
 
 
 def test_decoding_is_right() -> None:
