@@ -6,6 +6,7 @@
 #endif
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -30,7 +31,12 @@ class WeightMemory {
   }
 
  private:
-  static constexpr size_t kHugePage = size_t{1} << 21, kLarge = kHugePage / 4, kBlock = 16 * kHugePage;
+  static constexpr size_t kHugePage = size_t{1} << 21, kBlock = 16 * kHugePage;
+#ifdef __SANITIZE_ADDRESS__
+  static constexpr size_t kLarge = SIZE_MAX;  // each buffer apart, so that reads past one are found
+#else
+  static constexpr size_t kLarge = kHugePage / 4;
+#endif
   struct Free {
     void operator()(void* p) const { std::free(p); }
   };

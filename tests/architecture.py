@@ -26,6 +26,7 @@ FLOORS = {
     "_npz": 1,
     "_numbers": 0,
     "_patching": 1,
+    "_ray": 1,
     "ops": 2,
     "layers": 3,
     "decoding": 3.5,  # below models, which offer `generate` as theirs

@@ -48,6 +48,6 @@ def test_no_cluster_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     status = cli.main(["train", "numbers", *JOB, "--run", "run", *RAY])
-    message = "Ray's cluster 127.0.0.1:1 (RAY_ADDRESS) cannot be reached: Connection refused"
+    message = "cannot reach the Ray cluster at 127.0.0.1:1: Connection refused"
     fails((status, *capsys.readouterr()), 1, message)
     assert not list(tmp_path.iterdir())

@@ -591,7 +591,7 @@ FAULTS = (
     ),
     Fault(
         "two processes may train in one folder",
-        f"{_SEQ2SEQ}/run_folder.py",
+        f"{_SEQ2SEQ}/atomic_files.py",
         "fcntl.LOCK_EX | fcntl.LOCK_NB",
         "fcntl.LOCK_SH | fcntl.LOCK_NB",
         (f"{_OF_SEQ2SEQ}/test_run_folder.py", f"{_OF_SEQ2SEQ}/test_training.py"),

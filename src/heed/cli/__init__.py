@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from heed import __version__
+from heed._ray import RayError
 from heed.cli.arguments import Parser
 from heed.cli.completion import SHELLS, completion_script
 from heed.cli.streams import drop_output, prepare_streams, print_line, print_note
@@ -87,7 +88,7 @@ def _fail(text: str, code: int) -> int:
 
 def explain_error(error: Exception) -> str | None:
     """The line for an error that the user can fix; None for a bug."""
-    if isinstance(error, (TaskError, ClusterError)):
+    if isinstance(error, (TaskError, ClusterError, RayError)):
         return str(error)
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None and isinstance(error, tensorflow.errors.ResourceExhaustedError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -12,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from heed import __version__, seq2seq
+from heed._ray import check_installed
 from heed.cli.arguments import check_positive
 from heed.cli.streams import print_note
 from heed.distributed.cluster import VARIABLE, Cluster, local_addresses, read_cluster
 from heed.distributed.meeting import meet
 from heed.distributed.processes import Outcome, Worker
 from heed.distributed.supervisor import RESTARTS, supervise
+from heed.seq2seq.child_process import count_threads
 from heed.seq2seq.errors import TaskError
 
 _WAYS = ("local", "ray")
@@ -54,7 +55,7 @@ def read_launch(parsed: argparse.Namespace) -> Launch | None:
     """How to train on several workers, from arguments and environment; None for this process alone.
 
     Raises:
-        TaskError, ClusterError: if they do not fit together.
+        TaskError, ClusterError, RayError: if they do not fit together, or Ray is missing.
     """
     cluster = read_cluster()
     restarts = RESTARTS if parsed.restarts is None else parsed.restarts
@@ -76,9 +77,7 @@ def read_launch(parsed: argparse.Namespace) -> Launch | None:
         raise TaskError(f"--launch {parsed.launch} needs --workers")
     check_positive("--workers", parsed.workers)
     if parsed.launch == "ray":
-        from heed.distributed.ray_training import check_ray
-
-        check_ray()
+        check_installed()
     return Launch(parsed.launch, parsed.workers, restarts)
 
 
@@ -155,7 +154,7 @@ def _train_with_ray(launch: Launch, run: seq2seq.RunFolder, prepare: Callable[[]
 
 def _local_workers(path: Path, count: int) -> list[Worker]:
     addresses = local_addresses(count)
-    threads = str(max(1, _count_processors() // count))
+    threads = str(count_threads(None, count))
     own = {
         name: os.environ.get(name, threads)
         for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
@@ -203,9 +202,3 @@ def _copy(run: seq2seq.RunFolder) -> None:
             if not run.path.exists():
                 raise
     _check_same(run)
-
-
-def _count_processors() -> int:
-    with contextlib.suppress(AttributeError):  # macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -32,7 +32,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -408,14 +408,14 @@ class _Supervisor:
 
 
 @contextlib.contextmanager
-def _pass_on_signals(receive: object) -> Iterator[None]:
+def _pass_on_signals(receive: Callable[[int], object]) -> Iterator[None]:
     """Calls `receive(number)` for SIGINT and SIGTERM in the block."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def handle(number: int, _: FrameType | None) -> None:
-        receive(number)  # type: ignore[operator]
+        receive(number)
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

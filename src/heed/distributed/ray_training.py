@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import logging
 import os
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from heed._install import how_to_install
-from heed.distributed.cluster import Cluster, ClusterError, read_cluster, split_address
+from heed import _ray as heed_ray
+from heed.distributed.cluster import Cluster, ClusterError, read_cluster
 
 _RESULT = "result.json"
-
-
-def check_ray() -> None:
-    """Checks that Ray is installed.
-
-    Raises:
-        ClusterError: if it is not; the line says how to install it.
-    """
-    if importlib.util.find_spec("ray") is None:
-        raise ClusterError(f"this needs ray: {how_to_install('ray')}")
 
 
 def train_with_ray(
@@ -69,50 +57,15 @@ def train_with_ray(
 
 @contextlib.contextmanager
 def connect(workers: int) -> Iterator[None]:
-    """Connects to Ray's cluster in the block: that of RAY_ADDRESS, or a new one on this machine.
+    """Connects to Ray's cluster in the block, see `heed._ray.connect`.
 
     Raises:
-        ClusterError: if there is no such cluster, or it has fewer processors than workers.
+        RayError: if there is no such cluster, or it has fewer processors than workers.
     """
-    address = os.environ.get("RAY_ADDRESS")
-    if address:
-        _check_address(address)
     os.environ["RAY_TRAIN_ENABLE_PRINT_PATCH"] = "0"  # prints once, to the worker's output
-    import ray
-
-    with contextlib.ExitStack() as stack:
-        if not ray.is_initialized():
-            own: dict[str, Any] = {"include_dashboard": False}
-            own["num_cpus"] = max(workers, os.cpu_count() or 1)
-            try:
-                ray.init(logging_level="ERROR", **({} if address else own))
-            except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-                line = " ".join(str(error).split())[:200]
-                raise ClusterError(
-                    f"Ray's cluster {address or ''} cannot be used: {line}"
-                ) from None
-            stack.callback(ray.shutdown)
-        processors = int(ray.cluster_resources().get("CPU", 0))
-        if processors < workers:
-            raise ClusterError(
-                "Ray's cluster must have a processor for each worker. Received: "
-                f"{workers} workers, {processors} processors"
-            )
+    with heed_ray.connect(show_workers=True) as ray:
+        heed_ray.check_processors(ray, workers, threads=1)
         yield
-
-
-def _check_address(address: str) -> None:
-    """Checks that something listens there: Ray itself would try for minutes."""
-    try:
-        place = split_address(address.removeprefix("ray://"))
-    except ValueError:  # "auto" and the like
-        return
-    try:
-        socket.create_connection(place, timeout=10).close()
-    except OSError as error:
-        raise ClusterError(
-            f"Ray's cluster {address} (RAY_ADDRESS) cannot be reached: {error.strerror or error}"
-        ) from None
 
 
 def _loop(config: dict[str, Any]) -> None:

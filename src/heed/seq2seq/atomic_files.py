@@ -1,12 +1,16 @@
-"""Writes files as a whole or not at all, and finds free paths."""
+"""Writes files as a whole or not at all, locks folders, and finds free paths."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
+
+from heed._npz import open_regular
+from heed.seq2seq.errors import TaskError
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -34,6 +38,34 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def lock(path: Path, held: str) -> Iterator[None]:
+    """Locks a file in the block; the system releases it when the process ends, however it ends.
+
+    It locks nothing on systems and file systems without locks.
+
+    Args:
+        path: the file, made if there is none.
+        held: the message if another process holds it.
+
+    Raises:
+        TaskError: if another process holds it.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    with open_regular(path, "wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TaskError(held) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
 
 
 def sync_folder(path: Path) -> None:

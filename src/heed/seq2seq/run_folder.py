@@ -21,13 +21,13 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 from heed._npz import open_regular
-from heed.seq2seq.atomic_files import sync_folder, write_atomically
+from heed.seq2seq.atomic_files import lock, sync_folder, write_atomically
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.task import Task
@@ -259,28 +259,13 @@ class RunFolder:
         """The final weights; the file exists once the run is complete."""
         return self.path / "weights.npz"
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Keeps other processes from training in this folder.
-
-        The system releases the lock when the process ends, however it ends.
+    def lock(self) -> AbstractContextManager[None]:
+        """Keeps other processes from training in this folder, in a `with` block.
 
         Raises:
             TaskError: if another process holds it.
         """
-        try:
-            import fcntl
-        except ImportError:  # Windows
-            yield
-            return
-        with open_regular(self.path / ".lock", "wb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise TaskError(f"{self.path} is being trained by another process") from None
-            except OSError:  # a file system without locks
-                pass
-            yield
+        return lock(self.path / ".lock", f"{self.path} is being trained by another process")
 
 
 def _hash(data: bytes) -> str:

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+from heed._ray import RayError
 from heed.seq2seq import TaskError, Translator
 from heed.seq2seq.corpus_translation.inputs import scan
 from heed.seq2seq.corpus_translation.job import Job
@@ -61,7 +62,7 @@ def test_without_ray_one_line_says_how_to_get_it(heed, finished_run, tmp_path, m
     from heed.seq2seq.ray import deployment
 
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(TaskError, match=r"this needs ray: pip install .*\[ray\]"):
+    with pytest.raises(RayError, match=r"this needs ray: pip install .*\[ray\]"):
         deployment(finished_run.path)
     (tmp_path / "a.txt").write_text("1\n")
     words = ["--input", "a.txt", "--output", "out", "--launch", "ray", "--quiet"]
@@ -116,7 +117,7 @@ def test_actors_translate_shards(cluster, tmp_path):
     ):
         translate(99)
     with pytest.raises(
-        TaskError, match=r"4 workers of 1 threads need 4 processors. The Ray cluster has 2"
+        RayError, match=r"4 workers of 1 thread need 4 processors. The Ray cluster has 2"
     ):
         translate(99, 4)
 

@@ -17,8 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from heed._npz import open_regular
-from heed.seq2seq.atomic_files import write_atomically
+from heed.seq2seq.atomic_files import lock, write_atomically
 from heed.seq2seq.corpus_translation.inputs import InputFile
 from heed.seq2seq.corpus_translation.job import ShardResult
 from heed.seq2seq.corpus_translation.manifest import (
@@ -70,7 +69,7 @@ class OutputFolder:
             folder._check_free()
         for one in (folder._shards, folder._files):
             one.mkdir(parents=True, exist_ok=True)
-        with _lock(folder._own / "lock", path):
+        with lock(folder._own / "lock", f"another process writes {path}"):
             if found is None:
                 write_manifest(folder._own / "manifest.json", manifest)
             folder._remove_temporary_files()
@@ -161,24 +160,6 @@ class OutputFolder:
 
     def _shard_path(self, file: int, number: int) -> Path:
         return self._shards / f"{file:05}-{number:07}"
-
-
-@contextlib.contextmanager
-def _lock(path: Path, folder: Path) -> Iterator[None]:
-    """Keeps other processes from writing; the system releases it when the process ends, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    with open_regular(path, "wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise TaskError(f"another process writes {folder}") from None
-        except OSError:  # a file system without locks
-            pass
-        yield
 
 
 def _hash(file: IO[bytes]) -> str:

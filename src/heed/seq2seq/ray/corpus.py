@@ -6,11 +6,11 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from heed._ray import check_processors, connect, count_processors
 from heed.seq2seq.corpus_translation.answers import ATTEMPTS, make_portable, unwrap
 from heed.seq2seq.corpus_translation.inputs import Shard
 from heed.seq2seq.corpus_translation.job import Job, ShardResult, ShardTranslator
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.ray.cluster import connect
 
 
 def translate_on_ray(
@@ -36,17 +36,13 @@ def translate_on_ray(
         make: makes the function that translates, from the job, its threads and a function that takes notes.
 
     Raises:
-        TaskError: of an actor, or if it died three times in a row; without ray, or without enough processors.
+        TaskError: of an actor, or if it died three times in a row.
+        RayError: without Ray, its cluster, or enough processors.
     """
     with connect() as ray:
-        processors = int(ray.cluster_resources().get("CPU", 0))
-        each = max(1, (processors if threads is None else threads) // workers)
+        each = max(1, (count_processors(ray) if threads is None else threads) // workers)
         workers = min(workers, count)
-        if workers * each > processors:
-            raise TaskError(
-                f"{workers} workers of {each} threads need {workers * each} processors. The Ray cluster has "
-                f"{processors}"
-            )
+        check_processors(ray, workers, each)
         # Actors have working folders of their own.
         job = replace(job, run=job.run.resolve(), ensemble=tuple(x.resolve() for x in job.ensemble))
         actors = _Actors(ray, job, each, note, make)

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from heed._install import how_to_install
+from heed._ray import check_installed
 from heed.seq2seq.decoding_options import DecodingOptions
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.ray.cluster import count_assigned_threads, import_ray
+from heed.seq2seq.ray.assigned_threads import count_assigned_threads
 from heed.seq2seq.run_folder import RunFolder
 
 
@@ -38,12 +39,13 @@ def deployment(
         What `ray.serve.run` takes.
 
     Raises:
-        TaskError: if a package is not installed, or a run or a limit cannot be used.
+        RayError: if Ray is not installed.
+        TaskError: if another package is not installed, or a run or a limit cannot be used.
 
     Example:
         >>> serve.run(deployment("/shared/german", num_replicas=2))  # doctest: +SKIP
     """
-    import_ray()
+    check_installed()
     try:
         from ray import serve
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from heed.seq2seq.decoding_options import DecodingOptions
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.ray.cluster import count_assigned_threads
+from heed.seq2seq.ray.assigned_threads import count_assigned_threads
 from heed.seq2seq.run_folder import RunFolder
 
 

@@ -8,47 +8,54 @@ from typing import Any
 
 from keras import ops
 
+from heed.ops import checks
 from heed.ops.backends.shared.block import (
     BlockAttention,
+    KeepMask,
     Operands,
     fill,
     finite_rows,
     has_nonfinite,
+    prepare,
     seen_rows,
     softmax,
     zero_nonfinite,
 )
 from heed.ops.sizes import Span, sizes, slice_axis
+from heed.ops.spec import AttentionSpec, Tensors
 
 
 def weights_of(
-    attention: BlockAttention,
-    operands: Operands,
+    spec: AttentionSpec,
+    tensors: Tensors,
+    keep_mask: KeepMask,
     *,
     heads: Sequence[int] | None,
     rows: Sequence[int] | None,
     keys: Sequence[int] | None,
     lse: Any,
 ) -> Any:
-    """Weights (B, N or len(heads), T or len(rows), S or len(keys)).
-
-    Args:
-        attention: the attention.
-        operands: whole, without values.
-        heads, rows, keys: checked, or None for all.
-        lse: (B, N, T) of the whole rows, or None to compute them.
-    """
+    """See `Implementation.weights`; `keep_mask` is the backend's dropout."""
+    length, key_length = spec.lengths
+    if lse is not None:
+        lse = checks.check_lse(lse, [spec.batch, spec.heads[0], length], spec.dtype)
+    heads = checks.check_indices("heads", heads, spec.heads[0])
+    rows = checks.check_indices("rows", rows, length)
+    keys = checks.check_indices("keys", keys, key_length)
+    attention, operands = prepare(spec, tensors, keep_mask)
     if lse is not None:
         lse = ops.reshape(lse, (*sizes(operands.query)[:4], 1))
     # Without the log-sum-exp a block holds whole rows, and its keys are picked afterwards.
     key_runs = runs(keys if lse is not None else None, attention.lengths[1])
     parts = []
-    for queries in runs(rows, attention.lengths[0]):
+    for queries in runs(rows, length):
         rows_lse = None if lse is None else slice_axis(lse, 3, *queries)
         across = [_block(attention, operands, queries, run, heads, rows_lse) for run in key_runs]
         parts.append(ops.concatenate(across, 3) if len(across) != 1 else across[0])
     weights = ops.concatenate(parts, 2) if len(parts) != 1 else parts[0]
-    return weights if keys is None or lse is not None else take(weights, keys, 3)
+    if keys is not None and lse is None:
+        weights = take(weights, keys, 3)
+    return weights if key_length else weights[..., :0]
 
 
 def runs(chosen: Sequence[int] | None, length: Any) -> list[Span]:

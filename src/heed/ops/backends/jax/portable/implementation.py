@@ -45,16 +45,8 @@ class Portable:
         lse: Any,
     ) -> jax.Array:
         """See `Implementation.weights`."""
-        if lse is not None:
-            lse = checks.check_lse(lse, [spec.batch, spec.heads[0], spec.lengths[0]], spec.dtype)
-        length, key_length = spec.lengths
-        heads = checks.check_indices("heads", heads, spec.heads[0])
-        rows = checks.check_indices("rows", rows, length)
-        keys = checks.check_indices("keys", keys, key_length)
-        attention, operands = prepare(spec, tensors, keep_mask)
         with jax.default_matmul_precision("highest"):
-            found = weights_of(attention, operands, heads=heads, rows=rows, keys=keys, lse=lse)
-        return found if key_length else found[..., :0]
+            return weights_of(spec, tensors, keep_mask, heads=heads, rows=rows, keys=keys, lse=lse)
 
     def statistics(
         self, spec: AttentionSpec, tensors: Tensors, *, keys: Sequence[int]
