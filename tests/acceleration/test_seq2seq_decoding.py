@@ -65,7 +65,9 @@ def sources(
         ids = np.where(known, rng.integers(1, WORDS, known.shape), 0)
         return ids.astype("int32"), known.astype("int32")
 
-    names = [f"{side}_{x}" for side in ("encoder", "decoder") for x in ("token_ids", "padding_mask")]
+    names = [
+        f"{side}_{x}" for side in ("encoder", "decoder") for x in ("token_ids", "padding_mask")
+    ]
     arrays = (*side(lengths, max(lengths)), *side(prompts[: len(lengths)], longest))
     return dict(zip(names, arrays, strict=True))
 

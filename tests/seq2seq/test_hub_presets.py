@@ -145,7 +145,9 @@ def test_texts_are_those_of_the_preset(preset: Any) -> None:
     if ours.config.scale_embeddings is False:  # BART is made to write "<s>" first
         prompt = np.full((len(LINES), 1), tokenizer.encode([""])[0][0])
     written = generate(ours, batch, prompt=prompt, max_length=LENGTH - 1)
-    for text, other in zip(tokenizer.decode(np.asarray(written)), model.generate(LINES), strict=True):
+    for text, other in zip(
+        tokenizer.decode(np.asarray(written)), model.generate(LINES), strict=True
+    ):
         assert text.split() == other.replace("⁇", " ⁇ ").split()
 
 

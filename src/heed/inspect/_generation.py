@@ -17,6 +17,7 @@ from heed.inspect._capture import Capture
 from heed.inspect._page import Page, page
 from heed.inspect._run import Selection, capture
 
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class Generation:
     """A text that a model wrote, and the attention of the model over it.

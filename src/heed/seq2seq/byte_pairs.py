@@ -124,9 +124,7 @@ class BytePairTokenizer(Tokenizer):
         return group_words([self._label(i) if i in known else None for i in map(int, ids)])
 
 
-def pack(
-    vocabulary: Mapping[str, int], merges: Sequence[str], special: Mapping[str, str]
-) -> bytes:
+def pack(vocabulary: Mapping[str, int], merges: Sequence[str], special: Mapping[str, str]) -> bytes:
     """A tokenizer as one file.
 
     Args:

@@ -50,9 +50,7 @@ def inherit_model(origin: Origin, chosen: Mapping[str, Any]) -> tuple[str, dict[
     return name, values
 
 
-def make_initial_weights(
-    origin: Origin, task: Task, name: str, config: Config, seed: int
-) -> bytes:
+def make_initial_weights(origin: Origin, task: Task, name: str, config: Config, seed: int) -> bytes:
     """Makes the first weights of a new run from those of another model, as the contents of its initial.npz.
 
     Embeddings of tokens in both vocabularies are copied, those of other tokens initialised; all other weights are

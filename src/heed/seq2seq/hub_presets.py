@@ -20,7 +20,9 @@ from heed.seq2seq.tokenizer import END_ID, PAD_ID, RESERVED, START_ID, Tokenizer
 from heed.seq2seq.trained_model import build_model
 
 _Array = NDArray[np.float32]
-_Pairs = Iterator[tuple[Any, Any]]  # a variable of heed's model, and the value or variable of the preset
+_Pairs = Iterator[
+    tuple[Any, Any]
+]  # a variable of heed's model, and the value or variable of the preset
 
 
 class HubPreset:
@@ -135,7 +137,10 @@ def _weights_of_t5(preset: HubPreset, backbone: Any, model: Transformer) -> _Pai
     # heed multiplies embeddings by the root of the width; T5 divides the logits by it where they share the table.
     root = model.config.width**0.5
     embedding = backbone.token_embedding
-    yield model.encoder.embedding.tokens.embeddings, preset.select_tokens(embedding.embeddings) / root
+    yield (
+        model.encoder.embedding.tokens.embeddings,
+        preset.select_tokens(embedding.embeddings) / root,
+    )
     if model.decoder.output_layer is not None:
         table = np.transpose(embedding.reverse_embeddings)
         yield model.decoder.output_layer.kernel, preset.select_tokens(table).T
@@ -205,7 +210,10 @@ def _layer_of_bart(ours: Any, theirs: Mapping[str, Any]) -> _Pairs:
         yield norm.gamma, theirs[f"{name}/gamma"]
         yield norm.beta, theirs[f"{name}/beta"]
     dense = [
-        (getattr(attention, f"{part}_dense"), f"{name}/{'attention_output' if part == 'output' else part}")
+        (
+            getattr(attention, f"{part}_dense"),
+            f"{name}/{'attention_output' if part == 'output' else part}",
+        )
         for attention, name in attentions
         for part in ("query", "key", "value", "output")
     ]
@@ -250,9 +258,7 @@ def _self_attention(block: Any) -> Any:
 
 
 def _self_attention_norm(block: Any) -> Any:
-    return (
-        block.self_attention_norm if hasattr(block, "self_attention") else block.attention_norm
-    )
+    return block.self_attention_norm if hasattr(block, "self_attention") else block.attention_norm
 
 
 def _norm(ours: Any, theirs: Any) -> _Pairs:
