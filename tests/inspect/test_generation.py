@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -70,9 +69,7 @@ def test_text_tokens_and_weights_of_one_call() -> None:
     assert found.source_tokens is None
     ids = np.array([[1, 2, 3, 4, 4, 4]])
     wanted = capture(model.backbone, {"token_ids": ids, "padding_mask": np.ones_like(ids)})
-    np.testing.assert_array_equal(
-        found.capture.weights["attention"], wanted.weights["attention"]
-    )
+    np.testing.assert_array_equal(found.capture.weights["attention"], wanted.weights["attention"])
     assert found.layer_tokens == {"attention": (found.tokens, found.tokens)}
     assert "▁three" in found.page().html
     assert "6 tokens" in repr(found)

@@ -5,6 +5,7 @@ The weights of a preset become those of a `Transformer`, which computes the same
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -39,24 +40,17 @@ class HubPreset:
 
     def __init__(self, name: str) -> None:
         self.path = f"hub:{name}"
+        if not name:
+            raise TaskError("`hub:` must be followed by the folder or the name of a preset")
         hub = _import_keras_hub()
-        try:
-            self._backbone = hub.models.Backbone.from_preset(name, dtype="float32")
-        except (OSError, ValueError) as error:
-            raise TaskError(f"{self.path} cannot be opened: {_first_line(error)}") from None
+        self._backbone = _load(self.path, hub.models.Backbone, name, dtype="float32")
         kind = type(self._backbone).__name__
         if kind not in _CONVERSIONS:
             raise TaskError(
                 f"{self.path} must have one of {', '.join(_CONVERSIONS)} to start a run from. Received: {kind}"
             )
         self._conversion = _CONVERSIONS[kind]
-        try:
-            theirs = hub.tokenizers.Tokenizer.from_preset(name)
-        except (OSError, ValueError) as error:
-            raise TaskError(
-                f"{self.path} must have a tokenizer: save the whole model, or the tokenizer too, with "
-                f"`save_to_preset`. {_first_line(error)}"
-            ) from None
+        theirs = _load(f"the tokenizer of {self.path}", hub.tokenizers.Tokenizer, name)
         self._tokenizer = self._conversion.tokenizer(theirs)
         self._start = self._conversion.start(theirs)
         size = self._tokenizer.vocabulary_size
@@ -67,11 +61,18 @@ class HubPreset:
         self.values: dict[str, Any] = self._config.to_dict()
 
     def same_vocabulary(self, kind: type[Task], chosen: Collection[str] = ()) -> dict[str, Any]:
-        """Arguments of a task's `create` that give it the tokens of the preset. See `Task.same_vocabulary`."""
+        """Arguments of a task's `create` that give it the tokens of the preset. See `Task.same_vocabulary`.
+
+        Raises:
+            TaskError: if the task is not of text.
+        """
         of_vocabulary = {"vocabulary", "vocabulary_size", "unit"}
         names = ("source_tokenizer", "target_tokenizer")
-        has_tokenizers = {*names} <= {option.name for option in kind.options}
-        if not has_tokenizers or (of_vocabulary | {*names}) & set(chosen):
+        if not {*names} <= {option.name for option in kind.options}:
+            raise TaskError(
+                f"{self.path} has a model of text: it is for own text, not for {kind.title}"
+            )
+        if (of_vocabulary | {*names}) & set(chosen):
             return {}
         return dict.fromkeys(names, self._tokenizer)
 
@@ -304,5 +305,14 @@ def _import_keras_hub() -> Any:
     return keras_hub
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].strip()
+def _load(what: str, kind: Any, name: str, **options: Any) -> Any:
+    """Loads a part of a preset; a TaskError says why it cannot be."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of KerasHub about its own layers and files
+            return kind.from_preset(name, **options)
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].strip()
+        if reason.startswith("Unknown preset"):
+            reason = "it is neither a folder that `save_to_preset` wrote nor a preset of KerasHub"
+        raise TaskError(f"{what} cannot be opened: {reason}") from None
