@@ -56,8 +56,8 @@ class HubPreset:
         size = self._tokenizer.vocabulary_size
         special = {"pad_id": PAD_ID, "start_id": START_ID, "end_id": END_ID}
         with convert_value_errors():
-            values = self._conversion.values(self._backbone)
-            self._config = TransformerConfig(size, size, **special, **values)
+            values = {**special, **self._conversion.values(self._backbone)}
+            self._config = TransformerConfig(size, size, **values)
         self.values: dict[str, Any] = self._config.to_dict()
 
     def same_vocabulary(self, kind: type[Task], chosen: Collection[str] = ()) -> dict[str, Any]:
