@@ -94,6 +94,7 @@ void check(const HeedDecoderStack& s, bool is_encoder) {
   require(std::isfinite(s.embedding_scale), "`embedding_scale` must be finite");
   require(s.layers || s.layer_count == 0, "the layers are missing");
   for (int i = 0; i < s.layer_count; ++i) check_layer(s, s.layers[i]);
+  if (s.embedding_norm.gamma) check_norm(s.embedding_norm, "embedding_norm");
   if (s.final_norm.gamma) check_norm(s.final_norm, "final_norm");
   if (is_encoder) return require(s.encoded_width == 0 && !s.encoder, "an encoder attends to nothing that is encoded");
   check_dense(s.logits, s.width, s.vocabulary, s.pack, "logits");
@@ -316,6 +317,7 @@ struct HeedDecoder {
       layers.push_back(layer);
     }
     made.layer_count = s.layer_count, made.layers = layers.data();
+    made.embedding_norm = pack(s.embedding_norm, s.width);
     made.final_norm = pack(s.final_norm, s.width);
     return made;
   }

@@ -19,6 +19,7 @@ from pathlib import Path
 # A part is a folder or a file right below src/heed. A file imports from lower floors and from its own part, and no
 # modules import each other in a circle.
 FLOORS = {
+    "_byte_pairs": 0,
     "_config": 1,
     "_figure": 1,
     "_install": 0,
@@ -61,6 +62,7 @@ EXTRA_PACKAGES = {
         "ctranslate2",
         "fastapi",
         "httptools",
+        "keras_hub",
         "matplotlib",
         "num2words",
         "polib",

@@ -206,8 +206,9 @@ def test_the_extras_the_checker_knows_are_those_of_pyproject():
     ]
     names = {line for line in lines if line and not line.startswith("heed_attention")}
     modules = {{"pyyaml": "yaml"}.get(name, name) for name in names}
-    assert modules | {"ray"} == architecture.EXTRA_PACKAGES
+    assert modules | {"ray", "keras_hub"} == architecture.EXTRA_PACKAGES
     assert '\nray = ["heed-attention[demo]", "ray[' in text
+    assert '\nhub = ["heed-attention[demo]", "keras-hub' in text
 
 
 NATIVE = SOURCE.parents[1] / "native"

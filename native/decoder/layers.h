@@ -27,7 +27,7 @@ struct Layers {
         attended(take_matrix(arena, rows, s.heads * s.value_dim)),
         attention(s, queries, keys, arena) {}
 
-  // x = the embedding of the token, plus that of its position unless null.
+  // x = the embedding of the token, plus that of its position unless null; normalised if the stack asks for it.
   void embed(int row, int32_t token, const float* position) const {
     const float* from = stack.embedding + int64_t{token} * stack.width;
     for (int c = 0; c < stack.width; c += kLanes<float>) {
@@ -35,6 +35,7 @@ struct Layers {
       if (position) v += load_some(position + c, stack.width - c);
       store(x[row] + c, v);
     }
+    if (stack.embedding_norm.gamma) normalise(stack.embedding_norm, x[row], stack.width, x[row]);
   }
 
   // x = x + last(part(x)), normalised before the part or after the sum; part(input) writes `result`.

@@ -54,7 +54,7 @@ struct PackedStack {
   float embedding_scale;
   int layer_count;
   const PackedLayer* layers;
-  PackedNorm final_norm;
+  PackedNorm embedding_norm, final_norm;
   PackedDense logits;
   const PackedStack* encoder;  // or null
   Team* team;                  // that decodes with it; null: one thread

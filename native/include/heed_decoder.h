@@ -91,6 +91,7 @@ typedef struct HeedDecoderStack {
   int32_t pack;                                         // HeedPack
   int32_t layer_count;
   const HeedDecoderLayer* layers;
+  HeedNorm embedding_norm;  // of the embedded tokens with their positions; without a gamma: none
   HeedNorm final_norm;
   HeedDense logits;  // D to vocabulary; an encoder has none
   // Encodes the sources, with bidirectional attention and no cross-attention. NULL: they come encoded.

@@ -65,6 +65,7 @@ COUNT_OR_NONE = Range(
 )
 INDEX = Range("an integer from 0", check_integer)
 RATE = Range("in [0, 1)", functools.partial(check_real, least=0, most=1))
+POSITIVE = Range("a positive number", functools.partial(check_real, least=0, exclusive=True))
 POSITIVE_OR_NONE = Range(
     "a positive number or None",
     functools.partial(check_real, least=0, exclusive=True, optional=True),

@@ -221,8 +221,13 @@ def config(**changes: Any) -> dict[str, Any]:
         *slow(
             [
                 {},
-                {"norm_first": False, "gated": True},
-                {"normalization": "rms", "num_key_value_heads": 1},
+                {"norm_first": False, "gated": True, "normalize_embeddings": True},
+                {
+                    "scale_embeddings": False,
+                    "norm_epsilon": 0.1,
+                    "normalization": "rms",
+                    "num_key_value_heads": 1,
+                },
             ]
         ),
     ],

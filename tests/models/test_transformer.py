@@ -50,6 +50,31 @@ def test_shapes_dtypes_and_scores(variant):
         assert not np.any(np.triu(np.asarray(layer), k=1))
 
 
+def test_the_forms_of_embeddings_and_their_epsilon():
+    plain = small_model(position="learned", scale_embeddings=False, norm_epsilon=0.5)
+    normal = small_model(position="learned", normalize_embeddings=True, norm_epsilon=0.5)
+    ids = sources(3)
+    for model in (plain, normal):
+        layers = model._flatten_layers()
+        norms = [layer for layer in layers if type(layer).__name__ == "LayerNormalization"]
+        assert {norm.epsilon for norm in norms} == {0.5}
+        assert len(norms) == (7 if model is plain else 9)
+    embedding = plain.encoder.embedding
+    table, places = (
+        x.numpy() for x in (embedding.tokens.embeddings, embedding.positions.embeddings)
+    )
+    x = table[ids] + places[: ids.shape[1]]
+    np.testing.assert_allclose(embedding(ids), x, atol=1e-6)
+    embedding = normal.encoder.embedding
+    x = embedding.tokens.embeddings.numpy()[ids] * embedding.config.width**0.5
+    x += embedding.positions.embeddings.numpy()[: ids.shape[1]]
+    wanted = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 0.5)
+    norm = embedding.norm
+    np.testing.assert_allclose(
+        embedding(ids), wanted * norm.gamma.numpy() + norm.beta.numpy(), atol=1e-5
+    )
+
+
 @pytest.mark.parametrize("position", POSITIONS)
 def test_padding_of_the_source_changes_nothing(position):
     model = small_model(position=position)

@@ -77,6 +77,7 @@ class StackStruct(Structure):
         ("pack", c_int32),
         ("layer_count", c_int32),
         ("layers", POINTER(LayerStruct)),
+        ("embedding_norm", NormStruct),
         ("final_norm", NormStruct),
         ("logits", DenseStruct),
         ("encoder", c_void_p),
@@ -205,6 +206,7 @@ class Stack:
             self.encoder = Stack(rng, **{**sizes, **own, "vocabulary": 13, "tied": False})
         self.embedding, self.scale = self.numbers(self.vocabulary, self.width), 1.25
         self.layers = [self.layer(sizes.get("hidden", 12)) for _ in range(sizes.get("layers", 2))]
+        self.embedding_norm = self.norm() if sizes.get("embedding_norm") else None
         self.final_norm = self.norm() if sizes.get("final_norm", True) else None
         if sizes.get("tied", False):
             self.logits = Dense(self.embedding, None, True, self.pack)
@@ -277,6 +279,7 @@ class Stack:
             PACKS.index(self.pack),
             len(layers),
             (LayerStruct * max(1, len(layers)))(*layers),
+            NormStruct() if self.embedding_norm is None else self.embedding_norm.struct(),
             NormStruct() if self.final_norm is None else self.final_norm.struct(),
             self.logits.struct(),
             None if self.encoder is None else self.keep(self.encoder.struct()),
@@ -335,6 +338,8 @@ class Stack:
         x = self.embedding[tokens].astype(float) * self.scale
         if positions is not None:
             x = x + positions[at]
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
 
         def turned(heads: np.ndarray) -> np.ndarray:
             if rotation is None:

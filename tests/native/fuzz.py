@@ -345,7 +345,7 @@ def decode(library: Any, seed: int) -> None:
         }.items()
     }
     flags = ("norm_first", "final_norm", "biased", "tied", "table", "rotary", "bias", "masked")
-    flags += ("root_mean_square", "gated", "qk_norm", "sinks", "gate", "prompted")
+    flags += ("root_mean_square", "gated", "qk_norm", "sinks", "gate", "prompted", "embedding_norm")
     options = {**sizes, **{name: bool(rng.random() < 0.5) for name in flags}}
     options["encoder"] = bool(sizes["encoded_width"] and rng.random() < 0.5)
     options["window"] = int(rng.choice((0, 0, 1, 2, 4)))

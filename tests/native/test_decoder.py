@@ -69,6 +69,7 @@ CASES: dict[str, dict[str, Any]] = {
     "encoder": {"encoder": True, "masked": True},
     "encoder, post-norm, positions": {
         "encoder": True,
+        "embedding_norm": True,
         "norm_first": False,
         "final_norm": False,
         "table": True,

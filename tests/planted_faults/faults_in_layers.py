@@ -309,6 +309,13 @@ FAULTS = (
         (f"{_OF_MODELS}/test_recurrent_translator.py",),
     ),
     Fault(
+        "the last normalisation has an epsilon of its own",
+        f"{_MODELS}/_stack.py",
+        "epsilon=config.norm_epsilon, dtype=policy",
+        "epsilon=1e-6, dtype=policy",
+        (f"{_OF_MODELS}/test_transformer.py",),
+    ),
+    Fault(
         "attention_dropout of the config is not used",
         f"{_MODELS}/_stack.py",
         "make_layer(**config.layer_options(), ",

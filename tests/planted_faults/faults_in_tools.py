@@ -80,6 +80,13 @@ FAULTS = (
         (f"{_OF_ACCELERATION}/test_keras_hub.py", f"{_OF_ACCELERATION}/test_accelerate.py"),
     ),
     Fault(
+        "the beams of a source lose the mask of their row",
+        f"{_ACCELERATION}/_repeated.py",
+        "fits = ones is None or ones ==",
+        "mask, ones, fits = None, None, True or ones ==",
+        (f"{_OF_ACCELERATION}/test_repeated.py",),
+    ),
+    Fault(
         "T5's layers after the first lose the mask",
         f"{_ACCELERATION}/_t5.py",
         "bias, mask = getattr(position_bias, _NOTE, (position_bias, None))",
@@ -96,6 +103,13 @@ FAULTS = (
         ),
     ),
     # Inspect
+    Fault(
+        "the padding behind a generated text is captured too",
+        f"{_INSPECT}/_generation.py",
+        "length = max(1, int(np.sum(mask[0] != 0)))",
+        "length = ids.shape[1]",
+        (f"{_OF_INSPECT}/test_generation.py",),
+    ),
     Fault(
         "a class token is drawn as if it were a patch",
         f"{_INSPECT}/_plots.py",

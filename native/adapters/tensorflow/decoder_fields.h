@@ -156,6 +156,7 @@ class StackFields : Fields {
     for (std::string part; has(part = at + "layer_" + std::to_string(layers.size()));)
       layers.push_back(layer(part + "/", made));
     made.layers = layers.data(), made.layer_count = static_cast<int32_t>(layers.size());
+    made.embedding_norm = norm(at + "embedding_norm", made.width, kOptional);
     made.final_norm = norm(at + "final_norm", made.width, kOptional);
     return made;
   }

@@ -12,6 +12,8 @@ from typing import Any
 
 from keras import ops
 
+from heed.acceleration._repeated import RepeatedRows
+
 # Marks tensors that are parts of a cache, so that stacking them makes one.
 _NOTE = "_heed_part_of_cache"
 
@@ -48,6 +50,17 @@ class CacheParts:
         parts = [ops.convert_to_tensor(part) for part in self.parts]
         # Not `ops.stack`, which would make `CacheParts` of them.
         return ops.concatenate([ops.expand_dims(part, self.axis) for part in parts], self.axis)
+
+    def repeat(self, repeats: int) -> CacheParts:
+        """The parts with each row R times, without a copy."""
+        nested = (isinstance(part, CacheParts) for part in self.parts)
+        return CacheParts(
+            [
+                part.repeat(repeats) if within else RepeatedRows(part, repeats)
+                for part, within in zip(self.parts, nested, strict=True)
+            ],
+            self.axis,
+        )
 
     def __getitem__(self, index: Any) -> Any:
         """A part, if `index` selects a whole one; otherwise a slice of the stacked tensor."""

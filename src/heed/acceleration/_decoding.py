@@ -28,12 +28,12 @@ from heed._keras import backend_module
 from heed._patching import Function, Patch, Replacement
 from heed.acceleration import _loop, _models, _switch
 from heed.acceleration._cache_parts import CacheParts, is_part, mark_as_part
+from heed.acceleration._readings import READINGS, Reading, find_reading
+from heed.acceleration._repeated import RepeatedRows
 from heed.ops.dispatch import select_fused_ops, uses_native
 
 PACKAGE = "keras_hub"
-NAME = f"{PACKAGE}.samplers.Sampler"
-# The methods of a model that read its cache.
-_READERS = ("call_with_cache", "call_decoder_with_cache")
+NAME, _BEAMS = f"{PACKAGE}.samplers.Sampler", f"{PACKAGE}.samplers.BeamSampler"
 
 
 def _reason_to_leave(cache: Any, model: Any) -> str | None:
@@ -41,7 +41,7 @@ def _reason_to_leave(cache: Any, model: Any) -> str | None:
     shape = tuple(getattr(cache, "shape", ()))
     if len(shape) != 6 or shape[1] is None or shape[2] != 2:
         return "a cache that is not one tensor (B, layers, 2, S, N, H)"
-    readers = [getattr(type(model), name, None) for name in _READERS]
+    readers = [getattr(type(model), name, None) for name in READINGS]
     for reader in filter(None, readers):
         if not reader.__module__.startswith(f"{PACKAGE}."):
             return f"{type(model).__name__} reads its cache itself"
@@ -58,16 +58,23 @@ def call_sampler(original: Function) -> Function:
         bound.apply_defaults()
         arguments = bound.arguments
         cache, next_token = arguments["cache"], arguments["next"]
+        cache, *source = cache if isinstance(cache, tuple) and len(cache) == 4 else (cache,)
         if cache is None or not _models.is_enabled_for(arguments["model"]):
             return original(*args, **kwargs)
-        reason = _reason_to_leave(cache, arguments["model"])
-        if reason:
+        caches = (cache, *source[2:])
+        reasons = (_reason_to_leave(one, arguments["model"]) for one in caches)
+        if reason := next(filter(None, reasons), None):
             return _switch.leave_to_keras(NAME, reason, original, *args, **kwargs)
         _switch.count(NAME)
+        beams = getattr(arguments["self"], "num_beams", 1)
+        constants = _repeat_source(source, beams) if source else ()
 
         def step(prompt: Any, parts: Any, index: Any) -> Any:
-            layers = [CacheParts(pair, 1) for pair in parts]
-            logits, hidden, cache = next_token(prompt, CacheParts(layers, 1), index)
+            cache: Any = _join(parts)
+            if constants:
+                logits, hidden, (cache, *_) = next_token(prompt, (cache, *constants), index)
+            else:
+                logits, hidden, cache = next_token(prompt, cache, index)
             return logits, hidden, _split(cache)
 
         arguments["cache"], arguments["next"] = _split(cache), step
@@ -87,6 +94,23 @@ def _split(cache: Any) -> tuple[tuple[Any, Any], ...]:
     )
 
 
+def _join(parts: Any) -> CacheParts:
+    """The inverse of `_split`, without a copy."""
+    return CacheParts([CacheParts(pair, 1) for pair in parts], 1)
+
+
+def _repeat_source(source: Any, beams: int) -> tuple[Any, ...]:
+    """The source that a loop passes on unchanged: states (B, S, D), mask (B, S) and cache, one row for each beam.
+
+    Outside of the loop's variables, a step neither copies nor reorders them.
+    """
+    states, mask, cache = source
+    parts = _join(_split(cache))
+    if beams == 1:
+        return states, mask, parts
+    return RepeatedRows(states, beams), ops.repeat(mask, beams, axis=0), parts.repeat(beams)
+
+
 def make_generate_function(original: Function) -> Function:
     """`CausalLM.make_generate_function`, which `generate` calls first; patches the class of the model."""
 
@@ -104,51 +128,69 @@ def generate_step(original: Function) -> Function:
 
     @functools.wraps(original)
     def accelerated(self: Any, inputs: Any, stop_token_ids: Any = None) -> Any:
-        if not _models.is_enabled_for(self) or _reads_whole_prompts(self, inputs):
+        mask = _find_prompt_mask(self, inputs) if _models.is_enabled_for(self) else None
+        if mask is None:
             return original(self, inputs, stop_token_ids=stop_token_ids)
-        lengths = ops.sum(ops.cast(inputs["padding_mask"], "int32"), axis=-1)
+        lengths = ops.sum(ops.cast(mask, "int32"), axis=-1)
         with _loop.set_prompt_length(ops.maximum(ops.min(lengths), 1)):
             return original(self, inputs, stop_token_ids=stop_token_ids)
 
     return accelerated
 
 
-def _reads_whole_prompts(model: Any, inputs: Any) -> bool:
-    """Whether positions after the shortest prompt may be needed, or the model reads in an unknown way."""
-    reader = getattr(type(model), _READERS[0], None)
+def _find_prompt_mask(model: Any, inputs: Any) -> Any | None:
+    """The mask of the prompts (B, S), or None if the model may need more than the shortest prompt."""
+    found = find_reading(model)
+    if found is None or not uses_native():  # compilers may need static lengths
+        return None
+    method, reading = found
     sampler = getattr(model, "sampler", None)
-    return (
-        not uses_native()  # compilers may need static lengths
-        or reader is None
-        or not reader.__module__.startswith(f"{PACKAGE}.")
-        or tuple(inspect.signature(reader).parameters) != _READ
+    if (
+        not method.__module__.startswith(f"{PACKAGE}.")
+        or tuple(inspect.signature(method).parameters) != reading.parameters
         or not isinstance(inputs, dict)
-        or set(inputs) != {"token_ids", "padding_mask"}
-        or getattr(type(sampler).__call__, "__qualname__", "") != "Sampler.__call__"
-    )
+        or set(inputs) != set(reading.inputs)
+        or getattr(type(sampler).__call__, "__qualname__", "") not in _SAMPLERS
+    ):
+        return None
+    return inputs[reading.prompt_mask]
 
 
-_READ = ("self", "token_ids", "cache", "cache_update_index")
+# Samplers that use nothing of a prompt but its cache.
+_SAMPLERS = ("Sampler.__call__", "BeamSampler.__call__")
 _STEP = ("self", "inputs", "stop_token_ids")
 
 
-def call_with_cache(original: Function) -> Function:
-    """`call_with_cache` of a model, which fills a cache only up to the end of the shortest prompt.
+def read_prompts(reading: Reading) -> Callable[[Function], Function]:
+    """Makes the replacement of a model's method, which fills caches only up to the end of the shortest prompt.
 
     The loop starts there, and writes every later position before it reads it.
     """
 
-    @functools.wraps(original)
-    def accelerated(self: Any, token_ids: Any, cache: Any, cache_update_index: Any) -> Any:
-        length = _loop.get_prompt_length()
-        whole = type(cache_update_index) is int and cache_update_index == 0
-        if length is None or not whole or _loop.is_decoding() or _reason_to_leave(cache, self):
-            return original(self, token_ids, cache, cache_update_index)
-        layers = [CacheParts(pair, 1) for pair in _split(cache)]
-        with _loop.enter():
-            return original(self, token_ids[:, :length], CacheParts(layers, 1), 0)
+    def make(original: Function) -> Function:
+        signature = inspect.signature(original)
 
-    return accelerated
+        @functools.wraps(original)
+        def accelerated(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            arguments, length = bound.arguments, _loop.get_prompt_length()
+            caches = [arguments[name] for name, _ in reading.caches]
+            indices = [arguments[name] for _, name in reading.caches]
+            whole = all(type(index) is int and index == 0 for index in indices)
+            if length is None or not whole or _loop.is_decoding():
+                return original(*args, **kwargs)
+            if any(_reason_to_leave(cache, arguments["self"]) for cache in caches):
+                return original(*args, **kwargs)
+            for (name, _), cache in zip(reading.caches, caches, strict=True):
+                arguments[name] = _join(_split(cache))
+            arguments[reading.tokens] = arguments[reading.tokens][:, :length]
+            with _loop.enter():
+                return original(*bound.args, **bound.kwargs)
+
+        return accelerated
+
+    return make
 
 
 # Those of each class of models, installed when one of them first generates.
@@ -156,9 +198,14 @@ prompt_patches: dict[tuple[type, str], Patch] = {}
 
 
 def _patch_prompts(cls: type) -> None:
+    readers = [
+        (name, read_prompts(reading), reading.parameters, sys.modules[PACKAGE])
+        for name, reading in READINGS.items()
+        if hasattr(cls, name)
+    ]
     for name, make, parameters, package in (
         ("generate_step", generate_step, _STEP, None),
-        (_READERS[0], call_with_cache, _READ, sys.modules[PACKAGE]),
+        *readers,
     ):
         owner = next((base for base in cls.__mro__ if name in vars(base)), cls)
         patch = Patch(owner, name, Replacement(make, parameters), package=package)
@@ -314,6 +361,34 @@ def _multiply_flat(x: Any, weights: Any, inner: int) -> Any:
     return ops.reshape(ops.matmul(rows, ops.reshape(weights, (under, -1))), (*kept, *outer))
 
 
+def shape(x: Any) -> tuple[Any, ...] | None:
+    """The shape of a cache in parts, without its tensor."""
+    known = isinstance(x, (CacheParts, RepeatedRows)) and None not in x.shape
+    return tuple(x.shape) if known else None
+
+
+def repeat(x: Any, repeats: Any, axis: int | None = None) -> Any | None:
+    """Repeats the rows of a cache in parts, without a copy."""
+    if isinstance(x, CacheParts) and type(repeats) is int and axis == 0 and None not in x.shape:
+        return x.repeat(repeats)
+    return None
+
+
+def take_along_axis(x: Any, indices: Any, axis: int | None = None) -> Any | None:
+    """Selects whole rows (B, R, ...) of a search's beams, by indices (B, R, 1, ...), without one for each number."""
+    x, indices = ops.convert_to_tensor(x), ops.convert_to_tensor(indices)
+    if axis != 1 or not 2 < len(indices.shape) == len(x.shape):
+        return None
+    if any(n != 1 for n in indices.shape[2:]) or x.shape[0] != indices.shape[0]:
+        return None
+    (rows, width, *rest), chosen = ops.shape(x), ops.shape(indices)[1]
+    places = ops.cast(ops.reshape(indices, (rows, chosen)), "int32")
+    places = ops.where(places < 0, places + width, places)
+    places = places + width * ops.expand_dims(ops.arange(rows, dtype="int32"), 1)
+    taken = ops.take(ops.reshape(x, (rows * width, *rest)), ops.reshape(places, (-1,)), axis=0)
+    return ops.reshape(taken, (rows, chosen, *rest))
+
+
 def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Any | None:
     """Computes it along the last axis."""
     x = ops.convert_to_tensor(x)
@@ -325,12 +400,19 @@ def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Any | Non
 def decoding_patches(causal_lm: ModuleType, package: ModuleType) -> list[Patch]:
     """The patches of KerasHub's samplers, and of the functions of Keras that run in their loop."""
     core, numpy = (backend_module(name) for name in ("core", "numpy"))
-    sampler = getattr(sys.modules.get(f"{PACKAGE}.src.samplers.sampler"), "Sampler", None)
+    sampler, beam = (
+        getattr(sys.modules.get(f"{PACKAGE}.src.samplers.{module}"), cls, None)
+        for module, cls in (("sampler", "Sampler"), ("beam_sampler", "BeamSampler"))
+    )
     model, make = getattr(causal_lm, "CausalLM", None), "make_generate_function"
     label = f"{PACKAGE}.models.CausalLM.{make}"
-    in_loop = ((core, slice_update), *((numpy, run) for run in (stack, matmul, einsum, argmax)))
+    in_loop = (
+        *((core, run) for run in (slice_update, shape)),
+        *((numpy, run) for run in (stack, matmul, einsum, argmax, repeat, take_along_axis)),
+    )
     return [
         Patch(sampler, "__call__", Replacement(call_sampler, _SAMPLE), NAME, package),
+        Patch(beam, "__call__", Replacement(call_sampler, _SAMPLE[:-1]), _BEAMS, package),
         Patch(sampler, "run_loop", Replacement(run_loop, _LOOP), f"{NAME}.run_loop", package),
         Patch(model, make, Replacement(make_generate_function, ("self",)), label, package),
         _patch_op(numpy, "transpose", transpose, ("x", "axes")),

@@ -12,6 +12,7 @@ from heed._patching import set_here
 from heed.ops import Mask
 
 _is_decoding: ContextVar[bool] = ContextVar("heed_inside_a_decoding_loop", default=False)
+_FEW = 32  # queries: those of the beams of a source, at most
 _prompt_length: ContextVar[Any] = ContextVar("heed_length_of_a_prompt", default=None)
 
 
@@ -36,14 +37,15 @@ def get_prompt_length() -> Any | None:
 
 
 def limit_keys(mask: Any, query: Any) -> Any:
-    """Adds the lengths of a single query's keys to a mask of scores (B, N, T, S), an array or a `Mask`.
+    """Adds the lengths of a few queries' keys to a mask of scores (B, N, T, S), an array or a `Mask`.
 
     A cache is as long as the longest text and mostly unwritten; with lengths, its hidden keys are not read.
     """
     array = mask
     if isinstance(mask, Mask):
         array = getattr(mask.rules[0], "array", None) if len(mask.rules) == 1 else None
-    if not is_decoding() or array is None or query.shape[1] != 1 or len(array.shape) != 4:
+    few = query.shape[1] is not None and query.shape[1] <= _FEW
+    if not is_decoding() or array is None or not few or len(array.shape) != 4:
         return mask
     counts = ops.arange(1, ops.shape(array)[-1] + 1, dtype="int32") * ops.cast(array, "int32")
     lengths = ops.broadcast_to(ops.max(counts, axis=(1, 2, 3)), ops.shape(query)[:1])

@@ -16,6 +16,7 @@ from keras.layers import GroupQueryAttention, MultiHeadAttention
 
 from heed._patching import Function, Replacement
 from heed.acceleration import _loop, _switch
+from heed.acceleration._repeated import merge_queries
 from heed.layers import masks
 from heed.layers.attend import (
     ScoresRequest,
@@ -164,10 +165,14 @@ def compute_attention(
     if return_attention_scores is None:
         return_attention_scores = self._return_attention_scores
     axes, wanted = _axes(self, len(query.shape) - 1), ScoresRequest.parse(return_attention_scores)
+    if wanted:
+        key, value = (ops.convert_to_tensor(x) for x in (key, value))
+    query, key, value, attention_mask, split = merge_queries(query, key, value, attention_mask)
     mask = masks.over_scores(attention_mask, axes, query, key, query.shape[-2])
     mask = _loop.limit_keys(mask, query) if axes.trivial else mask
     mask = masks.join(mask, masks.structure(use_causal_mask, None))
-    return _attend(self, axes, training, wanted, query, key, value, mask)
+    heads, scores = _attend(self, axes, training, wanted, query, key, value, mask)
+    return split(heads), scores
 
 
 def _attend(

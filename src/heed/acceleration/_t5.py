@@ -11,8 +11,9 @@ from typing import Any
 
 from keras import ops
 
-from heed.acceleration import _switch
+from heed.acceleration import _loop, _switch
 from heed.acceleration._multi_head import is_training
+from heed.acceleration._repeated import merge_queries
 from heed.layers.attend import dropout_options
 from heed.ops import dot_product_attention
 
@@ -48,7 +49,11 @@ def call(
         bias, mask = getattr(position_bias, _NOTE, (position_bias, None))
     rate = self.dropout_layer.rate
     dropout = dropout_options(rate, is_training(training), self.dropout_layer) if rate else {}
-    output = dot_product_attention(query, key, value, mask=mask, bias=bias, scale=1.0, **dropout)
+    query, key, value, mask, split = merge_queries(query, key, value, mask)
+    mask = _loop.limit_keys(mask, query)
+    output = split(
+        dot_product_attention(query, key, value, mask=mask, bias=bias, scale=1.0, **dropout)
+    )
     output = ops.reshape(output, (*ops.shape(output)[:2], self.inner_dim))
     return self.output_projector(output), position_bias, cache
 

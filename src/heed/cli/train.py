@@ -57,7 +57,9 @@ def add_train(parser: Parser) -> None:
         "--resume", type=Path, metavar="RUN", help="continue this run; with --steps extend it"
     )
     run.add_argument(
-        "--init-from", type=Path, metavar="RUN", help="start from its weights and vocabulary"
+        "--init-from",
+        metavar="RUN",
+        help="start from its weights and vocabulary; hub:FOLDER: of a KerasHub preset",
     )
     add_launch(run)
     add_options(parser.add_argument_group("training"), TRAINING)
@@ -154,7 +156,7 @@ def _fill_in(parsed: argparse.Namespace, config: seq2seq.ConfigFile) -> None:
     """Fills in values of the file that the command line does not set."""
     for name, value in config.values.items():
         if getattr(parsed, name) is None:
-            setattr(parsed, name, Path(value) if name in ("run", "init_from") else value)
+            setattr(parsed, name, Path(value) if name == "run" else value)
 
 
 def _make_run(
@@ -170,10 +172,10 @@ def _make_run(
     path = parsed.run if joins else _choose_path(parsed, kind.kind)
     if launch is not None and values.get("source") == STANDARD_INPUT:
         raise TaskError("standard input cannot be the source on several workers: give a file")
-    init_from = None if parsed.init_from is None else seq2seq.RunFolder.open(parsed.init_from)
+    origin = None if parsed.init_from is None else seq2seq.open_origin(parsed.init_from)
     seq2seq.TrainingOptions(**select_options(parsed, [setting.name for setting in TRAINING]))
-    if init_from is not None and isinstance(previous := init_from.task(), kind):
-        values |= previous.same_vocabulary(values)
+    if origin is not None:
+        values |= origin.same_vocabulary(kind, values)
     with _keep_input(values, path):
         task = kind.create(**values)
         start_tensorflow()
@@ -182,7 +184,7 @@ def _make_run(
             task,
             architecture=parsed.architecture,
             preset=parsed.preset,
-            init_from=init_from,
+            init_from=origin,
             config_file=config,
             write=launch is None,
             **select_options(parsed, _OPTIONS),

@@ -43,7 +43,8 @@ _FIELDS = {
     *("pad_id", "start_id", "end_id", "tie_embeddings", "share_embeddings"),
     *("encoder_layers", "decoder_layers", "layers", "dropout", "attention_dropout", "position"),
     *("width", "num_heads", "num_key_value_heads", "key_dim", "value_dim", "qk_norm", "use_bias"),
-    *("feed_forward_width", "activation", "gated", "norm_first", "normalization"),
+    *("feed_forward_width", "activation", "gated", "norm_first", "normalization", "norm_epsilon"),
+    *("scale_embeddings", "normalize_embeddings"),
 }
 _Array = NDArray[np.float32]
 
@@ -173,6 +174,7 @@ def _shared_options(config: TokensConfig) -> dict[str, Any]:
         "activation": getattr(_specs().Activation, _ACTIVATIONS[config.activation]),
         "ffn_glu": config.gated,
         "rms_norm": config.normalization == "rms",
+        "layernorm_embedding": config.normalize_embeddings,
         "num_heads_kv": config.num_key_value_heads,
         "head_dim": config.head_dim if own_width else None,
         "qk_norm": config.qk_norm,
@@ -220,7 +222,10 @@ def _specify_decoder(decoder: Any, longest: int) -> Any:
 
 
 def _fill_stack(spec: Any, stack: Any) -> None:
-    """Sets the layers and the final normalisation."""
+    """Sets the layers, and the normalisations before and after them."""
+    spec.scale_embeddings = stack.config.scale_embeddings
+    if stack.embedding.norm is not None:
+        _set_norm(spec.layernorm_embedding, stack.embedding.norm)
     for one, block in zip(spec.layer, stack.blocks, strict=True):
         if isinstance(block, TransformerDecoderLayer):
             _set_attention(one.self_attention, block.self_attention, block.self_attention_norm)

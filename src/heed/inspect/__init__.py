@@ -1,6 +1,7 @@
 """Inspects attention: what each head attends to, as metrics and plots, without changing a result."""
 
 from heed.inspect._capture import Capture
+from heed.inspect._generation import Generation, capture_generation
 from heed.inspect._interventions import Ablation, HeadCost, ablate, gradient_times_attention
 from heed.inspect._measures import by_head, head_similarity, rollout
 from heed.inspect._page import Page, page
@@ -18,12 +19,14 @@ from heed.inspect._statistics import RowStatistics
 __all__ = [
     "Ablation",
     "Capture",
+    "Generation",
     "HeadCost",
     "Page",
     "RowStatistics",
     "ablate",
     "by_head",
     "capture",
+    "capture_generation",
     "gradient_times_attention",
     "head_similarity",
     "page",

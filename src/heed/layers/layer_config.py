@@ -17,6 +17,7 @@ from heed._config import (
     COUNT,
     COUNT_OR_NONE,
     FLAG,
+    POSITIVE,
     POSITIVE_OR_NONE,
     RATE,
     Config,
@@ -77,6 +78,7 @@ class LayerConfig(Config):
     soft_cap: float | None = _option(None, POSITIVE_OR_NONE, "bound of the attention scores", "attention")
     sliding_window: int | None = _option(None, _WINDOW, "self-attention sees tokens nearer than this")
     normalization: str = _option("layer", one_of(("layer", "rms")), "kind of normalisation: layer or rms")
+    norm_epsilon: float = _option(1e-6, POSITIVE, "added to the variance by the normalisations")
     gated: bool = _option(False, FLAG, "gated linear units in the feed-forward parts", "feed_forward")
     qk_norm: bool = _option(False, FLAG, "normalise queries and keys", "attention")
     sinks: bool = _option(False, FLAG, "each head has a learned score without a value", "attention")

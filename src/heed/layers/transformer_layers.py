@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from heed._numbers import check_integer, check_real
+from heed._numbers import check_integer
 from heed.layers._projections import clone_initializer
 from heed.layers.attend import ScoresRequest, pack_outputs
 from heed.layers.base_layers import AttentionLayer, SequenceLayer
@@ -35,7 +35,6 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
         num_heads: int,
         feed_forward_width: int,
         *,
-        norm_epsilon: float = 1e-6,
         kernel_initializer: Any = "glorot_uniform",
         bias_initializer: Any = "zeros",
         seed: int | None = None,
@@ -48,7 +47,6 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
         for name, value in config.layer_options().items():
             setattr(self, name, value)
         self.activation = keras.activations.get(config.activation)
-        self.norm_epsilon = check_real("norm_epsilon", norm_epsilon, least=0, exclusive=True)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.seed = check_integer("seed", seed, least=None, optional=True)
@@ -138,7 +136,6 @@ class TransformerEncoderLayer(_TransformerLayer):
     Args:
         num_heads: Number of query heads N, a positive integer.
         feed_forward_width: Hidden width of the feed-forward part, a positive integer.
-        norm_epsilon: Added to the variance by the normalisation. Default 1e-6.
         kernel_initializer: Initializer of the kernels. Default "glorot_uniform".
         bias_initializer: Initializer of the biases. Default "zeros".
         seed: Integer seed of everything that is dropped, or None.

@@ -1,4 +1,4 @@
-"""The input of a stack of layers: token embedding, positions, dropout."""
+"""The input of a stack of layers: token embedding, positions, normalisation, dropout."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from heed.layers import (
     TokenEmbedding,
 )
 from heed.layers.dropout import Dropout
+from heed.layers.normalization import NORMALIZATIONS
 from heed.models.transformer_config import TransformerConfig
 from heed.ops import alibi_slopes
 
@@ -44,7 +45,12 @@ class InputEmbedding(keras.layers.Layer):
         policy = self.dtype_policy
         # Padding is masked explicitly, by `pad_id`: implicit masks do not leave a tf.function.
         self.tokens = tokens or TokenEmbedding(
-            vocabulary_size, config.width, mask_zero=False, dtype=policy, name="tokens"
+            vocabulary_size,
+            config.width,
+            mask_zero=False,
+            scale=config.scale_embeddings,
+            dtype=policy,
+            name="tokens",
         )
         self.segments: Any = None
         if num_segments > 1:
@@ -61,6 +67,10 @@ class InputEmbedding(keras.layers.Layer):
             self.bias = RelativePositionBias(
                 config.num_heads, bidirectional=bidirectional, dtype=policy, name="position_bias"
             )
+        self.norm: Any = None
+        if config.normalize_embeddings:
+            normalization = NORMALIZATIONS[config.normalization]
+            self.norm = normalization(epsilon=config.norm_epsilon, dtype=policy, name="norm")
         self.drop = Dropout(config.dropout, dtype=policy, name="dropout")
 
     def build(self, input_shape: Any = None) -> None:
@@ -73,6 +83,8 @@ class InputEmbedding(keras.layers.Layer):
             self.positions.build((None, None, self.config.width))
         if self.bias is not None:
             self.bias.build()
+        if self.norm is not None:
+            self.norm.build((None, None, self.config.width))
 
     def call(
         self, ids: Any, start_index: Any = 0, training: bool | None = None, segments: Any = None
@@ -83,6 +95,8 @@ class InputEmbedding(keras.layers.Layer):
             x = x + self.segments(ops.zeros_like(ids) if segments is None else segments)
         if self.positions is not None:
             x = self.positions(x, start_index=start_index)
+        if self.norm is not None:
+            x = self.norm(x)
         return self.drop(x, training=training) if self.config.dropout else x
 
     def attention_arguments(

@@ -47,7 +47,9 @@ class Stack(ConfiguredModel):
         self.final_norm: Any = None
         if config.norm_first:  # such layers do not normalise their output
             normalization = NORMALIZATIONS[config.normalization]
-            self.final_norm = normalization(epsilon=1e-6, dtype=policy, name="final_norm")
+            self.final_norm = normalization(
+                epsilon=config.norm_epsilon, dtype=policy, name="final_norm"
+            )
 
     def run_layers(
         self, x: Any, return_attention_scores: bool, training: bool | None, **arguments: Any

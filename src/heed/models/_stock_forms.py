@@ -38,6 +38,8 @@ def _embed(copy: StockCopy, embedding: Any, ids: Any, training: bool | None) -> 
     if embedding.segments is not None:
         raise StockFormError(f"num_segments={embedding.segments.vocabulary_size}")
     x = copy.form(embedding.positions, copy.form(embedding.tokens, ids))
+    if embedding.norm is not None:
+        x = copy.normalize(x, embedding.norm)
     return copy.drop(x, embedding.drop, embedding, training)
 
 

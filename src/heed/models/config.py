@@ -58,6 +58,8 @@ class TokensConfig(SpecialTokens, LayersConfig):
     position: str = option("sinusoidal", one_of(POSITIONS))
     max_length: int = option(512, COUNT)
     tie_embeddings: bool = option(True, FLAG)
+    scale_embeddings: bool = option(True, FLAG)
+    normalize_embeddings: bool = option(False, FLAG)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -64,7 +64,7 @@ class MaskedLanguageModel(EncoderModel):
             config.width, activation=config.activation, dtype=policy, name="head_dense"
         )
         normalization = NORMALIZATIONS[config.normalization]
-        self.head_norm = normalization(epsilon=1e-6, dtype=policy, name="head_norm")
+        self.head_norm = normalization(epsilon=config.norm_epsilon, dtype=policy, name="head_norm")
         self.output_layer: Any = None
         if not config.tie_embeddings:
             self.output_layer = FlatDense(

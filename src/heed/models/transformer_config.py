@@ -25,6 +25,8 @@ class TransformerConfig(TokensConfig):
             keys, or an "alibi" or "relative" (T5) bias of the scores.
         max_length: Longest sequence in tokens; a limit for "learned" positions only.
         tie_embeddings: Whether the output layer is the target embedding's table.
+        scale_embeddings: Whether embeddings are multiplied by the root of the width.
+        normalize_embeddings: Whether the sum of embedding and position is normalised, as in BART.
         share_embeddings: Whether source and target share one table (their vocabularies must have the same size).
         pad_id: Token id of padding. Nothing attends to padding of the source.
         start_id: First token id of a target.

@@ -3,7 +3,7 @@
 - `NumbersTask`, `TextTask`: tasks that a model learns; `Task` is their base class.
 - `start_run(path, task)` makes a run folder; `train(run)` trains it, or resumes it.
 - `read_config` reads a training from YAML; `extend_run` adds steps to a run; `average` averages its checkpoints.
-- `RunFolder`, `TrainingOptions`: a run, and how it is trained.
+- `RunFolder`, `TrainingOptions`: a run, and how it is trained; `open_origin` opens a model to start a run from.
 - `Translator`: a trained run that translates; `DecodingOptions` choose how; a `Translation` may have an `Alignment`.
 - `evaluate` measures a run on held-out pairs or a `Corpus`; `compare` tests whether another run is better, and
   `write_report` writes a page about one run, or two (`Compared`).
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from heed.seq2seq.evaluation import Evaluation, evaluate, write_evaluation
     from heed.seq2seq.numbers_task import NumbersTask
     from heed.seq2seq.options import TrainingOptions
+    from heed.seq2seq.origins import open_origin
     from heed.seq2seq.report import Compared, write_report
     from heed.seq2seq.run_folder import RunFolder
     from heed.seq2seq.runs import extend_run, start_run
@@ -67,6 +68,7 @@ __all__ = [
     "compare",
     "evaluate",
     "extend_run",
+    "open_origin",
     "read_attention",
     "read_config",
     "run_demo",
@@ -89,6 +91,7 @@ _MODULES = {
     "evaluation": ("Evaluation", "evaluate", "write_evaluation"),
     "numbers_task": ("NumbersTask",),
     "options": ("TrainingOptions",),
+    "origins": ("open_origin",),
     "report": ("Compared", "write_report"),
     "run_folder": ("RunFolder",),
     "shipping": ("Shipment",),

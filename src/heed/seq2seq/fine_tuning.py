@@ -12,10 +12,10 @@ from heed._config import Config
 from heed.seq2seq import checkpoint
 from heed.seq2seq.architectures import architecture as known_architecture
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.run_folder import RunFolder
+from heed.seq2seq.origins import Origin, list_tokens
 from heed.seq2seq.task import Task
 from heed.seq2seq.tokenizer import RESERVED
-from heed.seq2seq.trained_model import build_model, load_model
+from heed.seq2seq.trained_model import build_model
 
 INITIAL = "initial.npz"
 _FREE = ("dropout", "attention_dropout")  # fields that do not affect weights
@@ -30,77 +30,67 @@ _OF_TOKENS = {
 }
 
 
-def inherit_model(run: RunFolder, chosen: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The architecture and the model fields that a new run takes from another.
+def inherit_model(origin: Origin, chosen: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The architecture and the model fields that a new run takes from another model.
 
     Args:
-        run: the other run.
+        origin: the other model.
         chosen: the user's choices among them; dropout rates may differ.
 
     Raises:
-        TaskError: if a choice differs from the run's.
+        TaskError: if a choice differs from the model's.
     """
-    name, values = run.config["architecture"], dict(run.config["model"])
+    name, values = origin.architecture, dict(origin.values)
     options = known_architecture(name).options
     for key, value in chosen.items():
         if key in _FREE and key in options:
             values[key] = value
         elif value is not None and value != {"architecture": name, **values}.get(key):
-            raise TaskError(f"the model is that of {run.path}: leave out `{key}`")
+            raise TaskError(f"the model is that of {origin.path}: leave out `{key}`")
     return name, values
 
 
-def make_initial_weights(run: RunFolder, task: Task, name: str, config: Config, seed: int) -> bytes:
-    """Makes the first weights of a new run from those of another, as the contents of its initial.npz.
+def make_initial_weights(origin: Origin, task: Task, name: str, config: Config, seed: int) -> bytes:
+    """Makes the first weights of a new run from those of another model, as the contents of its initial.npz.
 
     Embeddings of tokens in both vocabularies are copied, those of other tokens initialised; all other weights are
     copied.
 
     Args:
-        run: the other run, trained.
+        origin: the other model, trained.
         task: the new task.
         name: the architecture of both.
         config: of the new model.
         seed: of the initialisation.
 
     Raises:
-        TaskError: if the other run has no weights yet, or is damaged.
+        TaskError: if the other model has no weights yet, or is damaged.
     """
-    old, which = load_model(run)
+    old, step = origin.load_weights()
     new = build_model(name, config, seed)
-    old_tokens, new_tokens = _list_tokens(run.task()), _list_tokens(task)
+    old_tokens, new_tokens = origin.list_tokens(), list_tokens(task)
     weights = []
-    for mine, theirs in zip(new.weights, old.weights, strict=True):
-        value = theirs.numpy()
+    for mine, value in zip(new.weights, old, strict=True):
         place = _OF_TOKENS.get(mine.path.partition("/")[2])
         if place is not None:
             side, axis = place
             value = _carry_over(mine.numpy(), value, axis, new_tokens[side], old_tokens[side])
         weights.append(value)
     meta = {
-        "step": which["step"],
-        "note": f"started from the weights of {run.path}: {_describe(new_tokens, old_tokens)}",
+        "step": step,
+        "note": f"started from the weights of {origin.path}: {_describe(new_tokens, old_tokens)}",
     }
     file = io.BytesIO()
     checkpoint.write(file, {"weight": weights}, meta)
     return file.getvalue()
 
 
-def _list_tokens(task: Task) -> dict[str, list[str]]:
-    """The tokens of both sides by id, without the reserved ones."""
-    sides = {
-        "source": task.source_labels(range(RESERVED, task.source_vocabulary_size)),
-        "target": task.target_labels(range(RESERVED, task.target_vocabulary_size)),
-    }
-    # Source labels may end with one for the end token.
-    sides["source"] = sides["source"][: task.source_vocabulary_size - RESERVED]
-    return sides
-
-
 def _carry_over(
     new: np.ndarray, old: np.ndarray, axis: int, tokens: Sequence[str], before: Sequence[str]
 ) -> np.ndarray:
     """Returns `new` with the entries of `old` for the reserved tokens and those in both vocabularies."""
+    if list(tokens) == list(before):  # names may repeat
+        return old
     places = {token: place for place, token in enumerate(before)}
     pairs = [(i, i) for i in range(RESERVED)]
     pairs += [(RESERVED + i, RESERVED + places[t]) for i, t in enumerate(tokens) if t in places]

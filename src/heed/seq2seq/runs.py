@@ -14,6 +14,7 @@ from heed.seq2seq.errors import TaskError, convert_value_errors
 from heed.seq2seq.fine_tuning import INITIAL, inherit_model, make_initial_weights
 from heed.seq2seq.model_size import check_training
 from heed.seq2seq.options import TrainingOptions
+from heed.seq2seq.origins import Origin, RunOrigin
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.scoring import load_sacrebleu
 from heed.seq2seq.task import Task
@@ -26,7 +27,7 @@ def start_run(
     *,
     architecture: str | None = None,
     preset: str | None = None,
-    init_from: RunFolder | None = None,
+    init_from: RunFolder | Origin | None = None,
     config_file: ConfigFile | None = None,
     write: bool = True,
     **options: Any,
@@ -38,8 +39,8 @@ def start_run(
         task: the task to learn: `NumbersTask(("en", "de"))`, `TextTask.create(source, target)`.
         architecture: "transformer" (the default) or "recurrent".
         preset: the size of the model: "tiny", "base" or "big"; None takes that of the task's recipe.
-        init_from: a trained run to start from. The new run takes its model and weights; embeddings of tokens that only
-            the new vocabulary has are initialised.
+        init_from: a trained run to start from, or the result of `open_origin`. The new run takes its model and weights;
+            embeddings of tokens that only the new vocabulary has are initialised.
         config_file: the file that asked for the run, kept in its folder.
         write: whether to write the folder; otherwise `RunFolder.write` does later.
         **options: fields of `TrainingOptions`, or of the model's config (`TransformerConfig`,
@@ -63,12 +64,13 @@ def start_run(
         for values in (recipe, options)
         for name in names & set(values)
     }  # fmt: skip
-    if init_from is None:
+    origin = RunOrigin(init_from) if isinstance(init_from, RunFolder) else init_from
+    if origin is None:
         architecture = "transformer" if architecture is None else architecture
         values = model_values(architecture, preset, recipe, options)
     else:
         chosen = {"architecture": architecture, "preset": preset, **options}
-        architecture, values = inherit_model(init_from, chosen)
+        architecture, values = inherit_model(origin, chosen)
     if values.get("share_embeddings") and not task.shares_vocabulary:
         raise TaskError(
             "`share_embeddings` must be False if each side has its own vocabulary "
@@ -94,9 +96,9 @@ def start_run(
     check_training(model, task, training_options)
     task.check_batches(training_options)
     others = {} if config_file is None else {"train.yaml": config_file.data}
-    if init_from is not None:
+    if origin is not None:
         others[INITIAL] = make_initial_weights(
-            init_from, task, architecture, model, training_options.seed
+            origin, task, architecture, model, training_options.seed
         )
     run = RunFolder.draft(path, task, training_options, model.to_dict(), architecture, others)
     if write:

@@ -58,6 +58,8 @@ MODEL = (
     Setting("max_length", int, "longest sequence of learned positions"),
     Setting("tie_embeddings", bool, "one table for target tokens and output layer"),
     Setting("share_embeddings", bool, "one table for both sides' tokens"),
+    Setting("scale_embeddings", bool, "multiply embeddings by the root of the width"),
+    Setting("normalize_embeddings", bool, "normalise embeddings with their positions"),
     Setting("cell", str, "recurrent: lstm or gru"),
     Setting("attention", str, "recurrent: additive (Bahdanau), general (Luong) ..."),
     Setting("attention_units", int, "recurrent: units of additive attention"),

@@ -16,6 +16,7 @@ from heed._numbers import check_integer, check_real
 from heed.seq2seq import parallel_text
 from heed.seq2seq._hashing import permute
 from heed.seq2seq.batch_order import BatchOrder
+from heed.seq2seq.byte_pairs import BytePairTokenizer, read_tokenizer
 from heed.seq2seq.corpus import Corpus, Pair
 from heed.seq2seq.errors import TaskError, convert_value_errors
 from heed.seq2seq.options import TrainingOptions
@@ -154,8 +155,8 @@ class TextTask(Task):
         self.shares_vocabulary = models[0] == models[1]
         # Both sides get the tags, so that ids mean the same.
         tags = [_name_tag(language) for language in self.languages]
-        self.source_subwords = Tokenizer(models[0], tags)
-        self.subwords = Tokenizer(models[1], tags if self.shares_vocabulary else ())
+        self.source_subwords = read_tokenizer(models[0], tags)
+        self.subwords = read_tokenizer(models[1], tags if self.shares_vocabulary else ())
         self.source_vocabulary_size = self.source_subwords.vocabulary_size
         self.target_vocabulary_size = self.subwords.vocabulary_size
         self.longest_target = check_integer("longest_target", config["longest_target"], least=1)
@@ -503,6 +504,8 @@ class TextTask(Task):
         if self.languages:
             return Reading(None, "a text does not say which language to write")
         both = (self.source_subwords, self.subwords)
+        if any(isinstance(x, BytePairTokenizer) for x in both):
+            return Reading(None, "TensorFlow does not read byte pairs")
         if any(x.unit == "subword" or not x.splits_at_spaces for x in both):
             return Reading(
                 "subword", "TensorFlow has no SentencePiece, but in the TensorFlow Text library"

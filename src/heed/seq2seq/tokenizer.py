@@ -120,6 +120,10 @@ class Tokenizer:
         """Number of token ids."""
         return self._first_tag + len(self.tags)
 
+    def library_id(self, i: int) -> int | None:
+        """The id that a token has in the model; None for one that is not in the model."""
+        return self._library_ids.get(i)
+
     def tag(self, name: str) -> int:
         """The id of a tag."""
         return self._first_tag + self.tags.index(name)

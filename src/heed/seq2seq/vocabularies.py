@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+from heed.seq2seq.byte_pairs import read_tokenizer
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.tokenizer import Tokenizer, check_unit
 
@@ -78,7 +79,7 @@ def _open_tokenizer(source: Tokenizer | Path | str) -> Tokenizer:
         return source
     path = Path(source)
     try:
-        return Tokenizer(path.read_bytes())
+        return read_tokenizer(path.read_bytes())
     except OSError as error:
         raise TaskError(f"cannot read {path}: {error.strerror or error}") from None
     except TaskError as error:

@@ -125,7 +125,7 @@ def _parts(stack: Any, kind: str) -> Iterator[tuple[Any, tuple[type, ...]]]:
         yield stack.embedding.positions, (SinusoidalPositions, LearnedPositions)
     if stack.embedding.bias is not None:
         yield stack.embedding.bias, (RelativePositionBias,)
-    norms, dense = [stack.final_norm], [getattr(stack, "output_layer", None)]
+    norms, dense = [stack.embedding.norm, stack.final_norm], [getattr(stack, "output_layer", None)]
     for block in stack.blocks:
         yield block, (_LAYERS[kind],)
         for attention, norm in attentions(block):

@@ -75,6 +75,7 @@ def describe_stack(stack: Any, weights: str, logits: Dense | None = None) -> Dec
         **head_sizes(attentions(stack.blocks[0])[0][0]),
         embedding=tokens.embeddings,
         embedding_scale=tokens.width**0.5 if tokens.scale else 1.0,
+        embedding_norm=_norm(stack.embedding.norm),
         final_norm=_norm(stack.final_norm),
         layers=tuple(map(_layer, stack.blocks)),
         weights=weights,

@@ -123,6 +123,7 @@ class DecoderStack:
         heads, kv_heads, head_dim, value_dim: N, K, H, V of all layers.
         embedding: (vocabulary, D).
         embedding_scale: multiplies its rows.
+        embedding_norm: of the embedded tokens with their positions, or None.
         final_norm: before `logits`, or None.
         layers: one after the other.
         weights: the format of dense layers' weights, one of `WEIGHTS`.
@@ -135,6 +136,7 @@ class DecoderStack:
     value_dim: int
     embedding: Any
     embedding_scale: float
+    embedding_norm: Norm | None
     final_norm: Norm | None
     layers: tuple[DecoderLayer, ...]
     weights: str = field(metadata={"names": WEIGHTS})

@@ -1,0 +1,61 @@
+"""Keys that several rows of queries share, without KerasHub; slow tests compare whole searches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from heed.acceleration._cache_parts import CacheParts
+from heed.acceleration._decoding import repeat, shape, take_along_axis
+from heed.acceleration._repeated import RepeatedRows, merge_queries
+from heed.ops import Mask, dot_product_attention
+from tests.layers.stock import assert_close, randoms
+
+B, R, S, N, H = 2, 3, 5, 2, 4
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("queries", [1, 2])
+def test_beams_attend_as_separate_rows(queries: int, masked: bool) -> None:
+    query, key, value = randoms((B * R, queries, N, H), (B, S, N, H), (B, S, N, H))
+    visible = np.arange(S)[None, None] < np.array([2, 4]).repeat(R)[:, None, None]
+    mask: Any = np.broadcast_to(visible, (B * R, queries, S)) if masked else None
+
+    def attend(query: Any, key: Any, value: Any, mask: Any) -> Any:
+        mask = None if mask is None else Mask.dense(mask[:, None])
+        return dot_product_attention(query, key, value, mask=mask)
+
+    rows = [RepeatedRows(tf.constant(x), R) for x in (key, value)]
+    assert rows[0].shape == (B * R, S, N, H)
+    merged = merge_queries(tf.constant(query), *rows, mask)
+    assert merged[0].shape[1] == (R if queries == 1 else queries)
+    found = merged[4](attend(*merged[:4]))
+    wanted = attend(query, np.repeat(key, R, 0), np.repeat(value, R, 0), mask)
+    assert_close(found, wanted)
+    np.testing.assert_array_equal(tf.convert_to_tensor(rows[0]), np.repeat(key, R, 0))
+
+
+def test_a_repeated_cache_in_parts_is_the_repeated_cache() -> None:
+    layers = randoms(*[(B, S, N, H)] * 4)
+    pairs = (layers[:2], layers[2:])
+    cache = CacheParts([CacheParts([tf.constant(x) for x in pair], 1) for pair in pairs], 1)
+    wanted = np.repeat(np.array(cache.stack()), R, 0)
+    found = repeat(cache, R, axis=0)
+    assert shape(found) == wanted.shape
+    np.testing.assert_array_equal(tf.convert_to_tensor(found), wanted)
+    np.testing.assert_array_equal(tf.convert_to_tensor(found[:, 1][:, 0]), wanted[:, 1, 0])
+    assert repeat(tf.ones((2, 3)), R, axis=0) is None
+    assert shape(tf.ones((2, 3))) is None
+
+
+def test_rows_of_beams_are_moved_whole() -> None:
+    (x,) = randoms((B, R, S, N))
+    indices = np.array([[2, 2, 0], [-1, 0, 1]])[:, :, None, None]
+    np.testing.assert_array_equal(
+        take_along_axis(x, indices, axis=1), np.take_along_axis(x, indices, axis=1)
+    )
+    assert take_along_axis(x, np.zeros((B, R, S, 1), int), axis=1) is None
+    assert take_along_axis(x, indices, axis=0) is None
