@@ -132,7 +132,12 @@ def split_address(address: str) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         raise ValueError(address)
-    if not host or host.split() != [host] or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 2**16:
+    if (
+        not host
+        or host.split() != [host]
+        or not (port.isascii() and port.isdigit())
+        or not 0 < int(port) < 2**16
+    ):
         raise ValueError(address)
     return host, int(port)
 

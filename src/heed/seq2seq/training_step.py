@@ -17,8 +17,8 @@ from heed.seq2seq.training_workers import Workers
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.98, 1e-7
 _TOKENS = tf.TensorSpec((None, None), tf.int32)
 _ALIGNMENT = tf.TensorSpec((None, None, None), tf.float32)
-# Gradients are summed in pieces of 8 MiB. A piece leaves while the rest are computed, and its buffers are used again: of
-# larger ones, malloc gives the memory back after each message, and zeroing it anew takes longer than the message.
+# Gradients are summed in pieces of 8 MiB. A piece leaves while the rest are computed, and its buffers are used again:
+# malloc returns larger ones after each message, and zeroing new ones takes longer than the message.
 _PIECES = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=8 * 2**20)
 _LEAST = 1e-9  # added to weights before the logarithm
 
