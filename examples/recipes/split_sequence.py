@@ -29,7 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
-LENGTH, BATCH, STEPS, WORKERS = 512, 16, 200, 2
+LENGTH, BATCH, STEPS, WORKERS = 256, 64, 125, 2
 QUESTION, ANSWERS, VOCABULARY = 3, 8, 64  # answers are the tokens from 4 on, noise follows them
 
 

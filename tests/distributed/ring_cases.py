@@ -117,7 +117,9 @@ def main(workers: int, implementation: str, file: str, names: list[str]) -> None
 
     import heed
     from heed.distributed import join_sequence, ring_attention, split_sequence
+    from heed.ops.backends.tensorflow.ring import workers as messages
 
+    messages._PIECE = 256  # all messages here are small, and must have pieces
     heed.set_implementation(implementation)
     strategy = tf.distribute.MirroredStrategy([f"CPU:{r}" for r in range(workers)])
     numbers = range(workers)

@@ -35,6 +35,13 @@ def test_a_cluster_survives_its_own_text():
     ("cluster", "task", "problem"),
     [
         ({"worker": ["a:1", "a:1"]}, {"type": "worker", "index": 0}, "a:1 is listed twice"),
+        ({"worker": ["A:1", "a:1"]}, {"type": "worker", "index": 0}, "a:1 is listed twice"),
+        (
+            {"worker": ["localhost:1", "127.0.0.1:1"]},
+            {"type": "worker", "index": 0},
+            "127.0.0.1:1 is listed twice",
+        ),
+        ({"worker": [" a:1"]}, {"type": "worker", "index": 0}, "' a:1' is not host:port"),
         ({"worker": ["a"]}, {"type": "worker", "index": 0}, "'a' is not host:port"),
         ({"worker": ["a:0"]}, {"type": "worker", "index": 0}, "'a:0' is not host:port"),
         ({"worker": ["a:70000"]}, {"type": "worker", "index": 0}, "is not host:port"),

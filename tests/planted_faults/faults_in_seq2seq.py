@@ -52,6 +52,13 @@ FAULTS = (
         (f"{_OF_CORPUS}/test_processes.py",),
     ),
     Fault(
+        "a worker of a corpus that hangs is waited for",
+        f"{_SEQ2SEQ}/child_process.py",
+        "        while poll.poll(1000 * self.silence):\n",
+        "        while poll.poll():\n",
+        (f"{_OF_CORPUS}/test_processes.py::test_a_worker_that_is_killed_or_hangs_is_replaced",),
+    ),
+    Fault(
         "a worker outlives its parent",
         f"{_SEQ2SEQ}/child_process.py",
         "        self.on_end()\n",

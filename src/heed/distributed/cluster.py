@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 VARIABLE = "TF_CONFIG"
+LOOPBACK = ("localhost", "127.0.0.1", "::1")  # this machine alone
 _EXAMPLE = (
     '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
 )
@@ -131,7 +132,12 @@ def split_address(address: str) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         raise ValueError(address)
-    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 2**16:
+    if (
+        not host
+        or host.split() != [host]
+        or not (port.isascii() and port.isdigit())
+        or not 0 < int(port) < 2**16
+    ):
         raise ValueError(address)
     return host, int(port)
 
@@ -140,9 +146,10 @@ def _check_addresses(addresses: Iterable[str], text: str) -> None:
     seen = set()
     for address in addresses:
         try:
-            place = split_address(address)
+            host, port = split_address(address)
         except ValueError:
             raise _malformed(f"{address!r} is not host:port", text) from None
+        place = "localhost" if host in LOOPBACK else host.lower(), port
         if place in seen:
             raise _malformed(f"{address} is listed twice", text)
         seen.add(place)

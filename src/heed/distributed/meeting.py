@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from heed.distributed.cluster import Cluster, ClusterError, split_address
+from heed.distributed.cluster import LOOPBACK, Cluster, ClusterError, split_address
 
 WAIT = 45.0  # seconds for all workers to come
 _LONGEST = 2**22  # bytes of a message
@@ -141,7 +141,7 @@ def _listen(cluster: Cluster) -> socket.socket:
     """Listens at this worker's port, on every interface of the machine."""
     host, port = split_address(cluster.addresses[cluster.rank])
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    place = host if host in ("127.0.0.1", "localhost", "::1") else ""
+    place = host if host in LOOPBACK else ""
     listener = socket.socket(family)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -2,7 +2,7 @@
 
 The channel is a pair of pipes that carry pickled values: the child's standard input, and a copy of its standard output.
 What the child prints goes to stderr. The child reads its input all the time: the end of the input is the end of the
-parent.
+parent. On a third pipe the child sends a beat each second, so that its parent notices when it is stopped or frozen.
 """
 
 from __future__ import annotations
@@ -11,13 +11,18 @@ import contextlib
 import os
 import pickle
 import queue
+import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
+SILENCE = 30.0  # seconds
+_BEATS = "HEED_CHILD_BEATS"  # the file descriptor of the pipe for beats
+_BEAT = 1.0  # seconds between two
 _BOOTSTRAP = """
 import pickle, sys
 sys.path[:] = pickle.load(sys.stdin.buffer)
@@ -52,6 +57,7 @@ class Child:
         target: what the child calls with its `Channel`; a picklable callable of an importable module.
         environment: variables to set beside those of this process.
         descriptors: file descriptors that the child inherits, with the same numbers.
+        silence: seconds without a sign of life after which the child is killed; a child that computes gives signs.
 
     Attributes:
         pid: its process number.
@@ -65,15 +71,25 @@ class Child:
         target: Callable[[Channel], object],
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
+        silence: float = SILENCE,
     ) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _BOOTSTRAP],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **(environment or {})},
-            pass_fds=descriptors,
-            start_new_session=True,
-        )
+        self._beats = _Beats(silence) if os.name == "posix" else None
+        own = {} if self._beats is None else {_BEATS: str(self._beats.write)}
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _BOOTSTRAP],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, **(environment or {}), **own},
+                pass_fds=[*descriptors, *map(int, own.values())],
+                start_new_session=True,
+            )
+        except BaseException:
+            if self._beats is not None:
+                self._beats.close()
+            raise
+        if self._beats is not None:
+            self._beats.start(self._process)
         self.pid = self._process.pid
         with contextlib.suppress(ChildEndedError):  # `receive` says so
             self.send(sys.path)
@@ -129,15 +145,59 @@ class Child:
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):  # what is not sent yet has no reader
                 pipe.close()  # type: ignore[union-attr]
+        if self._beats is not None:
+            self._beats.close()
 
     def _describe_end(self) -> str:
         code = self._process.wait()
+        if self._beats is not None and self._beats.missed:
+            return f"gave no sign of life for {self._beats.silence:.0f} s"
         if code >= 0:
             return f"ended with exit status {code}"
         try:
             return f"was killed by {signal.Signals(-code).name}"
         except ValueError:
             return f"was killed by signal {-code}"
+
+
+class _Beats:
+    """The signs of life of a child, on a pipe; a thread waits for them.
+
+    Args:
+        silence: seconds without one after which it kills the child.
+
+    Attributes:
+        write: the child's end of the pipe.
+        missed: whether it has killed the child.
+    """
+
+    def __init__(self, silence: float) -> None:
+        self.silence, self.missed = silence, False
+        self._read, self.write = os.pipe()
+        self._thread: threading.Thread | None = None
+
+    def start(self, process: subprocess.Popen[bytes]) -> None:
+        """Begins to wait for them; the child has its end."""
+        os.close(self.write)
+        self._thread = threading.Thread(target=self._wait, args=(process,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Closes the pipe; the child has ended, or never began."""
+        if self._thread is None:
+            os.close(self.write)
+        else:
+            self._thread.join()
+        os.close(self._read)
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        poll = select.poll()
+        poll.register(self._read, select.POLLIN)
+        while poll.poll(1000 * self.silence):
+            if not os.read(self._read, 4096):
+                return
+        self.missed = True
+        process.kill()
 
 
 class Channel:
@@ -181,10 +241,27 @@ def run_child() -> None:
     """The program of a child."""
     write = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is no answer
+    _start_beats()
     channel = Channel(sys.stdin.buffer, write)
     target = pickle.load(sys.stdin.buffer)
     channel.start()
     target(channel)
+
+
+def _start_beats() -> None:
+    """Gives the parent a sign of life each second."""
+    descriptor = os.environ.pop(_BEATS, None)
+    if descriptor is None:
+        return
+    os.set_inheritable(int(descriptor), False)
+    threading.Thread(target=_beat, args=(int(descriptor),), daemon=True).start()
+
+
+def _beat(descriptor: int) -> None:
+    with contextlib.suppress(OSError):  # the parent has ended
+        while True:
+            os.write(descriptor, b".")
+            time.sleep(_BEAT)
 
 
 def _write(pipe: BinaryIO | Any, value: object) -> None:

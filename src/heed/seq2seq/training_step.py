@@ -17,6 +17,9 @@ from heed.seq2seq.training_workers import Workers
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.98, 1e-7
 _TOKENS = tf.TensorSpec((None, None), tf.int32)
 _ALIGNMENT = tf.TensorSpec((None, None, None), tf.float32)
+# Gradients are summed in pieces of 8 MiB. A piece leaves while the rest are computed, and its buffers are used again:
+# malloc returns larger ones after each message, and zeroing new ones takes longer than the message.
+_PIECES = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=8 * 2**20)
 _LEAST = 1e-9  # added to weights before the logarithm
 
 
@@ -194,7 +197,7 @@ class TrainingStep:
                 loss -= tf.reduce_sum(alignment[0] * logs) * scalars[5]
         gradients = tape.gradient(loss, self._weights)
         context = tf.distribute.get_replica_context()
-        gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+        gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients, _PIECES)
         if self._sums:
             context.merge_call(self._add, args=(gradients,))
         else:

@@ -2,7 +2,6 @@
 
 import functools
 import os
-import signal
 from pathlib import Path
 
 from heed.seq2seq.corpus_translation.inputs import scan
@@ -33,15 +32,15 @@ def make(warn):
     return translate
 
 
-def make_mortal(folder, deaths, warn):
-    """A worker that is killed at the line "death", for the first `deaths` times; the folder counts them."""
+def make_mortal(folder, signals, warn):
+    """A worker that sends itself the next signal at the line "death"; the folder counts them."""
 
     def mortal(shard):
         if "death" in shard.lines():
             count = len(list(Path(folder).iterdir()))
-            if count < deaths:
+            if count < len(signals):
                 (Path(folder) / str(count)).touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), signals[count])
         return translate(shard)
 
     return mortal
@@ -51,8 +50,8 @@ def make_broken(error, warn):
     raise error
 
 
-def mortal(folder, deaths):
-    return functools.partial(make_mortal, str(folder), deaths)
+def mortal(folder, signals):
+    return functools.partial(make_mortal, str(folder), signals)
 
 
 def write_corpus(folder):

@@ -16,12 +16,12 @@ from heed.seq2seq.corpus_translation.inputs import scan
 from tests.seq2seq.corpus_translation import fakes
 
 
-def translate(make, path, workers=2, shard_lines=3):
+def translate(make, path, workers=2, shard_lines=3, silence=30):
     """All results in order, and the notes."""
     file, notes = scan(path, shard_lines), []
     shards = (file.read_shard(0, number) for number in range(len(file.starts)))
     count = len(file.starts)
-    found = processes.translate_in_processes(make, workers, notes.append, count, shards)
+    found = processes.translate_in_processes(make, workers, notes.append, count, shards, silence)
     results = sorted(found, key=lambda one: one.number)
     assert [one.number for one in results] == [*range(count)]
     return b"".join(one.output for one in results).decode(), notes
@@ -34,22 +34,24 @@ def path(tmp_path):
     return path
 
 
-def test_a_worker_that_is_killed_is_replaced(path, tmp_path):
+def test_a_worker_that_is_killed_or_hangs_is_replaced(path, tmp_path):
     """And its shard is repeated, twice; what other workers note is noted once."""
     expected = path.read_text().upper()
     assert translate(fakes.make, path) == (expected, ["loaded"])
     (tmp_path / "deaths").mkdir()
-    text, notes = translate(fakes.mortal(tmp_path / "deaths", 2), path)
+    signals = [signal.SIGKILL, signal.SIGSTOP]
+    text, notes = translate(fakes.mortal(tmp_path / "deaths", signals), path, silence=3)
     assert text == expected
     assert [note[9:] for note in notes] == [
-        "was killed by SIGKILL: starting another one, which repeats its shard"
-    ] * 2
+        "was killed by SIGKILL: starting another one, which repeats its shard",
+        "gave no sign of life for 3 s: starting another one, which repeats its shard",
+    ]
     for one in (tmp_path / "deaths").iterdir():
         one.unlink()
     with pytest.raises(
         TaskError, match=r"in\.txt, from line 19 on: worker \d was killed by SIGKILL, 3 times"
     ):
-        translate(fakes.mortal(tmp_path / "deaths", 99), path)
+        translate(fakes.mortal(tmp_path / "deaths", [signal.SIGKILL] * 3), path)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def cluster():
 
 def make(folder, deaths, job, threads, warn):
     warn(f"{threads} threads")
-    return fakes.make_mortal(folder, deaths, warn)
+    return fakes.make_mortal(folder, [signal.SIGKILL] * deaths, warn)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Generator, Iterator
 
-from heed.seq2seq.child_process import Channel, Child, ChildEndedError
+from heed.seq2seq.child_process import SILENCE, Channel, Child, ChildEndedError
 from heed.seq2seq.corpus_translation.answers import ATTEMPTS, make_portable, unwrap
 from heed.seq2seq.corpus_translation.inputs import Shard
 from heed.seq2seq.corpus_translation.job import ShardResult
@@ -23,11 +23,12 @@ def translate_in_processes(
     note: Callable[[str], object],
     count: int,
     shards: Iterator[Shard],
+    silence: float = SILENCE,
 ) -> Generator[ShardResult, None, None]:
     """Translates shards in worker processes; yields the results as they come.
 
-    A worker takes the next shard when it has finished one. If a worker dies, another one takes its place and translates
-    its shard; a shard or a start that fails three times in a row ends the translation.
+    A worker takes the next shard when it has finished one. If a worker dies or hangs, another one takes its place and
+    translates its shard; a shard or a start that fails three times in a row ends the translation.
 
     Args:
         make: makes the function that translates, in each worker; picklable.
@@ -35,12 +36,13 @@ def translate_in_processes(
         note: called with each different line of the workers once, and for each that dies.
         count: the number of shards.
         shards: the shards.
+        silence: seconds without a sign of life after which a worker counts as hung, and is killed.
 
     Raises:
         TaskError: of a worker, or if it died three times in a row.
         OSError: if a process cannot be started.
     """
-    pool = _Pool(make, note, shards)
+    pool = _Pool(make, note, shards, silence)
     try:
         pool.start(min(workers, count))
         for _ in range(count):
@@ -53,9 +55,15 @@ class _Pool:
     """A thread for each worker process, which sends it shards and waits for the results."""
 
     def __init__(
-        self, make: MakeTranslator, note: Callable[[str], object], shards: Iterator[Shard]
+        self,
+        make: MakeTranslator,
+        note: Callable[[str], object],
+        shards: Iterator[Shard],
+        silence: float,
     ) -> None:
-        self._target = functools.partial(_work, make)
+        self._start_process = functools.partial(
+            Child, functools.partial(_work, make), silence=silence
+        )
         self._note, self._shards = note, shards
         self._lock = threading.Lock()
         self._results: queue.SimpleQueue[ShardResult | BaseException] = queue.SimpleQueue()
@@ -122,7 +130,7 @@ class _Pool:
         with self._lock:
             if self._stopping:
                 raise TaskError("stopped")
-            child = self._children[number] = Child(self._target)
+            child = self._children[number] = self._start_process()
         notes = unwrap(child.receive())
         with self._lock:
             new = [one for one in notes if one not in self._notes]

@@ -190,6 +190,9 @@ class _Ring:
         """The early (0) or late (1) stretch of a tensor in the layout of the spec."""
         axis = self.spec.length_axis
         length = x.shape[axis] // 2
+        if all(size == 1 for size in x.shape[:axis]):  # a slice of the first axis takes no memory
+            rows = slice_axis(tf.reshape(x, x.shape[axis:]), 0, half * length, length)
+            return tf.reshape(rows, [*x.shape[:axis], *rows.shape])
         return slice_axis(x, axis, half * length, length)
 
     def _own(self, key: tf.Tensor, value: tf.Tensor) -> dict[int, Several]:
@@ -225,7 +228,9 @@ class _Ring:
         query, key, value = inputs
         lse_gradients = tf.split(lse_gradient, 2, 2)
         travel, dtype = _Travel(self._plan, self.worker), self.spec.dtype
-        own = self._own(key, value)
+        # TensorFlow would take the forward pass's stretches instead, and keep them until now.
+        with tf.control_dependencies([output_gradient]):
+            own = self._own(key, value)
         total: list[Any] = [None, None]
         sums: dict[int, Several] = {
             stretch: [tf.zeros_like(x, dtype) for x in keys] for stretch, keys in own.items()
@@ -295,12 +300,12 @@ class _Travel:
         last: list[tf.Tensor] = []
         for stretch, sender, receiver in moves:
             if sender == self._worker.number:
-                self._sent += [send(x, self._worker, receiver) for x in held[stretch]]
+                for x in held[stretch]:
+                    self._sent += send(x, self._worker, receiver)
             elif receiver == self._worker.number:
                 arrived: list[tf.Tensor] = []
                 for x in like:
-                    # One after another: a message has copies in TensorFlow's buffers.
-                    with tf.control_dependencies(last):
+                    with tf.control_dependencies(last):  # one after another, as its pieces
                         last = [receive(x, self._worker, sender)]
                     arrived += last
                 received[stretch] = arrived

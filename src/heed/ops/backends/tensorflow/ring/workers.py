@@ -7,16 +7,22 @@ collective op of every strategy, in a process and between processes.
 from __future__ import annotations
 
 import collections
+import math
 import threading
 from typing import NamedTuple
 
 import tensorflow as tf
+
+from heed.ops.sizes import Size, ceil_div, minimum
 
 # Keys of groups: far above those of TensorFlow's strategies, which count from 1.
 _FIRST_GROUP = 1 << 24
 MOST_WORKERS = 1024
 # TensorFlow's broadcast takes no bfloat16; a message has its bits.
 _SAME_BITS = {tf.bfloat16: tf.float16}
+# Messages travel in pieces: TensorFlow's RPC holds some five copies of what is under way.
+_PIECE = 2**20  # bytes
+_ALIGNED = 16  # elements: a slice that begins at a multiple shares its tensor's memory
 
 _lock = threading.Lock()
 # The number of messages so far of a worker in a group. Both ends of a link count the same messages in the same order.
@@ -50,19 +56,42 @@ def current_worker() -> Worker:
     return Worker(int(index), count)
 
 
-def send(x: tf.Tensor, worker: Worker, to: int) -> tf.Tensor:
-    """Sends a tensor; returns one that is there when it has arrived."""
+def send(x: tf.Tensor, worker: Worker, to: int) -> list[tf.Tensor]:
+    """Sends a tensor; returns tensors that are there when it has arrived."""
     if x.dtype in _SAME_BITS:
         x = tf.bitcast(x, _SAME_BITS[x.dtype])
-    return tf.raw_ops.CollectiveBcastSendV2(input=x, **_message(worker, to))
+    flat = tf.reshape(x, [-1])
+    return [
+        tf.raw_ops.CollectiveBcastSendV2(
+            input=tf.slice(flat, [begin], [length]), **_message(worker, to)
+        )
+        for begin, length in _pieces(x)
+    ]
 
 
 def receive(like: tf.Tensor, worker: Worker, sender: int) -> tf.Tensor:
     """Receives a tensor of the shape and dtype of `like`."""
     kind = _SAME_BITS.get(like.dtype, like.dtype)
-    x = tf.raw_ops.CollectiveBcastRecvV2(shape=tf.shape(like), T=kind, **_message(worker, sender))
+    pieces: list[tf.Tensor] = []
+    for _, length in _pieces(like):
+        with tf.control_dependencies(pieces[-1:]):
+            pieces.append(
+                tf.raw_ops.CollectiveBcastRecvV2(shape=[length], T=kind, **_message(worker, sender))
+            )
+    x = tf.reshape(tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0], tf.shape(like))
     x.set_shape(like.shape)
     return x if kind == like.dtype else tf.bitcast(x, like.dtype)
+
+
+def _pieces(x: tf.Tensor) -> list[tuple[Size, Size]]:
+    """Begin and length of each piece of the flat tensor; as many on both ends of a link."""
+    known = math.prod(length or 1 for length in x.shape)  # an unknown batch counts as one row
+    count = max(1, ceil_div(known * x.dtype.size, _PIECE))
+    total = known if x.shape.is_fully_defined() else tf.size(x)
+    each = ceil_div(ceil_div(total, count), _ALIGNED) * _ALIGNED
+    begins = [minimum(number * each, total) for number in range(count)]
+    ends = [*begins[1:], total]
+    return [(begin, end - begin) for begin, end in zip(begins, ends, strict=True)]
 
 
 def _message(worker: Worker, other: int) -> dict[str, int]:
