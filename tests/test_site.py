@@ -1,0 +1,155 @@
+"""The site holds every page and every public name, builds without a warning, and needs no network."""
+
+import importlib
+import importlib.util
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import heed
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+NEEDED = ("sphinx", "myst_nb", "furo", "latex2mathml")
+
+
+def load_extension(name):
+    path = DOCS / "extensions" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def listed_names(part):
+    """The names that the reference documents, in its order."""
+    page = (DOCS / "reference" / f"{part.removeprefix('heed.')}.rst").read_text(encoding="utf-8")
+    blocks = re.findall(rf"^\.\. names:: {re.escape(part)}\n\n((?:   \w+\n)+)", page, re.MULTILINE)
+    data = re.findall(rf"^\.\. py:data:: {re.escape(part)}\.(\w+)$", page, re.MULTILINE)
+    return [name for block in blocks for name in block.split()] + data
+
+
+@pytest.mark.parametrize("part", heed._PARTS)
+def test_the_reference_documents_every_public_name(part):
+    module = importlib.import_module(f"heed.{part}")
+    assert sorted(listed_names(f"heed.{part}")) == sorted(module.__all__)
+
+
+def test_the_reference_documents_the_names_of_heed_itself():
+    elsewhere = {*heed._PARTS, *heed.ops.__all__, "__version__"}
+    assert set(listed_names("heed")) == set(heed.__all__) - elsewhere
+
+
+def test_the_site_has_the_pages_of_the_readme_in_its_order():
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    trees = re.findall(
+        r"^```\{toctree\}\n(?::[^\n]*\n)*\n(.*?)^```$", index, re.MULTILINE | re.DOTALL
+    )
+    entries = [entry for tree in trees for entry in tree.split()]
+    readme = (DOCS / "README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"\]\(([\w/-]+)\.md\)|\]\(\.\./([A-Z]+)\.md\)", readme)
+    assert entries == [page or f"project/{name.lower()}" for page, name in listed]
+    pages = {path.stem for path in DOCS.glob("*.md")} - {"README", "index"}
+    assert pages == {entry for entry in entries if "/" not in entry}
+
+
+def test_a_docstring_becomes_tables_and_blocks():
+    docstrings = load_extension("docstrings")
+
+    def f(x: "Annotated[Any, 'B T']", y: "int" = 0, z: "Any" = None): ...  # noqa: F722, F821
+
+    f.__annotations__["x"] = 'Annotated[Any, "B T"]'
+    text = """Does *it*.
+
+out_i = x_i * y
+
+Args:
+    x: floats, see `Known`.
+    y, z: (B,), both.
+
+Returns: (B, T); a pair
+    of two.
+
+Raises:
+    ValueError: never.
+
+>>> f(1)
+1"""
+    link = {"Known": "heed.Known"}.get
+    lines = docstrings.render(text.split("\n"), docstrings.argument_types(f), link)
+    assert lines[0] == r"Does \*it\*."
+    assert "   out_i = x_i * y" in lines  # a formula keeps its letters
+    assert lines[lines.index("   * - ``x``") + 1 :][:2] == [
+        "     - (B, T)",
+        "     - floats, see :py:obj:`Known <heed.Known>`.",
+    ]
+    assert lines[lines.index("   * - ``y``, ``z``") + 1 :][:2] == ["     - (B,)", "     - both."]
+    assert lines[lines.index(".. rubric:: Returns") + 2 :][:2] == ["(B, T); a pair", "of two."]
+    assert "``ValueError``" in lines
+    example = lines.index(".. code-block:: pycon")
+    assert lines[example + 1 :] == ["", "   >>> f(1)", "   1", ""]
+
+
+class Page(HTMLParser):
+    """The links, the anchors and the resources of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.links, self.anchors, self.loaded = [], set(), []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        self.anchors |= {values[name] for name in ("id", "name") if values.get(name)}
+        if tag == "a" and values.get("href"):
+            self.links.append(values["href"])
+        elif tag in ("img", "script", "link") and values.get("rel") not in ("next", "prev"):
+            self.loaded.append(values.get("src") or values.get("href"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, NEEDED)), reason="the extra [docs] is missing"
+)
+def test_the_site_builds_without_a_warning_and_its_links_hold(tmp_path):
+    # `tests/test_notebooks.py` runs the notebooks.
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "-d", str(tmp_path / "trees")]
+    options = ["-D", "nb_execution_mode=off", str(DOCS), str(tmp_path / "site")]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+    site = tmp_path / "site"
+    pages = {
+        path.resolve(): Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")
+    }
+    broken = []
+    for path, page in pages.items():
+        assert not [url for url in page.loaded if url and urlsplit(url).netloc], path
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            anchors = pages[target].anchors if target in pages else set()
+            if not target.exists() or (parts.fragment and unquote(parts.fragment) not in anchors):
+                broken.append((path.name, link))
+    assert not broken
+
+    from sphinx.util.inventory import InventoryFile
+
+    with (site / "objects.inv").open("rb") as file:
+        inventory = InventoryFile.load(file, "", lambda base, uri: uri)
+    # A newer Sphinx returns an object with the dictionary.
+    objects = getattr(inventory, "data", inventory)
+    known = {name for kind, names in objects.items() if kind.startswith("py:") for name in names}
+    wanted = {
+        f"{part}.{name}"
+        for part in map("heed.{}".format, heed._PARTS)
+        for name in listed_names(part)
+    }
+    assert wanted - known == set()
