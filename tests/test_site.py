@@ -85,7 +85,7 @@ Raises:
     assert lines[0] == r"Does \*it\*."
     assert "   out_i = x_i * y" in lines  # a formula keeps its letters
     assert lines[lines.index("   * - ``x``") + 1 :][:2] == [
-        "     - (B, T)",
+        "     - (B,\N{NO-BREAK SPACE}T)",
         "     - floats, see :py:obj:`Known <heed.Known>`.",
     ]
     assert lines[lines.index("   * - ``y``, ``z``") + 1 :][:2] == ["     - (B,)", "     - both."]

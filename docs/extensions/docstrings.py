@@ -66,10 +66,16 @@ def argument_types(function: Any) -> dict[str, str]:
         text = parameter.annotation
         text = text if isinstance(text, str) else inspect.formatannotation(text)
         if shape := re.search(r"Annotated\[.*\"([^\"]+)\"\]", text):
-            types[parameter.name] = f"({', '.join(shape[1].split())}{',' * (' ' not in shape[1])})"
+            letters = ", ".join(shape[1].split())
+            types[parameter.name] = _keep_together(f"({letters}{',' * (' ' not in shape[1])})")
         elif "Any" not in text and len(text) <= _LONGEST_TYPE:
             types[parameter.name] = f"``{text}``"
     return types
+
+
+def _keep_together(shapes: str) -> str:
+    """Shapes that a line does not break."""
+    return re.sub(r"\([^)]*\)", lambda match: match[0].replace(" ", "\N{NO-BREAK SPACE}"), shapes)
 
 
 def _split(lines: list[str]) -> Iterator[tuple[str | None, list[str]]]:
@@ -111,7 +117,7 @@ def _table(entries: list[tuple[str, list[str]]], types: Mapping[str, str], link:
         kind = types.get(first.lstrip("*"), "")
         match = _SHAPE.match(text[0])
         if match and _SHAPE_TEXT.match(match[1]):
-            kind, text = match[1], [text[0][match.end() :], *text[1:]]
+            kind, text = _keep_together(match[1]), [text[0][match.end() :], *text[1:]]
         codes = ", ".join(f"``{name}``" for name in (first, *rest))
         rows.append((codes, kind if kind.startswith("``") else inline(kind, link), text))
     shapes = any(kind for _, kind, _ in rows)
@@ -135,7 +141,13 @@ def _blocks(lines: list[str], link: Link) -> list[str]:
         if block.startswith(">>>"):
             out += [".. code-block:: pycon", "", *_indent(block.split("\n"), 3), ""]
         elif _FORMULA.match(block) or _COLUMNS.search(block) or text.startswith("    "):
-            out += [".. code-block:: text", "", *_indent(block.split("\n"), 3), ""]
+            code = [
+                ".. code-block:: text",
+                "   :class: formula",
+                "",
+                *_indent(block.split("\n"), 3),
+            ]
+            out += [*code, ""]
         else:
             # A list needs an empty line before it.
             block = re.sub(r"(?m)(^(?!- ).+)\n(?=- )", r"\1\n\n", inline(block, link))

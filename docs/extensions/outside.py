@@ -71,10 +71,9 @@ def _copy(app: Sphinx, config: object) -> None:
             continue
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".py":
-            about = ast.get_docstring(ast.parse(text)) or ""
-            title = about.partition("\n")[0].rstrip(".")
+            about = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
             shown = path.relative_to(ROOT).as_posix()
-            text = f"# {title}\n\n`{shown}`\n\n```python\n{text}```\n"
+            text = f"# {path.name}\n\n{about} `{shown}`:\n\n```python\n{text}```\n"
         _write(page, relink(text, path, page) if path.suffix == ".md" else text)
 
 
