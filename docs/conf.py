@@ -17,7 +17,7 @@ project_copyright = author
 version = release = heed.__version__
 language = "en"
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "mathml", "names", "outside"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "mathml", "names", "outside", "ratios"]
 root_doc = "index"
 exclude_patterns = ["README.md", "extensions"]
 nitpicky = True

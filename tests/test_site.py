@@ -95,6 +95,18 @@ Raises:
     assert lines[example + 1 :] == ["", "   >>> f(1)", "   1", ""]
 
 
+def test_bars_have_the_ratios_of_their_table():
+    table = (
+        "| case | to beat | ratio |\n| --- | --- | ---: |\n| a | b<c | 0.50 |\n| d | e | 4.00 |\n"
+    )
+    shown = load_extension("ratios").picture(table)
+    assert re.findall(r">([\d.]+)</span>", shown) == ["0.50", "4.00"]
+    assert "a, b&lt;c" in shown
+    # Two octaves above the least are 1: 2 of 7 in all.
+    bars = re.findall(r'class="(\w+)" style="left: ([\d.]+)%; width: ([\d.]+)%', shown)
+    assert bars == [("slower", "14.3", "14.3"), ("faster", "28.6", "28.6")]
+
+
 class Page(HTMLParser):
     """The links, the anchors and the resources of a page."""
 
