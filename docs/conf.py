@@ -7,6 +7,7 @@ from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # notebooks show their figures
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 
 import heed
@@ -33,6 +34,7 @@ nb_execution_cache_path = str(Path(__file__).parents[1] / "build" / "notebooks")
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+nb_output_stderr = "remove"  # TensorFlow's messages on start
 # Without KerasHub its notebook is shown, but not executed.
 nb_execution_excludepatterns = (
     [] if importlib.util.find_spec("keras_hub") else ["tutorials/kerashub.ipynb"]
