@@ -7,7 +7,9 @@ from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # notebooks show their figures
+os.environ["MPLBACKEND"] = (
+    "module://matplotlib_inline.backend_inline"  # notebooks show their figures
+)
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 
 import heed

@@ -45,7 +45,8 @@ def render(lines: list[str], types: Mapping[str, str], link: Link) -> list[str]:
         if entries is None:
             out += _blocks(body, link)
         elif heading in _TABLES:
-            out += _table(entries, types, link)
+            title = "attribute" if heading == "Attributes" else "argument"
+            out += _table(title, entries, types, link)
         else:
             for names, text in entries:
                 codes = ", ".join(f"``{name}``" for name in names.split(", "))
@@ -110,7 +111,9 @@ def _entries(body: list[str]) -> list[tuple[str, list[str]]] | None:
     ] or None
 
 
-def _table(entries: list[tuple[str, list[str]]], types: Mapping[str, str], link: Link) -> list[str]:
+def _table(
+    title: str, entries: list[tuple[str, list[str]]], types: Mapping[str, str], link: Link
+) -> list[str]:
     rows = []
     for names, text in entries:
         first, *rest = names.split(", ")
@@ -122,7 +125,7 @@ def _table(entries: list[tuple[str, list[str]]], types: Mapping[str, str], link:
         rows.append((codes, kind if kind.startswith("``") else inline(kind, link), text))
     shapes = any(kind for _, kind, _ in rows)
     out = [".. list-table::", "   :class: arguments", "   :header-rows: 1", "   :widths: auto", ""]
-    out += ["   * - argument", *["     - shape or type"] * shapes, "     - meaning"]
+    out += [f"   * - {title}", *["     - shape or type"] * shapes, "     - meaning"]
     for codes, kind, text in rows:
         out += [f"   * - {codes}", *[f"     - {kind}"] * shapes]
         first, *rest = _blocks(text, link) or [""]
