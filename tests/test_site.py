@@ -124,6 +124,41 @@ class Page(HTMLParser):
             self.loaded.append(values.get("src") or values.get("href"))
 
 
+def broken_links(site):
+    """Pairs of a page and its link that leads nowhere, or its picture, script or style from another site."""
+    paths = [path.resolve() for path in site.rglob("*.html")]
+    pages = {path: Page(path.read_text(encoding="utf-8")) for path in paths}
+    broken = []
+    for path, page in pages.items():
+        broken += [(path.name, url) for url in page.loaded if url and urlsplit(url).netloc]
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            anchors = pages[target].anchors if target in pages else set()
+            if not target.exists() or (parts.fragment and unquote(parts.fragment) not in anchors):
+                broken.append((path.name, link))
+    return broken
+
+
+def test_broken_links_are_found(tmp_path):
+    good = (
+        '<h1 id="top">x</h1><a href="#top">a</a><a href="b.html#end">b</a><a href="https://x">c</a>'
+    )
+    (tmp_path / "a.html").write_text(good)
+    (tmp_path / "b.html").write_text('<p id="end"></p><img src="a.html">')
+    assert not broken_links(tmp_path)
+    bad = '<a href="#no"></a><a href="c.html"></a><a href="a.html#no"></a><script src="//x/y.js"></script>'
+    (tmp_path / "b.html").write_text('<p id="end"></p>' + bad)
+    assert {link for _, link in broken_links(tmp_path)} == {
+        "#no",
+        "c.html",
+        "a.html#no",
+        "//x/y.js",
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     not all(map(importlib.util.find_spec, NEEDED)), reason="the extra [docs] is missing"
@@ -136,21 +171,7 @@ def test_the_site_builds_without_a_warning_and_its_links_hold(tmp_path):
     assert done.returncode == 0, done.stderr[-4000:]
 
     site = tmp_path / "site"
-    pages = {
-        path.resolve(): Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")
-    }
-    broken = []
-    for path, page in pages.items():
-        assert not [url for url in page.loaded if url and urlsplit(url).netloc], path
-        for link in page.links:
-            parts = urlsplit(link)
-            if parts.scheme or parts.netloc:
-                continue
-            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            anchors = pages[target].anchors if target in pages else set()
-            if not target.exists() or (parts.fragment and unquote(parts.fragment) not in anchors):
-                broken.append((path.name, link))
-    assert not broken
+    assert not broken_links(site)
 
     from sphinx.util.inventory import InventoryFile
 
