@@ -104,9 +104,13 @@ def _describe_peak(rates: dict[str, float] | str) -> str:
 
 
 def bar_table(chosen: list[Bar], times: Results) -> str:
-    """For each bar heed's time, the peer's, their ratio, and whether the bar is met; and heed's share of the peak."""
+    """For each bar heed's time, the peer's, their ratio, and whether the bar is met; and heed's share of the peak.
+
+    A run of some cases (`--case`) has the bars of these.
+    """
     header = ["case", "to beat", "heed, ms", "peer, ms", "ratio", "bar", "met"]
     by_case = dict(times)
+    chosen = [bar for bar in chosen if bar.case in by_case]
     peaks = [_seconds(REGISTER_PEAK, by_case.get(bar.case, {})) for bar in chosen]
     header += [SHARE] if any(peaks) else []
     rows = []

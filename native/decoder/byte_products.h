@@ -1,24 +1,27 @@
-// int8 products by bytes. integers.h includes this file once for each way in which the instruction set multiplies
-// bytes: HEED_BYTES is its struct in simd/, HEED_BYTES_TARGET the attribute of functions that use it.
+// int8 products. integers.h includes this file once for each way in which the instruction set multiplies: HEED_BYTES is
+// its struct in simd/, HEED_BYTES_TARGET the attribute of functions that use it. A step of a product takes four bytes
+// of a row and four of each column: four numbers of a byte, or two of 16 bits.
 
 namespace heed {
 namespace HEED_ISA {
 
-// Some rows of y = x W for some vectors of columns; `weights` holds a group of inputs every `columns` columns. Each
-// group prefetches kAhead cache lines of the next panel, from `ahead` on.
+// Some rows of y = x W for some vectors of columns; `weights` holds a step of inputs every 4 `columns` bytes. Each step
+// prefetches kAhead cache lines of the next panel, from `ahead` on.
 template <int kRows, int kVectors, int kAhead>
-HEED_BYTES_TARGET inline void byte_tile(HEED_BYTES, Matrix x, const int8_t* weights, int columns, int inputs,
-                                        const int32_t* offset, const float* factor, Matrix y, const char* ahead) {
+HEED_BYTES_TARGET inline void byte_tile(HEED_BYTES, Matrix x, const int8_t* weights, int columns, const Steps& steps,
+                                        Matrix y, const char* ahead) {
   typedef Integers<float> I;
   I sum[kRows][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) sum[r][v] = load_as<I>(offset + v * kLanes<float>);
-  for (int k = 0; k < inputs; k += kGroup, weights += kGroup * columns) {
+    for (int v = 0; v < kVectors; ++v)
+      sum[r][v] =
+          steps.begin == 0 ? load_as<I>(steps.offset + v * kLanes<float>) : load_as<I>(y[r] + v * kLanes<float>);
+  for (int step = steps.begin; step < steps.end; ++step, weights += 4 * columns) {
     I w[kVectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) w[v] = load_as<I>(weights + v * kGroup * kLanes<float>);
+    for (int v = 0; v < kVectors; ++v) w[v] = load_as<I>(weights + v * 4 * kLanes<float>);
     if constexpr (kAhead > 0) {
 #pragma GCC unroll 8
       for (int i = 0; i < kAhead; ++i) __builtin_prefetch(ahead + i * 64);
@@ -26,7 +29,7 @@ HEED_BYTES_TARGET inline void byte_tile(HEED_BYTES, Matrix x, const int8_t* weig
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const I four = load_as<int32_t>(reinterpret_cast<const uint8_t*>(x.int8_row(r)) + k) - I{};
+      const I four = load_as<int32_t>(x.int8_row(r) + step) - I{};
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) sum[r][v] = HEED_BYTES::add_products(sum[r][v], four, w[v]);
     }
@@ -34,36 +37,25 @@ HEED_BYTES_TARGET inline void byte_tile(HEED_BYTES, Matrix x, const int8_t* weig
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v)
-      store(y[r] + v * kLanes<float>,
-            __builtin_convertvector(sum[r][v], Vector<float>) * (load(factor + v * kLanes<float>) * *x.factor(r)));
+    for (int v = 0; v < kVectors; ++v) {
+      float* to = y[r] + v * kLanes<float>;
+      if (steps.end < steps.count)
+        store(to, (Vector<float>)sum[r][v]);
+      else
+        store(to, __builtin_convertvector(sum[r][v], Vector<float>) *
+                      (load(steps.factor + v * kLanes<float>) * *x.factor(r)));
+    }
 }
 
-// All rows for some vectors of columns.
-template <int kVectors>
+// All rows for some vectors of columns; `next` is what to prefetch.
+template <int kVectors, bool kPrefetch>
 HEED_BYTES_TARGET inline void byte_rows(HEED_BYTES bytes, Matrix x, int rows, const int8_t* weights, int columns,
-                                        int inputs, const int32_t* offset, const float* factor, Matrix y) {
-  constexpr int kLines = kVectors > 1 ? kVectors * kGroup * kLanes<float> / 64 : 0;  // of a group of inputs
-  const int64_t groups = (inputs + kGroup - 1) / kGroup;
-  const char* next = reinterpret_cast<const char*>(weights) + groups * kGroup * columns;
+                                        const Steps& steps, Matrix y, const char* next) {
+  constexpr int kLines = kPrefetch ? kVectors * 4 * kLanes<float> / 64 : 0;  // of a step
   panel_tiles<kLines>(rows, [&](int first, auto count, auto lines, int done) {
     byte_tile<decltype(count)::value, kVectors, decltype(lines)::value>(
-        bytes, x.from(first), weights, columns, inputs, offset, factor, y.from(first), next + done * groups * 64);
+        bytes, x.from(first), weights, columns, steps, y.from(first), next + int64_t{done} * steps.count * 64);
   });
-}
-
-// y = x W for one panel, from rows of bytes.
-HEED_BYTES_TARGET inline void byte_product(HEED_BYTES bytes, const PackedDense& dense, int first, Matrix x, int rows,
-                                           Matrix y, int columns) {
-  constexpr int kWide = kPanel / kLanes<float>;
-  const int8_t* weights =
-      reinterpret_cast<const int8_t*>(dense.weight) + first * static_cast<int64_t>(round_up(dense.inputs, kGroup));
-  const int32_t* offset = dense.offset + first;
-  const float* factor = dense.factor + first;
-  if (columns == kPanel) return byte_rows<kWide>(bytes, x, rows, weights, columns, dense.inputs, offset, factor, y);
-  for (int c = 0; c < columns; c += kLanes<float>)
-    byte_rows<1>(bytes, x, rows, weights + kGroup * c, columns, dense.inputs, offset + c, factor + c,
-                 {y.data + c, y.stride});
 }
 }  // namespace HEED_ISA
 }  // namespace heed

@@ -100,18 +100,16 @@ inline void share_ranges(Team* team, int count, int64_t work, const Function& fu
 template <class Column, class Finish>
 inline void apply_dense_panels(Team* team, const PackedDense& dense, Matrix x, int rows, Matrix y,
                                const Column& y_column, const Finish& finish) {
-  const bool as_bytes = dense.pack == HEED_PACK_INT8 && with_bytes([](auto) {});
-  for (int r = 0; dense.pack == HEED_PACK_INT8 && r < rows; ++r) round_row(x, r, dense.inputs, as_bytes);
+  const RowForm form = row_form(rows);
+  for (int r = 0; dense.pack == HEED_PACK_INT8 && r < rows; ++r) round_row(x, r, dense.inputs, form);
   const int panels = static_cast<int>((int64_t{dense.outputs} + kPanel - 1) / kPanel);
   share_ranges(team, panels, int64_t{rows} * dense.inputs * kPanel, [&](int begin, int end, int) {
     for (int panel = begin; panel < end; ++panel) {
       const int c = panel * kPanel, columns = panel_columns(dense.outputs, c);
       const int64_t at = static_cast<int64_t>(c) * dense.inputs;
       const Matrix to{y.data + y_column(c), y.stride};
-      if (as_bytes)
-        byte_product(dense, c, x, rows, to, columns);
-      else if (dense.pack == HEED_PACK_INT8)
-        whole_product(dense, c, x, rows, to, columns);
+      if (dense.pack == HEED_PACK_INT8)
+        int8_product(form, dense, c, x, rows, to, columns);
       else if (dense.pack == HEED_PACK_BFLOAT16)
         panel_product(dense, reinterpret_cast<const Bfloat16*>(dense.weight) + at, x, rows, to, columns);
       else

@@ -14,15 +14,34 @@ struct Matrix {
 
   HEED_INLINE float* operator[](int64_t row) const { return data + row * stride; }
   HEED_INLINE Matrix from(int64_t row) const { return {data + row * stride, stride}; }
-  // The int8 form: whole numbers as float, or plus byte_bias() as bytes; and its factor, in a vector before them.
+  // The int8 form: whole numbers in one of the forms of `RowForm`; and its factor, in a vector before them.
   HEED_INLINE float* int8_row(int64_t row) const { return data + row * stride + stride / 2 + kLanes<float>; }
   HEED_INLINE float* factor(int64_t row) const { return int8_row(row) - kLanes<float>; }
 
   static int64_t stride_of(int64_t numbers) { return 2 * (row_numbers(numbers) + kLanes<float>); }
 };
 
+// How a row's whole numbers are stored: as float, as 16 bits, the second and third of each group of four exchanged, or
+// plus byte_bias() as bytes.
+enum class RowForm { kFloats, kWords, kBytes };
+
+// The form for so many rows.
+inline RowForm row_form([[maybe_unused]] int rows) {
+#ifdef HEED_PAIR_BYTES
+  if (rows >= kWordRows && byte_bias() == PairBytes::kBias) return RowForm::kWords;
+#endif
+  return with_bytes([](auto) {}) ? RowForm::kBytes : RowForm::kFloats;
+}
+
+inline void store_words(char* to, Words whole) {
+  typedef uint64_t Groups __attribute__((vector_size(HEED_VECTOR_BYTES / 2)));
+  store_halves(to, whole);
+  const Groups x = load_as<Groups>(to);
+  store(to, (x & 0xffff00000000ffffu) | (x & 0xffff0000u) << 16 | (x >> 16 & 0xffff0000u));
+}
+
 // Rounds a row to whole numbers in [-127, 127].
-inline void round_row(Matrix x, int row, int count, bool as_bytes) {
+inline void round_row(Matrix x, int row, int count, RowForm form) {
   typedef Vector<float> V;
   const float* from = x[row];
   V lane_max{}, nonfinite{};
@@ -38,16 +57,28 @@ inline void round_row(Matrix x, int row, int count, bool as_bytes) {
   const float inverse = is_zero ? 0 : 127 / magnitude;
   *x.factor(row) = is_nan != 0 ? is_nan : magnitude / 127;
   float* to = x.int8_row(row);
-  uint8_t* bytes = reinterpret_cast<uint8_t*>(to);
+  char* bytes = reinterpret_cast<char*>(to);
   const Words bias = Words{} - (Words)broadcast(kRounder) + static_cast<uint32_t>(byte_bias());
   for (int c = 0; c < count; c += kLanes<float>) {
     const V scaled = is_zero ? V{} : load_some(from + c, count - c) * inverse, whole = scaled + kRounder;
-    if (as_bytes)
+    if (form == RowForm::kBytes)
       Simd::store_bytes(bytes + c, (Words)whole + bias);
+    else if (form == RowForm::kWords)
+      store_words(bytes + 2 * c, (Words)whole - (Words)broadcast(kRounder));
     else
       store(to + c, whole - kRounder);
   }
 }
+
+// Some steps of a product, [begin, end) of `count`: sums begin with the offset of each column, wait as integers in the
+// memory of y for the steps that follow, and are multiplied by the factors of column and row after the last.
+struct Steps {
+  int begin, end, count;
+  const int32_t* offset;
+  const float* factor;
+
+  HEED_INLINE Steps of_columns(int c) const { return {begin, end, count, offset + c, factor + c}; }
+};
 
 }  // namespace HEED_ISA
 }  // namespace heed
@@ -61,15 +92,58 @@ inline void round_row(Matrix x, int row, int count, bool as_bytes) {
 #define HEED_BYTES PairBytes
 #define HEED_BYTES_TARGET
 #include "byte_products.h"
+#define HEED_BYTES PairWords
+#define HEED_BYTES_TARGET
+#include "byte_products.h"
 #endif
 
 namespace heed {
 namespace HEED_ISA {
 
+#if defined(HEED_DOT_BYTES) || defined(HEED_PAIR_BYTES)
+// Some steps of y = x W for one panel; with kPrefetch, the next panel is at `next`.
+template <bool kPrefetch, class Bytes>
+inline void byte_panel(Bytes bytes, Matrix x, int rows, const int8_t* weights, const Steps& steps, Matrix y,
+                       int columns, const char* next) {
+  if (columns == kPanel)
+    return byte_rows<kPanel / kLanes<float>, kPrefetch>(bytes, x, rows, weights, columns, steps, y, next);
+  for (int c = 0; c < columns; c += kLanes<float>)
+    byte_rows<1, false>(bytes, x, rows, weights + 4 * c, columns, steps.of_columns(c), {y.data + c, y.stride}, next);
+}
+
 // y = x W for one panel, from rows of bytes.
 inline void byte_product(const PackedDense& dense, int first, Matrix x, int rows, Matrix y, int columns) {
-  with_bytes([&](auto bytes) { byte_product(bytes, dense, first, x, rows, y, columns); });
+  const int steps = (dense.inputs + kGroup - 1) / kGroup;
+  const int8_t* weights = reinterpret_cast<const int8_t*>(dense.weight) + int64_t{first} * steps * kGroup;
+  const char* next = reinterpret_cast<const char*>(weights) + int64_t{steps} * kGroup * columns;
+  const Steps all{0, steps, steps, dense.offset + first, dense.factor + first};
+  with_bytes([&](auto bytes) { byte_panel<true>(bytes, x, rows, weights, all, y, columns, next); });
 }
+
+#endif
+
+#ifdef HEED_PAIR_BYTES
+// The same from rows of 16 bits. Weights are widened a few inputs at a time: they stay in the first-level cache.
+inline void word_product(const PackedDense& dense, int first, Matrix x, int rows, Matrix y, int columns) {
+  typedef int16_t Shorts __attribute__((vector_size(HEED_VECTOR_BYTES)));
+  constexpr int kInputs = 256;
+  const int inputs = round_up(dense.inputs, kGroup);
+  const int8_t* from = reinterpret_cast<const int8_t*>(dense.weight) + int64_t{first} * inputs;
+  alignas(64) int32_t wide[kInputs / 2 * kPanel];  // two inputs of each column
+  for (int k = 0; k < inputs; k += kInputs) {
+    const int end = static_cast<int>(min(k + kInputs, inputs));
+    int32_t* to = wide;
+    for (int i = k; i < end; i += kGroup, to += 2 * columns)
+      for (int c = 0; c < columns; c += kLanes<float>, from += kGroup * kLanes<float>) {
+        const Shorts pairs = load_as<Shorts>(from);  // of inputs: first and third, second and fourth
+        store(to + c, pairs << 8 >> 8);
+        store(to + columns + c, pairs >> 8);
+      }
+    byte_panel<false>(PairWords{}, x, rows, reinterpret_cast<const int8_t*>(wide),
+                      {k / 2, end / 2, inputs / 2, dense.offset + first, dense.factor + first}, y, columns, nullptr);
+  }
+}
+#endif
 
 // Converts int8 weights of some inputs, whole groups, to float: [input][column].
 inline void widen_panel(const int8_t* from, int inputs, int columns, float* to) {
@@ -110,6 +184,18 @@ inline void whole_product(const PackedDense& dense, int first, Matrix x, int row
         store(y[at + r] + c, __builtin_convertvector(load_as<Integers<float>>(sums + r * columns + c), Vector<float>) *
                                  (load(dense.factor + first + c) * *x.factor(at + r)));
   }
+}
+
+// y = x W for one panel, from rows in a form.
+inline void int8_product([[maybe_unused]] RowForm form, const PackedDense& dense, int first, Matrix x, int rows,
+                         Matrix y, int columns) {
+#ifdef HEED_PAIR_BYTES
+  if (form == RowForm::kWords) return word_product(dense, first, x, rows, y, columns);
+#endif
+#if defined(HEED_DOT_BYTES) || defined(HEED_PAIR_BYTES)
+  if (form == RowForm::kBytes) return byte_product(dense, first, x, rows, y, columns);
+#endif
+  whole_product(dense, first, x, rows, y, columns);
 }
 
 }  // namespace HEED_ISA

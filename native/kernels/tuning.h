@@ -81,6 +81,10 @@ inline constexpr int64_t kTaskNumbers = 32768, kRowParts = 128, kLeastRows = 16;
 // Rows that are decoded together read the weights once; beyond so many that saves nothing.
 inline constexpr int64_t kMostRows = 64;
 
+// Rows from which int8 weights are widened to 16 bits where bytes are multiplied in pairs: an instruction less for each
+// product outweighs the widening. 64 rows of 256 inputs take 0.83 of the time on Zen 4.
+inline constexpr int kWordRows = 16;
+
 // Tokens of sources and prompts that go through the layers together, and queries of one text that attend together.
 inline constexpr int64_t kTokenRows = 256, kTokenTile = 64;
 

@@ -62,6 +62,11 @@ struct PairBytes {
     return sums + (Integers<float>)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
   }
 };
+struct PairWords {
+  static HEED_INLINE Integers<float> add_products(Integers<float> sums, Integers<float> x, Integers<float> weights) {
+    return sums + (Integers<float>)_mm256_madd_epi16((__m256i)x, (__m256i)weights);
+  }
+};
 
 }  // namespace HEED_ISA
 }  // namespace heed

@@ -192,11 +192,11 @@ struct Portable {
 
 // Products of bytes are not portable. A header beside this one may define
 //   DotBytes    products that some machines have, with a macro HEED_DOT_BYTES, the attribute of functions that use them
-//   PairBytes   products that all machines have, with an empty macro HEED_PAIR_BYTES
+//   PairBytes   products that all machines have, with an empty macro HEED_PAIR_BYTES; and PairWords, of 16 bits
 // of these members:
 //   supported() whether this machine has them (of DotBytes)
-//   kBias       what is added to the bytes of rows, from -127 to 127
-//   add_products(sums, x, weights) sums + four products of bytes each
+//   kBias       what is added to the bytes of rows, from -127 to 127 (not of PairWords)
+//   add_products(sums, x, weights) sums + four products of bytes each (PairWords: two, of 16 bits)
 
 }  // namespace HEED_ISA
 }  // namespace heed

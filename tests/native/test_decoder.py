@@ -176,6 +176,16 @@ def test_int8_columns_of_one_sign(library: Any) -> None:
     assert_best(stack, call, call.run(library, stack))
 
 
+def test_int8_products_do_not_depend_on_the_number_of_rows(library: Any) -> None:
+    """AVX2 multiplies many rows in 16 bits and few in 8; the sums of both are exact, so the tokens are the same."""
+    sizes = {"layers": 1, "width": 40, "hidden": 530, "vocabulary": 300}
+    stack = Stack(np.random.default_rng(5), pack="int8", **sizes)
+    call = Call(stack, 23, 12, 9, masked=True)
+    tokens = call.run(library, stack, threads=1)
+    for rows in (slice(0, 1), slice(4, 9)):
+        np.testing.assert_array_equal(call.rows(rows).run(library, stack), tokens[rows])
+
+
 @pytest.mark.parametrize("length", [20, *slow([70])])
 def test_a_long_target(library: Any, length: int) -> None:
     stack = Stack(np.random.default_rng(3), layers=1, vocabulary=300, bias=True)

@@ -238,6 +238,20 @@ FAULTS = (
         (_DECODER,),
     ),
     Fault(
+        "weights of 16 bits meet the inputs in another order",
+        "native/decoder/integers.h",
+        "      store_words(bytes + 2 * c,",
+        "      store_halves(bytes + 2 * c,",
+        (_DECODER,),
+    ),
+    Fault(
+        "sums of 16-bit products begin again with every piece of the weights",
+        "native/decoder/byte_products.h",
+        "steps.begin == 0 ?",
+        "steps.begin >= 0 ?",
+        (_DECODER,),
+    ),
+    Fault(
         "rows of whole numbers have the factor of the first one",
         "native/decoder/integers.h",
         "*x.factor(row) = is_nan",
