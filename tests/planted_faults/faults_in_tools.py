@@ -1,4 +1,4 @@
-"""Faults in `heed.acceleration`, `heed.inspect` and on the command line."""
+"""Faults in `heed.acceleration`, `heed.inspect`, on the command line and in the site."""
 
 from __future__ import annotations
 
@@ -278,5 +278,20 @@ FAULTS = (
         "if evaluation.bleu is None and (",
         "if False and (",
         ("tests/cli/test_evaluate.py::test_evaluate_says_that_bleu_is_left_out",),
+    ),
+    # The site
+    Fault(
+        "the site loses the shapes of arguments",
+        "docs/extensions/docstrings.py",
+        "kind, text = _keep_together(match[1]), [",
+        'kind, text = "", [',
+        ("tests/test_site.py",),
+    ),
+    Fault(
+        "the reference lacks a public name",
+        "docs/reference/inspect.rst",
+        "   rollout\n",
+        "",
+        ("tests/test_site.py",),
     ),
 )
