@@ -149,7 +149,7 @@ FAULTS = (
     Fault(
         "the page of another site may ask for translations",
         f"{_SEQ2SEQ}/serving/app.py",
-        'if kind != "application/json":',
+        'if kind != _JSON:',
         "if False:",
         (f"{_OF_SEQ2SEQ}/serving/test_app.py",),
     ),

@@ -238,7 +238,11 @@ class Task(abc.ABC):
         return ids
 
     def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
-        """The texts of rows of target ids."""
+        """The texts of rows of target ids.
+
+        The text of a row's beginning must be a beginning of its text, but for spaces and U+FFFD at its end: translations
+        are streamed.
+        """
         return self.subwords.decode(rows)
 
     @abc.abstractmethod
