@@ -120,7 +120,7 @@ def test_a_late_answer_is_dropped(show, live, gate, translator):
     tab.locator("#text").press_sequentially("2")
     tab.wait_for_timeout(400)  # its request is under way, too
     gate.open()
-    tab.locator("#translations li").wait_for()
+    playwright.expect(tab.locator("#answer")).to_have_attribute("data-of", "12", timeout=60_000)
     assert tab.locator("#translations li").inner_text() == translator(["12"])[0]
     assert tab.locator("#keys li").all_inner_texts() == ["en", "1", "2"]
 
