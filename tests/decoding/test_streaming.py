@@ -146,9 +146,12 @@ def test_tokens_come_before_the_target_is_complete(monkeypatch: Any) -> None:
 @by_the_engine
 def test_a_reader_who_fails_or_forgets_leaves_nothing_behind() -> None:
     model = small_language_model(seed=3, end_bias=-1e9)
+
+    def fail(token: int) -> None:
+        raise KeyError(token)
+
     with pytest.raises(KeyError):
-        for token in model.stream(prompt=[[5]], max_length=200_000):
-            raise KeyError(token)
+        list(map(fail, model.stream(prompt=[[5]], max_length=200_000)))
     gc.collect()
     assert threads() == []
     tokens = model.stream(prompt=[[5]], max_length=200_000)

@@ -33,9 +33,12 @@ def recurrent(path, **options):
 @pytest.mark.parametrize(
     ("architecture", "preset", "millions"),
     [
+        ("transformer", "mini", 1.8),
         ("transformer", "tiny", 3.0),
         ("recurrent", "tiny", 2.5),
-        *slow([("transformer", "base", 52.3), ("recurrent", "base", 21.8)]),
+        *slow(
+            [("recurrent", "mini", 1.8), ("transformer", "base", 52.3), ("recurrent", "base", 21.8)]
+        ),
     ],
 )
 def test_presets_are_as_large_as_the_documentation_says(architecture, preset, millions):

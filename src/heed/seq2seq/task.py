@@ -244,8 +244,8 @@ class Task(abc.ABC):
     def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
         """The texts of rows of target ids.
 
-        The text of a row's beginning must be a beginning of its text, but for spaces and U+FFFD at its end: translations
-        are streamed.
+        The text of a row's beginning must be a beginning of its text, except for spaces and U+FFFD at its end, because
+        translations are streamed.
         """
         return self.subwords.decode(rows)
 

@@ -95,7 +95,9 @@ def rest_of(client):
     """The events up to the end of a chunked body."""
     text = b""
     while line := client._file.readline().strip():  # the head
-        assert line.startswith((b"HTTP/1.1 200", b"content", b"cache", b"x-accel", b"transfer", b"date"))
+        assert line.startswith(
+            (b"HTTP/1.1 200", b"content", b"cache", b"x-accel", b"transfer", b"date")
+        )
     while length := int(client._file.readline(), 16):
         text += client._file.read(length)
         client._file.readline()

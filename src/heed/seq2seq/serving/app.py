@@ -184,9 +184,7 @@ class Service:
             translation.cancel()
 
         def expired() -> bool:
-            return time.monotonic() > end or (
-                self.stopping and self.seconds_left() < _LAST_WORDS
-            )
+            return time.monotonic() > end or (self.stopping and self.seconds_left() < _LAST_WORDS)
 
         try:
             first = await pieces.read(expired)
@@ -315,6 +313,10 @@ def make_app(service: Service, hosts: Hosts | None = None) -> FastAPI:
     )
     app.router.route_class = _Direct
     problem: dict[str, Any] = {"model": messages.Problem}
+    responses: dict[int | str, dict[str, Any]] = {
+        HTTPStatus.OK: {"content": {EventStream.media_type: {"schema": {"type": "string"}}}}
+    }
+    responses |= {status: problem | {"description": why} for status, why in _REFUSALS.items()}
     schema = service.request_model.model_json_schema()
     options = service.options
     page, policy = make_page(service.describe_runs(), options.max_beam, options.max_characters)
@@ -323,8 +325,7 @@ def make_app(service: Service, hosts: Hosts | None = None) -> FastAPI:
         "/translate",
         response_model=messages.TranslateAnswer,
         response_model_exclude_none=True,
-        responses={status: problem | {"description": why} for status, why in _REFUSALS.items()}
-        | {HTTPStatus.OK: {"content": {EventStream.media_type: {"schema": {"type": "string"}}}}},
+        responses=responses,
         openapi_extra={
             "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}
         },

@@ -13,7 +13,8 @@ from heed.inspect.drawing import drawing_parts, fill, json_in_html
 from heed.seq2seq.task import Task
 
 _FILES = Path(__file__).parent / "_page_files"
-_EXAMPLES, _EXAMPLE_LENGTH = 3, 32  # on the page; characters
+_EXAMPLES, _EXAMPLE_LENGTH = 3, 26  # on the page; characters
+_ENDS = (".", "!", "?", "。", "！", "？")  # noqa: RUF001
 
 
 class RunOnPage(NamedTuple):
@@ -66,7 +67,7 @@ def make_page(runs: Sequence[RunOnPage], max_beam: int, max_characters: int) -> 
 
 
 def choose_examples(task: Task) -> list[str]:
-    """Sentences of a run's evaluation, as long as a short line.
+    """Texts of a run's evaluation: whole sentences if there are some, as long as a short line.
 
     Example:
         >>> from heed.seq2seq import NumbersTask
@@ -74,7 +75,11 @@ def choose_examples(task: Task) -> list[str]:
         3
     """
     texts = dict.fromkeys(item.text for item in task.evaluation_items() if not item.cut)
-    return sorted(texts, key=lambda text: abs(len(text) - _EXAMPLE_LENGTH))[:_EXAMPLES]
+
+    def rank(text: str) -> tuple[bool, int]:
+        return not text.rstrip().endswith(_ENDS), abs(len(text) - _EXAMPLE_LENGTH)
+
+    return sorted(texts, key=rank)[:_EXAMPLES]
 
 
 def _read_file(name: str) -> str:

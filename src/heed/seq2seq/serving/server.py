@@ -55,9 +55,7 @@ def serve(
     chosen = {name: examples or one.task.examples for name, one in translators.items()}
     if is_loopback(listener):
         chosen |= {
-            name: choose_examples(one.task)
-            for name, one in translators.items()
-            if not chosen[name]
+            name: choose_examples(one.task) for name, one in translators.items() if not chosen[name]
         }
     service = Service(translators, options, decoding, chosen)
     service.warm_up()
