@@ -88,6 +88,8 @@ def run_serve(parsed: argparse.Namespace) -> None:
     from heed.seq2seq.serving.options import ServingOptions
 
     count = 1 if parsed.processes is None else check_positive("--processes", parsed.processes)
+    if blank := [text for text in parsed.example if not text.strip()]:
+        raise TaskError(f"--example must not be blank. Received: {blank[0]!r}")
     limits = ServingOptions(**select_options(parsed, [name for name, _, _ in _LIMITS]))
     decoding = seq2seq.DecodingOptions(**select_options(parsed, [name for name, _, _ in _DECODING]))
     served = _Served(

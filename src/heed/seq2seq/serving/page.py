@@ -5,16 +5,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from heed.inspect.drawing import drawing_parts, fill, json_in_html
 from heed.seq2seq.task import Task
+from heed.seq2seq.translator import Translator
 
 _FILES = Path(__file__).parent / "_page_files"
 _EXAMPLES, _EXAMPLE_LENGTH = 3, 26  # on the page; characters
-_ENDS = (".", "!", "?", "。", "！", "？")  # noqa: RUF001
+_ENDS = (".", "!", "?", "。", "！", "？")
 
 
 class RunOnPage(NamedTuple):
@@ -64,6 +65,25 @@ def make_page(runs: Sequence[RunOnPage], max_beam: int, max_characters: int) -> 
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return fill(_read_file("serve.html"), parts), policy
+
+
+def choose_all_examples(
+    translators: Mapping[str, Translator], examples: Sequence[str], private: bool
+) -> dict[str, Sequence[str]]:
+    """The texts to try of each run.
+
+    Args:
+        translators: the runs by name.
+        examples: of all runs. None: those of the run's task.
+        private: whether only this machine can reach the server. Then a task without examples has those of
+            `choose_examples`, which come from the user's data.
+    """
+    chosen: dict[str, Sequence[str]] = {}
+    for name, one in translators.items():
+        chosen[name] = examples or one.task.examples
+        if not chosen[name] and private:
+            chosen[name] = choose_examples(one.task)
+    return chosen
 
 
 def choose_examples(task: Task) -> list[str]:
