@@ -19,7 +19,7 @@ from heed.seq2seq.serving.app import Service, make_app
 from heed.seq2seq.serving.connection import KEEP_ALIVE, Connection
 from heed.seq2seq.serving.hosts import Hosts
 from heed.seq2seq.serving.options import ServingOptions
-from heed.seq2seq.serving.page import choose_examples
+from heed.seq2seq.serving.page import choose_all_examples
 from heed.seq2seq.serving.sockets import BACKLOG, get_url, is_loopback
 from heed.seq2seq.translator import Translator
 
@@ -52,11 +52,7 @@ def serve(
     Raises:
         KeyboardInterrupt: after SIGINT.
     """
-    chosen = {name: examples or one.task.examples for name, one in translators.items()}
-    if is_loopback(listener):
-        chosen |= {
-            name: choose_examples(one.task) for name, one in translators.items() if not chosen[name]
-        }
+    chosen = choose_all_examples(translators, examples, is_loopback(listener))
     service = Service(translators, options, decoding, chosen)
     service.warm_up()
     # Objects so far stay: to search TensorFlow's for garbage takes tenths of a second.
