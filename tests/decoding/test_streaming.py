@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -139,7 +140,9 @@ def test_tokens_come_before_the_target_is_complete(monkeypatch: Any) -> None:
     assert threads() == [], "nothing runs before a token is asked for"
     first = list(itertools.islice(tokens, 4))
     assert threads() == ["heed-stream"]
+    started = time.monotonic()
     tokens.close()
+    assert time.monotonic() - started < 20, "it does not go on to the end"
     assert threads() == []
     assert len(closed) == 1
     assert first == row_of(model, prompt=[[5]], max_length=5)[1:]
