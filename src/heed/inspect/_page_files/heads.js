@@ -3,14 +3,16 @@
 function makeHeads(data, state, select, changed, kept) {
   const grid = $("grid"), GAP = 3, LABELS = 96;
   const most = Math.max(...data.layers.map((layer) => layer.heads.length + (layer.heads.length > 1)));
-  const buttons = [];
+  const buttons = [], box = grid.parentElement;
+  let size = 0; // of a thumbnail
 
-  // The size of a thumbnail leaves room for all of them, but a finger must be able to hit one.
+  // The size leaves room for all of them, but a finger must be able to hit one.
   function fitSize() {
-    const width = narrow.matches ? grid.parentElement.clientWidth - LABELS : 390 + GAP * most;
+    const width = narrow.matches ? box.clientWidth - LABELS : 390 + GAP * most;
     const height = narrow.matches ? Infinity : 560;
-    return Math.max(coarse.matches ? 44 : 26, Math.min(64, Math.floor(width / most) - GAP, Math.floor(height / data.layers.length)));
+    return Math.max(least(), Math.min(64, Math.floor(width / most) - GAP, Math.floor(height / data.layers.length)));
   }
+  const least = () => (coarse.matches ? 44 : 26);
 
   const numbersOf = (heads) => [...new Set(heads.map((head) => head.number))].sort((a, b) => a - b);
   // For each filter, the property of a head that it compares, and its choices.
@@ -22,12 +24,26 @@ function makeHeads(data, state, select, changed, kept) {
   const passes = (head) => Object.entries(filters).every(([id, [of]]) => $(id).value === "" || $(id).value === String(of(head)));
 
   function build() {
+    size = fitSize();
+    place();
+    const spare = box.clientHeight - box.scrollHeight, rows = new Set(data.heads.filter(passes).map((head) => head.l)).size;
+    if (!narrow.matches && spare < 0 && size > least()) {
+      size = Math.max(least(), size + Math.floor(spare / rows));
+      place();
+    }
+    draw();
+    // Without scrolling the page.
+    const chosen = buttons.find((button) => +button.dataset.head === state.head.index);
+    if (chosen && box.scrollHeight > box.clientHeight) box.scrollTop = chosen.offsetTop - box.offsetTop - box.clientHeight / 2;
+  }
+
+  function place() {
     grid.replaceChildren();
     buttons.length = 0;
-    const heads = data.heads.filter(passes), numbers = numbersOf(heads), size = fitSize();
+    const heads = data.heads.filter(passes), numbers = numbersOf(heads);
     // Whole rows, where there are too many for the window.
     const rows = Math.max(3, Math.floor(innerHeight / 2 / (size + GAP)));
-    grid.parentElement.style.maxHeight = narrow.matches ? `${24 + rows * (size + GAP)}px` : "";
+    box.style.maxHeight = narrow.matches ? `${24 + rows * (size + GAP)}px` : "";
     grid.style.gridTemplateColumns = `auto repeat(${numbers.length}, ${size}px)`;
     $("none").hidden = heads.length > 0;
     if (heads.length) {
@@ -58,10 +74,6 @@ function makeHeads(data, state, select, changed, kept) {
     }
     if (heads.length && !heads.includes(state.head)) select(heads[0]);
     mark();
-    draw();
-    // Without scrolling the page.
-    const chosen = buttons.find((button) => +button.dataset.head === state.head.index), box = grid.parentElement;
-    if (chosen && box.scrollHeight > box.clientHeight) box.scrollTop = chosen.offsetTop - box.offsetTop - box.clientHeight / 2;
   }
 
   function mark() {
@@ -75,7 +87,7 @@ function makeHeads(data, state, select, changed, kept) {
   // Draws a few at a time, so that many heads on long sequences do not block the page.
   let drawing = 0;
   function draw() {
-    const turn = ++drawing, waiting = [...buttons], pixels = Math.round(fitSize() * Math.min(2, devicePixelRatio || 1));
+    const turn = ++drawing, waiting = [...buttons], pixels = Math.round(size * Math.min(2, devicePixelRatio || 1));
     (function some() {
       const end = performance.now() + 12;
       while (turn === drawing && waiting.length && performance.now() < end) {

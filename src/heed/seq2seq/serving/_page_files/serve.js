@@ -12,7 +12,7 @@ let found = [];     // the listed translations
 let copied = 0;     // the timer that ends "Copied"
 
 function problem(text) {
-  $("problem").textContent = text;
+  $("problem").textContent = text.charAt(0).toUpperCase() + text.slice(1);
   $("problem").hidden = !text;
   update();
 }
@@ -28,7 +28,7 @@ function clear() {
 function update() {
   $("nothing").hidden = found.length > 0 || !$("problem").hidden || pending !== null;
   $("copy").hidden = found.length === 0;
-  $("welcome").hidden = $("text").value.trim() !== "" || found.length > 0;
+  $("welcome").hidden = found.length > 0;
 }
 
 // Replaces the drawing; the user's choices stay.
