@@ -141,6 +141,7 @@ void check(const PackedStack& s, const HeedDecoding& d, const int32_t* tokens, c
   if (d.prompt) check_prompt(s, d);
   check_size(d.search, HEED_GREEDY, HEED_BEAM, "search");
   require(tokens || d.batch == 0, "`tokens` is missing");
+  require(!d.on_token || d.search != HEED_BEAM, "`on_token` must be NULL for a beam search, which decides at its end");
   if (d.search == HEED_BEAM) {
     check_size(d.beams, 1, HEED_MOST_BEAMS, "beams");
     require(d.length_penalty >= 0 && std::isfinite(d.length_penalty), "`length_penalty` must be at least 0");

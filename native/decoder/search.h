@@ -149,6 +149,7 @@ void decode_rows(const PackedStack& stack, const HeedDecoding& decoding, SourceR
     for (int r = 0; r < open; ++r) {
       const int32_t source = s.source[r], position = s.position[r], token = s.token[r];
       tokens[(range.begin + source) * length + position] = token;
+      if (decoding.on_token && !decoding.on_token(decoding.listener, range.begin + source, token)) continue;
       if (token == decoding.end_token || position + 1 == length) continue;
       s.source[still_open] = source, s.position[still_open] = position + 1, s.token[still_open++] = token;
     }

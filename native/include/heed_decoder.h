@@ -130,6 +130,10 @@ typedef struct HeedDecoding {
   double length_penalty;
   // Of beam search: N, the number of hypotheses to return for each source, in [1, beams]; 0: one.
   int32_t results;
+  // Of greedy decoding and sampling: called with `listener` for each token after the prompt, as soon as it is decoded,
+  // from the thread that decodes its target (an index of the batch). 0 ends the target there, like a cut. NULL: none.
+  int32_t (*on_token)(void* listener, int64_t target, int32_t token);
+  void* listener;
 } HeedDecoding;
 
 // A stack with its weights packed for the kernels of the instruction set in use.

@@ -86,7 +86,7 @@ def test_the_cache_changes_nothing_in_other_models(method, variant):
 def test_a_state_of_decoding_is_a_value(use_cache):
     """It knows how many tokens it has read, can be gone on from twice, and gives what the whole model gives."""
     model, source = small_model(seed=4), np.repeat(sources(1), 3, axis=0)  # rows may change places
-    decoder = IncrementalDecoder(model, source, 3, 4, use_cache=use_cache)
+    decoder = IncrementalDecoder(model, model.encode_source(source), 3, 4, use_cache=use_cache)
     start, state = decoder.start()
     np.testing.assert_array_equal(start, 1)
     read = np.array([[1, 3, 4], [1, 5, 6], [1, 7, 8]], "int32")

@@ -189,7 +189,7 @@ def test_steps_give_what_the_call_gives(attention):
     source = sources(2)
     read = np.array([[1, 3, 4], [1, 5, 6], [1, 7, 8], [1, 4, 4]], "int32")  # two of each source
     whole = np.asarray(model({"source": source.repeat(2, axis=0), "target": read}))[:, :, 2:]
-    decoder = IncrementalDecoder(model, source, 2, 4, beams=2)
+    decoder = IncrementalDecoder(model, model.encode_source(source), 2, 4, beams=2)
     _, state = decoder.start()
     for place, tokens in enumerate(read.T):
         logits, state = decoder.step(state, tokens)

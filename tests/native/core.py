@@ -27,7 +27,7 @@ import numpy as np
 
 from tests.native import emulated
 
-VERSION = 4
+VERSION = 5
 DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
 DOT_PRODUCT, ADDITIVE = range(2)
 WINDOW, PREFIX, LENGTHS, SEGMENTS, DENSE, DILATED = RULES = range(6)

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 PAD, START, END = 0, 1, 2
+TokenListener = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64, c_int32)
 PACKS = ("float32", "bfloat16", "int8")
 ACTIVATIONS = {
     "linear": lambda x: x,
@@ -104,6 +105,8 @@ class DecodingStruct(Structure):
         ("beams", c_int32),
         ("length_penalty", c_double),
         ("results", c_int32),
+        ("on_token", TokenListener),
+        ("listener", c_void_p),
     )
 
 
@@ -449,9 +452,17 @@ class Call:
         return part
 
     def run(
-        self, library: Any, stack: Stack, threads: int = 2, scores: np.ndarray | None = None
+        self,
+        library: Any,
+        stack: Stack,
+        threads: int = 2,
+        scores: np.ndarray | None = None,
+        listener: Any = None,
     ) -> np.ndarray:
-        """Tokens (B, L), or if several `results` are asked for (B, N, L); `scores` (B, N) is written."""
+        """Tokens (B, L), or if several `results` are asked for (B, N, L); `scores` (B, N) is written.
+
+        `listener(target, token)` says whether a target goes on.
+        """
         decoder = c_void_p()
         check(library.heed_decoder_make(stack.struct(), ctypes.byref(decoder)))
         arrays = (self.tokens, self.encoded, self.source_mask, *self.tables.values())
@@ -474,6 +485,8 @@ class Call:
             self.length_penalty,
             self.results,
         )
+        if listener is not None:
+            decoding.on_token = TokenListener(lambda _, target, token: listener(target, token))
         shape = (self.batch, *([self.results] if self.results else []), self.length)
         tokens = stack.place(np.full(shape, 77, np.int32))
         try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import itertools
 import re
+import threading
 from collections.abc import Iterator
 from ctypes import c_int32, c_void_p
 from operator import attrgetter
@@ -362,6 +364,32 @@ def test_tiny_vocabularies(library: Any) -> None:
         assert library.heed_decode(decoder, decoding, tokens.ctypes.data, None, 2) is None
         assert (tokens == 0).all()
     library.heed_decoder_free(decoder)
+
+
+def test_a_listener_gets_each_token_and_may_stop(library: Any) -> None:
+    stack, lock = Stack(np.random.default_rng(3), queries_per_kv=1), threading.Lock()
+    heard: dict[int, list[int]] = collections.defaultdict(list)
+
+    def hear(target: int, token: int, most: int = 9) -> int:
+        with lock:
+            heard[target].append(token)
+        return len(heard[target]) < most
+
+    for search in ({}, {"sampling": {"top_k": 5}}):
+        call = Call(stack, 5, 6, 3, prompted=True, **search)
+        whole = call.run(library, stack)
+        heard.clear()
+        np.testing.assert_array_equal(call.run(library, stack, listener=hear), whole)
+        given = (call.prompt != PAD).sum(1)
+        ends = [[x for x in row[n:] if x != PAD] for row, n in zip(whole, given, strict=True)]
+        assert [heard[target] for target in range(5)] == ends
+        heard.clear()
+        short = call.run(library, stack, listener=lambda *args: hear(*args, most=1))
+        at = np.arange(6)
+        np.testing.assert_array_equal(short, np.where(at <= given[:, None], whole, PAD))
+        assert all(len(tokens) == 1 for tokens in heard.values())
+    with pytest.raises(ValueError, match="`on_token` must be NULL for a beam search"):
+        Call(stack, 1, 4, 3, beams=2).run(library, stack, listener=lambda *_: 1)
 
 
 SEARCHES = ({}, {"sampling": {"top_k": 5}}, {"beams": 3})

@@ -8,6 +8,7 @@
 //   positions, rotation, relative_bias                       float (L, D), (L, H), (N, L)
 //   source_positions, source_rotation, source_relative_bias  float (S, D), (S, H), (N, 2 S)
 //   prompt         int32 (B, L)
+//   stream         int64 (): the number of a stream of token_stream.h that gets the tokens of one source
 //   values         double (n): of the n fields that the attribute `names` lists, a line each; see decoder_fields.h
 //   weights        floats of any shape
 // and returns tokens, int32 (B, N, L), and scores, float (B, N), or (0, 0) if the search returns none.
@@ -22,6 +23,7 @@
 
 #include "decoder_fields.h"
 #include "settings.h"
+#include "token_stream.h"
 
 namespace heed::tf {
 namespace {
@@ -38,6 +40,7 @@ enum Input {
   kSourceRotation,
   kSourceBias,
   kPrompt,
+  kStream,
   kValues,
   kWeights
 };
@@ -134,6 +137,15 @@ std::shared_ptr<const Packed> packed_for(Kernel& kernel, std::vector<Tensor>& in
   return kernel.packed;
 }
 
+// The stream that gets the tokens, or null.
+std::shared_ptr<TokenStream> stream_of(const Tensor& number) {
+  if (number.count() == 0) return nullptr;
+  auto stream = find_stream(*number.data<int64_t>());
+  if (!stream)
+    fail("`stream` must be the number of an open stream. Received: " + std::to_string(*number.data<int64_t>()));
+  return stream;
+}
+
 // The numbers of an input, or null if it is empty.
 template <class T = float>
 const T* optional(const Tensor& x, const char* name, const Dims& dims) {
@@ -159,7 +171,7 @@ void run(void* state, TF_OpKernelContext* context) {
     // Before any of these sizes is multiplied: an empty tensor may have any.
     if (batch > HEED_MOST_BATCH || positions > HEED_MOST_LENGTH)
       fail("`source` must have at most 2^31 rows of at most 2^20 tokens" + source.described());
-    Search search;
+    Search search{};
     SearchFields(kernel.search, values, search);
     const int64_t length = search.length;
     if (length < 1) fail("`search/length` must be positive. Received: " + std::to_string(length));
@@ -178,6 +190,15 @@ void run(void* state, TF_OpKernelContext* context) {
     search.source_rotation = optional(inputs[kSourceRotation], "source_rotation", {positions, encoder.head_dim});
     search.source_relative_bias = optional(inputs[kSourceBias], "source_relative_bias", {encoder.heads, 2 * positions});
     search.prompt = optional<int32_t>(inputs[kPrompt], "prompt", {batch, length});
+    const std::shared_ptr<TokenStream> stream = stream_of(inputs[kStream]);
+    if (stream) {
+      if (batch != 1) fail("`source` must have one row where its tokens are streamed" + source.described());
+      stream->reserve(length);
+      search.listener = stream.get();
+      search.on_token = [](void* listener, int64_t, int32_t token) -> int32_t {
+        return static_cast<TokenStream*>(listener)->write(token);
+      };
+    }
     const int64_t results = std::max<int64_t>(search.results, 1);
     const bool scored = search.return_scores != 0;
     const Tensor tokens = allocated(context, status, 0, kInt32, {batch, results, length}, sizeof(int32_t));
@@ -206,7 +227,7 @@ __attribute__((constructor)) void register_decoder() {
   for (const char* input :
        {"source: int32", "source_mask: bool", "encoded: float", "uniform: float", "positions: float", "rotation: float",
         "relative_bias: float", "source_positions: float", "source_rotation: float", "source_relative_bias: float",
-        "prompt: int32", "values: double", "weights: W * float"})
+        "prompt: int32", "stream: int64", "values: double", "weights: W * float"})
     TF_OpDefinitionBuilderAddInput(op, input);
   for (const char* output : {"tokens: int32", "scores: float"}) TF_OpDefinitionBuilderAddOutput(op, output);
   TF_OpDefinitionBuilderSetShapeInferenceFunction(op, TF_ShapeInferenceContextSetUnknownShape);

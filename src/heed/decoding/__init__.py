@@ -2,5 +2,6 @@
 
 from heed.decoding.decodable import Decodable
 from heed.decoding.generation import explain_generate, generate
+from heed.decoding.streaming import stream
 
-__all__ = ["Decodable", "explain_generate", "generate"]
+__all__ = ["Decodable", "explain_generate", "generate", "stream"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -17,7 +17,7 @@ from heed.decoding.beam import beam_search
 from heed.decoding.decodable import Decodable, missing_names
 from heed.decoding.incremental_decoder import IncrementalDecoder, column
 from heed.decoding.programs import program
-from heed.decoding.sampling import decode_rows, draw, greedy
+from heed.decoding.sampling import RowLoop, draw, greedy
 from heed.ops.backends import as_written
 from heed.ops.backends.decoder import WEIGHTS
 from heed.ops.checks import check_tokens
@@ -139,9 +139,10 @@ def generate(
         >>> tuple(tokens.shape), tuple(scores.shape)
         ((1, 3, 6), (1, 3))
     """
-    _check_model(model)
-    options = _checked(
+    request = make_request(
         model,
+        source,
+        prompt,
         method=method,
         max_length=max_length,
         beam_size=beam_size,
@@ -156,14 +157,51 @@ def generate(
         num_results=num_results,
         return_scores=return_scores,
     )
+    by_engine, options = not request.reasons, request.options
+    if request.rows == 0:
+        tokens = ops.zeros((0, options["num_results"], options["max_length"]), dtype="int32")
+        scores = ops.zeros((0, options["num_results"]), dtype="float32")
+    else:
+        function = engine.decode if by_engine else _decode
+        # Around the engine's one op tracing takes longer than running.
+        tokens, scores = program(model, options, function, quick=by_engine)(request.inputs)
+    if num_results is None:
+        tokens, scores = ops.squeeze(tokens, 1), ops.squeeze(scores, 1) if return_scores else None
+    return (tokens, scores) if return_scores else tokens
+
+
+class Request(NamedTuple):
+    """A checked call of `generate` or `stream`.
+
+    Attributes:
+        options: The options that the method uses.
+        inputs: "source", "prompt" (B, max_length) and "uniform" as tensors, those that there are.
+        rows: B, or None while a graph is traced that does not know it.
+        reasons: Why the engine does not decode; empty if it does.
+    """
+
+    options: dict[str, Any]
+    inputs: dict[str, Any]
+    rows: int | None
+    reasons: list[str]
+
+
+def make_request(model: Decodable, source: Any, prompt: Any, **options: Any) -> Request:
+    """Checks the arguments of `generate`, builds the model and draws the random numbers.
+
+    Raises:
+        TypeError, ValueError: As `generate`.
+    """
+    _check_model(model)
+    options = _checked(model, **options)
     options["num_results"] = options["num_results"] or 1
-    if options["num_results"] > 1 and method != "sample":
+    if options["num_results"] > 1 and options["method"] != "sample":
         _check_results(options)
     config = model.config
     if config.longest_target is not None and options["max_length"] > config.longest_target:
         raise ValueError(
             "`max_length` must be at most the config's `max_length` for learned positions. "
-            f"Received: max_length={max_length}, config.max_length={config.longest_target}"
+            f"Received: max_length={options['max_length']}, config.max_length={config.longest_target}"
         )
     source = model.check_source(source)
     if source is None and prompt is None:
@@ -174,35 +212,26 @@ def generate(
     first = next(iter(inputs.values()))
     if not model.built:
         model.build()
-    if method == "greedy" and return_scores:  # one beam finds the same, and knows its score
+    if options["method"] == "greedy" and options["return_scores"]:
+        # One beam finds the same, and knows its score.
         options |= {
             "method": "beam",
             "beam_size": 1,
             "length_penalty": 0.0,
             "coverage_penalty": 0.0,
         }
-    names = (*_SHARED, *_OPTIONS[options["method"]])
     reasons = engine.unsupported_reasons(model, options)
-    if reasons and weights != "float32":
+    if reasons and options["weights"] != "float32":
         raise ValueError(
             f'`weights` must be "float32" where the engine does not decode: {"; ".join(reasons)}. '
-            f"Received: weights={weights!r}"
+            f"Received: weights={options['weights']!r}"
         )
-    if method == "sample":
+    if options["method"] == "sample":
         # The only randomness, drawn before the loop: a number for each row and step.
         shape = (ops.shape(first)[0] * options["num_results"], options["max_length"])
         inputs["uniform"] = keras.random.uniform(shape, dtype="float32", seed=options["seed"])
-    function = _decode if reasons else engine.decode
-    if first.shape[0] == 0:
-        tokens = ops.zeros((0, options["num_results"], options["max_length"]), dtype="int32")
-        scores = ops.zeros((0, options["num_results"]), dtype="float32")
-    else:
-        chosen = {name: options[name] for name in names}
-        # Around the engine's one op tracing takes longer than running.
-        tokens, scores = program(model, chosen, function, quick=not reasons)(inputs)
-    if num_results is None:
-        tokens, scores = ops.squeeze(tokens, 1), ops.squeeze(scores, 1) if return_scores else None
-    return (tokens, scores) if return_scores else tokens
+    used = {name: options[name] for name in (*_SHARED, *_OPTIONS[options["method"]])}
+    return Request(used, inputs, first.shape[0], reasons)
 
 
 def _check_model(model: Any) -> None:
@@ -349,27 +378,45 @@ def explain_generate(
 
 def _decode(model: Decodable, inputs: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Any]:
     """Decodes in the current graph: tokens (B, N, L) and scores (B, N)."""
-    method, results = options["method"], options["num_results"]
-    prompt, source = inputs.get("prompt"), inputs.get("source")
-    rows = options["beam_size"] if method == "beam" else results
+    method, results, prompt = options["method"], options["num_results"], inputs.get("prompt")
+    memory = model.encode_source(inputs.get("source"))
+    if method != "beam":
+        tokens, scores = make_loop(model, memory, inputs, options).run()
+        shape = (-1, results, options["max_length"])
+        return ops.reshape(tokens, shape), ops.reshape(scores, shape[:2])
     decoder = IncrementalDecoder(
         model,
-        source,
-        ops.shape(prompt if source is None else source)[0],
+        memory,
+        _count_rows(inputs),
         options["max_length"],
-        beams=rows,
+        beams=options["beam_size"],
         use_cache=options["use_cache"],
-        track_coverage=method == "beam" and options["coverage_penalty"] > 0,
+        track_coverage=options["coverage_penalty"] > 0,
     )
-    if method == "beam":
-        penalties = {name: options[name] for name in ("length_penalty", "coverage_penalty")}
-        return beam_search(decoder, rows, prompt=prompt, results=results, **penalties)
+    penalties = {name: options[name] for name in ("length_penalty", "coverage_penalty")}
+    return beam_search(decoder, options["beam_size"], prompt=prompt, results=results, **penalties)
+
+
+def make_loop(
+    model: Decodable, memory: Any, inputs: dict[str, Any], options: dict[str, Any]
+) -> RowLoop:
+    """The loop of greedy decoding or sampling in the current graph, of the inputs and options of a `Request`."""
+    decoder = IncrementalDecoder(
+        model,
+        memory,
+        _count_rows(inputs),
+        options["max_length"],
+        beams=options["num_results"],
+        use_cache=options["use_cache"],
+    )
 
     def sample(logits: Any, index: Any) -> Any:
         uniform = column(inputs["uniform"], index)
         return draw(logits, uniform, options["temperature"], options["top_k"], options["top_p"])
 
-    choose = greedy if method == "greedy" else sample
-    tokens, scores = decode_rows(decoder, choose, prompt, options["return_scores"])
-    shape = (-1, results, options["max_length"])
-    return ops.reshape(tokens, shape), ops.reshape(scores, shape[:2])
+    choose = greedy if options["method"] == "greedy" else sample
+    return RowLoop(decoder, choose, inputs.get("prompt"), options["return_scores"])
+
+
+def _count_rows(inputs: dict[str, Any]) -> Any:
+    return ops.shape(inputs["source" if "source" in inputs else "prompt"])[0]

@@ -53,7 +53,7 @@ class IncrementalDecoder:
 
     Args:
         model: A `Decodable` model.
-        source: Its source, of `batch_size` rows, or None.
+        memory: From `encode_source` of the model.
         batch_size: B, an int or an integer tensor ().
         length: Number of tokens to decode.
         beams: Number of rows for each source. Row b * beams + k is beam k of source b.
@@ -64,7 +64,7 @@ class IncrementalDecoder:
     def __init__(
         self,
         model: Any,
-        source: Any,
+        memory: Any,
         batch_size: Any,
         length: int,
         beams: int = 1,
@@ -73,8 +73,7 @@ class IncrementalDecoder:
     ) -> None:
         self.config, self.length = model.config, length
         self.batch_size, self.rows = batch_size, batch_size * beams
-        self._model, self._use_cache = model, use_cache
-        self._memory = model.encode_source(source)
+        self._model, self._use_cache, self._memory = model, use_cache, memory
         self._beams, self._track_coverage = beams, track_coverage
         self._no_coverage = model.make_coverage(self._memory) if track_coverage else ()
         if not use_cache:

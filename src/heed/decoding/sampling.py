@@ -62,42 +62,56 @@ def draw(
     return ops.cast(ops.take_along_axis(tokens, choice[:, None], axis=-1)[:, 0], "int32")
 
 
-def decode_rows(
-    decoder: IncrementalDecoder,
-    choose: Callable[[Any, Any], Any],
-    prompt: Any = None,
-    return_scores: bool = False,
-) -> tuple[Any, Any]:
-    """Decodes until every row has ended or has `decoder.length` tokens.
+class RowLoop:
+    """The loop that decodes until every row has ended or has `decoder.length` tokens.
+
+    Its variables are the decoder's state, the last tokens (rows,), which rows have ended (rows,), the output
+    (rows, length) int32, and the scores (rows,).
 
     Args:
         decoder: Runs the model, one row for each source or several.
         choose: Logits (rows, vocabulary) and the step () to tokens (rows,).
         prompt: (B, length) int32, the first tokens of the rows of each source, then padding; or None.
         return_scores: Whether to compute scores.
-
-    Returns:
-        Tokens (rows, length) int32, padded after the end; and scores (rows,), the model's log probability of the tokens
-        after the prompt, or 0.
     """
-    config = decoder.config
-    tokens, state = decoder.start(prompt)
-    if prompt is not None:
-        prompt = decoder.of_beams(prompt)
 
-    def unfinished(state: DecodingState, tokens: Any, done: Any, *rest: Any) -> Any:
-        return ops.logical_and(state.index < decoder.length, ops.logical_not(ops.all(done)))
+    def __init__(
+        self,
+        decoder: IncrementalDecoder,
+        choose: Callable[[Any, Any], Any],
+        prompt: Any = None,
+        return_scores: bool = False,
+    ) -> None:
+        self._decoder, self._choose = decoder, choose
+        self._prompt, self._return_scores = prompt, return_scores
+        self._row_prompt = None if prompt is None else decoder.of_beams(prompt)
+
+    def start(self) -> tuple[Any, ...]:
+        """The variables before the first step: prompts are read."""
+        decoder = self._decoder
+        tokens, state = decoder.start(self._prompt)
+        done, scores = (ops.zeros((decoder.rows,), dtype=kind) for kind in ("bool", "float32"))
+        output = ops.full((decoder.rows, decoder.length), decoder.config.pad_id, dtype="int32")
+        if self._row_prompt is not None:
+            output = first_tokens(self._row_prompt, state.index, decoder.config.pad_id)
+        return state, tokens, done, output, scores
+
+    def unfinished(self, state: DecodingState, tokens: Any, done: Any, *rest: Any) -> Any:
+        """Whether there is another step."""
+        return ops.logical_and(state.index < self._decoder.length, ops.logical_not(ops.all(done)))
 
     def step(
-        state: DecodingState, tokens: Any, done: Any, output: Any, scores: Any
+        self, state: DecodingState, tokens: Any, done: Any, output: Any, scores: Any
     ) -> tuple[Any, ...]:
-        logits, new = decoder.step(state, tokens)
-        chosen, counts = choose(logits, state.index), ops.logical_not(done)
-        if prompt is not None:
-            given = column(prompt, state.index)
+        """The variables after one more token of each row."""
+        config = self._decoder.config
+        logits, new = self._decoder.step(state, tokens)
+        chosen, counts = self._choose(logits, state.index), ops.logical_not(done)
+        if self._row_prompt is not None:
+            given = column(self._row_prompt, state.index)
             free = given == config.pad_id
             chosen, counts = ops.where(free, chosen, given), ops.logical_and(free, counts)
-        if return_scores:
+        if self._return_scores:
             steps = ops.log_softmax(logits, axis=-1)
             own = ops.take_along_axis(steps, ops.expand_dims(chosen, 1), axis=1)[:, 0]
             scores += ops.where(counts, own, 0.0)
@@ -105,8 +119,11 @@ def decode_rows(
         output = write(output, state.index, tokens)
         return new, tokens, ops.logical_or(done, tokens == config.end_id), output, scores
 
-    done, scores = (ops.zeros((decoder.rows,), dtype=kind) for kind in ("bool", "float32"))
-    output = ops.full((decoder.rows, decoder.length), config.pad_id, dtype="int32")
-    if prompt is not None:
-        output = first_tokens(prompt, state.index, config.pad_id)
-    return ops.while_loop(unfinished, step, (state, tokens, done, output, scores))[3:]
+    def run(self) -> tuple[Any, Any]:
+        """All steps.
+
+        Returns:
+            Tokens (rows, length) int32, padded after the end; and scores (rows,), the model's log probability of the
+            tokens after the prompt, or 0.
+        """
+        return ops.while_loop(self.unfinished, self.step, self.start())[3:]

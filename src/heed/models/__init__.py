@@ -10,6 +10,7 @@
 - `Ensemble`: several models that decode as one.
 - `Decodable`: the protocol of your own models for `generate`.
 - `generate`: greedy, sampled and beam-search decoding with a key/value cache; `explain_generate` says how it runs.
+- `stream`: the tokens of one target as they are decoded.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import heed.ops  # noqa: F401  (first: it says what is missing)
 
 # isort: split
-from heed.decoding import Decodable, explain_generate, generate
+from heed.decoding import Decodable, explain_generate, generate, stream
 from heed.models.decoder import TransformerDecoder
 from heed.models.encoder import TransformerEncoder
 from heed.models.ensemble import Ensemble
@@ -60,4 +61,5 @@ __all__ = [
     "explain_generate",
     "generate",
     "mask_tokens",
+    "stream",
 ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from heed.decoding.decodable import Decodable, missing_names
+from heed.decoding.streaming import stream
 
 _SHARED = ("pad_id", "start_id", "end_id", "target_vocabulary_size")
 
@@ -67,6 +68,8 @@ class Ensemble:
                 )
         bounds = [x.longest_target for x in configs if x.longest_target is not None]
         self.config = EnsembleConfig(**own[0], longest_target=min(bounds, default=None))
+
+    stream = stream
 
     @property
     def built(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from heed._config import with_default
+from heed.decoding.streaming import stream
 from heed.models._model import ConfiguredModel, check_call_tokens
 from heed.models.config import TokensConfig
 from heed.models.decoder import TransformerDecoder
@@ -122,6 +123,8 @@ class LanguageModel(ConfiguredModel):
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor, as plain values."""
         return {**super().get_config(), "sequence_parallel": self.sequence_parallel}
+
+    stream = stream
 
     # The protocol of `generate`, see `Decodable`.
     def check_source(self, source: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from heed.decoding.streaming import stream
 from heed.models._model import ConfiguredModel, check_token_source, check_translation
 from heed.models.recurrent_decoder import RecurrentDecoder, repeated
 from heed.models.recurrent_encoder import RecurrentEncoder
@@ -85,6 +86,8 @@ class RecurrentTranslator(ConfiguredModel):
             return_attention_scores=bool(return_attention_scores),
             training=training,
         )
+
+    stream = stream
 
     # The protocol of `generate`, see `Decodable`.
     def check_source(self, source: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from heed.decoding.streaming import stream
 from heed.layers.masks import implicit_mask
 from heed.layers.shapes import agree
 from heed.models._model import ConfiguredModel, check_translation
@@ -163,6 +164,8 @@ class Transformer(ConfiguredModel):
             encoded: (B, S, D), from `encode`.
         """
         return self.decoder.make_caches(batch_size, length, encoded)
+
+    stream = stream
 
     # The protocol of `generate`, see `Decodable`.
     def check_source(self, source: Any) -> Any:

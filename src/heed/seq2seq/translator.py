@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from heed.models import Ensemble, explain_generate, generate
+from heed.models import Ensemble, explain_generate, generate, stream
 from heed.seq2seq.alignment import Alignment, align
 from heed.seq2seq.decoding_options import DecodingOptions
 from heed.seq2seq.errors import TaskError
@@ -176,11 +177,93 @@ class Translator:
             for of_row, scores in results
         ]
 
+    def stream(
+        self,
+        line: str,
+        language: str | None = None,
+        prefix: str | None = None,
+        options: DecodingOptions | None = None,
+        alignments: bool = False,
+    ) -> Generator[str, None, Translation]:
+        """Translates a line and yields its translation in pieces, as they are decoded.
+
+        The pieces join to the text that `translations` gives, exactly. A piece is seldom a word: it ends where a token
+        ends, unless spaces or an unfinished character follow. A reader who stops early stops the decoding.
+
+        Args:
+            line, language, prefix, alignments: as for `translations`; the prefix is in the first piece.
+            options: decoding options; None takes the translator's.
+
+        Yields:
+            Pieces of text, none of them empty.
+
+        Returns:
+            The `Translation`, without a score, as the value of the generator.
+
+        Raises:
+            TaskError: if the line cannot be translated, the prefix leaves no room, or the options ask for a beam search
+                or for several translations.
+        """
+        row = self.task.encode(line, language)
+        start = [] if prefix is None else self.task.encode_prefix(prefix)
+        return self.stream_row(row, start, options, alignments)
+
+    def stream_row(
+        self,
+        row: Sequence[int],
+        prefix: Sequence[int] = (),
+        options: DecodingOptions | None = None,
+        alignments: bool = False,
+    ) -> Generator[str, None, Translation]:
+        """The same for a row of source ids and a prefix of target ids."""
+        options = options or self.options
+        if options.method == "beam" or options.n_best > 1:
+            given = f"beam_size={options.beam_size}, n_best={options.n_best}"
+            raise TaskError(
+                "a stream is of one translation, and of no beam search, which may replace any word until it ends. "
+                f"Received: {given}"
+            )
+        self._check_prefix(prefix, options)
+        source = pad_rows([row], multiple=_MULTIPLE)
+        arguments = self._arguments(1, prefix, dataclasses.replace(options, scores=False))
+        tokens = stream(self._decoded, source, **arguments)
+        return self._write_pieces(row, prefix, tokens, alignments)
+
+    def _write_pieces(
+        self,
+        row: Sequence[int],
+        prefix: Sequence[int],
+        tokens: Generator[int, None, None],
+        alignments: bool,
+    ) -> Generator[str, None, Translation]:
+        ids, text, whole = list(prefix), "", ""
+        with contextlib.closing(tokens):
+            for token in tokens:
+                ids.append(token)
+                whole = self.task.decode([ids])[0]
+                # Spaces may turn out to be at the end, and a character may have only some of its bytes.
+                certain = whole.rstrip(" \ufffd")
+                if len(certain) > len(text) and certain.startswith(text):
+                    yield certain[len(text) :]
+                    text = certain
+        if not whole.startswith(text):
+            raise TaskError(
+                f"`decode` of {self.task.title} must give the beginning of a text for the beginning of its ids. "
+                f"Received: {whole!r} after {text!r}"
+            )
+        if len(whole) > len(text):
+            yield whole[len(text) :]
+        aligned = align(self.model, self.task, [row], [ids])[0] if alignments else None
+        return Translation(whole, ids, alignment=aligned)
+
     def warm_up(self, prefix: Sequence[int] = (), options: DecodingOptions | None = None) -> None:
         """Compiles decoding for rows of any number and length, without changing later samples."""
-        batches = self._batches
+        batches, options = self._batches, options or self.options
         for rows in ([[END_ID]], [[END_ID] * 9] * 2):  # TensorFlow generalises from two sizes
-            self._decode(rows, len(rows), prefix, options or self.options)
+            self._decode(rows, len(rows), prefix, options)
+            if options.method != "beam" and options.n_best == 1:
+                for _ in self.stream_row(rows[0], prefix, options):
+                    pass
         self._batches = batches
 
     def continue_seeds(self, batches: int) -> None:
@@ -241,12 +324,7 @@ class Translator:
         options: DecodingOptions,
     ) -> list[tuple[list[list[int]], list[float | None]]]:
         """The target ids of all results of each row, and their scores."""
-        most = options.max_length or self.task.longest_target
-        if len(prefix) >= most:
-            raise TaskError(
-                f"a prefix must have fewer than the {most:,} tokens of a translation. "
-                f"Received: {len(prefix):,}"
-            )
+        self._check_prefix(prefix, options)
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         out: list[Any] = [None] * len(rows)
         for start in range(0, len(order), batch_size):
@@ -254,11 +332,9 @@ class Translator:
             # All batches have one size: each size is compiled.
             filled = part + part[:1] * (min(batch_size, len(rows)) - len(part))
             source = pad_rows([rows[i] for i in filled], multiple=_MULTIPLE)
-            arguments = options.arguments(self._batches, self.task.longest_target)
-            if len(prefix):
-                arguments["prompt"] = np.tile(np.asarray(prefix, np.int32), (len(filled), 1))
-            results = generate(self._decoded, source, **arguments)
-            self._batches += 1
+            results = generate(
+                self._decoded, source, **self._arguments(len(filled), prefix, options)
+            )
             tokens, scores = results if options.scores else (results, None)
             several = np.asarray(tokens).reshape(len(filled), options.n_best, -1).tolist()
             values = [[None] * options.n_best] * len(filled)
@@ -267,6 +343,24 @@ class Translator:
             for i, *one in zip(part, several, values, strict=False):
                 out[i] = tuple(one)
         return out
+
+    def _check_prefix(self, prefix: Sequence[int], options: DecodingOptions) -> None:
+        most = options.max_length or self.task.longest_target
+        if len(prefix) >= most:
+            raise TaskError(
+                f"a prefix must have fewer than the {most:,} tokens of a translation. "
+                f"Received: {len(prefix):,}"
+            )
+
+    def _arguments(
+        self, rows: int, prefix: Sequence[int], options: DecodingOptions
+    ) -> dict[str, Any]:
+        """The arguments of `generate` or `stream` for the next batch, of so many rows."""
+        arguments = options.arguments(self._batches, self.task.longest_target)
+        if len(prefix):
+            arguments["prompt"] = np.tile(np.asarray(prefix, np.int32), (rows, 1))
+        self._batches += 1
+        return arguments
 
 
 def _identify_tokens(task: Task) -> tuple[Any, ...]:

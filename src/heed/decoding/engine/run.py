@@ -57,6 +57,7 @@ def decode(model: Any, inputs: dict[str, Any], options: dict[str, Any]) -> tuple
         positions=describe_positions(model.decoder, length, length - 1, length),
         prompt=inputs.get("prompt"),
         uniform=inputs.get("uniform"),
+        stream=inputs.get("stream"),
         **fields,
     )
     decoder = describe_decoder(model.decoder, options["weights"])

@@ -170,6 +170,7 @@ class Batch:
         positions, source_positions: of the tokens to decode, and of the sources if there is an encoder.
         prompt: (B, L) int32, the first tokens of each row, then padding; or None.
         uniform: (B, L) in [0, 1), for "sample"; or None.
+        stream: () int64, the number of the open `TokenStream` that gets the tokens of the only source; or None.
     """
 
     source: Any
@@ -179,6 +180,7 @@ class Batch:
     source_positions: Positions = Positions()
     prompt: Any = None
     uniform: Any = None
+    stream: Any = None
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,35 @@ class Search:
     return_scores: bool = False
 
 
+class TokenStream(Protocol):
+    """Tokens on their way from the thread that decodes them to another one, which reads them as they come.
+
+    Attributes:
+        number: for `Batch.stream`.
+    """
+
+    number: int
+
+    def read(self, seconds: float) -> list[int] | None:
+        """The tokens that have come since the last call, after waiting for the first one.
+
+        Args:
+            seconds: the longest time to wait.
+
+        Returns:
+            Tokens; an empty list if none came in that time; None if all were read and no more will come.
+        """
+        ...
+
+    def end(self) -> None:
+        """Called by the thread that decodes: no more tokens will come."""
+        ...
+
+    def close(self) -> None:
+        """Called by the reader: it wants no more tokens, and decoding stops at the next one."""
+        ...
+
+
 class DecoderEngine(Protocol):
     """Runs a decoding loop."""
 
@@ -229,6 +260,10 @@ class DecoderEngine(Protocol):
         """
         ...
 
+    def open_stream(self) -> TokenStream:
+        """A new stream for the tokens of a batch of one source."""
+        ...
+
 
 class NoDecoderEngine:
     """See `DecoderEngine`: for a backend without one, where models decode op by op."""
@@ -243,5 +278,9 @@ class NoDecoderEngine:
     def decode(
         self, decoder: DecoderStack, encoder: DecoderStack | None, batch: Batch, search: Search
     ) -> tuple[Any, Any]:
+        """Not called, as there are reasons against it."""
+        raise NotImplementedError(self._reason)
+
+    def open_stream(self) -> TokenStream:
         """Not called, as there are reasons against it."""
         raise NotImplementedError(self._reason)

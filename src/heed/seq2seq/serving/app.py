@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -24,15 +24,19 @@ from heed.seq2seq.errors import TaskError
 from heed.seq2seq.serving import messages
 from heed.seq2seq.serving.batcher import Batcher, QueueFullError
 from heed.seq2seq.serving.body import read_body
+from heed.seq2seq.serving.events import EventStream, Pieces, format_event
 from heed.seq2seq.serving.hosts import HostFilter, Hosts
 from heed.seq2seq.serving.metrics import Metrics, RequestCounter
 from heed.seq2seq.serving.options import ServingOptions
-from heed.seq2seq.serving.page import make_page
+from heed.seq2seq.serving.page import RunOnPage, make_page
 from heed.seq2seq.serving.translations import Mode, Text, Translations
 from heed.seq2seq.translator import Translator
 
 _LOG = logging.getLogger("heed.serving")
+_JSON = "application/json"
+_FAILURE = "internal error of heed"
 _SOON = {"Retry-After": "1"}
+_LAST_WORDS = 0.3  # seconds before a server that stops has no time left: streams end with an event
 # Failures of `POST /translate` by status.
 _REFUSALS = {
     HTTPStatus.BAD_REQUEST: "The body is not JSON",
@@ -54,6 +58,7 @@ class Service:
         translators: the runs by name; the first is the default.
         options: the limits.
         decoding: decoding options, for all that requests do not set.
+        examples: texts to try on the page of each run; none for a run: those of its task.
     """
 
     def __init__(
@@ -61,8 +66,10 @@ class Service:
         translators: Mapping[str, Translator],
         options: ServingOptions,
         decoding: DecodingOptions | None = None,
+        examples: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.options, self.decoding = options, decoding or DecodingOptions()
+        self.examples = examples or {}
         self.translations = Translations(translators, options.max_batch)
         self.metrics = Metrics(lambda: len(self.batcher))
         self.batcher: Batcher[Text, messages.Translation] = Batcher(
@@ -90,7 +97,7 @@ class Service:
         """Compiles for usual requests, so that none waits for it."""
         self.translations.warm_up(self.decoding)
 
-    async def translate(self, request: Request) -> messages.TranslateAnswer:
+    async def translate(self, request: Request) -> Response:
         """Answers a request.
 
         Raises:
@@ -101,7 +108,10 @@ class Service:
         self.open_requests += 1
         try:
             message = await self._read_request(request)
-            return await self._answer(message)
+            if message.stream:
+                return await self._stream(message)
+            answer = await self._answer(message)
+            return Response(answer.model_dump_json(exclude_none=True), media_type=_JSON)
         except (
             asyncio.CancelledError
         ):  # uvicorn does that when a server that stops has no time left
@@ -111,7 +121,7 @@ class Service:
 
     async def _read_request(self, request: Request) -> messages.TranslateRequest:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
+        if kind != _JSON:
             # Pages of other sites may send forms or plain text without asking the server first, but not JSON.
             raise HTTPException(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the Content-Type must be application/json"
@@ -124,7 +134,14 @@ class Service:
             status = HTTPStatus.BAD_REQUEST if bad else HTTPStatus.UNPROCESSABLE_ENTITY
             raise HTTPException(status, messages.describe_error(error)) from None
 
-    async def _answer(self, message: messages.TranslateRequest) -> messages.TranslateAnswer:
+    def _submit(
+        self, message: messages.TranslateRequest, write: Callable[[str], bool] | None = None
+    ) -> tuple[str, list[asyncio.Future[messages.Translation]]]:
+        """Puts the texts of a request in the queue: the name of its run, and the future translations.
+
+        Raises:
+            HTTPException: if the run is not served, or the queue is full.
+        """
         run = next(iter(self.translations.translators)) if message.run is None else message.run
         if run not in self.translations.translators:
             known = ", ".join(self.translations.translators)
@@ -132,33 +149,82 @@ class Service:
         options = self.decoding
         if message.beam_size != options.beam_size:  # checks its values again
             options = dataclasses.replace(options, beam_size=message.beam_size)
-        mode = Mode(run, options, message.attention, message.alignment)
-        texts = [Text(text, message.language, message.n_best) for text in message.texts]
+        mode = Mode(run, options, message.attention, message.alignment, message.stream)
+        texts = [Text(text, message.language, message.n_best, write) for text in message.texts]
         try:
-            waiting = self.batcher.submit(mode, texts)
+            return run, self.batcher.submit(mode, texts)
         except QueueFullError:
             raise HTTPException(
                 HTTPStatus.TOO_MANY_REQUESTS, "too many texts wait: try again later", _SOON
             ) from None
+
+    async def _answer(self, message: messages.TranslateRequest) -> messages.TranslateAnswer:
+        run, waiting = self._submit(message)
         try:
             _, late = await asyncio.wait(waiting, timeout=self.options.timeout)
         finally:
             for future in waiting:
                 future.cancel()  # those that are not done
         if late:
-            raise HTTPException(
-                HTTPStatus.GATEWAY_TIMEOUT,
-                f"no translation within {self.options.timeout:g} seconds",
-                _SOON,
-            )
+            raise self._late_error()
         errors = [future.exception() for future in waiting]
         for place, error in enumerate(errors):
-            if isinstance(error, TaskError):
-                raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, f"texts.{place}: {error}")
-            if error is not None:
-                raise error
+            _raise_error(place, error)
         translations = [future.result() for future in waiting]
         return messages.TranslateAnswer.model_construct(run=run, translations=translations)
+
+    async def _stream(self, message: messages.TranslateRequest) -> Response:
+        """The translation of a text in pieces; a failure before the first piece has its status."""
+        pieces, end = Pieces(), time.monotonic() + self.options.timeout
+        run, (translation,) = self._submit(message, pieces.write)
+        translation.add_done_callback(pieces.end)
+
+        def close() -> None:
+            pieces.close()
+            translation.cancel()
+
+        def expired() -> bool:
+            return time.monotonic() > end or (self.stopping and self.seconds_left() < _LAST_WORDS)
+
+        try:
+            first = await pieces.read(expired)
+            if first is None:
+                _raise_error(0, translation.exception())
+        except BaseException as error:
+            close()
+            if isinstance(error, TimeoutError):
+                raise (_stopping_error() if self.stopping else self._late_error()) from None
+            raise
+
+        async def write_events() -> AsyncIterator[str]:
+            piece = first
+            try:
+                while piece is not None:
+                    yield format_event(messages.Piece(piece=piece))
+                    piece = await pieces.read(expired)
+            except TimeoutError:
+                late = _stopping_error() if self.stopping else self._late_error()
+                yield format_event(messages.Problem(detail=late.detail), "error")
+                return
+            if (error := translation.exception()) is not None:
+                _LOG.error("a streamed translation failed", exc_info=error)
+                yield format_event(messages.Problem(detail=_FAILURE), "error")
+                return
+            answer = messages.TranslateAnswer.model_construct(
+                run=run, translations=[translation.result()]
+            )
+            yield format_event(answer, "end")
+
+        def on_end() -> None:
+            close()
+            self.open_requests -= 1
+
+        self.open_requests += 1
+        return EventStream(write_events(), on_end)
+
+    def _late_error(self) -> HTTPException:
+        text = f"no translation within {self.options.timeout:g} seconds"
+        return HTTPException(HTTPStatus.GATEWAY_TIMEOUT, text, _SOON)
 
     def health(self) -> messages.Health:
         """The served runs, and whether the server takes requests."""
@@ -170,6 +236,27 @@ class Service:
         }
         status = "stopping" if self.stopping else "ok"
         return messages.Health(status=status, version=__version__, runs=runs)
+
+    def describe_runs(self) -> list[RunOnPage]:
+        """What the page says about the served runs."""
+        return [
+            RunOnPage(
+                name,
+                one.task.purpose,
+                one.task.languages,
+                one.step,
+                self.examples.get(name, one.task.examples),
+            )
+            for name, one in self.translations.translators.items()
+        ]
+
+
+def _raise_error(place: int, error: BaseException | None) -> None:
+    """Raises the error of the text at a place of a request, if there is one."""
+    if isinstance(error, TaskError):
+        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, f"texts.{place}: {error}")
+    if error is not None:
+        raise error
 
 
 def _stopping_error() -> HTTPException:
@@ -226,23 +313,26 @@ def make_app(service: Service, hosts: Hosts | None = None) -> FastAPI:
     )
     app.router.route_class = _Direct
     problem: dict[str, Any] = {"model": messages.Problem}
+    responses: dict[int | str, dict[str, Any]] = {
+        HTTPStatus.OK: {"content": {EventStream.media_type: {"schema": {"type": "string"}}}}
+    }
+    responses |= {status: problem | {"description": why} for status, why in _REFUSALS.items()}
     schema = service.request_model.model_json_schema()
-    languages = {name: one.languages for name, one in service.health().runs.items()}
-    page, policy = make_page(languages, service.options.max_beam, service.options.max_characters)
+    options = service.options
+    page, policy = make_page(service.describe_runs(), options.max_beam, options.max_characters)
 
     @app.post(
         "/translate",
         response_model=messages.TranslateAnswer,
         response_model_exclude_none=True,
-        responses={status: problem | {"description": why} for status, why in _REFUSALS.items()},
+        responses=responses,
         openapi_extra={
             "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}
         },
         summary="Translate texts",
     )
     async def translate(request: Request) -> Response:
-        answer = await service.translate(request)
-        return Response(answer.model_dump_json(exclude_none=True), media_type="application/json")
+        return await service.translate(request)
 
     @app.get(
         "/health",
@@ -252,7 +342,7 @@ def make_app(service: Service, hosts: Hosts | None = None) -> FastAPI:
     )
     async def health(_: Request) -> Response:
         status = HTTPStatus.SERVICE_UNAVAILABLE if service.stopping else HTTPStatus.OK
-        return Response(service.health().model_dump_json(), status, media_type="application/json")
+        return Response(service.health().model_dump_json(), status, media_type=_JSON)
 
     @app.get("/metrics", summary="Figures for Prometheus", response_class=Response)
     async def metrics(_: Request) -> Response:
@@ -274,7 +364,7 @@ def make_app(service: Service, hosts: Hosts | None = None) -> FastAPI:
     @app.exception_handler(Exception)
     async def handle_failure(request: Request, error: Exception) -> Response:
         _LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return JSONResponse({"detail": "internal error of heed"}, HTTPStatus.INTERNAL_SERVER_ERROR)
+        return JSONResponse({"detail": _FAILURE}, HTTPStatus.INTERNAL_SERVER_ERROR)
 
     app.add_middleware(_HeadAsGet)
     app.add_middleware(functools.partial(HostFilter, hosts=hosts or Hosts()))

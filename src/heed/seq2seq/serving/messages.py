@@ -60,6 +60,10 @@ class TranslateRequest(BaseModel):
         default=False,
         description=f"whether to return attention; for at most {MOST_ATTENTION} translations of a request",
     )
+    stream: bool = Field(
+        default=False,
+        description="whether to send the translation of one text in pieces, as server-sent events; not with a beam",
+    )
 
     @model_validator(mode="after")
     def _check_together(self) -> TranslateRequest:
@@ -68,6 +72,10 @@ class TranslateRequest(BaseModel):
         if self.attention and len(self.texts) * self.n_best > MOST_ATTENTION:
             raise ValueError(
                 f"`attention` is given for at most {MOST_ATTENTION} translations of a request: ask for fewer"
+            )
+        if self.stream and (len(self.texts) != 1 or self.beam_size != 1):
+            raise ValueError(
+                "`stream` is for one text, and for no beam search, which may replace any word until it ends"
             )
         return self
 
@@ -149,6 +157,12 @@ class TranslateAnswer(BaseModel):
 
     run: str
     translations: list[Translation]
+
+
+class Piece(BaseModel):
+    """A piece of a translation that is streamed; the pieces join to its text."""
+
+    piece: str
 
 
 class Problem(BaseModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,11 +22,19 @@ _READ_AT_ONCE = 4
 
 
 class Text(NamedTuple):
-    """A text to translate, its target language, and the number of translations."""
+    """A text to translate.
+
+    Attributes:
+        text: the text.
+        language: the language to write, or None for the first one.
+        n_best: the number of translations.
+        write: of a streamed translation: called with each piece; returns whether anyone wants more.
+    """
 
     text: str
     language: str | None = None
     n_best: int = 1
+    write: Callable[[str], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,7 @@ class Mode:
     options: DecodingOptions
     attention: bool = False
     alignment: bool = False
+    stream: bool = False
 
 
 class Translations:
@@ -57,11 +66,15 @@ class Translations:
 
     def size(self, mode: Mode) -> int:
         """The most texts to translate together."""
+        if mode.stream:
+            return 1
         size = max(1, self._max_batch // mode.options.beam_size)
         return min(size, _READ_AT_ONCE) if mode.attention else size
 
     def __call__(self, mode: Mode, texts: Sequence[Text]) -> list[Translation | Exception]:
         """The translation of each text, or its error: one that cannot be translated stops no other."""
+        if mode.stream:
+            return [self._stream(mode, one) for one in texts]
         translator = self.translators[mode.run]
         results: list[Translation | Exception] = []
         rows: dict[int, list[int]] = {}
@@ -79,6 +92,24 @@ class Translations:
         for (place, row), several in zip(rows.items(), hypotheses, strict=True):
             results[place] = self._translation(mode, texts[place], row, several)
         return results
+
+    def _stream(self, mode: Mode, one: Text) -> Translation | Exception:
+        """Writes the pieces of a translation; returns all of it, or its error."""
+        translator = self.translators[mode.run]
+        try:
+            row = translator.task.encode(one.text, one.language)
+        except TaskError as error:
+            return error
+        with contextlib.closing(
+            translator.stream_row(row, options=mode.options, alignments=mode.alignment)
+        ) as pieces:
+            while True:
+                try:
+                    piece = next(pieces)
+                except StopIteration as end:
+                    return self._translation(mode, one, row, [end.value])
+                if one.write is None or not one.write(piece):
+                    return Translation(text="")  # nobody waits for it
 
     def _translation(
         self, mode: Mode, one: Text, row: list[int], translations: list[Translated]

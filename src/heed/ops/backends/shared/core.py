@@ -24,7 +24,7 @@ from typing import Any
 
 from heed.ops.spec import AttentionSpec
 
-VERSION = 4
+VERSION = 5
 DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
 DOT_PRODUCT, ADDITIVE = 0, 1
 # Limits of the header.

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from heed.ops.backends.decoder import Batch, DecoderStack, Search, named_fields
 from heed.ops.backends.tensorflow.native import library
+from heed.ops.backends.tensorflow.native.token_stream import TokenStream
 
 
 class NativeDecoder:
@@ -49,6 +50,7 @@ class NativeDecoder:
             encoded=np.zeros((0, 0, 0), np.float32) if batch.encoded is None else batch.encoded,
             **{name: none if x is None else x for name, x in optional.items()},
             prompt=np.zeros((0,), np.int32) if batch.prompt is None else batch.prompt,
+            stream=np.zeros((0,), np.int64) if batch.stream is None else batch.stream,
             values=np.array(values, np.float64),
             weights=[tf.convert_to_tensor(weight) for weight in weights],
             names="\n".join(name for name, _ in fields),
@@ -59,6 +61,10 @@ class NativeDecoder:
             return tokens, None
         scores.set_shape((rows, search.results))
         return tokens, scores
+
+    def open_stream(self) -> TokenStream:
+        """See `DecoderEngine`."""
+        return TokenStream()
 
 
 def _values_and_weights(fields: list[Any]) -> tuple[list[float], list[Any]]:

@@ -1,0 +1,163 @@
+"""`stream`: the tokens of `generate` one by one, as they are decoded."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Generator
+from typing import Any
+
+from keras import ops
+
+from heed.decoding import engine
+from heed.decoding.decodable import Decodable
+from heed.decoding.generation import Request, make_loop, make_request
+from heed.decoding.programs import program
+from heed.ops.backends import as_written, current
+
+_PATIENCE = 0.1  # seconds until Python looks for signals, such as Ctrl-C
+
+
+@as_written
+def stream(
+    model: Decodable,
+    source: Any = None,
+    *,
+    max_length: int,
+    prompt: Any = None,
+    method: str = "greedy",
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    use_cache: bool = True,
+    weights: str = "float32",
+) -> Generator[int, None, None]:
+    """Decodes one target and yields its tokens as they come.
+
+    The tokens are those of `generate` with the same arguments: those after the prompt, with the end token if the target
+    has ended. Where the decoder engine runs, it decodes at full speed on another thread and does not wait for the
+    reader; elsewhere one step runs for each token. Arguments are checked at once, decoding begins with the first token
+    asked for. A reader may stop at any time: `break`, an exception or its method `close()` ends decoding at the
+    next token and frees its memory.
+
+    A beam search cannot be streamed, because it may replace any token until it ends.
+
+    Args:
+        model: As for `generate`. heed's models have this function as a method: `model.stream(source, max_length=...)`.
+        source: As for `generate`, one row: (1, S) integers, or the input of the model's `encoder`. None for a
+            `LanguageModel`.
+        max_length: The most tokens of the target, prompt and end included. An integer from 1 to 2**20.
+        prompt: (1, P) integers, or None, as for `generate`.
+        method: "greedy" or "sample".
+        temperature, top_k, top_p, seed, use_cache, weights: As for `generate`.
+
+    Yields:
+        Tokens, int.
+
+    Raises:
+        TypeError: If `model` cannot decode.
+        ValueError: If an argument is out of its range, the model refuses the source, there are several rows, or the
+            call is inside a compiled function.
+
+    Example:
+        >>> import numpy as np
+        >>> from heed.models import LanguageModel, LanguageModelConfig, generate
+        >>> model = LanguageModel(LanguageModelConfig(30, width=8, num_heads=2, feed_forward_width=16))
+        >>> prompt = np.array([[3, 4]])
+        >>> tokens = [token for token in model.stream(prompt=prompt, max_length=6)]
+        >>> [3, 4, *tokens] == [x for x in np.asarray(generate(model, prompt=prompt, max_length=6))[0] if x]
+        True
+    """
+    if method == "beam":
+        raise ValueError(
+            '`method` must be "greedy" or "sample": a beam search may replace any token until it ends. '
+            "Received: method='beam'"
+        )
+    request = make_request(
+        model,
+        source,
+        prompt,
+        method=method,
+        max_length=max_length,
+        coverage_penalty=0.0,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        use_cache=use_cache,
+        weights=weights,
+        num_results=None,
+        return_scores=False,
+    )
+    name = next(iter(request.inputs))
+    if request.rows != 1:
+        raise ValueError(
+            f"`{name}` must have one row: a stream has the tokens of one target. "
+            f"Received: {name}.shape={tuple(request.inputs[name].shape)}"
+        )
+    try:
+        ops.convert_to_numpy(request.inputs[name])
+    except Exception:  # each backend has its own
+        raise ValueError(
+            f"`stream` must be called outside of compiled functions. Received: {name}={request.inputs[name]!r}"
+        ) from None
+    return (_decode_in_graph if request.reasons else _decode_by_engine)(model, request)
+
+
+def _decode_by_engine(model: Decodable, request: Request) -> Generator[int, None, None]:
+    """Runs the engine on another thread and yields the tokens that it writes."""
+    run = program(model, request.options, engine.decode, quick=True)
+    tokens = current().DECODER.open_stream()
+    inputs = {**request.inputs, "stream": ops.convert_to_tensor(tokens.number, dtype="int64")}
+    failures: list[BaseException] = []
+
+    def decode() -> None:
+        try:
+            run(inputs)
+        except BaseException as error:  # raised where the tokens are read
+            failures.append(error)
+        finally:
+            tokens.end()
+
+    # The choice of `heed.set_implementation` is in the context.
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(decode,), name="heed-stream", daemon=True)
+    try:
+        thread.start()
+        while (found := tokens.read(_PATIENCE)) is not None:
+            yield from found
+    finally:
+        tokens.close()
+        if thread.ident is not None:
+            thread.join()
+    if failures:
+        raise failures[0]
+
+
+def _decode_in_graph(model: Decodable, request: Request) -> Generator[int, None, None]:
+    """Runs the loop of `generate` step by step."""
+    inputs, options, config = request.inputs, request.options, model.config
+    given = 0
+    if "prompt" in inputs:
+        given = int((ops.convert_to_numpy(inputs["prompt"]) != config.pad_id).sum())
+    memory, variables = program(model, options, _start)(inputs)
+    step = program(model, options, _step)
+    for place in range(int(variables[0].index), options["max_length"]):
+        variables = step({**inputs, "memory": memory, "variables": variables})
+        token = int(ops.convert_to_numpy(variables[1])[0])
+        if place >= given:
+            yield token
+        if token == config.end_id:
+            return
+
+
+def _start(model: Decodable, inputs: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Any]:
+    """The memory of the source, and the variables of the loop before its first step."""
+    memory = model.encode_source(inputs.get("source"))
+    return memory, make_loop(model, memory, inputs, options).start()
+
+
+def _step(model: Decodable, inputs: dict[str, Any], options: dict[str, Any]) -> Any:
+    """The variables of the loop after one more step."""
+    return make_loop(model, inputs["memory"], inputs, options).step(*inputs["variables"])

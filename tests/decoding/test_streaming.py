@@ -1,0 +1,241 @@
+"""Tokens one by one: those of `generate`, from the engine and from the graph, however early the reader stops."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+import time
+import weakref
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import heed
+from heed.decoding import engine, streaming
+from heed.models import Ensemble, explain_generate, generate, stream
+from heed.ops.backends import current
+from heed.ops.backends.tensorflow.native.token_stream import TokenStream
+from tests.models.builders import small_language_model, small_model, sources
+
+slow = pytest.mark.slow
+by_the_engine = pytest.mark.skipif(
+    bool(current().DECODER.unsupported_reasons()), reason="the engine does not run here"
+)
+WAYS = [pytest.param("engine", marks=by_the_engine), "graph"]
+GREEDY: dict[str, Any] = {}
+SAMPLED: dict[str, Any] = {"method": "sample", "seed": 5, "top_k": 5, "temperature": 1.5}
+END_BIAS = 1.0  # makes rows end at different steps
+
+
+@pytest.fixture
+def decode_by(monkeypatch: Any) -> Any:
+    def choose(way: str) -> None:
+        if way == "graph":
+            monkeypatch.setattr(engine, "unsupported_reasons", lambda *_: ["a test asks for it"])
+
+    return choose
+
+
+def row_of(model: Any, source: Any = None, **options: Any) -> list[int]:
+    """The tokens of `generate` for one row, without padding."""
+    tokens = np.asarray(generate(model, source, **options))[0]
+    return [int(x) for x in tokens if x != model.config.pad_id]
+
+
+def threads() -> list[str]:
+    return [one.name for one in threading.enumerate() if one.name == "heed-stream"]
+
+
+@pytest.mark.parametrize(
+    ("way", "options"),
+    [
+        pytest.param("engine", GREEDY, marks=by_the_engine),
+        pytest.param("engine", SAMPLED, marks=[by_the_engine, slow]),
+        pytest.param("graph", GREEDY, marks=slow),
+        pytest.param("graph", SAMPLED, marks=slow),
+    ],
+    ids=str,
+)
+def test_the_tokens_are_those_of_generate(decode_by: Any, way: str, options: Any) -> None:
+    decode_by(way)
+    model = small_model(seed=4, end_bias=END_BIAS, position="rotary")
+    lengths = set()
+    for seed, source in enumerate(sources(6)[[0, 3]]):
+        if "seed" in options:
+            options = {**options, "seed": seed}
+        expected = row_of(model, source[None], max_length=4, **options)
+        assert list(model.stream(source[None], max_length=4, **options)) == expected
+        lengths.add(len(expected))
+    assert len(lengths) > 1, "some rows end, others are cut"
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("way", WAYS)
+def test_compiled_steps(decode_by: Any, way: str, monkeypatch: Any) -> None:
+    """As users run it: one graph for the loop, or one for a step."""
+    decode_by(way)
+    traces, step = [], streaming._step
+
+    def count_traces(*arguments: Any) -> Any:
+        traces.append(None)
+        return step(*arguments)
+
+    monkeypatch.setattr(streaming, "_step", count_traces)
+    model = small_language_model(seed=3)
+    expected = row_of(model, prompt=[[5, 6]], max_length=7)
+    for _ in range(1 if way == "graph" else 2):  # the engine's call is traced when it is repeated
+        assert [5, 6, *model.stream(prompt=[[5, 6]], max_length=7)] == expected
+    assert len(traces) == (1 if way == "graph" else 0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_prompts_are_not_repeated(decode_by: Any, way: str) -> None:
+    decode_by(way)
+    model = small_language_model(seed=3)
+    end = model.config.end_id
+    few: list[Any] = [[[5, 6]], np.zeros((1, 0), int), [[5, end, 6]]]
+    more = [[[5]], [[5, 0]], [[3] * 4]] if way == "engine" else []
+    for prompt in few + more:
+        given = list(itertools.takewhile(lambda x: x != 0, np.asarray(prompt).ravel().tolist()))
+        if end in given:
+            given = given[: given.index(end) + 1]
+        expected = row_of(model, prompt=prompt, max_length=4)
+        assert [*given, *stream(model, prompt=prompt, max_length=4)] == expected, prompt
+
+
+@pytest.mark.parametrize("kind", ["ensemble", pytest.param("no cache", marks=slow)])
+def test_what_the_graph_alone_decodes(kind: str) -> None:
+    model, source = small_model(seed=4, activation="mish"), sources(1)
+    options = SAMPLED if kind == "ensemble" else {"use_cache": False}
+    if kind == "ensemble":
+        model = Ensemble([model, small_model(seed=5, position="alibi")])
+    assert explain_generate(model).implementation == "graph"
+    expected = row_of(model, source, max_length=2, **options)
+    assert list(model.stream(source, max_length=2, **options)) == expected
+
+
+@by_the_engine
+def test_weights_and_the_chosen_implementation_are_those_of_the_caller() -> None:
+    model, source = small_model(seed=4), sources(1)
+    expected = row_of(model, source, max_length=8, weights="int8")
+    assert list(model.stream(source, max_length=8, weights="int8")) == expected
+    with heed.set_implementation("portable"):
+        tokens = model.stream(source, max_length=8)
+    assert list(itertools.islice(tokens, 2)) == row_of(model, source, max_length=2)
+    tokens.close()
+
+
+@by_the_engine
+def test_tokens_come_before_the_target_is_complete(monkeypatch: Any) -> None:
+    """A target of 200,000 tokens would take minutes."""
+    model = small_language_model(seed=3, end_bias=-1e9)
+    closed: list[TokenStream] = []
+    close = TokenStream.close
+    monkeypatch.setattr(TokenStream, "close", lambda self: (closed.append(self), close(self)))
+    tokens = model.stream(prompt=[[5]], max_length=200_000)
+    assert threads() == [], "nothing runs before a token is asked for"
+    first = list(itertools.islice(tokens, 4))
+    assert threads() == ["heed-stream"]
+    started = time.monotonic()
+    tokens.close()
+    assert time.monotonic() - started < 20, "it does not go on to the end"
+    assert threads() == []
+    assert len(closed) == 1
+    assert first == row_of(model, prompt=[[5]], max_length=5)[1:]
+
+
+@by_the_engine
+def test_a_reader_who_fails_or_forgets_leaves_nothing_behind() -> None:
+    model = small_language_model(seed=3, end_bias=-1e9)
+
+    def fail(token: int) -> None:
+        raise KeyError(token)
+
+    with pytest.raises(KeyError):
+        list(map(fail, model.stream(prompt=[[5]], max_length=200_000)))
+    gc.collect()
+    assert threads() == []
+    tokens = model.stream(prompt=[[5]], max_length=200_000)
+    next(tokens)
+    del tokens
+    gc.collect()
+    assert threads() == []
+    model.stream(prompt=[[5]], max_length=8)  # never read
+    held = weakref.ref(model)
+    del model
+    gc.collect()
+    assert held() is None
+
+
+@by_the_engine
+def test_errors_of_the_other_thread_reach_the_reader(monkeypatch: Any) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(streaming, "program", lambda *_, **__: fail)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        list(small_model(seed=4).stream(sources(1), max_length=8))
+    assert threads() == []
+
+
+@by_the_engine
+def test_the_op_checks_its_stream() -> None:
+    model = small_model(seed=4)
+    options = {"max_length": 8, "method": "greedy", "weights": "float32", "num_results": 1}
+    options |= {"use_cache": True, "return_scores": False}
+    for rows, number, text in (
+        (1, 10**9, "`stream` must be the number of an open stream. Received: 1000000000"),
+        (2, None, r"`source` must have one row.*Received: shape \(2, "),
+    ):
+        tokens = TokenStream()
+        source = tf.constant(sources(rows))
+        inputs = {"source": source, "stream": tf.constant(number or tokens.number, tf.int64)}
+        with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+            engine.decode(model, inputs, options)
+        tokens.close()
+        assert tokens.read(0.0) is None
+
+
+def test_streams_by_themselves() -> None:
+    if bool(current().DECODER.unsupported_reasons()):
+        pytest.skip("the engine does not run here")
+    tokens = TokenStream()
+    assert tokens.read(0.0) == []
+    tokens.end()
+    assert tokens.read(5.0) is None
+    tokens.close()
+    for late in (tokens.close, tokens.end):
+        late()
+    assert tokens.read(5.0) is None
+
+
+def test_refusals_come_at_once() -> None:
+    model = small_model(seed=4)
+    for arguments, text in (
+        ({"method": "beam"}, "a beam search may replace any token.*Received: method='beam'"),
+        ({"method": "best"}, "`method` must be one of"),
+        ({"max_length": 0}, "`max_length` must be"),
+        ({"source": np.ones((2, 3), int)}, r"`source` must have one row.*\(2, 3\)"),
+        ({"source": np.ones((0, 3), int)}, r"`source` must have one row.*\(0, 3\)"),
+        ({"top_p": 2.0}, "`top_p` must be in"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            model.stream(**{"source": sources(1), "max_length": 8, **arguments})
+
+
+@pytest.mark.usefixtures("compiled")
+def test_what_cannot_be_streamed() -> None:
+    with pytest.raises(TypeError, match="Decodable"):
+        stream(keras.Sequential(), np.ones((1, 2)), max_length=3)
+    model = small_model(seed=4)
+
+    @tf.function
+    def inside(source: Any) -> Any:
+        return model.stream(source, max_length=4)
+
+    with pytest.raises(ValueError, match="outside of compiled functions"):
+        inside(tf.constant(sources(1)))
