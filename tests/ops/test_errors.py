@@ -245,6 +245,8 @@ def test_bad_input_is_named(name: str) -> None:
     assert f"`{argument}`" in message or f"`{argument}." in message
     assert " must " in message
     shown = message.partition("Received")[2]
+    if received == "string" and BACKEND != "tensorflow":  # which alone has tensors of text
+        received = "str|list|ndarray"
     assert any(part in shown for part in received.split("|")), message
 
 

@@ -105,6 +105,9 @@ class Backend(Protocol):
     def convert_to_tensor(self, x: Any) -> Any:
         """An argument as a tensor; integers beyond those of the backend are clamped."""
 
+    def kind_of(self, query: Any, key: Any, value: Any) -> Any:
+        """A hashable value, equal for tensors of equal shapes and dtypes; None where each call must be checked."""
+
     def widest_integer(self) -> str:
         """The dtype of the widest integers that tensors hold."""
 

@@ -55,6 +55,10 @@ def convert_to_tensor(x: Any) -> Any:
     return keras.ops.convert_to_tensor(x)
 
 
+def kind_of(query: Any, key: Any, value: Any) -> None:
+    """None: each call is checked."""
+
+
 def widest_integer() -> str:
     """The dtype of the widest integers that arrays hold."""
     return "int64" if _has_64_bits() else "int32"

@@ -15,6 +15,7 @@ from heed.ops.backends.protocol import Implementation
 from heed.ops.backends.shared import core
 from heed.ops.backends.shared.fused_ops import PlainFusedOps
 from heed.ops.backends.torch.native.implementation import Native
+from heed.ops.backends.torch.native.op import PLAIN
 from heed.ops.backends.torch.portable.dropout import keep_mask
 from heed.ops.backends.torch.portable.implementation import Portable
 
@@ -49,6 +50,19 @@ def convert_to_tensor(x: Any) -> Any:
 def is_tensor(x: Any) -> bool:
     """Whether `x` is a dense tensor: no variable, sparse tensor or array."""
     return isinstance(x, torch.Tensor) and x.layout == torch.strided
+
+
+def kind_of(query: Any, key: Any, value: Any) -> Any:
+    """Shapes, dtypes and layouts of plain tensors; None for others, and while torch.compile traces."""
+    if torch.compiler.is_compiling() or not (
+        type(query) in PLAIN and type(key) in PLAIN and type(value) in PLAIN
+    ):
+        return None
+    return (
+        *(query.shape, query.dtype, query.layout),
+        *(key.shape, key.dtype, key.layout),
+        *(value.shape, value.dtype, value.layout),
+    )
 
 
 def widest_integer() -> str:
