@@ -79,6 +79,24 @@ FAULTS = (
         (f"{_TESTS}/test_mask_arguments.py::test_a_length_beyond_the_keys_means_all",),
         "torch",
     ),
+    Fault(
+        "causal masks of PyTorch over more keys than queries",
+        f"{_TORCH}/sdpa/implementation.py",
+        "causal = spec.mask in _CAUSAL and length == keys",
+        "causal = spec.mask in _CAUSAL",
+        (f"{_TESTS}/backends/test_torch_sdpa.py::test_shapes_that_it_does_not_take",),
+        "torch",
+    ),
+    Fault(
+        "NaN in a later key reaches PyTorch's kernels",
+        f"{_TORCH}/sdpa/attention.py",
+        "leaves = [torch.where(torch.isfinite(x), x, 0.0) for x in leaves]",
+        "leaves = list(leaves)",
+        (
+            f"{_TESTS}/backends/test_torch_sdpa.py::test_nonfinite_numbers_reach_the_rows_that_see_them",
+        ),
+        "torch",
+    ),
     # JAX
     Fault(
         "JAX drops other weights",

@@ -12,6 +12,8 @@ from heed.ops.backends.decoder import DecoderEngine
 
 # The names of implementations. The portable one runs everywhere.
 NATIVE, PORTABLE, EXPORTABLE = "native", "portable", "exportable"
+# The framework's own fused attention on PyTorch.
+SDPA = "sdpa"
 # Stands for "no label is ignored".
 NO_LABEL = -(2**31)
 

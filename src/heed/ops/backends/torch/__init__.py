@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import torch
 
-from heed.ops.backends import NATIVE, PORTABLE, FusedOps
+from heed.ops.backends import NATIVE, PORTABLE, SDPA, FusedOps
 from heed.ops.backends.decoder import NoDecoderEngine
 from heed.ops.backends.protocol import Implementation
 from heed.ops.backends.shared import core
@@ -18,10 +18,15 @@ from heed.ops.backends.torch.native.implementation import Native
 from heed.ops.backends.torch.native.op import PLAIN
 from heed.ops.backends.torch.portable.dropout import keep_mask
 from heed.ops.backends.torch.portable.implementation import Portable
+from heed.ops.backends.torch.sdpa.implementation import Sdpa
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-IMPLEMENTATIONS: dict[str, Implementation] = {NATIVE: Native(), PORTABLE: Portable()}
+IMPLEMENTATIONS: dict[str, Implementation] = {
+    NATIVE: Native(),
+    SDPA: Sdpa(),
+    PORTABLE: Portable(),
+}
 FUSED_OPS: dict[str, FusedOps] = {PORTABLE: PlainFusedOps(keep_mask)}
 DECODER = NoDecoderEngine("PyTorch")
 MATH = torch
