@@ -55,8 +55,11 @@ def _compute(spec: AttentionSpec, tensors: Sequence[torch.Tensor]) -> _Rows:
         leaves = [torch.where(torch.isfinite(x), x, 0.0) for x in leaves]
     leaves = [x.requires_grad_() for x in leaves]
     with torch.enable_grad(), sdpa_kernel(_KERNELS):
+        query, key, value = (_by_head(spec, x) for x in leaves)
         output = scaled_dot_product_attention(
-            *(_by_head(spec, x) for x in leaves),
+            query,
+            key,
+            value,
             is_causal=spec.mask is not None,
             scale=spec.score.scale,  # type: ignore[union-attr]
         )
