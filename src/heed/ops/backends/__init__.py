@@ -12,6 +12,8 @@ from heed.ops.backends.decoder import DecoderEngine
 
 # The names of implementations. The portable one runs everywhere.
 NATIVE, PORTABLE, EXPORTABLE = "native", "portable", "exportable"
+# The framework's own fused attention on PyTorch.
+SDPA = "sdpa"
 # Stands for "no label is ignored".
 NO_LABEL = -(2**31)
 
@@ -85,11 +87,13 @@ class Backend(Protocol):
         IMPLEMENTATIONS: an `Implementation` (`protocol.py`) by name, the preferred one first.
         FUSED_OPS: by the same names; an implementation that is missing here uses the portable ones.
         DECODER: runs a whole decoding loop.
+        MATH: `sin`, `cos` and `tanh` of tensors. Those of `keras.ops` compute float64 in float32 on JAX.
     """
 
     IMPLEMENTATIONS: Mapping[str, Any]
     FUSED_OPS: Mapping[str, FusedOps]
     DECODER: DecoderEngine
+    MATH: Any
 
     def as_written(self, function: _F) -> _F:
         """The function, protected from source transformations of the backend."""
@@ -102,6 +106,9 @@ class Backend(Protocol):
 
     def convert_to_tensor(self, x: Any) -> Any:
         """An argument as a tensor; integers beyond those of the backend are clamped."""
+
+    def kind_of(self, query: Any, key: Any, value: Any) -> Any:
+        """A hashable value, equal for tensors of equal shapes and dtypes; None where each call must be checked."""
 
     def widest_integer(self) -> str:
         """The dtype of the widest integers that tensors hold."""

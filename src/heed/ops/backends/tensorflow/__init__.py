@@ -37,6 +37,7 @@ FUSED_OPS: dict[str, FusedOps] = {
 }
 convert_to_tensor = keras.ops.convert_to_tensor
 DECODER = NativeDecoder()
+MATH = tf.math
 instruction_set = library.instruction_set
 block_sizes = library.block_sizes
 
@@ -60,6 +61,10 @@ def constant_while_tracing(function: _F) -> _F:
 def is_tensor(x: Any) -> bool:
     """Whether `x` is a dense tensor: no variable, sparse tensor or array."""
     return isinstance(x, tf.Tensor)
+
+
+def kind_of(query: Any, key: Any, value: Any) -> None:
+    """None: each call is checked."""
 
 
 def widest_integer() -> str:
