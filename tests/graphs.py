@@ -7,9 +7,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import tensorflow as tf
-from tensorflow.python.eager import context
-from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+import pytest
+
+from tests.framework import BACKEND, tf
+
+if BACKEND == "tensorflow":
+    from tensorflow.python.eager import context
+    from tensorflow.python.framework.convert_to_constants import (
+        convert_variables_to_constants_v2,
+    )
 
 
 @dataclass
@@ -30,6 +36,8 @@ class Traced:
 @contextmanager
 def traced() -> Iterator[Traced]:
     """Looks at every function that TensorFlow traces inside the block, inner ones included."""
+    if BACKEND != "tensorflow":
+        pytest.skip("looks at graphs of TensorFlow")
     eager = context.context()
     eager.ensure_initialized()
     before = set(eager.list_function_names())

@@ -8,10 +8,10 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import heed
 from heed._keras import backend_module
+from tests.framework import tf
 from tests.graphs import allocated
 
 pytest.importorskip("keras_hub", exc_type=ImportError)

@@ -26,7 +26,7 @@ from keras import ops
 
 from heed._keras import backend_module
 from heed._patching import Function, Patch, Replacement
-from heed.acceleration import _loop, _models, _switch
+from heed.acceleration import _loop, _models, _notes, _switch
 from heed.acceleration._cache_parts import CacheParts, is_part, mark_as_part
 from heed.ops.dispatch import select_fused_ops, uses_native
 
@@ -246,7 +246,7 @@ def transpose(original: Function) -> Function:
         x = ops.convert_to_tensor(x)
         result = original(x, axes=axes)
         if len(x.shape) == 2 and (axes is None or tuple(axes) == (1, 0)):
-            setattr(result, _NOTE, x)
+            _notes.attach(result, _NOTE, x)
         return result
 
     return accelerated
@@ -254,7 +254,7 @@ def transpose(original: Function) -> Function:
 
 def matmul(x1: Any, x2: Any) -> Any | None:
     """Multiplies rows (..., K) by weights (K, N)."""
-    table = getattr(x2, _NOTE, None)
+    table = _notes.read(x2, _NOTE)
     x1, x2 = ops.convert_to_tensor(x1), ops.convert_to_tensor(x2)
     if len(x1.shape) < 2 or len(x2.shape) != 2:
         return None
