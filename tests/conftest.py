@@ -18,7 +18,7 @@ if os.environ.get("ONEDNN_MAX_CPU_ISA", "").startswith(("SSE", "AVX2")):
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # HYPOTHESIS_PROFILE=thorough tries ten times as many examples.
 # The default tries the same examples in each run, so that a failure is never a matter of luck.
@@ -32,7 +32,12 @@ _SHARED = {
     ],
     "print_blob": True,
 }
-settings.register_profile("default", max_examples=15, derandomize=True, **_SHARED)
+if os.environ["KERAS_BACKEND"] == "jax":
+    # JAX compiles for each shape: a second or two for an example. So there are few, and no search for a smaller one.
+    _DEFAULT = {"max_examples": 4, "phases": (Phase.explicit, Phase.generate)}
+else:
+    _DEFAULT = {"max_examples": 15}
+settings.register_profile("default", derandomize=True, **_DEFAULT, **_SHARED)
 settings.register_profile("thorough", max_examples=150, **_SHARED)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 BACKEND = keras.config.backend()
+# Elsewhere Keras computes float64 in float32.
+FLOAT64 = "float64" if BACKEND == "tensorflow" else "float32"
 # For tests and modules about TensorFlow that do not show it by a name of `tf`.
 on_tensorflow = pytest.mark.skipif(BACKEND != "tensorflow", reason="is about TensorFlow")
 
@@ -134,7 +136,11 @@ def _make_torch() -> Any:
     def repeat(x: Any, repeats: int, axis: int) -> Any:
         return torch.repeat_interleave(tensor(x), repeats, dim=axis)
 
+    def value(x: Any) -> Any:
+        return x.value if isinstance(x, keras.Variable) else x
+
     def tensor(x: Any) -> torch.Tensor:
+        x = value(x)
         return x if isinstance(x, torch.Tensor) else constant(x)
 
     def detached(self: torch.Tensor, *args: Any, **kwargs: Any) -> np.ndarray:
@@ -171,7 +177,7 @@ def _make_torch() -> Any:
         reduce_any=reduction(torch.any),
         reduce_logsumexp=reduction(torch.logsumexp),
         einsum=torch.einsum,
-        matmul=torch.matmul,
+        matmul=lambda x, y, transpose_b=False: x @ (y.transpose(-1, -2) if transpose_b else y),
         tanh=torch.tanh,
         sin=torch.sin,
         square=torch.square,
@@ -184,11 +190,15 @@ def _make_torch() -> Any:
         concat=lambda parts, axis: torch.cat([tensor(x) for x in parts], axis),
         where=lambda condition, x, y: torch.where(tensor(condition), tensor(x), tensor(y)),
         stop_gradient=lambda x: x.detach(),
-        nn=_Namespace(softmax=lambda x: torch.softmax(x, -1)),
+        nn=_Namespace(softmax=lambda x: torch.softmax(tensor(x), -1)),
         math=_Namespace(log=torch.log, is_finite=torch.isfinite),
-        linalg=_Namespace(matvec=torch.matmul),
+        linalg=_Namespace(matvec=lambda x, y: x @ value(y)),
         nest=_Namespace(flatten=keras.tree.flatten, map_structure=keras.tree.map_structure),
-        errors=_Namespace(InvalidArgumentError=ValueError),
+        size=lambda x: tensor(x).numel(),
+        shape=lambda x: tuple(x.shape),
+        gather=lambda x, indices, axis: torch.index_select(x, axis, tensor(indices)),
+        one_hot=lambda x, n: torch.nn.functional.one_hot(tensor(x).long(), n).float(),
+        errors=_Namespace(InvalidArgumentError=ValueError, OpError=RuntimeError),
     )
 
 
@@ -197,6 +207,10 @@ def _make() -> Any:
         import tensorflow
 
         return tensorflow
+    if BACKEND == "jax":
+        from tests import framework_jax
+
+        return framework_jax.make(_Namespace)
     return _make_torch()
 
 

@@ -1,4 +1,4 @@
-"""Inspects traced graphs: which implementation ran, and what it allocated."""
+"""Inspects traced graphs of TensorFlow: which implementation ran, and what it allocated; skips tests elsewhere."""
 
 from __future__ import annotations
 
@@ -10,12 +10,6 @@ from typing import Any
 import pytest
 
 from tests.framework import BACKEND, tf
-
-if BACKEND == "tensorflow":
-    from tensorflow.python.eager import context
-    from tensorflow.python.framework.convert_to_constants import (
-        convert_variables_to_constants_v2,
-    )
 
 
 @dataclass
@@ -37,7 +31,9 @@ class Traced:
 def traced() -> Iterator[Traced]:
     """Looks at every function that TensorFlow traces inside the block, inner ones included."""
     if BACKEND != "tensorflow":
-        pytest.skip("looks at graphs of TensorFlow")
+        pytest.skip("graphs are about TensorFlow")
+    from tensorflow.python.eager import context
+
     eager = context.context()
     eager.ensure_initialized()
     before = set(eager.list_function_names())
@@ -56,6 +52,8 @@ def allocated(function: Any, *inputs: tf.Tensor, scope: str = "while/body") -> i
 
     Memory that an op takes over from another counts once. The function runs in a session, which alone tells.
     """
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
     frozen = convert_variables_to_constants_v2(function)
     v1, told = tf.compat.v1, tf.compat.v1.RunMetadata()
     options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)

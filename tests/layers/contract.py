@@ -17,9 +17,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import heed
+from tests.framework import tf
 from tests.tolerances import to_numpy
 
 Arrays = dict[str, np.ndarray]

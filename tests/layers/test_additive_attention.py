@@ -3,13 +3,13 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
 from heed.layers import AdditiveAttention, LuongAttention
 from heed.ops import Mask
 from tests import reference
+from tests.framework import FLOAT64, tf
 from tests.layers.stock import assert_close, randomise, randoms
 from tests.tolerances import assert_values
 
@@ -62,7 +62,7 @@ def test_float64():
     shapes = [(2, 4, 3), (2, 6, 8)]
     layer = built(*shapes, dtype="float64")
     arrays = randoms(*shapes, dtype="float64")
-    assert_values(layer(*arrays), expected(layer, *arrays).out, "float64")
+    assert_values(layer(*arrays), expected(layer, *arrays).out, FLOAT64)
 
 
 @given(

@@ -3,13 +3,13 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
 from heed.layers import DotProductAttention
 from heed.ops import Mask
 from tests import reference
+from tests.framework import tf
 from tests.layers.stock import assert_close, randoms
 from tests.tolerances import assert_values
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import heed
 from heed.layers import AdditiveAttention, MultiHeadAttention
+from tests.about_tensorflow import tf
 from tests.layers.stock import randoms
 
 SERVE = """

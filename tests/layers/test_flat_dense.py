@@ -3,11 +3,11 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from heed.layers import FeedForward, MultiHeadAttention
 from heed.layers.flat_dense import FlatDense, FlatEinsumDense
 from heed.models import TransformerConfig, TransformerDecoder
+from tests.framework import tf
 from tests.layers.stock import TOLERANCE, assert_close, randomise, randoms
 
 LAYERS = {

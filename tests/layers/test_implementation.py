@@ -12,8 +12,10 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
+from tests.about_tensorflow import tf
+
+# isort: split
 import heed
 from heed.ops.backends.shared import core
 from heed.ops.backends.tensorflow.native import library

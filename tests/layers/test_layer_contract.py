@@ -18,6 +18,7 @@ from heed.layers import (
     TransformerDecoderLayer,
     TransformerEncoderLayer,
 )
+from tests.framework import on_tensorflow
 from tests.layers import contract
 from tests.layers.contract import LayerCase, Tensor
 
@@ -233,6 +234,7 @@ def test_training_under_xla(case):
     contract.check_training_under_xla(case)
 
 
+@on_tensorflow
 @by_default("decoder")
 def test_export(case, tmp_path):
     contract.check_export(case, tmp_path)

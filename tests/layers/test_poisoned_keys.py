@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from heed.layers import AdditiveAttention, MultiHeadAttention
+from tests.framework import tf
 
 
 @pytest.mark.parametrize(

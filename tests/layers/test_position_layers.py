@@ -1,9 +1,9 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from heed.layers import LearnedPositions, RelativePositionBias, SinusoidalPositions
+from tests.framework import tf
 
 X = np.random.default_rng(0).normal(size=(2, 6, 8)).astype("float32")
 

@@ -36,6 +36,10 @@ def small_blocks(block: tuple[int, int]) -> Iterator[None]:
         with mock.patch.object(blockwise, "_MOST_QUERIES", queries):
             yield
         return
+    if BACKEND == "jax":
+        with _small_blocks_of_jax(queries):
+            yield
+        return
     from heed.ops.backends.tensorflow.portable import blocks, second
 
     sizes = {"_MOST_QUERIES": queries, "_FEWEST_QUERIES": queries, "_KEYS": keys, "_SHORT": keys}
@@ -49,6 +53,24 @@ def small_blocks(block: tuple[int, int]) -> Iterator[None]:
         mock.patch.object(second, "small_plan", small_plan),
     ):
         yield
+
+
+@contextmanager
+def _small_blocks_of_jax(queries: int) -> Iterator[None]:
+    import jax
+
+    from heed.ops.backends.jax.portable import blockwise
+
+    if queries not in _programs:
+        # A function of its own: JAX keeps programs by function, whatever sizes they were traced with.
+        _programs[queries] = jax.jit(lambda *args: blockwise._attend(*args), static_argnums=0)
+    with mock.patch.multiple(
+        blockwise, _MOST_QUERIES=queries, _GROUPS=1, _compiled=_programs[queries]
+    ):
+        yield
+
+
+_programs: dict[int, Any] = {}
 
 
 def op_options(options: dict[str, Any], dtype: str) -> dict[str, Any]:

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 from tests.about_tensorflow import tf
 
 # isort: split
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+
 import heed
 from heed import ops
 from heed.ops import Mask

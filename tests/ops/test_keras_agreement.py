@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from heed import ops
 from heed.ops import Mask
 from tests import reference, strategies, tolerances
-from tests.framework import tf
+from tests.framework import BACKEND, tf
 from tests.ops.harness import small_blocks
 from tests.strategies import Shape
 
@@ -38,6 +38,8 @@ def test_agrees_on_random_input(implementation: str, data: st.DataObject) -> Non
         mask = rng.random((shape.B, 1, shape.T, shape.S)) < 0.6
         mask[..., 0] = True
         options["mask"] = mask
+        if BACKEND == "torch":  # where stock takes one of the two
+            options.pop("bias", None)
     options["is_causal"] = data.draw(st.booleans())
     if data.draw(st.booleans()):
         options["scale"] = data.draw(st.sampled_from((0.2, 1.0, -0.5)))
@@ -112,14 +114,16 @@ def test_what_is_masked_does_not_leak(implementation: str, poison: float) -> Non
 
 def test_float16_logits_do_not_overflow(implementation: str) -> None:
     x = np.full((1, 3, 2, 64), 40.0, np.float16)
-    assert not np.isfinite(stock(x, x, x)).all()
+    if BACKEND == "tensorflow":  # stock is right elsewhere
+        assert not np.isfinite(stock(x, x, x)).all()
     np.testing.assert_allclose(ops.dot_product_attention(x, x, x), x)
 
 
 def test_one_key_value_head_serves_all(implementation: str) -> None:
     inputs = Shape(N=4, K=1).inputs(0)
-    with pytest.raises(Exception, match=r"(?i)dimension|shape|incompatible"):
-        stock(*inputs)
+    if BACKEND == "tensorflow":  # stock is right elsewhere
+        with pytest.raises(Exception, match=r"(?i)dimension|shape|incompatible"):
+            stock(*inputs)
     expected = reference.dot_product_attention(*inputs)
     tolerances.assert_values(ops.dot_product_attention(*inputs), expected.out, "float64")
 
@@ -151,7 +155,7 @@ def test_the_default_scale_in_float64(implementation: str) -> None:
 
 def test_linear_memory_is_there(implementation: str) -> None:
     inputs = SHAPE.inputs(0, "float32")
-    with pytest.raises(ValueError, match="Flash attention is not supported"):
+    with pytest.raises((ValueError, RuntimeError), match=r"(?i)flash attention"):
         stock(*inputs, flash_attention=True)
     assert ops.dot_product_attention(*inputs).shape == (2, 5, 4, 6)
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tensorflow.python.ops import gen_math_ops
 
 from tests.about_tensorflow import tf
 
 # isort: split
+from tensorflow.python.ops import gen_math_ops
+
 import heed
 from heed import ops
 from heed.ops import Mask

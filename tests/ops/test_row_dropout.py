@@ -137,7 +137,7 @@ def test_second_derivatives(implementation: str) -> None:
         d_y,
         directions,
     )
-    factor = keep_mask((3, 4), 0.4, 1) / 0.6
+    factor, x, d_y = keep_mask((3, 4), 0.4, 1) / 0.6, np.asarray(x), np.asarray(d_y)
     np.testing.assert_allclose(of_x, 2 * factor * d_y * directions[0])
     assert of_residual is None
     np.testing.assert_allclose(of_d_y, 2 * factor * x * directions[0] + directions[1])

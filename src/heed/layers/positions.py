@@ -105,8 +105,20 @@ class LearnedPositions(SequenceLayer):
             name="embeddings",
         )
 
+    def compute_output_spec(self, inputs: Any, start_index: Any = 0) -> Any:
+        """Shape and dtype of the result of a call."""
+        # Not by tracing `call`: in place of an unknown length Keras gives it a number, which may be too large.
+        self._check(inputs, start_index)
+        return keras.KerasTensor(inputs.shape, self.compute_dtype)
+
     def call(self, inputs: Any, start_index: Any = 0) -> Any:
         """See the class for the arguments."""
+        self._check(inputs, start_index)
+        shape = ops.shape(inputs)
+        table = ops.convert_to_tensor(self.embeddings)
+        return inputs + ops.slice(table, (start_index, 0), (shape[1], shape[2]))
+
+    def _check(self, inputs: Any, start_index: Any) -> None:
         first = integer(start_index) or 0
         if first < 0 or first + (inputs.shape[1] or 0) > self.max_length:
             raise ValueError(
@@ -114,9 +126,6 @@ class LearnedPositions(SequenceLayer):
                 f"inputs.shape={tuple(inputs.shape)}, start_index={start_index}, "
                 f"max_length={self.max_length}"
             )
-        shape = ops.shape(inputs)
-        table = ops.convert_to_tensor(self.embeddings)
-        return inputs + ops.slice(table, (start_index, 0), (shape[1], shape[2]))
 
 
 @keras.saving.register_keras_serializable(package="heed")

@@ -11,7 +11,7 @@ from keras import ops
 
 from heed._numbers import check_real
 from heed.ops import checks, rotary_scaling
-from heed.ops.backends import as_written
+from heed.ops.backends import as_written, current
 from heed.ops.layouts import LAYOUTS
 from heed.ops.sizes import shape_of
 
@@ -47,7 +47,8 @@ def sinusoidal_positions(positions: Any, dim: int, *, max_wavelength: float = 10
     dtype = checks.compute_type(checks.dtype_of(positions))
     frequencies = ops.exp(ops.arange(pairs, dtype=dtype) * (-2.0 / dim * math.log(max_wavelength)))
     angles = ops.cast(positions, dtype)[..., None] * frequencies
-    waves = ops.stack([ops.sin(angles), ops.cos(angles)], -1)
+    math_of = current().MATH
+    waves = ops.stack([math_of.sin(angles), math_of.cos(angles)], -1)
     return ops.reshape(waves, [*ops.shape(angles)[:-1], 2 * pairs])[..., :dim]
 
 
@@ -115,8 +116,8 @@ def rotary_embedding(
     width = x.shape[3]
     if width is None or width % 2:
         raise checks.shape_error("`x` must have a known, even number of features (H)", x=x)
-    check_real("scaling_factor", scaling_factor, least=0, exclusive=True)
-    check_real("max_wavelength", max_wavelength, least=0, exclusive=True)
+    scaling_factor = check_real("scaling_factor", scaling_factor, least=0, exclusive=True)
+    max_wavelength = check_real("max_wavelength", max_wavelength, least=0, exclusive=True)
     scaling = rotary_scaling.check_scaling(scaling)
     axis = LAYOUTS[layout].length_axis
     if positions is None:
@@ -142,7 +143,7 @@ def rotary_embedding(
     )
     angles = (ops.cast(positions, compute) / scaling_factor)[..., None] * frequencies
     angles = ops.expand_dims(angles, -2 if layout == "BTNH" else -3)
-    sine, cosine = ops.sin(angles) * multiplier, ops.cos(angles) * multiplier
+    sine, cosine = (f(angles) * multiplier for f in (current().MATH.sin, current().MATH.cos))
     wide = ops.cast(x, compute)
     first, second = (wide[..., ::2], wide[..., 1::2]) if interleaved else ops.split(wide, 2, -1)
     rotated = [first * cosine - second * sine, first * sine + second * cosine]

@@ -102,7 +102,8 @@ def compute_frequencies(
         return ops.convert_to_tensor(_plain(features, max_wavelength), dtype), 1.0
     if scaling["kind"] == "dynamic":
         excess = ops.cast(length, "float64") / scaling["original_length"]
-        stretch = ops.maximum(scaling["factor"] * excess - (scaling["factor"] - 1), 1.0)
+        # At least 1. Not `maximum`, which computes float64 in float32 on PyTorch.
+        stretch = 1.0 + ops.relu(scaling["factor"] * (excess - 1.0))
         exponents = ops.arange(features // 2, dtype="float64") * (-2.0 / features)
         base = math.log(max_wavelength) + _ntk_exponent(features) * ops.log(stretch)
         return ops.cast(ops.exp(exponents * base), dtype), 1.0

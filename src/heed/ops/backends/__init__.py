@@ -86,11 +86,13 @@ class Backend(Protocol):
         IMPLEMENTATIONS: an `Implementation` (`protocol.py`) by name, the preferred one first.
         FUSED_OPS: by the same names; an implementation that is missing here uses the portable ones.
         DECODER: runs a whole decoding loop.
+        MATH: `sin`, `cos` and `tanh` of tensors. Those of `keras.ops` compute float64 in float32 on JAX.
     """
 
     IMPLEMENTATIONS: Mapping[str, Any]
     FUSED_OPS: Mapping[str, FusedOps]
     DECODER: DecoderEngine
+    MATH: Any
 
     def as_written(self, function: _F) -> _F:
         """The function, protected from source transformations of the backend."""

@@ -27,6 +27,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 IMPLEMENTATIONS: dict[str, Implementation] = {NATIVE: Native(), PORTABLE: Portable()}
 FUSED_OPS: dict[str, FusedOps] = {PORTABLE: PlainFusedOps(keep_mask)}
 DECODER = NoDecoderEngine("JAX")
+MATH = jax.numpy
 
 
 def as_written(function: _F) -> _F:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from heed.ops import mask_rules
+from heed.ops.backends import current
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import as_column, offset
 from heed.ops.sizes import Size, Span, size, sizes, slice_axis
@@ -152,9 +153,10 @@ class BlockAttention:
             products = fold(block.query * self.score.scale) @ ops.swapaxes(block.key, 2, 3)
             scores = unfold(products, block.query.shape[2])
             if self.score.soft_cap is not None:
-                scores = self.score.soft_cap * ops.tanh(scores * (1 / self.score.soft_cap))
+                scores = current().MATH.tanh(scores * (1 / self.score.soft_cap))
+                scores = self.score.soft_cap * scores
         else:
-            hidden = ops.tanh(block.query[..., :, None, :] + block.key[:, :, None, None])
+            hidden = current().MATH.tanh(block.query[..., :, None, :] + block.key[:, :, None, None])
             scores = hidden @ block.score_vector
         return scores if addend is None else scores + addend
 

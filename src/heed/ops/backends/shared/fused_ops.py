@@ -24,6 +24,8 @@ class PlainFusedOps:
         counts = labels != ignored
         # First of all, so that NaN in ignored rows stays out of gradients, too.
         x = _widen(logits)
+        if 0 in x.shape:  # PyTorch has no maximum of nothing
+            return ops.sum(x, axis=-1)
         if ignored != NO_LABEL:
             x = fill(~counts[..., None], x, 0.0)
         # Relative to the largest logit, which cancels out and so gets no gradient.

@@ -39,6 +39,7 @@ FUSED_OPS: dict[str, FusedOps] = {
 }
 convert_to_tensor = keras.ops.convert_to_tensor
 DECODER = NativeDecoder()
+MATH = tf.math
 instruction_set = library.instruction_set
 block_sizes = library.block_sizes
 

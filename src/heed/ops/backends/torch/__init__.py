@@ -23,6 +23,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 IMPLEMENTATIONS: dict[str, Implementation] = {NATIVE: Native(), PORTABLE: Portable()}
 FUSED_OPS: dict[str, FusedOps] = {PORTABLE: PlainFusedOps(keep_mask)}
 DECODER = NoDecoderEngine("PyTorch")
+MATH = torch
 instruction_set = core.instruction_set
 block_sizes = core.block_sizes
 
@@ -37,6 +38,8 @@ constant_while_tracing = torch.compiler.assume_constant_result
 
 def convert_to_tensor(x: Any) -> Any:
     """An argument as a tensor. Keras makes int32 of Python's integers; those beyond it become int64."""
+    if isinstance(x, (np.ndarray, np.generic)) and x.dtype == np.uint64:
+        x = np.minimum(x, np.uint64(2**63 - 1)).astype("int64")
     try:
         return keras.ops.convert_to_tensor(x)
     except RuntimeError:

@@ -24,6 +24,7 @@ _DTYPES = {
     torch.float16: core.DTYPES["float16"],
 }
 _COMPUTE = {"float32": torch.float32, "float64": torch.float64}
+_NOTHING = ctypes.c_int64()
 # Three of `HeedTensor`.
 _OPERANDS = struct.Struct("=QqqqQqqqQqqq")
 _QUERY = core.Attention.query.offset
@@ -120,8 +121,10 @@ def _rule(wire: WireRule, target: tuple[int, ...], kept: list[Any]) -> core.Mask
         strides = [
             0 if n == 1 else stride for n, stride in zip(dense.shape, dense.stride(), strict=True)
         ]
+        # An empty array has no address, which would mean that there is none.
+        address = dense.data_ptr() or ctypes.addressof(_NOTHING)
         rule.dense = core.Scores(
-            dense.data_ptr(), (ctypes.c_int64 * 4)(*dense.shape), (ctypes.c_int64 * 4)(*strides)
+            address, (ctypes.c_int64 * 4)(*dense.shape), (ctypes.c_int64 * 4)(*strides)
         )
     return rule
 
