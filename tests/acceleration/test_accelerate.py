@@ -519,6 +519,8 @@ DEFAULT |= {("multi", name, scores) for scores, name in zip([True, False] * 4, C
 def test_multi_head_layers_have_the_same_outputs(make: str, name: str, scores: bool) -> None:
     if make in ("gate", "window") and not HAS_WINDOW:
         pytest.skip("not in this version of Keras")
+    if make == "wide" and BACKEND == "jax":
+        pytest.skip("Keras on JAX has no values of another width")
     layer = {
         "multi": lambda: MultiHeadAttention(4, 3),
         "wide": lambda: MultiHeadAttention(4, 3, value_dim=5, output_shape=(2, 3), use_bias=False),
@@ -600,7 +602,7 @@ def test_dropout_drops_and_repeats_with_its_seed() -> None:
         generator.state.assign(start)
         np.testing.assert_array_equal(layer(x, x, training=True), one)
         np.testing.assert_allclose(
-            np.sum(scores, -1), 1.0, atol=1e-5
+            np.sum(np.asarray(scores), -1), 1.0, atol=1e-5
         )  # as in Keras, before dropout
         mean = np.mean([layer(x, x, training=True) for _ in range(60)], axis=0)
         np.testing.assert_allclose(mean, layer(x, x), atol=0.25)
@@ -707,6 +709,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("key_heads", [4, 2])
 def test_the_op_has_the_same_output(options: Any, key_heads: int) -> None:
     query, key, value = randoms((2, 5, 4, 3), (2, 5, key_heads, 3), (2, 5, key_heads, 3))
+    if BACKEND == "torch" and {"mask", "bias"} <= set(options):
+        pytest.skip("Keras refuses this on PyTorch")
     try:
         stock = keras.ops.dot_product_attention(query, key, value, **options)
     except Exception:  # the oldest Keras has no grouped heads
