@@ -139,10 +139,7 @@ def run_observed(
             raise ValueError(f"`layers` must not be empty. Received: layers={layers!r}")
     with watch(observer, layers, traced) as session:
         outputs = model(inputs, training=False, **(call_arguments or {}))
-    names = dict(zip(session.names, _names.shorten_names(session.names), strict=True))
-    if traced:
-        return outputs, names
-    missed = _find_missed(model, session)
+    missed = [] if traced else _find_missed(model, session)
     if not session.names:
         known = f"; it has {', '.join(missed)}" if missed else ""
         raise ValueError(
@@ -157,7 +154,7 @@ def run_observed(
             stacklevel=3,
         )
     _names.check_names("layers", layers or (), session.names)
-    return outputs, names
+    return outputs, dict(zip(session.names, _names.shorten_names(session.names), strict=True))
 
 
 def _find_missed(model: Any, session: Session) -> list[str]:
