@@ -32,6 +32,20 @@ def backend_module(name: str) -> ModuleType:
     raise ImportError(f"expected the module {' or '.join(places)}, found neither")
 
 
+def get_mask(x: Any) -> Any:
+    """The mask that Keras keeps for a tensor, or None. Tensors of JAX have no attributes: theirs are elsewhere."""
+    from keras.src import backend
+
+    return backend.get_keras_mask(x)
+
+
+def set_mask(x: Any, mask: Any) -> None:
+    """Attaches a mask to a tensor, where Keras looks for it."""
+    from keras.src import backend
+
+    backend.set_keras_mask(x, mask)
+
+
 def recurrent_backend() -> Any:
     """The module whose `rnn`, `lstm` and `gru` Keras' recurrent layers call; a separate module since Keras 3.16."""
     from keras.src import backend

@@ -25,6 +25,7 @@ from keras.ops import dot_product_attention
 import heed
 from heed._keras import backend_module
 from heed.acceleration import _hub, _op, _patches, changes
+from tests.framework import BACKEND, tf
 from tests.layers.stock import HAS_WINDOW, assert_close, randomise, randoms
 
 backend_nn = backend_module("nn")
@@ -424,10 +425,11 @@ def test_a_version_without_a_method_is_refused(new: Any, found: str) -> None:
 
 def test_a_version_that_moved_the_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("", ".ops"):  # its folders before and since Keras 3.16
-        monkeypatch.setitem(sys.modules, f"keras.src.backend.tensorflow{place}.nn", None)
+        monkeypatch.setitem(sys.modules, f"keras.src.backend.{BACKEND}{place}.nn", None)
     _patches.keras_patches.cache_clear()
     before = state()
-    expected = "expected the module keras.src.backend.tensorflow.ops.nn or keras.src.backend.tensorflow.nn, found "
+    folder = f"keras.src.backend.{BACKEND}"
+    expected = f"expected the module {folder}.ops.nn or {folder}.nn, found "
     assert changes() == [f"{expected}neither"]
     with pytest.raises(RuntimeError, match=f"has changed nothing: {expected}neither"):
         heed.accelerate()
@@ -451,7 +453,7 @@ def test_a_part_of_keras_hub_that_does_not_fit_is_not_patched(
 
 def test_the_backend_is_found_in_its_new_place_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """If Keras has both, nothing calls the old one."""
-    places = [f"keras.src.backend.tensorflow{place}" for place in (".ops", "")]
+    places = [f"keras.src.backend.{BACKEND}{place}" for place in (".ops", "")]
     for place in places:
         monkeypatch.setitem(sys.modules, place, ModuleType(place))
         monkeypatch.setitem(sys.modules, f"{place}.nn", ModuleType(place))
@@ -473,12 +475,6 @@ def test_a_function_that_another_library_has_replaced_is_refused() -> None:
         ):
             heed.accelerate()
         assert MultiHeadAttention.call is theirs
-
-
-def test_another_backend_is_refused() -> None:
-    other = mock.patch.object(keras.config, "backend", return_value="jax")
-    with other, pytest.raises(RuntimeError, match=r"TensorFlow backend. Received: .*'jax'"):
-        heed.accelerate()
 
 
 def test_an_argument_that_is_not_a_model_is_refused() -> None:
@@ -523,6 +519,8 @@ DEFAULT |= {("multi", name, scores) for scores, name in zip([True, False] * 4, C
 def test_multi_head_layers_have_the_same_outputs(make: str, name: str, scores: bool) -> None:
     if make in ("gate", "window") and not HAS_WINDOW:
         pytest.skip("not in this version of Keras")
+    if make == "wide" and BACKEND == "jax":
+        pytest.skip("Keras on JAX has no values of another width")
     layer = {
         "multi": lambda: MultiHeadAttention(4, 3),
         "wide": lambda: MultiHeadAttention(4, 3, value_dim=5, output_shape=(2, 3), use_bias=False),
@@ -581,7 +579,9 @@ def test_dtypes(dtype: str) -> None:
         with heed.accelerate():
             fast = layer(x, x, return_attention_scores=True)
         for one, other in zip(fast, stock, strict=True):
-            assert one.dtype == other.dtype
+            assert keras.backend.standardize_dtype(one.dtype) == keras.backend.standardize_dtype(
+                other.dtype
+            )
             assert_close(
                 keras.ops.cast(one, "float32"),
                 keras.ops.cast(other, "float32"),
@@ -602,7 +602,7 @@ def test_dropout_drops_and_repeats_with_its_seed() -> None:
         generator.state.assign(start)
         np.testing.assert_array_equal(layer(x, x, training=True), one)
         np.testing.assert_allclose(
-            np.sum(scores, -1), 1.0, atol=1e-5
+            np.sum(np.asarray(scores), -1), 1.0, atol=1e-5
         )  # as in Keras, before dropout
         mean = np.mean([layer(x, x, training=True) for _ in range(60)], axis=0)
         np.testing.assert_allclose(mean, layer(x, x), atol=0.25)
@@ -680,8 +680,6 @@ def test_single_head_layers_with_more_dimensions() -> None:
 
 
 def test_gradients_of_all_variables() -> None:
-    import tensorflow as tf
-
     x, y = randoms((2, 5, 4), (2, 6, 4))
     multi = built(MultiHeadAttention(2, 3), x.shape, y.shape)
     for layer in (multi, *(make() for make in ATTENTIONS.values())):
@@ -711,6 +709,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("key_heads", [4, 2])
 def test_the_op_has_the_same_output(options: Any, key_heads: int) -> None:
     query, key, value = randoms((2, 5, 4, 3), (2, 5, key_heads, 3), (2, 5, key_heads, 3))
+    if BACKEND == "torch" and {"mask", "bias"} <= set(options):
+        pytest.skip("Keras refuses this on PyTorch")
     try:
         stock = keras.ops.dot_product_attention(query, key, value, **options)
     except Exception:  # the oldest Keras has no grouped heads

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import heed
 from heed._keras import backend_module
+from tests.framework import BACKEND, tf
 from tests.graphs import allocated
 
 pytest.importorskip("keras_hub", exc_type=ImportError)
@@ -48,8 +50,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(autouse=True)
 def _off_again() -> Iterator[None]:
-    yield
+    with without_64_bits():
+        yield
     heed.decelerate()
+
+
+def without_64_bits() -> AbstractContextManager[Any]:
+    """KerasHub's loops mix integers of 32 bits with those that JAX takes from Python."""
+    if BACKEND != "jax":
+        return contextlib.nullcontext()
+    import jax
+
+    return jax.enable_x64(False)
 
 
 def build(name: str, cls: Any = None, dtype: str = "float32", **changes: Any) -> Any:

@@ -69,9 +69,9 @@ BAD_FOR_ONE_HEAD: dict[str, tuple[Any, type[Exception], str]] = {
         r"`mask` must broadcast to .*mask.shape=\(2, 1.*4\)",
     ),
     "mask dtype": (
-        lambda layer: layer([X, X], mask=[None, "a"]),
+        lambda layer: layer([X, X], mask=[None, "causal"]),
         TypeError,
-        "`mask` must be an array of booleans or numbers.*='a'",
+        "`mask` must be an array of booleans or numbers.*='causal'",
     ),
     "width": (
         lambda layer: layer([X, X[..., :7]]),
@@ -86,9 +86,9 @@ BAD_FOR_THE_OP: dict[str, tuple[Any, type[Exception], str]] = {
         r"`mask` must broadcast to .*mask.shape=\(2, 4, 5, 4\)",
     ),
     "mask dtype": (
-        lambda op: op(HEADS, HEADS, HEADS, mask="a"),
+        lambda op: op(HEADS, HEADS, HEADS, mask="causal"),
         TypeError,
-        "`mask` must be an array of booleans or numbers.*='a'",
+        "`mask` must be an array of booleans or numbers.*='causal'",
     ),
     "bias": (
         lambda op: op(HEADS, HEADS, HEADS, bias=np.ones((2, 4, 5, 4), "float32")),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import heed
+from tests import framework  # noqa: F401  (results on PyTorch convert to NumPy)
 
 pytest.importorskip("keras_hub", exc_type=ImportError)
 

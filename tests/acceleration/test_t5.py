@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
@@ -25,14 +26,14 @@ def layer(bias: Any = None) -> Any:
     """The attributes that the replacement reads, for two heads of width 3 and identity projections."""
     projections = ("query_projector", "key_projector", "value_projector", "output_projector")
     return SimpleNamespace(
-        **dict.fromkeys(projections, lambda x: x),
+        **dict.fromkeys(projections, keras.ops.convert_to_tensor),
         num_heads=2,
         key_value_dim=3,
         inner_dim=6,
         compute_dtype="float32",
         dropout_layer=SimpleNamespace(rate=0.0),
         use_relative_attention_bias=bias is not None,
-        compute_bias=lambda queries, keys, query_start_index: bias,
+        compute_bias=lambda queries, keys, query_start_index: keras.ops.convert_to_tensor(bias),
     )
 
 

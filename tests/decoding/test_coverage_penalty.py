@@ -211,7 +211,9 @@ def test_the_alignment_is_that_of_the_last_layer_but_one(layers, chosen):
     memory = model.encode_source(source)
     again, alignment = model.decode_all(target, memory, return_alignment=True)
     np.testing.assert_allclose(again, logits, atol=1e-5)
-    np.testing.assert_allclose(alignment, np.mean(scores["cross"][chosen], axis=1), atol=1e-6)
+    np.testing.assert_allclose(
+        alignment, np.mean(np.asarray(scores["cross"][chosen]), axis=1), atol=1e-6
+    )
 
 
 @pytest.mark.usefixtures("compiled")

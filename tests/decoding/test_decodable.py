@@ -41,7 +41,7 @@ class Fading:
     def check_source(self, source: Any) -> Any:
         source = ops.convert_to_tensor(source, "float32")
         if len(source.shape) != 2 or source.shape[1] != 2:
-            raise ValueError(f"`source` must be (B, 2). Received: {source.shape}")
+            raise ValueError(f"`source` must be (B, 2). Received: {tuple(source.shape)}")
         return source
 
     def encode_source(self, source: Any) -> Any:
@@ -143,7 +143,7 @@ def test_explain_generate_names_the_way_and_the_problems(model: Fading) -> None:
 
 def test_new_values_of_its_variables_are_seen(model: Fading) -> None:
     before = write(model)
-    values = [np.asarray(x) for x in model.variables]
+    values = [np.array(x) for x in model.variables]
     for variable, value in zip(model.variables, values, strict=True):
         variable.assign(-value)
     assert np.any(write(model) != before)

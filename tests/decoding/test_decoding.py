@@ -6,7 +6,6 @@ import weakref
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import heed
 from heed.decoding import engine, generation, programs
@@ -16,6 +15,7 @@ from heed.decoding.sampling import draw
 from heed.models import Transformer, explain_generate, generate
 from heed.models.config import POSITIONS
 from tests.decoding.scores import allowed_log_probabilities, log_probabilities
+from tests.framework import tf
 from tests.graphs import allocated, traced
 from tests.models.builders import small_config, small_model, sources
 
@@ -229,7 +229,9 @@ class Script:
         self.logits = tf.math.log(tf.constant(probabilities, tf.float32))
 
     def start(self, prompt=None):
-        return tf.ones((self.rows,), tf.int32), DecodingState(tf.constant(0), tf.zeros(self.rows))
+        return tf.ones((self.rows,), tf.int32), DecodingState(
+            tf.constant(0), tf.zeros((self.rows,))
+        )
 
     def step(self, state, tokens):
         logits = tf.repeat(self.logits[state.index : state.index + 1], self.rows, axis=0)
@@ -399,7 +401,8 @@ def test_each_step_draws_with_a_number_of_its_own():
     uniform = np.asarray(keras.random.uniform((rows, length), dtype="float32", seed=5))
     logits = np.zeros((rows, vocabulary), "float32")
     logits[:, [0, 1]] = -1e30
-    columns = [draw(keras.ops.convert_to_tensor(logits), x, 1.0, None, None) for x in uniform.T]
+    convert = keras.ops.convert_to_tensor
+    columns = [np.asarray(draw(convert(logits), convert(x), 1.0, None, None)) for x in uniform.T]
     expected = np.stack(columns, 1)
     ended = np.cumsum(expected == 2, axis=1) - (expected == 2) > 0
     np.testing.assert_array_equal(tokens, np.where(ended, 0, expected))

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from heed.decoding import engine, generation
 from heed.models import LanguageModel, RecurrentTranslator, RecurrentTranslatorConfig
 from heed.models.config import POSITIONS
 from heed.models.recurrent_translator_config import ATTENTIONS
+from tests.framework import tf
 from tests.models.builders import prompts, randomise, small_language_model, small_model, sources
 
 LENGTH, ROWS = 6, 4

@@ -12,7 +12,6 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,6 +32,7 @@ from heed.ops.backends import current
 from heed.ops.backends.decoder import ACTIVATIONS, WEIGHTS, Batch, Dense, Norm, Positions, Search
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.observe import set_watcher
+from tests.about_tensorflow import tf
 from tests.decoding.scores import log_probabilities
 from tests.graphs import traced
 from tests.models.builders import small_config, small_model, sources

@@ -7,7 +7,6 @@ import threading
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import heed
 from heed import Mask
@@ -16,6 +15,7 @@ from heed.inspect import Capture, ablate, capture, gradient_times_attention
 from heed.inspect._statistics import compute_statistics
 from heed.layers import AdditiveAttention, MultiHeadAttention, TransformerEncoderLayer
 from tests import reference
+from tests.framework import tf
 from tests.inspect.models import (
     CHAIN,
     MODELS,
@@ -453,7 +453,7 @@ class Traced(keras.layers.Layer):
 def test_a_layer_inside_a_tf_function_is_reported():
     model, x = Traced(name="traced"), sequence()
     model.inner.build(x.shape, x.shape)
-    with pytest.raises(RuntimeError, match=r"'inner' runs inside a tf.function"):
+    with pytest.raises(RuntimeError, match=r"'inner' runs inside a compiled function"):
         capture(model, x)
     model(x)  # traces the function, which calls no layer any more
     with pytest.raises(ValueError, match=r"must have attention.*'inner' \(MultiHeadAttention\)"):

@@ -1,7 +1,8 @@
 """Op by op: most tests are of what is computed, and to trace a graph takes longer than to run it once."""
 
 import pytest
-import tensorflow as tf
+
+from tests.framework import BACKEND, tf
 
 
 @pytest.fixture
@@ -11,6 +12,10 @@ def compiled():
 
 @pytest.fixture(autouse=True)
 def _op_by_op(request):
+    """On TensorFlow; PyTorch always runs op by op, and JAX compiles."""
+    if BACKEND != "tensorflow":
+        yield
+        return
     tf.config.run_functions_eagerly("compiled" not in request.fixturenames)
     yield
     tf.config.run_functions_eagerly(False)

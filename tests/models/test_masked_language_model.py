@@ -5,7 +5,6 @@ import json
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import heed
 from heed.models import (
@@ -19,6 +18,7 @@ from heed.models import (
     best_spans,
 )
 from heed.models.config import POSITIONS
+from tests.framework import tf
 
 V, T = 13, 7
 SMALL = {
@@ -91,13 +91,14 @@ def test_shapes_scores_and_padding(name, variant):
     model = model_of(name, **variant)
     output, scores = model(INPUTS, return_attention_scores=True)
     np.testing.assert_array_equal(model(INPUTS), output)
-    assert (tuple(output.shape), output.dtype) == (MODELS[name][1], "float32")
+    assert tuple(output.shape) == MODELS[name][1]
+    assert keras.backend.standardize_dtype(output.dtype) == "float32"
     assert [tuple(layer.shape) for layer in scores] == [(3, 2, T, T)] * 2
     for layer in scores:
         assert not np.any(
             np.asarray(layer)[np.broadcast_to(TOKENS[:, None, None] == 0, layer.shape)]
         )
-        np.testing.assert_allclose(np.sum(layer, -1), 1.0, rtol=1e-5)
+        np.testing.assert_allclose(np.sum(np.asarray(layer), -1), 1.0, rtol=1e-5)
     # More padding changes nothing, whatever its segment.
     wider = {key: np.pad(x, ((0, 0), (0, 3)), constant_values=0) for key, x in INPUTS.items()}
     wider["segments"][:, T:] = 1
@@ -175,7 +176,7 @@ def test_fit_lowers_the_loss(name, policy):
     assert np.all(np.isfinite(history))
     assert history[-1] < 0.7 * history[0]
     assert {weight.dtype for weight in model.trainable_weights} == {"float32"}
-    assert model(INPUTS).dtype == "float32"
+    assert keras.backend.standardize_dtype(model(INPUTS).dtype) == "float32"
 
 
 @pytest.mark.slow
@@ -215,7 +216,8 @@ def test_dropout_acts_in_training_only(name):
     [x if x in ("masked", "span") else pytest.param(x, marks=pytest.mark.slow) for x in MODELS],
 )
 def test_unknown_sizes_in_a_functional_model(name):
-    model = model_of(name)
+    # PyTorch infers shapes from lengths of up to 89.
+    model = model_of(name, max_length=90)
     symbolic = {key: keras.Input((None,), dtype="int32", name=key) for key in INPUTS}
     outer = keras.Model(symbolic, model(symbolic))
     assert outer.output_shape == tuple(None if n in (3, T) else n for n in MODELS[name][1])

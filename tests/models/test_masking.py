@@ -5,11 +5,11 @@ import itertools
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
 from heed.models import MaskedLanguageModelConfig, best_spans, mask_tokens
+from tests.framework import tf
 
 
 @st.composite

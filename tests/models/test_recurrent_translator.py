@@ -1,13 +1,13 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import heed
 from heed import inspect
 from heed.decoding.incremental_decoder import IncrementalDecoder
 from heed.models import RecurrentTranslator, RecurrentTranslatorConfig, explain_generate, generate
 from heed.models.recurrent_translator_config import ATTENTIONS
+from tests.framework import tf
 from tests.models.builders import randomise, sources
 
 TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 7, 0, 0], [1, 8, 3, 4, 2]], "int32")
@@ -61,9 +61,9 @@ def test_shapes_and_the_alignment(attention, changes):
     assert model.count_params() == count  # no variable was made late
     np.testing.assert_array_equal(model(batch), logits)
     assert tuple(logits.shape) == (3, 5, 9)
-    assert logits.dtype == "float32"
+    assert keras.backend.standardize_dtype(logits.dtype) == "float32"
     assert tuple(alignment.shape) == (3, 5, 6)
-    np.testing.assert_allclose(np.sum(alignment, -1), 1.0, rtol=1e-5)
+    np.testing.assert_allclose(np.sum(np.asarray(alignment), -1), 1.0, rtol=1e-5)
     padding = np.broadcast_to(batch["source"][:, None] == model.config.pad_id, alignment.shape)
     assert not np.any(np.asarray(alignment)[padding])
 
@@ -224,7 +224,7 @@ def test_saved_models_come_back(attention, changes, tmp_path):
     np.testing.assert_array_equal(loaded(inputs()), expected)
     twin = RecurrentTranslator.from_config(model.get_config())
     twin.build()
-    assert np.abs(np.asarray(twin(inputs())) - expected).max() > 1e-2
+    assert np.abs(np.asarray(twin(inputs())) - np.asarray(expected)).max() > 1e-2
 
 
 @pytest.mark.slow
@@ -249,7 +249,7 @@ def test_fit_lowers_the_loss(attention, policy):
     assert np.all(np.isfinite(history))
     assert history[-1] < 0.7 * history[0]
     assert {weight.dtype for weight in model.trainable_weights} == {"float32"}
-    assert model(batch).dtype == "float32"
+    assert keras.backend.standardize_dtype(model(batch).dtype) == "float32"
 
 
 @every_attention

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from heed.decoding import engine
 from heed.layers import TokenEmbedding
@@ -18,6 +17,7 @@ from heed.models import (
     RecurrentTranslatorConfig,
     generate,
 )
+from tests.framework import tf
 from tests.models.builders import small_language_model, small_model
 
 SIZES = {"width": 8, "num_heads": 2, "layers": 1, "num_segments": 2}

@@ -1,6 +1,6 @@
 """Runs Keras and KerasHub models on heed's attention.
 
-`accelerate()` patches the attention of Keras' TensorFlow backend: the op, the four layers, and the function that says
+`accelerate()` patches the attention of Keras' backend: the op, the four layers, and the function that says
 whether a fused attention exists. `decelerate()` undoes it.
 """
 
@@ -108,7 +108,7 @@ class Acceleration:
 
 
 def accelerate(model: Any = None) -> Acceleration:
-    """Runs the attention of Keras and KerasHub models on heed, with the TensorFlow backend.
+    """Runs the attention of Keras and KerasHub models on heed.
 
     Accelerates `keras.ops.dot_product_attention`, `keras.layers.MultiHeadAttention`, `GroupQueryAttention`,
     `Attention`, `AdditiveAttention` and everything that calls them, with or without dropout, masks or scores. This
@@ -126,7 +126,7 @@ def accelerate(model: Any = None) -> Acceleration:
         before. `.report()` says what is patched and what ran on heed.
 
     Raises:
-        RuntimeError: if Keras has another backend, or is a version that heed cannot patch. Nothing is changed then.
+        RuntimeError: if Keras is a version that heed cannot patch. Nothing is changed then.
         TypeError: if `model` is not a Keras layer or model.
 
     >>> import heed, keras, numpy as np

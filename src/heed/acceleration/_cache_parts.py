@@ -12,6 +12,7 @@ from typing import Any
 
 from keras import ops
 
+from heed.acceleration import _notes
 from heed.acceleration._repeated import RepeatedRows
 
 # Marks tensors that are parts of a cache, so that stacking them makes one.
@@ -19,7 +20,7 @@ _NOTE = "_heed_part_of_cache"
 
 
 class CacheParts:
-    """Stands for `keras.ops.stack(parts, axis)`. TensorFlow converts it through `__tf_tensor__`.
+    """Stands for `keras.ops.stack(parts, axis)`, to which frameworks convert it.
 
     Args:
         parts: tensors, or other `CacheParts`, of one shape and dtype.
@@ -76,6 +77,14 @@ class CacheParts:
         stacked = self.stack()
         return stacked if dtype is None else ops.cast(stacked, dtype.name)
 
+    def __jax_array__(self) -> Any:
+        """The stacked tensor, for JAX."""
+        return self.stack()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """The stacked tensor as an array, which PyTorch converts."""
+        return ops.convert_to_numpy(self.stack()).astype(dtype)
+
 
 def _is_all(index: Any) -> bool:
     return isinstance(index, slice) and index == slice(None)
@@ -84,10 +93,10 @@ def _is_all(index: Any) -> bool:
 def mark_as_part(x: Any) -> Any:
     """Marks `x` as a part of a cache, and returns it."""
     if not isinstance(x, CacheParts):
-        setattr(x, _NOTE, True)
+        _notes.attach(x, _NOTE, True)
     return x
 
 
 def is_part(x: Any) -> bool:
     """Whether `x` is a part of a cache, or consists of such parts."""
-    return isinstance(x, CacheParts) or getattr(x, _NOTE, False)
+    return isinstance(x, CacheParts) or _notes.read(x, _NOTE, False)

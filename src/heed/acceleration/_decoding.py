@@ -3,7 +3,8 @@
 While a sampler of KerasHub runs its loop
 
 - the cache consists of `CacheParts`: keys and values of each layer are tensors of their own throughout the loop;
-- new positions are written in place (`keras.ops.slice_update` copies the cache, and compiles with XLA at run time);
+- new positions are written in place (on TensorFlow `keras.ops.slice_update` copies the cache, and compiles with XLA at
+  run time);
 - a product of few rows reads the weights once (Keras computes a batch of products of one row each);
 - keys after the last one that any query may see are not read;
 - `keras.ops.argmax` treats 0 and -0 as equal.
@@ -23,13 +24,15 @@ from typing import Any
 
 import keras
 from keras import ops
+from keras.backend import standardize_dtype
 
 from heed._keras import backend_module
 from heed._patching import Function, Patch, Replacement
-from heed.acceleration import _loop, _models, _switch
+from heed.acceleration import _loop, _models, _notes, _switch
 from heed.acceleration._cache_parts import CacheParts, is_part, mark_as_part
 from heed.acceleration._readings import READINGS, Reading, find_reading
 from heed.acceleration._repeated import RepeatedRows
+from heed.ops.backends import current
 from heed.ops.dispatch import select_fused_ops, uses_native
 
 PACKAGE = "keras_hub"
@@ -141,7 +144,7 @@ def generate_step(original: Function) -> Function:
 def _find_prompt_mask(model: Any, inputs: Any) -> Any | None:
     """The mask of the prompts (B, S), or None if the model may need more than the shortest prompt."""
     found = find_reading(model)
-    if found is None or not uses_native():  # compilers may need static lengths
+    if found is None or not uses_native() or not current().has_dynamic_shapes():
         return None
     method, reading = found
     sampler = getattr(model, "sampler", None)
@@ -234,7 +237,8 @@ def compute_in_loop(run: Function) -> Callable[[Function], Function]:
         @functools.wraps(original)
         def accelerated(*args: Any, **kwargs: Any) -> Any:
             if _loop.is_decoding():
-                result = run(*args, **kwargs)
+                with _loop.pause():  # it may call the function itself
+                    result = run(*args, **kwargs)
                 if result is not None:
                     return result
             return original(*args, **kwargs)
@@ -251,7 +255,22 @@ def stack(x: Any, axis: int = 0) -> Any | None:
     return None
 
 
-def slice_update(inputs: Any, start_indices: Any, updates: Any) -> Any | None:
+def slice_update(original: Function) -> Function:
+    """As in Keras, in place where it can be; a part of a cache stays one."""
+
+    @functools.wraps(original)
+    def accelerated(inputs: Any, start_indices: Any, updates: Any) -> Any:
+        if not _loop.is_decoding():
+            return original(inputs, start_indices, updates)
+        result = _write(inputs, start_indices, updates)
+        if result is None:
+            result = original(inputs, start_indices, updates)
+        return mark_as_part(result) if is_part(inputs) else result
+
+    return accelerated
+
+
+def _write(inputs: Any, start_indices: Any, updates: Any) -> Any | None:
     """Writes positions in place, along the second axis of tensors that agree in all others."""
     inputs, updates = ops.convert_to_tensor(inputs), ops.convert_to_tensor(updates)
     shapes = [(*x.shape[:1], *x.shape[2:]) for x in (inputs, updates)]
@@ -259,7 +278,7 @@ def slice_update(inputs: Any, start_indices: Any, updates: Any) -> Any | None:
         return None
     if not isinstance(start_indices, (list, tuple)) or inputs.dtype != updates.dtype:
         return None
-    if ops.is_tensor(start_indices) or inputs.dtype.name not in _WRITTEN:
+    if ops.is_tensor(start_indices) or standardize_dtype(inputs.dtype) not in _WRITTEN:
         return None
     others = (*start_indices[:1], *start_indices[2:])
     if len(start_indices) != len(inputs.shape) or not all(
@@ -269,10 +288,7 @@ def slice_update(inputs: Any, start_indices: Any, updates: Any) -> Any | None:
     index = ops.cast(start_indices[1], "int32")
     if len(index.shape):
         return None
-    result = select_fused_ops().write(inputs, updates, index)
-    if result is None or not is_part(inputs):
-        return result
-    return mark_as_part(result)
+    return select_fused_ops().write(inputs, updates, index)
 
 
 _WRITTEN = ("float32", "float64", "bfloat16", "float16", "int32")
@@ -293,7 +309,7 @@ def transpose(original: Function) -> Function:
         x = ops.convert_to_tensor(x)
         result = original(x, axes=axes)
         if len(x.shape) == 2 and (axes is None or tuple(axes) == (1, 0)):
-            setattr(result, _NOTE, x)
+            _notes.attach(result, _NOTE, x)
         return result
 
     return accelerated
@@ -301,7 +317,7 @@ def transpose(original: Function) -> Function:
 
 def matmul(x1: Any, x2: Any) -> Any | None:
     """Multiplies rows (..., K) by weights (K, N)."""
-    table = getattr(x2, _NOTE, None)
+    table = _notes.read(x2, _NOTE)
     x1, x2 = ops.convert_to_tensor(x1), ops.convert_to_tensor(x2)
     if len(x1.shape) < 2 or len(x2.shape) != 2:
         return None
@@ -340,7 +356,7 @@ def _multiply(
     if None in x.shape or None in weights.shape or x.dtype != weights.dtype:
         return None
     kept = tuple(x.shape[: len(x.shape) - inner])
-    if x.dtype.name not in _MULTIPLIED:
+    if standardize_dtype(x.dtype) not in _MULTIPLIED:
         return None
     rows = ops.reshape(x, (math.prod(kept), -1))
     y = select_fused_ops().product(rows, weights, transposed)
@@ -392,7 +408,8 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = None) -> Any | None
 def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Any | None:
     """Computes it along the last axis."""
     x = ops.convert_to_tensor(x)
-    if keepdims or axis not in (-1, len(x.shape) - 1) or x.dtype.name not in _MULTIPLIED:
+    kind = standardize_dtype(x.dtype)
+    if keepdims or axis not in (-1, len(x.shape) - 1) or kind not in _MULTIPLIED:
         return None
     return select_fused_ops().argmax(x)
 
@@ -407,15 +424,17 @@ def decoding_patches(causal_lm: ModuleType, package: ModuleType) -> list[Patch]:
     model, make = getattr(causal_lm, "CausalLM", None), "make_generate_function"
     label = f"{PACKAGE}.models.CausalLM.{make}"
     in_loop = (
-        *((core, run) for run in (slice_update, shape)),
+        (core, shape),
         *((numpy, run) for run in (stack, matmul, einsum, argmax, repeat, take_along_axis)),
     )
+    start = ("inputs", "start_indices", "updates")
     return [
         Patch(sampler, "__call__", Replacement(call_sampler, _SAMPLE), NAME, package),
         Patch(beam, "__call__", Replacement(call_sampler, _SAMPLE[:-1]), _BEAMS, package),
         Patch(sampler, "run_loop", Replacement(run_loop, _LOOP), f"{NAME}.run_loop", package),
         Patch(model, make, Replacement(make_generate_function, ("self",)), label, package),
         _patch_op(numpy, "transpose", transpose, ("x", "axes")),
+        _patch_op(core, "slice_update", slice_update, start),
         *(
             _patch_op(owner, run.__name__, compute_in_loop(run), inspect.signature(run).parameters)
             for owner, run in in_loop

@@ -1,4 +1,4 @@
-"""Patches KerasHub, whose models do not use fused attention on TensorFlow.
+"""Patches KerasHub, most of whose models do not use fused attention.
 
 Most models call a function that says whether a fused attention exists; some also require a GPU or TPU; T5 computes its
 attention itself. Modules may load before or after `heed.accelerate`.

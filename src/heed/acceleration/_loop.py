@@ -26,6 +26,11 @@ def enter() -> AbstractContextManager[None]:
     return set_here(_is_decoding, True)
 
 
+def pause() -> AbstractContextManager[None]:
+    """Leaves the loop for the block, in which Keras is itself."""
+    return set_here(_is_decoding, False)
+
+
 def set_prompt_length(length: Any) -> AbstractContextManager[None]:
     """Sets how many positions of a prompt, () int32, the model must read before the loop."""
     return set_here(_prompt_length, length)

@@ -42,7 +42,7 @@ def backend_op(
     flash_attention: bool | None,
     attn_logits_soft_cap: float | None,
 ) -> Any:
-    """The function of Keras' TensorFlow backend that computes the op."""
+    """The function of Keras' backend that computes the op."""
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
     dtype = result_type(*(standardize_dtype(x.dtype) for x in (query, key, value)))
     query, key, value = (ops.cast(x, dtype) for x in (query, key, value))
@@ -65,7 +65,7 @@ def backend_op(
 
 
 def _accept_soft_cap(original: Function) -> Function:
-    """Accepts a soft-cap, which Keras rejects on TensorFlow."""
+    """Accepts a soft-cap, which Keras rejects except on TPUs."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)

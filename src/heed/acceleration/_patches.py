@@ -92,8 +92,6 @@ def _changes(patches: list[Patch]) -> Iterator[str]:
 
 def changes() -> list[str]:
     """Describes how the installed Keras differs from what heed expects; empty if it can be accelerated."""
-    if keras.config.backend() != "tensorflow":
-        return [f"expected the backend tensorflow, found {keras.config.backend()}"]
     try:
         return list(_changes(keras_patches()))
     except ImportError as error:
@@ -104,13 +102,8 @@ def check_keras() -> list[Patch]:
     """Returns the patches for the installed Keras.
 
     Raises:
-        RuntimeError: if Keras has another backend than TensorFlow, or is a version that heed cannot patch.
+        RuntimeError: if it is a version that heed cannot patch.
     """
-    if keras.config.backend() != "tensorflow":
-        raise RuntimeError(
-            "heed.accelerate needs Keras on its TensorFlow backend. "
-            f"Received: keras.config.backend()={keras.config.backend()!r}"
-        )
     if found := changes():
         raise RuntimeError(
             f"heed.accelerate cannot replace the attention of Keras {keras.__version__}, and has changed nothing: "

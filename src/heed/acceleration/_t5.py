@@ -11,7 +11,7 @@ from typing import Any
 
 from keras import ops
 
-from heed.acceleration import _loop, _switch
+from heed.acceleration import _loop, _notes, _switch
 from heed.acceleration._multi_head import is_training
 from heed.acceleration._repeated import merge_queries
 from heed.layers.attend import dropout_options
@@ -46,7 +46,7 @@ def call(
         bias, mask = _compute_bias(self, query, key, cache_update_index), _add_heads_axis(mask)
         position_bias = _join(self, bias, mask, query, key)
     else:
-        bias, mask = getattr(position_bias, _NOTE, (position_bias, None))
+        bias, mask = _notes.read(position_bias, _NOTE, (position_bias, None))
     rate = self.dropout_layer.rate
     dropout = dropout_options(rate, is_training(training), self.dropout_layer) if rate else {}
     query, key, value, mask, split = merge_queries(query, key, value, mask)
@@ -97,5 +97,5 @@ def _join(layer: Any, bias: Any, mask: Any, query: Any, key: Any) -> Any:
         joined = ops.zeros(shape, layer.compute_dtype)
     if mask is not None:
         joined = joined + (1.0 - ops.cast(mask, joined.dtype)) * -1e9
-        setattr(joined, _NOTE, (bias, mask))
+        _notes.attach(joined, _NOTE, (bias, mask))
     return joined

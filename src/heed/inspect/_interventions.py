@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from keras import ops
 
 from heed.inspect._observed import ObservedAttention
 from heed.inspect._run import run_observed
@@ -95,17 +96,20 @@ def ablate(
     def count(full: str, attention: ObservedAttention, kind: str) -> None:
         heads[full] = attention.sizes[1]
 
-    outputs, names = run_observed(model, inputs, call_arguments, count, layers)
-    baseline = _to_number(metric(outputs))
-    costs = {}
-    for full, number in heads.items():
-        without = [
-            _to_number(
-                metric(run_observed(model, inputs, call_arguments, _disable_head(full, head))[0])
-            )
-            for head in range(number)
-        ]
-        costs[names[full]] = np.array(without) - baseline
+    with current().without_gradients():
+        outputs, names = run_observed(model, inputs, call_arguments, count, layers)
+        baseline = _to_number(metric(outputs))
+        costs = {}
+        for full, number in heads.items():
+            without = [
+                _to_number(
+                    metric(
+                        run_observed(model, inputs, call_arguments, _disable_head(full, head))[0]
+                    )
+                )
+                for head in range(number)
+            ]
+            costs[names[full]] = np.array(without) - baseline
     return Ablation(baseline, costs)
 
 
@@ -114,7 +118,7 @@ def _disable_head(target: str, head: int) -> Observer:
 
 
 def _to_number(value: Any) -> float:
-    array = np.asarray(value)
+    array = ops.convert_to_numpy(value)
     if array.size != 1 or array.dtype.kind not in "fiu":
         raise ValueError(
             f"`metric` must return a number. Received: {array.dtype} of shape {array.shape}"
@@ -156,25 +160,29 @@ def gradient_times_attention(
     >>> bool(np.isclose(found.sum(), model(values)[0, 2, 3], atol=1e-5)), float(abs(found[0, 0, 0]).max())
     (True, 0.0)
     """
-    found: dict[str, list[ObservedAttention]] = {}  # several for a recurrent decoder
+    found: list[tuple[str, ObservedAttention]] = []  # several of one name for a recurrent decoder
+    short: dict[str, str] = {}
 
-    def take(full: str, attention: ObservedAttention, kind: str) -> None:
-        tape.watch(attention.output)
-        found.setdefault(full, []).append(attention)
+    def compute(mark: Callable[[Any], Any]) -> Any:
+        traced = bool(found)  # again, to trace it
 
-    with current().gradient_tape() as tape:
-        outputs, names = run_observed(model, inputs, call_arguments, take, layers)
+        def take(full: str, attention: ObservedAttention, kind: str) -> Any:
+            if not traced:
+                found.append((full, attention))
+            return mark(attention.output)
+
+        outputs, names = run_observed(model, inputs, call_arguments, take, layers, traced)
+        short.update(names)
         value = target(outputs)
-    if tuple(getattr(value, "shape", (0,))) != ():
-        raise ValueError(f"`target` must return a scalar tensor. Received: {value!r}")
-    outputs_of = {full: [x.output for x in steps] for full, steps in found.items()}
-    gradients = tape.gradient(value, outputs_of, unconnected_gradients="zero")
-    return {
-        names[full]: np.concatenate(
-            [_multiply_gradient(*both) for both in zip(steps, gradients[full], strict=True)], axis=2
-        )
-        for full, steps in found.items()
-    }
+        if tuple(getattr(value, "shape", (0,))) != ():
+            raise ValueError(f"`target` must return a scalar tensor. Received: {value!r}")
+        return value
+
+    gradients = current().gradients(compute)
+    products: dict[str, list[Floats]] = {}
+    for (full, attention), gradient in zip(found, gradients, strict=True):
+        products.setdefault(short[full], []).append(_multiply_gradient(attention, gradient))
+    return {name: np.concatenate(steps, axis=2) for name, steps in products.items()}
 
 
 def _multiply_gradient(attention: ObservedAttention, gradient: Any) -> Floats:

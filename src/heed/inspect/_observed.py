@@ -89,7 +89,7 @@ class FusedAttention:
         flash_attention: bool | None = None,
         attn_logits_soft_cap: float | None = None,
     ) -> FusedAttention:
-        """Describes a call of the attention function of Keras' TensorFlow backend."""
+        """Describes a call of the attention function of Keras' backend."""
         query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
         spec, tensors = dot_product(
             query,
@@ -99,7 +99,7 @@ class FusedAttention:
             bias=None if bias is None else ops.cast(bias, "float32"),
             is_causal=is_causal,
             scale=None if scale is None else float(scale),
-            soft_cap=None,  # Keras ignores its soft cap on TensorFlow
+            soft_cap=None,  # Keras has a soft cap on TPUs only
             alibi_slopes=None,
             dropout=0.0,
             seed=None,
@@ -116,7 +116,7 @@ class FusedAttention:
     def _hides_the_future(self, rule: Any) -> bool:
         if rule.dense is None:
             return rule.hides_future
-        return _is_lower_triangle(np.asarray(rule.dense), self.sizes)
+        return _is_lower_triangle(ops.convert_to_numpy(rule.dense), self.sizes)
 
     def compute_weights(self, rows: range, heads: Sequence[int]) -> Floats:
         """See `ObservedAttention`."""
@@ -139,7 +139,7 @@ class FusedAttention:
         """See `ObservedAttention`: dL/dw_ij = dL/do_i . v_j."""
         gradient, value = self._heads_first(gradient), self._heads_first(self._tensors.value)
         value = ops.repeat(value, self.sizes[1] // value.shape[1], axis=1)
-        return np.asarray(ops.matmul(gradient, ops.transpose(value, (0, 1, 3, 2))))
+        return ops.convert_to_numpy(ops.matmul(gradient, ops.transpose(value, (0, 1, 3, 2))))
 
     def _heads_first(self, x: Any) -> Any:
         """(B, N, T, V), at least float32."""
@@ -197,9 +197,8 @@ class SoftmaxAttention:
         T, S = self.sizes[2:]
         if T != S:
             return False
-        hidden = np.asarray(
-            self._hidden(ops.reshape(self._scores, self.sizes)[:1, :1], slice(0, T))
-        )
+        scores = ops.reshape(self._scores, self.sizes)[:1, :1]
+        hidden = ops.convert_to_numpy(self._hidden(scores, slice(0, T)))
         return _is_lower_triangle(~hidden, self.sizes)
 
     def compute_weights(self, rows: range, heads: Sequence[int]) -> Floats:
@@ -209,7 +208,7 @@ class SoftmaxAttention:
         visible = ops.logical_not(self._hidden(self._part(self._scores, part), part))
         # Some softmaxes give a row without visible keys uniform weights.
         weights = ops.where(ops.any(visible, axis=-1, keepdims=True), weights, 0.0)
-        return ops.take(_widen(weights), list(heads), axis=1).numpy()
+        return ops.convert_to_numpy(ops.take(_widen(weights), list(heads), axis=1))
 
     def drop_head(self, head: int) -> Any:
         """See `ObservedAttention`."""
@@ -218,7 +217,7 @@ class SoftmaxAttention:
 
     def compute_gradient(self, gradient: Any) -> Floats:
         """See `ObservedAttention`."""
-        return np.asarray(_widen(ops.reshape(gradient, self.sizes)))
+        return ops.convert_to_numpy(_widen(ops.reshape(gradient, self.sizes)))
 
     def _part(self, x: Any, rows: slice) -> Any:
         return ops.reshape(x, self.sizes)[:, :, rows]

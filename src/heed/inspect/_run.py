@@ -15,6 +15,7 @@ from heed.inspect._capture import Capture, CapturedLayer
 from heed.inspect._observed import ObservedAttention, StepwiseAttention, WeightRows
 from heed.inspect._picture import compute_picture
 from heed.inspect._watch import Observer, Session, is_attention, watch
+from heed.ops.backends import current
 
 Selection = Sequence[int] | Mapping[str, Sequence[int]] | None
 
@@ -56,7 +57,7 @@ def capture(
         ValueError: if the model has no attention, if a layer does not exist (the message lists those that do), or if
             heads, rows or tokens are out of range.
         TypeError: if `model` is not a Keras layer.
-        RuntimeError: if Keras does not run on TensorFlow, or a layer runs inside a `tf.function`.
+        RuntimeError: if a layer runs inside a compiled function, such as a `tf.function`.
 
     Numerics: weights are float32 (float64 for float64). Weights that a Keras layer computes itself have its precision.
         A row that may attend to nothing is 0, even where Keras attends uniformly to all keys.
@@ -98,9 +99,10 @@ def capture(
         else:
             draw(full, attention)
 
-    outputs, names = run_observed(model, inputs, call_arguments, take, layers)
-    for full, attentions in steps.items():
-        draw(full, StepwiseAttention(attentions))
+    with current().without_gradients():
+        outputs, names = run_observed(model, inputs, call_arguments, take, layers)
+        for full, attentions in steps.items():
+            draw(full, StepwiseAttention(attentions))
     for option, given in (("heads", heads), ("rows", rows)):
         if isinstance(given, Mapping):
             _names.check_names(option, given, list(names))
@@ -113,12 +115,14 @@ def run_observed(
     call_arguments: Mapping[str, Any] | None,
     observer: Observer,
     layers: Sequence[str] | None = None,
+    traced: bool = False,
 ) -> tuple[Any, dict[str, str]]:
     """Runs a model and reports its attention to `observer`.
 
     Args:
         model, inputs, call_arguments, layers: as for `capture`.
         observer: gets each attention of the chosen layers.
+        traced: whether this repeats a run to trace it, for its derivative.
 
     Returns:
         The outputs of the model, and the short name of each attention that ran by its full name.
@@ -133,19 +137,20 @@ def run_observed(
             raise TypeError(f"`layers` must be a list of names. Received: layers={layers!r}")
         if not layers:
             raise ValueError(f"`layers` must not be empty. Received: layers={layers!r}")
-    with watch(observer, layers) as session:
+    with watch(observer, layers, traced) as session:
         outputs = model(inputs, training=False, **(call_arguments or {}))
-    missed = _find_missed(model, session)
+    missed = [] if traced else _find_missed(model, session)
     if not session.names:
         known = f"; it has {', '.join(missed)}" if missed else ""
         raise ValueError(
             "`model` must have attention that runs through heed, keras.ops or the attention layers of Keras and "
-            f"KerasHub, outside of a tf.function. Received: {model.name!r}, which ran none that can be captured{known}"
+            f"KerasHub, outside of a compiled function. Received: {model.name!r}, which ran none that can be captured"
+            + known
         )
     if missed:
         warnings.warn(
-            f"No attention was seen in {', '.join(missed)}: they did not run, or ran inside a tf.function that had "
-            "been traced before, or compute weights without heed and keras.ops.",
+            f"No attention was seen in {', '.join(missed)}: they did not run, or ran inside a function that had been "
+            "compiled before, or compute weights without heed and keras.ops.",
             stacklevel=3,
         )
     _names.check_names("layers", layers or (), session.names)

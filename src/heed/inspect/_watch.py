@@ -1,6 +1,6 @@
 """Observes the attention of a running model, including layers of other libraries.
 
-Three hooks see every attention of a Keras model on TensorFlow:
+Three hooks see every attention of a Keras model:
 
 - heed's ops report their calls to a watcher (heed's layers, accelerated Keras);
 - `keras.ops.dot_product_attention` calls one function of the backend;
@@ -26,6 +26,7 @@ from heed._keras import backend_module
 from heed._patching import ContextPatch, Function, activate, set_here
 from heed.inspect import _names
 from heed.inspect._observed import FusedAttention, ObservedAttention, SoftmaxAttention
+from heed.ops.backends import current
 from heed.ops.observe import set_watcher
 from heed.ops.spec import AttentionSpec, Tensors
 
@@ -45,10 +46,18 @@ class Frame(NamedTuple):
 
 
 class Session:
-    """The observation of one run of a model."""
+    """The observation of one run of a model.
 
-    def __init__(self, observer: Observer, layers: Sequence[str] | None) -> None:
-        self.observer, self.layers = observer, layers
+    Args:
+        observer, layers: see `watch`.
+        traced: whether the run is traced, for its derivative. Nothing has values then, and no kind is determined: the
+            observer gets "".
+    """
+
+    def __init__(
+        self, observer: Observer, layers: Sequence[str] | None, traced: bool = False
+    ) -> None:
+        self.observer, self.layers, self.traced = observer, layers, traced
         self.frames: list[Frame] = []
         self.names: list[str] = []  # of all attentions that ran
         self.steps: dict[tuple[Any, ...], str] = {}  # names of those that single steps call
@@ -97,10 +106,11 @@ class Session:
         if not self.frames or in_symbolic_scope():  # Keras only infers shapes
             return output
         path = [frame.layer.name for frame in self.frames]
-        if not hasattr(output, "numpy"):
+        if not (self.traced or current().has_values(output)):
             raise RuntimeError(
-                f"The layer {path[-1]!r} runs inside a tf.function, where its attention has no values to show. Call "
-                "the model without it, or first tf.config.run_functions_eagerly(True). "
+                f"The layer {path[-1]!r} runs inside a compiled function (tf.function, jax.jit, torch.compile), where "
+                "its attention has no values to show. Call the model without it; on TensorFlow "
+                "tf.config.run_functions_eagerly(True) does, too. "
                 f"Received: a symbolic tensor inside {'/'.join(path)}"
             )
         attention = describe()
@@ -108,10 +118,15 @@ class Session:
         self.with_attention.update(frame.layer for frame in self.frames)
         if self.layers is not None and not any(_names.matches(x, name) for x in self.layers):
             return output
-        cross = _is_cross(self.frames[-1])
-        kind = "cross" if cross else "causal" if attention.causal else "self"
-        replaced = self.observer(name, attention, kind)
+        replaced = self.observer(name, attention, self.find_kind(attention))
         return output if replaced is None else replaced
+
+    def find_kind(self, attention: ObservedAttention) -> str:
+        """See `Observer`."""
+        if self.traced:
+            return ""
+        cross = _is_cross(self.frames[-1])
+        return "cross" if cross else "causal" if attention.causal else "self"
 
     def choose_name(self, path: Sequence[str], attention: ObservedAttention) -> str:
         """A new name, or that of the earlier steps of a recurrent decoder, whose query is (B, D)."""
@@ -132,22 +147,17 @@ _session: ContextVar[Session] = ContextVar("heed_inspect_session")
 
 
 @contextmanager
-def watch(observer: Observer, layers: Sequence[str] | None) -> Iterator[Session]:
+def watch(
+    observer: Observer, layers: Sequence[str] | None, traced: bool = False
+) -> Iterator[Session]:
     """Reports each attention that Keras layers compute in this thread.
 
     Args:
         observer: gets the attentions.
         layers: full names, or the ends of full names, of the layers to report; None for all.
-
-    Raises:
-        RuntimeError: if Keras has another backend than TensorFlow.
+        traced: see `Session`.
     """
-    if keras.config.backend() != "tensorflow":
-        raise RuntimeError(
-            "heed.inspect needs Keras on its TensorFlow backend. "
-            f"Received: keras.config.backend()={keras.config.backend()!r}"
-        )
-    session = Session(observer, layers)
+    session = Session(observer, layers, traced)
     with set_here(_session, session), set_watcher(session.observe_op), activate(_patches()):
         yield session
 
@@ -203,5 +213,5 @@ def _is_same(one: Any, other: Any) -> bool:
         return True
     if tuple(one.shape) != tuple(other.shape):
         return False
-    one, other = (keras.ops.cast(x, "float32") for x in (one, other))
+    one, other = (keras.ops.convert_to_numpy(keras.ops.cast(x, "float32")) for x in (one, other))
     return bool(np.array_equal(one, other))

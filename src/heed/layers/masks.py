@@ -15,6 +15,7 @@ from typing import Any
 from keras import KerasTensor, ops
 from keras.backend import standardize_dtype
 
+from heed._keras import get_mask, set_mask
 from heed.layers.axes import AttentionAxes
 from heed.ops import Mask
 from heed.ops.checks import check_broadcast, check_dense, check_position_mask
@@ -47,7 +48,7 @@ def to_bool(mask: Any, name: str) -> Any:
 
 def implicit_mask(tensor: Any) -> Any:
     """The mask that an earlier Keras layer left on a tensor, or None."""
-    return getattr(tensor, "_keras_mask", None)
+    return get_mask(tensor)
 
 
 def check_positions(mask: Any, tensor: Any, name: str = "mask") -> Any:
@@ -122,7 +123,7 @@ def carry(output: Any, mask: Any) -> None:
     `compute_mask` cannot: Keras passes it the mask that the first input carries, not one that was given.
     """
     if mask is not None:
-        output._keras_mask = mask
+        set_mask(output, mask)
 
 
 def hide(x: Any, mask: Any) -> Any:

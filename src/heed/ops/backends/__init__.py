@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from heed._install import how_to_install
@@ -136,10 +137,21 @@ class Backend(Protocol):
         """Whether code is traced in a way in which even reading a number of a tensor fails."""
 
     def has_dynamic_shapes(self) -> bool:
-        """Whether sizes may be unknown until the code that is traced now runs."""
+        """Whether sizes may depend on values: not where a compiler needs fixed ones."""
 
-    def gradient_tape(self) -> Any:
-        """A gradient tape, for `heed.inspect`."""
+    def has_values(self, x: Any) -> bool:
+        """Whether the numbers of a tensor can be read here and now."""
+
+    def without_gradients(self) -> AbstractContextManager[Any]:
+        """A context in which nothing is recorded for gradients, unless a tape of the caller's records it."""
+
+    def gradients(self, compute: Callable[[Callable[[Any], Any]], Any]) -> list[Any]:
+        """The gradients of a scalar with respect to tensors on its way; 0 for those that it does not depend on.
+
+        Args:
+            compute: computes the scalar. It passes those tensors through the function that it gets and goes on with the
+                results. It may run twice, in the same way: then the second time is traced.
+        """
 
     def worker(self) -> tuple[int, int]:
         """The number of this worker among those that compute together, and their count: (0, 1) for a single one."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import jax
@@ -99,7 +101,7 @@ def compile_graph_when_repeated(
 
 
 def has_dynamic_shapes() -> bool:
-    """False: sizes are known while tracing."""
+    """False: XLA needs fixed sizes."""
     return False
 
 
@@ -126,6 +128,33 @@ def constant_while_tracing(function: _F) -> _F:
 def hides_values() -> bool:
     """False: code that is traced fails only where it reads a traced array."""
     return False
+
+
+def has_values(x: Any) -> bool:
+    """Whether the numbers of an array can be read: not while tracing."""
+    return not isinstance(x, jax.core.Tracer)
+
+
+def without_gradients() -> AbstractContextManager[None]:
+    """Does nothing: JAX records nothing."""
+    return contextlib.nullcontext()
+
+
+def gradients(compute: Callable[[Callable[[Any], Any]], Any]) -> list[Any]:
+    """See `Backend`. The gradients with respect to zeros that are added to the arrays."""
+    zeros: list[jax.Array] = []
+
+    def note(x: jax.Array) -> jax.Array:
+        zeros.append(jax.numpy.zeros_like(x))
+        return x
+
+    compute(note)
+
+    def value_at(offsets: list[jax.Array]) -> Any:
+        left = iter(offsets)
+        return compute(lambda x: x + next(left))
+
+    return jax.grad(value_at)(zeros)
 
 
 def worker() -> tuple[int, int]:

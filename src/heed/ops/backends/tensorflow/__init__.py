@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
 
 import keras
@@ -138,13 +140,32 @@ def hides_values() -> bool:
 
 
 def has_dynamic_shapes() -> bool:
-    """Whether sizes may be unknown until a graph runs: everywhere but under XLA."""
+    """Whether sizes may depend on values: everywhere but under XLA."""
     return not library.compiled_by_xla()
 
 
-def gradient_tape() -> tf.GradientTape:
-    """A tape that records only watched tensors."""
-    return tf.GradientTape(watch_accessed_variables=False)
+def has_values(x: Any) -> bool:
+    """Whether the numbers of a tensor can be read: not in a graph."""
+    return hasattr(x, "numpy")
+
+
+def without_gradients() -> AbstractContextManager[None]:
+    """Does nothing: TensorFlow records on tapes only."""
+    return contextlib.nullcontext()
+
+
+def gradients(compute: Callable[[Callable[[Any], Any]], Any]) -> list[Any]:
+    """See `Backend`."""
+    marked: list[Any] = []
+
+    def mark(x: tf.Tensor) -> tf.Tensor:
+        tape.watch(x)
+        marked.append(x)
+        return x
+
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        value = compute(mark)
+    return tape.gradient(value, marked, unconnected_gradients="zero")
 
 
 def worker() -> tuple[int, int]:

@@ -85,23 +85,51 @@ def require(x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
 def compile_graph(
     function: Callable[..., Any], variables: Callable[[], list[Any]] = list
 ) -> Callable[..., Any]:
-    """The function itself, which runs op by op."""
-    return function
+    """The function, which runs op by op and records nothing for gradients."""
+    return torch.no_grad()(function)
 
 
 def compile_graph_when_repeated(
     function: Callable[[Any], Any], variables: Callable[[], list[Any]] = list
 ) -> Callable[[Any], Any]:
-    """The function itself, which runs op by op."""
-    return function
+    """As `compile_graph`."""
+    return compile_graph(function)
 
 
 hides_values = torch.compiler.is_compiling
 
 
 def has_dynamic_shapes() -> bool:
-    """False: sizes are known when a call runs."""
-    return False
+    """Whether sizes may depend on values: everywhere but under torch.compile."""
+    return not torch.compiler.is_compiling()
+
+
+def has_values(x: Any) -> bool:
+    """Whether the numbers of a tensor can be read: not under torch.compile."""
+    return not torch.compiler.is_compiling()
+
+
+without_gradients = torch.no_grad
+
+
+def gradients(compute: Callable[[Callable[[Any], Any]], Any]) -> list[Any]:
+    """See `Backend`."""
+    marked: list[torch.Tensor] = []
+
+    def mark(x: torch.Tensor) -> torch.Tensor:
+        if not x.requires_grad:
+            x.requires_grad_()
+        marked.append(x)
+        return x
+
+    with torch.enable_grad():
+        value = compute(mark)
+    found = (
+        torch.autograd.grad(value, marked, allow_unused=True)
+        if marked and value.requires_grad
+        else [None] * len(marked)
+    )
+    return [torch.zeros_like(x) if y is None else y for x, y in zip(marked, found, strict=True)]
 
 
 def worker() -> tuple[int, int]:

@@ -6,6 +6,7 @@ import jax
 
 from heed.ops.backends.jax.native import library, op
 from heed.ops.backends.jax.portable.implementation import Portable
+from heed.ops.backends.jax.shape_inference import has_symbols, placeholder
 from heed.ops.backends.shared import core
 from heed.ops.spec import AttentionSpec, Tensors
 
@@ -33,6 +34,8 @@ class Native(Portable):
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
     ) -> tuple[jax.Array, jax.Array | None]:
         """See `Implementation`."""
+        if has_symbols(tensors):
+            return placeholder(spec, tensors, return_lse)
         output, lse = op.run(spec, tensors)
         if spec.heads_axis is None:
             lse = lse[:, 0]
