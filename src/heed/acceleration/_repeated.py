@@ -13,7 +13,7 @@ from keras import ops
 
 
 class RepeatedRows:
-    """Stands for `keras.ops.repeat(tensor, repeats, axis=0)`. TensorFlow converts it through `__tf_tensor__`.
+    """Stands for `keras.ops.repeat(tensor, repeats, axis=0)`, to which frameworks convert it.
 
     Args:
         tensor: (B, ...) with known sizes.
@@ -39,10 +39,22 @@ class RepeatedRows:
         """The dtype of the tensor."""
         return self.tensor.dtype
 
+    def repeat(self) -> Any:
+        """Copies the rows into one tensor."""
+        return ops.repeat(ops.convert_to_tensor(self.tensor), self.repeats, axis=0)
+
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
         """The repeated tensor, for TensorFlow."""
-        repeated = ops.repeat(ops.convert_to_tensor(self.tensor), self.repeats, axis=0)
+        repeated = self.repeat()
         return repeated if dtype is None else ops.cast(repeated, dtype.name)
+
+    def __jax_array__(self) -> Any:
+        """The repeated tensor, for JAX."""
+        return self.repeat()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """The repeated tensor as an array, which PyTorch converts."""
+        return ops.convert_to_numpy(self.repeat()).astype(dtype)
 
 
 def _keep(x: Any) -> Any:
