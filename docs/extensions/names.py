@@ -43,6 +43,10 @@ _OF_KERAS = {
     "get_config",
     "quantize",
 }
+# Types that a reader knows; others are shown if they are public, and aliases of heed's own are not.
+_KNOWN_TYPES = set(
+    "bool bytes dict float int list object set str tuple None Callable Iterable Mapping Path Sequence".split()
+)
 _CODE = re.compile(r"(?:heed\.)?([A-Za-z_][\w.]*)")
 
 
@@ -99,6 +103,11 @@ class Links:
             return None
         target = self._targets.get(name)
         return None if target == around else target
+
+    def shows(self, text: str) -> bool:
+        """Whether a type consists of types that a reader knows."""
+        names = re.findall(r"[A-Za-z_][\w.]*", text)
+        return all("." in name or name in _KNOWN_TYPES or name in self._targets for name in names)
 
 
 def _ops() -> Any:
@@ -173,6 +182,7 @@ def _docstring(
     links: Links = app.heed_links  # type: ignore[attr-defined]
     function = value.__init__ if inspect.isclass(value) else value
     types = argument_types(getattr(function, "fget", function) or function)
+    types = {name: text for name, text in types.items() if text[0] == "(" or links.shows(text)}
     arguments = set(types) | set(re.findall(r"(?m)^ +(\w+)(?:, \w+)*:", "\n".join(lines)))
     if inspect.isclass(value) and dataclasses.is_dataclass(value):
         arguments |= {field.name for field in dataclasses.fields(value)}
