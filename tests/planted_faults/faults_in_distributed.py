@@ -58,6 +58,13 @@ FAULTS = (
         (f"{_OF_DISTRIBUTED}/test_meeting.py",),
     ),
     Fault(
+        "pieces of a message are joined in another order",
+        "src/heed/ops/backends/tensorflow/ring/workers.py",
+        "tf.concat(pieces, 0)",
+        "tf.concat(pieces[::-1], 0)",
+        (f"{_OF_DISTRIBUTED}/test_ring_attention.py",),
+    ),
+    Fault(
         "the launch folder is written before the batch is checked",
         "src/heed/cli/train_launch.py",
         "if not options.batch_tokens and options.batch_size % launch.workers:",

@@ -190,7 +190,8 @@ class _Ring:
         """The early (0) or late (1) stretch of a tensor in the layout of the spec."""
         axis = self.spec.length_axis
         length = x.shape[axis] // 2
-        if all(size == 1 for size in x.shape[:axis]):  # a slice of the first axis takes no memory
+        if x.shape.is_fully_defined() and all(size == 1 for size in x.shape[:axis]):
+            # A slice of the first axis takes no memory.
             rows = slice_axis(tf.reshape(x, x.shape[axis:]), 0, half * length, length)
             return tf.reshape(rows, [*x.shape[:axis], *rows.shape])
         return slice_axis(x, axis, half * length, length)

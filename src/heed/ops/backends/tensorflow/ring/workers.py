@@ -85,7 +85,8 @@ def receive(like: tf.Tensor, worker: Worker, sender: int) -> tf.Tensor:
 
 def _pieces(x: tf.Tensor) -> list[tuple[Size, Size]]:
     """Begin and length of each piece of the flat tensor; as many on both ends of a link."""
-    known = math.prod(length or 1 for length in x.shape)  # an unknown batch counts as one row
+    # An unknown batch counts as one row.
+    known = math.prod(1 if length is None else length for length in x.shape)
     count = max(1, ceil_div(known * x.dtype.size, _PIECE))
     total = known if x.shape.is_fully_defined() else tf.size(x)
     each = ceil_div(ceil_div(total, count), _ALIGNED) * _ALIGNED
