@@ -32,6 +32,7 @@ from tests.seq2seq.serving.load import Load
         (["a", "--name", ""], 1, "cannot be called ''"),
         (["a", "--drain", "0"], 1, "`drain`"),
         (["a", "--processes", "0"], 1, "--processes must be an integer >= 1"),
+        (["a", "--example", " "], 1, "--example must not be blank"),
     ],
 )
 def test_what_cannot_be_served(heed, words, status, message):

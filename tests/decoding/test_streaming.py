@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -63,7 +64,7 @@ def test_the_tokens_are_those_of_generate(decode_by: Any, way: str, options: Any
     decode_by(way)
     model = small_model(seed=4, end_bias=END_BIAS, position="rotary")
     lengths = set()
-    for seed, source in enumerate(sources(6)[[0, 3, 4]]):
+    for seed, source in enumerate(sources(6)[[0, 3]]):
         if "seed" in options:
             options = {**options, "seed": seed}
         expected = row_of(model, source[None], max_length=4, **options)
@@ -85,9 +86,9 @@ def test_compiled_steps(decode_by: Any, way: str, monkeypatch: Any) -> None:
 
     monkeypatch.setattr(streaming, "_step", count_traces)
     model = small_language_model(seed=3)
-    for prompt in ([[5, 6]], [[7, 3]]):
-        expected = row_of(model, prompt=prompt, max_length=7)
-        assert [*prompt[0], *model.stream(prompt=prompt, max_length=7)] == expected
+    expected = row_of(model, prompt=[[5, 6]], max_length=7)
+    for _ in range(1 if way == "graph" else 2):  # the engine's call is traced when it is repeated
+        assert [5, 6, *model.stream(prompt=[[5, 6]], max_length=7)] == expected
     assert len(traces) == (1 if way == "graph" else 0)
 
 
@@ -106,13 +107,15 @@ def test_prompts_are_not_repeated(decode_by: Any, way: str) -> None:
         assert [*given, *stream(model, prompt=prompt, max_length=4)] == expected, prompt
 
 
-def test_what_the_graph_alone_decodes() -> None:
+@pytest.mark.parametrize("kind", ["ensemble", pytest.param("no cache", marks=slow)])
+def test_what_the_graph_alone_decodes(kind: str) -> None:
     model, source = small_model(seed=4, activation="mish"), sources(1)
-    both = Ensemble([model, small_model(seed=5, position="alibi")])
-    for one, options in ((model, {"use_cache": False}), (both, SAMPLED)):
-        assert explain_generate(one).implementation == "graph"
-        expected = row_of(one, source, max_length=3, **options)
-        assert list(one.stream(source, max_length=3, **options)) == expected
+    options = SAMPLED if kind == "ensemble" else {"use_cache": False}
+    if kind == "ensemble":
+        model = Ensemble([model, small_model(seed=5, position="alibi")])
+    assert explain_generate(model).implementation == "graph"
+    expected = row_of(model, source, max_length=2, **options)
+    assert list(model.stream(source, max_length=2, **options)) == expected
 
 
 @by_the_engine
@@ -128,16 +131,18 @@ def test_weights_and_the_chosen_implementation_are_those_of_the_caller() -> None
 
 @by_the_engine
 def test_tokens_come_before_the_target_is_complete(monkeypatch: Any) -> None:
-    """A target of 200,000 tokens would take minutes."""
+    """A target of 150,000 tokens would take half a minute or more."""
     model = small_language_model(seed=3, end_bias=-1e9)
     closed: list[TokenStream] = []
     close = TokenStream.close
     monkeypatch.setattr(TokenStream, "close", lambda self: (closed.append(self), close(self)))
-    tokens = model.stream(prompt=[[5]], max_length=200_000)
+    tokens = model.stream(prompt=[[5]], max_length=150_000)
     assert threads() == [], "nothing runs before a token is asked for"
     first = list(itertools.islice(tokens, 4))
     assert threads() == ["heed-stream"]
+    started = time.monotonic()
     tokens.close()
+    assert time.monotonic() - started < 10, "it does not go on to the end"
     assert threads() == []
     assert len(closed) == 1
     assert first == row_of(model, prompt=[[5]], max_length=5)[1:]
@@ -146,12 +151,15 @@ def test_tokens_come_before_the_target_is_complete(monkeypatch: Any) -> None:
 @by_the_engine
 def test_a_reader_who_fails_or_forgets_leaves_nothing_behind() -> None:
     model = small_language_model(seed=3, end_bias=-1e9)
+
+    def fail(token: int) -> None:
+        raise KeyError(token)
+
     with pytest.raises(KeyError):
-        for token in model.stream(prompt=[[5]], max_length=200_000):
-            raise KeyError(token)
+        list(map(fail, model.stream(prompt=[[5]], max_length=150_000)))
     gc.collect()
     assert threads() == []
-    tokens = model.stream(prompt=[[5]], max_length=200_000)
+    tokens = model.stream(prompt=[[5]], max_length=150_000)
     next(tokens)
     del tokens
     gc.collect()

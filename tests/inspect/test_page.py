@@ -83,7 +83,7 @@ def test_twelve_layers_of_twelve_heads_are_under_two_megabytes(scale):
 
 def test_the_page_states_its_precision():
     data, _ = read(page(one(random_weights(1, 1, 4, 4)), words(4)).html)
-    assert "1.00 by at most 0.004, 0.10 by at most 0.001, 0.01 by at most 0.0004" in data["note"]
+    assert "accurate to 0.004, means of heads to 0.008" in data["note"]
 
 
 def test_text_is_escaped_everywhere():

@@ -8,7 +8,7 @@ from tests.browser import luminance, rgb
 from tests.inspect.test_page import random_weights, words
 
 T = 12
-COLOURS = {0: (0, 34, 78), 1: (254, 232, 56)}  # the ends of cividis
+COLOURS = {0: (233, 241, 250), 1: (8, 48, 107)}  # the ends of the blues on light paper
 
 
 @pytest.fixture
@@ -16,10 +16,13 @@ def show(chromium, tmp_path):
     """Opens a page from disk; checks at the end that it loaded nothing and raised no error."""
     contexts, requests, complaints = [], [], []
 
-    def open_it(capture, tokens, colours="light", size=(1360, 820), **options):
+    def open_it(capture, tokens, colours="light", size=(1360, 820), touch=False, **options):
         made = page(capture, tokens, tmp_path / "page.html", **options)
         context = chromium.new_context(
-            color_scheme=colours, viewport={"width": size[0], "height": size[1]}
+            color_scheme=colours,
+            viewport={"width": size[0], "height": size[1]},
+            has_touch=touch,
+            is_mobile=touch,
         )
         contexts.append(context)
         tab = context.new_page()
@@ -47,7 +50,10 @@ def looking(shift, weight=0.9):
 
 
 def planted():
-    """Layers a and b: a/1 attends 3 ahead, a/2 attends 5 ahead, b is causal and attends to the previous token."""
+    """Layers a and b: a/1 attends 3 ahead, a/2 attends 5 ahead, b is causal and attends to the previous token.
+
+    Thumbnails: the mean of a, a/1, a/2, the mean of b, b/1, b/2.
+    """
     before = np.eye(T, k=-1, dtype="float32")
     before[0, 0] = 1
     a = np.concatenate([looking(3), looking(5)], axis=1)
@@ -108,7 +114,7 @@ def colour_of(tab, share_x, share_y):
 @pytest.mark.parametrize("shift", [3, 5])
 def test_a_query_shows_its_keys(show, shift):
     tab = show(planted(), words(T))
-    tab.locator("#grid button").nth([3, 5].index(shift)).click()
+    tab.locator("#grid button").nth(1 + [3, 5].index(shift)).click()
     for i in (0, 7, 11):
         tab.locator("#rows li").nth(i).hover()
         target = (i + shift) % T
@@ -123,6 +129,7 @@ def test_a_query_shows_its_keys(show, shift):
 
 def test_a_key_shows_its_queries(show):
     tab = show(planted(), words(T))
+    tab.locator("#grid button").nth(1).click()
     tab.locator("#keys li").nth(4).hover()
     assert readout(tab).startswith("w4 is attended to by w1 0.90 ")
     assert int(np.argmax([ink(tab, "rows", i) for i in range(T)])) == 1
@@ -130,10 +137,11 @@ def test_a_key_shows_its_queries(show):
 
 def test_the_matrix_is_the_weights(show):
     tab = show(planted(), words(T))
+    tab.locator("#grid button").nth(1).click()
     row, column = 2.5 / T, 5.5 / T
     assert colour_of(tab, column, row) == pytest.approx(COLOURS[1], abs=26)  # 0.9, not 1
-    assert colour_of(tab, row, column)[2] > 90, "a weak weight is dark blue"
-    tab.locator("#grid button").nth(2).click()  # b, head 1: causal
+    assert colour_of(tab, row, column)[0] < COLOURS[0][0] - 8, "a weak weight is darker than none"
+    tab.locator("#grid button").nth(4).click()  # b, head 1: causal
     assert colour_of(tab, 1.5 / T, 2.5 / T) == COLOURS[1]
     assert colour_of(tab, 0.5 / T, 2.5 / T) == COLOURS[0]
     assert colour_of(tab, 5.5 / T, 2.5 / T) is None, "later keys are left clear"
@@ -141,6 +149,7 @@ def test_the_matrix_is_the_weights(show):
 
 def test_pointing_into_the_matrix(show):
     tab = show(planted(), words(T))
+    tab.locator("#grid button").nth(1).click()
     box = tab.locator("#matrix canvas").bounding_box()
     seen = set()
     for x in range(60, 420, 7):
@@ -158,10 +167,10 @@ def test_filters_of_layer_head_and_kind(show):
     tab = show(planted(), words(T))
     heads = tab.locator("#grid button")
     name = tab.locator("#name")
-    assert heads.count() == 4
+    assert heads.count() == 6
     tab.locator("#layer").select_option("b")
-    assert heads.count() == 2
-    assert name.inner_text().startswith("b, head 1")
+    assert heads.count() == 3
+    assert name.inner_text().startswith("b, mean of 2 heads")
     tab.locator("#head").select_option("2")
     assert heads.count() == 1
     assert name.inner_text().startswith("b, head 2")
@@ -175,6 +184,7 @@ def test_filters_of_layer_head_and_kind(show):
 
 def test_the_threshold_hides_weak_weights(show):
     tab = show(planted(), words(T))
+    tab.locator("#grid button").nth(1).click()
     tab.locator("#rows li").nth(1).hover()
     assert len(tab.locator("#readout .value").all()) == 8
     tab.locator("#threshold").fill("50")
@@ -191,7 +201,7 @@ def test_the_threshold_hides_weak_weights(show):
 def test_colours_for_each_head(show):
     capture = Capture({"a": np.concatenate([looking(3), looking(5, 0.3)], 1)}, {"a": "self"})
     tab = show(capture, words(T))
-    tab.locator("#grid button").nth(1).click()
+    tab.locator("#grid button").nth(2).click()
     assert tab.locator("#highest").inner_text() == "0.90"
     assert colour_of(tab, 5.5 / T, 0.5 / T) != COLOURS[1]
     tab.locator("#own").check()
@@ -204,17 +214,19 @@ def test_the_keyboard_reaches_everything(show):
     press, focused = tab.keyboard.press, lambda: tab.evaluate("document.activeElement.textContent")
     tab.locator("#own").focus()
     press("Tab")
-    assert "a, head 1" in tab.evaluate("document.activeElement.ariaLabel")
+    assert "a, mean of 2 heads" in tab.evaluate("document.activeElement.ariaLabel")
     outline = "getComputedStyle(document.activeElement).outlineStyle"
     assert tab.evaluate(outline) == "solid"
     press("ArrowDown")
     press("ArrowRight")
-    assert tab.locator("#name").inner_text().startswith("b, head 2")
+    assert tab.locator("#name").inner_text().startswith("b, head 1")
+    press("ArrowRight")
     press("ArrowRight")
     press("ArrowUp")
     assert tab.locator("#name").inner_text().startswith("a, head 2")
     press("Home")
-    assert tab.locator("#name").inner_text().startswith("a, head 1")
+    assert tab.locator("#name").inner_text().startswith("a, mean of 2 heads")
+    press("ArrowRight")
     press("Tab")
     assert focused() == "w0"
     assert tab.evaluate(outline) == "solid"
@@ -253,6 +265,7 @@ def test_text_shows_as_text(show):
     assert tab.evaluate("window.hit") is None
     assert tab.locator("#rows li").all_inner_texts()[:5] == [*tokens[:2], "␣", "␣", "⏎"]
     assert tab.locator("h1").inner_text() == "<i>title</i>"
+    tab.locator("#grid button").nth(1).click()
     tab.locator("#rows li").nth(9).hover()
     assert readout(tab).startswith(f"w4 attends to {tokens[0]} 0.90")
 
@@ -288,6 +301,7 @@ def test_two_thousand_tokens_zoom(show):
     w[0, 0, np.arange(n), (np.arange(n) + 700) % n] = 1
     w[0, 1] = random_weights(n, n)
     tab = show(Capture({"long": w}, {"long": "self"}), words(n))
+    tab.locator("#grid button").nth(1).click()
     assert tab.locator("#rows li").count() == n
     assert colour_of(tab, 0.501 + 0.35, 0.501) is not None
     tab.locator("#rows li").nth(1500).hover()
@@ -358,15 +372,15 @@ def test_a_strong_weight_among_thousands_is_seen(show):
     w = np.zeros((1, 1, n, n), "float32")
     w[0, 0, 1501, 751] = 1
     tab = show(Capture({"long": w}, {"long": "self"}), words(n))
-    brightest = tab.evaluate(
+    strongest = tab.evaluate(
         """() => { const c = document.querySelector("#grid canvas");
           const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
-          let most = 0, at = 0;
-          for (let i = 0; i < d.length; i += 4) if (d[i] > most) { most = d[i]; at = i / 4; }
-          return [most, at % c.width / c.width, Math.floor(at / c.width) / c.height]; }"""
+          let least = 255, at = 0;
+          for (let i = 0; i < d.length; i += 4) if (d[i] < least) { least = d[i]; at = i / 4; }
+          return [least, at % c.width / c.width, Math.floor(at / c.width) / c.height]; }"""
     )
-    assert brightest[0] == COLOURS[1][0]
-    assert brightest[1:] == pytest.approx([751 / n, 1501 / n], abs=0.02)
+    assert strongest[0] == COLOURS[1][0]
+    assert strongest[1:] == pytest.approx([751 / n, 1501 / n], abs=0.02)
 
 
 def test_an_encoder_and_a_decoder_begin_with_the_cross_attention(show):
@@ -408,8 +422,9 @@ def test_rows_without_weights_and_some_rows_of_some_heads(show):
         {"a": w}, {"a": "self"}, heads={"a": [2, 9]}, rows={"a": [0, 4, 8]}, lengths={"a": (10, 10)}
     )
     tab = show(capture, words(10))
-    assert tab.locator("#grid .head").all_inner_texts() == ["3", "10"]
+    assert tab.locator("#grid .head").all_inner_texts() == ["mean", "3", "10"]
     assert tab.locator("#rows li").all_inner_texts() == ["w0", "w4", "w8"]
+    tab.locator("#grid button").nth(1).click()
     tab.locator("#rows li").nth(1).hover()
     assert readout(tab) == "w4 attends to nothing"
 
@@ -427,3 +442,46 @@ def test_a_narrow_window_and_a_notebook(show, chromium):
     assert inside.locator("#readout").inner_text().replace("\n", " ").startswith("w2 attends to")
     notebook.close()
     assert complaints == []
+
+
+def test_the_mean_of_heads_comes_first(show):
+    tab = show(planted(), words(T))
+    assert tab.locator("#name").inner_text().startswith("a, mean of 2 heads")
+    assert tab.locator("#summary").inner_text() == "2 layers, 4 heads, 12 tokens"
+    tab.locator("#rows li").nth(0).hover()
+    assert readout(tab).startswith("w0 attends to w3 0.45 w5 0.45"), "half of 0.9, and a little"
+    tab.locator("#head").select_option("mean")
+    assert tab.locator("#grid button").count() == 2
+    tab.locator("#head").select_option("all")
+    one = Capture({"a": looking(3)}, {"a": "self"})
+    assert show(one, words(T)).locator("#name").inner_text().startswith("a, head 1")
+
+
+def test_a_phone(show):
+    """Fingers find their targets, nothing is cut, and no space is left over."""
+    tab = show(planted(), words(T), size=(390, 844), touch=True)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    for target in ("#zoom button", "#grid button", "#rows li", "#layer"):
+        box = tab.locator(target).first.bounding_box()
+        assert min(box["width"], box["height"]) >= 44, target
+    grid, chosen = (
+        tab.locator(part).bounding_box() for part in ("#overview", "[aria-selected=true]")
+    )
+    assert grid["y"] <= chosen["y"]
+    assert chosen["y"] + chosen["height"] <= grid["y"] + grid["height"]
+    hint = tab.locator("#readout")
+    assert hint.inner_text() == "Tap a token to see what it attends to."
+    assert hint.evaluate("e => e.scrollHeight <= e.clientHeight")
+    tab.locator("#rows li").nth(2).tap()
+    assert readout(tab).startswith("w2 attends to")
+    on_screen(tab)
+    zoom, foot = (tab.locator(part).bounding_box() for part in ("#zoom", "#footer"))
+    assert 0 <= foot["y"] - zoom["y"] - zoom["height"] < 40
+
+
+def test_colours_follow_the_theme(show):
+    tab = show(planted(), words(T), "dark")
+    tab.locator("#grid button").nth(4).click()
+    assert colour_of(tab, 1.5 / T, 2.5 / T) == (238, 245, 253), "strong weights are light"
+    tab.emulate_media(color_scheme="light")
+    assert colour_of(tab, 1.5 / T, 2.5 / T) == COLOURS[1]

@@ -357,15 +357,17 @@ def test_tiny_vocabularies(library: Any) -> None:
 
 def test_a_listener_gets_each_token_and_may_stop(library: Any) -> None:
     stack, lock = Stack(np.random.default_rng(3), queries_per_kv=1), threading.Lock()
+    heard: dict[int, list[int]] = collections.defaultdict(list)
+
+    def hear(target: int, token: int, most: int = 9) -> int:
+        with lock:
+            heard[target].append(token)
+        return len(heard[target]) < most
+
     for search in ({}, {"sampling": {"top_k": 5}}):
         call = Call(stack, 5, 6, 3, prompted=True, **search)
-        whole, heard = call.run(library, stack), collections.defaultdict(list)
-
-        def hear(target: int, token: int, most: int = 9) -> int:
-            with lock:
-                heard[target].append(token)
-            return len(heard[target]) < most
-
+        whole = call.run(library, stack)
+        heard.clear()
         np.testing.assert_array_equal(call.run(library, stack, listener=hear), whole)
         given = (call.prompt != PAD).sum(1)
         ends = [[x for x in row[n:] if x != PAD] for row, n in zip(whole, given, strict=True)]

@@ -203,6 +203,13 @@ FAULTS = (
         (_DECODER,),
     ),
     Fault(
+        "the listener of a thread hears of the targets of another one",
+        "native/decoder/search.h",
+        "decoding.on_token(decoding.listener, range.begin + source, token)",
+        "decoding.on_token(decoding.listener, source, token)",
+        (_DECODER,),
+    ),
+    Fault(
         "later queries of a long source stand where its first ones do",
         "native/decoder/sources.h",
         "position + at, position}",

@@ -267,6 +267,20 @@ FAULTS = (
         (f"{_OF_MODELS}/test_language_model.py",),
     ),
     Fault(
+        "a stream repeats its prompt",
+        f"{_DECODING}/streaming.py",
+        "if place >= given:",
+        "if place >= 0:",
+        (f"{_OF_DECODING}/test_streaming.py",),
+    ),
+    Fault(
+        "a stream that is closed is decoded to its end",
+        "native/adapters/tensorflow/token_stream.cc",
+        "if (closed_) return false;",
+        "if (ended_) return false;",
+        (f"{_OF_DECODING}/test_streaming.py",),
+    ),
+    Fault(
         "rotation in the decoder begins at 0 in each step",
         f"{_MODELS}/_input.py",
         'ops.arange(query_length, dtype="int32") + start_index}',

@@ -149,7 +149,7 @@ FAULTS = (
     Fault(
         "the page of another site may ask for translations",
         f"{_SEQ2SEQ}/serving/app.py",
-        'if kind != _JSON:',
+        "if kind != _JSON:",
         "if False:",
         (f"{_OF_SEQ2SEQ}/serving/test_app.py",),
     ),
@@ -403,6 +403,20 @@ FAULTS = (
         "out[i] = tuple(one)",
         "out[start + part.index(i)] = tuple(one)",
         (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
+    ),
+    Fault(
+        "pieces of a translation have spaces that the whole has not",
+        f"{_SEQ2SEQ}/translator.py",
+        'certain = whole.rstrip(" \\ufffd")',
+        "certain = whole",
+        (f"{_OF_SEQ2SEQ}/test_streaming.py",),
+    ),
+    Fault(
+        "a client that has gone keeps its place",
+        f"{_SEQ2SEQ}/serving/events.py",
+        "return self._open",
+        "return True",
+        (f"{_OF_SEQ2SEQ}/serving/test_streaming.py",),
     ),
     Fault(
         "digits are read from the wrong end",

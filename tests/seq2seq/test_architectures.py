@@ -33,9 +33,12 @@ def recurrent(path, **options):
 @pytest.mark.parametrize(
     ("architecture", "preset", "millions"),
     [
+        ("transformer", "mini", 1.8),
         ("transformer", "tiny", 3.0),
         ("recurrent", "tiny", 2.5),
-        *slow([("transformer", "base", 52.3), ("recurrent", "base", 21.8)]),
+        *slow(
+            [("recurrent", "mini", 1.8), ("transformer", "base", 52.3), ("recurrent", "base", 21.8)]
+        ),
     ],
 )
 def test_presets_are_as_large_as_the_documentation_says(architecture, preset, millions):
@@ -75,7 +78,10 @@ def test_what_is_chosen_comes_before_the_preset_and_that_before_the_recipe(tmp_p
     ("options", "message"),
     [
         ({"architecture": "rnn"}, "`architecture` must be one of 'transformer', 'recurrent'"),
-        ({"preset": "huge"}, "`preset` must be one of 'tiny', 'base', 'big'. Received: 'huge'"),
+        (
+            {"preset": "huge"},
+            "`preset` must be one of 'mini', 'tiny', 'base', 'big'. Received: 'huge'",
+        ),
         ({"cell": "gru"}, "`cell` is for the recurrent architecture, and this is transformer"),
         ({"architecture": "recurrent", "gated": True}, "`gated` is for the transformer archi"),
         ({"widht": 8}, "`widht` is no option of a run: did you mean `width`?"),

@@ -141,8 +141,8 @@ std::shared_ptr<const Packed> packed_for(Kernel& kernel, std::vector<Tensor>& in
 std::shared_ptr<TokenStream> stream_of(const Tensor& number) {
   if (number.count() == 0) return nullptr;
   auto stream = find_stream(*number.data<int64_t>());
-  if (!stream) fail("`stream` must be the number of an open stream. Received: " +
-                    std::to_string(*number.data<int64_t>()));
+  if (!stream)
+    fail("`stream` must be the number of an open stream. Received: " + std::to_string(*number.data<int64_t>()));
   return stream;
 }
 

@@ -58,6 +58,13 @@ def add_serve(parser: Parser) -> None:
         help="host name that clients use, as through a proxy (*: any); repeatable",
     )
     parser.add_argument(
+        "--example",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="text to try on the page; repeatable",
+    )
+    parser.add_argument(
         "--processes", type=int, metavar="N", help="server processes behind the port (1)"
     )
     add_options(parser, _LIMITS + _DECODING)
@@ -81,6 +88,8 @@ def run_serve(parsed: argparse.Namespace) -> None:
     from heed.seq2seq.serving.options import ServingOptions
 
     count = 1 if parsed.processes is None else check_positive("--processes", parsed.processes)
+    if blank := [text for text in parsed.example if not text.strip()]:
+        raise TaskError(f"--example must not be blank. Received: {blank[0]!r}")
     limits = ServingOptions(**select_options(parsed, [name for name, _, _ in _LIMITS]))
     decoding = seq2seq.DecodingOptions(**select_options(parsed, [name for name, _, _ in _DECODING]))
     served = _Served(
@@ -90,6 +99,7 @@ def run_serve(parsed: argparse.Namespace) -> None:
         parsed.host,
         tuple(parsed.allowed_host),
         None if count == 1 else count_threads(None, count),
+        tuple(parsed.example),
     )
     for path in served.runs.values():
         seq2seq.RunFolder.open(path)
@@ -123,6 +133,7 @@ class _Served:
     host: str
     allowed_hosts: tuple[str, ...]
     threads: int | None
+    examples: tuple[str, ...]
 
     def serve(
         self,
@@ -141,7 +152,16 @@ class _Served:
         }
         from heed.seq2seq.serving.server import serve
 
-        serve(listener, translators, self.limits, self.decoding, hosts, on_start, shared)
+        serve(
+            listener,
+            translators,
+            self.limits,
+            self.decoding,
+            hosts,
+            on_start,
+            shared,
+            self.examples,
+        )
 
 
 def _serve_in_child(served: _Served, number: int, descriptor: int, channel: Channel) -> None:

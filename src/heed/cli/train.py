@@ -63,7 +63,7 @@ def add_train(parser: Parser) -> None:
     add_options(parser.add_argument_group("training"), TRAINING)
     model = parser.add_argument_group("the model")
     model.add_argument("--architecture", metavar="NAME", help="transformer or recurrent")
-    model.add_argument("--preset", metavar="NAME", help="tiny, base or big")
+    model.add_argument("--preset", metavar="NAME", help="mini, tiny, base or big")
     add_options(model, MODEL)
     parser.epilog = (
         f"{_DEFAULTS}\nfor example: heed train --source a.en --target a.de --validate-with bleu"

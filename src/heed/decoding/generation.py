@@ -394,9 +394,7 @@ def _decode(model: Decodable, inputs: dict[str, Any], options: dict[str, Any]) -
         track_coverage=options["coverage_penalty"] > 0,
     )
     penalties = {name: options[name] for name in ("length_penalty", "coverage_penalty")}
-    return beam_search(
-        decoder, options["beam_size"], prompt=prompt, results=results, **penalties
-    )
+    return beam_search(decoder, options["beam_size"], prompt=prompt, results=results, **penalties)
 
 
 def make_loop(

@@ -122,9 +122,7 @@ def _decode_by_engine(model: Decodable, request: Request) -> Generator[int, None
 
     # The choice of `heed.set_implementation` is in the context.
     context = contextvars.copy_context()
-    thread = threading.Thread(
-        target=context.run, args=(decode,), name="heed-stream", daemon=True
-    )
+    thread = threading.Thread(target=context.run, args=(decode,), name="heed-stream", daemon=True)
     try:
         thread.start()
         while (found := tokens.read(_PATIENCE)) is not None:

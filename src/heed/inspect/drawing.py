@@ -205,12 +205,11 @@ def _compress(weights: Sequence[NDArray[np.float32]]) -> tuple[int, str]:
 
 
 def _describe_accuracy(levels: int) -> str:
-    """Describes the accuracy of the page."""
-    worst = {weight: weight**0.5 / levels + 1 / (4 * levels**2) for weight in (1.0, 0.1, 0.01)}
-    errors = [f"{weight:.2f} by at most {error:.1g}" for weight, error in worst.items()]
+    """Describes the accuracy of the page: that of the largest weight, 1, and of a mean, which is rounded again."""
+    worst = 1 / levels + 1 / (4 * levels**2)
     return (
-        f"Weights are rounded: {', '.join(errors)}. "
-        "Colours follow their square root, which makes weak weights visible."
+        f"Weights are accurate to {worst:.1g}, means of heads to {2 * worst:.1g}. "
+        "Colours follow the square root of a weight, so that weak ones stay visible."
     )
 
 

@@ -58,6 +58,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         of_recipe=tuple(field.name for field in dataclasses.fields(TransformerConfig)),
         # "base" and "big" as in Vaswani et al. 2017, table 3.
         presets={
+            "mini": _transformer(96, 4, 1, 0.05),  # for a first try
             "tiny": _transformer(128, 4, 2, 0.1),
             "base": _transformer(512, 8, 6, 0.1),
             "big": _transformer(1_024, 16, 6, 0.3),
@@ -69,6 +70,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         of_recipe=("width", "dropout"),
         # "big" has about the width and depth of Luong et al. 2015.
         presets={
+            "mini": _recurrent(96, 1, 1),
             "tiny": _recurrent(128, 1, 1),
             "base": _recurrent(512, 2, 2),
             "big": _recurrent(1_024, 4, 4),

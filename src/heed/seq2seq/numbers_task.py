@@ -45,6 +45,8 @@ class NumbersTask(Task):
     """
 
     kind = title = "numbers"
+    purpose = f"Writes numbers from 0 to {number_words.LARGEST:,} in words."
+    examples = ("42", "1,234", "508,016")
     options = (
         Option(
             "languages", str, f"numbers: some of {','.join(number_words.LANGUAGES)} (default: en)"

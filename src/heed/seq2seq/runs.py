@@ -37,7 +37,7 @@ def start_run(
         path: the run folder to make.
         task: the task to learn: `NumbersTask(("en", "de"))`, `TextTask.create(source, target)`.
         architecture: "transformer" (the default) or "recurrent".
-        preset: the size of the model: "tiny", "base" or "big"; None takes that of the task's recipe.
+        preset: the size of the model: "mini", "tiny", "base" or "big"; None takes that of the task's recipe.
         init_from: a trained run to start from. The new run takes its model and weights; embeddings of tokens that only
             the new vocabulary has are initialised.
         config_file: the file that asked for the run, kept in its folder.

@@ -76,6 +76,8 @@ class Task(abc.ABC):
     Attributes:
         kind: its name on the command line and in config.json.
         title: its data, as a sentence names it.
+        purpose: what its models do, as a sentence for people who try one.
+        examples: texts to try that are of no user's data.
         options: the options that `heed train` gets from it.
         lists: lists that a config file may hold as well: the keys of an entry, with their types.
         one_shape: whether nearly all training batches have the same shape.
@@ -90,6 +92,8 @@ class Task(abc.ABC):
 
     kind: ClassVar[str]
     title: ClassVar[str]
+    purpose: ClassVar[str] = "Translates text."
+    examples: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[tuple[Option, ...]] = ()
     lists: ClassVar[Mapping[str, Mapping[str, type]]] = {}
     one_shape: ClassVar[bool] = False
@@ -240,8 +244,8 @@ class Task(abc.ABC):
     def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
         """The texts of rows of target ids.
 
-        The text of a row's beginning must be a beginning of its text, but for spaces and U+FFFD at its end: translations
-        are streamed.
+        The text of a row's beginning must be a beginning of its text, except for spaces and U+FFFD at its end, because
+        translations are streamed.
         """
         return self.subwords.decode(rows)
 

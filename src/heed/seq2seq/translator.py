@@ -332,7 +332,9 @@ class Translator:
             # All batches have one size: each size is compiled.
             filled = part + part[:1] * (min(batch_size, len(rows)) - len(part))
             source = pad_rows([rows[i] for i in filled], multiple=_MULTIPLE)
-            results = generate(self._decoded, source, **self._arguments(len(filled), prefix, options))
+            results = generate(
+                self._decoded, source, **self._arguments(len(filled), prefix, options)
+            )
             tokens, scores = results if options.scores else (results, None)
             several = np.asarray(tokens).reshape(len(filled), options.n_best, -1).tolist()
             values = [[None] * options.n_best] * len(filled)

@@ -43,7 +43,10 @@ def wait_until(true, seconds=60):
 @pytest.fixture
 def gate(translator, monkeypatch):
     made = Gate(translator.search)
+    of_stream = Gate(translator.stream_row)
+    of_stream._open, of_stream.batches = made._open, made.batches
     monkeypatch.setattr(translator, "search", made)
+    monkeypatch.setattr(translator, "stream_row", of_stream)
     yield made
     made.open()
 

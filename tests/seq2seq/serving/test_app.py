@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heed.seq2seq import DecodingOptions, TaskError, Translator
+from heed.seq2seq.serving.page import choose_all_examples
+from heed.seq2seq.task import Item
 from heed.seq2seq.translator import Translation
 from tests.inspect import test_page as page_reader
 
@@ -350,6 +353,20 @@ def test_the_page_holds_no_outside_address_and_no_open_door(serving, translator)
     assert "unsafe" not in policy
     assert "://" not in answer.text
     assert "</script><i>" not in answer.text
+
+
+def test_examples_of_the_page(translator):
+    """Own ones, the task's, or sentences of the evaluation where only this machine can read them."""
+    own = list(translator.task.examples)
+    texts = ("a heading", "Short.", "A sentence of some length.", "Cut, as it is too long.")
+    items = [Item([], text, "", "text", cut=text.startswith("Cut")) for text in texts]
+    task = SimpleNamespace(examples=(), evaluation_items=lambda: items)
+    runs = {"numbers": translator, "text": SimpleNamespace(task=task)}
+    found = ["A sentence of some length.", "Short.", "a heading"]
+    for loopback, expected in ((True, found), (False, [])):
+        chosen = {name: [*texts] for name, texts in choose_all_examples(runs, (), loopback).items()}
+        assert chosen == {"numbers": own, "text": expected}
+    assert choose_all_examples(runs, ("7",), True) == {"numbers": ("7",), "text": ("7",)}
 
 
 @settings(max_examples=20)

@@ -1,7 +1,10 @@
 """The server's page in a browser; skipped without one, see `tests.browser`."""
 
+import threading
+
 import pytest
 
+from heed.seq2seq.translator import Translation
 from tests.browser import luminance, playwright, rgb
 
 
@@ -10,9 +13,12 @@ def show(chromium):
     """Opens the page of a server; checks at the end that it asked only this server and raised no error."""
     contexts, requests, complaints = [], [], []
 
-    def open_it(server, colours="light"):
+    def open_it(server, colours="light", size=(1280, 757), touch=False):
         context = chromium.new_context(
-            color_scheme=colours, viewport={"width": 1360, "height": 900}
+            color_scheme=colours,
+            viewport={"width": size[0], "height": size[1]},
+            has_touch=touch,
+            is_mobile=touch,
         )
         contexts.append(context)
         tab = context.new_page()
@@ -54,13 +60,13 @@ def test_the_translation_comes_as_one_types(show, live, translator):
 def test_words_heads_and_layers(show, live):
     tab = show(live())
     type_in(tab, "123")
-    assert tab.locator("#name").inner_text().startswith("cross 1, head 1")
+    assert tab.locator("#name").inner_text().startswith("cross 1, mean of 2 heads")
     written = tab.locator("#rows li").first.inner_text()
     tab.locator("#rows li").first.hover()
     assert tab.locator("#readout").inner_text().startswith(f"{written} attends to")
     tab.locator("#keys li").nth(2).hover()
     assert tab.locator("#readout").inner_text().startswith("2 is attended to by")
-    tab.locator("#grid button").nth(1).click()
+    tab.locator("#grid button").nth(2).click()
     assert tab.locator("#name").inner_text().startswith("encoder 1, head 2")
     tab.locator("#threshold").fill("40")
     tab.locator("#layer").select_option("encoder 1")
@@ -69,19 +75,20 @@ def test_words_heads_and_layers(show, live):
     assert tab.locator("#name").inner_text().startswith("encoder 1, head 2"), "it stays chosen"
     assert tab.locator("#threshold").input_value() == "40"
     assert tab.locator("#layer option:checked").inner_text() == "encoder 1"
-    assert tab.locator("#grid button").count() == 2
+    assert tab.locator("#grid button").count() == 3
 
 
 def test_the_keyboard_reaches_everything(show, live):
     tab = show(live())
     type_in(tab, "123")
     seen = set()
-    for _ in range(14):
+    for _ in range(18):
         tab.keyboard.press("Tab")
         seen.add(tab.evaluate("document.activeElement.id || document.activeElement.ariaLabel"
                               " || document.activeElement.parentElement.id"))  # fmt: skip
-    assert {"translations", "layer", "head", "threshold", "own", "rows"} <= seen, seen
-    assert "cross 1, head 1, cross-attention" in seen
+    wanted = {"examples", "copy", "translations", "layer", "head", "threshold", "own", "rows"}
+    assert wanted <= seen, seen
+    assert "cross 1, mean of 2 heads, cross-attention" in seen
 
 
 def test_an_error_appears_and_goes_away(show, live):
@@ -113,7 +120,7 @@ def test_a_late_answer_is_dropped(show, live, gate, translator):
     tab.locator("#text").press_sequentially("2")
     tab.wait_for_timeout(400)  # its request is under way, too
     gate.open()
-    tab.locator("#translations li").wait_for()
+    playwright.expect(tab.locator("#answer")).to_have_attribute("data-of", "12", timeout=60_000)
     assert tab.locator("#translations li").inner_text() == translator(["12"])[0]
     assert tab.locator("#keys li").all_inner_texts() == ["en", "1", "2"]
 
@@ -179,10 +186,77 @@ def test_light_and_dark_can_be_read(show, live, colours):
         return (lighter + 0.05) / (darker + 0.05)
 
     for part, behind in (
-        ("#text", "#text"),
-        ("#translations li", "#answer"),
-        ("#state", "#answer"),
-        ("#problem", "#answer"),
+        ("#text", ".card"),
+        ("#translations li", ".card + .card"),
+        ("#state", ".card + .card"),
+        ("#problem", ".card + .card"),
+        (".title", ".card"),
+        ("#purpose", ":root"),
         ("#choices label", ":root"),
+        ("#examples button", "#examples button"),
+        ("#copy", "#copy"),
     ):
         assert contrast(part, behind) >= 4.5, part  # WCAG 2.2, level AA
+
+
+def test_an_empty_page_says_what_it_is_for(show, live, translator):
+    tab = show(live())
+    assert tab.locator("h1").inner_text() == "numbers"
+    assert tab.title() == "numbers · heed"
+    assert tab.locator("#purpose").inner_text() == (
+        "Writes numbers from 0 to 999,999 in words. Languages: English, German. Trained for 12 steps."
+    )
+    assert tab.locator("#welcome").is_visible()
+    assert not tab.locator("#copy").is_visible()
+    assert tab.evaluate("document.documentElement.scrollHeight") <= 757, "it fits the window"
+    tab.locator("#examples button", has_text="1,234").click()
+    tab.locator("#grid").wait_for()
+    assert tab.locator("#text").input_value() == "1,234"
+    assert tab.locator("#translations li").inner_text() == translator(["1,234"])[0]
+    assert not tab.locator("#welcome").is_visible()
+    assert tab.locator("#state").inner_text().startswith("Translated in ")
+    footer = tab.locator("#footer").bounding_box()
+    assert footer["y"] + footer["height"] <= 757
+
+
+def test_words_appear_as_they_come(show, live, translator, monkeypatch):
+    held = [threading.Event() for _ in range(3)]
+
+    def stream_row(row, **_):
+        for event, piece in zip(held, ("eins", " zwei", " drei"), strict=True):
+            assert event.wait(60)
+            yield piece
+        return Translation("eins zwei drei", [*translator.task.subwords.encode(["one"])[0]])
+
+    monkeypatch.setattr(translator, "stream_row", stream_row)
+    tab = show(live())
+    tab.locator("#text").fill("123")
+    first = tab.locator("#translations li")
+    busy = tab.locator("#answer")
+    for event, text in zip(held, ("eins", "eins zwei", "eins zwei drei"), strict=True):
+        event.set()
+        playwright.expect(first).to_have_text(text, timeout=60_000)
+        if event is not held[-1]:
+            assert busy.get_attribute("aria-busy") == "true", "readers wait for the whole"
+    playwright.expect(busy).to_have_attribute("aria-busy", "false", timeout=60_000)
+
+
+def test_copying(show, live, translator):
+    tab = show(live())
+    tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    type_in(tab, "123")
+    tab.locator("#copy").click()
+    playwright.expect(tab.locator("#said")).to_have_text("Copied")
+    assert tab.evaluate("navigator.clipboard.readText()") == translator(["123"])[0]
+    playwright.expect(tab.locator("#copy")).to_have_text("Copy")
+
+
+def test_a_phone(show, live):
+    tab = show(live(), size=(390, 844), touch=True)
+    for target in ("#examples button", "#language", "#beams"):
+        assert tab.locator(target).first.bounding_box()["height"] >= 44, target
+    tab.locator("#examples button").nth(2).tap()
+    tab.locator("#grid").wait_for()
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    assert tab.locator("#copy").bounding_box()["height"] >= 44
+    assert tab.evaluate("document.activeElement.id") != "text", "no keyboard covers the result"

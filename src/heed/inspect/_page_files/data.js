@@ -3,6 +3,7 @@
 // A code c stands for the weight (c / levels)^2. Colours follow the codes, which makes weak weights visible.
 
 const $ = (id) => document.getElementById(id);
+const MEAN = -1; // the number of the head that is the mean of its layer's heads
 const KINDS = { self: "self-attention", causal: "causal self-attention", cross: "cross-attention" };
 
 // Makes an element; names of attributes (role, aria-*, data-*) become attributes, other names properties.
@@ -25,6 +26,9 @@ function clearCanvas(canvas) {
   return context;
 }
 
+// Whether the page scrolls instead of fitting the window; whether fingers point at it, which need larger targets.
+const narrow = matchMedia("(max-width: 980px)"), coarse = matchMedia("(pointer: coarse)"), dark = matchMedia("(prefers-color-scheme: dark)");
+
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 // Decodes the result of `heed.inspect.drawing.drawing_of` into heads with codes.
@@ -40,17 +44,34 @@ async function unpack(data) {
     layer.rowTokens = data.sequences[layer.rows];
     layer.keyTokens = data.sequences[layer.keys];
     layer.label = label(layer.name);
-    const T = layer.rowTokens.length, S = layer.keyTokens.length;
+    const T = layer.rowTokens.length, S = layer.keyTokens.length, first = data.heads.length;
     layer.heads.forEach((number, column) => {
       const part = codes.subarray(at, (at += T * S));
       let highest = 0;
       for (let i = 0; i < part.length; i++) if (part[i] > highest) highest = part[i];
-      data.heads.push({ layer, l, column, number, highest, whole: { codes: part, T, S }, pooled: new Map(), index: data.heads.length });
+      data.heads.push({ layer, l, column, number, highest, whole: { codes: part, T, S }, pooled: new Map() });
     });
+    if (layer.heads.length > 1) data.heads.splice(first, 0, mean(data.heads.slice(first)));
   });
+  data.heads.forEach((head, index) => { head.index = index; });
   data.highest = data.heads.reduce((most, head) => Math.max(most, head.highest), 1);
   return data;
 }
+
+// The mean of the heads of a layer: of their weights, not of their codes.
+function mean(heads) {
+  const [{ layer, l, whole: { T, S } }] = heads, codes = new Uint8Array(T * S);
+  let highest = 0;
+  for (let i = 0; i < codes.length; i++) {
+    let sum = 0;
+    for (const head of heads) sum += head.whole.codes[i] ** 2;
+    codes[i] = Math.round(Math.sqrt(sum / heads.length));
+    if (codes[i] > highest) highest = codes[i];
+  }
+  return { layer, l, column: MEAN, number: MEAN, highest, whole: { codes, T, S }, pooled: new Map() };
+}
+
+const nameOf = ({ number, layer }) => (number === MEAN ? `mean of ${layer.heads.length} heads` : `head ${number + 1}`);
 
 // Returns a function that removes the leading and trailing folders that all names share.
 function labels(names) {
@@ -90,13 +111,16 @@ function isHidden(layer, i, j) {
   return key > row + layer.offset;
 }
 
-// cividis (Nunez, Anderton and Renslow 2018), which works for all kinds of colour vision.
-const STOPS = ["00224e", "013271", "2f426d", "48526c", "5e636f", "727374", "878478", "9d9576", "b6a96f", "cebc63", "e7d150", "fee838"]
-  .map((hex) => [0, 2, 4].map((k) => parseInt(hex.slice(k, k + 2), 16)));
+// ColorBrewer's Blues, as in the plots of heed.inspect; on dark paper the other way round, so that strong weights stand out.
+const [LIGHT, DARK] = [
+  ["e9f1fa", "d3e3f3", "b5d2ea", "87bcdd", "559fd0", "2e7fbe", "1560a6", "0a4488", "08306b"],
+  ["1d2632", "1f3854", "20507d", "2769a3", "3d85c4", "679fda", "98bfe9", "c6dcf5", "eef5fd"],
+].map((stops) => stops.map((hex) => [0, 2, 4].map((k) => parseInt(hex.slice(k, k + 2), 16))));
 
 function colour(share) {
-  const x = Math.min(1, share) * (STOPS.length - 1), i = Math.min(STOPS.length - 2, Math.floor(x)), f = x - i;
-  return STOPS[i].map((c, k) => Math.round(c + f * (STOPS[i + 1][k] - c)));
+  const stops = dark.matches ? DARK : LIGHT;
+  const x = Math.min(1, share) * (stops.length - 1), i = Math.min(stops.length - 2, Math.floor(x)), f = x - i;
+  return stops[i].map((c, k) => Math.round(c + f * (stops[i + 1][k] - c)));
 }
 
 // The pixel of each code; codes below the threshold look like 0.

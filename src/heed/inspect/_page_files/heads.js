@@ -1,29 +1,54 @@
 // All heads as thumbnails, layers from top to bottom, and the filters above them.
 
 function makeHeads(data, state, select, changed, kept) {
-  const grid = $("grid"), most = Math.max(...data.layers.map((layer) => layer.heads.length));
-  // The size of a thumbnail leaves room for all of them.
-  const size = Math.max(26, Math.min(64, Math.floor(390 / most), Math.floor(560 / data.layers.length)));
-  const buttons = [];
+  const grid = $("grid"), GAP = 3, LABELS = 96;
+  const most = Math.max(...data.layers.map((layer) => layer.heads.length + (layer.heads.length > 1)));
+  const buttons = [], box = grid.parentElement;
+  let size = 0; // of a thumbnail
+
+  // The size leaves room for all of them, but a finger must be able to hit one.
+  function fitSize() {
+    const width = narrow.matches ? box.clientWidth - LABELS : 390 + GAP * most;
+    const height = narrow.matches ? Infinity : 560;
+    return Math.max(least(), Math.min(64, Math.floor(width / most) - GAP, Math.floor(height / data.layers.length)));
+  }
+  const least = () => (coarse.matches ? 44 : 26);
 
   const numbersOf = (heads) => [...new Set(heads.map((head) => head.number))].sort((a, b) => a - b);
   // For each filter, the property of a head that it compares, and its choices.
   const filters = {
     layer: [(head) => head.l, data.layers.map((layer, l) => [l, layer.name])],
-    head: [(head) => head.number, numbersOf(data.heads).map((n) => [n, n + 1])],
+    head: [(head) => head.number, numbersOf(data.heads).map((n) => [n, n === MEAN ? "mean" : n + 1])],
     kind: [(head) => head.layer.kind, Object.entries(KINDS).filter(([kind]) => data.layers.some((layer) => layer.kind === kind))],
   };
   const passes = (head) => Object.entries(filters).every(([id, [of]]) => $(id).value === "" || $(id).value === String(of(head)));
 
   function build() {
+    size = fitSize();
+    place();
+    const spare = box.clientHeight - box.scrollHeight, rows = new Set(data.heads.filter(passes).map((head) => head.l)).size;
+    if (!narrow.matches && spare < 0 && size > least()) {
+      size = Math.max(least(), size + Math.floor(spare / rows));
+      place();
+    }
+    draw();
+    // Without scrolling the page.
+    const chosen = buttons.find((button) => +button.dataset.head === state.head.index);
+    if (chosen && box.scrollHeight > box.clientHeight) box.scrollTop = chosen.offsetTop - box.offsetTop - box.clientHeight / 2;
+  }
+
+  function place() {
     grid.replaceChildren();
     buttons.length = 0;
     const heads = data.heads.filter(passes), numbers = numbersOf(heads);
+    // Whole rows, where there are too many for the window.
+    const rows = Math.max(3, Math.floor(innerHeight / 2 / (size + GAP)));
+    box.style.maxHeight = narrow.matches ? `${24 + rows * (size + GAP)}px` : "";
     grid.style.gridTemplateColumns = `auto repeat(${numbers.length}, ${size}px)`;
     $("none").hidden = heads.length > 0;
     if (heads.length) {
       grid.append(element("span", {}));
-      for (const n of numbers) grid.append(element("span", { className: "head", textContent: n + 1, ariaHidden: "true" }));
+      for (const n of numbers) grid.append(element("span", { className: "head", textContent: n === MEAN ? "mean" : n + 1, ariaHidden: "true" }));
     }
     let row = null, last = null;
     for (const head of heads) {
@@ -37,7 +62,7 @@ function makeHeads(data, state, select, changed, kept) {
         name.style.maxHeight = `${size}px`;
       }
       last = head;
-      const label = `${head.layer.name}, head ${head.number + 1}, ${KINDS[head.layer.kind]}`;
+      const label = `${head.layer.name}, ${nameOf(head)}, ${KINDS[head.layer.kind]}`;
       const canvas = element("canvas", {});
       canvas.style.width = canvas.style.height = `${size}px`;
       const button = element("button", {
@@ -49,7 +74,6 @@ function makeHeads(data, state, select, changed, kept) {
     }
     if (heads.length && !heads.includes(state.head)) select(heads[0]);
     mark();
-    draw();
   }
 
   function mark() {
@@ -114,5 +138,5 @@ function makeHeads(data, state, select, changed, kept) {
   threshold();
   state.own = $("own").checked;
   const chosen = () => Object.fromEntries(Object.keys(filters).map((id) => [id, $(id).value]));
-  return { build, mark, filters: chosen };
+  return { build, mark, draw, filters: chosen };
 }

@@ -6,7 +6,8 @@ function makeLines(data, state, focus, pin) {
   const canvas = document.querySelector("#lines canvas"), scroller = $("scroller");
   const lists = { row: $("rows"), key: $("keys") };
   const listed = { row: null, key: null };
-  const HEIGHT = 22, TOP = 6;
+  const TOP = 6;
+  let HEIGHT = 0; // of a token
 
   function fill(side, tokens) {
     if (listed[side] === tokens) return;
@@ -19,6 +20,7 @@ function makeLines(data, state, focus, pin) {
   }
 
   function show() {
+    HEIGHT = parseFloat(css("--line"));
     fill("row", state.head.layer.rowTokens);
     fill("key", state.head.layer.keyTokens);
     const { T, S } = state.head.whole;

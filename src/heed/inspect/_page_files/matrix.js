@@ -1,12 +1,13 @@
 // One head as a matrix with panning and zooming, for ten tokens or ten thousand.
 
 function makeMatrix(data, state, focus, pin) {
-  const canvas = document.querySelector("#matrix canvas"), WIDEST = 38; // pixels of a cell
+  const canvas = document.querySelector("#matrix canvas"), box = canvas.parentElement, WIDEST = 38; // pixels of a cell
   let LEFT = 0, TOP = 0, longest = 0; // space for labels, and the longest label of a key
   let view = null; // the first visible column and row, and the zoom relative to a fitted view
   let cursor = null;
 
-  const size = () => ({ width: Math.max(20, canvas.clientWidth - LEFT), height: Math.max(20, canvas.clientHeight - TOP - 34) });
+  const bar = () => $("zoom").offsetHeight + 8; // below the matrix
+  const size = () => ({ width: Math.max(20, canvas.clientWidth - LEFT), height: Math.max(20, canvas.clientHeight - TOP - bar()) });
   const shape = () => state.head.whole;
   const font = (weight) => `${weight} 12px ${css("font-family")}`;
 
@@ -25,6 +26,16 @@ function makeMatrix(data, state, focus, pin) {
     LEFT = Math.ceil(Math.min(110, widest(rowTokens))) + 12;
     longest = widest(keyTokens);
     TOP = Math.ceil(Math.min(110, longest)) + 12;
+    fitHeight();
+  }
+
+  // Where the page scrolls, the matrix is as high as it needs to be.
+  function fitHeight() {
+    box.style.height = "";
+    if (!narrow.matches) return;
+    const { T, S } = shape(), most = 0.8 * innerHeight - TOP - bar();
+    const cell = Math.min(size().width / S, WIDEST), least = Math.max(T, S) > 4 * Math.min(T, S) ? 14 : 0;
+    box.style.height = `${Math.ceil(TOP + bar() + Math.min(most, T * Math.max(cell, least)))}px`;
   }
 
   function clampView() {
@@ -51,6 +62,10 @@ function makeMatrix(data, state, focus, pin) {
   function draw(active) {
     const ratio = devicePixelRatio || 1, context = clearCanvas(canvas), { T, S } = shape(), { x, y, sx, sy } = clampView();
     const { width, height } = size(), w = Math.min(width, (S - x) * sx), h = Math.min(height, (T - y) * sy);
+    $("zoom").style.left = `${LEFT}px`;
+    $("zoom").style.top = `${TOP + h + 8}px`;
+    // A finger on a matrix that is seen whole scrolls the page.
+    canvas.style.touchAction = view.zoom > 1 ? "none" : "pan-y";
     const W = Math.max(1, Math.round(w * ratio)), H = Math.max(1, Math.round(h * ratio));
     const image = raster(context, state.head, W, H, x, y, sx * ratio, sy * ratio, state.paint(state.head));
     context.putImageData(image, Math.round(LEFT * ratio), Math.round(TOP * ratio));
@@ -169,5 +184,5 @@ function makeMatrix(data, state, focus, pin) {
     if (event.target.dataset.zoom !== undefined) zoom(+event.target.dataset.zoom);
   });
   new ResizeObserver(() => state.redraw()).observe(canvas);
-  return { draw, fit, follow };
+  return { draw, fit, fitHeight, follow };
 }

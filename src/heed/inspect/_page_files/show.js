@@ -3,6 +3,7 @@
 // Fills the empty elements of the view. Returns `kept`, which returns the choices of the user for the next `show`, and
 // `end`, to call before the elements are removed.
 function show(data, kept = {}) {
+  // The mean of a layer's heads comes first.
   const usual = data.heads.find((head) => head.layer.kind === "cross") || data.heads[0];
   const chosen = data.heads.find((head) => head.layer.name === kept.layer && head.number === kept.number);
   const state = { threshold: 0, own: false, head: chosen || usual, hovered: null, pinned: null };
@@ -60,8 +61,8 @@ function show(data, kept = {}) {
   }
 
   function changed() {
-    const { layer, number: n } = state.head, kind = element("span", { textContent: `  ${KINDS[layer.kind]}` });
-    $("name").replaceChildren(`${layer.name}, head ${n + 1}`, kind);
+    const { layer } = state.head, kind = element("span", { textContent: `  ${KINDS[layer.kind]}` });
+    $("name").replaceChildren(`${layer.name}, ${nameOf(state.head)}`, kind);
     const bar = $("bar").getContext("2d"), image = bar.createImageData(128, 1);
     for (let x = 0; x < 128; x++) image.data.set([...colour(x / 127), 255], 4 * x);
     bar.putImageData(image, 0, 0);
@@ -77,7 +78,7 @@ function show(data, kept = {}) {
     const bold = (text) => element("b", { textContent: formatToken(text), dir: "auto" });
     out.replaceChildren();
     if (!active) {
-      out.append("Point at a token to see what it attends to, or press Tab and use the arrow keys.");
+      out.append(coarse.matches ? "Tap a token to see what it attends to." : "Point at a token to see what it attends to, or press Tab and use the arrow keys.");
       return;
     }
     const put = (...parts) => out.append(element("span", {}, ...parts));
@@ -99,9 +100,26 @@ function show(data, kept = {}) {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") { state.hovered = null; pin(null); }
   }, { signal });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => state.redraw(), { signal });
+  dark.addEventListener("change", () => {
+    tables.clear();
+    changed();
+    heads.draw();
+  }, { signal });
+  coarse.addEventListener("change", () => {
+    lines.show();
+    matrix.fit();
+    heads.build();
+    state.redraw();
+  }, { signal });
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    if (innerWidth === width) return; // a phone hides and shows its address bar as it scrolls
+    width = innerWidth;
+    matrix.fitHeight();
+    heads.build();
+  }, { signal });
   const count = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
-  $("summary").textContent = `${count(data.layers.length, "layer")}, ${count(data.heads.length, "head")}` +
+  $("summary").textContent = `${count(data.layers.length, "layer")}, ${count(data.heads.filter((head) => head.number !== MEAN).length, "head")}` +
     (data.sequences.length === 1 ? `, ${count(data.sequences[0].length, "token")}` : "");
   $("footer").textContent = data.note;
   lines.show();

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -28,7 +28,7 @@ from heed.seq2seq.serving.events import EventStream, Pieces, format_event
 from heed.seq2seq.serving.hosts import HostFilter, Hosts
 from heed.seq2seq.serving.metrics import Metrics, RequestCounter
 from heed.seq2seq.serving.options import ServingOptions
-from heed.seq2seq.serving.page import make_page
+from heed.seq2seq.serving.page import RunOnPage, make_page
 from heed.seq2seq.serving.translations import Mode, Text, Translations
 from heed.seq2seq.translator import Translator
 
@@ -58,6 +58,7 @@ class Service:
         translators: the runs by name; the first is the default.
         options: the limits.
         decoding: decoding options, for all that requests do not set.
+        examples: texts to try on the page of each run; none for a run: those of its task.
     """
 
     def __init__(
@@ -65,8 +66,10 @@ class Service:
         translators: Mapping[str, Translator],
         options: ServingOptions,
         decoding: DecodingOptions | None = None,
+        examples: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.options, self.decoding = options, decoding or DecodingOptions()
+        self.examples = examples or {}
         self.translations = Translations(translators, options.max_batch)
         self.metrics = Metrics(lambda: len(self.batcher))
         self.batcher: Batcher[Text, messages.Translation] = Batcher(
@@ -181,9 +184,7 @@ class Service:
             translation.cancel()
 
         def expired() -> bool:
-            return time.monotonic() > end or (
-                self.stopping and self.seconds_left() < _LAST_WORDS
-            )
+            return time.monotonic() > end or (self.stopping and self.seconds_left() < _LAST_WORDS)
 
         try:
             first = await pieces.read(expired)
@@ -235,6 +236,19 @@ class Service:
         }
         status = "stopping" if self.stopping else "ok"
         return messages.Health(status=status, version=__version__, runs=runs)
+
+    def describe_runs(self) -> list[RunOnPage]:
+        """What the page says about the served runs."""
+        return [
+            RunOnPage(
+                name,
+                one.task.purpose,
+                one.task.languages,
+                one.step,
+                self.examples.get(name, one.task.examples),
+            )
+            for name, one in self.translations.translators.items()
+        ]
 
 
 def _raise_error(place: int, error: BaseException | None) -> None:
@@ -299,16 +313,19 @@ def make_app(service: Service, hosts: Hosts | None = None) -> FastAPI:
     )
     app.router.route_class = _Direct
     problem: dict[str, Any] = {"model": messages.Problem}
+    responses: dict[int | str, dict[str, Any]] = {
+        HTTPStatus.OK: {"content": {EventStream.media_type: {"schema": {"type": "string"}}}}
+    }
+    responses |= {status: problem | {"description": why} for status, why in _REFUSALS.items()}
     schema = service.request_model.model_json_schema()
-    languages = {name: one.languages for name, one in service.health().runs.items()}
-    page, policy = make_page(languages, service.options.max_beam, service.options.max_characters)
+    options = service.options
+    page, policy = make_page(service.describe_runs(), options.max_beam, options.max_characters)
 
     @app.post(
         "/translate",
         response_model=messages.TranslateAnswer,
         response_model_exclude_none=True,
-        responses={status: problem | {"description": why} for status, why in _REFUSALS.items()}
-        | {HTTPStatus.OK: {"content": {EventStream.media_type: {"schema": {"type": "string"}}}}},
+        responses=responses,
         openapi_extra={
             "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}
         },

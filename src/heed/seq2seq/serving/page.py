@@ -4,20 +4,43 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+import html
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from heed.inspect.drawing import drawing_parts, fill, json_in_html
+from heed.seq2seq.task import Task
+from heed.seq2seq.translator import Translator
 
 _FILES = Path(__file__).parent / "_page_files"
+_EXAMPLES, _EXAMPLE_LENGTH = 3, 26  # on the page; characters
+_ENDS = (".", "!", "?", "。", "！", "？")
 
 
-def make_page(runs: Mapping[str, Any], max_beam: int, max_characters: int) -> tuple[str, str]:
+class RunOnPage(NamedTuple):
+    """What the page says about a run.
+
+    Attributes:
+        name: its name.
+        purpose: one sentence, see `Task.purpose`.
+        languages: the languages that it writes, if it has a choice.
+        step: the training step of its weights.
+        examples: texts to try.
+    """
+
+    name: str
+    purpose: str
+    languages: Sequence[str]
+    step: int
+    examples: Sequence[str]
+
+
+def make_page(runs: Sequence[RunOnPage], max_beam: int, max_characters: int) -> tuple[str, str]:
     """Makes the page, and its content security policy, which allows no scripts but the page's own.
 
     Args:
-        runs: the target languages of each run by name; the first is the default.
+        runs: the runs; the first is the default.
         max_beam: the widest beam.
         max_characters: of a text.
     """
@@ -25,11 +48,12 @@ def make_page(runs: Mapping[str, Any], max_beam: int, max_characters: int) -> tu
     style = f"\n{shared['style']}{_read_file('serve.css')}"
     script = f'\n"use strict";\n(() => {{\n{shared["drawing"]}{_read_file("serve.js")}}})();\n'
     about = {
-        "runs": [{"name": name, "languages": list(of)} for name, of in runs.items()],
+        "runs": [run._asdict() for run in runs],
         "beams": max_beam,
         "characters": max_characters,
     }
     parts = {
+        "title": html.escape(runs[0].name),
         "style": style,
         "script": script,
         "view": shared["view"],
@@ -41,6 +65,41 @@ def make_page(runs: Mapping[str, Any], max_beam: int, max_characters: int) -> tu
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return fill(_read_file("serve.html"), parts), policy
+
+
+def choose_all_examples(
+    translators: Mapping[str, Translator], examples: Sequence[str], private: bool
+) -> dict[str, Sequence[str]]:
+    """The texts to try of each run.
+
+    Args:
+        translators: the runs by name.
+        examples: of all runs. None: those of the run's task.
+        private: whether only this machine can reach the server. Then a task without examples has those of
+            `choose_examples`, which come from the user's data.
+    """
+    chosen: dict[str, Sequence[str]] = {}
+    for name, one in translators.items():
+        chosen[name] = examples or one.task.examples
+        if not chosen[name] and private:
+            chosen[name] = choose_examples(one.task)
+    return chosen
+
+
+def choose_examples(task: Task) -> list[str]:
+    """Texts of a run's evaluation: whole sentences if there are some, as long as a short line.
+
+    Example:
+        >>> from heed.seq2seq import NumbersTask
+        >>> len(choose_examples(NumbersTask(("en",))))
+        3
+    """
+    texts = dict.fromkeys(item.text for item in task.evaluation_items() if not item.cut)
+
+    def rank(text: str) -> tuple[bool, int]:
+        return not text.rstrip().endswith(_ENDS), abs(len(text) - _EXAMPLE_LENGTH)
+
+    return sorted(texts, key=rank)[:_EXAMPLES]
 
 
 def _read_file(name: str) -> str:

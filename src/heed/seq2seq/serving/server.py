@@ -8,7 +8,7 @@ import gc
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, cast
 
@@ -19,7 +19,8 @@ from heed.seq2seq.serving.app import Service, make_app
 from heed.seq2seq.serving.connection import KEEP_ALIVE, Connection
 from heed.seq2seq.serving.hosts import Hosts
 from heed.seq2seq.serving.options import ServingOptions
-from heed.seq2seq.serving.sockets import BACKLOG, get_url
+from heed.seq2seq.serving.page import choose_all_examples
+from heed.seq2seq.serving.sockets import BACKLOG, get_url, is_loopback
 from heed.seq2seq.translator import Translator
 
 _MOST_CONNECTIONS = 1_000
@@ -33,6 +34,7 @@ def serve(
     hosts: Hosts,
     on_start: Callable[[str], object],
     shared: bool = False,
+    examples: Sequence[str] = (),
 ) -> None:
     """Answers requests until SIGINT or SIGTERM, then finishes those it has accepted.
 
@@ -44,11 +46,14 @@ def serve(
         hosts: the hosts that requests may name.
         on_start: called with the page's address when requests are answered.
         shared: whether other processes accept connections from the same socket.
+        examples: texts to try on the page. None: those of the run's task; if it has none, and only this machine can
+            reach the server, sentences of the run's evaluation.
 
     Raises:
         KeyboardInterrupt: after SIGINT.
     """
-    service = Service(translators, options, decoding)
+    chosen = choose_all_examples(translators, examples, is_loopback(listener))
+    service = Service(translators, options, decoding, chosen)
     service.warm_up()
     # Objects so far stay: to search TensorFlow's for garbage takes tenths of a second.
     gc.collect()
