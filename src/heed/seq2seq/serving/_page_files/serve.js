@@ -234,4 +234,5 @@ $("translations").addEventListener("keydown", (event) => {
   items[next].focus();
 });
 update();
+if (!coarse.matches) $("text").focus(); // on a phone the keyboard would cover half of the page
 if ($("text").value) translate(); // the browser may keep it over a reload
