@@ -21,9 +21,7 @@ from heed.seq2seq.tokenizer import END_ID, PAD_ID, RESERVED, START_ID, Tokenizer
 from heed.seq2seq.trained_model import build_model
 
 _Array = NDArray[np.float32]
-_Pairs = Iterator[
-    tuple[Any, Any]
-]  # a variable of heed's model, and the value or variable of the preset
+_Pairs = Iterator[tuple[Any, Any]]  # variables of heed's model, with their values
 
 
 class HubPreset:
