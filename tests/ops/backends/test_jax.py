@@ -338,3 +338,14 @@ def test_a_derivative_needs_linear_memory(implementation):
         patch.setattr(blockwise, "_MOST_QUERIES", 256)
         memory = gradient.lower(x).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 4096 * 4096  # a quarter of the scores
+
+
+def test_keras_infers_shapes_with_unknown_sizes():
+    """With symbols in place of sizes, which no kernel takes."""
+    from heed.layers import AdditiveAttention, MultiHeadAttention
+
+    x = keras.Input((None, 8))
+    y = MultiHeadAttention(2, 4)(x, x, use_causal_mask=True)
+    model = keras.Model(x, AdditiveAttention(5)(y, y))
+    assert model.output_shape == (None, None, 8)
+    assert model(np.ones((2, 5, 8), "float32")).shape == (2, 5, 8)

@@ -148,9 +148,13 @@ def write(spec: AttentionSpec, tensors: Tensors) -> tuple[Kind, Inputs]:
     return Kind(settings, tuple(rules), spec.dtype), inputs
 
 
-def softmax_size(kind: Kind, inputs: Inputs) -> int:
+def softmax_size(kind: Kind, inputs: Inputs) -> Any:
     """`heed_softmax_size`."""
     batch, heads, length, keys = kind.sizes(inputs.query, inputs.key)
+    if not all(isinstance(n, int) for n in (batch, length, keys)):
+        return (
+            2 * batch * heads * length
+        )  # Keras infers shapes with symbols for unknown sizes: nothing runs
     call = core.Attention(
         score=core.ADDITIVE if kind.is_additive else core.DOT_PRODUCT,
         dtype=core.DTYPES[inputs.query.dtype.name],

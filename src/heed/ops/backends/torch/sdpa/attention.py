@@ -16,11 +16,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from heed.ops.backends.torch.native.op import second_derivatives
 from heed.ops.spec import AttentionSpec, Tensors
 
-# All but the one that builds the scores.
+# All but the one that builds the scores; cuDNN's is not in each version of PyTorch.
 _KERNELS = [
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.CUDNN_ATTENTION,
+    getattr(SDPBackend, name)
+    for name in ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION")
+    if hasattr(SDPBackend, name)
 ]
 
 
