@@ -3,8 +3,8 @@
     python -m tests.keras_suite accelerated    # Keras' layers and op, after heed.accelerate()
     python -m tests.keras_suite layers         # heed.layers.MultiHeadAttention in the place of Keras' classes
 
-They run on the backend of KERAS_BACKEND. First they run on stock Keras, to see which of them attend at all. Then they run on heed. The answer is 0 only if all
-pass and each test that attended on stock Keras attended on heed.
+They run on the backend of KERAS_BACKEND: first on stock Keras, to see which of them attend at all, then on heed. The
+answer is 0 only if all pass and each test that attended on stock Keras attended on heed.
 """
 
 from __future__ import annotations
