@@ -191,7 +191,7 @@ def make(namespace: Any) -> Any:
 
     # Results convert to NumPy as TensorFlow's do.
     array_type: Any = type(jnp.zeros(()))
-    array_type.numpy = lambda self: np.asarray(self)
+    array_type.numpy = lambda self: np.array(self)
     return namespace(
         **dtypes,
         Tensor=jax.Array,

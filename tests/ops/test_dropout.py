@@ -38,6 +38,16 @@ def test_weights_tell_what_the_output_kept(implementation: str, data: st.DataObj
     check_against_reference(shape, case, options, block=block)
 
 
+def test_one_seed_drops_the_same_weights_on_every_backend(implementation: str) -> None:
+    """The weights that TensorFlow's portable form keeps, as bits."""
+    shape = Shape(B=2, T=3, S=8, N=2, K=1)
+    kept = {5: "775f99dbdffc9f9bfadb71eb", 2**33 + 5: "6fed9f71c9f6afd1b7d7bbc7"}
+    for seed, expected in kept.items():
+        assert np.packbits(draw_keep_mask(shape, seed)).tobytes().hex() == expected
+    words = tf.constant(np.array([5, 2], np.int32))
+    assert np.packbits(draw_keep_mask(shape, words)).tobytes().hex() == kept[2**33 + 5]
+
+
 def test_weights_are_zero_or_divided_by_what_remains(implementation: str) -> None:
     shape = Shape(T=20, S=30)
     query, key, _ = shape.inputs(0)

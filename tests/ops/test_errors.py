@@ -245,6 +245,10 @@ def test_bad_input_is_named(name: str) -> None:
     assert f"`{argument}`" in message or f"`{argument}." in message
     assert " must " in message
     shown = message.partition("Received")[2]
+    if received == "string" and BACKEND != "tensorflow":  # which alone has tensors of text
+        received = "str|list|ndarray"
+    if BACKEND == "jax":  # where these tests have 64-bit numbers, as which lists count then
+        received = received.replace("float32", "float")
     assert any(part in shown for part in received.split("|")), message
 
 

@@ -17,6 +17,7 @@ class Fault:
         text: what stands there; it must stand there once.
         planted: what stands there instead.
         tests: the test files nearest to it, or `file::test` where one test of a long file is meant.
+        backend: of Keras, on which they run.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Fault:
     text: str
     planted: str
     tests: tuple[str, ...]
+    backend: str = "tensorflow"
 
     @property
     def native(self) -> bool:

@@ -126,13 +126,16 @@ class Copy:
         for built in self._build.glob("libheed_*.so"):
             shutil.copy2(built, self._library)
 
-    def test(self, tests: Sequence[str], limit: float, *options: str) -> tuple[int, list[str]]:
+    def test(
+        self, tests: Sequence[str], limit: float, *options: str, backend: str = "tensorflow"
+    ) -> tuple[int, list[str]]:
         """Runs tests in the copy.
 
         Args:
             tests: files, or names of tests. Slow ones are left out: the default set must notice each fault.
             limit: seconds.
             options: of pytest.
+            backend: of Keras.
 
         Returns:
             The exit status of pytest, and the names of the tests that failed.
@@ -144,7 +147,7 @@ class Copy:
         child = subprocess.Popen(
             [*command, "-p", "no:cacheprovider", *options, *tests],
             cwd=self.root,
-            env=self._environment,
+            env={**self._environment, "KERAS_BACKEND": backend},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -167,7 +170,7 @@ class Copy:
         noticed_by = problem = None
         try:
             with self.planted(fault):
-                status, failed = self.test(fault.tests, limit, "-x")
+                status, failed = self.test(fault.tests, limit, "-x", backend=fault.backend)
             if status < 0 or (status and not failed):
                 # A crash of the interpreter is noticed too, and pytest cannot say where.
                 crashed = status < 0
@@ -223,17 +226,21 @@ def try_faults(
             for future in as_completed(futures):
                 tell(future.result())
         outcomes = [future.result() for future in futures]
-        always = _failing(copies.get(), [outcome.noticed_by or "" for outcome in outcomes], limit)
+        copy = copies.get()
+        always = set()
+        for backend in {fault.backend for fault in faults}:
+            tests = [x.noticed_by or "" for x in outcomes if x.fault.backend == backend]
+            always |= {(backend, test) for test in _failing(copy, tests, limit, backend)}
     return [
         replace(outcome, noticed_by=None, problem=f"{outcome.noticed_by} fails without it too")
-        if outcome.noticed_by in always
+        if (outcome.fault.backend, outcome.noticed_by) in always
         else outcome
         for outcome in outcomes
     ]
 
 
-def _failing(copy: Copy, tests: Sequence[str], limit: float) -> set[str]:
-    """Which of these tests fail in a copy without a fault.
+def _failing(copy: Copy, tests: Sequence[str], limit: float, backend: str) -> set[str]:
+    """Which of these tests fail in a copy without a fault, on a backend of Keras.
 
     Raises:
         RuntimeError: if they cannot be run.
@@ -242,7 +249,7 @@ def _failing(copy: Copy, tests: Sequence[str], limit: float) -> set[str]:
     functions = sorted({test.partition("[")[0] for test in tests if "::" in test})
     if not functions:
         return set()
-    status, failed = copy.test(functions, limit * len(functions))
+    status, failed = copy.test(functions, limit * len(functions), backend=backend)
     if status not in (0, 1):
         raise RuntimeError(f"pytest ends with {status} where nothing is planted, for {functions}")
     return set(failed)

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tests.planted_faults import (
+    faults_in_backends,
     faults_in_distributed,
     faults_in_export,
     faults_in_kernels,
@@ -17,6 +18,7 @@ from tests.planted_faults import (
 
 FAULTS = (
     *faults_in_ops.FAULTS,
+    *faults_in_backends.FAULTS,
     *faults_in_kernels.FAULTS,
     *faults_in_layers.FAULTS,
     *faults_in_tools.FAULTS,

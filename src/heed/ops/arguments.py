@@ -40,6 +40,13 @@ def dot_product(
     layout: str,
 ) -> tuple[AttentionSpec, Tensors]:
     """Checks the arguments of `dot_product_attention`; without a value, those of its weights."""
+    kind = None
+    if bias is None and alibi_slopes is None and value is not _NO_VALUE:
+        kind = _kind_of(query, key, value, mask, is_causal, scale, soft_cap, dropout, layout)
+        spec = _known_specs.get(kind)
+        if spec is not None:
+            return spec, Tensors(query, key, value)
+    given = query, key, value
     checks.check_layout(layout)
     query, key, value, signature = _check_operands(query, key, value, layout)
     target, dtype = list(signature.target), signature.dtype
@@ -62,7 +69,46 @@ def dot_product(
     if bias is not None:
         bias = checks.check_bias(bias, target, dtype)
     tensors = Tensors(query, key, value, bias, slopes, seed)
-    return _make_spec(signature, layout, mask, score, rate, tensors), tensors
+    spec = _make_spec(signature, layout, mask, score, rate, tensors)
+    # Only if such operands need no cast.
+    if kind is not None and all(x is y for x, y in zip(tensors, given, strict=False)):
+        if len(_known_specs) >= _CACHE_SIZE:
+            _known_specs.clear()
+        _known_specs[kind] = spec
+    return spec, tensors
+
+
+# Specs of calls without tensors but query, key and value, by `_kind_of`.
+_known_specs: dict[Any, AttentionSpec] = {}
+
+
+def _kind_of(
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    is_causal: Any,
+    scale: Any,
+    soft_cap: Any,
+    dropout: Any,
+    layout: Any,
+) -> Any:
+    """A key for calls that need the same checks, and so none after the first; None where there is no such key.
+
+    Types count: True equals 1.0, but is no scale.
+    """
+    if (
+        type(is_causal) is not bool
+        or not (scale is None or type(scale) is float)
+        or not (soft_cap is None or type(soft_cap) is float)
+        or dropout != 0.0
+        or type(dropout) is not float
+        or type(layout) is not str
+        or not (mask is None or (type(mask) is Mask and mask.is_plain))
+    ):
+        return None
+    operands = current().kind_of(query, key, value)
+    return None if operands is None else (operands, mask, is_causal, scale, soft_cap, layout)
 
 
 def with_mask(spec: AttentionSpec, mask: Mask) -> AttentionSpec:

@@ -267,7 +267,10 @@ def check_seed(seed: Any) -> Any:
     tensor = None if isinstance(seed, (bool, float, str)) else as_tensor("seed", seed, kind)
     shapes = ((), (2,))
     if tensor is None or not is_integer(dtype_of(tensor)) or shape_of(tensor) not in shapes:
-        raise ValueError(f"`seed` must be {kind}. Received: seed={seed!r}")
+        found = f"seed={seed!r}"
+        if tensor is not None:
+            found = f"seed.shape={shape_of(tensor)}, seed.dtype={dtype_of(tensor)}"
+        raise ValueError(f"`seed` must be {kind}. Received: {found}")
     if dtype_of(tensor) != "uint32":
         widest = current().widest_integer()
         wide = ops.cast(tensor, widest)

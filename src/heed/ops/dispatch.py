@@ -80,8 +80,9 @@ class set_implementation:  # noqa: N801  (a function to its users, which also wo
 
     Args:
         name: "auto" (native kernels if they support the call, else portable), "native" (an error if they do not),
-            "portable" (plain TensorFlow, everywhere) or "exportable" (one expression without loops, which holds all
-            scores at once; used by `heed.export`).
+            "portable" (plain operations of the backend, everywhere), on TensorFlow "exportable" (one expression without
+            loops, which holds all scores at once; used by `heed.export`), or on PyTorch "sdpa" (PyTorch's own kernels
+            on a GPU, which "auto" prefers to the portable form where their result is heed's).
 
     Raises:
         ValueError: for another name, or for "native" without the native library.
@@ -156,7 +157,7 @@ class Dispatch:
     """The implementation that runs a call, and why.
 
     Attributes:
-        implementation: "native", "portable" or "exportable"; for decoding "engine" or "graph".
+        implementation: "native", "sdpa", "portable" or "exportable"; for decoding "engine" or "graph".
         reasons: sentences for messages.
     """
 
@@ -172,13 +173,17 @@ def _select(spec: AttentionSpec | None) -> tuple[str, tuple[str, ...]]:
     choice, known = get_implementation(), current().IMPLEMENTATIONS
     if choice == PORTABLE:
         return choice, ("chosen with heed.set_implementation",)
-    first = next(iter(known)) if choice == AUTO else choice
-    reasons = known[first].unsupported_reasons(spec)
-    if not reasons:
-        return first, (f"the {first} kernels support this call",)
+    against: list[str] = []
+    for name in known if choice == AUTO else (choice,):
+        if name == PORTABLE:
+            break
+        reasons = known[name].unsupported_reasons(spec)
+        if not reasons:
+            return name, (*against, f"the {name} kernels support this call")
+        against += reasons
     if choice != AUTO:
-        raise ValueError(f"The {choice} implementation cannot run this call: {'; '.join(reasons)}")
-    return PORTABLE, tuple(reasons)
+        raise ValueError(f"The {choice} implementation cannot run this call: {'; '.join(against)}")
+    return PORTABLE, tuple(against)
 
 
 def explain(spec: AttentionSpec | None = None) -> Dispatch:

@@ -102,3 +102,54 @@ def test_a_transposed_view_is_read_in_place() -> None:
     swapped = [x.transpose(1, 2) for x in (query, key, value)]
     found = ops.dot_product_attention(*swapped, layout="BNTH")
     assert torch.equal(found.transpose(1, 2), ops.dot_product_attention(query, key, value))
+
+
+def test_a_call_of_a_known_kind_is_checked_where_it_differs() -> None:
+    """Calls of plain tensors are checked once; what Python takes for equal is checked all the same."""
+    query, key, value = (x.detach().float() for x in inputs())
+
+    def call(key: Any = key, **options: Any) -> torch.Tensor:
+        return ops.dot_product_attention(query, key, value, **options)
+
+    expected = call(scale=1.0, soft_cap=1.0)
+    assert torch.equal(call(scale=1.0, soft_cap=1.0), expected)
+    assert torch.equal(call(mask=Mask.causal()), call(is_causal=True))
+    for options in ({"scale": True}, {"soft_cap": True}, {"dropout": False}, {"layout": "NTH"}):
+        with pytest.raises(ValueError, match=f"`{next(iter(options))}` must"):
+            call(**{"scale": 1.0, "soft_cap": 1.0, **options})
+    with pytest.raises(TypeError, match="`key` must"):
+        call(key=key.to(torch.int32), scale=1.0, soft_cap=1.0)
+    with pytest.raises(ValueError, match="`key` must"):
+        call(key=key[..., :4], scale=1.0, soft_cap=1.0)
+    wide = call(key=key.double(), scale=1.0, soft_cap=1.0)
+    assert wide.dtype == torch.float64
+    torch.testing.assert_close(wide.float(), expected)
+
+
+def test_an_empty_mask_array_is_one() -> None:
+    query = torch.randn(1, 3, 2, 4)
+    key = query[:, :0]
+    output = ops.dot_product_attention(query, key, key, mask=np.ones((3, 0), bool))
+    assert not output.any()
+
+
+def test_features_of_any_stride_are_read() -> None:
+    query, key, value = (x.detach() for x in inputs())
+    strided = [torch.stack([x, x + 1], -1)[..., 0] for x in (query, key, value)]
+    found = ops.dot_product_attention(*strided)
+    assert torch.equal(found, ops.dot_product_attention(query, key, value))
+
+
+def test_an_eager_call_is_little_python() -> None:
+    """About 60 calls of functions, PyTorch's and C included."""
+    import cProfile
+    import pstats
+
+    tensors = [x.detach().float() for x in inputs()]
+    for _ in range(2):
+        ops.dot_product_attention(*tensors, is_causal=True)
+    with cProfile.Profile() as profile:
+        for _ in range(10):
+            ops.dot_product_attention(*tensors, is_causal=True)
+    stats: Any = pstats.Stats(profile)
+    assert stats.total_calls / 10 <= 80

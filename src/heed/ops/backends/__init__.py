@@ -13,6 +13,8 @@ from heed.ops.backends.decoder import DecoderEngine
 
 # The names of implementations. The portable one runs everywhere.
 NATIVE, PORTABLE, EXPORTABLE = "native", "portable", "exportable"
+# The framework's own fused attention on PyTorch.
+SDPA = "sdpa"
 # Stands for "no label is ignored".
 NO_LABEL = -(2**31)
 
@@ -105,6 +107,9 @@ class Backend(Protocol):
 
     def convert_to_tensor(self, x: Any) -> Any:
         """An argument as a tensor; integers beyond those of the backend are clamped."""
+
+    def kind_of(self, query: Any, key: Any, value: Any) -> Any:
+        """A hashable value, equal for tensors of equal shapes and dtypes; None where each call must be checked."""
 
     def widest_integer(self) -> str:
         """The dtype of the widest integers that tensors hold."""

@@ -45,8 +45,14 @@ def _has_64_bits() -> bool:
     return bool(config.jax_enable_x64)
 
 
+def _is_text(x: Any) -> bool:
+    return isinstance(x, str) or (isinstance(x, (list, tuple)) and any(map(_is_text, x)))
+
+
 def convert_to_tensor(x: Any) -> Any:
     """An argument as an array; integers beyond those of JAX are clamped."""
+    if _is_text(x):  # which Keras takes for the name of a dtype
+        raise TypeError("text is no array")
     if isinstance(x, (np.ndarray, np.generic, list, tuple)) and not _has_64_bits():
         array = np.asarray(x)
         if array.dtype.name in ("int64", "uint64"):
@@ -55,6 +61,10 @@ def convert_to_tensor(x: Any) -> Any:
         elif array.dtype == "float64":
             x = array.astype("float32")
     return keras.ops.convert_to_tensor(x)
+
+
+def kind_of(query: Any, key: Any, value: Any) -> None:
+    """None: each call is checked."""
 
 
 def widest_integer() -> str:

@@ -148,15 +148,12 @@ def load() -> tuple[Any, str]:
         return None, f"the native library could not be loaded: {error}"
     if version != VERSION:
         return None, f"the native library has version {version} of heed.h, and this heed {VERSION}"
-    for name, results in (
-        ("heed_forward", Forward),
-        ("heed_backward", Backward),
-        ("heed_bias_gradient", Backward),
-    ):
+    # Of a `HeedAttention` and of the results: `ctypes.byref` of a structure, or its bytes.
+    for name in ("heed_forward", "heed_backward", "heed_bias_gradient"):
         function = getattr(library, name)
-        function.argtypes = [POINTER(Attention), POINTER(results), c_int]
+        function.argtypes = [c_void_p, c_void_p, c_int]
         function.restype = c_char_p
-    library.heed_softmax_size.argtypes = [POINTER(Attention)]
+    library.heed_softmax_size.argtypes = [c_void_p]
     library.heed_softmax_size.restype = c_int64
     library.heed_instruction_set.restype = c_char_p
     library.heed_block_sizes.restype = BlockSizes

@@ -1,7 +1,7 @@
 """Calls of the native core on the memory of PyTorch's tensors, without copies.
 
-Whatever follows from a spec alone is packed once, into the bytes of a `HeedAttention`; a call copies these, and writes
-pointers and strides into the copy.
+Whatever follows from a spec alone is packed once, into the bytes of a `HeedAttention`; a call puts pointers and strides
+between them. `ctypes` passes bytes much quicker than structures.
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ _DTYPES = {
 }
 _COMPUTE = {"float32": torch.float32, "float64": torch.float64}
 _NOTHING = ctypes.c_int64()
-# Three of `HeedTensor`.
+# The other operands of an attention that has none.
+_ALONE = (None, None, None, None)
+# Three of `HeedTensor`, and where they are.
 _OPERANDS = struct.Struct("=QqqqQqqqQqqq")
 _QUERY = core.Attention.query.offset
+_REST = _QUERY + _OPERANDS.size
+_FORWARD = struct.Struct("=QqqqQQ")
 _SCORES = struct.Struct("=Q8q")
 _BIAS = core.Attention.bias.offset
 _SEED = struct.Struct("=2I")
@@ -38,19 +42,23 @@ class Plan(NamedTuple):
     """What calls of one spec share.
 
     Attributes:
-        packed: the bytes of a `HeedAttention` without the pointers of a call.
-        kept: the memory to which `packed` points.
+        before: the bytes of a `HeedAttention` before query, key and value.
+        after: those after them, without the pointers of a call.
+        kept: the memory to which they point.
         order: the axes of batch, rows and heads of query, key, value and output; heads are None for additive attention.
         output_shape: of the output.
+        output_strides: of its batch, rows and heads.
         rows: B * N * T.
         statistics: how many numbers log-sum-exp and softmax take.
         compute: the dtype of scores and sums.
     """
 
-    packed: bytes
+    before: bytes
+    after: bytes
     kept: list[Any]
     order: tuple[int, int, int | None]
     output_shape: tuple[int, ...]
+    output_strides: tuple[int, int, int]
     rows: int
     statistics: int
     compute: torch.dtype
@@ -100,14 +108,24 @@ def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
         array = (core.MaskRule * len(rules))(*rules)
         kept.append(array)
         call.rule_count, call.rules = len(rules), array
-    softmax = core.load()[0].heed_softmax_size(call)
+    softmax = core.load()[0].heed_softmax_size(ctypes.byref(call))
     rows = batch * heads * T
     order = (
         (0, 1, 2) if spec.layout == "BTNH" else (0, 2, 1) if spec.layout == "BNTH" else (0, 1, None)
     )
     shape = {"BTNH": (batch, T, heads, V), "BNTH": (batch, heads, T, V), "BTU": (batch, T, V)}
+    strides = {"BTNH": (T * heads * V, heads * V, V), "BNTH": (heads * T * V, V, T * V)}
+    packed = bytes(call)
     return Plan(
-        bytes(call), kept, order, shape[spec.layout], rows, rows + softmax, _COMPUTE[spec.dtype]
+        packed[:_QUERY],
+        packed[_REST:],
+        kept,
+        order,
+        shape[spec.layout],
+        strides.get(spec.layout, (T * V, V, 0)),
+        rows,
+        rows + softmax,
+        _COMPUTE[spec.dtype],
     )
 
 
@@ -155,13 +173,31 @@ def _place(x: torch.Tensor, order: tuple[int, int, int | None]) -> tuple[int, in
     return x.data_ptr(), strides[0], strides[order[1]], heads
 
 
-def _attention(plan: Plan, tensors: Tensors, operands: Sequence[torch.Tensor]) -> core.Attention:
-    """The call, without what its results need."""
-    packed, order = bytearray(plan.packed), plan.order
+def _attention(plan: Plan, tensors: Tensors, operands: Sequence[torch.Tensor]) -> bytes:
+    """A `HeedAttention`."""
     query, key, value = operands
-    _OPERANDS.pack_into(
-        packed, _QUERY, *_place(query, order), *_place(key, order), *_place(value, order)
+    batch, rows, heads = plan.order
+    q, k, v = query.stride(), key.stride(), value.stride()
+    whole = (
+        plan.before
+        + (
+            _OPERANDS.pack(
+                *(query.data_ptr(), q[batch], q[rows], 0),
+                *(key.data_ptr(), k[batch], k[rows], 0),
+                *(value.data_ptr(), v[batch], v[rows], 0),
+            )
+            if heads is None
+            else _OPERANDS.pack(
+                *(query.data_ptr(), q[batch], q[rows], q[heads]),
+                *(key.data_ptr(), k[batch], k[rows], k[heads]),
+                *(value.data_ptr(), v[batch], v[rows], v[heads]),
+            )
+        )
+        + plan.after
     )
+    if tensors[3:] == _ALONE:
+        return whole
+    packed, order = bytearray(whole), plan.order
     if tensors.bias is not None:
         if order[2] is None:
             _POINTER.pack_into(packed, core.Attention.unit_bias.offset, tensors.bias.data_ptr())
@@ -178,7 +214,7 @@ def _attention(plan: Plan, tensors: Tensors, operands: Sequence[torch.Tensor]) -
     if tensors.seed is not None:
         words = (word & 0xFFFFFFFF for word in tensors.seed.tolist())
         _SEED.pack_into(packed, core.Attention.seed.offset, *words)
-    return core.Attention.from_buffer(packed)
+    return bytes(packed)
 
 
 def _contiguous(tensors: Tensors) -> Tensors:
@@ -207,9 +243,8 @@ def forward(spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, torch.
     statistics = query.new_empty(plan.statistics, dtype=plan.compute)
     call = _attention(plan, tensors, (query, key, value))
     lse = statistics.data_ptr()
-    results = core.Forward(
-        core.Tensor(*_place(output, plan.order)), lse, lse + plan.rows * statistics.element_size()
-    )
+    softmax = lse + plan.rows * statistics.element_size()
+    results = _FORWARD.pack(output.data_ptr(), *plan.output_strides, lse, softmax)
     _check(core.load()[0].heed_forward(call, results, torch.get_num_threads()))
     return output, statistics, plan
 
@@ -255,14 +290,15 @@ def backward(
     if tensors.score_vector is not None:
         of_vector, of_bias = (torch.empty_like(tensors.score_vector) for _ in range(2))
         run.score_vector_gradient, run.bias_gradient = of_vector.data_ptr(), of_bias.data_ptr()
-    _check(library.heed_backward(call, run, threads))
+    results = ctypes.byref(run)
+    _check(library.heed_backward(call, results, threads))
     if tensors.score_vector is not None:
         return [*gradients, None if tensors.bias is None else of_bias, of_vector]
     if tensors.bias is not None and want_bias:
         of_bias = query.new_empty(tensors.bias.shape, dtype=plan.compute)
         run.bias_gradient = of_bias.data_ptr()
         if of_bias.numel():  # an empty one has no address, which would mean that there is none
-            _check(library.heed_bias_gradient(call, run, threads))
+            _check(library.heed_bias_gradient(call, results, threads))
     return [*gradients, of_bias, None]
 
 

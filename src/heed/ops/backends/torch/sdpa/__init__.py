@@ -1,0 +1,1 @@
+"""PyTorch's own fused attention, where its result is heed's."""

@@ -1,0 +1,125 @@
+"""Faults in what runs on PyTorch and JAX, noticed by the tests of meaning there."""
+
+from __future__ import annotations
+
+from tests.planted_faults.fault import Fault
+
+_OPS, _TESTS = "src/heed/ops", "tests/ops"
+_TORCH, _JAX = f"{_OPS}/backends/torch", f"{_OPS}/backends/jax"
+_PINNED = (f"{_TESTS}/test_dropout.py::test_one_seed_drops_the_same_weights_on_every_backend",)
+_KNOWN = (
+    f"{_TESTS}/backends/test_torch.py::test_a_call_of_a_known_kind_is_checked_where_it_differs",
+)
+
+FAULTS = (
+    # PyTorch
+    Fault(
+        "True is a scale after 1.0",
+        f"{_OPS}/arguments.py",
+        "or not (scale is None or type(scale) is float)",
+        "or False",
+        _KNOWN,
+        "torch",
+    ),
+    Fault(
+        "a key of another dtype is taken as it is",
+        f"{_TORCH}/__init__.py",
+        "*(key.shape, key.dtype, key.layout),",
+        "*(key.shape, key.layout),",
+        _KNOWN,
+        "torch",
+    ),
+    Fault(
+        "an empty mask array has no address",
+        f"{_TORCH}/native/call.py",
+        "dense.data_ptr() or ctypes.addressof(_NOTHING)",
+        "dense.data_ptr()",
+        (f"{_TESTS}/backends/test_torch.py::test_an_empty_mask_array_is_one",),
+        "torch",
+    ),
+    Fault(
+        "features that are not contiguous are read as if they were",
+        f"{_TORCH}/native/call.py",
+        "return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()",
+        "return x",
+        (f"{_TESTS}/backends/test_torch.py::test_features_of_any_stride_are_read",),
+        "torch",
+    ),
+    Fault(
+        "the bias gets no gradient",
+        f"{_TORCH}/native/op.py",
+        "bias_wanted = ctx.needs_input_grad[2 + _BIAS]",
+        "bias_wanted = False",
+        (f"{_TESTS}/test_gradients.py",),
+        "torch",
+    ),
+    Fault(
+        "gradients of the kernels have no derivative",
+        f"{_TORCH}/native/op.py",
+        "if torch.is_grad_enabled() or _transforms_active():",
+        "if _transforms_active():",
+        (
+            f"{_TESTS}/backends/test_torch.py::test_second_derivatives_of_both_implementations_agree",
+        ),
+        "torch",
+    ),
+    Fault(
+        "PyTorch drops other weights",
+        f"{_TORCH}/portable/dropout.py",
+        "_FIRST, _SECOND = 0x7FEB352D, 0x846CA68B",
+        "_FIRST, _SECOND = 0x7FEB352D, 0x846CA68D",
+        _PINNED,
+        "torch",
+    ),
+    Fault(
+        "uint64 is no integer",
+        f"{_TORCH}/__init__.py",
+        "and x.dtype == np.uint64:",
+        "and False:",
+        (f"{_TESTS}/test_mask_arguments.py::test_a_length_beyond_the_keys_means_all",),
+        "torch",
+    ),
+    Fault(
+        "causal masks of PyTorch over more keys than queries",
+        f"{_TORCH}/sdpa/implementation.py",
+        "causal = spec.mask in _CAUSAL and length == keys",
+        "causal = spec.mask in _CAUSAL",
+        (f"{_TESTS}/backends/test_torch_sdpa.py::test_shapes_that_it_does_not_take",),
+        "torch",
+    ),
+    Fault(
+        "NaN in a later key reaches PyTorch's kernels",
+        f"{_TORCH}/sdpa/attention.py",
+        "leaves = [torch.where(torch.isfinite(x), x, 0.0) for x in leaves]",
+        "leaves = list(leaves)",
+        (
+            f"{_TESTS}/backends/test_torch_sdpa.py::test_nonfinite_numbers_reach_the_rows_that_see_them",
+        ),
+        "torch",
+    ),
+    # JAX
+    Fault(
+        "JAX drops other weights",
+        f"{_JAX}/portable/dropout.py",
+        "np.uint32(0x7FEB352D), np.uint32(0x846CA68B)",
+        "np.uint32(0x7FEB352D), np.uint32(0x846CA68D)",
+        _PINNED,
+        "jax",
+    ),
+    Fault(
+        "the tanh of float64 is one of float32",
+        f"{_JAX}/__init__.py",
+        "MATH = jax.numpy",
+        "MATH = keras.ops",
+        (f"{_TESTS}/test_positions.py::test_stretched_rotation",),
+        "jax",
+    ),
+    Fault(
+        "no gradient for the bias of a native call",
+        f"{_JAX}/native/op.py",
+        'found["bias"] = call.bias_gradient(kind, inputs, extras)',
+        'found["bias"] = 0 * call.bias_gradient(kind, inputs, extras)',
+        (f"{_TESTS}/backends/test_jax.py",),
+        "jax",
+    ),
+)
