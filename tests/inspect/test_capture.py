@@ -15,7 +15,7 @@ from heed.inspect import Capture, ablate, capture, gradient_times_attention
 from heed.inspect._statistics import compute_statistics
 from heed.layers import AdditiveAttention, MultiHeadAttention, TransformerEncoderLayer
 from tests import reference
-from tests.framework import tf
+from tests.framework import BACKEND, tf
 from tests.inspect.models import (
     CHAIN,
     MODELS,
@@ -134,6 +134,7 @@ def test_weights_of_heed_layers_are_those_of_the_reference(implementation):
     assert_statistics(found.weights["b"][:, 0], by_hand.probabilities, "float32")
 
 
+@pytest.mark.skipif(BACKEND == "torch", reason="there Keras projects float64 in float32")
 def test_float64_stays_float64():
     x = sequence().astype("float64")
     layer = MultiHeadAttention(2, 4, dtype="float64", name="a")
@@ -203,6 +204,8 @@ def test_keras_own_op_in_any_layer(accelerated):
     x, rng = sequence(), np.random.default_rng(1)
     bias = rng.normal(size=(1, 2, T, T)).astype("float32")
     mask = rng.random((2, 1, T, T)) < 0.8
+    if BACKEND == "torch":  # which refuses a mask beside it
+        bias = None
     layer = OwnFused(bias=bias, mask=mask, scale=0.9, is_causal=True)
     with heed.accelerate() if accelerated else heed.set_implementation("auto"):
         found = capture(layer, x)
@@ -583,7 +586,7 @@ def test_the_steps_of_a_recurrent_decoder_are_one_attention():
     for row in np.moveaxis(found.weights["attention"][:, 0], 1, 0):
         context, weights = model.attention(state, x, return_attention_scores=True)
         np.testing.assert_allclose(row, weights, atol=1e-6)
-        state = state + context
+        state = state + np.asarray(context)
     entropy = -np.sum(found.weights["attention"] * np.log(found.weights["attention"]), -1)
     np.testing.assert_allclose(found.entropy["attention"], entropy, rtol=1e-4)
     some = capture(model, x, rows=[2, 0])
@@ -597,7 +600,7 @@ def test_the_steps_of_a_recurrent_decoder_are_one_attention():
 def test_interventions_reach_every_step_of_a_recurrent_decoder():
     model, x = RecurrentDecoder(3), sequence(5)
     model(x)
-    costs = ablate(model, x, lambda y: np.mean((y - x[:, -1]) ** 2))
+    costs = ablate(model, x, lambda y: np.mean((np.asarray(y) - x[:, -1]) ** 2))
     assert costs.baseline > 0
     np.testing.assert_allclose(costs.costs["attention"], [-costs.baseline], rtol=1e-5)
     parts = gradient_times_attention(model, x, lambda y: keras.ops.sum(y))["attention"]

@@ -89,8 +89,8 @@ FAULTS = (
     Fault(
         "T5's layers after the first lose the mask",
         f"{_ACCELERATION}/_t5.py",
-        "bias, mask = getattr(position_bias, _NOTE, (position_bias, None))",
-        "bias, mask = getattr(position_bias, _NOTE, (position_bias, None))[0], None",
+        "bias, mask = _notes.read(position_bias, _NOTE, (position_bias, None))",
+        "bias, mask = _notes.read(position_bias, _NOTE, (position_bias, None))[0], None",
         (f"{_OF_ACCELERATION}/test_t5.py",),
     ),
     Fault(
