@@ -34,16 +34,16 @@ def backend_module(name: str) -> ModuleType:
 
 def get_mask(x: Any) -> Any:
     """The mask that Keras keeps for a tensor, or None. Tensors of JAX have no attributes: theirs are elsewhere."""
-    from keras.src import backend
+    from keras.src.backend.common.masking import get_keras_mask
 
-    return backend.get_keras_mask(x)
+    return get_keras_mask(x)
 
 
 def set_mask(x: Any, mask: Any) -> None:
     """Attaches a mask to a tensor, where Keras looks for it."""
-    from keras.src import backend
+    from keras.src.backend.common.masking import set_keras_mask
 
-    backend.set_keras_mask(x, mask)
+    set_keras_mask(x, mask)
 
 
 def recurrent_backend() -> Any:
