@@ -42,7 +42,7 @@ def test_a_repeated_cache_in_parts_is_the_repeated_cache() -> None:
     layers = randoms(*[(B, S, N, H)] * 4)
     pairs = (layers[:2], layers[2:])
     cache = CacheParts([CacheParts([tf.constant(x) for x in pair], 1) for pair in pairs], 1)
-    wanted = np.repeat(np.array(cache.stack()), R, 0)
+    wanted = np.repeat(np.array(cache.to_tensor()), R, 0)
     found = repeat(cache, R, axis=0)
     assert shape(found) == wanted.shape
     np.testing.assert_array_equal(tf.convert_to_tensor(found), wanted)

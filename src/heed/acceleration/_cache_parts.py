@@ -14,13 +14,14 @@ from keras import ops
 
 from heed.acceleration import _notes
 from heed.acceleration._repeated import RepeatedRows
+from heed.acceleration._stand_in import StandIn
 
 # Marks tensors that are parts of a cache, so that stacking them makes one.
 _NOTE = "_heed_part_of_cache"
 
 
-class CacheParts:
-    """Stands for `keras.ops.stack(parts, axis)`, to which frameworks convert it.
+class CacheParts(StandIn):
+    """Stands for `keras.ops.stack(parts, axis)`.
 
     Args:
         parts: tensors, or other `CacheParts`, of one shape and dtype.
@@ -37,16 +38,11 @@ class CacheParts:
         return (*shape[: self.axis], len(self.parts), *shape[self.axis :])
 
     @property
-    def ndim(self) -> int:
-        """The number of its axes."""
-        return len(self.shape)
-
-    @property
     def dtype(self) -> Any:
         """The dtype of the parts."""
         return self.parts[0].dtype
 
-    def stack(self) -> Any:
+    def to_tensor(self) -> Any:
         """Copies the parts into one tensor."""
         parts = [ops.convert_to_tensor(part) for part in self.parts]
         # Not `ops.stack`, which would make `CacheParts` of them.
@@ -70,20 +66,7 @@ class CacheParts:
         whole = all(x is Ellipsis or _is_all(x) for x in rest[1:])
         if all(_is_all(x) for x in before) and rest and type(rest[0]) is int and whole:
             return mark_as_part(self.parts[rest[0]])
-        return self.stack()[index]
-
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
-        """The stacked tensor, for TensorFlow."""
-        stacked = self.stack()
-        return stacked if dtype is None else ops.cast(stacked, dtype.name)
-
-    def __jax_array__(self) -> Any:
-        """The stacked tensor, for JAX."""
-        return self.stack()
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """The stacked tensor as an array, which PyTorch converts."""
-        return ops.convert_to_numpy(self.stack()).astype(dtype)
+        return self.to_tensor()[index]
 
 
 def _is_all(index: Any) -> bool:

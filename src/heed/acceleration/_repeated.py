@@ -11,9 +11,11 @@ from typing import Any
 
 from keras import ops
 
+from heed.acceleration._stand_in import StandIn
 
-class RepeatedRows:
-    """Stands for `keras.ops.repeat(tensor, repeats, axis=0)`, to which frameworks convert it.
+
+class RepeatedRows(StandIn):
+    """Stands for `keras.ops.repeat(tensor, repeats, axis=0)`.
 
     Args:
         tensor: (B, ...) with known sizes.
@@ -30,31 +32,13 @@ class RepeatedRows:
         return (None if rows is None else rows * self.repeats, *others)
 
     @property
-    def ndim(self) -> int:
-        """The number of its axes."""
-        return len(self.shape)
-
-    @property
     def dtype(self) -> Any:
         """The dtype of the tensor."""
         return self.tensor.dtype
 
-    def repeat(self) -> Any:
+    def to_tensor(self) -> Any:
         """Copies the rows into one tensor."""
         return ops.repeat(ops.convert_to_tensor(self.tensor), self.repeats, axis=0)
-
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
-        """The repeated tensor, for TensorFlow."""
-        repeated = self.repeat()
-        return repeated if dtype is None else ops.cast(repeated, dtype.name)
-
-    def __jax_array__(self) -> Any:
-        """The repeated tensor, for JAX."""
-        return self.repeat()
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """The repeated tensor as an array, which PyTorch converts."""
-        return ops.convert_to_numpy(self.repeat()).astype(dtype)
 
 
 def _keep(x: Any) -> Any:

@@ -384,15 +384,8 @@ def _decode(model: Decodable, inputs: dict[str, Any], options: dict[str, Any]) -
         tokens, scores = make_loop(model, memory, inputs, options).run()
         shape = (-1, results, options["max_length"])
         return ops.reshape(tokens, shape), ops.reshape(scores, shape[:2])
-    decoder = IncrementalDecoder(
-        model,
-        memory,
-        _count_rows(inputs),
-        options["max_length"],
-        beams=options["beam_size"],
-        use_cache=options["use_cache"],
-        track_coverage=options["coverage_penalty"] > 0,
-    )
+    coverage = options["coverage_penalty"] > 0
+    decoder = _make_decoder(model, memory, inputs, options, options["beam_size"], coverage)
     penalties = {name: options[name] for name in ("length_penalty", "coverage_penalty")}
     return beam_search(decoder, options["beam_size"], prompt=prompt, results=results, **penalties)
 
@@ -401,14 +394,7 @@ def make_loop(
     model: Decodable, memory: Any, inputs: dict[str, Any], options: dict[str, Any]
 ) -> RowLoop:
     """The loop of greedy decoding or sampling in the current graph, of the inputs and options of a `Request`."""
-    decoder = IncrementalDecoder(
-        model,
-        memory,
-        _count_rows(inputs),
-        options["max_length"],
-        beams=options["num_results"],
-        use_cache=options["use_cache"],
-    )
+    decoder = _make_decoder(model, memory, inputs, options, options["num_results"])
 
     def sample(logits: Any, index: Any) -> Any:
         uniform = column(inputs["uniform"], index)
@@ -416,6 +402,20 @@ def make_loop(
 
     choose = greedy if options["method"] == "greedy" else sample
     return RowLoop(decoder, choose, inputs.get("prompt"), options["return_scores"])
+
+
+def _make_decoder(
+    model: Decodable,
+    memory: Any,
+    inputs: dict[str, Any],
+    options: dict[str, Any],
+    beams: int,
+    track_coverage: bool = False,
+) -> IncrementalDecoder:
+    rows, length, use_cache = _count_rows(inputs), options["max_length"], options["use_cache"]
+    return IncrementalDecoder(
+        model, memory, rows, length, beams=beams, use_cache=use_cache, track_coverage=track_coverage
+    )
 
 
 def _count_rows(inputs: dict[str, Any]) -> Any:
