@@ -78,6 +78,7 @@ EXTRA_PACKAGES = {
         "shtab",
         "starlette",
         "tensorboard",
+        "tokenizers",
         "tqdm",
         "uvicorn",
         "yaml",

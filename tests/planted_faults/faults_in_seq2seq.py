@@ -11,10 +11,10 @@ _CORPUS, _OF_CORPUS = f"{_SEQ2SEQ}/corpus_translation", f"{_OF_SEQ2SEQ}/corpus_t
 FAULTS = (
     # Translating a corpus
     Fault(
-        "the leftmost pair is merged, not the one that was learned first",
+        "the pair that was learned last is merged first",
         f"{_SEQ2SEQ}/byte_pairs.py",
-        "min((self._ranks.get(pair, math.inf), i) for i, pair in pairs)",
-        "next(((self._ranks[x], i) for i, x in pairs if x in self._ranks), (math.inf, 0))",
+        "BPE(vocabulary, merges,",
+        "BPE(vocabulary, merges[::-1],",
         (f"{_OF_SEQ2SEQ}/test_byte_pairs.py",),
     ),
     Fault(
