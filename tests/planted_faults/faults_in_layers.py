@@ -198,7 +198,7 @@ FAULTS = (
     Fault(
         "learned positions begin at the beginning",
         f"{_LAYERS}/positions.py",
-        "return inputs + ops.slice(table, (start_index, 0), (shape[1], shape[2]))",
+        "return inputs + ops.slice(table, (first, ops.zeros_like(first)), (shape[1], shape[2]))",
         "return inputs + ops.slice(table, (0, 0), (shape[1], shape[2]))",
         (f"{_OF_LAYERS}/test_position_layers.py",),
     ),

@@ -57,9 +57,9 @@ def draw(
     # The threshold lies in (0, total]: whatever the rounding, the first token to reach it has mass.
     threshold = (1.0 - uniform[:, None]) * cumulative[:, -1:]
     choice = ops.sum(ops.cast(cumulative < threshold, "int32"), axis=-1)
-    if tokens is None:
-        return choice
-    return ops.cast(ops.take_along_axis(tokens, choice[:, None], axis=-1)[:, 0], "int32")
+    if tokens is not None:
+        choice = ops.take_along_axis(tokens, choice[:, None], axis=-1)[:, 0]
+    return ops.cast(choice, "int32")  # with 64-bit numbers JAX sums int32 in int64
 
 
 class RowLoop:

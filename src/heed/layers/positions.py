@@ -116,7 +116,8 @@ class LearnedPositions(SequenceLayer):
         self._check(inputs, start_index)
         shape = ops.shape(inputs)
         table = ops.convert_to_tensor(self.embeddings)
-        return inputs + ops.slice(table, (start_index, 0), (shape[1], shape[2]))
+        first = ops.cast(start_index, "int32")  # JAX takes indices of one dtype only
+        return inputs + ops.slice(table, (first, ops.zeros_like(first)), (shape[1], shape[2]))
 
     def _check(self, inputs: Any, start_index: Any) -> None:
         first = integer(start_index) or 0

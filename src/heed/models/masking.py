@@ -74,7 +74,7 @@ def mask_tokens(
     uniform = keras.random.uniform((3, *ops.shape(tokens)), seed=seed)
     order, fate, token = ops.unstack(uniform, 3)
 
-    special = ops.any([ops.equal(tokens, one) for one in config.special_ids], axis=0)
+    special = ops.any(ops.stack([ops.equal(tokens, one) for one in config.special_ids]), axis=0)
     count = ops.sum(ops.cast(ops.logical_not(special), "float32"), axis=-1, keepdims=True)
     wanted = ops.maximum(ops.round(rate * count), 1.0)
     rank = ops.argsort(ops.argsort(ops.where(special, 2.0, order), axis=-1), axis=-1)

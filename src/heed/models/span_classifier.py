@@ -99,9 +99,8 @@ class SpanClassifier(EncoderModel):
         encoded, *scores = self.encode(inputs, return_attention_scores, training)
         logits = self.output_layer(self.drop(encoded, training=training))
         logits = ops.transpose(ops.cast(logits, "float32"), (0, 2, 1))
-        text = ops.all(
-            [segments > 0, *(ops.not_equal(tokens, one) for one in self.config.special_ids)], axis=0
-        )
+        special = [ops.equal(tokens, one) for one in self.config.special_ids]
+        text = ops.logical_and(segments > 0, ops.logical_not(ops.any(ops.stack(special), axis=0)))
         return pack_outputs(ops.where(text[:, None], logits, _NOWHERE), *scores)
 
 
