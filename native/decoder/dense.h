@@ -49,14 +49,52 @@ inline void panel_rows(Matrix x, int rows, const float* weights, int depth, Matr
   });
 }
 
+// Some parts of the inputs of one row, kDepth each, for a full panel: side by side, as the sums of one row would wait
+// for each other, but added in order. It prefetches as many parts that follow.
+template <int kParts>
+inline void panel_parts(const float* x, const float* weights, float* y, bool accumulate) {
+  typedef Vector<float> V;
+  constexpr int kVectors = kPanel / kLanes<float>, kLine = 64 / static_cast<int>(sizeof(float));
+  V sum[kParts][kVectors];
+#pragma GCC unroll 8
+  for (int p = 0; p < kParts; ++p)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) sum[p][v] = V{};
+  for (int k = 0; k < kDepth; ++k, weights += kPanel)
+#pragma GCC unroll 8
+    for (int p = 0; p < kParts; ++p) {
+      const float* part = weights + p * kDepth * kPanel;
+#pragma GCC unroll 8
+      for (int c = 0; c < kPanel; c += kLine) __builtin_prefetch(part + kParts * kDepth * kPanel + c);
+      const V s = broadcast(x[p * kDepth + k]);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) sum[p][v] += s * load(part + v * kLanes<float>);
+    }
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) {
+    float* to = y + v * kLanes<float>;
+    V total = accumulate ? load(to) + sum[0][v] : sum[0][v];
+#pragma GCC unroll 8
+    for (int p = 1; p < kParts; ++p) total += sum[p][v];
+    store(to, total);
+  }
+}
+
 // y = x W for one panel of float weights, a few inputs at a time: their rows of weights stay in the first-level cache,
 // and shorter sums are more accurate.
 inline void panel_product(const PackedDense& dense, const float* panel, Matrix x, int rows, Matrix y, int columns) {
   if (columns < kPanel)
     return product<float>({x.data, x.stride, 1}, rows, panel, columns, y.data, y.stride, columns, dense.inputs, false);
+  constexpr int kParts = 8 / Sizes::kPanelVectors;
   for (int k = 0; k < dense.inputs;) {
-    const int chunk = dense.inputs - k <= kMostDepth ? dense.inputs - k : kDepth;
-    panel_rows({x.data + k, x.stride}, rows, panel + static_cast<int64_t>(k) * kPanel, chunk, y, k > 0);
+    const int left = dense.inputs - k, chunk = left <= kMostDepth ? left : kDepth;
+    const float* weights = panel + static_cast<int64_t>(k) * kPanel;
+    if (rows == 1 && (left == kParts * kDepth || left > (kParts - 1) * kDepth + kMostDepth)) {
+      panel_parts<kParts>(x.data + k, weights, y.data, k > 0);
+      k += kParts * kDepth;
+      continue;
+    }
+    panel_rows({x.data + k, x.stride}, rows, weights, chunk, y, k > 0);
     k += chunk;
   }
 }

@@ -25,22 +25,15 @@ HEED_INLINE int panel_columns(int64_t outputs, int64_t begin) {
 // with enough rows, the first tiles one each. `lines` are those of this tile, `done` those of the tiles before.
 template <int kLines, class Tile>
 inline void panel_tiles(int rows, const Tile& tile) {
-  constexpr int kMost = Sizes::kRows;
-  const bool slowly = rows >= kLines * kMost;
-  int first = 0, done = 0;
-  for (; first + kMost <= rows; first += kMost) {
-    if (done == kLines)
-      tile(first, Constant<kMost>{}, Constant<0>{}, done);
-    else if (slowly)
-      tile(first, Constant<kMost>{}, Constant<1>{}, done), ++done;
-    else
-      tile(first, Constant<kMost>{}, Constant<kLines>{}, done), done = kLines;
-  }
-  with_count<kMost - 1>(rows - first, [&](auto count) {
+  const bool slowly = rows >= kLines * Sizes::kRows;
+  int done = 0;
+  in_even_tiles<Sizes::kRows>(rows, [&](int first, auto count) {
     if (done == kLines)
       tile(first, count, Constant<0>{}, done);
+    else if (slowly)
+      tile(first, count, Constant<1>{}, done), ++done;
     else
-      tile(first, count, Constant<kLines>{}, done);
+      tile(first, count, Constant<kLines>{}, done), done = kLines;
   });
 }
 

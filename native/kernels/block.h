@@ -24,29 +24,6 @@ HEED_INLINE int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 HEED_INLINE int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 HEED_INLINE int round_up(int64_t n, int multiple) { return static_cast<int>((n + multiple - 1) / multiple * multiple); }
 
-// A number as a type, for code that is compiled for it.
-template <auto kValue>
-struct Constant {
-  static constexpr auto value = kValue;
-};
-
-// Calls function(first, count as a Constant): kMost at a time, then the rest one by one.
-template <int kMost, class Function>
-HEED_INLINE void in_chunks(int count, const Function& function) {
-  int at = 0;
-  for (; at + kMost <= count; at += kMost) function(at, Constant<kMost>{});
-  for (; at < count; ++at) function(at, Constant<1>{});
-}
-
-// Calls function(count as a Constant) for a count up to kMost; does nothing for 0.
-template <int kMost, class Function>
-HEED_INLINE void with_count(int count, const Function& function) {
-  if constexpr (kMost > 0) {
-    if (count == kMost) return function(Constant<kMost>{});
-    with_count<kMost - 1>(count, function);
-  }
-}
-
 // The queries of one tile.
 HEED_INLINE Span query_tile(const HeedAttention& a, int64_t tile) {
   return {tile * kQueryTile, static_cast<int>(min(kQueryTile, a.query_length - tile * kQueryTile))};

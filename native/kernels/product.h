@@ -5,7 +5,7 @@
 // form if scores are transposed (keys down, queries across).
 #pragma once
 
-#include "../simd/vector.h"
+#include "counts.h"
 #include "tuning.h"
 
 namespace heed {
@@ -70,15 +70,11 @@ HEED_INLINE void product_tile(Strided<Real> a, const Real* b, ptrdiff_t b_row, R
   store_sums<Real>(sum, c, c_row, accumulate);
 }
 
-// Calls function(index) for each index below kCount, as a type: lanes must be constants before loops are unrolled.
-template <int kIndex>
-struct Index {
-  static constexpr int value = kIndex;
-};
+// Calls function(index as a Constant) for each index below kCount: lanes must be constants before loops are unrolled.
 template <int kCount, int kIndex = 0, class Function>
 HEED_INLINE void for_each_index(const Function& function) {
   if constexpr (kIndex < kCount) {
-    function(Index<kIndex>{});
+    function(Constant<kIndex>{});
     for_each_index<kCount, kIndex + 1>(function);
   }
 }
@@ -144,28 +140,18 @@ HEED_INLINE void lane_tile(Strided<Real> a, const Real* b, ptrdiff_t b_row, Real
   store_sums<Real>(sum, c, c_row, accumulate);
 }
 
-// The rest of the rows runs the same body as full tiles, with fewer rows.
 template <class Real, int kVectors, bool kColumns>
 inline void product_rows(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_row, Real* c, ptrdiff_t c_row, int depth,
                          bool accumulate) {
-  constexpr int kMost = Sizes::kRows, kMore = Sizes::kRowsOfTwo;
-  if constexpr (kMore > kMost && kVectors == 2) {
-    for (; rows >= kMore; rows -= kMore, a.data += kMore * a.row, c += kMore * c_row)
-      if constexpr (Simd::kByLane)
-        lane_tile<Real, kMore, kVectors, kColumns>(a, b, b_row, c, c_row, depth, accumulate);
-      else
-        product_tile<Real, kMore, kVectors, kColumns>(a, b, b_row, c, c_row, depth, accumulate);
-  }
-  for (; rows >= kMost; rows -= kMost, a.data += kMost * a.row, c += kMost * c_row)
-    product_tile<Real, kMost, kVectors, kColumns>(a, b, b_row, c, c_row, depth, accumulate);
-  switch (rows) {
-    case 5: return product_tile<Real, 5, kVectors, kColumns>(a, b, b_row, c, c_row, depth, accumulate);
-    case 4: return product_tile<Real, 4, kVectors, kColumns>(a, b, b_row, c, c_row, depth, accumulate);
-    case 3: return product_tile<Real, 3, kVectors, kColumns>(a, b, b_row, c, c_row, depth, accumulate);
-    case 2: return product_tile<Real, 2, kVectors, kColumns>(a, b, b_row, c, c_row, depth, accumulate);
-    case 1: return product_tile<Real, 1, kVectors, kColumns>(a, b, b_row, c, c_row, depth, accumulate);
-    default: return;
-  }
+  constexpr int kMost = kVectors == 2 ? Sizes::kRowsOfTwo : Sizes::kRows;
+  in_even_tiles<kMost>(rows, [&](int first, auto count) {
+    constexpr int kRows = decltype(count)::value;
+    const Strided<Real> from{a.data + first * a.row, a.row, a.step};
+    if constexpr (Simd::kByLane && kRows == Sizes::kRowsOfTwo && kVectors == 2)
+      lane_tile<Real, kRows, kVectors, kColumns>(from, b, b_row, c + first * c_row, c_row, depth, accumulate);
+    else
+      product_tile<Real, kRows, kVectors, kColumns>(from, b, b_row, c + first * c_row, c_row, depth, accumulate);
+  });
 }
 
 template <class Real, bool kColumns>
@@ -175,6 +161,14 @@ inline void product_of(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_row
   for (int k = 0; k < depth;) {
     const int chunk = depth - k <= kMostDepth ? depth - k : kDepth;
     int x = 0;
+    // A sum waits for its last term, so a row or two need more vectors to keep the multipliers busy.
+    const auto thin = [&](auto some, auto vectors) {
+      constexpr int kRows = decltype(some)::value, kVectors = decltype(vectors)::value;
+      for (; x + kVectors * kLanes<Real> <= columns; x += kVectors * kLanes<Real>)
+        product_tile<Real, kRows, kVectors, kColumns>(a, b + x, b_row, c + x, c_row, chunk, accumulate);
+    };
+    if (rows == 1) thin(Constant<1>{}, Constant<8>{}), thin(Constant<1>{}, Constant<4>{});
+    if (rows == 2) thin(Constant<2>{}, Constant<4>{});
     for (; x + kWide * kLanes<Real> <= columns; x += kWide * kLanes<Real>)
       product_rows<Real, kWide, kColumns>(a, rows, b + x, b_row, c + x, c_row, chunk, accumulate);
     if constexpr (kWide == 4)

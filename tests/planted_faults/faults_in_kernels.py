@@ -280,6 +280,27 @@ FAULTS = (
         (_DECODER,),
     ),
     Fault(
+        "one row leaves out the last part of its inputs",
+        "native/decoder/dense.h",
+        "for (int p = 1; p < kParts; ++p) total",
+        "for (int p = 1; p + 1 < kParts; ++p) total",
+        (_DECODER,),
+    ),
+    Fault(
+        "two rows of a product are computed as one",
+        "native/kernels/product.h",
+        "if (rows == 2) thin(Constant<2>{}",
+        "if (rows == 2) thin(Constant<1>{}",
+        (_DECODER,),
+    ),
+    Fault(
+        "the second half of the last rows is left out",
+        "native/kernels/counts.h",
+        "for (int first = 0, count = 0; first < rows; first += count) {",
+        "for (int first = 0, count = kMost; first < rows && count >= kMost; first += count) {",
+        (_DECODER,),
+    ),
+    Fault(
         "weights packed as float32 are taken for int8",
         "native/adapters/tensorflow/decode.cc",
         "version.push_back(bits);",
