@@ -82,6 +82,16 @@ def _seeded():
     np.random.seed(1234)  # noqa: NPY002 (for code under test that uses the global generator)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _compiled_programs_are_dropped():
+    """JAX keeps each program that it compiled: without this the process grows to some 4 GB."""
+    yield
+    if os.environ["KERAS_BACKEND"] == "jax":
+        import jax
+
+        jax.clear_caches()
+
+
 # Each test of what attention means runs on both.
 IMPLEMENTATIONS = ("portable", "native")
 

@@ -15,6 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.about_tensorflow import tf
+
+# isort: split
 import heed
 from heed.decoding import engine, generation
 from heed.decoding.engine.stacks import describe_decoder
@@ -32,7 +35,6 @@ from heed.ops.backends import current
 from heed.ops.backends.decoder import ACTIVATIONS, WEIGHTS, Batch, Dense, Norm, Positions, Search
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.observe import set_watcher
-from tests.about_tensorflow import tf
 from tests.decoding.scores import log_probabilities
 from tests.graphs import traced
 from tests.models.builders import small_config, small_model, sources

@@ -12,13 +12,12 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import heed
 from heed.decoding import engine, streaming
 from heed.models import Ensemble, explain_generate, generate, stream
 from heed.ops.backends import current
-from heed.ops.backends.tensorflow.native.token_stream import TokenStream
+from tests.framework import tf
 from tests.models.builders import small_language_model, small_model, sources
 
 slow = pytest.mark.slow
@@ -132,6 +131,8 @@ def test_weights_and_the_chosen_implementation_are_those_of_the_caller() -> None
 @by_the_engine
 def test_tokens_come_before_the_target_is_complete(monkeypatch: Any) -> None:
     """A target of 150,000 tokens would take half a minute or more."""
+    from heed.ops.backends.tensorflow.native.token_stream import TokenStream
+
     model = small_language_model(seed=3, end_bias=-1e9)
     closed: list[TokenStream] = []
     close = TokenStream.close
@@ -184,6 +185,8 @@ def test_errors_of_the_other_thread_reach_the_reader(monkeypatch: Any) -> None:
 
 @by_the_engine
 def test_the_op_checks_its_stream() -> None:
+    from heed.ops.backends.tensorflow.native.token_stream import TokenStream
+
     model = small_model(seed=4)
     options = {"max_length": 8, "method": "greedy", "weights": "float32", "num_results": 1}
     options |= {"use_cache": True, "return_scores": False}
@@ -200,9 +203,10 @@ def test_the_op_checks_its_stream() -> None:
         assert tokens.read(0.0) is None
 
 
+@by_the_engine
 def test_streams_by_themselves() -> None:
-    if bool(current().DECODER.unsupported_reasons()):
-        pytest.skip("the engine does not run here")
+    from heed.ops.backends.tensorflow.native.token_stream import TokenStream
+
     tokens = TokenStream()
     assert tokens.read(0.0) == []
     tokens.end()
@@ -233,9 +237,9 @@ def test_what_cannot_be_streamed() -> None:
         stream(keras.Sequential(), np.ones((1, 2)), max_length=3)
     model = small_model(seed=4)
 
-    @tf.function
     def inside(source: Any) -> Any:
         return model.stream(source, max_length=4)
 
+    inside = current().compile_graph(inside)
     with pytest.raises(ValueError, match="outside of compiled functions"):
         inside(tf.constant(sources(1)))

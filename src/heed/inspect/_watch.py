@@ -6,8 +6,8 @@ Three hooks see every attention of a Keras model:
 - `keras.ops.dot_product_attention` calls one function of the backend;
 - all other layers compute their weights with a softmax inside a layer that is an attention.
 
-`keras.layers.Layer.__call__` tells which layer is running. While a model runs, three functions of Keras are patched for
-its thread; they compute what they always do.
+`keras.layers.Layer.__call__` tells which layer is running. While a model runs, these functions of Keras are patched for
+its thread; they compute what they always do. So are Keras' loops, because JAX compiles them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from heed._keras import backend_module
+from heed._keras import backend_module, recurrent_backend
 from heed._patching import ContextPatch, Function, activate, set_here
 from heed.inspect import _names
 from heed.inspect._observed import FusedAttention, ObservedAttention, SoftmaxAttention
@@ -43,6 +43,10 @@ class Frame(NamedTuple):
     layer: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+
+class NoValuesError(RuntimeError):
+    """An attention runs inside a compiled function."""
 
 
 class Session:
@@ -88,6 +92,16 @@ class Session:
             return output
         return self.observe(output, lambda: FusedAttention.from_keras(output, *args, **kwargs))
 
+    def call_loop(self, original: Function, /, *args: Any, **kwargs: Any) -> Any:
+        """A loop of the backend. JAX compiles it, so it runs again step by step if there is attention inside."""
+        if not self.traced:
+            try:
+                return original(*args, **kwargs)
+            except NoValuesError:
+                pass
+        with current().steps_with_values():
+            return original(*args, **kwargs)
+
     def observe_op(self, spec: AttentionSpec, tensors: Tensors, output: Any) -> Any:
         """An attention of heed's ops."""
         return self.observe(output, lambda: FusedAttention(output, spec, tensors))
@@ -107,7 +121,7 @@ class Session:
             return output
         path = [frame.layer.name for frame in self.frames]
         if not (self.traced or current().has_values(output)):
-            raise RuntimeError(
+            raise NoValuesError(
                 f"The layer {path[-1]!r} runs inside a compiled function (tf.function, jax.jit, torch.compile), where "
                 "its attention has no values to show. Call the model without it; on TensorFlow "
                 "tf.config.run_functions_eagerly(True) does, too. "
@@ -170,8 +184,11 @@ def _patches() -> list[ContextPatch]:
 
         return ContextPatch(owner, name, make)
 
-    nn = backend_module("nn")
+    nn, core = backend_module("nn"), backend_module("core")
+    loops = [(core, name) for name in ("scan", "map", "while_loop", "fori_loop")]
     return [
+        *(make_patch(owner, name, Session.call_loop) for owner, name in loops),
+        make_patch(recurrent_backend(), "rnn", Session.call_loop),
         make_patch(keras.layers.Layer, "__call__", Session.call_layer),
         make_patch(nn, "softmax", Session.call_softmax),
         make_patch(nn, "dot_product_attention", Session.call_attention),

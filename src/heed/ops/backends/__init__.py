@@ -145,6 +145,9 @@ class Backend(Protocol):
     def without_gradients(self) -> AbstractContextManager[Any]:
         """A context in which nothing is recorded for gradients, unless a tape of the caller's records it."""
 
+    def steps_with_values(self) -> AbstractContextManager[Any]:
+        """A context in which loops outside of compiled functions run step by step, so that tensors have values."""
+
     def gradients(self, compute: Callable[[Callable[[Any], Any]], Any]) -> list[Any]:
         """The gradients of a scalar with respect to tensors on its way; 0 for those that it does not depend on.
 

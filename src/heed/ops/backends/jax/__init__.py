@@ -140,6 +140,11 @@ def without_gradients() -> AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
+def steps_with_values() -> AbstractContextManager[Any]:
+    """A context without compilation: JAX compiles every loop."""
+    return jax.disable_jit()
+
+
 def gradients(compute: Callable[[Callable[[Any], Any]], Any]) -> list[Any]:
     """See `Backend`. The gradients with respect to zeros that are added to the arrays."""
     zeros: list[jax.Array] = []

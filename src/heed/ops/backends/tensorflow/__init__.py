@@ -154,6 +154,11 @@ def without_gradients() -> AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
+def steps_with_values() -> AbstractContextManager[None]:
+    """Does nothing: outside of compiled functions, loops run step by step."""
+    return contextlib.nullcontext()
+
+
 def gradients(compute: Callable[[Callable[[Any], Any]], Any]) -> list[Any]:
     """See `Backend`."""
     marked: list[Any] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -110,6 +111,8 @@ def has_values(x: Any) -> bool:
 
 
 without_gradients = torch.no_grad
+# Outside of compiled functions, loops run step by step.
+steps_with_values = contextlib.nullcontext
 
 
 def gradients(compute: Callable[[Callable[[Any], Any]], Any]) -> list[Any]:
