@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from heed.acceleration._cache_parts import CacheParts
 from heed.acceleration._decoding import repeat, shape, take_along_axis
 from heed.acceleration._repeated import RepeatedRows, merge_queries
 from heed.ops import Mask, dot_product_attention
+from tests.framework import tf
 from tests.layers.stock import assert_close, randoms
 
 B, R, S, N, H = 2, 3, 5, 2, 4

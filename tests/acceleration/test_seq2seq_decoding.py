@@ -8,9 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import heed
+from tests.framework import tf
 from tests.graphs import allocated
 
 pytest.importorskip("keras_hub", exc_type=ImportError)

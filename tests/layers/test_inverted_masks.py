@@ -18,7 +18,7 @@ from heed.layers import (
     TransformerDecoderLayer,
     TransformerEncoderLayer,
 )
-from tests.framework import on_tensorflow, tf
+from tests.framework import tf
 
 X = np.random.default_rng(0).normal(size=(2, 5, 8)).astype("float32")
 LOOK_AHEAD = 1 - np.tril(np.ones((5, 5), "int32"))
@@ -144,7 +144,6 @@ def test_masks_that_tensors_carry_may_be_floats(make: Any, inputs: Any, names: A
         np.testing.assert_array_equal(one, keras.tree.flatten(layer(*inputs))[0])
 
 
-@on_tensorflow
 def test_accelerated_layers_of_keras_take_what_keras_takes() -> None:
     layer = keras.layers.MultiHeadAttention(2, 4)
     masks = [LOOK_AHEAD, LOOK_AHEAD * 1.0, 2 - LOOK_AHEAD]

@@ -15,7 +15,7 @@ from heed import Mask, inspect
 from heed.layers import MultiHeadAttention, replace_attention
 from heed.layers.flat_dense import FlatEinsumDense
 from tests import reference
-from tests.framework import on_tensorflow, tf
+from tests.framework import tf
 from tests.layers.stock import assert_close, randomise, randoms
 from tests.layers.test_cache import decode
 
@@ -222,7 +222,6 @@ def test_steps_with_a_cache_equal_the_full_forward(shared: bool) -> None:
     assert_close(layer(x[:, :2], None, cache=memory)[0], layer(x[:, :2], x))
 
 
-@on_tensorflow  # heed.inspect is
 def test_it_can_be_captured_and_heads_ablated() -> None:
     x = keras.Input((6, 8))
     layer = MultiHeadAttention(

@@ -14,7 +14,6 @@ from heed import Mask, inspect, layers, ops
 from heed.ops import backends
 from heed.ops.spec import AttentionSpec, DotScore, Tensors
 from tests import reference, tolerances
-from tests.framework import on_tensorflow
 
 RNG = np.random.default_rng(0)
 
@@ -129,7 +128,6 @@ def test_weights_and_statistics_reach_it(in_numpy: InNumPy) -> None:
     tolerances.assert_values(weights, np.asarray(expected, np.float64), "float32")
 
 
-@on_tensorflow  # heed.inspect is
 def test_inspect_reaches_it(in_numpy: InNumPy) -> None:
     states = keras.Input((5, 8))
     model = keras.Model(states, layers.MultiHeadAttention(2, 4)(states, states))

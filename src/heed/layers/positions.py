@@ -10,6 +10,7 @@ from keras import ops
 from heed._numbers import check_integer, check_real, integer
 from heed.layers.base_layers import ConfiguredLayer, SequenceLayer
 from heed.ops import relative_position_bias, sinusoidal_positions
+from heed.ops.backends import current
 
 
 @keras.saving.register_keras_serializable(package="heed")
@@ -117,11 +118,14 @@ class LearnedPositions(SequenceLayer):
         shape = ops.shape(inputs)
         table = ops.convert_to_tensor(self.embeddings)
         first = ops.cast(start_index, "int32")  # JAX takes indices of one dtype only
+        if current().is_unknown_size(shape[1]):  # which no slice can have
+            return inputs + ops.take(table, first + ops.arange(shape[1], dtype="int32"), axis=0)
         return inputs + ops.slice(table, (first, ops.zeros_like(first)), (shape[1], shape[2]))
 
     def _check(self, inputs: Any, start_index: Any) -> None:
         first = integer(start_index) or 0
-        if first < 0 or first + (inputs.shape[1] or 0) > self.max_length:
+        length = integer(inputs.shape[1]) or 0  # 0 where it is unknown
+        if first < 0 or first + length > self.max_length:
             raise ValueError(
                 "`inputs` must end within the `max_length` positions of this layer. Received: "
                 f"inputs.shape={tuple(inputs.shape)}, start_index={start_index}, "

@@ -222,7 +222,9 @@ def check_flag(name: str, value: Any) -> bool:
 
 
 def check_size(name: str, value: Any, *, least: int = 0, most: int = FAR) -> Any:
-    """A count: an integer, or an integer tensor ()."""
+    """A count: an integer, an integer tensor (), or a size that is unknown while tracing."""
+    if current().is_unknown_size(value):
+        return value
     if current().is_tensor(value):
         return check_ids(name, value, (0,), (least, most))
     number = check_integer(name, value, least=least)

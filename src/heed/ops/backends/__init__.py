@@ -139,6 +139,9 @@ class Backend(Protocol):
     def has_dynamic_shapes(self) -> bool:
         """Whether sizes may depend on values: not where a compiler needs fixed ones."""
 
+    def is_unknown_size(self, x: Any) -> bool:
+        """Whether `x` stands for a size that is not known while code is traced, and is no tensor."""
+
     def has_values(self, x: Any) -> bool:
         """Whether the numbers of a tensor can be read here and now."""
 

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import jax
+import jax.export
 import keras
 import numpy as np
 
@@ -128,6 +129,11 @@ def constant_while_tracing(function: _F) -> _F:
 def hides_values() -> bool:
     """False: code that is traced fails only where it reads a traced array."""
     return False
+
+
+def is_unknown_size(x: Any) -> bool:
+    """Whether `x` is a symbolic dimension, as of inputs of a functional model of Keras."""
+    return jax.export.is_symbolic_dim(x)
 
 
 def has_values(x: Any) -> bool:

@@ -144,6 +144,11 @@ def has_dynamic_shapes() -> bool:
     return not library.compiled_by_xla()
 
 
+def is_unknown_size(x: Any) -> bool:
+    """False: such sizes are tensors."""
+    return False
+
+
 def has_values(x: Any) -> bool:
     """Whether the numbers of a tensor can be read: not in a graph."""
     return hasattr(x, "numpy")

@@ -105,6 +105,11 @@ def has_dynamic_shapes() -> bool:
     return not torch.compiler.is_compiling()
 
 
+def is_unknown_size(x: Any) -> bool:
+    """False: such sizes behave as integers."""
+    return False
+
+
 def has_values(x: Any) -> bool:
     """Whether the numbers of a tensor can be read: not under torch.compile."""
     return not torch.compiler.is_compiling()
