@@ -28,6 +28,8 @@ HIDING_BIAS = -1e30
 
 # Booleans (B, N, t, s) from the rate, the seed, B, N and the spans of queries and keys: which weights dropout keeps.
 KeepMask = Callable[[float, Any, Size, Size, Span, Span], Any]
+# See `softmax` below.
+Softmax = Callable[[Any], tuple[Any, Any]]
 
 
 class Operands(NamedTuple):
@@ -88,6 +90,7 @@ class BlockAttention:
         lengths: (T, S).
         scores_per_pair: numbers in memory for one (query, key) pair: B * N, times U for additive attention.
         keep_mask: the backend's dropout.
+        softmax: the backend's softmax.
     """
 
     score: DotScore | AdditiveScore
@@ -99,6 +102,7 @@ class BlockAttention:
     lengths: tuple[Size, Size]
     scores_per_pair: Size
     keep_mask: KeepMask
+    softmax: Softmax
 
     def attend(self, block: Operands, queries: Span, keys: Span) -> Rows:
         """Queries against all keys that they may see. Differentiable by the backend."""
@@ -111,7 +115,7 @@ class BlockAttention:
         addend = self.addend(block, visible, queries, keys)
         seen = seen_rows(addend)
         logits = self.logits(safe, finite_rows(addend, seen))
-        weights, lse = softmax(logits)
+        weights, lse = self.softmax(logits)
         keep = self.keep_factor(block, queries, keys)
         if keep is not None:
             weights = weights * keep
@@ -187,8 +191,16 @@ class BlockAttention:
         return ops.reshape(x, (batch, self.heads[0] * self.heads[1], queries, keys))
 
 
+def softmax(logits: Any) -> tuple[Any, Any]:
+    """The softmax along the last axis, and its log-sum-exp, which keeps that axis with length 1."""
+    row_max = ops.stop_gradient(ops.max(logits, axis=-1, keepdims=True))
+    powers = ops.exp(logits - row_max)
+    row_sum = ops.sum(powers, axis=-1, keepdims=True)
+    return powers / row_sum, row_max + ops.log(row_sum)
+
+
 def prepare(
-    spec: AttentionSpec, tensors: Tensors, keep_mask: KeepMask
+    spec: AttentionSpec, tensors: Tensors, keep_mask: KeepMask, softmax: Softmax = softmax
 ) -> tuple[BlockAttention, Operands]:
     """The attention and its operands, in the shapes of this file. An empty axis of keys becomes one hidden key."""
     axis = spec.heads_axis
@@ -229,6 +241,7 @@ def prepare(
         lengths,
         per_pair,
         keep_mask,
+        softmax,
     )
     return attention, operands
 
@@ -293,14 +306,6 @@ def seen_rows(addend: Any) -> Any:
 def finite_rows(addend: Any, seen: Any) -> Any:
     """The addend with 0 in rows that see nothing: the softmax of only -inf is NaN."""
     return None if addend is None else fill(~seen, addend, 0.0)
-
-
-def softmax(logits: Any) -> tuple[Any, Any]:
-    """The softmax along the last axis, and its log-sum-exp, which keeps that axis with length 1."""
-    row_max = ops.stop_gradient(ops.max(logits, axis=-1, keepdims=True))
-    powers = ops.exp(logits - row_max)
-    row_sum = ops.sum(powers, axis=-1, keepdims=True)
-    return powers / row_sum, row_max + ops.log(row_sum)
 
 
 def fold(x: Any) -> Any:
