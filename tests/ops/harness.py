@@ -171,11 +171,16 @@ def check_against_reference(
 
 
 def naive_attention(query: Any, key: Any, value: Any, mask: Any = None) -> tf.Tensor:
-    """Textbook attention, every step in the dtype of the inputs."""
-    group = query.shape[2] // key.shape[2]
-    key, value = (tf.repeat(tf.constant(x), group, axis=2) for x in (key, value))
-    scale = tf.cast(1.0 / np.sqrt(query.shape[-1]), key.dtype)
-    logits = tf.einsum("BTNH,BSNH->BNTS", tf.constant(query) * scale, key)
+    """Textbook attention, every step in the dtype of the inputs.
+
+    Heads are grouped, not repeated: so gradients of keys and values are sums over as many numbers as heed's.
+    """
+    query, key, value = (tf.constant(x) for x in (query, key, value))
+    B, T, N, H = query.shape
+    S, K, V = value.shape[1:]
+    query = tf.reshape(query * tf.cast(1.0 / np.sqrt(H), key.dtype), (B, T, K, N // K, H))
+    logits = tf.reshape(tf.einsum("BTKGH,BSKH->BKGTS", query, key), (B, N, T, S))
     if mask is not None:
         logits = tf.where(mask, logits, tf.cast(-np.inf, logits.dtype))
-    return tf.einsum("BNTS,BSNV->BTNV", tf.nn.softmax(logits), value)
+    weights = tf.reshape(tf.nn.softmax(logits), (B, K, N // K, T, S))
+    return tf.reshape(tf.einsum("BKGTS,BSKV->BTKGV", weights, value), (B, T, N, V))
