@@ -33,10 +33,12 @@ def capture(
 ) -> Capture:
     """Runs a model once, as `model(inputs, training=False)`, and returns the weights of every attention in it.
 
-    The outputs stay the same, bit by bit: weights are read from the layer, or recomputed in blocks. Captures heed's
-    layers and ops, the attention layers of Keras and KerasHub, accelerated or not, and every layer that calls
-    `keras.ops.dot_product_attention`, or `keras.ops.softmax` in a class with "Attention" in its name. The T steps of
-    a recurrent decoder, each with a query (B, D), count as one attention of T queries.
+    The outputs stay the same, bit by bit: weights are read from the layer, or recomputed in blocks. On JAX, a loop with
+    attention inside runs step by step meanwhile, which is rounded differently.
+
+    Captures heed's layers and ops, the attention layers of Keras and KerasHub, accelerated or not, and every layer that
+    calls `keras.ops.dot_product_attention`, or `keras.ops.softmax` in a class with "Attention" in its name. The T steps
+    of a recurrent decoder, each with a query (B, D), count as one attention of T queries.
 
     Args:
         model: a Keras model or layer.
