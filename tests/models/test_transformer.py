@@ -245,9 +245,7 @@ def test_attention_dropout_acts_in_training_only():
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize(
-    "position", ["relative", *slow(x for x in POSITIONS if x != "relative")]
-)
+@pytest.mark.parametrize("position", ["relative", *slow(x for x in POSITIONS if x != "relative")])
 def test_unknown_sizes_in_a_functional_model(position):
     model = small_model(position=position)
     symbolic = {name: keras.Input((None,), dtype="int32", name=name) for name in inputs()}
