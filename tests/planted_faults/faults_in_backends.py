@@ -122,4 +122,31 @@ FAULTS = (
         (f"{_TESTS}/backends/test_jax.py",),
         "jax",
     ),
+    Fault(
+        "rows are added up one number after the other in the derivative of the softmax",
+        f"{_JAX}/portable/softmax.py",
+        "(incoming @ jnp.ones((count, 1), incoming.dtype),)",
+        "(incoming.sum(-1, keepdims=True),)",
+        (
+            f"{_TESTS}/test_additive_attention.py::"
+            "test_error_is_at_most_twice_that_of_a_naive_implementation",
+        ),
+        "jax",
+    ),
+    Fault(
+        "observed loops are compiled",
+        f"{_JAX}/__init__.py",
+        "return jax.disable_jit()",
+        "return contextlib.nullcontext()",
+        ("tests/inspect/test_capture.py::test_the_steps_of_a_recurrent_decoder_are_one_attention",),
+        "jax",
+    ),
+    Fault(
+        "a size that is unknown is checked as a number",
+        f"{_JAX}/__init__.py",
+        "return jax.export.is_symbolic_dim(x)",
+        "return False",
+        ("tests/models/test_transformer.py::test_unknown_sizes_in_a_functional_model",),
+        "jax",
+    ),
 )
