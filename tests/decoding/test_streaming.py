@@ -17,7 +17,7 @@ import heed
 from heed.decoding import engine, streaming
 from heed.models import Ensemble, explain_generate, generate, stream
 from heed.ops.backends import current
-from tests.framework import tf
+from tests.framework import BACKEND, tf
 from tests.models.builders import small_language_model, small_model, sources
 
 slow = pytest.mark.slow
@@ -231,10 +231,14 @@ def test_refusals_come_at_once() -> None:
             model.stream(**{"source": sources(1), "max_length": 8, **arguments})
 
 
-@pytest.mark.usefixtures("compiled")
 def test_what_cannot_be_streamed() -> None:
     with pytest.raises(TypeError, match="Decodable"):
         stream(keras.Sequential(), np.ones((1, 2)), max_length=3)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.skipif(BACKEND == "torch", reason="heed compiles nothing there")
+def test_a_compiled_function_cannot_stream() -> None:
     model = small_model(seed=4)
 
     def inside(source: Any) -> Any:
