@@ -13,10 +13,12 @@ import pytest
 
 import heed
 from heed.layers import MultiHeadAttention, replace_attention
+from tests.framework import BACKEND
 from tests.layers.stock import HAS_WINDOW, randoms
 
 STOCK = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
 WINDOW = {"sliding_window": 3} if HAS_WINDOW else {}
+VALUE_DIM = 4 if BACKEND == "jax" else 3  # there Keras fails unless it is `key_dim`
 
 
 def stock_model() -> keras.Model:
@@ -24,7 +26,7 @@ def stock_model() -> keras.Model:
     keras.utils.set_random_seed(3)
     ids, others = keras.Input((None,), dtype="int32"), keras.Input((None, 6))
     x = keras.layers.Embedding(9, 8, mask_zero=True)(ids)
-    first = keras.layers.MultiHeadAttention(2, 4, value_dim=3, name="first", **WINDOW)
+    first = keras.layers.MultiHeadAttention(2, 4, value_dim=VALUE_DIM, name="first", **WINDOW)
     x = keras.layers.LayerNormalization()(x + first(x, x, use_causal_mask=True))
     inner = keras.Input((None, 6))
     nested = keras.Model(inner, keras.layers.Dense(8)(inner), name="nested")
