@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from heed.ops.backends import current
 from heed.ops.dispatch import uses_native
 
 
@@ -46,16 +47,16 @@ class SequenceLayer(ConfiguredLayer):
 
 
 class KernelLayer(keras.layers.Layer):
-    """A layer that XLA cannot compile while the native kernels run it."""
+    """A layer that Keras compiles while the native kernels run it on JAX only."""
 
     @property
     def supports_jit(self) -> bool:
-        """Whether Keras may have XLA compile a model with this layer.
+        """Whether Keras may compile a model with this layer.
 
-        False while the native kernels are in use: `compile(jit_compile=True)` then warns and goes on without XLA.
-        Under `heed.set_implementation("portable")` it is True.
+        False while the native kernels are in use, except on JAX: `compile(jit_compile=True)` then warns and goes on
+        without compilation. Under `heed.set_implementation("portable")` it is True.
         """
-        return self._supports_jit and not uses_native()
+        return self._supports_jit and (current().COMPILES_NATIVE or not uses_native())
 
     @supports_jit.setter
     def supports_jit(self, value: bool) -> None:

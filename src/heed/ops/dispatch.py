@@ -148,7 +148,7 @@ def allows_native() -> bool:
 
 
 def uses_native() -> bool:
-    """Whether the native kernels run calls without special options here and now. XLA cannot compile them."""
+    """Whether the native kernels run calls without special options here and now."""
     return _select(None)[0] == NATIVE
 
 

@@ -349,3 +349,17 @@ def test_keras_infers_shapes_with_unknown_sizes():
     model = keras.Model(x, AdditiveAttention(5)(y, y))
     assert model.output_shape == (None, None, 8)
     assert model(np.ones((2, 5, 8), "float32")).shape == (2, 5, 8)
+
+
+def test_keras_compiles_models_with_every_implementation(implementation):
+    """Without compilation, a step of training runs operation by operation."""
+    from heed.layers import MultiHeadAttention
+
+    x = keras.Input((5, 8))
+    model = keras.Model(x, MultiHeadAttention(2, 4)(x, x))
+    model.compile("sgd", "mse")
+    assert model.jit_compile
+    data = np.random.default_rng(0).normal(size=(2, 5, 8)).astype("float32")
+    loss = float(np.mean(np.square(model(data))))
+    np.testing.assert_allclose(model.train_on_batch(data, 0 * data), loss, rtol=1e-5)
+    assert model.train_on_batch(data, 0 * data) < loss

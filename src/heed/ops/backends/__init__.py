@@ -88,12 +88,14 @@ class Backend(Protocol):
         IMPLEMENTATIONS: an `Implementation` (`protocol.py`) by name, the preferred one first.
         FUSED_OPS: by the same names; an implementation that is missing here uses the portable ones.
         DECODER: runs a whole decoding loop.
+        COMPILES_NATIVE: whether Keras can compile a model (`jit_compile=True`) that runs on native kernels.
         MATH: `sin`, `cos` and `tanh` of tensors. Those of `keras.ops` compute float64 in float32 on JAX.
     """
 
     IMPLEMENTATIONS: Mapping[str, Any]
     FUSED_OPS: Mapping[str, FusedOps]
     DECODER: DecoderEngine
+    COMPILES_NATIVE: bool
     MATH: Any
 
     def as_written(self, function: _F) -> _F:

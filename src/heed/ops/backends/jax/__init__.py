@@ -28,6 +28,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 IMPLEMENTATIONS: dict[str, Implementation] = {NATIVE: Native(), PORTABLE: Portable()}
 FUSED_OPS: dict[str, FusedOps] = {PORTABLE: PlainFusedOps(keep_mask)}
 DECODER = NoDecoderEngine("JAX")
+COMPILES_NATIVE = True
 MATH = jax.numpy
 
 

@@ -39,6 +39,7 @@ FUSED_OPS: dict[str, FusedOps] = {
 }
 convert_to_tensor = keras.ops.convert_to_tensor
 DECODER = NativeDecoder()
+COMPILES_NATIVE = False  # XLA has no kernel for an op of TensorFlow's
 MATH = tf.math
 instruction_set = library.instruction_set
 block_sizes = library.block_sizes

@@ -30,6 +30,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
 }
 FUSED_OPS: dict[str, FusedOps] = {PORTABLE: PlainFusedOps(keep_mask)}
 DECODER = NoDecoderEngine("PyTorch")
+COMPILES_NATIVE = False  # models under Keras' torch.compile are not tested
 MATH = torch
 instruction_set = core.instruction_set
 block_sizes = core.block_sizes
