@@ -18,7 +18,7 @@ from heed.models import (
     best_spans,
 )
 from heed.models.config import POSITIONS
-from tests.framework import BACKEND, tf
+from tests.framework import tf
 
 V, T = 13, 7
 SMALL = {
@@ -216,8 +216,6 @@ def test_dropout_acts_in_training_only(name):
     [x if x in ("masked", "span") else pytest.param(x, marks=pytest.mark.slow) for x in MODELS],
 )
 def test_unknown_sizes_in_a_functional_model(name):
-    if BACKEND == "jax":
-        pytest.skip("not yet: there models need a known length while Keras infers shapes")
     # PyTorch infers shapes from lengths of up to 89.
     model = model_of(name, max_length=90)
     symbolic = {key: keras.Input((None,), dtype="int32", name=key) for key in INPUTS}

@@ -363,3 +363,11 @@ def test_keras_compiles_models_with_every_implementation(implementation):
     loss = float(np.mean(np.square(model(data))))
     np.testing.assert_allclose(model.train_on_batch(data, 0 * data), loss, rtol=1e-5)
     assert model.train_on_batch(data, 0 * data) < loss
+
+
+def test_a_mask_is_an_argument_of_a_compiled_function(implementation):
+    query, key, value = operands()
+    attend = jax.jit(lambda mask: dot_product_attention(query, key, value, mask=mask))
+    for mask in (Mask.causal(), Mask.causal() & Mask.lengths(jnp.array([3, 7]))):
+        expected = dot_product_attention(query, key, value, mask=mask)
+        np.testing.assert_allclose(attend(mask), expected, atol=1e-6)

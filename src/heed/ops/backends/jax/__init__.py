@@ -15,6 +15,7 @@ import numpy as np
 
 from heed.ops.backends import NATIVE, PORTABLE, FusedOps
 from heed.ops.backends.decoder import NoDecoderEngine
+from heed.ops.backends.jax import pytree_mask  # noqa: F401  (registers masks with JAX)
 from heed.ops.backends.jax.native import library
 from heed.ops.backends.jax.native.implementation import Native
 from heed.ops.backends.jax.portable.dropout import keep_mask
