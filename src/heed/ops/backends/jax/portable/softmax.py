@@ -22,18 +22,13 @@ def softmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
     return powers / _repeat(row_sum, logits.shape[-1]), row_max + jnp.log(row_sum)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _repeat(x: jax.Array, count: int) -> jax.Array:
     """(..., 1) to (..., count)."""
     return jnp.broadcast_to(x, (*x.shape[:-1], count))
 
 
-def _repeat_forward(x: jax.Array, count: int) -> tuple[jax.Array, None]:
-    return _repeat(x, count), None
-
-
-def _repeat_backward(count: int, _: Any, incoming: jax.Array) -> tuple[jax.Array]:
-    return (incoming @ jnp.ones((count, 1), incoming.dtype),)
-
-
-_repeat.defvjp(_repeat_forward, _repeat_backward)
+@_repeat.defjvp
+def _repeat_tangent(count: int, x: Any, tangent: Any) -> tuple[jax.Array, jax.Array]:
+    # Linear in the tangent, so that its transpose is a product, too.
+    return _repeat(x[0], count), tangent[0] @ jnp.ones((1, count), tangent[0].dtype)
