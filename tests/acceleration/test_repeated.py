@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
+from keras import ops
 
 from heed.acceleration._cache_parts import CacheParts
 from heed.acceleration._decoding import repeat, shape, take_along_axis
@@ -35,7 +37,7 @@ def test_beams_attend_as_separate_rows(queries: int, masked: bool) -> None:
     found = merged[4](attend(*merged[:4]))
     wanted = attend(query, np.repeat(key, R, 0), np.repeat(value, R, 0), mask)
     assert_close(found, wanted)
-    np.testing.assert_array_equal(tf.convert_to_tensor(rows[0]), np.repeat(key, R, 0))
+    np.testing.assert_array_equal(ops.convert_to_tensor(rows[0]), np.repeat(key, R, 0))
 
 
 def test_a_repeated_cache_in_parts_is_the_repeated_cache() -> None:
@@ -45,10 +47,17 @@ def test_a_repeated_cache_in_parts_is_the_repeated_cache() -> None:
     wanted = np.repeat(np.array(cache.to_tensor()), R, 0)
     found = repeat(cache, R, axis=0)
     assert shape(found) == wanted.shape
-    np.testing.assert_array_equal(tf.convert_to_tensor(found), wanted)
-    np.testing.assert_array_equal(tf.convert_to_tensor(found[:, 1][:, 0]), wanted[:, 1, 0])
+    np.testing.assert_array_equal(ops.convert_to_tensor(found), wanted)
+    np.testing.assert_array_equal(ops.convert_to_tensor(found[:, 1][:, 0]), wanted[:, 1, 0])
     assert repeat(tf.ones((2, 3)), R, axis=0) is None
     assert shape(tf.ones((2, 3))) is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_tensor_made_of_repeated_rows_keeps_their_dtype(dtype: str) -> None:
+    rows = RepeatedRows(ops.ones((B, S), dtype), R)
+    assert keras.backend.standardize_dtype(ops.convert_to_tensor(rows).dtype) == dtype
+    assert np.asarray(rows).dtype.name == dtype
 
 
 def test_rows_of_beams_are_moved_whole() -> None:

@@ -41,4 +41,5 @@ class StandIn(ABC):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """The tensor as an array, which PyTorch converts."""
-        return ops.convert_to_numpy(self.to_tensor()).astype(dtype)
+        made = ops.convert_to_numpy(self.to_tensor())
+        return made if dtype is None else made.astype(dtype)
