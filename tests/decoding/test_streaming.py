@@ -88,7 +88,8 @@ def test_compiled_steps(decode_by: Any, way: str, monkeypatch: Any) -> None:
     expected = row_of(model, prompt=[[5, 6]], max_length=7)
     for _ in range(1 if way == "graph" else 2):  # the engine's call is traced when it is repeated
         assert [5, 6, *model.stream(prompt=[[5, 6]], max_length=7)] == expected
-    assert len(traces) == (1 if way == "graph" else 0)
+    steps = len(expected) - 2 if BACKEND == "torch" else 1  # PyTorch runs op by op
+    assert len(traces) == (steps if way == "graph" else 0)
 
 
 @pytest.mark.parametrize("way", WAYS)
