@@ -46,8 +46,10 @@ class Backward:
     score_vector: Array | None = None
 
 
-def _float64(array: Any) -> Array:
-    return np.asarray(array).astype(np.float64)
+def _wide(array: Any) -> Array:
+    """As float64; longdouble stays, for a reference more exact than float64."""
+    array = np.asarray(array)
+    return array if array.dtype == np.longdouble else array.astype(np.float64)
 
 
 def unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
@@ -60,7 +62,7 @@ def unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
 
 def alibi_bias(slopes: Any, batch: int, queries: int, keys: int, align: Any = 0) -> Array:
     """-slope_n * |i + a_b - j| as (B,N,T,S); `align` is a number or one per batch item."""
-    slopes = _float64(slopes)
+    slopes = _wide(slopes)
     starts = np.broadcast_to(np.asarray(align), (batch,))
     bias = np.zeros((batch, len(slopes), queries, keys))
     for b in range(batch):
@@ -89,14 +91,14 @@ class _DotProduct:
         keep: Any = None,
         dropout: float = 0.0,
     ) -> None:
-        self.query, self.key, self.value = _float64(query), _float64(key), _float64(value)
+        self.query, self.key, self.value = _wide(query), _wide(key), _wide(value)
         self.batch, self.queries, self.heads, self.width = self.query.shape
         self.keys, self.key_heads = self.key.shape[1:3]
         self.group = self.heads // self.key_heads
         self.scores = (self.batch, self.heads, self.queries, self.keys)
         self.mask = np.broadcast_to(True if mask is None else np.asarray(mask, bool), self.scores)
         self.bias_shape = None if bias is None else np.shape(bias)
-        self.bias = np.broadcast_to(0.0 if bias is None else _float64(bias), self.scores)
+        self.bias = np.broadcast_to(0.0 if bias is None else _wide(bias), self.scores)
         self.mask = self.mask & ~(self.bias <= HIDING_BIAS)
         if alibi_slopes is not None:
             self.bias = self.bias + alibi_bias(
@@ -167,8 +169,8 @@ def dot_product_attention_backward(
 ) -> Backward:
     """Gradients for the cotangents `d_out` (B,T,N,V) and `d_lse` (B,N,T)."""
     a = _DotProduct(query, key, value, **options)
-    d_out = _float64(d_out)
-    d_lse = np.zeros(a.scores[:3]) if d_lse is None else _float64(d_lse)
+    d_out = _wide(d_out)
+    d_lse = np.zeros(a.scores[:3]) if d_lse is None else _wide(d_lse)
     d_query, d_key, d_value = (np.zeros_like(x) for x in (a.query, a.key, a.value))
     d_bias = np.zeros(a.scores)
     for b, n, i in a.rows():
@@ -204,9 +206,9 @@ class _Additive:
         keep: Any = None,
         dropout: float = 0.0,
     ) -> None:
-        self.query, self.key, self.value = _float64(query), _float64(key), _float64(value)
-        self.score_vector = _float64(score_vector)
-        self.bias = np.zeros_like(self.score_vector) if bias is None else _float64(bias)
+        self.query, self.key, self.value = _wide(query), _wide(key), _wide(value)
+        self.score_vector = _wide(score_vector)
+        self.bias = np.zeros_like(self.score_vector) if bias is None else _wide(bias)
         self.has_bias = bias is not None
         self.scores = (*self.query.shape[:2], self.key.shape[1])
         self.mask = np.broadcast_to(True if mask is None else np.asarray(mask, bool), self.scores)
@@ -258,8 +260,8 @@ def additive_attention_backward(
 ) -> Backward:
     """Gradients for the cotangents `d_out` (B,T,V) and `d_lse` (B,T)."""
     a = _Additive(query, key, value, score_vector, **options)
-    d_out = _float64(d_out)
-    d_lse = np.zeros(a.scores[:2]) if d_lse is None else _float64(d_lse)
+    d_out = _wide(d_out)
+    d_lse = np.zeros(a.scores[:2]) if d_lse is None else _wide(d_lse)
     d_query, d_key, d_value = (np.zeros_like(x) for x in (a.query, a.key, a.value))
     d_vector, d_bias = np.zeros_like(a.score_vector), np.zeros_like(a.bias)
     for b, i in a.rows():
@@ -292,7 +294,7 @@ def cross_entropy(
     logits: Any, labels: Any, smoothing: float = 0.0, ignored: int | None = None
 ) -> Array:
     """-sum_c target_c log softmax(logits)_c, the target 1 - e + e/C at the label and e/C elsewhere; 0 if ignored."""
-    logits, labels = _float64(logits), np.asarray(labels)
+    logits, labels = _wide(logits), np.asarray(labels)
     losses = np.zeros(labels.shape)
     for row in _rows(logits):
         if labels[row] != ignored:
@@ -309,8 +311,8 @@ def cross_entropy_backward(
     logits: Any, labels: Any, d_losses: Any, smoothing: float = 0.0, ignored: int | None = None
 ) -> Array:
     """The gradient of the logits for the cotangents `d_losses` (...)."""
-    logits, labels = _float64(logits), np.asarray(labels)
-    d_losses, d_logits = _float64(d_losses), np.zeros_like(logits)
+    logits, labels = _wide(logits), np.asarray(labels)
+    d_losses, d_logits = _wide(d_losses), np.zeros_like(logits)
     for row in _rows(logits):
         if labels[row] != ignored:
             target = np.full(logits.shape[-1], smoothing / logits.shape[-1])
@@ -323,10 +325,10 @@ def normalization(
     x: Any, scale: Any = None, offset: Any = None, epsilon: float = 1e-6, rms: bool = False
 ) -> Array:
     """(x - mean) / sqrt(variance + epsilon) * scale + offset over (..., D); RMS takes 0 for the mean."""
-    x = _float64(x)
+    x = _wide(x)
     y = np.zeros_like(x)
-    scale = np.ones(x.shape[-1]) if scale is None else _float64(scale)
-    offset = np.zeros(x.shape[-1]) if offset is None else _float64(offset)
+    scale = np.ones(x.shape[-1]) if scale is None else _wide(scale)
+    offset = np.zeros(x.shape[-1]) if offset is None else _wide(offset)
     for row in _rows(x):
         centred = x[row] if rms else x[row] - x[row].mean()
         y[row] = centred / np.sqrt((centred**2).mean() + epsilon) * scale + offset
@@ -337,8 +339,8 @@ def normalization_backward(
     x: Any, d_y: Any, scale: Any = None, epsilon: float = 1e-6, rms: bool = False
 ) -> tuple[Array, Array, Array]:
     """Gradients of x, scale and offset for the cotangents `d_y` (..., D)."""
-    x, d_y = _float64(x), _float64(d_y)
-    scale = np.ones(x.shape[-1]) if scale is None else _float64(scale)
+    x, d_y = _wide(x), _wide(d_y)
+    scale = np.ones(x.shape[-1]) if scale is None else _wide(scale)
     d_x, d_scale, d_offset = np.zeros_like(x), np.zeros(x.shape[-1]), np.zeros(x.shape[-1])
     for row in _rows(x):
         centred = x[row] if rms else x[row] - x[row].mean()
