@@ -13,7 +13,7 @@ import pytest
 
 import heed
 from heed._keras import backend_module
-from tests.framework import BACKEND, tf
+from tests.framework import BACKEND, on_tensorflow, tf
 from tests.graphs import allocated
 
 pytest.importorskip("keras_hub", exc_type=ImportError)
@@ -261,6 +261,7 @@ def bytes_of_a_step(longest: int, fast: bool) -> float:
     return allocated(function.get_concrete_function(*tensors), *tensors) / (longest - 3)
 
 
+@on_tensorflow
 def test_a_step_allocates_no_caches() -> None:
     grown = {}
     for fast in (False, True):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -235,18 +233,9 @@ def test_generation_is_the_same_and_one_model_can_be_accelerated_alone() -> None
     np.testing.assert_array_equal(fast, stock)
 
 
-@pytest.mark.slow
-def test_the_example_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"^```py\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
-    exec(block, {})
-    calls = re.search(r"(\d+)  keras.layers.MultiHeadAttention", capsys.readouterr().out)
-    assert calls is not None
-    assert int(calls[1]) >= 2
-
-
 ORDER = """
 import sys
+import keras
 import heed
 if "before" in sys.argv:
     import keras_hub
@@ -256,7 +245,8 @@ from keras_hub.src.models.llama import llama_attention
 assert llama_attention.fused_attention_op_available()
 print(report().patched[-1])
 heed.decelerate()
-assert not llama_attention.fused_attention_op_available()
+if keras.config.backend() == "tensorflow":  # elsewhere KerasHub may have one of its own
+    assert not llama_attention.fused_attention_op_available()
 assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("heed")]
 heed.accelerate()
 assert llama_attention.fused_attention_op_available()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import heed
-from tests.framework import tf
+from tests.framework import on_tensorflow, tf
 from tests.graphs import allocated
 
 pytest.importorskip("keras_hub", exc_type=ImportError)
@@ -151,6 +151,7 @@ def bytes_of_a_step(name: str, sampler: str, length: int, longest: int, fast: bo
     return found
 
 
+@on_tensorflow
 @pytest.mark.parametrize("sampler", ["greedy", "beam"])
 @pytest.mark.parametrize("name", ["BART", "T5"])
 def test_a_step_copies_no_keys_of_the_source(name: str, sampler: str) -> None:
