@@ -6,6 +6,8 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,24 @@ def test_each_check_of_the_wheel_can_fail(
 ) -> None:
     files = {file: text for file, text in {**RIGHT, **change}.items() if text is not None}
     assert any(told in problem for problem in problems(tmp_path, name, files))
+
+
+def test_copies_of_the_libraries_stay_out_of_the_source_distribution(tmp_path: Path) -> None:
+    """A wheel is made from it: one without native kernels would have them, another might have old ones."""
+    pytest.importorskip("scikit_build_core", reason="needs scikit-build-core")
+    root = tmp_path / "heed"
+    for name in ("pyproject.toml", "README.md", "LICENSE", "src/heed/__init__.py"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(CI.parent / name, root / name)
+    for name in ("_lib/libheed_core.so", "include/heed.h"):
+        (root / "src" / "heed" / name).parent.mkdir()
+        (root / "src" / "heed" / name).touch()
+    code = f"from scikit_build_core.build import build_sdist; build_sdist({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        files = {name.partition("/")[2] for name in archive.getnames()}
+    assert "src/heed/__init__.py" in files
+    assert not [name for name in files if "/_lib/" in name or "/include/" in name]
 
 
 @pytest.mark.slow

@@ -477,7 +477,7 @@ FAULTS = (
     Fault(
         "text is taken word by word for tokenizers that change it",
         f"{_SEQ2SEQ}/tokenizer.py",
-        "not normalizer.precompiled_charsmap",
+        "not model.changes_characters",
         "True",
         (f"{_OF_SEQ2SEQ}/test_vocabularies.py",),
     ),

@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from heed._install import how_to_install
 from heed._numbers import check_integer
 from heed.seq2seq.errors import TaskError, convert_value_errors
+from heed.seq2seq.sentencepiece_model import ModelType, PieceType, SentencePieceModel
 
 PAD_ID, START_ID, END_ID, UNKNOWN_ID = 0, 1, 2, 3
 RESERVED = 4  # those
@@ -24,6 +24,7 @@ _SPACE = "▁"
 _WORDS = 1 << 16  # cached
 # sentencepiece's model types by unit.
 _MODEL_TYPES = {"subword": "bpe", "word": "word", "character": "char"}
+_UNITS: dict[int, str] = {ModelType.WORD: "word", ModelType.CHAR: "character"}  # subwords otherwise
 
 
 class Tokenizer:
@@ -45,15 +46,13 @@ class Tokenizer:
 
     def __init__(self, model: bytes, tags: Sequence[str] = ()) -> None:
         sentencepiece = _sentencepiece()
-        from sentencepiece import sentencepiece_model_pb2 as description
-
         self.model = model
         self.tags = tuple(tags)
         try:
             if not model:  # the library would make one without pieces
                 raise ValueError
             self._processor = processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-            description_proto = description.ModelProto.FromString(model)  # type: ignore[attr-defined]
+            description = SentencePieceModel.parse(model)
         except Exception:  # sentencepiece raises RuntimeError and its own kinds
             why = "no SentencePiece model, or damaged" if model else "empty"
             raise TaskError(f"the tokenizer cannot be read: it is {why}") from None
@@ -69,11 +68,8 @@ class Tokenizer:
         ]
         self._library_ids = {ours: library_ids for library_ids, ours in enumerate(self._our_ids)}
         self._first_tag = next(others)
-        kinds = description_proto.trainer_spec.ModelType
-        self.unit = {kinds.WORD: "word", kinds.CHAR: "character"}.get(
-            description_proto.trainer_spec.model_type, "subword"
-        )
-        self.splits_at_spaces = _check_splits_at_spaces(description_proto)
+        self.unit = _UNITS.get(description.model_type, "subword")
+        self.splits_at_spaces = _check_splits_at_spaces(description)
         self._word = lru_cache(_WORDS)(self._encode_with_library)
 
     @classmethod
@@ -244,30 +240,25 @@ def _train_model(lines: Sequence[str], vocabulary_size: int, unit: str) -> bytes
     return model.getvalue()
 
 
-def _check_splits_at_spaces(description_proto: Any) -> bool:
+def _check_splits_at_spaces(model: SentencePieceModel) -> bool:
     """Whether the tokens of a text are certainly those of its words, separated by single spaces, one after the other.
 
     That holds if the text is not normalised, words are marked where they begin, no piece has that mark further on, and
     segmentation is by rules: of two equally likely unigram paths rounding may choose another in a whole sentence.
     """
-    trainer, normalizer = description_proto.trainer_spec, description_proto.normalizer_spec
-    texts = (description_proto.SentencePiece.NORMAL, description_proto.SentencePiece.UNUSED)
-    others = (
-        description_proto.SentencePiece.CONTROL,
-        description_proto.SentencePiece.UNKNOWN,
-        description_proto.SentencePiece.BYTE,
-    )
-    words = trainer.model_type == trainer.WORD
+    words = model.model_type == ModelType.WORD
+    texts = (PieceType.NORMAL, PieceType.UNUSED)
+    others = (PieceType.CONTROL, PieceType.UNKNOWN, PieceType.BYTE)
     return (
-        trainer.model_type in (trainer.BPE, trainer.CHAR, trainer.WORD)
-        and not normalizer.precompiled_charsmap
-        and normalizer.add_dummy_prefix
-        and normalizer.remove_extra_whitespaces
-        and normalizer.escape_whitespaces
-        and (words or any(one.piece == _SPACE for one in description_proto.pieces))
+        model.model_type in (ModelType.BPE, ModelType.CHAR, ModelType.WORD)
+        and not model.changes_characters
+        and model.add_dummy_prefix
+        and model.remove_extra_whitespaces
+        and model.escape_whitespaces
+        and (words or any(piece == _SPACE for piece, _ in model.pieces))
         and all(
-            one.type in others or (one.type in texts and _SPACE not in one.piece[1:])
-            for one in description_proto.pieces
+            kind in others or (kind in texts and _SPACE not in piece[1:])
+            for piece, kind in model.pieces
         )
     )
 

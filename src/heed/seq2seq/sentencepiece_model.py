@@ -1,0 +1,117 @@
+"""The settings and pieces in a SentencePiece model.
+
+sentencepiece reads it with a protobuf that is newer than many TensorFlows allow, and that PyTorch and JAX do not
+install. heed needs a few fields, so it reads them itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from enum import IntEnum
+from typing import NamedTuple
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
+
+
+class ModelType(IntEnum):
+    """How a model segments text; TrainerSpec.ModelType."""
+
+    UNIGRAM = 1
+    BPE = 2
+    WORD = 3
+    CHAR = 4
+
+
+class PieceType(IntEnum):
+    """The kind of a piece; ModelProto.SentencePiece.Type."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+class SentencePieceModel(NamedTuple):
+    """The settings and pieces of a model.
+
+    Args:
+        pieces: the text and the `PieceType` of each piece.
+        model_type: a `ModelType`.
+        changes_characters: whether its normalisation replaces characters.
+        add_dummy_prefix: whether a space is put before a text.
+        remove_extra_whitespaces: whether repeated spaces become one, and those at both ends are dropped.
+        escape_whitespaces: whether "▁" replaces spaces.
+
+    Source: sentencepiece_model.proto of SentencePiece.
+    """
+
+    pieces: list[tuple[str, int]]
+    model_type: int
+    changes_characters: bool
+    add_dummy_prefix: bool
+    remove_extra_whitespaces: bool
+    escape_whitespaces: bool
+
+    @classmethod
+    def parse(cls, model: bytes) -> SentencePieceModel:
+        """Reads a serialised model.
+
+        Raises:
+            ValueError: if it is damaged.
+        """
+        _, parts = _read_message(model)
+        numbers, _ = _read_message(b"".join(parts[2]))
+        normalizer, rules = _read_message(b"".join(parts[3]))
+        return cls(
+            pieces=[_read_piece(piece) for piece in parts[1]],
+            model_type=numbers.get(3, ModelType.UNIGRAM),
+            changes_characters=any(rules[2][-1:]),
+            add_dummy_prefix=bool(normalizer.get(3, True)),
+            remove_extra_whitespaces=bool(normalizer.get(4, True)),
+            escape_whitespaces=bool(normalizer.get(5, True)),
+        )
+
+
+def _read_piece(message: bytes) -> tuple[str, int]:
+    numbers, texts = _read_message(message)
+    text = texts[1][-1] if texts[1] else b""
+    return text.decode(), numbers.get(3, PieceType.NORMAL)
+
+
+def _read_message(message: bytes) -> tuple[dict[int, int], dict[int, list[bytes]]]:
+    """The fields of a protobuf message by number: integers, the last of each number, and byte strings."""
+    integers: dict[int, int] = {}
+    texts: dict[int, list[bytes]] = defaultdict(list)
+    position = 0
+    while position < len(message):
+        key, position = _read_varint(message, position)
+        number, kind = key >> 3, key & 7
+        if kind == _VARINT:
+            integers[number], position = _read_varint(message, position)
+            continue
+        if kind == _BYTES:
+            size, position = _read_varint(message, position)
+            texts[number].append(message[position : position + size])
+        elif kind in (_FIXED32, _FIXED64):
+            size = 4 if kind == _FIXED32 else 8
+        else:
+            raise ValueError("the message is damaged")
+        position += size
+    if position > len(message):
+        raise ValueError("the message is damaged")
+    return integers, texts
+
+
+def _read_varint(message: bytes, position: int) -> tuple[int, int]:
+    """The integer at a position, stored in groups of 7 bits, lowest first; and the position after it."""
+    group = message[position : position + 1]
+    if b"" < group < b"\x80":  # most have one group
+        return ord(group), position + 1
+    value = 0
+    for count, byte in enumerate(message[position : position + 10]):
+        value |= (byte & 0x7F) << 7 * count
+        if byte < 0x80:
+            return value, position + count + 1
+    raise ValueError("the message is damaged")
