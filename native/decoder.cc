@@ -199,8 +199,9 @@ struct HeedDecoder {
   }
 
  private:
-  // Weights that a team shares: a step of fewer is short, and on a busy machine waiting for a helper costs more of it.
-  static constexpr int64_t kLeastShared = int64_t{1} << 23;
+  // Weights that a team shares: a step of fewer is short, and waiting for a helper costs more of it. With 7.5 million,
+  // two threads take 0.7 of the time of one in float32 and 0.9 in int8 (AVX2, Zen 3).
+  static constexpr int64_t kLeastShared = int64_t{1} << 21;
   static constexpr int64_t kMostTasks = 256;
 
   static heed::SourceRange range_of(int64_t part, int64_t each, const HeedDecoding& decoding) {

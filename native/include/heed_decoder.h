@@ -155,7 +155,7 @@ HEED_API void heed_decoder_free(HeedDecoder* decoder);
 // the log probability of the decoded tokens: of a beam search divided by the penalty, of sampling before `temperature`,
 // `top_k` and `top_p`; -inf where there is no hypothesis. A greedy search has none: one beam with no penalty finds the
 // same. Several threads may use one decoder at once. Rows are divided among the threads; where there are fewer rows,
-// the threads share the products and the heads, if the stack has 2^23 weights or more.
+// the threads share the products and the heads, if the stack has 2^21 weights or more.
 HEED_API const char* heed_decode(const HeedDecoder* decoder, const HeedDecoding* decoding, int32_t* tokens,
                                  float* scores, int threads);
 
