@@ -45,10 +45,6 @@ class Frame(NamedTuple):
     kwargs: dict[str, Any]
 
 
-class NoValuesError(RuntimeError):
-    """An attention runs inside a compiled function."""
-
-
 class Session:
     """The observation of one run of a model.
 
@@ -66,6 +62,7 @@ class Session:
         self.names: list[str] = []  # of all attentions that ran
         self.steps: dict[tuple[Any, ...], str] = {}  # names of those that single steps call
         self.with_attention: set[Any] = set()  # the layers around them
+        self.without_values = False  # whether an attention ran in a compiled function
 
     def call_layer(self, original: Function, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
         """`keras.layers.Layer.__call__`; a softmax layer inside an attention gives weights."""
@@ -97,8 +94,9 @@ class Session:
         if not self.traced:
             try:
                 return original(*args, **kwargs)
-            except NoValuesError:
-                pass
+            except RuntimeError:  # AutoGraph would replace an exception of our own
+                if not self.without_values:
+                    raise
         with current().steps_with_values():
             return original(*args, **kwargs)
 
@@ -121,7 +119,8 @@ class Session:
             return output
         path = [frame.layer.name for frame in self.frames]
         if not (self.traced or current().has_values(output)):
-            raise NoValuesError(
+            self.without_values = True
+            raise RuntimeError(
                 f"The layer {path[-1]!r} runs inside a compiled function (tf.function, jax.jit, torch.compile), where "
                 "its attention has no values to show. Call the model without it; on TensorFlow "
                 "tf.config.run_functions_eagerly(True) does, too. "
