@@ -97,6 +97,7 @@ class Session:
             except RuntimeError:  # AutoGraph would replace an exception of our own
                 if not self.without_values:
                     raise
+                self.without_values = False
         with current().steps_with_values():
             return original(*args, **kwargs)
 
