@@ -28,8 +28,18 @@ HIDING_BIAS = -1e30
 
 # Booleans (B, N, t, s) from the rate, the seed, B, N and the spans of queries and keys: which weights dropout keeps.
 KeepMask = Callable[[float, Any, Size, Size, Span, Span], Any]
-# (..., 1) to (..., count).
-Repeat = Callable[[Any, Any], Any]
+
+
+class Sums(NamedTuple):
+    """How the numbers of a row are added up, which decides the rounding of their sum.
+
+    Attributes:
+        sum: (..., n) to (..., 1).
+        repeat: (..., 1) to (..., n), given n. Its derivative adds up rows.
+    """
+
+    sum: Callable[[Any], Any]
+    repeat: Callable[[Any, Any], Any]
 
 
 class Operands(NamedTuple):
@@ -90,7 +100,7 @@ class BlockAttention:
         lengths: (T, S).
         scores_per_pair: numbers in memory for one (query, key) pair: B * N, times U for additive attention.
         keep_mask: the backend's dropout.
-        repeat: how the backend repeats the sum of a row. Its derivative adds up rows.
+        sums: how the backend adds up rows.
     """
 
     score: DotScore | AdditiveScore
@@ -102,7 +112,7 @@ class BlockAttention:
     lengths: tuple[Size, Size]
     scores_per_pair: Size
     keep_mask: KeepMask
-    repeat: Repeat
+    sums: Sums
 
     def attend(self, block: Operands, queries: Span, keys: Span) -> Rows:
         """Queries against all keys that they may see. Differentiable by the backend."""
@@ -115,7 +125,7 @@ class BlockAttention:
         addend = self.addend(block, visible, queries, keys)
         seen = seen_rows(addend)
         logits = self.logits(safe, finite_rows(addend, seen))
-        weights, lse = softmax(logits, self.repeat)
+        weights, lse = softmax(logits, self.sums)
         keep = self.keep_factor(block, queries, keys)
         if keep is not None:
             weights = weights * keep
@@ -191,21 +201,23 @@ class BlockAttention:
         return ops.reshape(x, (batch, self.heads[0] * self.heads[1], queries, keys))
 
 
-def leave(x: Any, count: Any) -> Any:
-    """`x`, which the operation that follows repeats."""
-    return x
+# A division repeats its divisor by itself.
+PLAIN_SUMS = Sums(lambda x: ops.sum(x, axis=-1, keepdims=True), lambda x, length: x)
 
 
-def softmax(logits: Any, repeat: Repeat = leave) -> tuple[Any, Any]:
+def softmax(logits: Any, sums: Sums = PLAIN_SUMS) -> tuple[Any, Any]:
     """The softmax along the last axis, and its log-sum-exp, which keeps that axis with length 1."""
     row_max = ops.stop_gradient(ops.max(logits, axis=-1, keepdims=True))
     powers = ops.exp(logits - row_max)
-    row_sum = ops.sum(powers, axis=-1, keepdims=True)
-    return powers / repeat(row_sum, logits.shape[-1]), row_max + ops.log(row_sum)
+    row_sum = sums.sum(powers)
+    return powers / sums.repeat(row_sum, logits.shape[-1]), row_max + ops.log(row_sum)
 
 
 def prepare(
-    spec: AttentionSpec, tensors: Tensors, keep_mask: KeepMask, repeat: Repeat = leave
+    spec: AttentionSpec,
+    tensors: Tensors,
+    keep_mask: KeepMask,
+    sums: Sums = PLAIN_SUMS,
 ) -> tuple[BlockAttention, Operands]:
     """The attention and its operands, in the shapes of this file. An empty axis of keys becomes one hidden key."""
     axis = spec.heads_axis
@@ -246,7 +258,7 @@ def prepare(
         lengths,
         per_pair,
         keep_mask,
-        repeat,
+        sums,
     )
     return attention, operands
 
