@@ -30,7 +30,10 @@ DOT_PRODUCT, ADDITIVE = 0, 1
 # Limits of the header.
 MOST_RULES = 8
 WIDEST = 65536
-NOT_BUILT = "heed was installed without its native library (no C++ compiler was at hand)"
+NOT_BUILT = (
+    "this installation of heed has no native library: it comes from the wheel for other systems, "
+    "or was built without a C++ compiler"
+)
 
 
 class Tensor(Structure):
