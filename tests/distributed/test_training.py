@@ -40,8 +40,6 @@ def test_two_workers_take_the_steps_of_one(tmp_path, monkeypatch, capfd):
     for name in ONE_THREAD:
         monkeypatch.setenv(name, "1")
     words = ["train", "numbers", *TINY, "--steps", "20", "--dropout", "0"]
-    # Gradients of 512 KiB, which travel by themselves, beside the others, which travel together.
-    words += ["--feed-forward-width", "8192"]
     assert cli.main([*words, "--run", "one"]) == 0
     capfd.readouterr()
     assert cli.main([*words, "--run", "two", *TWO]) == 0

@@ -20,10 +20,6 @@ _ALIGNMENT = tf.TensorSpec((None, None, None), tf.float32)
 # Gradients are summed in pieces of 8 MiB. A piece leaves while the rest are computed, and its buffers are used again:
 # malloc returns larger ones after each message, and zeroing new ones takes longer than the message.
 _PIECES = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=8 * 2**20)
-# A gradient that is a piece by itself is not copied into one and out of it.
-_EACH = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=1)
-# Bytes for each replica from which a gradient is a piece by itself: less, and its messages cost more than the copies.
-_LARGE = 2**18
 _LEAST = 1e-9  # added to weights before the logarithm
 
 
@@ -201,7 +197,7 @@ class TrainingStep:
                 loss -= tf.reduce_sum(alignment[0] * logs) * scalars[5]
         gradients = tape.gradient(loss, self._weights)
         context = tf.distribute.get_replica_context()
-        gradients = _sum_over_replicas(context, gradients)
+        gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients, _PIECES)
         if self._sums:
             context.merge_call(self._add, args=(gradients,))
         else:
@@ -284,22 +280,6 @@ def _compile(function: Callable[..., Any], signature: tuple[tf.TensorSpec, ...] 
     return tf.function(
         function, input_signature=signature, autograph=False, reduce_retracing=signature is None
     )
-
-
-def _sum_over_replicas(context: Any, gradients: Sequence[Any]) -> list[Any]:
-    """The sum of each gradient over all replicas: large gradients one by one, the others in pieces."""
-    least = _LARGE * context.num_replicas_in_sync
-    sums = list(gradients)
-    large, small = [], []
-    for place, x in enumerate(gradients):
-        (large if (x.shape.num_elements() or 0) * x.dtype.size >= least else small).append(place)
-    for places, options in ((large, _EACH), (small, _PIECES)):
-        if places:
-            part = [gradients[place] for place in places]
-            part = context.all_reduce(tf.distribute.ReduceOp.SUM, part, options)
-            for place, x in zip(places, part, strict=True):
-                sums[place] = x
-    return sums
 
 
 def _make_zeros(weights: Sequence[tf.Variable]) -> list[tf.Variable]:
