@@ -50,7 +50,7 @@ def run_page(text: str, name: str) -> int:
     return len(blocks)
 
 
-def make_params(cases, name, *, eagerly, slow):
+def make_params(cases, name, *, eagerly=(), slow):
     """Parametrizes the cases: those in `slow` run in the slow set only, those in `eagerly` run untraced by default.
 
     A model that trains for one step spends its time on tracing it. Other default tests cover the slow cases.
@@ -83,7 +83,6 @@ def run_eagerly(eagerly):
     make_params(
         PAGES,
         page_name,
-        eagerly={"docs/keras.md", "docs/models.md"},
         slow={page_name(page) for page in PAGES} - {"README.md"},  # CI runs them apart
     ),
 )

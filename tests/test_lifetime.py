@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from heed import layers, ops
 from heed.ops import Mask
+from tests.conftest import IMPLEMENTATIONS
 from tests.strategies import Shape
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -102,26 +103,30 @@ def traced(attend: Callable[..., tf.Tensor], how: str, graphs: Graphs) -> None:
 
 _ATTEND = (dot_product, heads_first, additive, embedding)
 _HOW = ("inside", "outside", "loop", "twice", "compiled")
-# Each function in one way and each way (XLA, which compiles for seconds, aside) of one function.
+# Each function in one way and each of these ways (others trace or compile for seconds) in one function.
 _BY_DEFAULT = {
-    (dot_product, "loop"),
-    (additive, "outside"),
-    (heads_first, "inside"),
+    ("native", dot_product, "loop"),
+    ("portable", dot_product, "inside"),
+    ("portable", additive, "outside"),
+    ("native", heads_first, "inside"),
 }
 
 
 @pytest.mark.parametrize(
-    ("attend", "how"),
+    ("implementation", "attend", "how"),
     [
         pytest.param(
+            implementation,
             attend,
             how,
-            marks=[] if (attend, how) in _BY_DEFAULT else pytest.mark.slow,
-            id=f"{attend.__name__}-{how}",
+            marks=[] if (implementation, attend, how) in _BY_DEFAULT else pytest.mark.slow,
+            id=f"{implementation}-{attend.__name__}-{how}",
         )
+        for implementation in IMPLEMENTATIONS
         for attend in _ATTEND
         for how in _HOW
     ],
+    indirect=["implementation"],
 )
 def test_no_graph_of_a_traced_function_stays_alive(
     implementation: str, attend: Callable[..., tf.Tensor], how: str
@@ -149,7 +154,7 @@ def test_no_name_stays_in_the_gradient_registry() -> None:
     before = names()
     with heed.set_implementation("portable"):
         for _ in range(2):
-            traced(dot_product, "inside", [])
+            traced(additive, "inside", [])
     assert names() == before
 
 

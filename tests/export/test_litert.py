@@ -115,9 +115,8 @@ def with_keras_attention(x: Any, real: Any) -> Any:
     "make",
     [
         with_grouped_window,
-        with_additive,
         with_bilstm,
-        *slow([with_multi_head, with_luong, with_keras_attention]),
+        *slow([with_additive, with_multi_head, with_luong, with_keras_attention]),
     ],
 )
 def test_keras_models(make: Any, write: Any) -> None:
@@ -152,7 +151,7 @@ def accelerated() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", ["BertBackbone", "GPT2Backbone"])
+@pytest.mark.parametrize("name", ["BertBackbone", *slow(["GPT2Backbone"])])
 def test_accelerated_models_of_keras_hub(name: str, write: Any, accelerated: None) -> None:
     hub = pytest.importorskip("keras_hub")
     model = getattr(hub.models, name)(

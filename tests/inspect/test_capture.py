@@ -28,6 +28,7 @@ from tests.inspect.models import (
     sequence,
 )
 from tests.layers.stock import randomise
+from tests.slow import slow
 from tests.tolerances import assert_statistics
 
 CAUSAL = np.tril(np.ones((T, T), bool))
@@ -40,8 +41,14 @@ def assert_rows(weights: np.ndarray) -> None:
     assert set(np.round(sums).ravel()) <= {0.0, 1.0}
 
 
-@pytest.mark.parametrize("accelerated", [False, True], ids=["", "accelerated"])
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize(
+    ("name", "accelerated"),
+    [
+        *((name, False) for name in MODELS),
+        ("keras layers", True),
+        *slow((name, True) for name in MODELS if name != "keras layers"),
+    ],
+)
 def test_outputs_are_bitwise_those_without_capture(name, accelerated):
     model, inputs, arguments = MODELS[name]()
     model(inputs, **arguments)  # builds it

@@ -10,6 +10,7 @@ import pytest
 
 from heed.inspect import Capture, RowStatistics
 from tests import damage
+from tests.slow import slow
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
@@ -288,7 +289,7 @@ def test_a_forged_shape_allocates_no_memory(tmp_path):
         Capture.load(path)
 
 
-@pytest.mark.parametrize("kind", [damage.flipped, damage.cut])
+@pytest.mark.parametrize("kind", [*slow([damage.flipped]), damage.cut])
 def test_all_damage_raises_the_same_error(tmp_path, kind):
     """Changes each byte of a small file, and truncates it at each length."""
     path = tmp_path / "capture.npz"

@@ -21,6 +21,7 @@ from heed.inspect import (
     plot_model,
 )
 from tests.inspect.test_capture_object import planted, random_weights
+from tests.slow import slow
 
 SOURCE = "ich sehe das rote Haus".split()
 TARGET = "i see it".split()
@@ -109,7 +110,7 @@ def test_plot_map_has_the_tokens_on_both_axes():
 
 
 @pytest.mark.parametrize(
-    "length", [5, 160, *(pytest.param(n, marks=pytest.mark.slow) for n in (30, 100, 400))]
+    "length", [100, *slow([5, 30, 160, 400])]
 )
 def test_plot_map_can_be_read(length):
     tokens = [f"token {i}" for i in range(length)]
@@ -157,7 +158,7 @@ def test_plot_alignment_means_over_layers_and_heads_and_rings_the_largest():
 
 @pytest.mark.parametrize(
     ("layers", "heads", "T", "S"),
-    [(1, 1, 1, 2), (2, 4, 5, 7), pytest.param(3, 8, 40, 30, marks=pytest.mark.slow)],
+    [(1, 1, 1, 2), (2, 2, 5, 7), *slow([(2, 4, 5, 7), (3, 8, 40, 30)])],
 )
 def test_plot_cross_attention_of_any_size(layers, heads, T, S):
     weights = {f"cross {i}": random_weights(1, heads, T, S, seed=i) for i in range(layers)}

@@ -54,9 +54,14 @@ class Nested(keras.Model):
 class Late(keras.Model):
     """Makes its layers when it is built: when it is compiled Keras cannot know of them."""
 
+    def __init__(self, make: Callable[[], Any] = multi_head) -> None:
+        super().__init__()
+        self.make = make
+
     def build(self, shape: Any) -> None:
-        self.block = heed.layers.TransformerEncoderLayer(2, 32)
-        self.block.build(shape)
+        self.block = self.make()
+        if not self.block.built:
+            self.block.build(shape)
 
     def call(self, x: Any) -> Any:
         return self.block(x)
@@ -69,7 +74,7 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
     "additive": lambda: functional(heed.layers.AdditiveAttention(8)),
     "encoder layer": lambda: functional(heed.layers.TransformerEncoderLayer(2, 32)),
     "nested": Nested,
-    "late": Late,
+    "late": lambda: Late(lambda: heed.layers.TransformerEncoderLayer(2, 32)),
 }
 
 

@@ -235,7 +235,7 @@ def test_training_under_xla(case):
 
 
 @on_tensorflow
-@by_default("decoder")
+@by_default("multi_head_full")
 def test_export(case, tmp_path):
     contract.check_export(case, tmp_path)
 

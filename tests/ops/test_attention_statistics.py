@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from heed import ops
 from tests import reference, strategies, tolerances
 from tests.framework import tf
-from tests.ops.harness import op_options, reference_options, small_blocks
+from tests.ops.harness import op_options, reference_options, share_of_examples, small_blocks
 from tests.ops.test_memory import HEADS, LENGTH, WIDTH, largest_tensor, linear_bound, masks
 from tests.strategies import Shape
 
@@ -33,6 +33,7 @@ def expected_statistics(weights: Array, align: Any, keys: list[int]) -> tuple[Ar
     )
 
 
+@share_of_examples(2)
 @given(data=st.data())
 def test_statistics_agree_with_the_reference(data: st.DataObject) -> None:
     """Every mask, rows without keys, every option, blocks of any size, chosen keys in any order."""
@@ -174,6 +175,7 @@ def test_no_tensor_of_all_weights_in_the_graph(kind: str) -> None:
 # Chosen keys of `attention_weights`, and weights from a log-sum-exp
 
 
+@share_of_examples(3)
 @given(data=st.data())
 def test_weights_from_the_log_sum_exp(implementation: str, data: st.DataObject) -> None:
     block = data.draw(st.sampled_from(strategies.BLOCKS))

@@ -14,6 +14,7 @@ from heed import ops
 from tests import reference, strategies, tolerances
 from tests.framework import tf
 from tests.ops.harness import check_against_reference, keep_mask, share_of_examples, small_blocks
+from tests.slow import slow
 from tests.strategies import Shape
 
 RATE = 0.3
@@ -28,7 +29,7 @@ def draw_keep_mask(shape: Shape, seed: Any = 1, rate: float = RATE, **options: A
     return keep_mask(*zeros(shape), seed=seed, dropout=rate, **options)
 
 
-@share_of_examples(2)
+@share_of_examples(4)
 @given(data=st.data())
 def test_weights_tell_what_the_output_kept(implementation: str, data: st.DataObject) -> None:
     """Output and gradients are those of the weights that `attention_weights` returns."""
@@ -178,6 +179,7 @@ def test_places_are_independent(implementation: str) -> None:
         assert correlation(keep, other) < limit, seed
 
 
+@pytest.mark.parametrize("implementation", ["native", *slow(["portable"])], indirect=True)
 def test_the_mean_over_seeds_is_the_output_without(implementation: str) -> None:
     inputs = Shape(T=4, S=8).inputs(0)
     expected = np.asarray(ops.dot_product_attention(*inputs))

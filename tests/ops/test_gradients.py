@@ -21,6 +21,7 @@ from tests.ops.harness import (
     share_of_examples,
     small_blocks,
 )
+from tests.slow import slow
 from tests.strategies import MaskCase, Shape
 
 SHAPE = Shape(B=2, T=5, S=6, N=4, K=2, H=3, V=2)
@@ -262,6 +263,7 @@ def test_second_derivatives_of_the_log_sum_exp(implementation: str) -> None:
         np.testing.assert_allclose(a, b, atol=1e-12, rtol=1e-10)
 
 
+@pytest.mark.parametrize("implementation", ["native", *slow(["portable"])], indirect=True)
 @share_of_examples(7)
 @given(data=st.data())
 def test_second_derivatives_are_symmetric(implementation: str, data: st.DataObject) -> None:

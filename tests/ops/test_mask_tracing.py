@@ -16,6 +16,7 @@ import pytest
 
 from heed import layers, ops
 from heed.ops import Mask
+from tests.slow import slow
 from tests.strategies import Shape
 
 SHAPE = Shape(B=2, T=6, S=6)
@@ -37,7 +38,15 @@ def arrays(seed: int) -> dict[str, Mask]:
     }
 
 
-@pytest.mark.parametrize("kind", arrays(0))
+@pytest.mark.parametrize(
+    ("implementation", "kind"),
+    [
+        *(("native", kind) for kind in arrays(0)),
+        *(("portable", kind) for kind in ("dense", "joined")),
+        *slow(("portable", kind) for kind in arrays(0) if kind not in ("dense", "joined")),
+    ],
+    indirect=["implementation"],
+)
 def test_other_values_do_not_trace_anew(implementation: str, kind: str) -> None:
     inputs, traces = SHAPE.inputs(0), []
 

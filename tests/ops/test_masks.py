@@ -60,7 +60,7 @@ def test_no_key_is_visible_outside_of_the_range_that_is_computed(
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@share_of_examples(3)
+@share_of_examples(5)
 @given(data=st.data())
 def test_each_kind_inside_attention(implementation: str, kind: Any, data: st.DataObject) -> None:
     block = data.draw(st.sampled_from(BLOCKS))

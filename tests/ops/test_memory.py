@@ -21,6 +21,7 @@ from heed.ops import Mask
 from heed.ops.backends.tensorflow.portable.finite import Operands
 from heed.ops.backends.tensorflow.portable.tile import BlockAttention
 from tests.ops.harness import small_blocks
+from tests.slow import slow
 from tests.strategies import Shape
 
 LENGTH = 4096
@@ -79,14 +80,14 @@ def linear_bound(batch: int = 1) -> int:
     return bound
 
 
-# A static range of keys, and one from tensors: only this changes the loops.
+# A static range of keys, and one from tensors: only this changes the loops. Causal loops: see additive attention.
 @pytest.mark.parametrize(
     "kind",
     [
-        *("causal", "segments"),
+        *("window", "segments"),
         *(
             pytest.param(kind, marks=pytest.mark.slow)
-            for kind in ("none", "window", "lengths", "prefix", "padding")
+            for kind in ("none", "causal", "lengths", "prefix", "padding")
         ),
     ],
 )
@@ -186,7 +187,7 @@ def test_measured_peak_memory_is_far_below_the_scores(causal: str, train: str) -
     assert int(result.stdout.split()[-1]) < 512
 
 
-@pytest.mark.parametrize("kind", ["causal", "window", "segments", "lengths", "prefix", "both"])
+@pytest.mark.parametrize("kind", ["causal", "segments", "both", *slow(["window", "lengths", "prefix"])])
 def test_blocks_that_a_mask_rules_out_are_skipped(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
