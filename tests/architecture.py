@@ -150,18 +150,21 @@ class _Imports(ast.NodeVisitor):
             self.visit(child)
 
 
-_parse_text = functools.cache(ast.parse)
+@functools.cache
+def _nodes_of_text(text: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(text)))
 
 
-def _parse(path: Path) -> ast.Module:
-    return _parse_text(path.read_text(encoding="utf-8"))
+def _nodes(path: Path) -> list[ast.AST]:
+    """All nodes of a file, the module first."""
+    return _nodes_of_text(path.read_text(encoding="utf-8"))
 
 
 def imports_of(path: Path, package: Path) -> list[Import]:
     """All imports of the file `path` of the package folder `package`."""
     dotted = ".".join([package.name, *path.relative_to(package).parent.parts])
     visitor = _Imports(dotted)
-    visitor.visit(_parse(path))
+    visitor.visit(_nodes(path)[0])
     return visitor.found
 
 
@@ -184,7 +187,7 @@ def _private_reads(package: Path) -> Iterator[str]:
     for path in sorted(package.rglob("*.py")):
         relative = path.relative_to(package)
         part = relative.parts[0].removesuffix(".py")
-        for node in ast.walk(_parse(path)):
+        for node in _nodes(path):
             if isinstance(node, ast.ClassDef):
                 for member in ast.walk(node):
                     if isinstance(member, ast.FunctionDef):
@@ -246,12 +249,12 @@ def _breaches_of_file(path: Path, package: Path) -> Iterator[tuple[int, str]]:
     if part not in FLOORS:
         yield 1, f"`{part}` has no floor: give it one"
         return
-    tree = _parse(path)
-    for node in ast.walk(tree):
+    nodes = _nodes(path)
+    for node in nodes:
         if isinstance(node, ast.Assert):
             yield node.lineno, "assert: raise ValueError or TypeError"
     if relative.as_posix() != MASK_RULES:
-        yield from _type_tests_of_rules(tree)
+        yield from _type_tests_of_rules(nodes)
     for found in imports_of(path, package):
         top = found.module.split(".")[0]
         if top == package.name:
@@ -264,16 +267,16 @@ def _breaches_of_file(path: Path, package: Path) -> Iterator[tuple[int, str]]:
             yield found.line, message
 
 
-def _type_tests_of_rules(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def _type_tests_of_rules(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """Each `isinstance(rule, Window)` and the like: what differs between rules is a method of theirs."""
     module = Path(MASK_RULES).stem
     classes = {
         alias.asname or alias.name
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[-1] == module
         for alias in node.names
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
             for part in (part for argument in node.args[1:] for part in ast.walk(argument)):
                 name = ast.unparse(part) if isinstance(part, ast.Name | ast.Attribute) else ""

@@ -10,6 +10,7 @@ from benchmarks.cases import Case
 from benchmarks.measure import describe_difference
 from benchmarks.peers import PEERS, _generate, _inputs, _language_model, _model, _sgemm, prepare
 from tests import reference
+from tests.slow import slow
 
 
 def visible(case):
@@ -116,7 +117,7 @@ def test_models_compute_the_same(case, monkeypatch):
     assert describe_difference(rest, fast, case.dtype) is not None
 
 
-@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("beams", [3, *slow([1])])
 def test_texts_are_the_same(beams, monkeypatch):
     monkeypatch.setattr(_generate, "LAYERS", 1)
     case = Case(3, 2, 6, 4, keys=5, kind="generate", beams=beams)

@@ -75,7 +75,7 @@ def in_order_of_stock_layers(variables):
 
 def test_heeds_learns_as_stock_layers_do(monkeypatch):
     """The same weights, and the same numbers dropped: the same loss and gradients."""
-    config = dataclasses.replace(CONFIG, dropout=0.3, decoder_layers=1)
+    config = dataclasses.replace(CONFIG, dropout=0.3)
     heeds = Transformer(config)
     heeds({"source": SOURCE, "target": TARGET})
     table = _training.sinusoids(9, config.width)
@@ -90,7 +90,7 @@ def test_heeds_learns_as_stock_layers_do(monkeypatch):
 
     def learned(model, of, inputs):
         dropping = [layer for layer in model._flatten_layers() if isinstance(layer, Dropout)]
-        assert len(dropping) == 1 + 3 + 1 + 4
+        assert len(dropping) == 1 + 3 + 1 + 2 * 4
         for layer in dropping:  # a seed for all, in whatever order they are
             layer.seed_generator.state.assign([7, 7])
         with tf.GradientTape() as tape:

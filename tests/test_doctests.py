@@ -37,11 +37,10 @@ def test_modules_are_found():
         _module_names(),
         str,
         eagerly={
-            "heed.models.ensemble",
             "heed.models.masked_language_model",
             "heed.models.recurrent_translator",
         },
-        slow={"heed.export.exporting"},
+        slow={"heed.export.exporting", "heed.models.ensemble"},
     ),
 )
 def test_docstring_examples(name, eagerly):

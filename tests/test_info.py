@@ -169,6 +169,8 @@ def test_another_backend_that_is_installed(monkeypatch):
     monkeypatch.setattr(keras.config, "backend", lambda: "numpy")
     with pytest.raises(RuntimeError, match=r"tensorflow \(TensorFlow\).* the backend 'numpy'"):
         backends.check()
+    with pytest.raises(RuntimeError, match=r"^`heed.export` needs TensorFlow: set KERAS_BACKEND="):
+        backends.require_tensorflow("`heed.export`")
     answer = heed.info()
     assert answer["implementation"] == "none"
     assert "heed does not support this backend of Keras" in answer["reason"]
@@ -193,6 +195,7 @@ main(["info"])
 """
 
 
+@pytest.mark.slow  # `test_architecture.py` says where heed may import a framework
 @pytest.mark.parametrize("backend", ["torch"])
 def test_other_frameworks_than_that_of_keras_are_not_imported(backend):
     if importlib.util.find_spec(backend) is None:

@@ -110,7 +110,10 @@ def test_an_artefact_runs_without_heed_and_agrees(exported):
             "portable",
             marks=pytest.mark.slow,  # in ONNX it is tested by default
         ),
-        (lambda: LanguageModel(LanguageModelConfig(30, width=16, num_heads=2, layers=1)), "portable"),
+        (
+            lambda: LanguageModel(LanguageModelConfig(30, width=16, num_heads=2, layers=1)),
+            "portable",
+        ),
         pytest.param(lambda: transformer(position="alibi"), "portable", marks=pytest.mark.slow),
         pytest.param(
             lambda: transformer(position="rotary", norm_first=False, gated=True),

@@ -125,7 +125,9 @@ def test_gradient_times_attention_by_hand(kind):
     np.testing.assert_allclose(found, by_hand, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["heed encoder layer", "heed Transformer", *slow(["keras layers"])])
+@pytest.mark.parametrize(
+    "name", ["heed encoder layer", "heed Transformer", *slow(["keras layers"])]
+)
 def test_gradients_through_a_whole_model_match_finite_differences(name):
     """The contributions of a head sum to the derivative by its scale: sum_ij w dL/dw = dL/d(scale of head)."""
     model, inputs, arguments = MODELS[name]()

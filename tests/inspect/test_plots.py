@@ -109,9 +109,7 @@ def test_plot_map_has_the_tokens_on_both_axes():
     assert texts(plot_map(planted(), "a", 0).axes[0].xaxis) == list("01234")
 
 
-@pytest.mark.parametrize(
-    "length", [100, *slow([5, 30, 160, 400])]
-)
+@pytest.mark.parametrize("length", [100, *slow([5, 30, 160, 400])])
 def test_plot_map_can_be_read(length):
     tokens = [f"token {i}" for i in range(length)]
     w = random_weights(1, 1, length, length)

@@ -213,7 +213,7 @@ def test_unknown_batch_and_length(case):
     contract.check_unknown_sizes(case)
 
 
-@every_case
+@by_default(*DISTINCT)
 def test_mixed_precision(case):
     contract.check_mixed_precision(case, "mixed_float16")
 

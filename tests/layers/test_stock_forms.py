@@ -116,6 +116,7 @@ def test_encoder_and_decoder_layers_with_padding(options: dict[str, Any]) -> Non
     np.testing.assert_array_equal(np.asarray(model([SOURCE, TARGET])), expected)
 
 
+@pytest.mark.slow  # `test_replacing.py` looks for heed in a file, and loads it here
 def test_its_file_loads_without_heed(tmp_path: Path) -> None:
     stock = replace_attention(translator(norm_first=False), by="keras")
     assert_loads_without_heed(stock, [SOURCE, TARGET], tmp_path)

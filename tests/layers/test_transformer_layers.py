@@ -10,6 +10,7 @@ from heed.layers import (
     TransformerEncoderLayer,
 )
 from tests.framework import tf
+from tests.slow import slow
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3, 5, 8)).astype("float32")
@@ -237,10 +238,19 @@ def test_positions_reach_the_self_attention(make, positions):
     assert np.abs(np.asarray(plain) - np.asarray(placed)).max() > 1e-5
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
+GROUPED = {"norm_first": False, "num_key_value_heads": 1}
+WINDOW = {"sliding_window": 2, "soft_cap": 3.0}
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"norm_first": False, "num_key_value_heads": 1}, {"sliding_window": 2, "soft_cap": 3.0}],
+    ("options", "positions"),
+    [
+        *(({}, positions) for positions in POSITIONS),
+        (GROUPED, "none"),
+        (WINDOW, "rotary"),
+        *slow((GROUPED, positions) for positions in POSITIONS if positions != "none"),
+        *slow((WINDOW, positions) for positions in POSITIONS if positions != "rotary"),
+    ],
     ids=str,
 )
 def test_decoding_with_a_cache_is_the_whole_call(options, positions):
@@ -301,8 +311,14 @@ def test_a_layer_without_cross_attention():
     np.testing.assert_allclose(output, layer(X), atol=1e-6)
 
 
-@pytest.mark.parametrize("make", [encoder, decoder])
-@pytest.mark.parametrize("rate", ["dropout", "attention_dropout"])
+@pytest.mark.parametrize(
+    ("make", "rate"),
+    [
+        (encoder, "dropout"),
+        (decoder, "attention_dropout"),
+        *slow([(encoder, "attention_dropout"), (decoder, "dropout")]),
+    ],
+)
 def test_dropout_acts_in_training_only_and_follows_its_seed(make, rate):
     inputs = (X,) if make is encoder else (X, ENCODED)
     layer, twin = make(**{rate: 0.5}, seed=3), make(**{rate: 0.5}, seed=3)

@@ -249,6 +249,7 @@ FORK = """
 """
 
 
+@pytest.mark.slow  # `test_core.py` forks by default, without TensorFlow
 def test_children_after_fork() -> None:
     """The first is made before the parent's first call, the others after it.
 
@@ -433,7 +434,7 @@ def test_the_ops_take_dilation(heads_first: bool) -> None:
 def test_malformed_ops_end_in_errors() -> None:
     """In a process of its own: see `fuzz_ops.py`."""
     child = subprocess.run(
-        [sys.executable, "-m", "tests.native.fuzz_ops", "0", "200"],
+        [sys.executable, "-m", "tests.native.fuzz_ops", "0", "100"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -441,4 +442,4 @@ def test_malformed_ops_end_in_errors() -> None:
     )
     last = child.stdout.splitlines()[-1:]
     assert child.returncode == 0, f"status {child.returncode} at {last}: {child.stderr[-2000:]}"
-    assert 25 < int(last[0].split()[0]) < 175  # some are right, some are not
+    assert 12 < int(last[0].split()[0]) < 88  # some are right, some are not

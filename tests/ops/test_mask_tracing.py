@@ -192,9 +192,7 @@ class Masked(keras.Model):
     ("form", "where"),
     [
         ("pair", "slices"),
-        ("dictionary", "mapped"),
-        pytest.param("pair", "mapped", marks=pytest.mark.slow),
-        pytest.param("dictionary", "slices", marks=pytest.mark.slow),
+        *slow([("dictionary", "mapped"), ("pair", "mapped"), ("dictionary", "slices")]),
     ],
 )
 def test_keras_trains_and_predicts_with_masks_as_data(form: str, where: str) -> None:

@@ -187,7 +187,9 @@ def test_measured_peak_memory_is_far_below_the_scores(causal: str, train: str) -
     assert int(result.stdout.split()[-1]) < 512
 
 
-@pytest.mark.parametrize("kind", ["causal", "segments", "both", *slow(["window", "lengths", "prefix"])])
+@pytest.mark.parametrize(
+    "kind", ["causal", "segments", "both", *slow(["window", "lengths", "prefix"])]
+)
 def test_blocks_that_a_mask_rules_out_are_skipped(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

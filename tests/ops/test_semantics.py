@@ -65,7 +65,9 @@ WITH_EMPTY_ROWS: dict[str, dict[str, Any]] = {
         pytest.param(
             kind,
             name,
-            marks=[] if name == "plain" or kind == "lengths" else pytest.mark.slow,
+            marks=[]
+            if name == "plain" or (kind == "lengths" and name in ("dropout", "alibi", "bias"))
+            else pytest.mark.slow,
         )
         for kind in empty_row_masks()
         for name in WITH_EMPTY_ROWS
