@@ -277,7 +277,11 @@ def _type_tests_of_rules(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
         for alias in node.names
     }
     for node in nodes:
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("isinstance", "issubclass")
+        ):
             for part in (part for argument in node.args[1:] for part in ast.walk(argument)):
                 name = ast.unparse(part) if isinstance(part, ast.Name | ast.Attribute) else ""
                 if name in classes or name.rpartition(".")[0].split(".")[-1] == module:
