@@ -83,7 +83,7 @@ def test_the_cache_changes_nothing_in_other_models(method, variant):
     np.testing.assert_array_equal(cached, again)
 
 
-@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("use_cache", [True, pytest.param(False, marks=slow)])
 def test_a_state_of_decoding_is_a_value(use_cache):
     """It knows how many tokens it has read, can be gone on from twice, and gives what the whole model gives."""
     model, source = small_model(seed=4), np.repeat(sources(1), 3, axis=0)  # rows may change places
@@ -108,7 +108,9 @@ def test_a_state_of_decoding_is_a_value(use_cache):
     np.testing.assert_allclose(logits, expected[:, 0], atol=1e-5)
 
 
-@pytest.mark.parametrize("method", [pytest.param("greedy", marks=slow), "beam", "sample"])
+@pytest.mark.parametrize(
+    "method", [pytest.param("greedy", marks=slow), pytest.param("beam", marks=slow), "sample"]
+)
 def test_a_row_ends_once_and_is_padded_after(method):
     model = small_model(seed=5, end_bias=END_BIAS)
     tokens = decode(model, sources(12, seed=2), **METHODS[method])
@@ -145,7 +147,7 @@ def test_a_sampled_row_depends_on_its_own_number_only():
     source = sources(4)
     other = source.copy()
     other[2:] = source[:2]
-    one, two = (decode(model, x, method="sample", seed=9) for x in (source, other))
+    one, two = (decode(model, x, 4, method="sample", seed=9) for x in (source, other))
     np.testing.assert_array_equal(one[:2], two[:2])
 
 
@@ -469,7 +471,7 @@ def test_draws_at_the_ends_of_the_interval_are_possible_tokens():
     ("policy", "method"),
     [
         ("mixed_float16", "greedy"),
-        ("mixed_bfloat16", "beam"),
+        pytest.param("mixed_bfloat16", "beam", marks=slow),
         pytest.param("mixed_bfloat16", "sample", marks=slow),
     ],
 )
@@ -641,7 +643,8 @@ def test_a_block_put_in_the_place_of_another_is_seen():
 def test_lists_and_empty_batches():
     model = small_model(seed=3)
     np.testing.assert_array_equal(
-        decode(model, [[3, 4, 5], [6, 0, 0]]), decode(model, np.array([[3, 4, 5], [6, 0, 0]]))
+        decode(model, [[3, 4, 5], [6, 0, 0]], 4),
+        decode(model, np.array([[3, 4, 5], [6, 0, 0]]), 4),
     )
     assert decode(model, np.zeros((0, 4), "int32")).shape == (0, 8)
     assert decode(model, sources(), 1).shape == (5, 1)
@@ -697,8 +700,8 @@ def test_bad_options_are_named(options, name):
 def test_more_tokens_to_choose_from_than_there_are_cut_nothing():
     model, options = small_model(), {"method": "sample", "seed": 3}
     np.testing.assert_array_equal(
-        decode(model, sources(), top_k=2**31 - 1, **options),
-        decode(model, sources(), top_k=model.config.target_vocabulary_size, **options),
+        decode(model, sources(), 4, top_k=2**31 - 1, **options),
+        decode(model, sources(), 4, top_k=model.config.target_vocabulary_size, **options),
     )
 
 
