@@ -59,6 +59,7 @@ def test_other_ways_find_the_same_tokens():
     np.testing.assert_array_equal(tokens, decode(both, method="beam", beam_size=1))
 
 
+@pytest.mark.slow
 def test_a_model_and_itself_is_that_model():
     model = small_model(seed=4, end_bias=0.7)
     options = {"method": "beam", "beam_size": 3, "num_results": 2}
@@ -66,7 +67,6 @@ def test_a_model_and_itself_is_that_model():
     np.testing.assert_array_equal(twice, decode(model, **options))
 
 
-@pytest.mark.slow
 def test_scores_and_coverage_are_means():
     """Of a model and itself: its own."""
     model = small_model(seed=4, end_bias=0.7)
