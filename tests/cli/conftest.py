@@ -1,39 +1,27 @@
-"""A tiny run that `heed train` made, and the command in this process."""
+"""A tiny run, and the command in this process."""
 
-import contextlib
 import io
-import os
 import shutil
 import sys
 
 import pytest
 
 from heed import cli
-from tests.cli.command import OPTIONS
 from tests.seq2seq.conftest import eager, finished_run  # noqa: F401
 
 
 @pytest.fixture(scope="session")
-def trained_path(tmp_path_factory):
-    """A tiny finished run on English and German that `heed train` made in its default folder; only read.
+def trained_path(finished_run):  # noqa: F811
+    """The folder of a tiny finished run on English and German; only read."""
+    return finished_run.path
 
-    The workers of a session share one.
-    """
-    import fcntl
 
-    shared = tmp_path_factory.getbasetemp()
-    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
-    with (shared / "cli.lock").open("w") as lock, pytest.MonkeyPatch.context() as patch:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        folder = shared / "cli"
-        if not (folder / "heed-runs/numbers/weights.npz").exists():
-            folder.mkdir(exist_ok=True)
-            patch.chdir(folder)
-            output = io.StringIO()
-            with contextlib.redirect_stdout(output):
-                status = cli.main(["train", "numbers", "--languages", "en,de", *OPTIONS])
-            (folder / "said.txt").write_text(f"{status}\n{output.getvalue()}")
-    return folder / "heed-runs/numbers"
+@pytest.fixture
+def no_validation(monkeypatch):
+    """Validations compute nothing: for commands that train and are tested for something else."""
+    from heed.seq2seq.training_step import TrainingStep, Validation
+
+    monkeypatch.setattr(TrainingStep, "validate", lambda *_: Validation(1.0, 0.5, 0.5))
 
 
 @pytest.fixture(scope="module")

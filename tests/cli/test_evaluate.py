@@ -14,12 +14,12 @@ from tests.cli.command import fails
 
 def test_evaluate_writes_the_figures(heed, run_path, tmp_path, monkeypatch):
     monkeypatch.setattr(number_words, "evaluation_numbers", lambda: np.array([1, 20, 300]))
+    monkeypatch.setattr(NumbersTask, "extra_evaluations", dict)
     status, out, _ = heed("evaluate", run_path)
     assert status == 0
     assert "of 6 held-out answers are right" in out
     figures = json.loads((run_path / "evaluation.json").read_text())
     assert (figures["pairs"], figures["weights"]) == (6, {"step": 12})
-    monkeypatch.setattr(NumbersTask, "extra_evaluations", dict)
     other = tmp_path / "averaged"
     shutil.copytree(run_path, other)
     assert heed("average", other)[0] == heed("evaluate", other)[0] == 0

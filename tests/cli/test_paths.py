@@ -54,7 +54,7 @@ def folders(request, tmp_path, monkeypatch):
         yield "-my runs", "-my files"
 
 
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("eager", "no_validation")
 def test_every_path_of_every_command(heed, folders, trained_path, tmp_path, monkeypatch):
     monkeypatch.setattr(NumbersTask, "extra_evaluations", dict)
     monkeypatch.setattr(catalogs, "read_pairs", lambda language: [("Open", "Auf")])

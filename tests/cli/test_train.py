@@ -51,14 +51,19 @@ def test_own_text(heed, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_a_run_in_the_default_folder_is_trained_as_python_trains_it(heed, trained_path, tmp_path):
-    said = (trained_path.parents[1] / "said.txt").read_text()
-    assert said.startswith("0\ntrained 12 steps in ")
-    assert said.endswith("the run: heed-runs/numbers\n")
-    run = RunFolder.open(trained_path)
-    same = tiny.start(tmp_path / "same", languages=("en", "de"))
+@pytest.mark.usefixtures("eager")
+def test_a_run_in_the_default_folder_is_trained_as_python_trains_it(heed, tmp_path):
+    options = [*OPTIONS, "--steps", "2"]
+    status, out, err = heed("train", "numbers", "--languages", "en,de", *options)
+    assert status == 0, err
+    assert out.startswith("trained 2 steps in ")
+    assert out.endswith("the run: heed-runs/numbers\n")
+    path = tmp_path / "heed-runs/numbers"
+    run = RunFolder.open(path)
+    same = tiny.start(tmp_path / "same", languages=("en", "de"), steps=2)
     assert {**run.config, "task": None} == {**same.config, "task": None}
-    path = shutil.copytree(trained_path, tmp_path / "copy")
+    train(same, progress=False)
+    assert tiny.same(tiny.weights(run), tiny.weights(same))
     assert heed("train", "--resume", path)[0] == 0
     shutil.rmtree(path / "checkpoints")
     (path / "weights.npz").unlink()
@@ -80,14 +85,16 @@ def test_the_demo_takes_the_next_free_folder(heed, monkeypatch, tmp_path):
     assert "<title>382,764 → " in text
 
 
-def test_a_full_disk(heed, tmp_path, run_path):
+@pytest.mark.usefixtures("eager", "no_validation")
+def test_a_full_disk(heed, tmp_path):
     """A limit on the size of files stands for the disk: the checkpoint does not fit."""
     resource = pytest.importorskip("resource")
+    options = [*OPTIONS, "--steps", "3"]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, before[1]))
     try:
         status, out, err = heed(
-            "train", "numbers", "--languages", "en,de", "--run", "run", *OPTIONS
+            "train", "numbers", "--languages", "en,de", "--run", "run", *options
         )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -96,7 +103,9 @@ def test_a_full_disk(heed, tmp_path, run_path):
     run = RunFolder.open(tmp_path / "run")
     assert list(run.checkpoints.iterdir()) == [], "no half checkpoint"
     train(run, progress=False)
-    assert tiny.same(tiny.weights(run), tiny.weights(RunFolder.open(run_path)))
+    undisturbed = tiny.start(tmp_path / "undisturbed", languages=("en", "de"), steps=3)
+    train(undisturbed, progress=False)
+    assert tiny.same(tiny.weights(run), tiny.weights(undisturbed))
 
 
 @pytest.mark.slow
@@ -129,7 +138,7 @@ def test_the_help_of_train_lists_all_options(heed):
     assert "docs/" not in text
 
 
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("eager", "no_validation")
 def test_a_file_and_what_overrides_it(heed, tmp_path):
     (tmp_path / "a.yaml").write_text(FILE)
     status, out, err = heed("train", "--config", "a.yaml", "--steps", "4", "--no-norm-first")
@@ -182,7 +191,7 @@ def test_mistakes_in_a_file(heed, tmp_path):
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a.yaml"]
 
 
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("eager", "no_validation")
 def test_the_files_of_a_run_on_own_text_and_one_that_goes_on_from_it(heed, tmp_path):
     source, target = tiny.write_parallel_text(tmp_path)
     (tmp_path / "a.yaml").write_text(
@@ -218,7 +227,7 @@ def test_a_model_of_a_run_opens_in_keras_after_importing_heed(trained_path):
     assert float(total) == pytest.approx(sum(abs(w).sum() for w in weights), rel=1e-4)
 
 
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("eager", "no_validation")
 def test_text_from_standard_input_is_kept_for_a_resume(heed, tmp_path, monkeypatch):
     (tmp_path / "a.yaml").write_text(
         FILE.replace("task: numbers", "data: {source: '-', vocabulary_size: 40}")

@@ -9,13 +9,11 @@ from tests.cli.command import fails
 from tests.seq2seq import tiny
 
 
-@pytest.mark.parametrize("text", [["1 2 3 4"], ["1234"], ["1,234"], ["1", "2", "3", "4"]])
-def test_one_number_in_four_ways(heed, run_path, text):
-    status, out, err = heed("translate", run_path, *text)
-    assert status == 0
-    assert err == ""
-    assert out.count("\n") == 1
-    assert out == heed("translate", run_path, "001234")[1]
+def test_one_number_in_four_ways(heed, run_path):
+    expected = heed("translate", run_path, "001234")[1]
+    assert expected.count("\n") == 1
+    for text in (["1 2 3 4"], ["1234"], ["1,234"], ["1", "2", "3", "4"]):
+        assert heed("translate", run_path, *text) == (0, expected, "")
 
 
 def test_lines_in_lines_out(heed, run_path):

@@ -50,7 +50,6 @@ def lengths_of(tokens, end=2):
     [
         ("learned", "greedy"),
         ("alibi", "beam"),
-        ("sinusoidal", "sample"),
         *(pytest.param(*each, marks=slow) for each in itertools.product(POSITIONS, METHODS)),
     ],
 )
@@ -68,7 +67,9 @@ def test_the_cache_changes_nothing(method, position):
     "variant",
     [
         {"norm_first": False, "encoder_layers": 2, "decoder_layers": 3},
-        {"num_key_value_heads": 1, "dropout": 0.4, "attention_dropout": 0.4},
+        pytest.param(
+            {"num_key_value_heads": 1, "dropout": 0.4, "attention_dropout": 0.4}, marks=slow
+        ),
     ],
     ids=str,
 )
@@ -82,7 +83,7 @@ def test_the_cache_changes_nothing_in_other_models(method, variant):
     np.testing.assert_array_equal(cached, again)
 
 
-@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("use_cache", [True, pytest.param(False, marks=slow)])
 def test_a_state_of_decoding_is_a_value(use_cache):
     """It knows how many tokens it has read, can be gone on from twice, and gives what the whole model gives."""
     model, source = small_model(seed=4), np.repeat(sources(1), 3, axis=0)  # rows may change places
@@ -107,7 +108,9 @@ def test_a_state_of_decoding_is_a_value(use_cache):
     np.testing.assert_allclose(logits, expected[:, 0], atol=1e-5)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param("greedy", marks=slow), pytest.param("beam", marks=slow), "sample"]
+)
 def test_a_row_ends_once_and_is_padded_after(method):
     model = small_model(seed=5, end_bias=END_BIAS)
     tokens = decode(model, sources(12, seed=2), **METHODS[method])
@@ -119,24 +122,24 @@ def test_a_row_ends_once_and_is_padded_after(method):
         assert (row[:length] == 2).sum() <= 1
 
 
-@pytest.mark.parametrize("method", ["greedy", "beam"])
+@pytest.mark.parametrize("method", [pytest.param("greedy", marks=slow), "beam"])
 def test_rows_do_not_depend_on_their_neighbours(method):
-    model = small_model(seed=4, end_bias=END_BIAS)
+    model, options = small_model(seed=4, end_bias=END_BIAS), {**METHODS[method], "max_length": 5}
     source = sources(8)
-    together = decode(model, source, **METHODS[method])
+    together = decode(model, source, **options)
     for row in (1, 4):
-        alone = decode(model, source[row : row + 1], **METHODS[method])
+        alone = decode(model, source[row : row + 1], **options)
         np.testing.assert_array_equal(alone[0], together[row])
     short = source[source[:, -1] == 0][:1]
     unpadded = short[short != 0][None]
     np.testing.assert_array_equal(
-        decode(model, unpadded, **METHODS[method]), decode(model, short, **METHODS[method])
+        decode(model, unpadded, **options), decode(model, short, **options)
     )
     order = np.random.default_rng(0).permutation(8)
-    shuffled = decode(model, source[order], **METHODS[method])
+    shuffled = decode(model, source[order], **options)
     np.testing.assert_array_equal(shuffled, together[order])
     wider = np.pad(source, ((0, 0), (0, 4)))
-    np.testing.assert_array_equal(decode(model, wider, **METHODS[method]), together)
+    np.testing.assert_array_equal(decode(model, wider, **options), together)
 
 
 def test_a_sampled_row_depends_on_its_own_number_only():
@@ -144,7 +147,7 @@ def test_a_sampled_row_depends_on_its_own_number_only():
     source = sources(4)
     other = source.copy()
     other[2:] = source[:2]
-    one, two = (decode(model, x, method="sample", seed=9) for x in (source, other))
+    one, two = (decode(model, x, 4, method="sample", seed=9) for x in (source, other))
     np.testing.assert_array_equal(one[:2], two[:2])
 
 
@@ -182,21 +185,26 @@ def exhausted():
 
 def finished_sequences(model, row):
     """log p of each sequence of at most STEPS tokens that ends, by trying all of them."""
-    scores, finished = {(): 0.0}, {}
-    for length in range(STEPS):
-        prefixes = list(itertools.product(range(3, VOCABULARY), repeat=length))
-        targets = np.array([[1, *prefix] for prefix in prefixes])
-        batch = {"source": np.tile(row, (len(prefixes), 1)), "target": targets}
-        logits = np.asarray(model(batch))[:, -1, 2:].astype("float64")  # no padding, no start
-        logs = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
-        for prefix, log in zip(prefixes, logs, strict=True):
-            finished[(*prefix, 2)] = scores[prefix] + log[0]
-            for token in range(3, VOCABULARY):
-                scores[(*prefix, token)] = scores[prefix] + log[token - 2]
+    longest = list(itertools.product(range(3, VOCABULARY), repeat=STEPS - 1))
+    targets = np.array(
+        [[1, *prefix] for prefix in longest]
+    )  # and all shorter ones, at their places
+    batch = {"source": np.tile(row, (len(longest), 1)), "target": targets}
+    logits = np.asarray(model(batch))[:, :, 2:].astype("float64")  # no padding, no start
+    logs = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
+    finished = {}
+    for prefix, log in zip(longest, logs, strict=True):
+        score = 0.0
+        for length in range(STEPS):
+            finished[(*prefix[:length], 2)] = score + log[length, 0]
+            if length < STEPS - 1:
+                score += log[length, prefix[length] - 2]
     return finished
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize(
+    "alpha", [pytest.param(0.0, marks=slow), 0.6, pytest.param(2.0, marks=slow)]
+)
 def test_a_beam_as_wide_as_the_space_is_an_exhaustive_search(exhausted, alpha):
     model, cases = exhausted
     differs = False
@@ -211,7 +219,8 @@ def test_a_beam_as_wide_as_the_space_is_an_exhaustive_search(exhausted, alpha):
     assert differs  # greedy decoding misses the best sequence somewhere
 
 
-@pytest.mark.parametrize("alpha", [pytest.param(0.0, marks=slow), 2.0])
+@slow  # test_decoding_exactness.py has it by default
+@pytest.mark.parametrize("alpha", [0.0, 2.0])
 def test_one_beam_is_greedy(alpha):
     model = small_model(end_bias=END_BIAS)
     for seed in REWEIGHTED:
@@ -329,15 +338,9 @@ def test_decoding_stops_when_all_rows_have_ended(method, monkeypatch):
 
 @pytest.mark.parametrize(
     ("method", "jit_compile"),
-    [
-        ("greedy", False),
-        pytest.param("sample", False, marks=slow),
-        pytest.param("beam", True, marks=slow),
-        pytest.param("beam", False, marks=slow),
-        pytest.param("greedy", True, marks=slow),
-        pytest.param("sample", True, marks=slow),
-    ],
+    list(itertools.product(METHODS, (False, True))),
 )
+@slow  # of unknown sizes, below, is more; a language model is compiled by XLA by default
 @pytest.mark.usefixtures("compiled")
 def test_inside_a_tf_function(method, jit_compile):
     model = small_model(seed=4, end_bias=END_BIAS)
@@ -386,10 +389,10 @@ def test_autograph_does_not_rewrite_it(monkeypatch):
 def test_sampling_repeats_with_a_seed_and_not_without():
     model = small_model(seed=3)
     source = sources(8)
-    one = decode(model, source, method="sample", seed=1)
-    np.testing.assert_array_equal(one, decode(model, source, method="sample", seed=np.int64(1)))
-    assert np.any(one != decode(model, source, method="sample", seed=2))
-    free = [decode(model, source, method="sample") for _ in range(2)]
+    one = decode(model, source, 4, method="sample", seed=1)
+    np.testing.assert_array_equal(one, decode(model, source, 4, method="sample", seed=np.int64(1)))
+    assert np.any(one != decode(model, source, 4, method="sample", seed=2))
+    free = [decode(model, source, 4, method="sample") for _ in range(2)]
     assert np.any(free[0] != free[1])
 
 
@@ -418,12 +421,12 @@ def test_sampling_without_a_seed_draws_afresh_in_a_tf_function():
     assert np.any(np.asarray(traced(source)) != np.asarray(traced(source)))
 
 
-@pytest.mark.parametrize("options", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-3}], ids=str)
-def test_sampling_cut_to_one_token_is_greedy(options):
+def test_sampling_cut_to_one_token_is_greedy():
     model = small_model(seed=4, end_bias=END_BIAS)
-    np.testing.assert_array_equal(
-        decode(model, sources(), method="sample", **options), decode(model, sources())
-    )
+    greedy = decode(model, sources(), 5)
+    for options in ({"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-3}):
+        sampled = decode(model, sources(), 5, method="sample", **options)
+        np.testing.assert_array_equal(sampled, greedy, err_msg=str(options))
 
 
 @pytest.mark.parametrize(
@@ -468,7 +471,7 @@ def test_draws_at_the_ends_of_the_interval_are_possible_tokens():
     ("policy", "method"),
     [
         ("mixed_float16", "greedy"),
-        ("mixed_bfloat16", "beam"),
+        pytest.param("mixed_bfloat16", "beam", marks=slow),
         pytest.param("mixed_bfloat16", "sample", marks=slow),
     ],
 )
@@ -482,12 +485,12 @@ def test_mixed_precision(policy, method):
 
 def test_changed_weights_are_seen():
     model = small_model(seed=3)
-    before = decode(model, sources())
+    before = decode(model, sources(), 4)
     other = small_model(seed=4)
     model.set_weights(other.get_weights())
-    after = decode(model, sources())
+    after = decode(model, sources(), 4)
     assert np.any(before != after)
-    np.testing.assert_array_equal(after, decode(other, sources()))
+    np.testing.assert_array_equal(after, decode(other, sources(), 4))
 
 
 def kept_programs(model):
@@ -510,31 +513,23 @@ def test_lora_is_seen():
     assert len(kept_programs(model)) == 2  # those of before are gone
 
 
-@pytest.mark.usefixtures("compiled")
-def test_the_dtype_of_the_weights_is_seen():
-    model = small_model(seed=3)
-    decode(model, sources())
-    (before,) = kept_programs(model)
-    program = programs._kept[model].by_key[before]
-    model.decoder.blocks[0].feed_forward.hidden_dense.quantize("int8")
-    decode(model, sources())
-    assert programs._kept[model].by_key[before] is not program
+def test_the_dtype_of_the_weights_and_a_policy_are_seen():
+    """A policy changes what a layer computes in, and no variable."""
 
+    def program():  # made, and not traced before it runs
+        return programs.program(model, {"max_length": 8}, generation._decode)
 
-@pytest.mark.usefixtures("compiled")
-def test_a_policy_is_seen():
-    """Which changes what a layer computes in, and no variable."""
     model = small_model(seed=3)
-    decode(model, sources(), use_cache=False)
-    (before,) = kept_programs(model)
-    program = programs._kept[model].by_key[before]
-    decode(model, sources(), use_cache=False)
-    assert programs._kept[model].by_key[before] is program
-    model.decoder.blocks[0].feed_forward.hidden_dense.dtype_policy = keras.DTypePolicy(
-        "mixed_bfloat16"
-    )
-    decode(model, sources(), use_cache=False)
-    assert programs._kept[model].by_key[before] is not program
+    dense = model.decoder.blocks[0].feed_forward.hidden_dense
+    first = program()
+    assert program() is first
+    dense.dtype_policy = keras.DTypePolicy("mixed_bfloat16")
+    second = program()
+    assert second is not first
+    assert program() is second
+    dense.dtype_policy = keras.DTypePolicy("float32")
+    dense.quantize("int8")
+    assert program() not in (first, second)
 
 
 @pytest.mark.usefixtures("compiled")
@@ -576,7 +571,7 @@ def test_a_model_is_not_kept_alive():
     assert reference() is None
 
 
-@pytest.mark.parametrize("method", ["greedy", "beam"])
+@pytest.mark.parametrize("method", [pytest.param("greedy", marks=slow), "beam"])
 def test_padding_other_than_zero(method):
     model = small_model(seed=4, end_bias=2.0, pad_id=7, start_id=3, end_id=0)
     source = np.where(sources() == 0, 7, sources())
@@ -602,7 +597,7 @@ def test_a_prompt_is_gone_on_from():
     np.testing.assert_array_equal(whole, np.full((4, 8), 5))
 
 
-@pytest.mark.parametrize("alpha", [0.0, 2.0])
+@pytest.mark.parametrize("alpha", [pytest.param(0.0, marks=slow), 2.0])
 def test_a_prompt_counts_for_nothing_in_a_search(exhausted, alpha):
     """The best sequence that begins with it, by the probability and the length of what comes after."""
     model, cases = exhausted
@@ -636,19 +631,20 @@ def test_bad_prompts_are_named(prompt, text):
 
 def test_a_block_put_in_the_place_of_another_is_seen():
     model, source = small_model(seed=4, decoder_layers=2), sources()
-    before = decode(model, source)
+    before = decode(model, source, 4)
     other = small_model(seed=5, decoder_layers=2)
     model.decoder.blocks[1] = other.decoder.blocks[1]
-    after = decode(model, source)
+    after = decode(model, source, 4)
     assert np.any(after != before)
     model.decoder.blocks[1] = other.decoder.blocks[1]
-    np.testing.assert_array_equal(decode(model, source), after)
+    np.testing.assert_array_equal(decode(model, source, 4), after)
 
 
 def test_lists_and_empty_batches():
     model = small_model(seed=3)
     np.testing.assert_array_equal(
-        decode(model, [[3, 4, 5], [6, 0, 0]]), decode(model, np.array([[3, 4, 5], [6, 0, 0]]))
+        decode(model, [[3, 4, 5], [6, 0, 0]], 4),
+        decode(model, np.array([[3, 4, 5], [6, 0, 0]]), 4),
     )
     assert decode(model, np.zeros((0, 4), "int32")).shape == (0, 8)
     assert decode(model, sources(), 1).shape == (5, 1)
@@ -704,8 +700,8 @@ def test_bad_options_are_named(options, name):
 def test_more_tokens_to_choose_from_than_there_are_cut_nothing():
     model, options = small_model(), {"method": "sample", "seed": 3}
     np.testing.assert_array_equal(
-        decode(model, sources(), top_k=2**31 - 1, **options),
-        decode(model, sources(), top_k=model.config.target_vocabulary_size, **options),
+        decode(model, sources(), 4, top_k=2**31 - 1, **options),
+        decode(model, sources(), 4, top_k=model.config.target_vocabulary_size, **options),
     )
 
 
@@ -715,12 +711,10 @@ def test_bad_models_are_named():
 
 
 def test_learned_positions_bound_the_length():
-    model = small_model(position="learned")
-    assert decode(model, sources(), 24).shape == (5, 24)
-    with pytest.raises(
-        ValueError, match=r"`max_length` must .* max_length=25, config.max_length=24"
-    ):
-        decode(model, sources(), 25)
+    model = small_model(position="learned", max_length=6)
+    assert decode(model, sources(), 6).shape == (5, 6)
+    with pytest.raises(ValueError, match=r"`max_length` must .* max_length=7, config.max_length=6"):
+        decode(model, sources(), 7)
 
 
 @pytest.mark.slow
@@ -752,7 +746,7 @@ def scored(model, source, max_length=8, **options):
     return tuple(np.asarray(x) for x in found)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6])
+@pytest.mark.parametrize("alpha", [pytest.param(0.0, marks=slow), 0.6])
 def test_several_results_of_a_beam_are_the_best_of_all(exhausted, alpha):
     """Every sequence that ends, in order, with its score; then those that are cut."""
     model, cases = exhausted
@@ -792,8 +786,16 @@ def test_the_first_of_several_is_what_a_search_for_one_finds():
     np.testing.assert_allclose(scores.ravel(), expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize("method", ["greedy", "sample"])
-@pytest.mark.parametrize("prompt", [None, [3, 4]], ids=str)
+@pytest.mark.parametrize(
+    ("prompt", "method"),
+    [
+        (None, "greedy"),
+        ([3, 4], "sample"),
+        pytest.param(None, "sample", marks=slow),
+        pytest.param([3, 4], "greedy", marks=slow),
+    ],
+    ids=str,
+)
 def test_scores_are_log_probabilities_of_the_model(method, prompt):
     model, source = small_model(seed=4, end_bias=END_BIAS), sources(4)
     rows = None if prompt is None else np.tile(prompt, (4, 1))

@@ -96,7 +96,13 @@ def decode(model, source, in_graph=False, **options):
         return np.asarray(generate(model, source, max_length=7, **options))
 
 
-@pytest.mark.parametrize("kind", ENCODERS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        x if x in ("images", "masked features") else pytest.param(x, marks=pytest.mark.slow)
+        for x in ENCODERS
+    ],
+)
 def test_the_call_is_the_decoder_over_what_is_encoded(kind):
     encoder, source = ENCODERS[kind]
     model, batch = model_of(encoder()), {"source": source(3), "target": TARGET}
@@ -115,7 +121,9 @@ def test_the_call_is_the_decoder_over_what_is_encoded(kind):
     assert [tuple(x.shape) for x in scores["encoder"]] == expected
 
 
-@pytest.mark.parametrize("encoder", [features_encoder, Padded])
+@pytest.mark.parametrize(
+    "encoder", [features_encoder, pytest.param(Padded, marks=pytest.mark.slow)]
+)
 def test_what_the_encoder_masks_changes_nothing(encoder):
     model = Transformer(config_of(), encoder=encoder())
     batch = {"source": features(3), "target": TARGET}
@@ -136,8 +144,7 @@ def test_what_the_encoder_masks_changes_nothing(encoder):
 @pytest.mark.parametrize(
     ("kind", "method"),
     [
-        ("images", "sample"),
-        ("images without a class token", "greedy"),
+        ("images", "greedy"),
         ("masked features", "beam"),
         *(pytest.param(k, m, marks=pytest.mark.slow) for k in ENCODERS for m in METHODS),
     ],
@@ -179,7 +186,9 @@ def test_decoding_inside_a_tf_function_with_unknown_batches(kind):
     assert tuple(generate(model, source[:0], max_length=7).shape) == (0, 7)
 
 
-@pytest.mark.parametrize("encoder", [vision, features_encoder, Padded])
+@pytest.mark.parametrize(
+    "encoder", [vision, Padded, pytest.param(features_encoder, marks=pytest.mark.slow)]
+)
 def test_saved_models_come_back(encoder, tmp_path):
     model = Transformer(config_of(), encoder=encoder())
     source = images(3) if encoder is vision else features(3)
@@ -216,7 +225,10 @@ def test_an_encoder_of_tokens_may_be_given_too():
     np.testing.assert_allclose(model(batch), model(wider), atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ENCODERS)
+@pytest.mark.parametrize(
+    "kind",
+    [x if x == "masked features" else pytest.param(x, marks=pytest.mark.slow) for x in ENCODERS],
+)
 def test_both_implementations_agree(kind):
     encoder, source = ENCODERS[kind]
     model, batch = model_of(encoder()), {"source": source(3), "target": TARGET}

@@ -82,7 +82,13 @@ def test_every_field_of_the_config_is_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [*({"position": x} for x in POSITIONS), {"sliding_window": 2}, {"norm_first": False}]
+    "changes",
+    [
+        {"position": "relative"},
+        {"sliding_window": 2},
+        {"norm_first": False},
+        *(pytest.param({"position": x}, marks=slow) for x in POSITIONS if x != "relative"),
+    ],
 )
 def test_scores_of_the_next_token(changes: Any) -> None:
     model = small_language_model(layers=2, **changes)
@@ -96,7 +102,7 @@ def test_scores_of_the_next_token(changes: Any) -> None:
         np.testing.assert_allclose(np.sum(np.asarray(layer), -1), 1, rtol=1e-5)
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(st.sampled_from(CASES), st.integers(1, 4), st.data())
 def test_a_token_sees_those_before_it_alone(changes: Any, kept: int, data: Any) -> None:
     """So what stands behind a text, padding or anything, changes nothing of it."""
@@ -229,9 +235,11 @@ def test_the_engine_reads_long_prompts_at_once() -> None:
     prompt = prompts(6, 90, 1, 40)
     prompt[2:4, 70:] = prompt[0, 70:]
     prompt[2:4, :70] = 7
-    mine, graphs = by_both(model, prompt, 96, method="beam")
+    # What only some rows have, the graph reads token by token.
+    prompt = np.where((prompt == 0) & (np.arange(90) < 70), 9, prompt)
+    mine, graphs = by_both(model, prompt, 94, method="beam")
     np.testing.assert_array_equal(mine, graphs)
-    alone = by_both(model, prompt[2:3], 96, method="beam")[0]
+    alone = by_both(model, prompt[2:3], 94, method="beam")[0]
     np.testing.assert_array_equal(alone[0], mine[2])
 
 
@@ -250,7 +258,7 @@ def in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_cache_changes_nothing(changes: Any, method: str, monkeypatch: Any) -> None:
     in_the_graph(monkeypatch)
     model = small_language_model(seed=4, end_bias=0.7, **changes)
-    for prompt in (prompts(), np.minimum(prompts()[[0, 0, 0]] + [[0], [1], [2]], 8)):
+    for prompt in (prompts(length=3), np.minimum(prompts()[[0, 0, 0]] + [[0], [1], [2]], 8)):
         cached = write(model, prompt, **METHODS[method])
         again = write(model, prompt, use_cache=False, **METHODS[method])
         np.testing.assert_array_equal(cached, again)

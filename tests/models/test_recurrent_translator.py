@@ -36,9 +36,7 @@ def inputs():
 every_attention = pytest.mark.parametrize(
     "attention",
     [
-        name
-        if name in ("additive", "location", "none")
-        else pytest.param(name, marks=pytest.mark.slow)
+        name if name in ("location", "none") else pytest.param(name, marks=pytest.mark.slow)
         for name in ATTENTIONS
     ],
 )
@@ -47,7 +45,7 @@ every_attention = pytest.mark.parametrize(
 @pytest.mark.parametrize(
     ("attention", "changes"),
     [
-        *((attention, {}) for attention in LOOKING),
+        *(pytest.param(attention, {}, marks=slow) for attention in LOOKING),
         ("additive", {"cell": "gru", "encoder_layers": 2, "decoder_layers": 3}),
         ("location", {"tie_embeddings": False, "attention_units": 5}),
         ("general", {"pad_id": 5, "start_id": 0, "dropout": 0.4}),
@@ -68,7 +66,10 @@ def test_shapes_and_the_alignment(attention, changes):
     assert not np.any(np.asarray(alignment)[padding])
 
 
-@pytest.mark.parametrize("attention", LOOKING)
+@pytest.mark.parametrize(
+    "attention",
+    [x if x in ("additive", "general") else pytest.param(x, marks=slow) for x in LOOKING],
+)
 def test_inspect_sees_one_alignment_of_the_whole_target(attention):
     model = small_model(attention, decoder_layers=2)
     batch = inputs()
@@ -167,10 +168,8 @@ def test_the_target_is_causal_and_the_source_is_read(attention):
 @pytest.mark.parametrize(
     ("attention", "method"),
     [
-        ("additive", "beam"),
         ("location", "beam"),
         ("general", "greedy"),
-        ("none", "sample"),
         *(pytest.param(attention, m, marks=slow) for attention in ATTENTIONS for m in METHODS),
     ],
 )

@@ -50,7 +50,7 @@ def models() -> dict[str, tuple[Any, Any]]:
     }
 
 
-@pytest.fixture(params=["engine", "graph"])
+@pytest.fixture(params=["engine", pytest.param("graph", marks=pytest.mark.slow)])
 def way(request, monkeypatch):
     """The models that decode."""
     if request.param == "graph":

@@ -9,6 +9,10 @@ from tests.framework import tf
 from tests.models.builders import small_config, small_model, sources
 from tests.slow import slow
 
+one_position = pytest.mark.parametrize(
+    "position", ["relative", *slow(x for x in POSITIONS if x != "relative")]
+)
+
 TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 7, 0, 0], [1, 8, 3, 4, 2]], "int32")
 
 
@@ -29,7 +33,16 @@ def describe(variant):
     return ",".join(f"{key}={value}" for key, value in variant.items())
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=describe)
+@pytest.mark.parametrize(
+    "variant",
+    [
+        x
+        if x in (VARIANTS[0], VARIANTS[-1], {"norm_first": False})
+        else pytest.param(x, marks=pytest.mark.slow)
+        for x in VARIANTS
+    ],
+    ids=describe,
+)
 def test_shapes_dtypes_and_scores(variant):
     model = small_model(encoder_layers=2, decoder_layers=3, **variant)
     batch = {"source": sources(3, vocabulary=9), "target": TARGET}
@@ -76,7 +89,7 @@ def test_the_forms_of_embeddings_and_their_epsilon():
     )
 
 
-@pytest.mark.parametrize("position", POSITIONS)
+@one_position
 def test_padding_of_the_source_changes_nothing(position):
     model = small_model(position=position)
     batch = inputs()
@@ -84,7 +97,7 @@ def test_padding_of_the_source_changes_nothing(position):
     np.testing.assert_allclose(model(wider), model(batch), atol=1e-5)
 
 
-@pytest.mark.parametrize("position", POSITIONS)
+@one_position
 def test_the_target_is_causal(position):
     model = small_model(position=position)
     batch = inputs()
@@ -95,7 +108,13 @@ def test_the_target_is_causal(position):
     assert np.abs(one[:, 3:] - other[:, 3:]).max() > 1e-2
 
 
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize(
+    "position",
+    [
+        x if x in ("rotary", "relative") else pytest.param(x, marks=pytest.mark.slow)
+        for x in POSITIONS
+    ],
+)
 @pytest.mark.parametrize("side", ["target", pytest.param("source", marks=pytest.mark.slow)])
 def test_the_order_of_tokens_matters(position, side):
     model = small_model(position=position)
@@ -214,7 +233,13 @@ def test_fit_lowers_the_loss(policy, jit_compile):
     assert keras.backend.standardize_dtype(model(batch).dtype) == "float32"
 
 
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize(
+    "position",
+    [
+        x if x in ("learned", "relative") else pytest.param(x, marks=pytest.mark.slow)
+        for x in POSITIONS
+    ],
+)
 def test_every_weight_gets_a_dense_gradient(position):
     model = small_model(position=position)
     batch = inputs()
@@ -245,7 +270,7 @@ def test_attention_dropout_acts_in_training_only():
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("position", ["relative", *slow(x for x in POSITIONS if x != "relative")])
+@one_position
 def test_unknown_sizes_in_a_functional_model(position):
     model = small_model(position=position)
     symbolic = {name: keras.Input((None,), dtype="int32", name=name) for name in inputs()}
@@ -290,8 +315,9 @@ def test_encode_and_decode_are_the_call():
 @pytest.mark.parametrize(
     ("position", "chunks"),
     [
-        *((position, (2, 3)) for position in POSITIONS),
+        ("relative", (2, 3)),
         ("rotary", (1, 1, 1, 1, 1)),
+        *slow((x, (2, 3)) for x in POSITIONS if x != "relative"),
         *(pytest.param(x, (4, 1), marks=pytest.mark.slow) for x in POSITIONS),
         *(pytest.param(x, (1, 1, 1, 1, 1), marks=pytest.mark.slow) for x in POSITIONS),
     ],

@@ -35,12 +35,6 @@ def finished_run(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def averaged_run(tmp_path_factory):
-    """A tiny run with a moving average of its weights, and with all its checkpoints."""
-    return trained_once(tmp_path_factory, "averaged", ema=0.8, keep=4)
-
-
-@pytest.fixture(scope="session")
 def recurrent_run(tmp_path_factory):
     """A tiny run of a recurrent translator with additive attention."""
     from tests.seq2seq.test_architectures import recurrent

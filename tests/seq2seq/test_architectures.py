@@ -101,7 +101,7 @@ def untrained(path, **options):
     return run
 
 
-@pytest.mark.parametrize("attention", ["additive", "general"])
+@pytest.mark.parametrize("attention", ["additive", *slow(["general"])])
 def test_a_recurrent_run_trains_translates_and_shows_its_attention(
     tmp_path, attention, recurrent_run
 ):

@@ -188,7 +188,7 @@ def test_words_that_the_subwords_count_otherwise_are_not_guided(tmp_path):
 # What a call returns
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("layers", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_one_layer_alone_builds_its_weights(layers, monkeypatch):
     from heed.layers import attend
 
@@ -231,10 +231,15 @@ def made(kind=Transformer, one_shape=True, **options):
 
 
 @pytest.mark.parametrize(
-    ("kind", "one_shape"), [(Transformer, True), (Transformer, False), (RecurrentTranslator, True)]
+    ("kind", "one_shape"),
+    [
+        (Transformer, True),
+        (RecurrentTranslator, True),
+        pytest.param(Transformer, False, marks=pytest.mark.slow),
+    ],
 )
 def test_the_loss_is_higher_by_the_cross_entropy_of_the_alignment(kind, one_shape, request):
-    if one_shape:  # the other case says that it can be compiled
+    if one_shape:  # the other case says that it can be compiled; so does the next test but one
         request.getfixturevalue("eager")
     data = random_alignment(batch())
     step = made(kind, one_shape, alignment_weight=0.7)
@@ -251,7 +256,7 @@ def test_batches_in_a_step_are_guided_as_one(eager):
     whole = random_alignment(batch(8))
     parts = [Batch(*(part[rows] for part in whole)) for rows in (slice(3), slice(3, 8))]
     one, other = made(alignment_weight=0.5), made(alignment_weight=0.5, accumulate=2)
-    for step in range(3):
+    for step in range(2):
         loss = float(one(whole, step, 1e-2))
         assert float(other(parts[0], step, 1e-2, parts[1:])) == pytest.approx(loss, rel=1e-5)
     assert_same_weights(one, other)
@@ -266,7 +271,7 @@ def test_training_aligns_the_attention(kind):
         alignment=np.round(data.alignment / data.alignment.max(-1, keepdims=True, initial=1e-9))
     )
     data.alignment[...] *= data.alignment.cumsum(-1) == 1
-    step = made(kind, alignment_weight=1.0)
+    step = made(kind, one_shape=False, alignment_weight=1.0)
     for number in range(150):
         step(data, number, 1e-2)
     _, looked = step.model(step._inputs(*data[:2]), return_attention_scores="alignment")

@@ -222,7 +222,7 @@ def test_batches_are_the_same_after_a_stop(task):
             assert one.tolist() == other.tolist()
 
 
-def test_a_run_in_several_languages(tmp_path):
+def test_a_run_in_several_languages(tmp_path, eager):
     """It is judged by language, and needs the text that it learned no more."""
     made = TextTask.create(corpora=corpora(tmp_path), vocabulary_size=50, vocabulary="shared")
     run = start_run(tmp_path / "run", made, **{**tiny.TINY, "steps": 2, "share_embeddings": True})

@@ -3,9 +3,10 @@
 import pytest
 
 from heed.models import RecurrentTranslatorConfig, TransformerConfig
-from heed.seq2seq import NumbersTask, RunFolder, TaskError, model_size, start_run, train
+from heed.seq2seq import RunFolder, TaskError, model_size, start_run, train
 from heed.seq2seq.model_size import check_model, count_parameters
 from heed.seq2seq.trained_model import build_model, load_model
+from tests.seq2seq import tiny
 
 TRANSFORMER = {
     "width": 32,
@@ -52,7 +53,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_built(tmp_path, optio
     with pytest.raises(
         TaskError, match=r"must fit into the memory of this machine, .* GB"
     ) as caught:
-        start_run(tmp_path / "run", NumbersTask(("en",)), **options)
+        start_run(tmp_path / "run", tiny.numbers("en"), **options)
     assert named in str(caught.value)
     assert "parameters, which need" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
@@ -60,7 +61,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_built(tmp_path, optio
 
 def test_a_batch_that_does_not_fit_is_refused(tmp_path):
     with pytest.raises(TaskError, match=r"GB for a batch \(--batch-size, --batch-tokens\)"):
-        start_run(tmp_path / "run", NumbersTask(("en",)), batch_size=2 * 10**9)
+        start_run(tmp_path / "run", tiny.numbers("en"), batch_size=2 * 10**9)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -5,6 +5,7 @@ import re
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from heed.seq2seq import (
@@ -13,6 +14,7 @@ from heed.seq2seq import (
     TaskError,
     Translator,
     evaluate,
+    number_words,
     write_report,
 )
 from heed.seq2seq import report as report_module
@@ -153,7 +155,9 @@ def test_markup_stays_text_and_nothing_is_fetched(translator, tmp_path, monkeypa
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
 
 
-def test_the_tokens_that_were_written_are_those_that_are_drawn(translator, tmp_path):
+def test_the_tokens_that_were_written_are_those_that_are_drawn(translator, tmp_path, monkeypatch):
+    monkeypatch.setattr(number_words, "evaluation_numbers", lambda: np.array([5, 60, 700, 81_234]))
+    monkeypatch.setattr(translator.task, "extra_evaluations", dict)
     evaluation = evaluate(translator)
     found = data_of(write_report(tmp_path / "r.html", translator, evaluation, sentences=3))
     for one in found["worst"]:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -21,6 +22,12 @@ from tests.seq2seq import tiny
 @pytest.fixture(scope="module")
 def task():
     return NumbersTask(("en",))
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory, task):
+    """The folder of a run that has begun, to be copied."""
+    return start_run(tmp_path_factory.mktemp("started") / "run", task).path
 
 
 def make(path, task):
@@ -178,9 +185,9 @@ def opened(path):
 
 @pytest.mark.parametrize("kind", [damage.flipped, damage.cut])
 @pytest.mark.parametrize("name", ["config.json", "target.model"])
-def test_any_damage_is_one_error_or_another_config(tmp_path, task, name, kind):
+def test_any_damage_is_one_error_or_another_config(tmp_path, started, name, kind):
     """Each byte changed, and the file cut at each length. Only config.json is for people to change."""
-    run = start_run(tmp_path / "run", NumbersTask(("en",)))
+    run = RunFolder.open(shutil.copytree(started, tmp_path / "run"))
     path = run.path / name
     whole = opened(run.path)
     tried = refused = 0
@@ -218,8 +225,8 @@ def test_any_damage_is_one_error_or_another_config(tmp_path, task, name, kind):
         ("model", {"dropout": None}, "its model cannot be made"),
     ],
 )
-def test_a_config_that_says_nonsense(tmp_path, part, values, message):
-    run = start_run(tmp_path / "run", NumbersTask(("en",)))
+def test_a_config_that_says_nonsense(tmp_path, started, part, values, message):
+    run = RunFolder.open(shutil.copytree(started, tmp_path / "run"))
     run.write_json("config.json", {**run.config, part: {**run.config[part], **values}})
     with pytest.raises(TaskError, match=message):
         opened(run.path)

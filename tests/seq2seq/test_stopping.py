@@ -10,6 +10,7 @@ from heed.seq2seq import training as training_module
 from heed.seq2seq.stop_request import StopRequest
 from tests.seq2seq import tiny
 from tests.seq2seq.test_training import metrics
+from tests.slow import slow
 
 BEFORE = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
@@ -42,11 +43,16 @@ def names(run):
     return sorted(path.name for path in run.checkpoints.iterdir())
 
 
+@pytest.mark.parametrize(
+    "signals",
+    [((signal.SIGTERM, 5),), *slow([(((signal.SIGTERM, 5), (signal.SIGINT, 8)),)])],
+    ids=str,
+)
 def test_a_signal_saves_the_step_and_resuming_changes_no_bit(
-    tmp_path, monkeypatch, finished_run, capfd
+    signals, tmp_path, monkeypatch, finished_run, capfd
 ):
     run = tiny.start(tmp_path / "run", languages=("en", "de"))
-    for number, step in ((signal.SIGTERM, 5), (signal.SIGINT, 8)):
+    for number, step in signals:
         with monkeypatch.context() as patch:
             send_in_step(patch, step - 1, number)
             with pytest.raises(TrainingInterrupted, match=rf"stopped at step {step} of 12; continue "
@@ -62,8 +68,8 @@ def test_a_signal_saves_the_step_and_resuming_changes_no_bit(
     assert names(run) == names(finished_run), "the checkpoints are those of an undisturbed run"
 
 
-def test_a_second_signal_stops_at_once(tmp_path, monkeypatch):
-    run = tiny.start(tmp_path / "run")
+def test_a_second_signal_stops_at_once(tmp_path, monkeypatch, eager):
+    run = tiny.start(tmp_path / "run", validate_every=12)
     send_in_step(monkeypatch, 4, signal.SIGTERM, signal.SIGINT)
     with pytest.raises(TrainingInterrupted, match=r"at step 4 of 12; continue from step 3"):
         train(run, progress=False)
@@ -79,8 +85,10 @@ def test_a_stop_without_anything_to_save_does_not_wait(tmp_path, monkeypatch):
     assert names(run) == []
 
 
-def test_a_checkpoint_of_a_stop_that_cannot_be_written_leaves_the_last(tmp_path, monkeypatch):
-    run = tiny.start(tmp_path / "run")
+def test_a_checkpoint_of_a_stop_that_cannot_be_written_leaves_the_last(
+    tmp_path, monkeypatch, eager
+):
+    run = tiny.start(tmp_path / "run", validate_every=12)
 
     def full(*_):
         raise OSError(28, "No space left on device")

@@ -28,9 +28,10 @@ def backwards(monkeypatch):
     return task
 
 
-def test_a_task_goes_through_every_command(backwards, tmp_path, monkeypatch, capsys):
+def test_a_task_goes_through_every_command(backwards, tmp_path, monkeypatch, capsys, eager):
     monkeypatch.chdir(tmp_path)
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in tiny.TINY.items()]
+    values = {**tiny.TINY, "steps": 2}
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
     assert cli.main(["train", "backwards", "--letters", "abc", *options]) == 0
     assert "words of the letters abc, one in ten held out" in capsys.readouterr().err
     run = tmp_path / "heed-runs" / "backwards"

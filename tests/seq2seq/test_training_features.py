@@ -24,6 +24,7 @@ from heed.seq2seq.validation_score import ValidationScore
 from tests.seq2seq import tiny
 from tests.seq2seq.test_architectures import RECURRENT
 from tests.seq2seq.test_training import CrashError, metrics, stop_at
+from tests.slow import slow
 
 
 def crash_in_batch(monkeypatch, number):
@@ -132,7 +133,7 @@ def test_the_moving_average_is_what_is_validated_and_kept(tmp_path, monkeypatch,
 # Scores of translations
 
 
-@pytest.mark.parametrize(("metric", "count"), [("bleu", 7), ("chrf", 10_000)])
+@pytest.mark.parametrize(("metric", "count"), [("bleu", 7), *slow([("chrf", 10_000)])])
 def test_the_score_is_that_of_the_translations(tmp_path, finished_run, metric, count):
     sacrebleu = pytest.importorskip("sacrebleu")
     options = {"validate_with": metric, "validate_sentences": count}
@@ -164,7 +165,14 @@ def test_the_texts_to_be_scored_by_are_those_of_the_files(tmp_path):
     assert numbers.encode(str(number)) == ids
 
 
+def untrained(monkeypatch):
+    """Steps and validations compute nothing: for what is done with a score."""
+    monkeypatch.setattr(TrainingStep, "__call__", lambda *_, **__: 1.0)
+    monkeypatch.setattr(TrainingStep, "validate", lambda *_: Validation(1.0, 0.5, 0.5))
+
+
 def test_early_stopping_by_a_score_keeps_the_highest(tmp_path, monkeypatch, eager):
+    untrained(monkeypatch)
     scores = iter([1.0, 5.0, 4.0, 5.0, 9.0])
     monkeypatch.setattr(ValidationScore, "__call__", lambda *_: next(scores))
     run = tiny.start(tmp_path / "run", steps=9, validate_every=1, patience=2, validate_with="bleu")
@@ -211,6 +219,7 @@ def test_a_cosine_is_where_it_would_be_in_the_middle_of_a_longer_run(
 
 
 def test_training_on_after_an_early_stop_remembers_the_best(tmp_path, monkeypatch, eager):
+    untrained(monkeypatch)
     scores = iter([5.0, 4.0, 3.0, 2.0, 6.0, 1.0, 0.0])
     monkeypatch.setattr(ValidationScore, "__call__", lambda *_: next(scores))
     run = tiny.start(tmp_path / "run", steps=5, validate_every=1, patience=2, validate_with="bleu")
@@ -257,7 +266,7 @@ def test_the_same_vocabulary_carries_all_weights_over(tmp_path, finished_run, mo
     assert meta["note"] in (path / "train.log").read_text()
 
 
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tied", [*slow([True]), False])
 def test_a_new_vocabulary_carries_over_what_both_have(tmp_path, tied, finished_run):
     old = finished_run
     if not tied:
@@ -347,14 +356,16 @@ def test_the_mean_of_the_last_weights(tmp_path, finished_run):
     mean_is_right(run, "weight", [9, 12])
 
 
-def test_the_mean_of_the_last_moving_averages(tmp_path, averaged_run):
-    run = RunFolder.open(shutil.copytree(averaged_run.path, tmp_path / "run"))
-    arrays = mean_is_right(run, "average", [6, 9, 12])
+def test_the_mean_of_the_last_moving_averages(tmp_path, eager):
+    every = {"checkpoint_every": 1, "validate_every": 4}
+    run = tiny.start(tmp_path / "run", ema=0.8, keep=4, steps=4, **every)
+    train(run, progress=False)
+    arrays = mean_is_right(run, "average", [2, 3, 4])
     model = keras.models.load_model(run.path / "model.keras")
     assert tiny.same([weight.numpy() for weight in model.weights], tiny.weights(run))
-    assert checkpoint.load(run.weights)[1] == {"step": 12, "averaged": [6, 9, 12]}
+    assert checkpoint.load(run.weights)[1] == {"step": 4, "averaged": [2, 3, 4]}
     assert (
-        "the weights are the mean of the checkpoints of the steps 6, 9, 12"
+        "the weights are the mean of the checkpoints of the steps 2, 3, 4"
         in (run.path / "train.log").read_text()
     )
     averaged = tiny.weights(run)

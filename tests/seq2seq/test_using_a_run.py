@@ -117,7 +117,7 @@ def test_perplexity_is_that_of_the_whole_model(translator):
     assert translator.perplexity([], []) == 1
 
 
-def test_sentences_that_are_too_long_are_not_cut_silently(tmp_path, capsys):
+def test_sentences_that_are_too_long_are_not_cut_silently(tmp_path, capsys, eager):
     """More than 128 tokens: refused in translation, counted in training, validation and evaluation."""
     source, target = tiny.write_parallel_text(tmp_path)
     lines = source.read_text().splitlines()
@@ -361,16 +361,15 @@ def test_ids_that_are_no_text_have_labels_too(translator, monkeypatch):
     assert found.capture.weights["cross 1"].shape[2:] == (6, 2)
 
 
-@pytest.mark.parametrize(
-    ("name", "start"), [("a.png", b"\x89PNG"), ("a.PDF", b"%PDF"), ("a.svg", b"<?xml")]
-)
-def test_the_name_of_a_picture_says_what_it_is(translator, tmp_path, name, start):
-    found = read_attention(translator, "1234")
-    assert found.draw(tmp_path / name).read_bytes().startswith(start)
+def test_the_name_of_a_picture_says_what_it_is(translator, tmp_path):
+    found = read_attention(translator, "1")
+    starts = {"a.png": b"\x89PNG", "a.PDF": b"%PDF", "a.svg": b"<?xml"}
+    for name, start in starts.items():
+        assert found.draw(tmp_path / name).read_bytes().startswith(start)
     for bad in ("a", "a.jpg", "a.png.txt"):
         with pytest.raises(TaskError, match=r"must be a \.png, \.svg or \.pdf file"):
             found.draw(tmp_path / bad)
-    assert [p.name for p in tmp_path.iterdir()] == [name]
+    assert {p.name for p in tmp_path.iterdir()} == set(starts)
 
 
 def test_a_picture_and_a_page_of_a_translation(translator, tmp_path, monkeypatch):
@@ -387,12 +386,12 @@ def test_a_picture_and_a_page_of_a_translation(translator, tmp_path, monkeypatch
         found.draw(path)
 
 
-def test_the_demo_tells_all(tmp_path, monkeypatch):
+def test_the_demo_tells_all(tmp_path, monkeypatch, eager):
     monkeypatch.setattr(
         number_words, "evaluation_numbers", lambda: np.array([382764, 5, 60, 700, 8000])
     )
     lines = []
-    options = {k: v for k, v in tiny.TINY.items() if k != "dropout"} | {"steps": 4}
+    options = {k: v for k, v in tiny.TINY.items() if k != "dropout"} | {"steps": 2}
     made = run_demo(tmp_path / "run", print_line=lines.append, progress=False, **options)
     text = "\n".join(lines)
     assert "of 5 held-out answers are right" in text
