@@ -276,7 +276,7 @@ def log_of(run):
     return (run.path / "train.log").read_text()
 
 
-def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path, finished_run, capsys, monkeypatch):
+def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path, finished_run, capsys):
     run = unwritten(finished_run, tmp_path / "run")
     older, newest = checkpoint.list_steps(run.checkpoints)
     data = newest.read_bytes()
@@ -284,9 +284,8 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path, finished_run, capsy
     newest.write_bytes(data[: place + 6] + b"\xff" + data[place + 7 :])
     with pytest.warns(UserWarning, match=rf"{newest} is damaged: .*; {older.name} takes its place"):
         assert load_model(run)[1] == {"step": 9}
-    stop_at(monkeypatch, 9, CrashError())  # where it goes on
-    with pytest.raises(CrashError):
-        train(run, progress=True)
+    train(run, progress=True)
+    assert tiny.same(tiny.weights(run), tiny.weights(finished_run))
     said = f"{newest} is damaged: zip file version 25.5; {older.name} takes its place"
     assert said in capsys.readouterr().err
     assert said in log_of(run)
