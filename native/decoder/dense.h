@@ -85,7 +85,8 @@ inline void panel_parts(const float* x, const float* weights, float* y, bool acc
 inline void panel_product(const PackedDense& dense, const float* panel, Matrix x, int rows, Matrix y, int columns) {
   if (columns < kPanel)
     return product<float>({x.data, x.stride, 1}, rows, panel, columns, y.data, y.stride, columns, dense.inputs, false);
-  constexpr int kParts = 8 / Sizes::kPanelVectors;  // of one row, where the loop would cut as many of kDepth
+  // A single row sums so many parts side by side, each as long as the loop would make it.
+  constexpr int kParts = 8 / Sizes::kPanelVectors;
   for (int k = 0; k < dense.inputs;) {
     const int left = dense.inputs - k, chunk = left <= kMostDepth ? left : kDepth;
     const float* weights = panel + static_cast<int64_t>(k) * kPanel;
