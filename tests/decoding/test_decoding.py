@@ -186,9 +186,7 @@ def exhausted():
 def finished_sequences(model, row):
     """log p of each sequence of at most STEPS tokens that ends, by trying all of them."""
     longest = list(itertools.product(range(3, VOCABULARY), repeat=STEPS - 1))
-    targets = np.array(
-        [[1, *prefix] for prefix in longest]
-    )  # and all shorter ones, at their places
+    targets = np.array([[1, *prefix] for prefix in longest])  # shorter ones are their beginnings
     batch = {"source": np.tile(row, (len(longest), 1)), "target": targets}
     logits = np.asarray(model(batch))[:, :, 2:].astype("float64")  # no padding, no start
     logs = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
