@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.scale import Row
 
-LINES, ROUNDS = 6_000, 5  # lines of each of the two files
+LINES, ROUNDS = 40_000, 5  # lines of each of the two files
 TRAINING = ["--preset", "tiny", "--steps", "100", "--batch-size", "32", "--validate-every", "1000"]
 DECODING = ["--max-length", "24"]  # a run of few steps would not end its translations
 ONE_THREAD = dict.fromkeys(

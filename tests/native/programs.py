@@ -1,12 +1,35 @@
-"""Runs programs that tests build."""
+"""Runs programs that tests build, and the tests of the core against a library that such a program serves."""
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+# Beside the interpreter lie the tools of the extra [dev].
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+CORE_TESTS = ("core", "paths", "rows", "additive", "decoder", "decoding_steps", "settings")
+# Threads and children of the process that computes, arrays made by other threads or not by NumPy.
+ELSEWHERE = (
+    "many_callers or child_after_fork or wakes_no or as_many_as_the_process or no_thread_can_be_started"
+    " or (what_cannot_be_is_refused and (prompt or gap))"
+)
+
+
+def run(command: list[str], **environment: str) -> str:
+    return run_program(command, {**os.environ, "PATH": PATH, **environment})
+
+
+def run_core_tests(served: str, names: tuple[str, ...] = CORE_TESTS, only: str = "") -> None:
+    """Runs tests of this folder against the core that the command `served` serves: see `emulated.py`."""
+    files = [f"tests/native/test_{name}.py" for name in names]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *files]
+    which = f"({only}) and not ({ELSEWHERE})" if only else f"not ({ELSEWHERE})"
+    assert "passed" in run([*command, "-k", which], HEED_EMULATOR=served)
 
 
 def run_program(command: list[str], environment: Mapping[str, str]) -> str:

@@ -6,7 +6,6 @@ processor does but says nothing about time. On Debian: `apt-get install g++-aarc
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -16,30 +15,19 @@ import pytest
 
 from tests.native import fuzz
 from tests.native.core import LIBRARY
-from tests.native.programs import run_program
+from tests.native.programs import CORE_TESTS, PATH, run, run_core_tests
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(LIBRARY is None, reason="installed without the native library"),
 ]
 
-PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 SYSTEM = Path("/usr/aarch64-linux-gnu")  # the C library of the processor
 # The oldest processor, and one with all that later ones may have; the first of them that QEMU knows.
 PROCESSORS = {"old": ("cortex-a57",), "new": ("neoverse-v1", "max")}
 
-FILES = ("core", "paths", "rows", "additive", "decoder", "decoding_steps", "settings")
-# Threads and children of the process that computes, arrays made by other threads or not by NumPy.
-ELSEWHERE = (
-    "many_callers or child_after_fork or wakes_no or as_many_as_the_process or no_thread_can_be_started"
-    " or (what_cannot_be_is_refused and (prompt or gap))"
-)
 SAMPLE = "random_calls or test_rows or test_decoding_steps or long_prompts"
-
-
-def run(command: list[str], **environment: str) -> str:
-    return run_program(command, {**os.environ, "PATH": PATH, **environment})
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +53,6 @@ def emulator(request: pytest.FixtureRequest, folder: Path) -> str:
     return f"{EMULATOR} -L {SYSTEM} -cpu {name}"
 
 
-def run_tests(folder: Path, emulator: str, which: str, names: tuple[str, ...] = FILES) -> str:
-    files = [f"tests/native/test_{name}.py" for name in names]
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *files]
-    return run([*command, "-k", which], HEED_EMULATOR=f"{emulator} {folder / 'heed_serve'}")
-
-
 def fuzz_all(folder: Path, emulator: str, count: int) -> None:
     command = [sys.executable, "-m", "tests.native.fuzz", str(LIBRARY), ",".join(fuzz.MODES)]
     said = run(
@@ -82,14 +64,14 @@ def fuzz_all(folder: Path, emulator: str, count: int) -> None:
 
 def test_sample(folder: Path, emulator: str) -> None:
     """In three minutes, for both processors and the build."""
-    assert "passed" in run_tests(folder, emulator, f"({SAMPLE}) and not ({ELSEWHERE})")
+    run_core_tests(f"{emulator} {folder / 'heed_serve'}", only=SAMPLE)
     fuzz_all(folder, emulator, 8)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", CORE_TESTS)
 def test_all_tests_of_the_core(folder: Path, emulator: str, name: str) -> None:
     """One file at a time: on a busy machine all of them take more than the half hour of `run_program`."""
-    assert "passed" in run_tests(folder, emulator, f"not ({ELSEWHERE})", (name,))
+    run_core_tests(f"{emulator} {folder / 'heed_serve'}", (name,))
 
 
 def test_random_calls(folder: Path, emulator: str) -> None:
