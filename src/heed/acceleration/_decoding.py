@@ -378,6 +378,11 @@ def _multiply_flat(x: Any, weights: Any, inner: int) -> Any:
     return ops.reshape(ops.matmul(rows, ops.reshape(weights, (under, -1))), (*kept, *outer))
 
 
+def convert_input(self: Any, x: Any, autocast: bool, dtype: Any) -> Any | None:
+    """Passes a stand-in to a layer as it is, where Keras would make its tensor."""
+    return x if isinstance(x, StandIn) else None
+
+
 def shape(x: Any) -> tuple[Any, ...] | None:
     """The shape of a cache in parts, without its tensor."""
     known = isinstance(x, StandIn) and None not in x.shape
@@ -429,11 +434,15 @@ def decoding_patches(causal_lm: ModuleType, package: ModuleType) -> list[Patch]:
         *((numpy, run) for run in (stack, matmul, einsum, argmax, repeat, take_along_axis)),
     )
     start = ("inputs", "start_indices", "updates")
+    convert = Replacement(
+        compute_in_loop(convert_input), tuple(inspect.signature(convert_input).parameters)
+    )
     return [
         Patch(sampler, "__call__", Replacement(call_sampler, _SAMPLE), NAME, package),
         Patch(beam, "__call__", Replacement(call_sampler, _SAMPLE[:-1]), _BEAMS, package),
         Patch(sampler, "run_loop", Replacement(run_loop, _LOOP), f"{NAME}.run_loop", package),
         Patch(model, make, Replacement(make_generate_function, ("self",)), label, package),
+        Patch(keras.DTypePolicy, "convert_input", convert, package=keras),
         _patch_op(numpy, "transpose", transpose, ("x", "axes")),
         _patch_op(core, "slice_update", slice_update, start),
         *(
