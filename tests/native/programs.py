@@ -13,10 +13,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 CORE_TESTS = ("core", "paths", "rows", "additive", "decoder", "decoding_steps", "settings")
-# Threads and children of the process that computes, arrays made by other threads or not by NumPy.
+# Threads and children of the process that computes, calls back to this one, arrays made by other threads or not by
+# NumPy.
 ELSEWHERE = (
     "many_callers or child_after_fork or wakes_no or as_many_as_the_process or no_thread_can_be_started"
-    " or (what_cannot_be_is_refused and (prompt or gap))"
+    " or a_listener_gets or (what_cannot_be_is_refused and (prompt or gap))"
 )
 
 
