@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import keras
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 from keras import ops
 
+from heed.acceleration import _loop
 from heed.acceleration._cache_parts import CacheParts
-from heed.acceleration._decoding import repeat, shape, take_along_axis
+from heed.acceleration._decoding import decoding_patches, repeat, shape, take_along_axis
 from heed.acceleration._repeated import RepeatedRows, merge_queries
 from heed.ops import Mask, dot_product_attention
 from tests.framework import tf
@@ -51,6 +53,32 @@ def test_a_repeated_cache_in_parts_is_the_repeated_cache() -> None:
     np.testing.assert_array_equal(ops.convert_to_tensor(found[:, 1][:, 0]), wanted[:, 1, 0])
     assert repeat(tf.ones((2, 3)), R, axis=0) is None
     assert shape(tf.ones((2, 3))) is None
+
+
+class Remembers(keras.layers.Layer):
+    def call(self, x: Any, cache: Any) -> Any:
+        self.cache = cache
+        return x
+
+
+def test_a_layer_gets_a_cache_in_parts_as_it_is() -> None:
+    """Keras makes a tensor of all that has `__array__`: a copy of the cache for each layer and token."""
+    layer, x = Remembers(), ops.ones((B, 1, H))
+    cache = CacheParts([ops.ones((B, S, N, H)), ops.ones((B, S, N, H))], 1)
+    nothing = ModuleType("keras_hub")
+    patches = [p for p in decoding_patches(nothing, nothing) if p.name == "convert_input"]
+    for patch in patches:
+        patch.install()
+    try:
+        with _loop.enter():
+            layer(x, cache=cache)
+        assert layer.cache is cache
+        layer(x, cache=cache)  # outside of the loop, Keras is itself
+        assert tuple(layer.cache.shape) == (B, 2, S, N, H)
+        assert layer.cache is not cache
+    finally:
+        for patch in patches:
+            patch.uninstall()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
