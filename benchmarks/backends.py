@@ -93,7 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--threads", type=int, default=2, help="of PyTorch and XLA (default 2)")
     parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="fills its section 'figures: backends'"
+        "--markdown",
+        type=Path,
+        metavar="FILE",
+        help="fills its section of this machine's instruction set: 'figures: backends-avx2'",
     )
     parser.add_argument(
         "--results", type=Path, default=Path(__file__).parent / "results", metavar="FOLDER"
@@ -109,6 +112,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.child:
         return _measure_here(options.child, options.rounds)
     command = shlex.join(["python", "-m", "benchmarks", NAME, *words])
+    about = describe_environment(command, options.threads)
+    section = f"{NAME}-{about['instruction_set']}"
+    if options.markdown is not None:  # before the minutes of measuring
+        fill(options.markdown.read_text(encoding="utf-8"), section, "")
     rows, problems = [], []
     for name in options.names or MEASUREMENTS:
         try:
@@ -117,7 +124,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"  {row.name}: {row.value:.3g} {row.unit}", file=sys.stderr, flush=True)
         except ChildProcessError as error:
             problems.append(f"not measured: {name}: {error}")
-    about = describe_environment(command, options.threads)
     options.results.mkdir(parents=True, exist_ok=True)
     record = {"suite": NAME, "about": about, "rows": [asdict(row) for row in rows]}
     text = json.dumps(record, indent=1) + "\n"
@@ -127,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"\n## {NAME}: {DESCRIPTION}\n\n{page}\n")
     if options.markdown is not None:
         whole = options.markdown.read_text(encoding="utf-8")
-        options.markdown.write_text(fill(whole, NAME, page), encoding="utf-8")
+        options.markdown.write_text(fill(whole, section, page), encoding="utf-8")
     return 1 if problems or any(row.met is False for row in rows) else 0
 
 

@@ -92,6 +92,21 @@ def _compiled_programs_are_dropped():
         jax.clear_caches()
 
 
+@pytest.fixture
+def optimized():
+    """JAX compiles as it does for users: what other tests compile quickly rounds otherwise."""
+    if os.environ["KERAS_BACKEND"] != "jax":
+        yield
+        return
+    import jax
+
+    jax.clear_caches()
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+    jax.clear_caches()
+
+
 # Each test of what attention means runs on both.
 IMPLEMENTATIONS = ("portable", "native")
 

@@ -59,7 +59,7 @@ def test_a_page_gets_all_rows_and_what_was_not_measured(
     monkeypatch.setattr(backends, "_measure_in_child", measure)
     monkeypatch.setattr(backends, "describe_environment", lambda *_: {**about, "command": "it"})
     page = tmp_path / "page.md"
-    page.write_text("<!-- figures: backends -->\n<!-- end of figures: backends -->\n")
+    page.write_text("<!-- figures: backends-x -->\n<!-- end of figures: backends-x -->\n")
     words = ["torch", "jax", "--markdown", str(page), "--results", str(tmp_path)]
     assert backends.main(words) == 1
     text = page.read_text()

@@ -17,6 +17,7 @@ import os
 import shlex
 import struct
 import subprocess
+import weakref
 from collections import defaultdict
 from ctypes import (
     CFUNCTYPE,
@@ -76,6 +77,7 @@ class Memory:
         self.next = ADDRESS + LEAST_PAGES
         self.free_blocks: dict[int, list[int]] = defaultdict(list)
         self.sizes: dict[int, int] = {}
+        self.free_pages: dict[int, list[int]] = defaultdict(list)
         self.handler = Handler(
             b"heed_shared",
             1,
@@ -114,10 +116,20 @@ class Memory:
         return moved
 
     def pages(self, size: int) -> np.ndarray:
-        """Bytes that begin a page and are never freed."""
-        self.next = -(-self.next // LEAST_PAGES) * LEAST_PAGES
-        at, self.next = self.next, self.next + size
-        return np.ctypeslib.as_array((c_uint8 * size).from_address(at))
+        """Zeros that begin a page. Once freed they serve the same size again.
+
+        What the emulator protects of them stays so, as each protected page takes one of its 65,530 mappings.
+        """
+        free = self.free_pages[size]
+        if free:
+            at = free.pop()
+            ctypes.memset(at, 0, size)
+        else:
+            at = -(-self.next // LEAST_PAGES) * LEAST_PAGES
+            self.next = at + size
+        made = (c_uint8 * size).from_address(at)
+        weakref.finalize(made, free.append, at).atexit = False
+        return np.ctypeslib.as_array(made)
 
     def use_for_arrays(self) -> None:
         """All arrays that this thread makes from now on lie here."""

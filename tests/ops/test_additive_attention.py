@@ -229,6 +229,7 @@ BY_DEFAULT = (
 )
 
 
+@pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize(
     ("dtype", "size"),
     [

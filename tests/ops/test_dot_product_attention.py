@@ -201,6 +201,7 @@ def test_scaled_dot_product_attention_broadcasts_its_mask(implementation: str) -
     tolerances.assert_values(actual, np.swapaxes(expected.out, 1, 2), "float64")
 
 
+@pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(
     ("T", "S"),
