@@ -78,7 +78,8 @@ def test_random_calls(folder: Path, emulator: str) -> None:
     fuzz_all(folder, emulator, 300)
 
 
-@pytest.mark.parametrize("mode", ["callers", "decoders", "fork", "fork-busy"])
+# Not "fork-busy": if other threads run, QEMU's own locks may be held when it forks, and the child waits for ever.
+@pytest.mark.parametrize("mode", ["callers", "decoders", "fork"])
 def test_many_callers_and_children(folder: Path, emulator: str, mode: str) -> None:
     said = run([*emulator.split(), str(folder / "heed_stress"), mode])
     assert said == f"{mode}: 0 wrong\n"
