@@ -139,6 +139,15 @@ def test_an_import_without_a_backend_says_what_to_install(what, missing):
     assert "[tensorflow]" in said
 
 
+def test_a_missing_backend_names_those_that_are_installed(tmp_path, monkeypatch):
+    """A user who installed heed for PyTorch need not know that Keras looks for TensorFlow."""
+    (tmp_path / "torch.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    code, said = run("import heed; heed.ops", missing=["tensorflow", "jax"])
+    assert code == 1
+    assert "[tensorflow]', or set KERAS_BACKEND=torch, which is installed. Received: " in said
+
+
 OTHER_BACKEND = """
 import heed
 for name in ("ops", "layers", "models"):

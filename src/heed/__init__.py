@@ -1,6 +1,6 @@
-"""heed: exact attention for TensorFlow and Keras 3, in linear memory.
+"""heed: exact attention for Keras 3 on TensorFlow, PyTorch and JAX, in linear memory.
 
-`import heed` is free: its parts, and with them Keras and TensorFlow, load on first use.
+`import heed` is free: its parts, and with them Keras and its backend, load on first use.
 
 - `heed.ops`: pure functions on tensors (`dot_product_attention`, `additive_attention`, `Mask`).
 - `heed.layers`: Keras layers over the ops (`MultiHeadAttention`, `AdditiveAttention`, blocks).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -257,8 +258,11 @@ def _unsupported(name: str) -> RuntimeError:
 def _missing(error: ImportError, backend: str) -> ImportError:
     name = (error.name or "a package").partition(".")[0]
     extra = backend if backend in FRAMEWORKS else "tensorflow"
-    text = f"heed needs {name}: {how_to_install(extra)}. Received: {error}"
-    return ImportError(text, name=error.name)
+    advice = how_to_install(extra)
+    others = [x for x in FRAMEWORKS if x != name and importlib.util.find_spec(x) is not None]
+    if name in FRAMEWORKS and others:
+        advice += f", or set KERAS_BACKEND={' or '.join(others)}, which is installed"
+    return ImportError(f"heed needs {name}: {advice}. Received: {error}", name=error.name)
 
 
 check()
