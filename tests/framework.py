@@ -6,7 +6,9 @@ backends it is skipped, and the name is the reason.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +21,18 @@ BACKEND = keras.config.backend()
 FLOAT64 = "float64" if BACKEND == "tensorflow" else "float32"
 # For tests and modules about TensorFlow that do not show it by a name of `tf`.
 on_tensorflow = pytest.mark.skipif(BACKEND != "tensorflow", reason="is about TensorFlow")
+with_dynamic_shapes = pytest.mark.skipif(
+    BACKEND == "jax", reason="JAX's programs have fixed shapes"
+)
+
+
+def without_64_bits() -> AbstractContextManager[Any]:
+    """KerasHub's loops mix integers of 32 bits with those that JAX takes from Python."""
+    if BACKEND != "jax":
+        return contextlib.nullcontext()
+    import jax
+
+    return jax.enable_x64(False)
 
 
 def skip_module_unless_on_tensorflow() -> None:

@@ -141,6 +141,7 @@ def run(model: keras.Model, arrays: Any) -> list[np.ndarray]:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Using a non-tuple")  # RoFormer V2 on PyTorch
 @pytest.mark.parametrize(
     ("name", "backbone", "options", "attentions"), ON_HEED, ids=[row[0] for row in ON_HEED]
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import heed
-from tests.framework import on_tensorflow, tf
+from tests.framework import on_tensorflow, tf, with_dynamic_shapes, without_64_bits
 from tests.graphs import allocated
 
 pytest.importorskip("keras_hub", exc_type=ImportError)
@@ -34,7 +34,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(autouse=True)
 def _off_again() -> Iterator[None]:
-    yield
+    with without_64_bits():
+        yield
     heed.decelerate()
 
 
@@ -118,6 +119,7 @@ def test_stop_tokens_eager_runs_and_xla(name: str) -> None:
             np.testing.assert_array_equal(fast[key], value)
 
 
+@with_dynamic_shapes
 @pytest.mark.parametrize("name", ["BART", "T5"])
 def test_only_prompts_are_read_before_the_loop(name: str) -> None:
     model, seen = build(name, run_eagerly=True), []
