@@ -112,6 +112,6 @@ def assert_no_worse_than_naive(
         error, allowed = measure(actual, expected), factor * measure(naive, expected) + rounding
         if not error <= allowed:
             raise AssertionError(
-                f"{what}: {name} {error:.3g} exceeds {allowed:.3g}, which is {factor} times that of a naive "
+                f"{what}: {name} {error:.3g} exceeds {allowed:.3g}, which is {factor:g} times that of a naive "
                 f"{dtype} implementation plus one rounding"
             )

@@ -123,28 +123,6 @@ FAULTS = (
         "jax",
     ),
     Fault(
-        "rows are added up one number after the other in the softmax",
-        f"{_JAX}/portable/sums.py",
-        "x @ jnp.ones((x.shape[-1], 1), x.dtype)",
-        "jnp.sum(x, axis=-1, keepdims=True)",
-        (
-            f"{_TESTS}/test_additive_attention.py::"
-            "test_error_is_at_most_twice_that_of_a_naive_implementation",
-        ),
-        "jax",
-    ),
-    Fault(
-        "rows are added up one number after the other in the derivative of the softmax",
-        f"{_JAX}/portable/sums.py",
-        "SUMS = Sums(_sum, _repeat)",
-        "SUMS = Sums(_sum, lambda x, length: x)",
-        (
-            f"{_TESTS}/test_additive_attention.py::"
-            "test_error_is_at_most_twice_that_of_a_naive_implementation",
-        ),
-        "jax",
-    ),
-    Fault(
         "observed loops are compiled",
         f"{_JAX}/__init__.py",
         "return jax.disable_jit()",

@@ -30,18 +30,6 @@ HIDING_BIAS = -1e30
 KeepMask = Callable[[float, Any, Size, Size, Span, Span], Any]
 
 
-class Sums(NamedTuple):
-    """How the numbers of a row are added up, which decides the rounding of their sum.
-
-    Attributes:
-        sum: (..., n) to (..., 1).
-        repeat: (..., 1) to (..., n), given n. Its derivative adds up rows.
-    """
-
-    sum: Callable[[Any], Any]
-    repeat: Callable[[Any, Any], Any]
-
-
 class Operands(NamedTuple):
     """The tensors that get gradients, whole or cut to a block.
 
@@ -100,7 +88,6 @@ class BlockAttention:
         lengths: (T, S).
         scores_per_pair: numbers in memory for one (query, key) pair: B * N, times U for additive attention.
         keep_mask: the backend's dropout.
-        sums: how the backend adds up rows.
     """
 
     score: DotScore | AdditiveScore
@@ -112,7 +99,6 @@ class BlockAttention:
     lengths: tuple[Size, Size]
     scores_per_pair: Size
     keep_mask: KeepMask
-    sums: Sums
 
     def attend(self, block: Operands, queries: Span, keys: Span) -> Rows:
         """Queries against all keys that they may see. Differentiable by the backend."""
@@ -125,7 +111,7 @@ class BlockAttention:
         addend = self.addend(block, visible, queries, keys)
         seen = seen_rows(addend)
         logits = self.logits(safe, finite_rows(addend, seen))
-        weights, lse = softmax(logits, self.sums)
+        weights, lse = softmax(logits)
         keep = self.keep_factor(block, queries, keys)
         if keep is not None:
             weights = weights * keep
@@ -201,23 +187,18 @@ class BlockAttention:
         return ops.reshape(x, (batch, self.heads[0] * self.heads[1], queries, keys))
 
 
-# A division repeats its divisor by itself.
-PLAIN_SUMS = Sums(lambda x: ops.sum(x, axis=-1, keepdims=True), lambda x, length: x)
-
-
-def softmax(logits: Any, sums: Sums = PLAIN_SUMS) -> tuple[Any, Any]:
+def softmax(logits: Any) -> tuple[Any, Any]:
     """The softmax along the last axis, and its log-sum-exp, which keeps that axis with length 1."""
     row_max = ops.stop_gradient(ops.max(logits, axis=-1, keepdims=True))
     powers = ops.exp(logits - row_max)
-    row_sum = sums.sum(powers)
-    return powers / sums.repeat(row_sum, logits.shape[-1]), row_max + ops.log(row_sum)
+    row_sum = ops.sum(powers, axis=-1, keepdims=True)
+    return powers / row_sum, row_max + ops.log(row_sum)
 
 
 def prepare(
     spec: AttentionSpec,
     tensors: Tensors,
     keep_mask: KeepMask,
-    sums: Sums = PLAIN_SUMS,
 ) -> tuple[BlockAttention, Operands]:
     """The attention and its operands, in the shapes of this file. An empty axis of keys becomes one hidden key."""
     axis = spec.heads_axis
@@ -258,7 +239,6 @@ def prepare(
         lengths,
         per_pair,
         keep_mask,
-        sums,
     )
     return attention, operands
 

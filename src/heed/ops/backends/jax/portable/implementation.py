@@ -12,7 +12,6 @@ from jax import lax
 from heed.ops import checks
 from heed.ops.backends.jax.portable.blockwise import blockwise, run_blocks
 from heed.ops.backends.jax.portable.dropout import keep_mask
-from heed.ops.backends.jax.portable.sums import SUMS
 from heed.ops.backends.jax.shape_inference import has_symbols, placeholder
 from heed.ops.backends.shared.block import join, prepare
 from heed.ops.backends.shared.row_statistics import statistics_of
@@ -34,7 +33,7 @@ class Portable:
         """See `Implementation.attend`."""
         if has_symbols(tensors):
             return placeholder(spec, tensors, return_lse)
-        attention, operands = prepare(spec, tensors, keep_mask, SUMS)
+        attention, operands = prepare(spec, tensors, keep_mask)
         output, lse = blockwise(attention, operands)
         return join(spec, tensors, output, lse if return_lse else None)
 
