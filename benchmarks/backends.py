@@ -115,7 +115,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = describe_environment(command, options.threads)
     section = f"{NAME}-{about['instruction_set']}"
     if options.markdown is not None:  # before the minutes of measuring
-        fill(options.markdown.read_text(encoding="utf-8"), section, "")
+        try:
+            fill(options.markdown.read_text(encoding="utf-8"), section, "")
+        except (OSError, ValueError) as error:
+            parser.error(f"--markdown: {error}")
     rows, problems = [], []
     for name in options.names or MEASUREMENTS:
         try:

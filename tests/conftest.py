@@ -94,7 +94,7 @@ def _compiled_programs_are_dropped():
 
 @pytest.fixture
 def optimized():
-    """JAX compiles as it does for users: what other tests compile quickly rounds otherwise."""
+    """Compiles JAX's programs as users do. Other tests turn optimizations off to save time, which changes rounding."""
     if os.environ["KERAS_BACKEND"] != "jax":
         yield
         return

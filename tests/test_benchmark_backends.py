@@ -39,6 +39,11 @@ def test_a_ratio_is_that_of_the_peer_to_heed() -> None:
         (["opencl"], "no measurement 'opencl': torch"),
         (["--rounds", "1"], "--rounds must be at least 2, got 1"),
         (["--threads", "0"], "--threads must be at least 1, got 0"),
+        (["--markdown", "missing.md"], "--markdown: [Errno 2] No such file"),
+        (
+            ["--markdown", __file__],
+            "--markdown: the page must have the lines <!-- figures: backends-",
+        ),
     ],
 )
 def test_what_it_cannot_use_is_refused(words: list[str], text: str, capsys: Any) -> None:

@@ -145,7 +145,7 @@ def test_a_missing_backend_names_those_that_are_installed(tmp_path, monkeypatch)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     code, said = run("import heed; heed.ops", missing=["tensorflow", "jax"])
     assert code == 1
-    assert "[tensorflow]', or set KERAS_BACKEND=torch, which is installed. Received: " in said
+    assert "[tensorflow]', or set KERAS_BACKEND=torch (installed here). Received: " in said
 
 
 OTHER_BACKEND = """

@@ -101,8 +101,7 @@ def assert_no_worse_than_naive(
 ) -> None:
     """The error is at most twice that of a naive implementation in this dtype, plus rounding.
 
-    That holds for the root mean square. The largest of thousands of errors depends on chance, so it may be twice as
-    far off again.
+    That is the root mean square. The largest of thousands of errors depends on chance: it may be four times as large.
     """
     for name, measure, factor in (
         ("root mean square error", mean_error, NAIVE_FACTOR),

@@ -115,7 +115,7 @@ def test_each_sampler_generates_the_same(sampler: str) -> None:
     np.testing.assert_array_equal(*found)
 
 
-# JAX has no products of float16 on CPUs that sum in float32, which Keras asks for.
+# Keras' attention needs products of float16 that sum in float32, which JAX lacks on CPUs.
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"] if BACKEND != "jax" else ["bfloat16"])
 def test_narrow_weights(dtype: str) -> None:
     model, inputs = build("GPT-2", dtype=dtype), prompts(5, 5)

@@ -116,9 +116,10 @@ class Memory:
         return moved
 
     def pages(self, size: int) -> np.ndarray:
-        """Zeros that begin a page. Once freed they serve the same size again.
+        """Zeros that begin a page.
 
-        What the emulator protects of them stays so, as each protected page takes one of its 65,530 mappings.
+        Freed ones are used again for the same size, with their protected pages: each of those is a mapping, and Linux
+        allows a process 65,530.
         """
         free = self.free_pages[size]
         if free:

@@ -123,6 +123,17 @@ FAULTS = (
         "jax",
     ),
     Fault(
+        "the tanh of small numbers is computed from exponentials",
+        "src/heed/ops/backends/shared/block.py",
+        "hidden = current().MATH.tanh(block.query[..., :, None, :] + block.key[:, :, None, None])",
+        "hidden = 1 - 2 / (ops.exp(2 * (block.query[..., :, None, :] + block.key[:, :, None, None])) + 1)",
+        (
+            f"{_TESTS}/test_additive_attention.py::"
+            "test_error_is_at_most_twice_that_of_a_naive_implementation",
+        ),
+        "torch",
+    ),
+    Fault(
         "observed loops are compiled",
         f"{_JAX}/__init__.py",
         "return jax.disable_jit()",

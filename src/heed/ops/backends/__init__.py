@@ -182,7 +182,8 @@ def check() -> None:
     """Checks that Keras and its backend are installed, and that heed supports the backend. Runs on import.
 
     Raises:
-        ImportError: if Keras or its backend is missing; the message says how to install it.
+        ImportError: if Keras or its backend is missing; the message says how to install it, and which backends are
+            there.
         RuntimeError: if heed does not support the backend of Keras.
     """
     wanted = os.environ.get("KERAS_BACKEND", "tensorflow")
@@ -261,7 +262,7 @@ def _missing(error: ImportError, backend: str) -> ImportError:
     advice = how_to_install(extra)
     others = [x for x in FRAMEWORKS if x != name and importlib.util.find_spec(x) is not None]
     if name in FRAMEWORKS and others:
-        advice += f", or set KERAS_BACKEND={' or '.join(others)}, which is installed"
+        advice += f", or set KERAS_BACKEND={' or '.join(others)} (installed here)"
     return ImportError(f"heed needs {name}: {advice}. Received: {error}", name=error.name)
 
 
