@@ -20,7 +20,7 @@ from tests.about_tensorflow import tf
 # isort: split
 import heed
 from heed.decoding import engine, generation
-from heed.decoding.engine.stacks import describe_decoder
+from heed.decoding.engine.describe import describe_decoder
 from heed.layers import (
     FeedForward,
     MultiHeadAttention,
@@ -32,7 +32,7 @@ from heed.layers.normalization import LayerNormalization
 from heed.models import Transformer, TransformerConfig, explain_generate, generate
 from heed.models.config import POSITIONS
 from heed.ops.backends import current
-from heed.ops.backends.decoder import ACTIVATIONS, WEIGHTS, Batch, Dense, Norm, Positions, Search
+from heed.ops.core.description import ACTIVATIONS, WEIGHTS, Batch, Dense, Norm, Positions, Search
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.observe import set_watcher
 from tests.decoding.scores import log_probabilities

@@ -190,7 +190,7 @@ FAULTS = (
     ),
     Fault(
         "the engine takes a layer's activation for that of its stack",
-        "src/heed/decoding/engine/stacks.py",
+        "src/heed/decoding/engine/describe.py",
         "        activation=activation_name(hidden),",
         '        activation="relu",',
         (_ENGINE,),

@@ -1,4 +1,4 @@
-// The decoder engine as an op of TensorFlow. No arithmetic.
+// The decoder engine as an op of TensorFlow, for graphs. No arithmetic.
 //
 // HeedDecode takes
 //   source         int32 (B, S)
@@ -8,10 +8,12 @@
 //   positions, rotation, relative_bias                       float (L, D), (L, H), (N, L)
 //   source_positions, source_rotation, source_relative_bias  float (S, D), (S, H), (N, 2 S)
 //   prompt         int32 (B, L)
-//   stream         int64 (): the number of a stream of token_stream.h that gets the tokens of one source
-//   values         double (n): of the n fields that the attribute `names` lists, a line each; see decoder_fields.h
 //   weights        floats of any shape
 // and returns tokens, int32 (B, N, L), and scores, float (B, N), or (0, 0) if the search returns none.
+//
+// Its attributes hold structs of heed_decoder.h, byte by byte. `stacks` has a HeedDecoderStack of the decoder, that of
+// the encoder (without one: zeros), and the layers of both; where a struct has the address of a weight, there is the
+// number of the weight, the first one being 1. `search` has a HeedDecoding without addresses and sizes of inputs.
 //
 // Weights are packed once for each version of their variables. A version is a buffer: the packed weights hold on to the
 // tensors, and nobody writes to a buffer that others hold. So the same address means the same numbers.
@@ -20,10 +22,12 @@
 #include <cstdio>
 #include <cstring>
 #include <mutex>
+#include <string>
+#include <vector>
 
-#include "decoder_fields.h"
+#include "../../include/heed_decoder.h"
 #include "settings.h"
-#include "token_stream.h"
+#include "tensors.h"
 
 namespace heed::tf {
 namespace {
@@ -40,14 +44,79 @@ enum Input {
   kSourceRotation,
   kSourceBias,
   kPrompt,
-  kStream,
-  kValues,
   kWeights
+};
+
+// Stacks, read from the attribute `stacks` and the weights.
+class Stacks {
+ public:
+  HeedDecoderStack decoder{}, encoder{};
+
+  Stacks(const std::string& bytes, const Tensor* weights, size_t weight_count)
+      : weights_(weights), weight_count_(weight_count) {
+    size_t at = 0;
+    const auto read = [&](void* to, size_t size) {
+      if (size > bytes.size() - at) fail("`stacks` must hold two stacks and their layers");
+      std::memcpy(to, bytes.data() + at, size);
+      at += size;
+    };
+    read(&decoder, sizeof(decoder)), read(&encoder, sizeof(encoder));
+    for (auto [stack, layers] : {std::pair{&decoder, &layers_}, std::pair{&encoder, &encoder_layers_}}) {
+      const auto count = static_cast<size_t>(std::max(stack->layer_count, 0));
+      if (count > bytes.size() / sizeof(HeedDecoderLayer)) fail("`stacks` must hold all layers");
+      layers->resize(count);
+      read(layers->data(), count * sizeof(HeedDecoderLayer));
+      stack->layers = layers->data();
+      find(*stack, *layers);
+    }
+    if (at != bytes.size()) fail("`stacks` must hold two stacks and their layers alone");
+    decoder.encoder = encoder.width > 0 ? &encoder : nullptr, encoder.encoder = nullptr;
+  }
+
+ private:
+  // Each puts the addresses of weights in the place of their numbers.
+  void find(HeedDecoderStack& s, std::vector<HeedDecoderLayer>& layers) const {
+    find(s.embedding, s.vocabulary, s.width);
+    find(s.embedding_norm, s.width), find(s.final_norm, s.width), find(s.logits);
+    for (HeedDecoderLayer& layer : layers) {
+      for (HeedNorm* norm : {&layer.self_norm, &layer.cross_norm, &layer.feed_forward_norm}) find(*norm, s.width);
+      for (HeedDense* dense : {&layer.hidden, &layer.up, &layer.back}) find(*dense);
+      for (HeedDecoderAttention* attention : {&layer.self, &layer.cross}) find(*attention, s);
+    }
+  }
+  void find(HeedDecoderAttention& a, const HeedDecoderStack& s) const {
+    for (HeedDense* dense : {&a.query, &a.key, &a.value, &a.output, &a.gate}) find(*dense);
+    find(a.query_norm, s.head_dim), find(a.key_norm, s.head_dim);
+#define FIND(name) find_option(a.options.name, s.heads);
+    HEED_EACH_SCORE_OPTION(FIND)
+#undef FIND
+  }
+  void find_option(const float*& weight, int64_t heads) const { find(weight, heads); }
+  void find_option(double&, int64_t) const {}
+  void find_option(int64_t&, int64_t) const {}
+  void find(HeedDense& dense) const {
+    find(dense.weight, dense.inputs, dense.outputs), find(dense.bias, dense.outputs);
+  }
+  void find(HeedNorm& norm, int64_t width) const { find(norm.gamma, width), find(norm.beta, width); }
+  void find(const float*& weight, int64_t rows, int64_t columns = 1) const {
+    const auto number = reinterpret_cast<uintptr_t>(weight);
+    if (number == 0) return;
+    if (number > weight_count_) fail("`stacks` must hold numbers of weights");
+    const Tensor& x = weights_[number - 1];
+    int64_t count = 0;
+    if (__builtin_mul_overflow(rows, columns, &count) || x.count() != count)
+      fail("a weight must hold " + std::to_string(rows) + " x " + std::to_string(columns) + " numbers" + x.described());
+    weight = x.data<float>();
+  }
+
+  const Tensor* const weights_;
+  const size_t weight_count_;
+  std::vector<HeedDecoderLayer> layers_, encoder_layers_;
 };
 
 // Packed weights, and what they were packed from.
 struct Packed {
-  std::string names;
+  std::string stacks;
   std::vector<int64_t> version;
   std::vector<Tensor> weights;
   HeedDecoder* decoder = nullptr;
@@ -73,36 +142,15 @@ void unlock_packed() { shared.mutex.unlock(); }
 
 // One op of one graph.
 struct Kernel {
-  Names stacks, search;
-  std::string stack_names;  // those of `stacks`, in the order of the values
-  std::vector<size_t> stack_places;
-  int64_t count = 0;  // of all names
+  std::string stacks, search;
+  bool scored = false;
+  int threads = 0;
   std::shared_ptr<const Packed> packed;
-
-  // The names of fields, a line each.
-  explicit Kernel(const std::string& names) {
-    for (size_t begin = 0, end = 0; begin < names.size(); begin = end + 1) {
-      end = std::min(names.find('\n', begin), names.size());
-      const std::string name = names.substr(begin, end - begin);
-      const size_t place = static_cast<size_t>(count++);
-      if (name.rfind("search/", 0) == 0) {
-        search.emplace(name, place);
-      } else if (stacks.emplace(name, place).second) {
-        stack_names += name + '\n';
-        stack_places.push_back(place);
-      }
-    }
-  }
 };
 
-// Tells the stacks of calls with the same names apart: by their values, and by the addresses and shapes of the weights.
-std::vector<int64_t> version_of(const Kernel& kernel, const std::vector<Tensor>& inputs) {
-  std::vector<int64_t> version = {inputs[kEncoded].dim(2)};
-  for (size_t place : kernel.stack_places) {
-    int64_t bits = 0;
-    std::memcpy(&bits, inputs[kValues].data<double>() + place, sizeof(bits));
-    version.push_back(bits);
-  }
+// Tells calls with the same `stacks` apart: by the addresses and shapes of the weights.
+std::vector<int64_t> version_of(const std::vector<Tensor>& inputs) {
+  std::vector<int64_t> version;
   for (size_t i = kWeights; i < inputs.size(); ++i) {
     version.push_back(reinterpret_cast<intptr_t>(inputs[i].data()));
     for (int64_t size : inputs[i].dims()) version.push_back(size);
@@ -112,7 +160,7 @@ std::vector<int64_t> version_of(const Kernel& kernel, const std::vector<Tensor>&
 
 // The packed weights of this call. Moves the weights out of the inputs if it packs them.
 std::shared_ptr<const Packed> packed_for(Kernel& kernel, std::vector<Tensor>& inputs) {
-  std::vector<int64_t> version = version_of(kernel, inputs);
+  std::vector<int64_t> version = version_of(inputs);
   const std::lock_guard<std::mutex> lock(shared.mutex);
   if (kernel.packed && kernel.packed->version == version) return kernel.packed;
   kernel.packed.reset();  // first, so that two versions need not be there at once
@@ -120,30 +168,20 @@ std::shared_ptr<const Packed> packed_for(Kernel& kernel, std::vector<Tensor>& in
   for (const auto& one : shared.packed)
     if (const auto there = one.lock()) {
       alive.push_back(one);
-      if (there->names == kernel.stack_names && there->version == version) kernel.packed = there;
+      if (there->stacks == kernel.stacks && there->version == version) kernel.packed = there;
     }
   shared.packed.swap(alive);
   if (!kernel.packed) {
     const auto made = std::make_shared<Packed>();
-    const StackFields stacks(kernel.stacks, inputs[kValues], inputs.data() + kWeights,
-                             static_cast<int64_t>(inputs.size()) - kWeights, inputs[kEncoded].dim(2));
+    const Stacks stacks(kernel.stacks, inputs.data() + kWeights, inputs.size() - kWeights);
     check(heed_decoder_make(&stacks.decoder, &made->decoder));
-    made->names = kernel.stack_names, made->version = std::move(version);
+    made->stacks = kernel.stacks, made->version = std::move(version);
     made->sizes = stacks.decoder, made->encoder_sizes = stacks.encoder;
     made->weights.assign(std::make_move_iterator(inputs.begin() + kWeights), std::make_move_iterator(inputs.end()));
     kernel.packed = made;
     shared.packed.push_back(made);
   }
   return kernel.packed;
-}
-
-// The stream that gets the tokens, or null.
-std::shared_ptr<TokenStream> stream_of(const Tensor& number) {
-  if (number.count() == 0) return nullptr;
-  auto stream = find_stream(*number.data<int64_t>());
-  if (!stream)
-    fail("`stream` must be the number of an open stream. Received: " + std::to_string(*number.data<int64_t>()));
-  return stream;
 }
 
 // The numbers of an input, or null if it is empty.
@@ -161,26 +199,26 @@ void run(void* state, TF_OpKernelContext* context) {
     Kernel& kernel = *static_cast<Kernel*>(state);
     const Status status;
     std::vector<Tensor> inputs = inputs_of(context, status);
-    const Tensor &source = inputs[kSource], &encoded = inputs[kEncoded], &values = inputs[kValues];
-    if (values.dims() != Dims{kernel.count} ||
-        static_cast<int64_t>(kernel.stacks.size() + kernel.search.size()) != kernel.count)
-      fail("`values` must have a number for each of the names, which must differ" + values.described());
+    const Tensor &source = inputs[kSource], &encoded = inputs[kEncoded];
     if (source.rank() != 2) fail("`source` must have shape (B, S)" + source.described());
     if (encoded.rank() != 3) fail("`encoded` must have shape (B, S, D)" + encoded.described());
     const int64_t batch = source.dim(0), positions = source.dim(1);
     // Before any of these sizes is multiplied: an empty tensor may have any.
     if (batch > HEED_MOST_BATCH || positions > HEED_MOST_LENGTH)
       fail("`source` must have at most 2^31 rows of at most 2^20 tokens" + source.described());
-    Search search{};
-    SearchFields(kernel.search, values, search);
+    HeedDecoding search{};
+    if (kernel.search.size() != sizeof(search)) fail("`search` must hold a search");
+    std::memcpy(&search, kernel.search.data(), sizeof(search));
+    search.on_token = nullptr, search.listener = nullptr;
     const int64_t length = search.length;
-    if (length < 1) fail("`search/length` must be positive. Received: " + std::to_string(length));
+    if (length < 1 || length > HEED_MOST_LENGTH)
+      fail("`search` must hold a length from 1 to 2^20. Received: " + std::to_string(length));
     const auto packed = packed_for(kernel, inputs);
     const HeedDecoderStack &decoder = packed->sizes, &encoder = packed->encoder_sizes;
 
     search.batch = batch, search.source_length = positions;
     search.source = source.data<int32_t>();
-    search.encoded = optional(encoded, "encoded", {batch, positions, encoded.dim(2)});
+    search.encoded = optional(encoded, "encoded", {batch, positions, decoder.encoded_width});
     search.source_mask = optional<uint8_t>(inputs[kMask], "source_mask", {batch, positions});
     search.uniform = optional(inputs[kUniform], "uniform", {batch, length});
     search.positions = optional(inputs[kPositions], "positions", {length, decoder.width});
@@ -190,44 +228,43 @@ void run(void* state, TF_OpKernelContext* context) {
     search.source_rotation = optional(inputs[kSourceRotation], "source_rotation", {positions, encoder.head_dim});
     search.source_relative_bias = optional(inputs[kSourceBias], "source_relative_bias", {encoder.heads, 2 * positions});
     search.prompt = optional<int32_t>(inputs[kPrompt], "prompt", {batch, length});
-    const std::shared_ptr<TokenStream> stream = stream_of(inputs[kStream]);
-    if (stream) {
-      if (batch != 1) fail("`source` must have one row where its tokens are streamed" + source.described());
-      stream->reserve(length);
-      search.listener = stream.get();
-      search.on_token = [](void* listener, int64_t, int32_t token) -> int32_t {
-        return static_cast<TokenStream*>(listener)->write(token);
-      };
-    }
-    const int64_t results = std::max<int64_t>(search.results, 1);
-    const bool scored = search.return_scores != 0;
+    const int64_t results = std::min<int64_t>(std::max(search.results, 1), HEED_MOST_BEAMS);
     const Tensor tokens = allocated(context, status, 0, kInt32, {batch, results, length}, sizeof(int32_t));
     const Tensor scores =
-        allocated(context, status, 1, kFloat, scored ? Dims{batch, results} : Dims{0, 0}, sizeof(float));
-    check(heed_decode(packed->decoder, &search, tokens.data<int32_t>(), scored ? scores.data<float>() : nullptr,
-                      thread_count(search.threads)));
+        allocated(context, status, 1, kFloat, kernel.scored ? Dims{batch, results} : Dims{0, 0}, sizeof(float));
+    check(heed_decode(packed->decoder, &search, tokens.data<int32_t>(), kernel.scored ? scores.data<float>() : nullptr,
+                      kernel.threads));
   });
+}
+
+std::string string_of(TF_OpKernelConstruction* construction, const char* name) {
+  const Status status;
+  int32_t list_size = 0, size = 0;
+  TF_OpKernelConstruction_GetAttrSize(construction, name, &list_size, &size, status.get());
+  std::string text(static_cast<size_t>(std::max(size, 0)), '\0');
+  if (status.ok()) TF_OpKernelConstruction_GetAttrString(construction, name, text.data(), text.size(), status.get());
+  return text;
 }
 
 void* create(TF_OpKernelConstruction* construction) {
   const Status status;
-  int32_t list_size = 0, size = 0;
-  TF_OpKernelConstruction_GetAttrSize(construction, "names", &list_size, &size, status.get());
-  std::string names(static_cast<size_t>(std::max(size, 0)), '\0');
-  if (status.ok())
-    TF_OpKernelConstruction_GetAttrString(construction, "names", names.data(), names.size(), status.get());
-  return new Kernel(names);  // of no names, the fields are missing
+  auto* made = new Kernel{string_of(construction, "stacks"), string_of(construction, "search")};
+  TF_OpKernelConstruction_GetAttrInt32(construction, "threads", &made->threads, status.get());
+  unsigned char scored = 0;
+  TF_OpKernelConstruction_GetAttrBool(construction, "scored", &scored, status.get());
+  made->scored = scored != 0;
+  return made;
 }
 
 __attribute__((constructor)) void register_decoder() {
   if (!bind()) return;
   const Status status;
   TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder("HeedDecode");
-  for (const char* attribute : {"W: int >= 1", "names: string"}) TF_OpDefinitionBuilderAddAttr(op, attribute);
+  for (const char* attribute : {"W: int >= 1", "stacks: string", "search: string", "scored: bool", "threads: int"}) TF_OpDefinitionBuilderAddAttr(op, attribute);
   for (const char* input :
        {"source: int32", "source_mask: bool", "encoded: float", "uniform: float", "positions: float", "rotation: float",
         "relative_bias: float", "source_positions: float", "source_rotation: float", "source_relative_bias: float",
-        "prompt: int32", "stream: int64", "values: double", "weights: W * float"})
+        "prompt: int32", "weights: W * float"})
     TF_OpDefinitionBuilderAddInput(op, input);
   for (const char* output : {"tokens: int32", "scores: float"}) TF_OpDefinitionBuilderAddOutput(op, output);
   TF_OpDefinitionBuilderSetShapeInferenceFunction(op, TF_ShapeInferenceContextSetUnknownShape);

@@ -58,6 +58,10 @@ using Destroy = void (*)(void*);
     (TF_OpKernelConstruction*, const char*, std::int32_t*, std::int32_t*, TF_Status*))                       \
   F(TF_OpKernelConstruction_GetAttrString, void,                                                             \
     (TF_OpKernelConstruction*, const char*, char*, std::size_t, TF_Status*))                                 \
+  F(TF_OpKernelConstruction_GetAttrInt32, void,                                                              \
+    (TF_OpKernelConstruction*, const char*, std::int32_t*, TF_Status*))                                      \
+  F(TF_OpKernelConstruction_GetAttrBool, void,                                                               \
+    (TF_OpKernelConstruction*, const char*, unsigned char*, TF_Status*))                                     \
   F(TF_NumInputs, int, (TF_OpKernelContext*))                                                                \
   F(TF_GetInput, void, (TF_OpKernelContext*, int, TF_Tensor**, TF_Status*))                                  \
   F(TF_AllocateOutput, TF_Tensor*, (TF_OpKernelContext*, int, int, const int64_t*, int, size_t, TF_Status*)) \

@@ -19,7 +19,7 @@ from heed.decoding.incremental_decoder import IncrementalDecoder, column
 from heed.decoding.programs import program
 from heed.decoding.sampling import RowLoop, draw, greedy
 from heed.ops.backends import as_written
-from heed.ops.backends.decoder import WEIGHTS
+from heed.ops.core.description import WEIGHTS
 from heed.ops.checks import check_tokens
 from heed.ops.dispatch import Dispatch
 
@@ -157,14 +157,15 @@ def generate(
         num_results=num_results,
         return_scores=return_scores,
     )
-    by_engine, options = not request.reasons, request.options
+    options = request.options
     if request.rows == 0:
         tokens = ops.zeros((0, options["num_results"], options["max_length"]), dtype="int32")
         scores = ops.zeros((0, options["num_results"]), dtype="float32")
     else:
-        function = engine.decode if by_engine else _decode
-        # Around the engine's one op tracing takes longer than running.
-        tokens, scores = program(model, options, function, quick=by_engine)(request.inputs)
+        if request.reasons:
+            tokens, scores = program(model, options, _decode)(request.inputs)
+        else:
+            tokens, scores = engine.decode(model, request.inputs, options)
     if num_results is None:
         tokens, scores = ops.squeeze(tokens, 1), ops.squeeze(scores, 1) if return_scores else None
     return (tokens, scores) if return_scores else tokens

@@ -1,4 +1,4 @@
-"""Compiled programs of a model, kept for the next call while the model is unchanged."""
+"""What is made of a model, such as compiled programs, kept for the next call while its structure is unchanged."""
 
 from __future__ import annotations
 
@@ -13,21 +13,43 @@ import keras
 from heed.ops.backends import current
 from heed.ops.dispatch import get_implementation
 
-_MOST = 8  # programs of a model, those that ran last
+_MOST = 8  # things kept of a model, those that were used last
 
 Function = Callable[[Any, dict[str, Any], dict[str, Any]], Any]
 
 
 @dataclass
-class _Programs:
-    """The programs of one model, the latest last."""
+class _Kept:
+    """What is kept of one model, the latest last."""
 
     state: _State | None = None
-    by_key: dict[Hashable, Callable[[Any], Any]] = field(default_factory=dict)
+    by_key: dict[Hashable, Any] = field(default_factory=dict)
 
 
-_lock = threading.Lock()
-_kept: weakref.WeakKeyDictionary[Any, _Programs] = weakref.WeakKeyDictionary()
+_lock = threading.RLock()
+_kept: weakref.WeakKeyDictionary[Any, _Kept] = weakref.WeakKeyDictionary()
+
+
+def keep(model: Any, key: Hashable, make: Callable[[], Any]) -> Any:
+    """Return `make()`, once for each key until the layers, variables or dtype policies of the model change.
+
+    Args:
+        model: a built model.
+        key: whatever the result depends on besides the model's structure.
+        make: returns something that does not hold the model, which it would keep alive.
+    """
+    with _lock:
+        kept = _kept.setdefault(model, _Kept())
+        if kept.state is None or not kept.state.is_of(model):
+            kept.by_key.clear()
+            kept.state = _State(model)
+        found = kept.by_key.pop(key, None)
+        if found is None:
+            found = make()
+        kept.by_key[key] = found
+        if len(kept.by_key) > _MOST:
+            del kept.by_key[next(iter(kept.by_key))]
+        return found
 
 
 def program(
@@ -41,25 +63,17 @@ def program(
         function: a function of a module.
         quick: whether it is quick uncompiled: then it is compiled at its second use.
     """
-    key = (function, get_implementation(), *options.items())
-    with _lock:
-        programs = _kept.setdefault(model, _Programs())
-        if programs.state is None or not programs.state.is_of(model):
-            programs.by_key.clear()
-            programs.state = _State(model)
-        compiled = programs.by_key.pop(key, None)
-        if compiled is None:
-            # A strong reference would keep every model alive.
-            reference = weakref.ref(model)
-            compile_ = current().compile_graph_when_repeated if quick else current().compile_graph
-            compiled = compile_(
-                lambda inputs: function(reference(), inputs, options),
-                lambda: [x for part in _parts(reference()) for x in part.variables],
-            )
-        programs.by_key[key] = compiled
-        if len(programs.by_key) > _MOST:
-            del programs.by_key[next(iter(programs.by_key))]
-        return compiled
+    # A strong reference would keep every model alive.
+    reference = weakref.ref(model)
+
+    def make() -> Callable[[Any], Any]:
+        compile_ = current().compile_graph_when_repeated if quick else current().compile_graph
+        return compile_(
+            lambda inputs: function(reference(), inputs, options),
+            lambda: [x for part in _parts(reference()) for x in part.variables],
+        )
+
+    return keep(model, (function, get_implementation(), *options.items()), make)
 
 
 class _State:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextvars
-import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from keras import ops
@@ -13,9 +11,7 @@ from heed.decoding import engine
 from heed.decoding.decodable import Decodable
 from heed.decoding.generation import Request, make_loop, make_request
 from heed.decoding.programs import program
-from heed.ops.backends import as_written, current
-
-_PATIENCE = 0.1  # seconds until Python looks for signals, such as Ctrl-C
+from heed.ops.backends import as_written
 
 
 @as_written
@@ -106,33 +102,12 @@ def stream(
 
 
 def _decode_by_engine(model: Decodable, request: Request) -> Generator[int, None, None]:
-    """Runs the engine on another thread and yields the tokens that it writes."""
-    run = program(model, request.options, engine.decode, quick=True)
-    tokens = current().DECODER.open_stream()
-    inputs = {**request.inputs, "stream": ops.convert_to_tensor(tokens.number, dtype="int64")}
-    failures: list[BaseException] = []
+    """Run the engine on another thread and yield the tokens that it writes."""
 
-    def decode() -> None:
-        try:
-            run(inputs)
-        except BaseException as error:  # raised where the tokens are read
-            failures.append(error)
-        finally:
-            tokens.end()
+    def decode(write: Callable[[int], bool]) -> None:
+        engine.decode(model, request.inputs, request.options, write)
 
-    # The choice of `heed.set_implementation` is in the context.
-    context = contextvars.copy_context()
-    thread = threading.Thread(target=context.run, args=(decode,), name="heed-stream", daemon=True)
-    try:
-        thread.start()
-        while (found := tokens.read(_PATIENCE)) is not None:
-            yield from found
-    finally:
-        tokens.close()
-        if thread.ident is not None:
-            thread.join()
-    if failures:
-        raise failures[0]
+    return engine.TokenStream(decode).read()
 
 
 def _decode_in_graph(model: Decodable, request: Request) -> Generator[int, None, None]:

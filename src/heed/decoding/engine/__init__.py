@@ -1,6 +1,7 @@
-"""Decoding by the engine: the whole loop as one native op, for the models and options that it supports."""
+"""Decoding by the engine: the whole loop as one call of native code, for the models and options that it supports."""
 
-from heed.decoding.engine.reasons import encoder_reasons, unsupported_reasons
+from heed.decoding.engine.reasons import encoder_reasons, machine_reasons, unsupported_reasons
 from heed.decoding.engine.run import decode
+from heed.decoding.engine.stream import TokenStream
 
-__all__ = ["decode", "encoder_reasons", "unsupported_reasons"]
+__all__ = ["TokenStream", "decode", "encoder_reasons", "machine_reasons", "unsupported_reasons"]

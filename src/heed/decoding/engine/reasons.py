@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from heed.decoding.engine.stacks import (
+from heed.decoding.engine.describe import (
     PROJECTIONS,
     activation_name,
     attentions,
@@ -26,8 +26,8 @@ from heed.layers import (
 )
 from heed.layers.flat_dense import FlatDense, FlatEinsumDense
 from heed.layers.normalization import LayerNormalization, RMSNormalization
-from heed.ops.backends import current
-from heed.ops.backends.decoder import ACTIVATIONS, MOST_BEAMS
+from heed.ops.backends import NATIVE, current
+from heed.ops.core.description import ACTIVATIONS, MOST_BEAMS
 from heed.ops.dispatch import allows_native, get_implementation
 from heed.ops.observe import is_watched
 
@@ -55,7 +55,7 @@ def _kind(model: Any) -> str | None:
 
 def unsupported_reasons(model: Any, options: dict[str, Any]) -> list[str]:
     """Why the engine does not decode this model with these options of `generate`; empty if it does."""
-    reasons = [*current().DECODER.unsupported_reasons(), *_of_call(options)]
+    reasons = [*_of_place(model), *_of_call(options)]
     kind = _kind(model)
     if kind is None:
         names = " nor a ".join(_REPLACED)
@@ -64,6 +64,25 @@ def unsupported_reasons(model: Any, options: dict[str, Any]) -> list[str]:
         if getattr(type(model), name) is not getattr(_class(kind), name):
             reasons.append(f"{type(model).__name__} has a `{name}` of its own")
     return [*reasons, *_of_stack(model.decoder, "TransformerDecoder")]
+
+
+def machine_reasons() -> list[str]:
+    """Return why the engine runs for no model here and now; empty if it does."""
+    backend = current()
+    reasons = list(backend.IMPLEMENTATIONS[NATIVE].unsupported_reasons(None))
+    if not reasons and backend.is_tracing() and backend.DECODER_OP is None:
+        reasons.append("a compiled or transformed function calls it, and the engine needs numbers")
+    return reasons
+
+
+def _of_place(model: Any) -> list[str]:
+    """Return `machine_reasons`, or that the weights stand for others while code is transformed."""
+    reasons, backend = machine_reasons(), current()
+    if reasons or backend.is_tracing():
+        return reasons
+    if all(backend.has_values(x.value) for x in model.decoder.variables):
+        return []
+    return ["the weights are those of a function that is traced"]
 
 
 def encoder_reasons(model: Any) -> list[str]:

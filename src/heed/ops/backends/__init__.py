@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from heed._install import how_to_install
-from heed.ops.backends.decoder import DecoderEngine
 
 # The names of implementations. The portable one runs everywhere.
 NATIVE, PORTABLE, EXPORTABLE = "native", "portable", "exportable"
@@ -88,14 +87,15 @@ class Backend(Protocol):
     Attributes:
         IMPLEMENTATIONS: an `Implementation` (`protocol.py`) by name, the preferred one first.
         FUSED_OPS: by the same names; an implementation that is missing here uses the portable ones.
-        DECODER: runs a whole decoding loop.
+        DECODER_OP: the decoder engine as an op of a graph, `decode(decoder, encoder, batch, search)` of tensors; None
+            where graphs decode op by op. See `heed.ops.core.decoder` for the engine itself.
         COMPILES_NATIVE: whether Keras can compile a model (`jit_compile=True`) that runs on native kernels.
         MATH: `sin`, `cos` and `tanh` of tensors. Those of `keras.ops` compute float64 in float32 on JAX.
     """
 
     IMPLEMENTATIONS: Mapping[str, Any]
     FUSED_OPS: Mapping[str, FusedOps]
-    DECODER: DecoderEngine
+    DECODER_OP: Any
     COMPILES_NATIVE: bool
     MATH: Any
 
@@ -170,6 +170,21 @@ class Backend(Protocol):
 
     def use_threads(self, count: int) -> None:
         """Limits the number of threads, if nothing has run yet."""
+
+    def is_tracing(self) -> bool:
+        """Return whether code is traced or transformed here: then tensors may have no numbers."""
+
+    def native_threads(self) -> int:
+        """Return the most threads that native code may use; 0 for all that the process may use."""
+
+    def make_reader(self, variables: Sequence[Any]) -> Callable[[], list[Any]]:
+        """Return a function that returns the tensors of Keras variables as they are when it is called."""
+
+    def to_array(self, x: Any) -> Any:
+        """Return the numbers of a tensor as a contiguous array, in the tensor's own memory where that is possible."""
+
+    def weights_version(self, tensors: Sequence[Any]) -> Any:
+        """Return a value that differs once the numbers of variables do, while somebody holds these tensors of theirs."""
 
     def instruction_set(self) -> str:
         """The instruction set of the native kernels here, "none" without kernels."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -14,7 +14,6 @@ import keras
 import numpy as np
 
 from heed.ops.backends import NATIVE, PORTABLE, FusedOps
-from heed.ops.backends.decoder import NoDecoderEngine
 from heed.ops.backends.jax import pytree_mask  # noqa: F401  (registers masks with JAX)
 from heed.ops.backends.jax.native import library
 from heed.ops.backends.jax.native.implementation import Native
@@ -28,7 +27,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 IMPLEMENTATIONS: dict[str, Implementation] = {NATIVE: Native(), PORTABLE: Portable()}
 FUSED_OPS: dict[str, FusedOps] = {PORTABLE: PlainFusedOps(keep_mask)}
-DECODER = NoDecoderEngine("JAX")
+DECODER_OP = None  # programs of JAX decode op by op
 COMPILES_NATIVE = True
 MATH = jax.numpy
 
@@ -178,3 +177,28 @@ def worker() -> tuple[int, int]:
 def across_workers(name: str) -> Implementation:
     """The implementation itself: there is one worker."""
     return IMPLEMENTATIONS[name]
+
+
+def is_tracing() -> bool:
+    """Return whether JAX traces code here: then even a constant becomes a part of the program."""
+    return isinstance(jax.numpy.zeros(()), jax.core.Tracer)
+
+
+def native_threads() -> int:
+    """Return the number that `use_threads` has set, else 0."""
+    return int(os.environ.get("NPROC") or 0)
+
+
+def make_reader(variables: Sequence[Any]) -> Callable[[], list[jax.Array]]:
+    """See `Backend`."""
+    return lambda: [x.value for x in variables]
+
+
+def to_array(x: jax.Array) -> np.ndarray:
+    """See `Backend`."""
+    return np.ascontiguousarray(x)
+
+
+def weights_version(tensors: Sequence[jax.Array]) -> Any:
+    """Return the identities of the arrays, whose numbers never change."""
+    return tuple(map(id, tensors))

@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from heed.ops.backends import EXPORTABLE, NATIVE, PORTABLE, FusedOps
 from heed.ops.backends.protocol import Implementation
 from heed.ops.backends.tensorflow import composite_mask  # noqa: F401  (registers masks with TensorFlow)
 from heed.ops.backends.tensorflow.exportable import Exportable, ExportableFusedOps
-from heed.ops.backends.tensorflow.native import library
-from heed.ops.backends.tensorflow.native.decoder import NativeDecoder
+from heed.ops.backends.tensorflow.native import decoder, library
 from heed.ops.backends.tensorflow.native.fused_ops import NativeFusedOps
 from heed.ops.backends.tensorflow.native.implementation import Native
 from heed.ops.backends.tensorflow.portable.fused_ops import PortableFusedOps
@@ -38,7 +38,7 @@ FUSED_OPS: dict[str, FusedOps] = {
     EXPORTABLE: ExportableFusedOps(),
 }
 convert_to_tensor = keras.ops.convert_to_tensor
-DECODER = NativeDecoder()
+DECODER_OP = decoder
 COMPILES_NATIVE = False  # XLA has no kernel for an op of TensorFlow's
 MATH = tf.math
 instruction_set = library.instruction_set
@@ -194,3 +194,27 @@ def use_threads(count: int) -> None:
     """Limits the threads of TensorFlow and the native ops; RuntimeError once TensorFlow has started."""
     tf.config.threading.set_intra_op_parallelism_threads(count)
     tf.config.threading.set_inter_op_parallelism_threads(count)
+
+
+def is_tracing() -> bool:
+    """Return whether code is traced here."""
+    return not tf.executing_eagerly()
+
+
+native_threads = library.threads
+
+
+def make_reader(variables: Sequence[Any]) -> Callable[[], list[tf.Tensor]]:
+    """Return a function that reads all variables as one graph, from the second time on: each alone takes far longer."""
+    read = compile_graph_when_repeated(lambda _: [tf.convert_to_tensor(x.value) for x in variables])
+    return lambda: read({})
+
+
+def to_array(x: tf.Tensor) -> np.ndarray:
+    """See `Backend`."""
+    return np.ascontiguousarray(x)
+
+
+def weights_version(tensors: Sequence[tf.Tensor]) -> Any:
+    """Return the addresses of their buffers, to which nobody writes while others hold them."""
+    return tuple(np.asarray(x).ctypes.data for x in tensors)

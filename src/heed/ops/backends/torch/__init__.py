@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import keras
@@ -11,12 +11,11 @@ import numpy as np
 import torch
 
 from heed.ops.backends import NATIVE, PORTABLE, SDPA, FusedOps
-from heed.ops.backends.decoder import NoDecoderEngine
 from heed.ops.backends.protocol import Implementation
 from heed.ops.backends.shared import core
 from heed.ops.backends.shared.fused_ops import PlainFusedOps
 from heed.ops.backends.torch.native.implementation import Native
-from heed.ops.backends.torch.native.op import PLAIN
+from heed.ops.backends.torch.native.op import PLAIN, transforms_active
 from heed.ops.backends.torch.portable.dropout import keep_mask
 from heed.ops.backends.torch.portable.implementation import Portable
 from heed.ops.backends.torch.sdpa.implementation import Sdpa
@@ -29,7 +28,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     PORTABLE: Portable(),
 }
 FUSED_OPS: dict[str, FusedOps] = {PORTABLE: PlainFusedOps(keep_mask)}
-DECODER = NoDecoderEngine("PyTorch")
+DECODER_OP = None  # PyTorch decodes at once, and torch.compile op by op
 COMPILES_NATIVE = False  # models under Keras' torch.compile are not tested
 MATH = torch
 instruction_set = core.instruction_set
@@ -154,3 +153,34 @@ def across_workers(name: str) -> Implementation:
 def use_threads(count: int) -> None:
     """Limits the threads of PyTorch and of the native kernels."""
     torch.set_num_threads(count)
+
+
+def is_tracing() -> bool:
+    """Return whether torch.compile traces code here, or torch.func transforms it."""
+    return torch.compiler.is_compiling() or transforms_active()
+
+
+native_threads = torch.get_num_threads
+
+
+def make_reader(variables: Sequence[Any]) -> Callable[[], list[torch.Tensor]]:
+    """See `Backend`."""
+    return lambda: [x.value.detach() for x in variables]
+
+
+def to_array(x: torch.Tensor) -> np.ndarray:
+    """See `Backend`."""
+    return x.detach().contiguous().numpy()
+
+
+# So many numbers of each weight tell of changes through `.data`, which PyTorch does not count.
+_SAMPLE = 8
+
+
+def weights_version(tensors: Sequence[torch.Tensor]) -> Any:
+    """Return addresses, PyTorch's counters of changes, and some of the numbers."""
+    samples = [x.ravel()[:: max(1, x.numel() // _SAMPLE)] for x in tensors]
+    return (
+        tuple((x.data_ptr(), x._version) for x in tensors),
+        torch.cat(samples).numpy().tobytes() if samples else b"",
+    )

@@ -23,7 +23,7 @@ from heed.ops.spec import AdditiveScore, AttentionSpec, DotScore, Tensors
 
 # Tensors with memory of their own.
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-_transforms_active = torch._C._are_functorch_transforms_active
+transforms_active = torch._C._are_functorch_transforms_active
 OptionalTensor: TypeAlias = "torch.Tensor | None"
 
 
@@ -33,7 +33,7 @@ def run(
     """Output, and the log-sum-exp if requested; differentiable twice."""
     if torch.compiler.is_compiling() or type(tensors.query) not in PLAIN:
         return _run_op(spec, tensors, return_lse)
-    if _transforms_active() or (torch.is_grad_enabled() and _requires_grad(tensors)):
+    if transforms_active() or (torch.is_grad_enabled() and _requires_grad(tensors)):
         rules = [] if spec.is_plain or spec.mask is None else take_apart(spec.mask.rules)[0]
         output, lse, _ = _apply(_Attention, spec, return_lse, *tensors, *rules)
         return output, lse
@@ -50,7 +50,7 @@ def _requires_grad(tensors: Tensors) -> bool:
 
 def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Any:
     """`function.apply`, without binding the inputs to names where no transformation needs it: that takes most time."""
-    if _transforms_active():
+    if transforms_active():
         return function.apply(*inputs)
     return super(torch.autograd.Function, function).apply(*inputs)
 
@@ -89,7 +89,7 @@ class _Attention(torch.autograd.Function):
             output_gradient = torch.zeros_like(output)
         bias_wanted = ctx.needs_input_grad[2 + _BIAS]
         received = output.detach(), statistics, output_gradient, lse_gradient
-        if torch.is_grad_enabled() or _transforms_active():
+        if torch.is_grad_enabled() or transforms_active():
             gradients = _apply(_Gradient, ctx.spec, bias_wanted, *received, *inputs)
         else:
             gradients = _gradients(ctx.spec, bias_wanted, *received, *inputs)

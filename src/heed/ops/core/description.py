@@ -1,14 +1,15 @@
-"""What a decoder engine gets: stacks of layers with their weights, a batch of sources, and how to choose tokens.
+"""Describes a decoding for the engine: stacks of layers with their weights, a batch of sources, how to choose tokens.
 
-An engine runs a whole decoding loop as one op. Where it cannot, decoding goes on in the graph, one op at a time.
+The fields hold tensors, variables or arrays: `map_tensors` turns one into another.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from numbers import Real
+from typing import Any
 
 # The activations of an engine, by Keras' names.
 ACTIVATIONS = ("linear", "relu", "gelu", "silu", "sigmoid", "tanh")
@@ -19,21 +20,14 @@ WEIGHTS = ("float32", "bfloat16", "int8")
 MOST_BEAMS = 32
 
 
-def named_fields(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The fields of a part and of its parts: pairs of a path and a number or weight.
-
-    A path is such as "decoder/layer_0/self_attention/query/kernel". Fields that are None are left out; a choice among
-    names is the number of its name.
-    """
-    if dataclasses.is_dataclass(value):
-        for part in dataclasses.fields(value):
-            names, own = part.metadata.get("names"), getattr(value, part.name)
-            yield from named_fields(f"{path}/{part.name}", names.index(own) if names else own)
-    elif isinstance(value, tuple):  # layers: layer_0, layer_1, ...
-        for index, part in enumerate(value):
-            yield from named_fields(f"{path.removesuffix('s')}_{index}", part)
-    elif value is not None:
-        yield path, value
+def map_tensors(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a part with the result of `function` in place of each tensor in it and in its parts."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = {part.name: getattr(value, part.name) for part in dataclasses.fields(value)}
+        return type(value)(**{name: map_tensors(x, function) for name, x in parts.items()})
+    if isinstance(value, tuple):
+        return tuple(map_tensors(x, function) for x in value)
+    return value if value is None or isinstance(value, (str, Real)) else function(value)
 
 
 @dataclass(frozen=True)
@@ -170,7 +164,6 @@ class Batch:
         positions, source_positions: of the tokens to decode, and of the sources if there is an encoder.
         prompt: (B, L) int32, the first tokens of each row, then padding; or None.
         uniform: (B, L) in [0, 1), for "sample"; or None.
-        stream: () int64, the number of the open `TokenStream` that gets the tokens of the only source; or None.
     """
 
     source: Any
@@ -180,7 +173,6 @@ class Batch:
     source_positions: Positions = Positions()
     prompt: Any = None
     uniform: Any = None
-    stream: Any = None
 
 
 @dataclass(frozen=True)
@@ -209,78 +201,3 @@ class Search:
     length_penalty: float = 0.0
     results: int = 1
     return_scores: bool = False
-
-
-class TokenStream(Protocol):
-    """Tokens on their way from the thread that decodes them to another one, which reads them as they come.
-
-    Attributes:
-        number: for `Batch.stream`.
-    """
-
-    number: int
-
-    def read(self, seconds: float) -> list[int] | None:
-        """The tokens that have come since the last call, after waiting for the first one.
-
-        Args:
-            seconds: the longest time to wait.
-
-        Returns:
-            Tokens; an empty list if none came in that time; None if all were read and no more will come.
-        """
-        ...
-
-    def end(self) -> None:
-        """Called by the thread that decodes: no more tokens will come."""
-        ...
-
-    def close(self) -> None:
-        """Called by the reader: it wants no more tokens, and decoding stops at the next one."""
-        ...
-
-
-class DecoderEngine(Protocol):
-    """Runs a decoding loop."""
-
-    def unsupported_reasons(self) -> list[str]:
-        """Why it cannot run here and now, as sentences for a person; empty if it can."""
-        ...
-
-    def decode(
-        self, decoder: DecoderStack, encoder: DecoderStack | None, batch: Batch, search: Search
-    ) -> tuple[Any, Any]:
-        """Tokens (B, N, L) int32, padded after the end; and their scores (B, N) float32, or None.
-
-        Args:
-            decoder: its layers have cross-attention where there are sources.
-            encoder: encodes the sources; None where there are none or they come encoded.
-            batch: the sources.
-            search: how to choose tokens.
-        """
-        ...
-
-    def open_stream(self) -> TokenStream:
-        """A new stream for the tokens of a batch of one source."""
-        ...
-
-
-class NoDecoderEngine:
-    """See `DecoderEngine`: for a backend without one, where models decode op by op."""
-
-    def __init__(self, framework: str) -> None:
-        self._reason = f"the decoder engine runs on TensorFlow, not yet on {framework}"
-
-    def unsupported_reasons(self) -> list[str]:
-        """See `DecoderEngine`."""
-        return [self._reason]
-
-    def decode(
-        self, decoder: DecoderStack, encoder: DecoderStack | None, batch: Batch, search: Search
-    ) -> tuple[Any, Any]:
-        """Not called, as there are reasons against it."""
-        raise NotImplementedError(self._reason)
-
-    def open_stream(self) -> TokenStream:
-        """Not called, as there are reasons against it."""
-        raise NotImplementedError(self._reason)

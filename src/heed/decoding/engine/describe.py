@@ -11,7 +11,7 @@ from keras import ops
 from heed.layers import MultiHeadAttention
 from heed.layers.normalization import RMSNormalization
 from heed.ops import rotary_embedding
-from heed.ops.backends.decoder import (
+from heed.ops.core.description import (
     DecoderAttention,
     DecoderLayer,
     DecoderStack,
