@@ -16,7 +16,6 @@ from heed.models import (
     explain_generate,
     generate,
 )
-from heed.ops.backends import current
 from tests.framework import tf
 from tests.models.builders import SMALL, randomise, sources
 
@@ -157,7 +156,7 @@ def test_every_way_of_decoding_finds_the_same_tokens(kind, method):
     assert method == "beam" or len({tuple(row) for row in tokens}) > 1
     np.testing.assert_array_equal(tokens, decode(model, source, use_cache=False, **options))
     np.testing.assert_array_equal(tokens, decode(model, source, in_graph=True, **options))
-    if not current().DECODER.unsupported_reasons():
+    if not engine.machine_reasons():
         assert explained.implementation == "engine"
         name = type(model.encoder).__name__
         assert f"the encoder runs in the graph: {model.encoder.name} is a {name}" in str(explained)

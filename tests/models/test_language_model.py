@@ -28,7 +28,7 @@ from tests.models.builders import prompts, small_language_model
 TOKENS = np.array([[1, 3, 4, 5, 6], [1, 7, 7, 8, 3], [1, 8, 3, 4, 2]], "int32")
 slow = pytest.mark.slow
 by_the_engine = pytest.mark.skipif(
-    bool(current().DECODER.unsupported_reasons()), reason="the engine does not run here"
+    bool(engine.machine_reasons()), reason="the engine does not run here"
 )
 
 # Of each field of a config, other values than those of `small_language_model`.

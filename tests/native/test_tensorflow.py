@@ -260,24 +260,22 @@ def test_children_after_fork() -> None:
 
 FORK_WHILE_WEIGHTS_ARE_PACKED = """
     import os, signal, threading
-    from heed.ops.backends.tensorflow.native import library
-    from tests.decoding.test_engine import by_engine
+    import tensorflow as tf
+    from heed.decoding.engine.describe import describe_decoder, describe_stack
+    from heed.decoding.engine.packed import PackedModel
+    from heed.ops.backends import current
+    from heed.ops.core.description import Batch, Search, map_tensors
     from tests.models.builders import small_model, sources
 
-    calls, ops = [], library.ops()
-
-    class Noted:
-        def heed_decode(self, **arguments):
-            calls.append(arguments)
-            return ops.heed_decode(**arguments)
-
-    with_notes, library.ops = library.ops, Noted
-    by_engine(small_model(seed=4, target_vocabulary_size=40_000), sources(), method="greedy")
-    library.ops = with_notes
+    model = small_model(seed=4, target_vocabulary_size=40_000)
+    source = tf.constant(sources())
+    batch, search = Batch(source, source > 0), Search(8, 0, 1, 2)
 
     def decode():
         # Other buffers are another version of the weights: they are packed again.
-        ops.heed_decode(**{**calls[0], "weights": [weight + 0 for weight in calls[0]["weights"]]})
+        stacks = describe_decoder(model.decoder, "float32"), describe_stack(model.encoder, "float32")
+        current().DECODER_OP.decode(*map_tensors(stacks, lambda x: x + 0), batch, search)
+        PackedModel(model, "float32", True).version()
 
     stop = False
 

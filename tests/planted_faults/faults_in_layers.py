@@ -275,9 +275,9 @@ FAULTS = (
     ),
     Fault(
         "a stream that is closed is decoded to its end",
-        "native/adapters/tensorflow/token_stream.cc",
-        "if (closed_) return false;",
-        "if (ended_) return false;",
+        f"{_DECODING}/engine/stream.py",
+        "return not self._closed",
+        "return True",
         (f"{_OF_DECODING}/test_streaming.py",),
     ),
     Fault(

@@ -248,7 +248,8 @@ std::string string_of(TF_OpKernelConstruction* construction, const char* name) {
 
 void* create(TF_OpKernelConstruction* construction) {
   const Status status;
-  auto* made = new Kernel{string_of(construction, "stacks"), string_of(construction, "search")};
+  auto* made = new Kernel;
+  made->stacks = string_of(construction, "stacks"), made->search = string_of(construction, "search");
   TF_OpKernelConstruction_GetAttrInt32(construction, "threads", &made->threads, status.get());
   unsigned char scored = 0;
   TF_OpKernelConstruction_GetAttrBool(construction, "scored", &scored, status.get());
@@ -260,7 +261,8 @@ __attribute__((constructor)) void register_decoder() {
   if (!bind()) return;
   const Status status;
   TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder("HeedDecode");
-  for (const char* attribute : {"W: int >= 1", "stacks: string", "search: string", "scored: bool", "threads: int"}) TF_OpDefinitionBuilderAddAttr(op, attribute);
+  for (const char* attribute : {"W: int >= 1", "stacks: string", "search: string", "scored: bool", "threads: int"})
+    TF_OpDefinitionBuilderAddAttr(op, attribute);
   for (const char* input :
        {"source: int32", "source_mask: bool", "encoded: float", "uniform: float", "positions: float", "rotation: float",
         "relative_bias: float", "source_positions: float", "source_rotation: float", "source_relative_bias: float",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable
@@ -26,7 +27,11 @@ class _Kept:
     by_key: dict[Hashable, Any] = field(default_factory=dict)
 
 
+# A process that forks waits for other threads to release it: its child would find it closed for ever.
 _lock = threading.RLock()
+os.register_at_fork(
+    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+)
 _kept: weakref.WeakKeyDictionary[Any, _Kept] = weakref.WeakKeyDictionary()
 
 

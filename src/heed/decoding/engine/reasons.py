@@ -55,7 +55,7 @@ def _kind(model: Any) -> str | None:
 
 def unsupported_reasons(model: Any, options: dict[str, Any]) -> list[str]:
     """Why the engine does not decode this model with these options of `generate`; empty if it does."""
-    reasons = [*_of_place(model), *_of_call(options)]
+    reasons = [*machine_reasons(), *_of_call(options)]
     kind = _kind(model)
     if kind is None:
         names = " nor a ".join(_REPLACED)
@@ -63,6 +63,9 @@ def unsupported_reasons(model: Any, options: dict[str, Any]) -> list[str]:
     for name in _REPLACED[kind]:
         if getattr(type(model), name) is not getattr(_class(kind), name):
             reasons.append(f"{type(model).__name__} has a `{name}` of its own")
+    backend = current()
+    if not (backend.is_tracing() or all(backend.has_values(x.value) for x in model.variables)):
+        reasons.append("the weights stand for others while code is transformed")
     return [*reasons, *_of_stack(model.decoder, "TransformerDecoder")]
 
 
@@ -73,16 +76,6 @@ def machine_reasons() -> list[str]:
     if not reasons and backend.is_tracing() and backend.DECODER_OP is None:
         reasons.append("a compiled or transformed function calls it, and the engine needs numbers")
     return reasons
-
-
-def _of_place(model: Any) -> list[str]:
-    """Return `machine_reasons`, or that the weights stand for others while code is transformed."""
-    reasons, backend = machine_reasons(), current()
-    if reasons or backend.is_tracing():
-        return reasons
-    if all(backend.has_values(x.value) for x in model.decoder.variables):
-        return []
-    return ["the weights are those of a function that is traced"]
 
 
 def encoder_reasons(model: Any) -> list[str]:
