@@ -190,7 +190,10 @@ def test_a_process_may_end_while_tokens_are_decoded() -> None:
         kept = [tokens]
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 

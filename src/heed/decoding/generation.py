@@ -19,8 +19,8 @@ from heed.decoding.incremental_decoder import IncrementalDecoder, column
 from heed.decoding.programs import program
 from heed.decoding.sampling import RowLoop, draw, greedy
 from heed.ops.backends import as_written
-from heed.ops.core.description import WEIGHTS
 from heed.ops.checks import check_tokens
+from heed.ops.core.description import WEIGHTS
 from heed.ops.dispatch import Dispatch
 
 # The options of each method, besides those of all methods.
@@ -63,7 +63,7 @@ def generate(
     log(min(sum_j p_ij, 1))` that a beam search finds; `p_ij` is the attention to position i of the source, padding
     aside, in the step that writes token j.
 
-    Where the decoder engine supports the model and the options, the loop is one native op; `explain_generate` tells.
+    Where the decoder engine supports the model and the options, the loop is one native call; `explain_generate` tells.
     Its tokens are those of the graph, except where two are equally likely up to rounding.
 
     Prompts are read many tokens at a time: by the engine in whole, in the graph up to the length of the shortest.
@@ -341,7 +341,7 @@ def explain_generate(
     coverage_penalty: float = 0.0,
     use_cache: bool = True,
 ) -> Dispatch:
-    """Tells whether `generate` decodes by the engine, one native op for the whole loop, or in the graph, and why.
+    """Tells whether `generate` decodes by the engine, one native call for the whole loop, or in the graph, and why.
 
     Args:
         model: As for `generate`.

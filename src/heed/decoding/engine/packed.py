@@ -1,4 +1,4 @@
-"""The packed weights of a model, and what else a call of the engine needs of it, kept while the weights are the same."""
+"""The packed weights of a model and its tables of positions, kept while the weights are the same."""
 
 from __future__ import annotations
 
@@ -87,4 +87,3 @@ class PackedModel:
                 )
                 self._version = Version(number, tensors, PackedDecoder(*stacks), {})
             return self._version
-

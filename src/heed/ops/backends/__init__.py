@@ -184,7 +184,7 @@ class Backend(Protocol):
         """Return the numbers of a tensor as a contiguous array, in the tensor's own memory where that is possible."""
 
     def weights_version(self, tensors: Sequence[Any]) -> Any:
-        """Return a value that differs once the numbers of variables do, while somebody holds these tensors of theirs."""
+        """Return a value that differs once the variables of held tensors have other numbers."""
 
     def instruction_set(self) -> str:
         """The instruction set of the native kernels here, "none" without kernels."""

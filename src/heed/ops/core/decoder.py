@@ -6,6 +6,7 @@ Structures are those of the header, field by field; see there for their meaning.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -68,7 +69,10 @@ class Norm(Structure):
 class Options(Structure):
     """`HeedScoreOptions`."""
 
-    _fields_ = (("sinks", c_void_p), ("soft_cap", c_double), ("sliding_window", c_int64))
+    _fields_: Any = tuple(
+        (x.name, {"Any": c_void_p, "float | None": c_double, "int | None": c_int64}[str(x.type)])
+        for x in dataclasses.fields(ScoreOptions)
+    )
 
 
 class Attention(Structure):
@@ -121,9 +125,7 @@ class Decoding(Structure):
         *((name, c_int64) for name in ("batch", "length", "source_length")),
         *((name, c_void_p) for name in ("source", "encoded", "source_mask")),
         *((name, c_void_p) for name in ("positions", "rotation", "relative_bias")),
-        *(
-            (f"source_{name}", c_void_p) for name in ("positions", "rotation", "relative_bias")
-        ),
+        *((f"source_{name}", c_void_p) for name in ("positions", "rotation", "relative_bias")),
         *((name, c_int32) for name in ("pad_token", "start_token", "end_token")),
         ("prompt", c_void_p),
         ("search", c_int32),
@@ -324,9 +326,10 @@ class _Writer:
         made = Options()
         for name, kind in Options._fields_:
             value = getattr(given, name)
+            if kind is c_void_p:
+                value = self._weight(f"{path}/{name}", value, heads)
             if value is not None:
-                is_weight = kind is c_void_p
-                setattr(made, name, self._weight(f"{path}/{name}", value, heads) if is_weight else value)
+                setattr(made, name, value)
         return made
 
     def _dense(
@@ -387,9 +390,7 @@ def describe_decoding(
         held.append(np.ascontiguousarray(x, dtype))
         return address_of(held[-1])
 
-    def tables(
-        prefix: str, given: Positions, stack: DecoderStack, count: int, room: int
-    ) -> None:
+    def tables(prefix: str, given: Positions, stack: DecoderStack, count: int, room: int) -> None:
         for name, x, shape in (
             ("positions", given.table, (count, stack.embedding.shape[1])),
             ("rotation", given.rotation, (count, stack.head_dim)),
