@@ -66,13 +66,17 @@ class Norm(Structure):
     )
 
 
+# How an option of scores travels, by the type of its field.
+_BY_TYPE: dict[str, Any] = {"Any": c_void_p, "float | None": c_double, "int | None": c_int64}
+_SCORE_OPTIONS: Any = tuple(
+    (x.name, _BY_TYPE[str(x.type)]) for x in dataclasses.fields(ScoreOptions)
+)
+
+
 class Options(Structure):
     """`HeedScoreOptions`."""
 
-    _fields_: Any = tuple(
-        (x.name, {"Any": c_void_p, "float | None": c_double, "int | None": c_int64}[str(x.type)])
-        for x in dataclasses.fields(ScoreOptions)
-    )
+    _fields_ = _SCORE_OPTIONS
 
 
 class Attention(Structure):
@@ -324,7 +328,7 @@ class _Writer:
 
     def _options(self, path: str, given: ScoreOptions, heads: int) -> Options:
         made = Options()
-        for name, kind in Options._fields_:
+        for name, kind in _SCORE_OPTIONS:
             value = getattr(given, name)
             if kind is c_void_p:
                 value = self._weight(f"{path}/{name}", value, heads)
