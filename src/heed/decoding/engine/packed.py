@@ -72,18 +72,18 @@ class PackedModel:
         map_tensors((self._decoder, self._encoder), lambda x: found.setdefault(id(x), x))
         self._variables = list(found.values())
         self._read = current().make_reader(self._variables)
-        self._version: Version | None = None
+        self._packed: Version | None = None
 
     def version(self) -> Version:
         """Return the weights of now, packed if they have changed."""
         backend, tensors = current(), self._read()
         number = backend.weights_version(tensors)
         with _lock:
-            if self._version is None or self._version.number != number:
-                self._version = None  # first, so that two versions need not be in memory at once
+            if self._packed is None or self._packed.number != number:
+                self._packed = None  # first, so that two versions need not be in memory at once
                 arrays = dict(zip(map(id, self._variables), tensors, strict=True))
                 stacks = map_tensors(
                     (self._decoder, self._encoder), lambda x: backend.to_array(arrays[id(x)])
                 )
-                self._version = Version(number, tensors, PackedDecoder(*stacks), {})
-            return self._version
+                self._packed = Version(number, tensors, PackedDecoder(*stacks), {})
+            return self._packed
