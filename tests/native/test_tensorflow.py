@@ -270,11 +270,12 @@ FORK_WHILE_WEIGHTS_ARE_PACKED = """
     model = small_model(seed=4, target_vocabulary_size=40_000)
     source = tf.constant(sources())
     batch, search = Batch(source, source > 0), Search(8, 0, 1, 2)
+    stacks = describe_decoder(model.decoder, "float32"), describe_stack(model.encoder, "float32")
+    arrays = map_tensors(stacks, lambda x: x.numpy())
 
     def decode():
         # Other buffers are another version of the weights: they are packed again.
-        stacks = describe_decoder(model.decoder, "float32"), describe_stack(model.encoder, "float32")
-        current().DECODER_OP.decode(*map_tensors(stacks, lambda x: x + 0), batch, search)
+        current().DECODER_OP.decode(*map_tensors(arrays, tf.constant), batch, search)
         PackedModel(model, "float32", True).version()
 
     stop = False
