@@ -623,7 +623,7 @@ def _values(x: Any) -> np.ndarray | None:
         return None
     try:
         return np.asarray(x)
-    except (NotImplementedError, TypeError, ValueError):
+    except (NotImplementedError, TypeError, ValueError, RuntimeError):  # PyTorch: the last
         return None
 
 

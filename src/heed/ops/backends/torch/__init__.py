@@ -16,7 +16,7 @@ from heed.ops.backends.protocol import Implementation
 from heed.ops.backends.shared import core
 from heed.ops.backends.shared.fused_ops import PlainFusedOps
 from heed.ops.backends.torch.native.implementation import Native
-from heed.ops.backends.torch.native.op import PLAIN
+from heed.ops.backends.torch.operands import PLAIN, has_values, is_recorded
 from heed.ops.backends.torch.portable.dropout import keep_mask
 from heed.ops.backends.torch.portable.implementation import Portable
 from heed.ops.backends.torch.sdpa.implementation import Sdpa
@@ -61,7 +61,7 @@ def is_tensor(x: Any) -> bool:
 
 def kind_of(query: Any, key: Any, value: Any) -> Any:
     """Shapes, dtypes and layouts of plain tensors; None for others, and while torch.compile traces."""
-    if torch.compiler.is_compiling() or not (
+    if is_recorded() or not (
         type(query) in PLAIN and type(key) in PLAIN and type(value) in PLAIN
     ):
         return None
@@ -78,8 +78,8 @@ def widest_integer() -> str:
 
 
 def require(x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
-    """`x`; a ValueError of `text` and the named numbers unless the condition holds. Not checked under torch.compile."""
-    if not torch.compiler.is_compiling() and not bool(condition):
+    """`x`; a ValueError of `text` and the named numbers unless the condition holds. Not checked where it has no value."""
+    if has_values(condition) and not bool(condition):
         raise ValueError(text + ", ".join(f"{name}={number}" for name, number in numbers.items()))
     return x
 
@@ -98,7 +98,7 @@ def compile_graph_when_repeated(
     return compile_graph(function)
 
 
-hides_values = torch.compiler.is_compiling
+hides_values = is_recorded
 
 
 def has_dynamic_shapes() -> bool:
@@ -109,11 +109,6 @@ def has_dynamic_shapes() -> bool:
 def is_unknown_size(x: Any) -> bool:
     """False: such sizes behave as integers."""
     return False
-
-
-def has_values(x: Any) -> bool:
-    """Whether the numbers of a tensor can be read: not under torch.compile."""
-    return not torch.compiler.is_compiling()
 
 
 without_gradients = torch.no_grad
