@@ -48,6 +48,10 @@ def convert_to_tensor(x: Any) -> Any:
     """An argument as a tensor. Keras makes int32 of Python's integers; those beyond it become int64."""
     if isinstance(x, (np.ndarray, np.generic)) and x.dtype == np.uint64:
         x = np.minimum(x, np.uint64(2**63 - 1)).astype("int64")
+    if isinstance(x, torch.Tensor) and (x.is_meta or not is_tensor(x)):
+        if is_tensor(x):  # of which Keras makes one with any numbers
+            return x
+        raise TypeError("sparse, nested and quantized tensors are no arrays")
     try:
         return keras.ops.convert_to_tensor(x)
     except RuntimeError:
@@ -55,8 +59,12 @@ def convert_to_tensor(x: Any) -> Any:
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether `x` is a dense tensor: no variable, sparse tensor or array."""
-    return isinstance(x, torch.Tensor) and x.layout == torch.strided
+    """Whether `x` is a dense tensor: no variable, array, sparse, nested or quantized tensor."""
+    return (
+        isinstance(x, torch.Tensor)
+        and x.layout == torch.strided
+        and not (x.is_nested or x.is_quantized)
+    )
 
 
 def kind_of(query: Any, key: Any, value: Any) -> Any:

@@ -103,6 +103,14 @@ def _with_rules(spec: AttentionSpec, rules: Sequence[torch.Tensor]) -> Attention
     return dataclasses.replace(spec, mask=Mask(put_together(outlines, rules)))
 
 
+def _alive(saved: Sequence[Any]) -> Sequence[Any]:
+    """Saved tensors without the wrappers of transformations that have ended, as after `torch.func.vjp`."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    if not any(x is not None and wrapped(x) for x in saved):
+        return saved
+    return [None if x is None else torch._C._functorch.unwrap_if_dead(x) for x in saved]
+
+
 def _trained(tangents: Sequence[Any]) -> list[Any]:
     return [tangents[place] for place in TRAINED]
 
@@ -127,7 +135,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, output_gradient: Any, lse_gradient: Any, _: Any) -> Any:
-        *inputs, output, statistics = ctx.saved_tensors
+        *inputs, output, statistics = _alive(ctx.saved_tensors)
         bias_wanted = ctx.needs_input_grad[3 + _BIAS]
         received = output.detach(), statistics, output_gradient, lse_gradient
         if torch.is_grad_enabled() or is_transformed() or is_observed():
@@ -169,7 +177,7 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        inputs = ctx.saved_tensors
+        inputs = _alive(ctx.saved_tensors)
         second = _apply(_Second, ctx.spec, *cotangents, *inputs)
         rest = [None] * (len(inputs) - 2 - _OPERANDS)
         return *[None] * 5, *second[5:], *spread(second[:5]), *rest
@@ -239,7 +247,8 @@ class _Tangent(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        tangents, operands = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
+        saved = _alive(ctx.saved_tensors)
+        tangents, operands = saved[:5], saved[5:]
         second = _apply(_Second, ctx.spec, *tangents, *cotangents, *operands)[:5]
         of_tangents = _apply(
             _Gradient, ctx.spec, blockwise.KERNEL, True, None, None, *cotangents, *operands

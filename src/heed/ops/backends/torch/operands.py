@@ -6,6 +6,8 @@ The core gets addresses and strides. A tensor may hold other numbers than its me
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,19 +16,32 @@ from torch.autograd import forward_ad
 
 # Tensors whose memory holds their numbers; subclasses may compute them.
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-_keys: Any = torch._C.DispatchKey
-# The keys of calls that nothing records or transforms. Everything else that PyTorch adds means that something does:
-# `torch.func`, `make_fx`, `torch.jit.trace`, or a `TorchDispatchMode`.
-_USUAL = sum(
-    torch._C.DispatchKeySet(key).raw_repr() for key in (_keys.BackendSelect, _keys.ADInplaceOrView)
+# The keys of calls that nothing records or transforms, and those of transformations. Everything else that PyTorch adds
+# means that it records: `make_fx`, `torch.jit.trace`, a `TorchDispatchMode`.
+_USUAL = ("BackendSelect", "ADInplaceOrView")
+_TRANSFORMING = (
+    "FuncTorchDynamicLayerFrontMode",
+    "FuncTorchDynamicLayerBackMode",
+    "FuncTorchVmapMode",
+    "VmapMode",
 )
+
+
+def _bits(names: Iterable[str]) -> int:
+    keys: Any = (getattr(torch._C.DispatchKey, name, None) for name in names)
+    sets = (torch._C.DispatchKeySet(key).raw_repr() for key in keys if key is not None)
+    return functools.reduce(operator.or_, sets)
+
+
+_UNUSUAL_BITS = ~_bits(_USUAL)
+_RECORDING_BITS = ~_bits(_USUAL + _TRANSFORMING)
 _active_keys = torch._C._dispatch_tls_local_include_set
 are_transforms_active = torch._C._are_functorch_transforms_active
 
 
 def is_observed() -> bool:
     """Whether something records or transforms the operations of this thread, and so must see them as operations."""
-    return bool(_active_keys().raw_repr() & ~_USUAL)
+    return bool(_active_keys().raw_repr() & _UNUSUAL_BITS)
 
 
 def is_transformed() -> bool:
@@ -50,8 +65,8 @@ def have_memory(tensors: Iterable[torch.Tensor | None]) -> bool:
 
 
 def is_recorded() -> bool:
-    """Whether PyTorch records operations, so that code must not depend on the numbers of tensors."""
-    return torch.compiler.is_compiling() or (is_observed() and not are_transforms_active())
+    """Whether PyTorch records operations: sizes may be symbols, and code must not depend on numbers of tensors."""
+    return torch.compiler.is_compiling() or bool(_active_keys().raw_repr() & _RECORDING_BITS)
 
 
 def has_values(x: Any) -> bool:

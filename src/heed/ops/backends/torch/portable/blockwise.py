@@ -86,8 +86,15 @@ def tangent(spec: AttentionSpec, tensors: Tensors, tangents: Several) -> list[to
     The gradients are linear in those of the results, and the tangents are their derivatives with respect to these.
     """
     attention, operands = prepare(spec, tensors, keep_mask)
-    totals = _second(attention, operands, (None, None), tangents, spec, tensors, of_operands=False)
-    return list(join(spec, tensors, *totals[5:]))
+    inputs = [*operands, *_rows_of(spec, operands, (None, None))]
+    weights = _directions(spec, tensors, tangents)
+    parts = [
+        _second_of_block(attention, inputs, weights, block, [5, 6])
+        for block in spans(attention, 12)
+    ]
+    # Side by side rather than into one tensor: `torch.func.linearize` would keep that for all calls.
+    rows = [torch.cat(blocks, 3) for blocks in zip(*parts, strict=True)] if parts else inputs[5:]
+    return list(join(spec, tensors, *rows))
 
 
 class _Kernel:
@@ -165,23 +172,28 @@ def _second(
     cotangents: Several,
     spec: AttentionSpec,
     tensors: Tensors,
-    of_operands: bool = True,
 ) -> list[torch.Tensor | None]:
-    """The same as `second` in the shapes of a block; without those of the operands unless they are wanted."""
-    directions = {
+    """The same as `second` in the shapes of a block."""
+    weights = _directions(spec, tensors, cotangents)
+    inputs = [*operands, *_rows_of(spec, operands, incoming)]
+    totals = [None if x is None else torch.zeros_like(x) for x in inputs]
+    wanted = [place for place, x in enumerate(inputs) if x is not None]
+    for block in spans(attention, 12):
+        found = _second_of_block(attention, inputs, weights, block, wanted)
+        for place, x in zip(wanted, found, strict=True):
+            _view(totals[place], place, block).add_(x)
+    return totals
+
+
+def _directions(spec: AttentionSpec, tensors: Tensors, given: Several) -> Operands:
+    """Directions of query, key, value, bias and score vector (None for 0) in the shapes of a block."""
+    whole = {
         name: torch.zeros_like(x) if y is None else y
-        for name, y in zip(_TRAINED, cotangents, strict=True)
+        for name, y in zip(_TRAINED, given, strict=True)
         if (x := getattr(tensors, name)) is not None
     }
     # What `prepare` does to the operands is linear.
-    weights = prepare(spec, tensors._replace(**directions), keep_mask)[1]
-    inputs = [*operands, *_rows_of(spec, operands, incoming)]
-    totals = [None if x is None else torch.zeros_like(x) for x in inputs]
-    if not of_operands:
-        totals[:5] = [None] * 5
-    for block in spans(attention, 12):
-        _add_second(attention, inputs, weights, block, totals)
-    return totals
+    return prepare(spec, tensors._replace(**whole), keep_mask)[1]
 
 
 def spans(attention: BlockAttention, share: int = 1) -> Iterator[tuple[Span, Span]]:
@@ -292,15 +304,14 @@ def _add_block(
             _view(total, place, block).add_(gradient)
 
 
-def _add_second(
+def _second_of_block(
     attention: BlockAttention,
     tensors: Several,
     cotangents: Operands,
     block: tuple[Span, Span],
-    totals: list[torch.Tensor | None],
-) -> None:
-    """Adds the gradients of sum(cotangents * first derivatives) of a block, to those totals that there are."""
-    wanted = [place for place, total in enumerate(totals) if total is not None]
+    wanted: Sequence[int],
+) -> list[Any]:
+    """The gradients of sum(cotangents * first derivatives) of a block, for tensors in the wanted places."""
     with torch.enable_grad():
         leaves = _leaves(tensors, block)
         gradients, _, bad = _differentiate(attention, leaves[:5], leaves[5:], block, True)
@@ -310,9 +321,9 @@ def _add_second(
             if x is not None
         ]
         results, weights = zip(*pairs, strict=True)
-        second = _gradients(results, [leaves[place] for place in wanted], weights, False)
-    for place, x in zip(wanted, second, strict=True):
-        # Rows of queries, or of results: a tangent of NaN is one.
-        if bad is not None and place in (0, 5, 6):
-            x = fill(bad, x, torch.nan)
-        _view(totals[place], place, block).add_(x)
+        found = _gradients(results, [leaves[place] for place in wanted], weights, False)
+    # Rows of queries, or of results: a tangent of NaN is one.
+    return [
+        fill(bad, x, torch.nan) if bad is not None and place in (0, 5, 6) else x
+        for place, x in zip(wanted, found, strict=True)
+    ]
