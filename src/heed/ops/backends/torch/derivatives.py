@@ -50,10 +50,11 @@ class Kernel(Protocol):
         """Return the gradients of query, key, value, bias and score vector, from those of output and log-sum-exp."""
 
 
+@torch.compiler.disable
 def attend(
     kernel: Kernel, spec: AttentionSpec, tensors: Tensors, return_lse: bool
 ) -> tuple[torch.Tensor, OptionalTensor]:
-    """Return the output, and the log-sum-exp if requested."""
+    """Return the output, and the log-sum-exp if requested. `torch.compile` leaves the call to Python."""
     rules = [] if spec.is_plain or spec.mask is None else take_apart(spec.mask.rules)[0]
     output, lse, _ = _apply(_Attention, spec, kernel, return_lse, *tensors, *rules)
     return output, lse

@@ -33,6 +33,8 @@ def run(
 ) -> tuple[torch.Tensor, OptionalTensor]:
     """Output, and the log-sum-exp if requested; differentiable twice."""
     if torch.compiler.is_compiling():
+        if _is_transformed_while_compiling():  # the op has no rules for `vmap` and forward mode
+            return derivatives.attend(KERNEL, spec, tensors, return_lse)
         return _run_op(spec, tensors, return_lse)
     has_memory, observed = _have_memory(spec, tensors), is_observed()
     # A tangent would get lost in the op.
@@ -51,6 +53,9 @@ def _requires_grad(tensors: Tensors) -> bool:
         if x is not None and x.requires_grad:
             return True
     return False
+
+
+_is_transformed_while_compiling = torch.compiler.assume_constant_result(is_transformed)
 
 
 def _have_memory(spec: AttentionSpec, tensors: Tensors) -> bool:
