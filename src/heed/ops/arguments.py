@@ -192,7 +192,9 @@ def _check_operands(
     if value is not _NO_VALUE:
         operands["value"] = value
     tensors, dtype = checks.common_type(**operands)
-    signature = _make_signature(layout, *[checks.Operand(shape_of(x), dtype) for x in tensors])
+    # Where code is recorded, sizes may be symbols, which no cache can hold.
+    make = _make_signature.__wrapped__ if current().hides_values() else _make_signature
+    signature = make(layout, *[checks.Operand(shape_of(x), dtype) for x in tensors])
     query, key, value = (*tensors, None)[:3]
     return query, key, value, signature
 

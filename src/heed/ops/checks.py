@@ -67,7 +67,9 @@ def as_tensor(name: str, x: Any, kind: str = "a tensor or array") -> Any:
     try:
         return current().convert_to_tensor(x)
     except (TypeError, ValueError, OverflowError) as error:
-        raise TypeError(f"`{name}` must be {kind}. Received: {name}={type(x).__name__}") from error
+        layout = getattr(x, "layout", None)  # PyTorch: sparse tensors have no class of their own
+        of = "" if layout is None else f" of {x.dtype}, {layout}"
+        raise TypeError(f"`{name}` must be {kind}. Received: {name}={type(x).__name__}{of}") from error
 
 
 def common_type(**tensors: Any) -> tuple[list[Any], str]:
@@ -623,7 +625,7 @@ def _values(x: Any) -> np.ndarray | None:
         return None
     try:
         return np.asarray(x)
-    except (NotImplementedError, TypeError, ValueError):
+    except (NotImplementedError, TypeError, ValueError, RuntimeError):  # PyTorch: the last
         return None
 
 

@@ -15,7 +15,14 @@ from heed.ops.backends.protocol import Implementation
 from heed.ops.backends.shared import core
 from heed.ops.backends.shared.fused_ops import PlainFusedOps
 from heed.ops.backends.torch.native.implementation import Native
-from heed.ops.backends.torch.native.op import PLAIN, transforms_active
+from heed.ops.backends.torch.operands import (
+    PLAIN,
+    has_values,
+    in_order,
+    is_observed,
+    is_recorded,
+    is_transformed,
+)
 from heed.ops.backends.torch.portable.dropout import keep_mask
 from heed.ops.backends.torch.portable.implementation import Portable
 from heed.ops.backends.torch.sdpa.implementation import Sdpa
@@ -47,6 +54,10 @@ def convert_to_tensor(x: Any) -> Any:
     """An argument as a tensor. Keras makes int32 of Python's integers; those beyond it become int64."""
     if isinstance(x, (np.ndarray, np.generic)) and x.dtype == np.uint64:
         x = np.minimum(x, np.uint64(2**63 - 1)).astype("int64")
+    if isinstance(x, torch.Tensor) and (x.is_meta or not is_tensor(x)):
+        if is_tensor(x):  # of which Keras makes one with any numbers
+            return x
+        raise TypeError("sparse, nested and quantized tensors are no arrays")
     try:
         return keras.ops.convert_to_tensor(x)
     except RuntimeError:
@@ -54,13 +65,17 @@ def convert_to_tensor(x: Any) -> Any:
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether `x` is a dense tensor: no variable, sparse tensor or array."""
-    return isinstance(x, torch.Tensor) and x.layout == torch.strided
+    """Whether `x` is a dense tensor: no variable, array, sparse, nested or quantized tensor."""
+    return (
+        isinstance(x, torch.Tensor)
+        and x.layout == torch.strided
+        and not (x.is_nested or x.is_quantized)
+    )
 
 
 def kind_of(query: Any, key: Any, value: Any) -> Any:
     """Shapes, dtypes and layouts of plain tensors; None for others, and while torch.compile traces."""
-    if torch.compiler.is_compiling() or not (
+    if is_recorded() or not (
         type(query) in PLAIN and type(key) in PLAIN and type(value) in PLAIN
     ):
         return None
@@ -77,8 +92,8 @@ def widest_integer() -> str:
 
 
 def require(x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
-    """`x`; a ValueError of `text` and the named numbers unless the condition holds. Not checked under torch.compile."""
-    if not torch.compiler.is_compiling() and not bool(condition):
+    """`x`; a ValueError of `text` and the named numbers unless the condition holds. Not checked where it has no value."""
+    if has_values(condition) and not bool(condition):
         raise ValueError(text + ", ".join(f"{name}={number}" for name, number in numbers.items()))
     return x
 
@@ -97,7 +112,7 @@ def compile_graph_when_repeated(
     return compile_graph(function)
 
 
-hides_values = torch.compiler.is_compiling
+hides_values = is_recorded
 
 
 def has_dynamic_shapes() -> bool:
@@ -108,11 +123,6 @@ def has_dynamic_shapes() -> bool:
 def is_unknown_size(x: Any) -> bool:
     """False: such sizes behave as integers."""
     return False
-
-
-def has_values(x: Any) -> bool:
-    """Whether the numbers of a tensor can be read: not under torch.compile."""
-    return not torch.compiler.is_compiling()
 
 
 without_gradients = torch.no_grad
@@ -156,8 +166,8 @@ def use_threads(count: int) -> None:
 
 
 def is_tracing() -> bool:
-    """Return whether torch.compile traces code here, or torch.func transforms it."""
-    return torch.compiler.is_compiling() or transforms_active()
+    """Return whether PyTorch records or transforms code here."""
+    return torch.compiler.is_compiling() or is_observed() or is_transformed()
 
 
 native_threads = torch.get_num_threads
@@ -170,7 +180,7 @@ def make_reader(variables: Sequence[Any]) -> Callable[[], list[torch.Tensor]]:
 
 def to_array(x: torch.Tensor) -> np.ndarray:
     """See `Backend`."""
-    return x.detach().contiguous().numpy()
+    return in_order(x.detach()).numpy()
 
 
 # So many numbers of each weight tell of changes through `.data`, which PyTorch does not count.

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from heed.ops import checks
+from heed.ops.backends.tensorflow.forward_mode import check_tapes
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.backends.tensorflow.portable.fused_ops import PortableFusedOps
 
@@ -99,6 +100,7 @@ def _differentiate_twice(
 
     Returns: one for each operand, then that of `incoming`.
     """
+    check_tapes()
     operands, incoming = [tf.identity(x) for x in operands], tf.identity(incoming)
     with tf.GradientTape() as outer:
         outer.watch([*operands, incoming])

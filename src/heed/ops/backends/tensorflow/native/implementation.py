@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from heed.ops.backends.shared import core
+from heed.ops.backends.tensorflow.forward_mode import has_tangents
 from heed.ops.backends.tensorflow.native import library, op
 from heed.ops.backends.tensorflow.portable.implementation import Portable
 from heed.ops.spec import AttentionSpec, Tensors
@@ -26,5 +27,7 @@ class Native(Portable):
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """See `Implementation`."""
+        if has_tangents(tensors):
+            return super().attend(spec, tensors, return_lse=return_lse)
         output, lse = op.run(spec, tensors)
         return output, lse if return_lse else None

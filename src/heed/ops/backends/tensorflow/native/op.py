@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from heed.ops.backends.tensorflow.forward_mode import check_tapes
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.backends.tensorflow.native.wire import Wire
 from heed.ops.backends.tensorflow.portable.implementation import Portable
@@ -102,6 +103,7 @@ def _first(
 
 def _second(op: tf.Operation, *cotangents: tf.Tensor, layout: str, place: slice) -> Any:
     """`place`: which of the first derivatives the op computes."""
+    check_tapes()
     operands, extra, wire, trained = _split(layout, op, 4)
     spec, tensors = wire.read(layout, operands)
     names = ["query", "key", "value"] + ["score_vector"] * (layout == "BTU")

@@ -13,15 +13,16 @@ from typing import Any
 
 import tensorflow as tf
 
+from heed.ops.backends.tensorflow.forward_mode import check_tapes, has_tangents
 from heed.ops.backends.tensorflow.portable.backward import Results, backward
-from heed.ops.backends.tensorflow.portable.blocks import Plan, make_plan
+from heed.ops.backends.tensorflow.portable.blocks import Plan, make_plan, small_plan
 from heed.ops.backends.tensorflow.portable.custom_gradient import custom_gradient
 from heed.ops.backends.tensorflow.portable.finite import Operands
-from heed.ops.backends.tensorflow.portable.forward import forward
+from heed.ops.backends.tensorflow.portable.forward import forward, whole_rows
 from heed.ops.backends.tensorflow.portable.second import second_gradient
 from heed.ops.backends.tensorflow.portable.tile import BlockAttention
 from heed.ops.mask import Mask
-from heed.ops.sizes import is_static
+from heed.ops.sizes import Span, is_static
 
 
 def blockwise(
@@ -69,6 +70,9 @@ class _Op:
     return_lse: bool
 
     def attend(self) -> tuple[tf.Tensor, ...]:
+        if has_tangents(self.operands.tensors.values()):
+            return self._plain()
+
         @custom_gradient
         def op(*inputs: tf.Tensor) -> Any:
             # Without stop_gradient, an outer tape would keep every block of the loops.
@@ -82,6 +86,23 @@ class _Op:
 
         return op(*self.operands.tensors.values())
 
+    def _plain(self) -> tuple[tf.Tensor, ...]:
+        """The same in operations alone, which TensorFlow can differentiate in forward mode."""
+        mask, (length, keys) = self.attention.mask, self.attention.lengths
+        step = small_plan(self.attention).query_block
+        known = is_static(length, step)
+        spans = (
+            [Span(i, min(step, length - i)) for i in range(0, length, step)]
+            if known
+            else [Span(0, length)]
+        )
+        parts = []
+        for queries in spans:
+            block = self.operands.cut_queries(queries).cut_keys(Span(0, keys))
+            safe = block.guard(mask).finite("query", "key", "value")
+            parts.append(whole_rows(self.attention, safe, self.return_lse).finish())
+        return tuple(tf.concat(blocks, 3) for blocks in zip(*parts, strict=True))
+
     def _gradient(
         self,
         inputs: Sequence[tf.Tensor],
@@ -89,6 +110,7 @@ class _Op:
         output: tf.Tensor,
         softmax: tf.Tensor | None,
     ) -> Any:
+        check_tapes()
         count = len(inputs)
 
         @custom_gradient

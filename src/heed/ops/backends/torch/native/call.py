@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from heed.ops.backends.shared import core
+from heed.ops.backends.torch.operands import (
+    have_memory,
+    in_order,
+    readable,
+    resolved,
+)
 from heed.ops.mask_rules import WireRule, of_rank_4, offset
 from heed.ops.spec import AdditiveScore, AttentionSpec, DotScore, Tensors
 
@@ -51,6 +56,8 @@ class Plan(NamedTuple):
         rows: B * N * T.
         statistics: how many numbers log-sum-exp and softmax take.
         compute: the dtype of scores and sums.
+        dtype: of query, key, value and output.
+        shapes: of query, key and value.
     """
 
     before: bytes
@@ -62,6 +69,8 @@ class Plan(NamedTuple):
     rows: int
     statistics: int
     compute: torch.dtype
+    dtype: torch.dtype
+    shapes: tuple[tuple[int, ...], ...]
 
 
 def plan_of(spec: AttentionSpec, tensors: Tensors) -> Plan:
@@ -126,6 +135,8 @@ def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
         rows,
         rows + softmax,
         _COMPUTE[spec.dtype],
+        tensors.query.dtype,
+        tuple(tuple(x.shape) for x in tensors[:3]),
     )
 
 
@@ -134,7 +145,7 @@ def _rule(wire: WireRule, target: tuple[int, ...], kept: list[Any]) -> core.Mask
     rule.align = _integers(offset(wire.align, *target[2:]), kept, none=0)
     rule.first, rule.second = _integers(wire.first, kept), _integers(wire.second, kept)
     if wire.dense is not None:
-        dense = of_rank_4(wire.dense)
+        dense = of_rank_4(resolved(wire.dense))
         kept.append(dense)
         strides = [
             0 if n == 1 else stride for n, stride in zip(dense.shape, dense.stride(), strict=True)
@@ -155,15 +166,10 @@ def _integers(x: Any, kept: list[Any], none: int | None = None) -> core.Integers
         number = ctypes.c_int32(x)
         kept.append(number)
         return core.Integers(ctypes.addressof(number), 1, 1)
-    x = x.to(torch.int32).contiguous()
+    x = in_order(x.to(torch.int32))
     kept.append(x)
     rows = x.shape[0] if x.ndim else 1
     return core.Integers(x.data_ptr(), rows, x.shape[1] if x.ndim > 1 else 1)
-
-
-def _readable(x: torch.Tensor) -> torch.Tensor:
-    """The tensor, copied only if its features are not contiguous."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 def _place(x: torch.Tensor, order: tuple[int, int, int | None]) -> tuple[int, int, int, int]:
@@ -173,9 +179,9 @@ def _place(x: torch.Tensor, order: tuple[int, int, int | None]) -> tuple[int, in
     return x.data_ptr(), strides[0], strides[order[1]], heads
 
 
-def _attention(plan: Plan, tensors: Tensors, operands: Sequence[torch.Tensor]) -> bytes:
-    """A `HeedAttention`."""
-    query, key, value = operands
+def _attention(plan: Plan, tensors: Tensors) -> bytes:
+    """A `HeedAttention` of tensors from `_readable`."""
+    query, key, value = tensors[:3]
     batch, rows, heads = plan.order
     q, k, v = query.stride(), key.stride(), value.stride()
     whole = (
@@ -217,16 +223,18 @@ def _attention(plan: Plan, tensors: Tensors, operands: Sequence[torch.Tensor]) -
     return bytes(packed)
 
 
-def _contiguous(tensors: Tensors) -> Tensors:
-    """The tensors, with vectors that the core reads in order."""
-    if tensors.slopes is None and tensors.score_vector is None:
-        return tensors
-    vectors = {name: getattr(tensors, name) for name in ("slopes", "score_vector")}
-    if tensors.score_vector is not None:
-        vectors["bias"] = tensors.bias
-    return tensors._replace(
-        **{name: None if x is None else x.contiguous() for name, x in vectors.items()}
-    )
+def _readable(tensors: Tensors) -> Tensors:
+    """The tensors as the core reads them: features side by side, vectors in order."""
+    query, key, value, *others = tensors
+    operands = Tensors(readable(query), readable(key), readable(value), *others)
+    if tensors[3:] == _ALONE:
+        return operands
+    whole = resolved if tensors.score_vector is None else in_order  # a vector in additive attention
+    found = {"bias": None if tensors.bias is None else whole(tensors.bias)}
+    for name in ("slopes", "score_vector", "seed"):
+        x = getattr(tensors, name)
+        found[name] = None if x is None else in_order(x)
+    return operands._replace(**found)
 
 
 def _check(problem: bytes | None) -> None:
@@ -237,11 +245,11 @@ def _check(problem: bytes | None) -> None:
 def forward(spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor, Plan]:
     """The output; log-sum-exp and softmax, one after the other, in one vector; and the plan."""
     plan = plan_of(spec, tensors)
-    query, key, value = map(_readable, tensors[:3])
-    tensors = _contiguous(tensors)
+    tensors = _readable(tensors)
+    query = tensors.query
     output = query.new_empty(plan.output_shape)
     statistics = query.new_empty(plan.statistics, dtype=plan.compute)
-    call = _attention(plan, tensors, (query, key, value))
+    call = _attention(plan, tensors)
     lse = statistics.data_ptr()
     softmax = lse + plan.rows * statistics.element_size()
     results = _FORWARD.pack(output.data_ptr(), *plan.output_strides, lse, softmax)
@@ -265,14 +273,24 @@ def backward(
     output_gradient: torch.Tensor,
     lse_gradient: torch.Tensor | None,
     want_bias: bool,
+    strides: torch.memory_format = torch.preserve_format,
 ) -> list[torch.Tensor | None]:
-    """Gradients of query, key, value, bias (or None) and score vector (or None)."""
+    """Gradients of query, key, value, bias (or None) and score vector (or None).
+
+    Args:
+        spec, tensors, output, statistics: those of `forward`. Hooks may have kept them in other strides meanwhile.
+        output_gradient, lse_gradient: of the results; None for 0.
+        want_bias: whether to compute the gradient of the bias of dot-product attention.
+        strides: of the gradients of query, key and value; by default those of the operands, where these are dense.
+    """
     plan = plan_of(spec, tensors)
-    query, key, value = map(_readable, tensors[:3])
-    tensors = _contiguous(tensors)
-    output_gradient = _readable(output_gradient)
-    call = _attention(plan, tensors, (query, key, value))
-    gradients = [_like(x) for x in (query, key, value)]
+    _check_kept(plan, tensors, output, statistics)
+    tensors = _readable(tensors)
+    output, statistics = readable(output), in_order(statistics)
+    output_gradient = readable(output_gradient)
+    call = _attention(plan, tensors)
+    query = tensors.query
+    gradients = [torch.empty_like(x, memory_format=strides) for x in tensors[:3]]
     order = plan.order
     run = core.Backward(
         core.Tensor(*_place(output, order)),
@@ -280,7 +298,7 @@ def backward(
         core.Tensor(*_place(output_gradient, order)),
     )
     if lse_gradient is not None:
-        lse_gradient = lse_gradient.to(plan.compute).contiguous()
+        lse_gradient = in_order(lse_gradient.to(plan.compute))
         run.lse_gradient = lse_gradient.data_ptr()
     run.query_gradient, run.key_gradient, run.value_gradient = (
         core.Tensor(*_place(x, order)) for x in gradients
@@ -302,6 +320,16 @@ def backward(
     return [*gradients, of_bias, None]
 
 
-def _like(x: torch.Tensor) -> torch.Tensor:
-    """An empty tensor with the strides of `x` where these are dense, else a contiguous one."""
-    return torch.empty_like(x, memory_format=torch.preserve_format)
+def _check_kept(
+    plan: Plan, tensors: Tensors, output: torch.Tensor, statistics: torch.Tensor
+) -> None:
+    """Refuses what a hook of saved tensors has given back, if the core would read past its memory."""
+    kept = (*tensors[:3], output, statistics)
+    shapes = (*plan.shapes, plan.output_shape, (plan.statistics,))
+    dtypes = (*[plan.dtype] * 4, plan.compute)
+    for x, shape, dtype in zip(kept, shapes, dtypes, strict=True):
+        if tuple(x.shape) != shape or x.dtype != dtype or not have_memory([x]):
+            raise ValueError(
+                "Hooks of saved tensors must give back tensors on the CPU of the shape and dtype that they got. "
+                f"Received: shape={tuple(x.shape)}, dtype={x.dtype} on {x.device} for shape={shape}, dtype={dtype}"
+            )

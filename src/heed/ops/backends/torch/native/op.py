@@ -1,42 +1,49 @@
 """The native kernels as differentiable functions of PyTorch.
 
-Eager calls use a `torch.autograd.Function`, which costs the least. Where PyTorch traces or transforms a call
-(`torch.compile`, `torch.func`), the same functions are ops of `torch.library`, which it keeps whole. Second derivatives
-come from the portable form.
+Eager calls use `derivatives.attend`, which costs the least. Where PyTorch records a call (`torch.compile`,
+`torch.jit.trace`, `make_fx`, fake tensors), the kernels are ops of `torch.library`, which it keeps whole.
 """
 
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
+from heed.ops.backends.torch import derivatives
+from heed.ops.backends.torch.derivatives import TRAINED, OptionalTensor, spread
 from heed.ops.backends.torch.native import call
-from heed.ops.backends.torch.portable.implementation import Portable
+from heed.ops.backends.torch.operands import (
+    have_memory,
+    is_observed,
+    is_transformed,
+    legacy_vmap_level,
+)
+from heed.ops.backends.torch.portable import blockwise
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import put_together, take_apart
 from heed.ops.spec import AdditiveScore, AttentionSpec, DotScore, Tensors
-
-# Tensors with memory of their own.
-PLAIN = (torch.Tensor, torch.nn.Parameter)
-transforms_active = torch._C._are_functorch_transforms_active
-OptionalTensor: TypeAlias = "torch.Tensor | None"
 
 
 def run(
     spec: AttentionSpec, tensors: Tensors, return_lse: bool
 ) -> tuple[torch.Tensor, OptionalTensor]:
     """Output, and the log-sum-exp if requested; differentiable twice."""
-    if torch.compiler.is_compiling() or type(tensors.query) not in PLAIN:
+    if torch.compiler.is_compiling():
+        if _is_transformed_while_compiling():  # the op has no rules for `vmap` and forward mode
+            return derivatives.attend(KERNEL, spec, tensors, return_lse)
         return _run_op(spec, tensors, return_lse)
-    if transforms_active() or (torch.is_grad_enabled() and _requires_grad(tensors)):
-        rules = [] if spec.is_plain or spec.mask is None else take_apart(spec.mask.rules)[0]
-        output, lse, _ = _apply(_Attention, spec, return_lse, *tensors, *rules)
-        return output, lse
+    has_memory, observed = _have_memory(spec, tensors), is_observed()
+    # A tangent would get lost in the op.
+    if is_transformed() or (observed and legacy_vmap_level()):
+        return derivatives.attend(KERNEL, spec, tensors, return_lse)
+    if observed or not has_memory:
+        return _run_op(spec, tensors, return_lse)
+    if torch.is_grad_enabled() and _requires_grad(tensors):
+        return derivatives.attend(KERNEL, spec, tensors, return_lse)
     output, statistics, plan = call.forward(spec, tensors)
     return output, call.lse_of(spec, plan, statistics) if return_lse else None
 
@@ -48,155 +55,60 @@ def _requires_grad(tensors: Tensors) -> bool:
     return False
 
 
-def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Any:
-    """`function.apply`, without binding the inputs to names where no transformation needs it: that takes most time."""
-    if transforms_active():
-        return function.apply(*inputs)
-    return super(torch.autograd.Function, function).apply(*inputs)
+_is_transformed_while_compiling = torch.compiler.assume_constant_result(is_transformed)
 
 
-def _with_rules(spec: AttentionSpec, rules: Sequence[torch.Tensor]) -> AttentionSpec:
-    """The spec with these tensors in its mask: `torch.func` passes other ones than those that it was called with."""
-    if not rules or spec.mask is None:
-        return spec
-    outlines = take_apart(spec.mask.rules)[1]
-    return dataclasses.replace(spec, mask=Mask(put_together(outlines, rules)))
+def _have_memory(spec: AttentionSpec, tensors: Tensors) -> bool:
+    """Whether the core can read all operands, those of the mask too.
+
+    Raises:
+        ValueError: if they are on several devices.
+    """
+    rules = [] if spec.mask is None or spec.is_plain else take_apart(spec.mask.rules)[0]
+    if have_memory(tensors) and have_memory(rules):
+        return True
+    named = {name: x for name, x in tensors._asdict().items() if x is not None}
+    named |= {"mask": x for x in rules if x.device != tensors.query.device}
+    for name, x in named.items():
+        if x.device != tensors.query.device:
+            raise ValueError(
+                f"`{name}` must be on the device of `query`. Received: {name}.device={x.device}, "
+                f"query.device={tensors.query.device}"
+            )
+    return False
 
 
-class _Attention(torch.autograd.Function):
-    """Output, log-sum-exp (or None) and the statistics that the backward pass needs."""
+class _Kernel:
+    """See `derivatives.Kernel`."""
 
-    @staticmethod
-    def forward(spec: AttentionSpec, return_lse: bool, *inputs: Any) -> tuple[Any, ...]:
-        spec = _with_rules(spec, inputs[7:])
-        output, statistics, plan = call.forward(spec, Tensors(*inputs[:7]))
-        lse = call.lse_of(spec, plan, statistics).clone() if return_lse else None
-        return output, lse, statistics
+    def forward(self, spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, ...]:
+        # Recorded below a transformation, as in `torch.func.linearize`.
+        if is_observed() or not have_memory(tensors):
+            form, rules = _write(spec)
+            return torch.ops.heed.attention(form, *tensors, rules)
+        output, statistics, plan = call.forward(spec, tensors)
+        return output, call.lse_of(spec, plan, statistics).clone(), statistics
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.spec = inputs[0]
-        ctx.mark_non_differentiable(output[2])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[2:], output[0], output[2])
-
-    @staticmethod
     def backward(
-        ctx: Any, output_gradient: OptionalTensor, lse_gradient: OptionalTensor, _: Any
-    ) -> Any:
-        *inputs, output, statistics = ctx.saved_tensors
+        self,
+        spec: AttentionSpec,
+        tensors: Tensors,
+        output: torch.Tensor,
+        statistics: torch.Tensor,
+        incoming: Sequence[OptionalTensor],
+        bias_wanted: bool,
+    ) -> list[OptionalTensor]:
+        output_gradient, lse_gradient = incoming
         if output_gradient is None:
             output_gradient = torch.zeros_like(output)
-        bias_wanted = ctx.needs_input_grad[2 + _BIAS]
-        received = output.detach(), statistics, output_gradient, lse_gradient
-        if torch.is_grad_enabled() or transforms_active():
-            gradients = _apply(_Gradient, ctx.spec, bias_wanted, *received, *inputs)
-        else:
-            gradients = _gradients(ctx.spec, bias_wanted, *received, *inputs)
-        return None, None, *_spread(gradients), *[None] * (len(inputs) - 7)
-
-
-def _gradients(spec: AttentionSpec, bias_wanted: bool, *inputs: Any) -> list[OptionalTensor]:
-    """Gradients of query, key, value, bias and score vector."""
-    output, statistics, output_gradient, lse_gradient = inputs[:4]
-    spec = _with_rules(spec, inputs[11:])
-    operands = Tensors(*inputs[4:11])
-    return call.backward(
-        spec, operands, output, statistics, output_gradient, lse_gradient, bias_wanted
-    )
-
-
-class _Gradient(torch.autograd.Function):
-    """Gradients of the operands: a function of them and of the incoming gradients."""
-
-    @staticmethod
-    def forward(spec: AttentionSpec, bias_wanted: bool, *inputs: Any) -> tuple[OptionalTensor, ...]:
-        return tuple(_gradients(spec, bias_wanted, *inputs))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.spec = inputs[0]
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[4:])
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Any) -> Any:
-        inputs = ctx.saved_tensors
-        second = _apply(_Second, ctx.spec, *cotangents, *inputs)
-        rest = [None] * (len(inputs) - 9)
-        return *[None] * 4, *second[5:], *_spread(second[:5]), *rest
-
-
-class _Second(torch.autograd.Function):
-    """The second derivatives, which have none themselves."""
-
-    @staticmethod
-    def forward(spec: AttentionSpec, *inputs: Any) -> tuple[OptionalTensor, ...]:
-        cotangents, incoming, operands = inputs[:5], inputs[5:7], Tensors(*inputs[7:14])
-        spec = _with_rules(spec, inputs[14:])
-        return tuple(second_derivatives(spec, operands, incoming, cotangents))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *_: Any) -> Any:
-        raise NotImplementedError("heed's attention has two derivatives, not three")
-
-
-# The places in `Tensors` of the operands that get gradients; that of the bias.
-_TRAINED, _BIAS = (0, 1, 2, 3, 6), 3
-
-
-def _spread(gradients: Sequence[Any]) -> list[Any]:
-    """Gradients of query, key, value, bias and score vector, in their places among all seven operands."""
-    return [*gradients[:4], None, None, gradients[4]]
-
-
-def second_derivatives(
-    spec: AttentionSpec,
-    tensors: Tensors,
-    incoming: Sequence[OptionalTensor],
-    cotangents: Sequence[Any],
-) -> list[OptionalTensor]:
-    """Gradients of sum(cotangents * first derivatives), by the portable form.
-
-    Args:
-        spec, tensors: the attention.
-        incoming: gradients of output and log-sum-exp; None for 0.
-        cotangents: of the gradients of query, key, value, bias and score vector; None for 0.
-
-    Returns: one for each of these operands and of `incoming`, None where that is None.
-    """
-    names = ("query", "key", "value", "bias", "score_vector")
-    with torch.enable_grad():
-        leaves = {
-            name: x.detach().requires_grad_()
-            for name in names
-            if (x := getattr(tensors, name)) is not None
-        }
-        received = [None if x is None else x.detach().requires_grad_() for x in incoming]
-        found = Portable().attend(spec, tensors._replace(**leaves), return_lse=True)
-        pairs = [(x, y) for x, y in zip(found, received, strict=True) if y is not None]
-        operands = list(leaves.values())
-        first = torch.autograd.grad(
-            [x for x, _ in pairs],
-            operands,
-            [y for _, y in pairs],
-            create_graph=True,
-            materialize_grads=True,
+        if is_observed() or not have_memory(tensors):
+            return _gradients_by_op(spec, tensors, output, statistics, output_gradient, lse_gradient)
+        return call.backward(
+            spec, tensors, output, statistics, output_gradient, lse_gradient, bias_wanted
         )
-        weights = [
-            torch.zeros_like(x) if y is None else y
-            for x, y in zip(first, (cotangents[names.index(name)] for name in leaves), strict=True)
-        ]
-        present = [x for x in (*operands, *received) if x is not None]
-        second = iter(torch.autograd.grad(first, present, weights, materialize_grads=True))
-    return [next(second) if name in leaves else None for name in names] + [
-        None if x is None else next(second) for x in received
-    ]
+
+
+KERNEL: Any = _Kernel()
 
 
 # Ops of torch.library
@@ -273,6 +185,11 @@ def _(form: str, query: Any, key: Any, value: Any, *others: Any) -> Any:
     return output, lse, query.new_empty((numbers,), dtype=compute)
 
 
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    """A fake result like `x`. Not in its strides: when the op runs, it may get the operand in others."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 @torch.library.custom_op(
     "heed::attention_gradient",
     mutates_args=(),
@@ -287,7 +204,14 @@ def _attention_gradient(form: str, *arguments: Any) -> list[torch.Tensor]:
     tensors = Tensors(*operands)
     spec = _read(form, tensors, rules)
     gradients = call.backward(
-        spec, tensors, output, statistics, output_gradient, lse_gradient, True
+        spec,
+        tensors,
+        output,
+        statistics,
+        output_gradient,
+        lse_gradient,
+        True,
+        strides=torch.contiguous_format,
     )
     return [x for x in gradients if x is not None]
 
@@ -295,7 +219,7 @@ def _attention_gradient(form: str, *arguments: Any) -> list[torch.Tensor]:
 @_attention_gradient.register_fake
 def _(form: str, query: Any, key: Any, value: Any, bias: Any, *others: Any) -> list[Any]:
     vector = others[2]
-    return [torch.empty_like(x) for x in (query, key, value, bias, vector) if x is not None]
+    return [_dense(x) for x in (query, key, value, bias, vector) if x is not None]
 
 
 @torch.library.custom_op(
@@ -308,22 +232,24 @@ def _attention_second_gradient(form: str, *arguments: Any) -> list[torch.Tensor]
     tensors = Tensors(*operands)
     spec = _read(form, tensors, rules)
     given = iter(cotangents)
-    whole = [None if tensors[place] is None else next(given) for place in _TRAINED]
-    second = second_derivatives(spec, tensors, incoming, whole)
-    return [x.clone() for x in second if x is not None]
+    whole = [None if tensors[place] is None else next(given) for place in TRAINED]
+    second = blockwise.second(spec, tensors, incoming, whole)
+    return [
+        x.clone(memory_format=torch.contiguous_format) for x in second if x is not None
+    ]
 
 
 @_attention_second_gradient.register_fake
 def _(form: str, *arguments: Any) -> list[Any]:
     operands, (_, *incoming, _) = arguments[:7], arguments[7:]
-    present = [operands[place] for place in _TRAINED if operands[place] is not None]
-    return [torch.empty_like(x) for x in (*present, *incoming)]
+    present = [operands[place] for place in TRAINED if operands[place] is not None]
+    return [_dense(x) for x in (*present, *incoming)]
 
 
 def _complete(gradients: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
     """The gradients of the present operands, in their places among all seven."""
     given = iter(gradients)
-    return _spread([None if operands[place] is None else next(given) for place in _TRAINED])
+    return spread([None if operands[place] is None else next(given) for place in TRAINED])
 
 
 def _save_forward(ctx: Any, inputs: Any, output: Any) -> None:
@@ -339,6 +265,26 @@ def _differentiate(ctx: Any, output_gradient: Any, lse_gradient: Any, _: Any) ->
         ctx.form, *operands, rules, output, statistics, output_gradient, lse_gradient
     )
     return None, *_complete(gradients, operands), [None] * len(rules)
+
+
+def _gradients_by_op(
+    spec: AttentionSpec,
+    tensors: Tensors,
+    output: torch.Tensor,
+    statistics: torch.Tensor,
+    output_gradient: torch.Tensor,
+    lse_gradient: OptionalTensor,
+) -> list[OptionalTensor]:
+    form, rules = _write(spec)
+    if lse_gradient is None:
+        axis = spec.heads_axis
+        shape = output.shape[:-1] if axis is None else (output.shape[0], spec.heads[0], spec.lengths[0])
+        lse_gradient = statistics.new_zeros(shape)
+    gradients = torch.ops.heed.attention_gradient(
+        form, *tensors, rules, output, statistics, output_gradient, lse_gradient
+    )
+    complete = _complete(gradients, tensors)
+    return [complete[place] for place in TRAINED]
 
 
 def _save_gradient(ctx: Any, inputs: Any, output: Any) -> None:

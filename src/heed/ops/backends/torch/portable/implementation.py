@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from heed.ops import checks
-from heed.ops.backends.shared.block import join, prepare
+from heed.ops.backends.shared.block import prepare
 from heed.ops.backends.shared.row_statistics import statistics_of
 from heed.ops.backends.shared.weights import weights_of
-from heed.ops.backends.torch.portable.blockwise import blockwise, spans
+from heed.ops.backends.torch import derivatives
+from heed.ops.backends.torch.portable.blockwise import KERNEL, spans
 from heed.ops.backends.torch.portable.dropout import keep_mask
 from heed.ops.spec import AttentionSpec, Tensors
 
@@ -27,9 +28,7 @@ class Portable:
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Implementation.attend`."""
-        attention, operands = prepare(spec, tensors, keep_mask)
-        output, lse = blockwise(attention, operands)
-        return join(spec, tensors, output, lse if return_lse else None)
+        return derivatives.attend(KERNEL, spec, tensors, return_lse)
 
     def weights(
         self,

@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from heed.ops.backends.torch.native.op import second_derivatives
+from heed.ops.backends.torch.portable import blockwise
 from heed.ops.spec import AttentionSpec, Tensors
 
 # All but the one that builds the scores; cuDNN's is not in each version of PyTorch.
@@ -128,5 +128,5 @@ class _Gradient(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Any) -> Any:
         *tensors, incoming = ctx.saved_tensors
         weights = [*cotangents, None, None]
-        second = second_derivatives(ctx.spec, Tensors(*tensors), (incoming, None), weights)
+        second = blockwise.second(ctx.spec, Tensors(*tensors), (incoming, None), weights)
         return None, *second[:3], second[5]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from heed.ops.backends.torch.operands import is_observed, is_transformed
 from heed.ops.backends.torch.portable.implementation import Portable
 from heed.ops.backends.torch.sdpa import attention
 from heed.ops.mask import Mask
@@ -61,7 +62,8 @@ def _reasons_against(spec: AttentionSpec) -> list[str]:
         "needs values as wide as keys": spec.widths[0] != spec.widths[1],
         "computes float64 by building the scores": spec.dtype == "float64",
         "needs at least one query, key and feature": 0 in (spec.batch, *spec.lengths, *spec.widths),
-        "is not used inside torch.compile and torch.func": torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active(),
+        "is not used where PyTorch traces, transforms or differentiates forward": torch.compiler.is_compiling()
+        or is_observed()
+        or is_transformed(),
     }
     return [f"PyTorch's fused attention {reason}" for reason, holds in found.items() if holds]

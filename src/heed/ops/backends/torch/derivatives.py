@@ -1,0 +1,379 @@
+"""An attention as a function that PyTorch differentiates and maps: reverse and forward mode, `torch.func`, `vmap`.
+
+One set of `torch.autograd.Function` serves all implementations: each gives a `Kernel`. Derivatives of the gradient, and
+tangents, come from the portable form.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+from heed.ops.backends.torch.operands import (
+    are_transforms_active,
+    is_observed,
+    is_transformed,
+    legacy_vmap_level,
+)
+from heed.ops.backends.torch.portable import blockwise
+from heed.ops.mask import Mask
+from heed.ops.mask_rules import put_together, take_apart
+from heed.ops.spec import AttentionSpec, Tensors
+
+OptionalTensor: TypeAlias = "torch.Tensor | None"
+# The places in `Tensors` of the operands that get gradients; that of the bias.
+TRAINED, _BIAS = (0, 1, 2, 3, 6), 3
+_OPERANDS = len(Tensors._fields)
+
+
+class Kernel(Protocol):
+    """Computes an attention and its gradients, of tensors that nothing transforms."""
+
+    def forward(
+        self, spec: AttentionSpec, tensors: Tensors
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return output, log-sum-exp, and a vector for `backward`: some numbers for each of B, N and T, in this order."""
+
+    def backward(
+        self,
+        spec: AttentionSpec,
+        tensors: Tensors,
+        output: Any,
+        statistics: Any,
+        incoming: Sequence[OptionalTensor],
+        bias_wanted: bool,
+    ) -> list[OptionalTensor]:
+        """Return the gradients of query, key, value, bias and score vector, from those of output and log-sum-exp."""
+
+
+@torch.compiler.disable
+def attend(
+    kernel: Kernel, spec: AttentionSpec, tensors: Tensors, return_lse: bool
+) -> tuple[torch.Tensor, OptionalTensor]:
+    """Return the output, and the log-sum-exp if requested. `torch.compile` leaves the call to Python."""
+    rules = [] if spec.is_plain or spec.mask is None else take_apart(spec.mask.rules)[0]
+    output, lse, _ = _apply(_Attention, spec, kernel, return_lse, *tensors, *rules)
+    return output, lse
+
+
+def spread(gradients: Sequence[Any]) -> list[Any]:
+    """Return the five of query, key, value, bias and score vector in their places among all seven operands."""
+    return [*gradients[:4], None, None, gradients[4]]
+
+
+def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Any:
+    """`function.apply`, without binding the inputs to names where no transformation needs it: that takes most time."""
+    if is_observed():
+        if are_transforms_active():
+            return function.apply(*inputs)
+        for level in range(legacy_vmap_level(), 0, -1):
+            full = [_remove_legacy_axis(x, level) for x in inputs]
+            mapped = [x is not y for x, y in zip(full, inputs, strict=True)]
+            if any(mapped):
+                return _apply_to_legacy(function, level, full, mapped)
+    return super(torch.autograd.Function, function).apply(*inputs)
+
+
+def _remove_legacy_axis(x: Any, level: int) -> Any:
+    """The tensor with the mapped axis of this level in front; `x` itself if it has none."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    full = torch._remove_batch_dim(x, level, 0, 0)
+    return full if full.shape[0] else x  # a tensor without the axis gets one of this length, 0
+
+
+def _apply_to_legacy(
+    function: Any, level: int, inputs: Sequence[Any], mapped: Sequence[bool]
+) -> Any:
+    counts = {x.shape[0] for x, is_mapped in zip(inputs, mapped, strict=True) if is_mapped}
+    info = SimpleNamespace(batch_size=counts.pop())
+    dims = tuple(0 if is_mapped else None for is_mapped in mapped)
+    found, _ = function.vmap(info, dims, *inputs)
+    return tuple(None if x is None else torch._add_batch_dim(x, 0, level) for x in found)
+
+
+def _with_rules(spec: AttentionSpec, rules: Sequence[torch.Tensor]) -> AttentionSpec:
+    """The spec with these tensors in its mask: `torch.func` passes other ones than those that it was called with."""
+    if not rules or spec.mask is None:
+        return spec
+    outlines = take_apart(spec.mask.rules)[1]
+    return dataclasses.replace(spec, mask=Mask(put_together(outlines, rules)))
+
+
+def _alive(saved: Sequence[Any]) -> Sequence[Any]:
+    """Saved tensors without the wrappers of transformations that have ended, as after `torch.func.vjp`."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    if not any(x is not None and wrapped(x) for x in saved):
+        return saved
+    return [None if x is None else torch._C._functorch.unwrap_if_dead(x) for x in saved]
+
+
+def _trained(tangents: Sequence[Any]) -> list[Any]:
+    return [tangents[place] for place in TRAINED]
+
+
+class _Attention(torch.autograd.Function):
+    """Output, log-sum-exp (or None) and the statistics that the backward pass needs."""
+
+    @staticmethod
+    def forward(spec: AttentionSpec, kernel: Kernel, return_lse: bool, *inputs: Any) -> Any:
+        spec = _with_rules(spec, inputs[_OPERANDS:])
+        output, lse, statistics = kernel.forward(spec, Tensors(*inputs[:_OPERANDS]))
+        return output, lse if return_lse else None, statistics
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.spec, ctx.kernel, ctx.return_lse = inputs[:3]
+        ctx.mark_non_differentiable(output[2])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[3:], output[0], output[2])
+        if is_transformed():
+            ctx.save_for_forward(*inputs[3:])
+
+    @staticmethod
+    def backward(ctx: Any, output_gradient: Any, lse_gradient: Any, _: Any) -> Any:
+        *inputs, output, statistics = _alive(ctx.saved_tensors)
+        bias_wanted = ctx.needs_input_grad[3 + _BIAS]
+        received = output.detach(), statistics, output_gradient, lse_gradient
+        if torch.is_grad_enabled() or is_transformed() or is_observed():
+            found = _apply(_Gradient, ctx.spec, ctx.kernel, bias_wanted, *received, *inputs)
+        else:
+            found = _Gradient.forward(ctx.spec, ctx.kernel, bias_wanted, *received, *inputs)
+        return None, None, None, *spread(found), *[None] * (len(inputs) - _OPERANDS)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        output, lse = _apply(_Tangent, ctx.spec, *_trained(tangents[3:]), *ctx.saved_tensors)
+        return output, lse if ctx.return_lse else None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, *inputs: Any) -> Any:
+        return _map(_Attention, 3, "", "rrs", info.batch_size, dims, inputs)
+
+
+class _Gradient(torch.autograd.Function):
+    """Gradients of the operands: a function of them and of the incoming gradients."""
+
+    @staticmethod
+    def forward(spec: AttentionSpec, kernel: Kernel, bias_wanted: bool, *inputs: Any) -> Any:
+        output, statistics, *incoming = inputs[:4]
+        spec = _with_rules(spec, inputs[4 + _OPERANDS :])
+        operands = Tensors(*inputs[4 : 4 + _OPERANDS])
+        return tuple(
+            kernel.backward(spec, operands, output, statistics, incoming, bias_wanted)
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.spec, ctx.kernel, ctx.bias_wanted = inputs[:3]
+        ctx.has_bias = output[_BIAS] is not None
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[5:])
+        if is_transformed():
+            ctx.save_for_forward(*inputs[3:])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        inputs = _alive(ctx.saved_tensors)
+        second = _apply(_Second, ctx.spec, *cotangents, *inputs)
+        rest = [None] * (len(inputs) - 2 - _OPERANDS)
+        return *[None] * 5, *second[5:], *spread(second[:5]), *rest
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        # Output and statistics are functions of the operands, whose derivatives are complete.
+        output, statistics, *inputs = ctx.saved_tensors
+        of_incoming, of_operands = tangents[5:7], _trained(tangents[7:])
+        # Second derivatives are symmetric.
+        found = _apply(_Second, ctx.spec, *of_operands, *inputs)[:5]
+        if any(x is not None for x in of_incoming):
+            received = output, statistics, *of_incoming
+            more = _apply(
+                _Gradient, ctx.spec, ctx.kernel, ctx.bias_wanted, *received, *inputs[2:]
+            )
+            found = [x if y is None else x + y for x, y in zip(found, more, strict=True)]
+        return tuple(
+            x if place != _BIAS or ctx.has_bias else None for place, x in enumerate(found)
+        )
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, *inputs: Any) -> Any:
+        return _map(_Gradient, 3, "rsrr", "rrrbv", info.batch_size, dims, inputs)
+
+
+class _Second(torch.autograd.Function):
+    """The second derivatives, which have none themselves. See `blockwise.second`."""
+
+    @staticmethod
+    def forward(spec: AttentionSpec, *inputs: Any) -> Any:
+        cotangents, incoming, operands = inputs[:5], inputs[5:7], Tensors(*inputs[7:14])
+        spec = _with_rules(spec, inputs[14:])
+        return tuple(blockwise.second(spec, operands, incoming, cotangents))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise NotImplementedError(_NO_THIRD)
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        raise NotImplementedError(_NO_THIRD)
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, *inputs: Any) -> Any:
+        return _map(_Second, 1, "rrrbvrr", "rrrbvrr", info.batch_size, dims, inputs)
+
+
+class _Tangent(torch.autograd.Function):
+    """The tangents of output and log-sum-exp, from those of query, key, value, bias and score vector."""
+
+    @staticmethod
+    def forward(spec: AttentionSpec, *inputs: Any) -> Any:
+        tangents, operands = inputs[:5], Tensors(*inputs[5:12])
+        return tuple(blockwise.tangent(_with_rules(spec, inputs[12:]), operands, tangents))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.spec = inputs[0]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        saved = _alive(ctx.saved_tensors)
+        tangents, operands = saved[:5], saved[5:]
+        second = _apply(_Second, ctx.spec, *tangents, *cotangents, *operands)[:5]
+        of_tangents = _apply(
+            _Gradient, ctx.spec, blockwise.KERNEL, True, None, None, *cotangents, *operands
+        )
+        present = [None if x is None else y for x, y in zip(tangents, of_tangents, strict=True)]
+        return None, *present, *spread(second), *[None] * (len(operands) - _OPERANDS)
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        raise NotImplementedError(
+            "heed's attention has no forward mode over forward mode: combine forward and reverse mode, as "
+            "`torch.func.hessian` does, or apply reverse mode twice"
+        )
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, *inputs: Any) -> Any:
+        return _map(_Tangent, 1, "rrrbv", "rr", info.batch_size, dims, inputs)
+
+
+_NO_THIRD = "heed's attention has two derivatives, not three"
+
+
+def _map(
+    function: type[torch.autograd.Function],
+    constants: int,
+    others: str,
+    results: str,
+    count: int,
+    dims: Sequence[int | None],
+    inputs: Sequence[Any],
+) -> tuple[Any, Any]:
+    """A rule for `vmap`: the mapped axis becomes part of the batch.
+
+    Additive attention, dropout, and slopes that differ between entries are mapped one entry at a time: their numbers
+    belong to a whole batch.
+
+    Args:
+        function: what is mapped.
+        constants: how many inputs are none of tensors, the spec first.
+        others: the kinds of the tensors between these and the operands: (r) rows of a batch, (b) a bias, (v) a vector
+            of additive attention, (s) statistics.
+        results: the kinds of the results.
+        count: M, the length of the mapped axis.
+        dims: where each input has that axis; None for those that all entries share.
+        inputs: of the function.
+    """
+    first = constants + len(others)
+    spec, operands = inputs[0], Tensors(*inputs[first : first + _OPERANDS])
+    of_batch = operands.score_vector is not None or dims[first + Tensors._fields.index("slopes")]
+    if spec.dropout or of_batch not in (False, None):
+        return _one_by_one(function, count, dims, inputs)
+    batch, bias = spec.batch, operands.bias
+    numbers = batch * spec.heads[0] * spec.lengths[0]
+    bias_rows = 1
+    if bias is not None:
+        bias_rows = bias.movedim(dims[first + _BIAS], 0).shape[1] if dims[first + _BIAS] is not None else bias.shape[0]
+
+    def join(x: Any, dim: int | None, kind: str) -> Any:
+        """(M * B, ...)."""
+        if x is None:
+            return None
+        x = x.expand(count, *x.shape) if dim is None else x.movedim(dim, 0)
+        if kind == "s":  # the numbers of all entries side by side
+            return x.reshape(count, -1, numbers).transpose(0, 1).flatten() if numbers else x.flatten()
+        if x.shape[1] != batch:
+            x = x.expand(count, batch, *x.shape[2:])
+        return x.reshape(count * batch, *x.shape[2:])
+
+    def split(x: Any, kind: str) -> Any:
+        """The inverse."""
+        if x is None:
+            return None
+        if kind == "s":
+            return x.reshape(-1, count, numbers).transpose(0, 1).flatten(1) if numbers and count else x.reshape(count, 0)
+        x = x.reshape(count, batch, *x.shape[1:])
+        return x if kind != "b" or bias_rows == batch else x.sum(1, keepdim=True)
+
+    joined = [
+        join(x, dim, kind) for x, dim, kind in zip(inputs[constants:first], dims[constants:], others)
+    ]
+    kinds = "rrrb"
+    bias_is_shared = dims[first + _BIAS] is None and bias_rows == 1 and "b" not in others + results
+    joined += [
+        x if kind == "b" and bias_is_shared else join(x, dim, kind)
+        for x, dim, kind in zip(operands, dims[first:], kinds)
+    ]
+    joined += operands[len(kinds) :]
+    rules = zip(inputs[first + _OPERANDS :], dims[first + _OPERANDS :], strict=True)
+    joined += [_join_rule(x, dim, count, batch) for x, dim in rules]
+    spec = dataclasses.replace(spec, batch=count * batch)
+    found = _apply(function, spec, *inputs[1:constants], *joined)
+    outputs = tuple(split(x, kind) for x, kind in zip(found, results, strict=True))
+    return outputs, tuple(None if x is None else 0 for x in outputs)
+
+
+def _join_rule(x: torch.Tensor, dim: int | None, count: int, batch: int) -> torch.Tensor:
+    """A tensor of a mask for all entries; unchanged where one row serves them all."""
+    if dim is not None:
+        x = x.movedim(dim, 0)
+    shape = x.shape if dim is None else x.shape[1:]
+    if x.dtype == torch.bool:  # dense: leading axes of length 1 may be missing
+        shape = (1,) * (4 - len(shape)) + tuple(shape)
+    elif not shape:
+        shape = (1,)
+        if dim is None:
+            return x
+    if dim is None and shape[0] == 1:
+        return x
+    x = x.reshape(count if dim is not None else 1, *shape)
+    return x.expand(count, batch, *shape[1:]).reshape(count * batch, *shape[1:])
+
+
+def _one_by_one(
+    function: type[torch.autograd.Function],
+    count: int,
+    dims: Sequence[int | None],
+    inputs: Sequence[Any],
+) -> tuple[Any, Any]:
+    def entry(index: int) -> Iterator[Any]:
+        for x, dim in zip(inputs, dims, strict=True):
+            yield x if dim is None else x.select(dim, index) if count else x.sum(dim)
+
+    found = [_apply(function, *entry(index)) for index in range(max(1, count))]
+    outputs = tuple(
+        None if parts[0] is None else torch.stack(parts)[:count] for parts in zip(*found, strict=True)
+    )
+    return outputs, tuple(None if x is None else 0 for x in outputs)
