@@ -17,18 +17,7 @@ class Native(Portable):
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
         """See `Implementation`."""
         reasons = list(library.machine_reasons())
-        if reasons or spec is None:
-            return reasons
-        count = 0 if spec.mask is None else len(spec.mask.rules)
-        if count > core.MOST_RULES:
-            reasons.append(f"the mask has {count} rules, the native kernels take {core.MOST_RULES}")
-        if 0 in spec.widths:
-            reasons.append("vectors of width 0 have nothing to compute")
-        if max(spec.widths) > core.WIDEST:
-            reasons.append(
-                f"vectors of {max(spec.widths)} features are too wide, the native kernels take {core.WIDEST}"
-            )
-        return reasons
+        return reasons if reasons or spec is None else core.reasons_against(spec)
 
     def attend(
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
