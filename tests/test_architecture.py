@@ -170,6 +170,11 @@ def test_a_good_tree_has_no_breach(tmp_path):
             "layers/a.py:2: isinstance of mask_rules.Dense",
         ),
         (
+            "layers/a.py",
+            "from heed.ops import scores\nf = lambda x: isinstance(x, scores.DotScore)",
+            "layers/a.py:2: isinstance of scores.DotScore",
+        ),
+        (
             "models/other.py",
             "def f(block):\n    return block._heads",
             "models/other.py:2: reads `block._heads`, which is private to layers",

@@ -12,7 +12,7 @@ import pytest
 import heed
 from heed import Mask, inspect, layers, ops
 from heed.ops import backends
-from heed.ops.spec import AttentionSpec, DotScore, Tensors
+from heed.ops.spec import AttentionSpec, Tensors
 from tests import reference, tolerances
 
 RNG = np.random.default_rng(0)
@@ -25,7 +25,7 @@ class InNumPy:
         self.asked: list[str] = []
 
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
-        if spec is None or isinstance(spec.score, DotScore):
+        if spec is None or spec.score.product is not None:
             return []
         return ["this one knows dot products alone"]
 

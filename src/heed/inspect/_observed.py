@@ -14,7 +14,7 @@ from heed.ops import Mask
 from heed.ops.arguments import dot_product
 from heed.ops.dispatch import select_for_weights
 from heed.ops.mask_rules import offset
-from heed.ops.spec import AttentionSpec, DotScore, Tensors
+from heed.ops.spec import AttentionSpec, Tensors
 
 # Pairs with scores below these are hidden: Keras and KerasHub set or add -1e9, or in float16 -3e4 or -65504.
 _HIDDEN = {"float16": -2e4}
@@ -73,7 +73,7 @@ class FusedAttention:
         self.sizes = (int(output.shape[0]), spec.heads[0], T, S)
         align = 0 if spec.mask is None else spec.mask.alignment
         self.start = np.asarray(offset(align, T, S))
-        self.numbers_per_weight = 1 if isinstance(spec.score, DotScore) else spec.widths[0]
+        self.numbers_per_weight = spec.score.numbers_per_pair(spec.widths[0])
 
     @classmethod
     def from_keras(

@@ -14,8 +14,9 @@ from heed.ops import checks
 from heed.ops.backends import current
 from heed.ops.layouts import LAYOUTS
 from heed.ops.mask import Mask, as_mask
+from heed.ops.scores import AdditiveScore, DotScore, Score
 from heed.ops.sizes import shape_of
-from heed.ops.spec import AdditiveScore, AttentionSpec, DotScore, Tensors
+from heed.ops.spec import AttentionSpec, Tensors
 
 # Stands for the value where only weights are wanted.
 _NO_VALUE = object()
@@ -206,7 +207,7 @@ def _make_spec(
     signature: _Signature,
     layout: str,
     mask: Mask | None,
-    score: DotScore | AdditiveScore,
+    score: Score,
     dropout: float,
     tensors: Tensors,
 ) -> AttentionSpec:

@@ -8,17 +8,7 @@ from typing import Any, NamedTuple
 
 from heed.ops.layouts import LAYOUTS
 from heed.ops.mask import Mask
-
-
-class DotScore(NamedTuple):
-    """scale * q . k, capped at soft_cap if that is a number."""
-
-    scale: float
-    soft_cap: float | None
-
-
-class AdditiveScore(NamedTuple):
-    """sum_u score_vector_u * tanh(q_u + k_u + bias_u)."""
+from heed.ops.scores import Score
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +31,7 @@ class AttentionSpec:
         dropout: the rate, 0 <= dropout < 1.
     """
 
-    score: DotScore | AdditiveScore
+    score: Score
     mask: Mask | None
     layout: str
     heads: tuple[int, int]

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from heed.ops import mask_rules
-from heed.ops.backends import current
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import as_column, offset
+from heed.ops.scores import Score, fold, unfold
 from heed.ops.sizes import Size, Span, size, sizes, slice_axis
-from heed.ops.spec import AdditiveScore, AttentionSpec, DotScore, Tensors
+from heed.ops.spec import AttentionSpec, Tensors
 
 # A bias of this or less hides its key as -inf does; above, it is an ordinary number.
 HIDING_BIAS = -1e30
@@ -90,7 +90,7 @@ class BlockAttention:
         keep_mask: the backend's dropout.
     """
 
-    score: DotScore | AdditiveScore
+    score: Score
     mask: Mask | None
     slopes: Any
     rate: float
@@ -148,16 +148,7 @@ class BlockAttention:
 
     def logits(self, block: Operands, addend: Any) -> Any:
         """The scores of a block plus the addend, (B, K, G, t, s)."""
-        if isinstance(self.score, DotScore):
-            # `@`, as `keras.ops.matmul` computes products of float64 in float32 on PyTorch.
-            products = fold(block.query * self.score.scale) @ ops.swapaxes(block.key, 2, 3)
-            scores = unfold(products, block.query.shape[2])
-            if self.score.soft_cap is not None:
-                scores = current().MATH.tanh(scores * (1 / self.score.soft_cap))
-                scores = self.score.soft_cap * scores
-        else:
-            hidden = current().MATH.tanh(block.query[..., :, None, :] + block.key[:, :, None, None])
-            scores = hidden @ block.score_vector
+        scores = self.score.apply(block.query, block.key, block.score_vector, _times_transposed)
         return scores if addend is None else scores + addend
 
     def distance(self, block: Operands, queries: Span, keys: Span) -> Any:
@@ -213,11 +204,8 @@ def prepare(
         return ops.swapaxes(x, 1, 2) if axis == 2 else x
 
     query, key, value = map(split, tensors[:3])
-    bias, mask, features = tensors.bias, spec.mask, 1
-    if isinstance(spec.score, AdditiveScore):
-        features = spec.widths[0]
-        if bias is not None:
-            query, bias = query + bias, None
+    query, bias = spec.score.add_bias(query, tensors.bias)
+    mask = spec.mask
     heads = (spec.kv_heads, spec.queries_per_kv)
     batch, _, length, width = sizes(query)
     query = ops.reshape(query, (batch, *heads, length, width))
@@ -227,7 +215,7 @@ def prepare(
         if bias is not None and bias.shape[3] == 0:
             bias = ops.pad(bias, [[0, 0], [0, 0], [0, 0], [0, 1]])
     operands = Operands(query, key, value, bias, tensors.score_vector)
-    per_pair = spec.heads[0] * features * batch
+    per_pair = spec.heads[0] * spec.score.numbers_per_pair(width) * batch
     lengths = (length, size(key, 2))
     attention = BlockAttention(
         spec.score,
@@ -305,16 +293,9 @@ def finite_rows(addend: Any, seen: Any) -> Any:
     return None if addend is None else fill(~seen, addend, 0.0)
 
 
-def fold(x: Any) -> Any:
-    """(B, K, G, t, x) to (B, K, G * t, x): one matrix product serves all query heads of a key head."""
-    batch, heads, queries_per_kv, rows, width = sizes(x)
-    return ops.reshape(x, (batch, heads, queries_per_kv * rows, width))
-
-
-def unfold(x: Any, queries_per_kv: int) -> Any:
-    """The inverse of `fold`."""
-    batch, heads, rows, width = sizes(x)
-    return ops.reshape(x, (batch, heads, queries_per_kv, rows // queries_per_kv, width))
+def _times_transposed(x: Any, y: Any) -> Any:
+    # `@`, as `keras.ops.matmul` computes products of float64 in float32 on PyTorch.
+    return x @ ops.swapaxes(y, 2, 3)
 
 
 def apply_weights(weights: Any, value: Any) -> Any:

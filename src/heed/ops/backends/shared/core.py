@@ -26,7 +26,6 @@ from heed.ops.spec import AttentionSpec
 
 VERSION = 5
 DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
-DOT_PRODUCT, ADDITIVE = 0, 1
 # Limits of the header.
 MOST_RULES = 8
 WIDEST = 65536

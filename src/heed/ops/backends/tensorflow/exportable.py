@@ -22,7 +22,7 @@ from heed.ops.backends.tensorflow.portable.tile import HIDING_BIAS
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import as_column, offset
 from heed.ops.sizes import Size, Span, size, sizes
-from heed.ops.spec import AttentionSpec, DotScore, Tensors
+from heed.ops.spec import AttentionSpec, Tensors
 
 # The score of a hidden pair. Finite, so that the softmax of a row without keys is a number, which then becomes 0.
 _MASK_VALUE = -1e38
@@ -119,9 +119,9 @@ class Exportable(Portable):
         """See `Implementation.attend`."""
         query, key, value = (_with_heads(x, spec) for x in tensors[:3])
         visible, is_causal = _visible(spec, query, key)
-        if isinstance(spec.score, DotScore):
+        if (product := spec.score.product) is not None:
             bias, visible = _bias(spec, tensors, query, key, visible)
-            expression = Expression(spec.score.scale, spec.score.soft_cap, is_causal)
+            expression = Expression(*product, is_causal)
             output = _core.get()(query, key, value, visible, bias, expression)
             scores = _scores(query, key, bias, expression) if return_lse else None
         else:
@@ -146,9 +146,9 @@ class Exportable(Portable):
         """See `Implementation.weights`."""
         query, key = (_with_heads(x, spec) for x in tensors[:2])
         visible, is_causal = _visible(spec, query, key)
-        if isinstance(spec.score, DotScore):
+        if (product := spec.score.product) is not None:
             bias, visible = _bias(spec, tensors, query, key, visible)
-            expression = Expression(spec.score.scale, spec.score.soft_cap, is_causal)
+            expression = Expression(*product, is_causal)
             weights = _weights(query, key, visible, bias, expression)
         else:
             scores = _additive_scores(query, key, tensors.bias, tensors.score_vector)

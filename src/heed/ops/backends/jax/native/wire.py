@@ -13,7 +13,7 @@ import numpy as np
 from heed.ops.backends.shared import core
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import WireRule, of_rank_4, offset
-from heed.ops.spec import AdditiveScore, AttentionSpec, DotScore, Tensors
+from heed.ops.spec import AttentionSpec, Tensors
 
 _ALIBI = -1  # not a rule: carries the alignment of ALiBi
 _LAYOUTS = ("BTNH", "BNTH", "BTU")
@@ -121,18 +121,17 @@ def write(spec: AttentionSpec, tensors: Tensors) -> tuple[Kind, Inputs]:
     rules = [row(rule.to_wire()) for rule in mask.rules]
     if spec.has_slopes:
         rules.append(row(WireRule(_ALIBI, align=mask.alignment)))
-    scale, soft_cap = spec.score if isinstance(spec.score, DotScore) else (1.0, None)
+    score = spec.score.to_core()
     settings = Settings(
         _LAYOUTS.index(spec.layout),
-        scale,
-        soft_cap or 0.0,
+        score.scale,
+        score.soft_cap,
         spec.dropout,
         spec.has_bias,
         spec.has_slopes,
         tensors.seed is not None,
     )
-    additive = isinstance(spec.score, AdditiveScore)
-    bias = tensors.bias
+    additive, bias = score.is_additive, tensors.bias
     if bias is not None and not additive:
         bias = of_rank_4(bias)
     inputs = Inputs(
@@ -156,7 +155,7 @@ def softmax_size(kind: Kind, inputs: Inputs) -> Any:
             2 * batch * heads * length
         )  # Keras infers shapes with symbols for unknown sizes: nothing runs
     call = core.Attention(
-        score=core.ADDITIVE if kind.is_additive else core.DOT_PRODUCT,
+        score=int(kind.is_additive),
         dtype=core.DTYPES[inputs.query.dtype.name],
         batch=batch,
         heads=heads,

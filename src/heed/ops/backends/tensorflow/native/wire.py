@@ -13,8 +13,9 @@ import tensorflow as tf
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import RULES, WireRule, of_rank_4, offset
+from heed.ops.scores import ADDITIVE, DOT_PRODUCT, CoreScore, from_core
 from heed.ops.sizes import size
-from heed.ops.spec import AdditiveScore, AttentionSpec, DotScore, Tensors
+from heed.ops.spec import AttentionSpec, Tensors
 
 _ALIBI = -1  # not a rule: carries the alignment of ALiBi
 
@@ -125,9 +126,9 @@ class Wire(NamedTuple):
         rules = [row(rule.to_wire()) for rule in mask.rules]
         if spec.has_slopes:
             rules.append(row(WireRule(_ALIBI, align=mask.alignment)))
-        scale, soft_cap = spec.score if isinstance(spec.score, DotScore) else (1.0, None)
+        score = spec.score.to_core()
         flags = (float(spec.has_bias), float(spec.has_slopes), float(library.threads()))
-        settings = AttentionSettings(scale, soft_cap or 0.0, spec.dropout, *flags)
+        settings = AttentionSettings(score.scale, score.soft_cap, spec.dropout, *flags)
         shape = (len(rules), len(RuleRow._fields))
         names_dtype = spec.dtype == "float64" or tf.executing_eagerly()
         return cls(
@@ -143,11 +144,10 @@ class Wire(NamedTuple):
         """The inverse of `write`, for query, key and value of an op."""
         query, key, value = operands
         settings = AttentionSettings(*self._static_value(self.settings).tolist())
-        additive = layout == "BTU"
-        dot_score = DotScore(settings.scale, settings.soft_cap or None)
-        score = AdditiveScore() if additive else dot_score
+        kind = ADDITIVE if layout == "BTU" else DOT_PRODUCT
+        core = CoreScore(kind, settings.scale, settings.soft_cap)
         reals = [*self.reals]
-        vector = reals.pop(0) if additive else None
+        vector = reals.pop(0) if core.is_additive else None
         bias = reals.pop(0) if settings.has_bias else None
         slopes = reals.pop(0) if settings.has_slopes else None
         rows = [RuleRow(*row) for x in self.rules for row in self._static_value(x).tolist()]
@@ -157,7 +157,7 @@ class Wire(NamedTuple):
             key,
             value,
             layout,
-            score=score,
+            score=from_core(core),
             mask=Mask(rules) if rules else None,
             dtype="float64" if query.dtype == tf.float64 else "float32",
             has_bias=bool(settings.has_bias),

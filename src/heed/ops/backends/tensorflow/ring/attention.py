@@ -34,7 +34,7 @@ from heed.ops.backends.tensorflow.ring.workers import Worker, receive, send
 from heed.ops.mask import Mask
 from heed.ops.sequence_split import stretches_of
 from heed.ops.sizes import Span, slice_axis
-from heed.ops.spec import AttentionSpec, DotScore, Tensors
+from heed.ops.spec import AttentionSpec, Tensors
 
 _BLOCKS: dict[str, Blocks] = {NATIVE: NativeBlocks(), PORTABLE: PortableBlocks()}
 # Makes the seeds of dropout of different pairs of stretches differ.
@@ -71,8 +71,8 @@ class Ring:
 
 def _check(spec: AttentionSpec, name: str) -> None:
     reasons = []
-    if not isinstance(spec.score, DotScore):
-        reasons.append("additive attention cannot be split")
+    if spec.score.product is None:
+        reasons.append("only attention by dot products can be split")
     if spec.has_bias:
         reasons.append("`bias` must be None: positions may be rotary or ALiBi")
     if None in spec.lengths:

@@ -20,7 +20,7 @@ from heed.ops.backends.torch.operands import (
     resolved,
 )
 from heed.ops.mask_rules import WireRule, of_rank_4, offset
-from heed.ops.spec import AdditiveScore, AttentionSpec, DotScore, Tensors
+from heed.ops.spec import AttentionSpec, Tensors
 
 _DTYPES = {
     torch.float32: core.DTYPES["float32"],
@@ -93,9 +93,9 @@ def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
         *spec.heads,
     )  # known: there are no graphs
     batch, T, S, H, V, heads, kv_heads = sizes
-    additive = isinstance(spec.score, AdditiveScore)
+    score = spec.score.to_core()
     call = core.Attention(
-        score=core.ADDITIVE if additive else core.DOT_PRODUCT,
+        score=score.kind,
         dtype=_DTYPES[tensors.query.dtype],
         batch=batch,
         heads=heads,
@@ -104,11 +104,10 @@ def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
         key_length=S,
         head_dim=H,
         value_dim=V,
-        scale=1.0,
+        scale=score.scale,
+        soft_cap=score.soft_cap,
         dropout=spec.dropout,
     )
-    if isinstance(spec.score, DotScore):
-        call.scale, call.soft_cap = spec.score.scale, spec.score.soft_cap or 0.0
     mask = spec.mask
     if spec.has_slopes and mask is not None:
         call.alibi_align = _integers(offset(mask.alignment, T, S), kept, none=0)

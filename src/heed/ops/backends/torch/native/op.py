@@ -25,7 +25,8 @@ from heed.ops.backends.torch.operands import (
 from heed.ops.backends.torch.portable import blockwise
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import put_together, take_apart
-from heed.ops.spec import AdditiveScore, AttentionSpec, DotScore, Tensors
+from heed.ops.scores import CoreScore, from_core
+from heed.ops.spec import AttentionSpec, Tensors
 
 
 def run(
@@ -117,7 +118,7 @@ KERNEL: Any = _Kernel()
 def _write(spec: AttentionSpec) -> tuple[str, list[torch.Tensor]]:
     """A spec without sizes as text, and the tensors of its mask."""
     rules, outlines = ([], ()) if spec.mask is None else take_apart(spec.mask.rules)
-    score = tuple(spec.score)
+    score = tuple(spec.score.to_core())
     fields = (spec.layout, score, outlines, spec.dropout, spec.dtype)
     return repr(fields), rules
 
@@ -133,7 +134,7 @@ def _read(form: str, tensors: Tensors, rules: Sequence[torch.Tensor]) -> Attenti
     return AttentionSpec.of(
         *tensors[:3],
         layout,
-        score=DotScore(*score) if score else AdditiveScore(),
+        score=from_core(CoreScore(*score)),
         mask=Mask(put_together(outlines, rules)) if outlines else None,
         dtype=dtype,
         has_bias=tensors.bias is not None,

@@ -61,7 +61,7 @@ def _compute(spec: AttentionSpec, tensors: Sequence[torch.Tensor]) -> _Rows:
             key,
             value,
             is_causal=spec.mask is not None,
-            scale=spec.score.scale,  # type: ignore[union-attr]
+            scale=spec.score.to_core().scale,
         )
         return _Rows(leaves, _by_head(spec, output), bad)
 

@@ -8,7 +8,7 @@ from heed.ops.backends.torch.operands import is_observed, is_transformed
 from heed.ops.backends.torch.portable.implementation import Portable
 from heed.ops.backends.torch.sdpa import attention
 from heed.ops.mask import Mask
-from heed.ops.spec import AttentionSpec, DotScore, Tensors
+from heed.ops.spec import AttentionSpec, Tensors
 
 # Equal over as many keys as queries.
 _CAUSAL = (Mask.causal(), Mask.causal("bottom_right"))
@@ -45,13 +45,14 @@ class Sdpa(Portable):
 
 def _reasons_against(spec: AttentionSpec) -> list[str]:
     """Why PyTorch's kernels do not give heed's result, as sentences."""
-    if not isinstance(spec.score, DotScore):
+    product = spec.score.product
+    if product is None:
         return ["PyTorch's fused attention has dot products only"]
     length, keys = spec.lengths
     causal = spec.mask in _CAUSAL and length == keys
     found = {
-        "has no soft cap": spec.score.soft_cap is not None,
-        "needs a scale above 0": spec.score.scale <= 0,
+        "has no soft cap": product.soft_cap is not None,
+        "needs a scale above 0": product.scale <= 0,
         "drops other weights than heed": bool(spec.dropout),
         "hides no keys by a bias of -1e30": spec.has_bias,
         "has no ALiBi": spec.has_slopes,
