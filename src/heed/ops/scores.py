@@ -6,7 +6,7 @@ a `CoreScore`. Backends ask it for what they need, and never for its class.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, Protocol
 
 import keras
@@ -41,7 +41,7 @@ class CoreScore(NamedTuple):
         return self.kind == ADDITIVE
 
 
-class Score(Protocol):
+class Score(Hashable, Protocol):
     """What backends ask of a score. Hashable, without tensors."""
 
     def apply(self, query: Any, key: Any, score_vector: Any, times: Times) -> Any:
