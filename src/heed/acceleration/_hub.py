@@ -16,20 +16,19 @@ from heed._patching import Patch
 from heed.acceleration import _t5
 from heed.acceleration._decoding import decoding_patches, prompt_patches
 from heed.acceleration._hub_attention import attention_patches
+from heed.acceleration._readings import MODELS, PACKAGE
 
-_PACKAGE = "keras_hub"
-_MODELS = f"{_PACKAGE}.src.models"
-_T5_MODULE = f"{_MODELS}.t5.t5_multi_head_attention"
-_CAUSAL_LM = f"{_MODELS}.causal_lm"
+_T5_MODULE = f"{MODELS}.t5.t5_multi_head_attention"
+_CAUSAL_LM = f"{MODELS}.causal_lm"
 
 
 def _is_watched(name: str) -> bool:
-    return name.startswith(f"{_MODELS}.")
+    return name.startswith(f"{MODELS}.")
 
 
 def _make_patches(module: ModuleType) -> tuple[list[Patch], list[str]]:
     """The patches of a module, and its lines in a report."""
-    package = sys.modules[_PACKAGE]
+    package = sys.modules[PACKAGE]
     if module.__name__ == _CAUSAL_LM:
         patches = decoding_patches(module, package)
     elif module.__name__ == _T5_MODULE:
@@ -50,7 +49,7 @@ class Hub(importlib.abc.MetaPathFinder):
     @property
     def state(self) -> tuple[str, ...]:
         """The patches and the problems, for a report."""
-        if _PACKAGE not in sys.modules:
+        if PACKAGE not in sys.modules:
             return ("KerasHub is not loaded; it will be patched when it is",)
         return tuple(line for name in sorted(self._lines) for line in self._lines[name])
 

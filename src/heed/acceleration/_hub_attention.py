@@ -22,10 +22,10 @@ from heed._numbers import real
 from heed._patching import Function, Patch, Replacement
 from heed.acceleration import _op, _switch
 from heed.acceleration._multi_head import is_training
+from heed.acceleration._readings import MODELS, PACKAGE
 from heed.layers.attend import dropout_options
 
 _METHOD = "_compute_attention"
-_PACKAGE = "keras_hub"
 # The queries, keys and values of several names, and the other parameters whose meaning heed knows.
 _PARAMETERS = {"attention_mask", "cache_update_index", "training", "kwargs"}
 # Methods that compute a part of the plain branch, which subclasses and users may override.
@@ -132,7 +132,7 @@ KNOWN: dict[tuple[str, str], Attention] = {
 
 def find_known(owner: type) -> Attention | None:
     """What this class computes, or None if heed does not know it."""
-    module = owner.__module__.removeprefix(f"{_PACKAGE}.src.models.")
+    module = owner.__module__.removeprefix(f"{MODELS}.")
     return KNOWN.get((module, owner.__name__))
 
 
@@ -232,7 +232,7 @@ def attention_patches(module: ModuleType, package: ModuleType) -> tuple[list[Pat
             continue
         if _METHOD not in vars(owner):
             continue
-        label, known = f"{_PACKAGE}.{owner.__name__}", find_known(owner)
+        label, known = f"{PACKAGE}.{owner.__name__}", find_known(owner)
         change = find_change(owner, known) if known else "an attention that heed does not know"
         if known and change is None:
             replacement = _replace(owner, known, label)
