@@ -22,6 +22,7 @@ from heed._numbers import real
 from heed._patching import Function, Patch, Replacement
 from heed.acceleration import _op, _switch
 from heed.acceleration._multi_head import is_training
+from heed.acceleration._parts import is_stock
 from heed.acceleration._readings import MODELS, PACKAGE
 from heed.layers.attend import dropout_options
 
@@ -168,12 +169,6 @@ def _find_override(layer: Any, known: Attention, owner: type) -> str | None:
         if getattr(layer, name, equation) != equation:
             return f"another `{name}`"
     return None
-
-
-def is_stock(layer: Any, cls: type) -> bool:
-    """Whether a layer that heed computes itself is one of Keras, without overrides and without axes of dropout."""
-    own = type(layer) is cls and not {"call", "__call__"} & set(vars(layer))
-    return own and getattr(layer, "noise_shape", None) is None
 
 
 def _reason_to_leave(
