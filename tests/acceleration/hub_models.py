@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import keras
@@ -141,36 +142,51 @@ def _parseq() -> dict[str, Any]:
     }
 
 
-def _blip2(language_model: str, **options: Any) -> dict[str, Any]:
-    from keras_hub.src.models import blip2
+def _blip2(language_model: str, **options: Any) -> Callable[[], dict[str, Any]]:
+    def make() -> dict[str, Any]:
+        from keras_hub.src.models.blip2 import (
+            blip2_custom_opt,
+            blip2_flan_t5_lm,
+            blip2_qformer,
+            blip2_vision_encoder,
+        )
 
-    vision = blip2.blip2_vision_encoder.BLIP2VisionEncoder(
-        image_size=16,
-        patch_size=8,
-        num_layers=1,
-        num_heads=2,
-        hidden_dim=8,
-        intermediate_dim=16,
-        use_patch_bias=True,
-        use_class_token=True,
-        use_mha_bias=True,
-        use_mlp_bias=True,
-        dropout_rate=0.0,
-        layer_norm_epsilon=1e-6,
-        initializer_range=0.02,
-    )
-    former = blip2.blip2_qformer.BLIP2QFormer(
-        num_query_tokens=2,
-        num_layers=2,
-        num_heads=2,
-        hidden_dim=8,
-        intermediate_dim=16,
-        vision_dim=8,
-        cross_attention_frequency=1,
-        dropout=0.0,
-        layer_norm_epsilon=1e-6,
-    )
-    return {"vision_encoder": vision, "qformer": former, "language_model": None}
+        sizes = {"num_layers": 2, "num_heads": 2, "intermediate_dim": 16}
+        vision = blip2_vision_encoder.BLIP2VisionEncoder(
+            **sizes,
+            image_size=16,
+            patch_size=8,
+            hidden_dim=8,
+            use_patch_bias=True,
+            use_class_token=True,
+            use_mha_bias=True,
+            use_mlp_bias=True,
+            dropout_rate=0.0,
+            layer_norm_epsilon=1e-6,
+            initializer_range=0.02,
+        )
+        former = blip2_qformer.BLIP2QFormer(
+            **sizes,
+            num_query_tokens=2,
+            hidden_dim=8,
+            vision_dim=8,
+            cross_attention_frequency=1,
+            dropout=0.0,
+            layer_norm_epsilon=1e-6,
+        )
+        module = blip2_custom_opt if language_model == "BLIP2CustomOPT" else blip2_flan_t5_lm
+        made = getattr(module, language_model)(
+            **sizes,
+            **options,
+            vocabulary_size=WORDS,
+            hidden_dim=8,
+            num_query_tokens=2,
+            qformer_hidden_dim=8,
+            dropout=0.0,
+        )
+        return {"vision_encoder": vision, "qformer": former, "language_model": made}
+
+    return make
 
 
 class Hub(NamedTuple):
@@ -182,96 +198,142 @@ class Hub(NamedTuple):
         attentions: how many attentions of its backbone run on heed.
         left: how many of them are left to KerasHub, with a reason.
         off: options that change its masks, with the values that switch them off.
-        loop: how its `generate` runs: on heed (""), left to KerasHub with this reason, or None if it has none.
+        loop: whether the loop of its `generate` runs on heed; None if it has none, or none with KerasHub's samplers.
     """
 
     prefix: str
     options: dict[str, Any] | Callable[[], dict[str, Any]]
     attentions: int = 2
     left: int = 0
-    off: dict[str, Any] = {}
-    loop: str | None = None
+    off: Mapping[str, Any] = MappingProxyType({})
+    loop: bool | None = None
 
 
 NO_WINDOW = {"use_sliding_window_attention": False}
 MODELS: dict[str, Hub] = {
     "ALBERT": Hub("Albert", {**SHORT, "embedding_dim": 8}),
-    "BART": Hub("Bart", SHORT, 6, loop=""),
+    "BART": Hub("Bart", SHORT, 6, loop=True),
     "BERT": Hub("Bert", SHORT),
-    "BLOOM": Hub("Bloom", {**HEADS, "dropout": 0.0}, 0, loop=""),
+    "BLIP-2 with Flan-T5": Hub("BLIP2", _blip2("BLIP2FlanT5", key_value_dim=4), 12, loop=False),
+    "BLIP-2 with OPT": Hub(
+        "BLIP2", _blip2("BLIP2CustomOPT", max_sequence_length=32), 8, loop=False
+    ),
+    "BLOOM": Hub("Bloom", {**HEADS, "dropout": 0.0}, 0, loop=True),
     "DeBERTa V3": Hub("DebertaV3", {**SHORT, "bucket_size": 6}, 0, 2),
     "DeiT": Hub("DeiT", VISION),
     "DINOv2": Hub("DINOV2", VISION),
     "DINOv3": Hub("DINOV3", VISION),
+    "DiffusionGemma": Hub(
+        "DiffusionGemma",
+        {**WIDE, **WINDOW, **CAP, **NO_VISION},
+        off={"attention_logit_soft_cap": None, **NO_WINDOW},
+    ),
     "DistilBERT": Hub("DistilBert", SHORT),
+    "EdRec": Hub(
+        "EdRec",
+        {
+            "vocab_size": WORDS,
+            "num_layers_enc": 2,
+            "num_layers_dec": 2,
+            "num_heads": 2,
+            "hidden_dim": 16,
+            "intermediate_dim": 32,
+        },
+        6,
+        loop=False,
+    ),
+    "EmbeddingGemma 2": Hub("EmbeddingGemma2", {**WIDE, **WINDOW, **NO_VISION}, off=NO_WINDOW),
     "ESM2": Hub("ESM2", HEADS),
-    "Falcon": Hub("Falcon", {**TEXT, "num_attention_heads": 2}, 0, loop=""),
-    "Gemma": Hub("Gemma", WIDE, loop=""),
+    "Falcon": Hub("Falcon", {**TEXT, "num_attention_heads": 2}, 0, loop=True),
+    "Gemma": Hub("Gemma", WIDE, loop=True),
     "Gemma 2": Hub(
         "Gemma",
         {**WIDE, **GEMMA_2},
         off={"attention_logit_soft_cap": None, **NO_WINDOW},
-        loop="",
+        loop=True,
     ),
     "Gemma 3": Hub(
         "Gemma3",
         {**WIDE, **WINDOW, **CAP, **NO_VISION},
         off={"attention_logit_soft_cap": None, **NO_WINDOW},
-        loop="a cache",
+        loop=False,
     ),
-    "Gemma 3n": Hub("Gemma3n", GEMMA_3N, 0, 2, off={"sliding_window": 99}, loop="a cache"),
+    "Gemma 3n": Hub("Gemma3n", GEMMA_3N, 0, 2, off={"sliding_window": 99}, loop=False),
     "Gemma 4": Hub(
         "Gemma4",
         {**WIDE, **WINDOW, **CAP, **NO_VISION},
         off={"attention_logit_soft_cap": None, **NO_WINDOW},
-        loop="a cache",
+        loop=True,
     ),
-    "GPT-2": Hub("GPT2", SHORT, loop=""),
-    "GPT-NeoX": Hub("GPTNeoX", HEADS, loop=""),
+    "GPT-2": Hub("GPT2", SHORT, loop=True),
+    "GPT-NeoX": Hub("GPTNeoX", HEADS, loop=True),
     "GPT-OSS": Hub(
         "GptOss",
         {**GROUPS, "num_experts": 2, "sliding_window": 4},
         0,
         2,
         off={"sliding_window": 99},
-        loop="",
+        loop=True,
     ),
-    "Llama": Hub("Llama", GROUPS, loop=""),
-    "Llama 3": Hub("Llama3", GROUPS, loop=""),
-    "Mistral": Hub("Mistral", {**GROUPS, "sliding_window": 4}, off={"sliding_window": 99}, loop=""),
+    "Llama": Hub("Llama", GROUPS, loop=True),
+    "Llama 3": Hub("Llama3", GROUPS, loop=True),
+    "Mistral": Hub(
+        "Mistral", {**GROUPS, "sliding_window": 4}, off={"sliding_window": 99}, loop=True
+    ),
     "Mixtral": Hub(
         "Mixtral",
         {**GROUPS, "num_experts": 2, "sliding_window": 4},
         off={"sliding_window": 99},
-        loop="",
+        loop=True,
     ),
-    "OPT": Hub("OPT", SHORT, loop=""),
-    "PaliGemma": Hub("PaliGemma", PALI, 3, loop="a cache"),
-    "PARSeq": Hub("PARSeq", _parseq, 3, loop="a cache"),
-    "Phi-3": Hub("Phi3", GROUPS, loop=""),
-    "Qwen": Hub("Qwen", {**GROUPS, **WINDOW}, off=NO_WINDOW, loop=""),
+    "ModernBERT": Hub(
+        "ModernBert",
+        {**HEADS, "local_attention_window": 4, "global_attn_every_n_layers": 2},
+        off={"local_attention_window": 99},
+    ),
+    "OPT": Hub("OPT", SHORT, loop=True),
+    "PaliGemma": Hub("PaliGemma", PALI, loop=True),
+    "PARSeq": Hub("PARSeq", _parseq, 7),
+    "Phi-3": Hub("Phi3", GROUPS, loop=True),
+    "Qwen": Hub("Qwen", {**GROUPS, **WINDOW}, off=NO_WINDOW, loop=True),
     "Qwen-MoE": Hub(
         "QwenMoe",
         {**GROUPS, **EXPERTS, **WINDOW, "shared_expert_intermediate_dim": 16},
         off=NO_WINDOW,
-        loop="",
+        loop=True,
     ),
     "Qwen 3": Hub(
-        "Qwen3", {**WIDE, "sliding_window_size": 4}, off={"sliding_window_size": None}, loop=""
+        "Qwen3", {**WIDE, "sliding_window_size": 4}, off={"sliding_window_size": None}, loop=True
     ),
     "Qwen 3 MoE": Hub(
         "Qwen3Moe",
         {**WIDE, **EXPERTS, "sliding_window_size": 4},
         off={"sliding_window_size": None},
-        loop="",
+        loop=True,
     ),
-    "Qwen 3.5": Hub("Qwen3_5", LINEAR, 1, off={"sliding_window_size": None}, loop="a cache"),
+    "Qwen 3.5": Hub("Qwen3_5", LINEAR, 1, off={"sliding_window_size": None}, loop=False),
     "Qwen 3.5 MoE": Hub(
-        "Qwen3_5Moe", LINEAR_EXPERTS, 1, off={"sliding_window_size": None}, loop="a cache"
+        "Qwen3_5Moe", LINEAR_EXPERTS, 1, off={"sliding_window_size": None}, loop=False
     ),
     "RoBERTa": Hub("Roberta", SHORT),
     "RoFormer V2": Hub("RoformerV2", {**HEADS, "head_size": 8}),
-    "SmolLM3": Hub("SmolLM3", SMOL, loop=""),
+    "RWKV-7": Hub(
+        "RWKV7",
+        {
+            "vocabulary_size": WORDS,
+            "hidden_size": 16,
+            "num_layers": 2,
+            "head_size": 4,
+            "intermediate_dim": 32,
+            "gate_lora": 8,
+            "mv_lora": 8,
+            "aaa_lora": 8,
+            "decay_lora": 8,
+        },
+        0,
+        loop=False,
+    ),
+    "SmolLM3": Hub("SmolLM3", SMOL, loop=True),
     "Swin": Hub(
         "SwinTransformer",
         {
@@ -283,20 +345,20 @@ MODELS: dict[str, Hub] = {
         },
         0,
     ),
-    "T5": Hub("T5", {**HEADS, "dropout": 0.0}, 6, loop=""),
+    "T5": Hub("T5", {**HEADS, "dropout": 0.0}, 6, loop=True),
     "T5Gemma": Hub(
         "T5Gemma",
         T5_GEMMA,
         6,
         off={"attn_logit_softcapping": None, "sliding_window": 99},
-        loop="a cache",
+        loop=False,
     ),
     "T5Gemma 2": Hub(
         "T5Gemma2",
         {**T5_GEMMA, "use_query_key_norm": True},
         4,
         off={"attn_logit_softcapping": None, "sliding_window": 99},
-        loop="a cache",
+        loop=False,
     ),
     "ViT": Hub("ViT", {**IMAGE, "hidden_dim": 16, "mlp_dim": 32}),
     "Whisper": Hub("Whisper", {**HEADS, "num_mels": 8}, 6),
@@ -328,3 +390,49 @@ def take_plain_branches(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, module in tuple(sys.modules.items()):
         if name.startswith("keras_hub.") and hasattr(module, "fused_attention_op_available"):
             monkeypatch.setattr(module, "fused_attention_op_available", lambda: False)
+
+
+def task(name: str, model: Any) -> Any:
+    """The model that generates with this backbone."""
+    import keras_hub
+
+    prefix = MODELS[name].prefix
+    names = [f"{prefix}{kind}" for kind in ("CausalLM", "Seq2SeqLM")]
+    if prefix == "BLIP2":
+        names = names[::-1] if "T5" in name else names
+    cls = next(getattr(keras_hub.models, one) for one in names if hasattr(keras_hub.models, one))
+    made = cls(backbone=model, preprocessor=None)
+    made.compile(sampler="greedy")
+    return made
+
+
+def prompts(name: str, *lengths: int, longest: int = LENGTH) -> dict[str, np.ndarray]:
+    """The inputs of its `generate`, with prompts of these lengths."""
+    rng = np.random.default_rng(0)
+
+    def side(counts: tuple[int, ...], size: int) -> tuple[np.ndarray, np.ndarray]:
+        known = np.arange(size)[None] < np.array(counts)[:, None]
+        return np.where(known, rng.integers(1, WORDS, known.shape), 0).astype("int32"), known
+
+    ids, known = side(lengths, longest)
+    made = {"token_ids": ids, "padding_mask": known}
+    if name in ("BART", "T5", "T5Gemma", "T5Gemma 2", "EdRec", "BLIP-2 with Flan-T5"):
+        sources, read = side((5, 7, 2)[: len(lengths)], 7)
+        made = {f"decoder_{key}": value for key, value in made.items()}
+        made |= {"encoder_token_ids": sources, "encoder_padding_mask": read}
+    if name in ("PaliGemma", "BLIP-2 with OPT", "BLIP-2 with Flan-T5"):
+        made["images"] = rng.normal(size=(len(lengths), 16, 16, 3)).astype("float32")
+    if name == "Gemma 3":  # no images
+        made["images"] = np.zeros((len(lengths), 0, 16, 16, 3), "float32")
+    if name == "RWKV-7":
+        made["input_padding_mask"] = known
+        made["predict_token_ids"] = np.repeat(ids[:, -1:], longest, 1)
+        made["padding_mask"] = np.arange(longest)[None] < np.ones((len(lengths), 1), int)
+    return made
+
+
+def written(model: Any, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    """The tokens that it generates."""
+    model.generate_function = None
+    made = model.generate(dict(inputs), stop_token_ids=None)
+    return made["decoder_token_ids" if "decoder_token_ids" in inputs else "token_ids"]
