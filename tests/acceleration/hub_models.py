@@ -394,16 +394,16 @@ def take_plain_branches(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module, "fused_attention_op_available", lambda: False)
 
 
-def task(name: str, model: Any) -> Any:
-    """The model that generates with this backbone."""
+def task(name: str, model: Any, cls: Any = None) -> Any:
+    """The model that generates with this backbone, of KerasHub's class or another one."""
     import keras_hub
 
     prefix = MODELS[name].prefix
     names = [f"{prefix}{kind}" for kind in ("CausalLM", "Seq2SeqLM")]
     if prefix == "BLIP2":
         names = names[::-1] if "T5" in name else names
-    cls = next(getattr(keras_hub.models, one) for one in names if hasattr(keras_hub.models, one))
-    made = cls(backbone=model, preprocessor=None)
+    found = (getattr(keras_hub.models, one, None) for one in names)
+    made = (cls or next(filter(None, found)))(backbone=model, preprocessor=None)
     made.compile(sampler="greedy")
     return made
 

@@ -22,6 +22,7 @@ from tests.acceleration.hub_models import (
 from tests.framework import without_64_bits
 
 pytest.importorskip("keras_hub", exc_type=ImportError)
+pytestmark = pytest.mark.filterwarnings("ignore:The 'rwkv_ops' package")
 
 PAGE = (Path(__file__).parents[2] / "docs" / "keras.md").read_text(encoding="utf-8")
 # They take part in the `generate` of another model, or need a preprocessor.
