@@ -242,7 +242,9 @@ MODELS: dict[str, Hub] = {
         6,
         loop=False,
     ),
-    "EmbeddingGemma 2": Hub("EmbeddingGemma2", {**WIDE, **WINDOW, **NO_VISION}, off=NO_WINDOW),
+    "EmbeddingGemma 2": Hub(
+        "EmbeddingGemma2", {**WIDE, **WINDOW, **NO_VISION, "embedding_dim": 8}, off=NO_WINDOW
+    ),
     "ESM2": Hub("ESM2", HEADS),
     "Falcon": Hub("Falcon", {**TEXT, "num_attention_heads": 2}, 0, loop=True),
     "Gemma": Hub("Gemma", WIDE, loop=True),
