@@ -358,8 +358,8 @@ def test_a_module_that_loads_after_decelerate_is_not_patched(
     """Its import began while KerasHub was patched."""
     patches = [mock.Mock(label="f", **{"find_problem.return_value": None}) for _ in range(2)]
     names = {"heed_fake_one": patches[0], "heed_fake_two": patches[1]}
-    monkeypatch.setattr(_hub, "_MODULES", tuple(names))
-    monkeypatch.setattr(_hub, "_make_patches", lambda module: [names[module.__name__]])
+    monkeypatch.setattr(_hub, "_is_watched", names.__contains__)
+    monkeypatch.setattr(_hub, "_make_patches", lambda module: ([names[module.__name__]], []))
     monkeypatch.syspath_prepend(tmp_path)
     for name in names:
         (tmp_path / f"{name}.py").write_text("")
@@ -443,7 +443,6 @@ def test_a_part_of_keras_hub_that_does_not_fit_is_not_patched(
     def moved(module: Any) -> Any:
         raise ImportError("expected the module a, found none")
 
-    monkeypatch.setattr(_hub, "_MODULES", ("heed_fake",))
     monkeypatch.setattr(_hub, "_make_patches", moved)
     monkeypatch.setitem(sys.modules, "keras_hub", ModuleType("keras_hub"))
     hub = _hub.Hub()

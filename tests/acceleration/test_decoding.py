@@ -11,39 +11,13 @@ import pytest
 
 import heed
 from heed._keras import backend_module
+from tests.acceleration import hub_models
+from tests.acceleration.hub_models import LENGTH, SHORT, written
 from tests.framework import BACKEND, on_tensorflow, tf, with_dynamic_shapes, without_64_bits
 from tests.graphs import allocated
 
 pytest.importorskip("keras_hub", exc_type=ImportError)
 pytestmark = pytest.mark.slow
-
-WORDS, LENGTH = 50, 14
-TEXT = {"vocabulary_size": WORDS, "num_layers": 2, "hidden_dim": 16, "intermediate_dim": 32}
-HEADS = {**TEXT, "num_heads": 2}
-LEARNT = {**HEADS, "max_sequence_length": LENGTH, "dropout": 0.0}
-GROUPS = {**TEXT, "num_query_heads": 4, "num_key_value_heads": 2}
-WIDE = {**GROUPS, "head_dim": 8}
-GEMMA_2 = {
-    "attention_logit_soft_cap": 5.0,
-    "use_sliding_window_attention": True,
-    "sliding_window_size": 4,
-}
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "Bloom": ("Bloom", HEADS),
-    "Falcon": ("Falcon", {**TEXT, "num_attention_heads": 2}),
-    "Gemma": ("Gemma", WIDE),
-    "Gemma 2": ("Gemma", {**WIDE, **GEMMA_2}),
-    "GPT-2": ("GPT2", LEARNT),
-    "GPT-NeoX": ("GPTNeoX", HEADS),
-    "Llama": ("Llama", GROUPS),
-    "Llama 3": ("Llama3", GROUPS),
-    "Mistral": ("Mistral", {**GROUPS, "sliding_window": 5}),
-    "Mixtral": ("Mixtral", {**GROUPS, "num_experts": 2}),
-    "OPT": ("OPT", LEARNT),
-    "Phi-3": ("Phi3", GROUPS),
-    "Qwen": ("Qwen", GROUPS),
-    "Qwen 3": ("Qwen3", WIDE),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -53,44 +27,13 @@ def _off_again() -> Iterator[None]:
     heed.decelerate()
 
 
-def build(name: str, cls: Any = None, dtype: str = "float32", **changes: Any) -> Any:
+def build(name: str, cls: Any = None, **changes: Any) -> Any:
     """A model whose most likely tokens differ clearly in probability."""
-    import keras_hub
-
-    prefix, options = MODELS[name]
-    keras.utils.set_random_seed(3)
-    backbone = getattr(keras_hub.models, f"{prefix}Backbone")(**{**options, **changes}, dtype=dtype)
-    rng = np.random.default_rng(5)
-    for weight in backbone.weights:
-        weight.assign(keras.ops.convert_to_numpy(weight) + 0.3 * rng.normal(size=weight.shape))
-    model = (cls or getattr(keras_hub.models, f"{prefix}CausalLM"))(backbone, preprocessor=None)
-    model.compile(sampler="greedy")
-    return model
+    return hub_models.task(name, hub_models.build(name, **changes), cls)
 
 
 def prompts(*lengths: int, longest: int = LENGTH) -> dict[str, np.ndarray]:
-    rng, known = np.random.default_rng(0), np.arange(longest)[None] < np.array(lengths)[:, None]
-    ids = np.where(known, rng.integers(1, WORDS, known.shape), 0)
-    return {"token_ids": ids.astype("int32"), "padding_mask": known}
-
-
-def written(model: Any, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    model.generate_function = None
-    return model.generate(dict(inputs), stop_token_ids=None)["token_ids"]
-
-
-@pytest.mark.parametrize("name", list(MODELS))
-def test_each_model_generates_the_same(name: str) -> None:
-    model, inputs = build(name), prompts(5, 3, 8)
-    stock = written(model, inputs)
-    with heed.accelerate() as acceleration:
-        fast = written(model, inputs)
-        report = acceleration.report()
-    np.testing.assert_array_equal(fast, stock)
-    assert len(np.unique(fast)) > 5
-    assert report.calls["keras_hub.samplers.Sampler"] == 1
-    assert not any("Sampler" in reason for reason in report.left_to_keras)
-    np.testing.assert_array_equal(written(model, inputs), stock)
+    return hub_models.prompts("GPT-2", *lengths, longest=longest)
 
 
 @pytest.mark.parametrize("sampler", ["beam", "contrastive", "top_k", "top_p", "random"])
@@ -240,7 +183,7 @@ def test_positions_after_the_shortest_prompt_are_not_read_before_the_loop() -> N
 
 def bytes_of_a_step(longest: int, fast: bool) -> float:
     """The bytes that TensorFlow allocates per token of two texts, in GPT-2's loop with a cache of this length."""
-    options = {**LEARNT, "max_sequence_length": longest}
+    options = {**SHORT, "max_sequence_length": longest}
     model, inputs = build("GPT-2", **options), prompts(3, 4, longest=longest)
     if fast:
         heed.accelerate(model)

@@ -61,19 +61,31 @@ class Remembers(keras.layers.Layer):
         return x
 
 
-def test_a_layer_gets_a_cache_in_parts_as_it_is() -> None:
+class RemembersAll(Remembers):
+    def call(self, x: Any, **kwargs: Any) -> Any:
+        self.cache = kwargs["cache"]
+        return x + ops.cast(kwargs["index"], x.dtype)
+
+
+@pytest.mark.parametrize("cls", [Remembers, RemembersAll])
+def test_a_layer_gets_a_cache_in_parts_as_it_is(cls: type) -> None:
     """Keras makes a tensor of all that has `__array__`: a copy of the cache for each layer and token."""
-    layer, x = Remembers(), ops.ones((B, 1, H))
+    options = {} if cls is Remembers else {"index": ops.ones(())}
+    layer, x = cls(), ops.ones((B, 1, H))
     cache = CacheParts([ops.ones((B, S, N, H)), ops.ones((B, S, N, H))], 1)
     nothing = ModuleType("keras_hub")
-    patches = [p for p in decoding_patches(nothing, nothing) if p.name == "convert_input"]
+    patches = [
+        patch
+        for patch in decoding_patches(nothing, nothing)
+        if patch.name in ("convert_input", "is_backend_tensor_or_symbolic")
+    ]
     for patch in patches:
         patch.install()
     try:
         with _loop.enter():
-            layer(x, cache=cache)
+            layer(x, cache=cache, **options)
         assert layer.cache is cache
-        layer(x, cache=cache)  # outside of the loop, Keras is itself
+        layer(x, cache=cache, **options)  # outside of the loop, Keras is itself
         assert tuple(layer.cache.shape) == (B, 2, S, N, H)
         assert layer.cache is not cache
     finally:

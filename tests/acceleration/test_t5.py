@@ -31,7 +31,7 @@ def layer(bias: Any = None) -> Any:
         key_value_dim=3,
         inner_dim=6,
         compute_dtype="float32",
-        dropout_layer=SimpleNamespace(rate=0.0),
+        dropout_layer=keras.layers.Dropout(0.0),
         use_relative_attention_bias=bias is not None,
         compute_bias=lambda queries, keys, query_start_index: keras.ops.convert_to_tensor(bias),
     )

@@ -30,26 +30,29 @@ from heed._keras import backend_module
 from heed._patching import Function, Patch, Replacement
 from heed.acceleration import _loop, _models, _notes, _switch
 from heed.acceleration._cache_parts import CacheParts, is_part, mark_as_part
-from heed.acceleration._readings import READINGS, Reading, find_reading
+from heed.acceleration._readings import (
+    PACKAGE,
+    READINGS,
+    Reading,
+    find_owner,
+    find_reading,
+    reason_to_leave,
+)
 from heed.acceleration._repeated import RepeatedRows
 from heed.acceleration._stand_in import StandIn
 from heed.ops.backends import current
 from heed.ops.dispatch import select_fused_ops, uses_native
 
-PACKAGE = "keras_hub"
 NAME, _BEAMS = f"{PACKAGE}.samplers.Sampler", f"{PACKAGE}.samplers.BeamSampler"
 
 
 def _reason_to_leave(cache: Any, model: Any) -> str | None:
     """Why a cache stays one tensor, or None."""
+    if reason := reason_to_leave(model):
+        return reason
     shape = tuple(getattr(cache, "shape", ()))
-    if len(shape) != 6 or shape[1] is None or shape[2] != 2:
-        return "a cache that is not one tensor (B, layers, 2, S, N, H)"
-    readers = [getattr(type(model), name, None) for name in READINGS]
-    for reader in filter(None, readers):
-        if not reader.__module__.startswith(f"{PACKAGE}."):
-            return f"{type(model).__name__} reads its cache itself"
-    return None if any(readers) else "no known model reads the cache"
+    fits = len(shape) == 6 and shape[1] is not None and shape[2] == 2
+    return None if fits else "a cache that is not one tensor (B, layers, 2, S, N, H)"
 
 
 def call_sampler(original: Function) -> Function:
@@ -150,7 +153,7 @@ def _find_prompt_mask(model: Any, inputs: Any) -> Any | None:
     method, reading = found
     sampler = getattr(model, "sampler", None)
     if (
-        not method.__module__.startswith(f"{PACKAGE}.")
+        reason_to_leave(model) is not None
         or tuple(inspect.signature(method).parameters) != reading.parameters
         or not isinstance(inputs, dict)
         or set(inputs) != set(reading.inputs)
@@ -211,7 +214,7 @@ def _patch_prompts(cls: type) -> None:
         ("generate_step", generate_step, _STEP, None),
         *readers,
     ):
-        owner = next((base for base in cls.__mro__ if name in vars(base)), cls)
+        owner = find_owner(cls, name)
         patch = Patch(owner, name, Replacement(make, parameters), package=package)
         if prompt_patches.setdefault((owner, name), patch) is patch and not patch.find_problem():
             patch.install()
@@ -383,6 +386,11 @@ def convert_input(self: Any, x: Any, autocast: bool, dtype: Any) -> Any | None:
     return x if isinstance(x, StandIn) else None
 
 
+def is_backend_tensor_or_symbolic(x: Any, allow_none: bool = False) -> bool | None:
+    """Lets a stand-in pass as a tensor among a layer's arguments, also by position and inside `**kwargs`."""
+    return True if isinstance(x, StandIn) else None
+
+
 def shape(x: Any) -> tuple[Any, ...] | None:
     """The shape of a cache in parts, without its tensor."""
     known = isinstance(x, StandIn) and None not in x.shape
@@ -434,15 +442,24 @@ def decoding_patches(causal_lm: ModuleType, package: ModuleType) -> list[Patch]:
         *((numpy, run) for run in (stack, matmul, einsum, argmax, repeat, take_along_axis)),
     )
     start = ("inputs", "start_indices", "updates")
-    convert = Replacement(
-        compute_in_loop(convert_input), tuple(inspect.signature(convert_input).parameters)
+    arguments = (
+        Patch(
+            owner,
+            run.__name__,
+            Replacement(compute_in_loop(run), tuple(inspect.signature(run).parameters)),
+            package=keras,
+        )
+        for owner, run in (
+            (keras.DTypePolicy, convert_input),
+            (sys.modules[keras.Layer.__module__], is_backend_tensor_or_symbolic),
+        )
     )
     return [
         Patch(sampler, "__call__", Replacement(call_sampler, _SAMPLE), NAME, package),
         Patch(beam, "__call__", Replacement(call_sampler, _SAMPLE[:-1]), _BEAMS, package),
         Patch(sampler, "run_loop", Replacement(run_loop, _LOOP), f"{NAME}.run_loop", package),
         Patch(model, make, Replacement(make_generate_function, ("self",)), label, package),
-        Patch(keras.DTypePolicy, "convert_input", convert, package=keras),
+        *arguments,
         _patch_op(numpy, "transpose", transpose, ("x", "axes")),
         _patch_op(core, "slice_update", slice_update, start),
         *(

@@ -1,145 +1,104 @@
-"""Patches KerasHub, most of whose models do not use fused attention.
+"""Patches the modules of KerasHub: their attentions, T5's layer, and the samplers' loop.
 
-Most models call a function that says whether a fused attention exists; some also require a GPU or TPU; T5 computes its
-attention itself. Modules may load before or after `heed.accelerate`.
+Modules may load before or after `heed.accelerate`.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib.abc
-import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from heed._patching import Patch, Replacement
-from heed.acceleration import _switch, _t5
+from heed._patching import Patch
+from heed.acceleration import _t5
 from heed.acceleration._decoding import decoding_patches, prompt_patches
+from heed.acceleration._hub_attention import attention_patches
+from heed.acceleration._readings import MODELS, PACKAGE
 
-_PACKAGE = "keras_hub"
-
-
-def fused_attention_op_available(original: Callable[..., bool]) -> Callable[..., bool]:
-    """The function that most models call."""
-
-    @functools.wraps(original)
-    def accelerated() -> bool:
-        return _switch.is_enabled() or original()
-
-    return accelerated
+_T5_MODULE = f"{MODELS}.t5.t5_multi_head_attention"
+_CAUSAL_LM = f"{MODELS}.causal_lm"
 
 
-def use_fused_attention_op(original: Callable[..., bool]) -> Callable[..., bool]:
-    """The method of layers that require a GPU or TPU; their fused op has no dropout."""
-
-    @functools.wraps(original)
-    def accelerated(self: Any) -> bool:
-        if not _switch.is_enabled():
-            return original(self)
-        if self.dropout:
-            name = f"{_PACKAGE}.{type(self).__name__}"
-            return _switch.leave_to_keras(name, "dropout", original, self)
-        return True
-
-    return accelerated
+def _is_watched(name: str) -> bool:
+    return name.startswith(f"{MODELS}.")
 
 
-_MODELS = f"{_PACKAGE}.src.models"
-_AVAILABILITY = Replacement(fused_attention_op_available, ())
-_CHOICE = Replacement(use_fused_attention_op, ("self",))
-_CHOOSING = {
-    "gemma.gemma_attention": "CachedGemmaAttention",
-    "gemma3.gemma3_attention": "CachedGemma3Attention",
-    "gemma4.gemma4_attention": "Gemma4TextAttention",
-    "mixtral.mixtral_attention": "CachedMixtralAttention",
-    "qwen_moe.qwen_moe_attention": "QwenMoeAttention",
-}
-# By module, the class and the function to replace. Models import the function without a class by name.
-_FUNCTIONS: dict[str, tuple[str | None, str, Replacement]] = {
-    f"{_MODELS}.t5.t5_multi_head_attention": ("T5MultiHeadAttention", "call", _t5.call),
-    **{
-        f"{_MODELS}.{module}": (cls, "_use_fused_attention_op", _CHOICE)
-        for module, cls in _CHOOSING.items()
-    },
-    f"{_PACKAGE}.src.utils.keras_utils": (None, "fused_attention_op_available", _AVAILABILITY),
-}
-_CAUSAL_LM = f"{_MODELS}.causal_lm"
-_MODULES = (_CAUSAL_LM, *_FUNCTIONS)
-
-
-def _make_patches(module: ModuleType) -> list[Patch]:
-    package = sys.modules[_PACKAGE]
+def _make_patches(module: ModuleType) -> tuple[list[Patch], list[str]]:
+    """The patches of a module, and its lines in a report."""
+    package = sys.modules[PACKAGE]
     if module.__name__ == _CAUSAL_LM:
-        return decoding_patches(module, package)
-    cls, name, replacement = _FUNCTIONS[module.__name__]
-    owner = getattr(module, cls, None) if cls else module
-    label = f"{_PACKAGE}.{cls}.{name}" if cls else f"{module.__name__}.{name}"
-    return [Patch(owner, name, replacement, label, package, copies=cls is None)]
+        patches = decoding_patches(module, package)
+    elif module.__name__ == _T5_MODULE:
+        owner = getattr(module, "T5MultiHeadAttention", None)
+        patches = [Patch(owner, "call", _t5.call, f"{_t5.NAME}.call", package)]
+    else:
+        return attention_patches(module, package)
+    return patches, [patch.label for patch in patches]
 
 
 class Hub(importlib.abc.MetaPathFinder):
     """Patches the modules of KerasHub: at once if they are loaded, otherwise when they load."""
 
     def __init__(self) -> None:
-        self._patches: dict[str, list[Patch]] = {}
-        self._problems: dict[str, str] = {}
+        self._patches: list[Patch] = []
+        self._lines: dict[str, list[str]] = {}
 
     @property
     def state(self) -> tuple[str, ...]:
         """The patches and the problems, for a report."""
-        if _PACKAGE not in sys.modules:
+        if PACKAGE not in sys.modules:
             return ("KerasHub is not loaded; it will be patched when it is",)
-        labels = {name: [patch.label for patch in self._patches[name]] for name in self._patches}
-        labels |= {name: [problem] for name, problem in self._problems.items()}
-        return tuple(label for name in _MODULES for label in labels.get(name, ()))
+        return tuple(line for name in sorted(self._lines) for line in self._lines[name])
 
     def install(self) -> None:
         """Patches the modules that are loaded, and the others when they load."""
         sys.meta_path.insert(0, self)
-        for name in _MODULES:
-            if name in sys.modules:
-                self.patch(sys.modules[name])
+        for name, module in tuple(sys.modules.items()):
+            if _is_watched(name) and module is not None:
+                self.patch(module)
 
     def uninstall(self) -> None:
         """Undoes `install`."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        for patch in itertools.chain(prompt_patches.values(), *self._patches.values()):
+        for patch in (*prompt_patches.values(), *self._patches):
             patch.uninstall()
         prompt_patches.clear()
         self._patches.clear()
-        self._problems.clear()
+        self._lines.clear()
 
     def patch(self, module: ModuleType) -> None:
         """Patches one module, or notes why it cannot be."""
         name = module.__name__
         try:
-            patches = _make_patches(module)
+            patches, lines = _make_patches(module)
             problem = next(filter(None, (patch.find_problem() for patch in patches)), None)
         except ImportError as error:  # of a module of Keras
             problem = str(error)
         if problem:
-            self._problems[name] = f"{name} stays as it is: {problem}"
+            self._lines[name] = [f"{name} stays as it is: {problem}"]
             return
         for patch in patches:
             patch.install()
-        self._patches[name] = patches
+        self._patches += patches
+        self._lines[name] = lines
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec of the other finders, with a loader that patches the module."""
-        if fullname not in _MODULES:
+        if not _is_watched(fullname):
             return None
         for finder in sys.meta_path:
             if finder is self:
                 continue
             spec = finder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
-                spec.loader = _Loader(spec.loader, self)
+                if spec.submodule_search_locations is None:  # not of a package
+                    spec.loader = _Loader(spec.loader, self)
                 return spec
         return None
 

@@ -30,19 +30,25 @@ def _reason_to_leave(query: Any, key: Any, value: Any, **_: Any) -> str | None:
     return "unknown numbers of heads or features" if unknown else None
 
 
-@_switch.make_replacement(NAME, _reason_to_leave)
-def backend_op(
+def attend(
     query: Any,
     key: Any,
     value: Any,
-    bias: Any,
-    mask: Any,
+    *,
+    bias: Any = None,
+    mask: Any = None,
     scale: Any,
-    is_causal: bool,
-    flash_attention: bool | None,
-    attn_logits_soft_cap: float | None,
+    **options: Any,
 ) -> Any:
-    """The function of Keras' backend that computes the op."""
+    """Calls heed's op with the dtypes of Keras' op.
+
+    Args:
+        query, key, value: (B, T, N, H), (B, S, K, H) and (B, S, K, V).
+        bias: added to the scores.
+        mask: of any dtype; everything but 0 means attend.
+        scale: a number or a tensor; None for 1/sqrt(H).
+        options: further options of heed's op.
+    """
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
     dtype = result_type(*(standardize_dtype(x.dtype) for x in (query, key, value)))
     query, key, value = (ops.cast(x, dtype) for x in (query, key, value))
@@ -57,11 +63,35 @@ def backend_op(
         value,
         mask=None if mask is None else _loop.limit_keys(to_bool(mask, "mask"), query),
         bias=None if bias is None else ops.convert_to_tensor(bias, dtype=dtype),
-        is_causal=is_causal,
         scale=scale,
-        soft_cap=attn_logits_soft_cap,
+        **options,
     )
     return ops.cast(output, dtype)
+
+
+@_switch.make_replacement(NAME, _reason_to_leave)
+def backend_op(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    mask: Any,
+    scale: Any,
+    is_causal: bool,
+    flash_attention: bool | None,
+    attn_logits_soft_cap: float | None,
+) -> Any:
+    """The function of Keras' backend that computes the op."""
+    return attend(
+        query,
+        key,
+        value,
+        bias=bias,
+        mask=mask,
+        scale=scale,
+        is_causal=is_causal,
+        soft_cap=attn_logits_soft_cap,
+    )
 
 
 def _accept_soft_cap(original: Function) -> Function:
