@@ -54,10 +54,11 @@ bool answers_metadata(const XLA_FFI_CallFrame* frame) {
   const XLA_FFI_Extension_Base* extension = frame->extension_start;
   if (!extension || extension->type != kXlaMetadata) return false;
   XLA_FFI_Metadata* metadata = reinterpret_cast<const XLA_FFI_Metadata_Extension*>(extension)->metadata;
-  const XLA_FFI_Api_Version& xla = frame->api->api_version;
-  const bool is_compared = xla.major_version == kXlaMajor && xla.minor_version <= kXlaMinor;
+  int major = kXlaMajor, minor = 1;  // the first one asks without its table of functions
+  if (frame->api) major = frame->api->api_version.major_version, minor = frame->api->api_version.minor_version;
+  const bool is_compared = major == kXlaMajor && minor <= kXlaMinor;
   metadata->api_version.major_version = kXlaMajor;
-  metadata->api_version.minor_version = is_compared ? xla.minor_version : kXlaMinor;
+  metadata->api_version.minor_version = is_compared ? minor : kXlaMinor;
   metadata->traits = 0;
   return true;
 }

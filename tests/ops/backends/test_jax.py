@@ -5,7 +5,9 @@ These tests run where Keras' backend is JAX: `KERAS_BACKEND=jax python -m pytest
 
 from __future__ import annotations
 
+import ctypes
 import functools
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -25,10 +27,12 @@ from heed.ops import (
     attention_weights,
     dot_product_attention,
 )
+from heed.ops.backends.jax.native import library
 from heed.ops.backends.jax.portable import blockwise
 from heed.ops.backends.jax.portable.dropout import keep_mask
 from heed.ops.sizes import Span
 from tests import reference, tolerances
+from tests.native.test_xla import Frame
 
 B, T, S, N, K, H, V = 2, 13, 11, 4, 2, 8, 5
 TRAINED = ("query", "key", "value", "bias")
@@ -371,3 +375,25 @@ def test_a_mask_is_an_argument_of_a_compiled_function(implementation):
     for mask in (Mask.causal(), Mask.causal() & Mask.lengths(jnp.array([3, 7]))):
         expected = dot_product_attention(query, key, value, mask=mask)
         np.testing.assert_allclose(attend(mask), expected, atol=1e-6)
+
+
+def test_an_xla_that_refuses_the_library_leaves_the_portable_form(monkeypatch):
+    """As one would that no longer serves the library's version; here the library names one that is too new."""
+    if library.load()[0] is None:
+        pytest.skip("no native kernels")
+
+    @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(Frame))
+    def answer(frame):
+        metadata = frame.contents.extension_start.contents.metadata.contents
+        metadata.version.major, metadata.version.minor, metadata.traits = 0, 99, 0
+
+    monkeypatch.setattr(library, "TARGETS", ("heed_xla_of_a_test",))
+    monkeypatch.setattr(
+        library.ctypes, "CDLL", lambda _: SimpleNamespace(heed_xla_of_a_test=answer)
+    )
+    refused = library.load.__wrapped__()
+    assert refused[0] is None
+    monkeypatch.setattr(library, "load", lambda: refused)
+    (reason,) = library.machine_reasons.__wrapped__()
+    assert reason.startswith("this JAX does not take the native library: ")
+    assert "0.99" in reason
