@@ -32,6 +32,7 @@ from heed.ops.backends.jax.portable import blockwise
 from heed.ops.backends.jax.portable.dropout import keep_mask
 from heed.ops.sizes import Span
 from tests import reference, tolerances
+from tests.framework import enable_64_bits
 from tests.native.test_xla import Frame
 
 B, T, S, N, K, H, V = 2, 13, 11, 4, 2, 8, 5
@@ -124,7 +125,7 @@ def test_narrow_dtypes_are_computed_in_float32(dtype, implementation):
 
 
 def test_float64_is_computed_in_float64(implementation):
-    with jax.enable_x64(True):
+    with enable_64_bits(True):
         arrays = operands("float64")
         output = dot_product_attention(*arrays, mask=Mask.window(4, 4))
         mask = np.asarray(Mask.window(4, 4).to_dense(T, S))
@@ -297,9 +298,13 @@ def test_checkpoint_scan_and_shard_map(implementation):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("batch",))
     spec = jax.sharding.PartitionSpec("batch")
     # JAX's check of replication knows no custom calls.
-    sharded = jax.shard_map(
-        lambda x: attend(x, x, x), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
-    )
+    if hasattr(jax, "shard_map"):
+        shard_map = functools.partial(jax.shard_map, check_vma=False)
+    else:  # older versions
+        from jax.experimental.shard_map import shard_map as experimental
+
+        shard_map = functools.partial(experimental, check_rep=False)
+    sharded = shard_map(lambda x: attend(x, x, x), mesh=mesh, in_specs=spec, out_specs=spec)
     np.testing.assert_allclose(jax.jit(sharded)(query), attend(query, query, query), atol=1e-6)
     gradient = jax.grad(lambda x: sharded(x).sum())(query)
     expected = jax.grad(lambda x: attend(x, x, x).sum())(query)
