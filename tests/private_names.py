@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 # By place: a module, or "module:expression" for what the expression gives there. BACKEND is Keras' own. A name moves
 # between versions: of several places, joined by " | ", one has the names.
 NAMES = {
@@ -130,7 +132,7 @@ def built_attention(name: str) -> Any:
 
 def connection_of_uvicorn() -> Any:
     """A connection that waits for its client."""
-    import uvicorn
+    uvicorn = pytest.importorskip("uvicorn")
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
     from uvicorn.server import ServerState
 
