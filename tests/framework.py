@@ -28,11 +28,18 @@ with_dynamic_shapes = pytest.mark.skipif(
 
 def without_64_bits() -> AbstractContextManager[Any]:
     """KerasHub's loops mix integers of 32 bits with those that JAX takes from Python."""
-    if BACKEND != "jax":
-        return contextlib.nullcontext()
+    return enable_64_bits(False) if BACKEND == "jax" else contextlib.nullcontext()
+
+
+def enable_64_bits(enabled: bool) -> AbstractContextManager[Any]:
+    """Turns JAX's 64-bit numbers on or off."""
     import jax
 
-    return jax.enable_x64(False)
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(enabled)
+    from jax.experimental import enable_x64  # older versions
+
+    return enable_x64(enabled)
 
 
 def skip_module_unless_on_tensorflow() -> None:

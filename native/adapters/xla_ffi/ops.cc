@@ -48,14 +48,17 @@ void run_bias_gradient(const Call& call) {
   check(heed_bias_gradient(&a, &pass, call.threads()));
 }
 
-// Whether XLA only asks for the version of a handler, which it does when the handler is registered. The answer is the
-// version of XLA itself, as xla_c.h declares only what all versions share.
+// Whether XLA only asks for the version of a handler, which it does when the handler is registered. XLA takes a handler
+// of its own version or an older one that it still serves, and refuses the others.
 bool answers_metadata(const XLA_FFI_CallFrame* frame) {
   const XLA_FFI_Extension_Base* extension = frame->extension_start;
   if (!extension || extension->type != kXlaMetadata) return false;
   XLA_FFI_Metadata* metadata = reinterpret_cast<const XLA_FFI_Metadata_Extension*>(extension)->metadata;
-  metadata->api_version.major_version = frame->api ? frame->api->api_version.major_version : 0;
-  metadata->api_version.minor_version = frame->api ? frame->api->api_version.minor_version : 1;
+  int major = kXlaMajor, minor = 1;  // the first one asks without its table of functions
+  if (frame->api) major = frame->api->api_version.major_version, minor = frame->api->api_version.minor_version;
+  const bool is_compared = major == kXlaMajor && minor <= kXlaMinor;
+  metadata->api_version.major_version = kXlaMajor;
+  metadata->api_version.minor_version = is_compared ? minor : kXlaMinor;
   metadata->traits = 0;
   return true;
 }

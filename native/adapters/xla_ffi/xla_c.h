@@ -1,12 +1,15 @@
-// The part of XLA's C interface for custom calls that the adapter uses, by XLA's names. The layout of these structs has
-// been the same since version 0.1 of the interface (jaxlib 0.4.38), so that no header of XLA is needed to build, and
-// one library serves all of its versions. tests/native/test_xla.py compares them with the header that jaxlib ships.
+// The part of XLA's C interface for custom calls that the adapter uses, by the names of its version 0.1. The layout of
+// these structs is the same in versions 0.1 (jaxlib 0.4.38) to 0.5 (jaxlib 0.12), so no header of XLA is needed to
+// build, and one library serves all of them. tests/native/test_xla.py compares them with the headers of packages.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 extern "C" {
+
+// The newest version whose header was compared.
+constexpr int kXlaMajor = 0, kXlaMinor = 5;
 
 struct XLA_FFI_Error;
 struct XLA_FFI_ExecutionContext;

@@ -5,7 +5,9 @@ These tests run where Keras' backend is JAX: `KERAS_BACKEND=jax python -m pytest
 
 from __future__ import annotations
 
+import ctypes
 import functools
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -25,10 +27,13 @@ from heed.ops import (
     attention_weights,
     dot_product_attention,
 )
+from heed.ops.backends.jax.native import library
 from heed.ops.backends.jax.portable import blockwise
 from heed.ops.backends.jax.portable.dropout import keep_mask
 from heed.ops.sizes import Span
 from tests import reference, tolerances
+from tests.framework import enable_64_bits
+from tests.native.test_xla import Frame
 
 B, T, S, N, K, H, V = 2, 13, 11, 4, 2, 8, 5
 TRAINED = ("query", "key", "value", "bias")
@@ -120,7 +125,7 @@ def test_narrow_dtypes_are_computed_in_float32(dtype, implementation):
 
 
 def test_float64_is_computed_in_float64(implementation):
-    with jax.enable_x64(True):
+    with enable_64_bits(True):
         arrays = operands("float64")
         output = dot_product_attention(*arrays, mask=Mask.window(4, 4))
         mask = np.asarray(Mask.window(4, 4).to_dense(T, S))
@@ -293,9 +298,13 @@ def test_checkpoint_scan_and_shard_map(implementation):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("batch",))
     spec = jax.sharding.PartitionSpec("batch")
     # JAX's check of replication knows no custom calls.
-    sharded = jax.shard_map(
-        lambda x: attend(x, x, x), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
-    )
+    if hasattr(jax, "shard_map"):
+        shard_map = functools.partial(jax.shard_map, check_vma=False)
+    else:  # older versions
+        from jax.experimental.shard_map import shard_map as experimental
+
+        shard_map = functools.partial(experimental, check_rep=False)
+    sharded = shard_map(lambda x: attend(x, x, x), mesh=mesh, in_specs=spec, out_specs=spec)
     np.testing.assert_allclose(jax.jit(sharded)(query), attend(query, query, query), atol=1e-6)
     gradient = jax.grad(lambda x: sharded(x).sum())(query)
     expected = jax.grad(lambda x: attend(x, x, x).sum())(query)
@@ -371,3 +380,25 @@ def test_a_mask_is_an_argument_of_a_compiled_function(implementation):
     for mask in (Mask.causal(), Mask.causal() & Mask.lengths(jnp.array([3, 7]))):
         expected = dot_product_attention(query, key, value, mask=mask)
         np.testing.assert_allclose(attend(mask), expected, atol=1e-6)
+
+
+def test_an_xla_that_refuses_the_library_leaves_the_portable_form(monkeypatch):
+    """As one would that no longer serves the library's version; here the library names one that is too new."""
+    if library.load()[0] is None:
+        pytest.skip("no native kernels")
+
+    @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(Frame))
+    def answer(frame):
+        metadata = frame.contents.extension_start.contents.metadata.contents
+        metadata.version.major, metadata.version.minor, metadata.traits = 0, 99, 0
+
+    monkeypatch.setattr(library, "TARGETS", ("heed_xla_of_a_test",))
+    monkeypatch.setattr(
+        library.ctypes, "CDLL", lambda _: SimpleNamespace(heed_xla_of_a_test=answer)
+    )
+    refused = library.load.__wrapped__()
+    assert refused[0] is None
+    monkeypatch.setattr(library, "load", lambda: refused)
+    (reason,) = library.machine_reasons.__wrapped__()
+    assert reason.startswith("this JAX does not take the native library: ")
+    assert "0.99" in reason
