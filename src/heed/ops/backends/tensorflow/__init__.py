@@ -66,8 +66,15 @@ def is_tensor(x: Any) -> bool:
     return isinstance(x, tf.Tensor)
 
 
-def kind_of(query: Any, key: Any, value: Any) -> None:
-    """None: each call is checked."""
+def kind_of(query: Any, key: Any, value: Any) -> Any:
+    """Return shapes and dtypes of tensors with values; None while a graph is traced, where shapes may be unknown."""
+    if not (tf.executing_eagerly() and is_tensor(query) and is_tensor(key) and is_tensor(value)):
+        return None
+    return (
+        *(query.shape, query.dtype),
+        *(key.shape, key.dtype),
+        *(value.shape, value.dtype),
+    )
 
 
 def widest_integer() -> str:
