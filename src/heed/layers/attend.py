@@ -23,15 +23,17 @@ from heed.ops import (
     dot_product_attention,
 )
 from heed.ops.arguments import with_heads
+from heed.ops.recomputation import next_seed
 
 _SCORES = "return_attention_scores"
 
 
 def dropout_options(rate: float, training: bool | None, owner: Any) -> dict[str, Any]:
     """The ops' options for dropout; empty if nothing is dropped. `owner` has the `seed_generator`."""
-    if not training or rate <= 0:
+    # The rate first: JAX traces `training` in a function that it computes again.
+    if rate <= 0 or not training:
         return {}
-    return {"dropout": rate, "seed": owner.seed_generator.next()}
+    return {"dropout": rate, "seed": next_seed(owner.seed_generator)}
 
 
 def pack_outputs(output: Any, *others: Any) -> Any:

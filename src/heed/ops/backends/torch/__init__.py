@@ -19,6 +19,7 @@ from heed.ops.backends.torch.native.implementation import Native
 from heed.ops.backends.torch.native.op import PLAIN
 from heed.ops.backends.torch.portable.dropout import keep_mask
 from heed.ops.backends.torch.portable.implementation import Portable
+from heed.ops.backends.torch.recomputation import recomputation_patches  # noqa: F401  (of the protocol)
 from heed.ops.backends.torch.sdpa.implementation import Sdpa
 
 _F = TypeVar("_F", bound=Callable[..., Any])
