@@ -96,6 +96,11 @@ class Hub(importlib.abc.MetaPathFinder):
         labels |= {name: [problem] for name, problem in self._problems.items()}
         return tuple(label for name in _MODULES for label in labels.get(name, ()))
 
+    @property
+    def patches(self) -> tuple[Patch, ...]:
+        """The patches that are installed."""
+        return tuple(itertools.chain(*self._patches.values()))
+
     def install(self) -> None:
         """Patches the modules that are loaded, and the others when they load."""
         sys.meta_path.insert(0, self)
