@@ -164,6 +164,11 @@ def activate(patches: Iterable[ContextPatch]) -> Iterator[None]:
         yield
 
 
+def is_entry(function: Any) -> bool:
+    """Whether this is the entry of a patched function, and no wrapper of it that copied its attributes."""
+    return getattr(function, "heed_entry", None) is function
+
+
 class _Place:
     """A patched attribute: its original, the patches installed there, and the entry."""
 
@@ -179,6 +184,7 @@ class _Place:
         def entry(*args: Any, **kwargs: Any) -> Any:
             return self._function(*args, **kwargs)
 
+        entry.heed_entry = entry  # type: ignore[attr-defined]
         self._entry = entry
 
     def add(self, patch: Patch) -> None:

@@ -107,6 +107,17 @@ def _numbers(value: Any) -> tuple[int, ...] | None:
     return tuple(numbers) if len(numbers) == len(value) else None
 
 
+def share_batch(*tensors: Any) -> tuple[Any, ...]:
+    """Repeats the tensors that have a batch of 1 for the batch of the others, as broadcasting does."""
+    others = [x for x in tensors if x.shape[0] != 1]
+    if len(others) in (0, len(tensors)):
+        return tensors
+    size = ops.shape(others[0])[0]
+    return tuple(
+        ops.broadcast_to(x, (size, *ops.shape(x)[1:])) if x.shape[0] == 1 else x for x in tensors
+    )
+
+
 class MaskedInputs(NamedTuple):
     """The inputs of a multi-head layer with 0 in masked positions, and the masks of queries and keys (or None)."""
 
