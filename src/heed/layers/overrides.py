@@ -19,7 +19,8 @@ from heed._patching import is_entry
 from heed.layers.axes import AttentionAxes
 
 _KERAS = pathlib.Path(keras.__file__ or "").parent
-_MULTI_HEAD = (
+# The methods of Keras' multi-head layers that make masks and weights.
+MASKS_AND_SOFTMAX = (
     *("_build_attention", "_compute_attention_mask", "_compute_causal_mask"),
     *("_compute_sliding_window_mask", "_masked_softmax"),
 )
@@ -48,7 +49,7 @@ def find_multi_head_override(layer: Any, base: type, axes: AttentionAxes, *names
         *names: methods that must be those of `base`, besides those for masks and softmax.
     """
     return (
-        find_override(layer, base, (*names, *_MULTI_HEAD))
+        find_override(layer, base, (*names, *MASKS_AND_SOFTMAX))
         or _find_other_softmax(layer, axes)
         or _find_other_dropout(layer)
         or _find_other_scores(layer, base, axes)
@@ -59,9 +60,9 @@ def is_pointwise(dense: Any) -> bool:
     """Whether a projection is known to compute each position from the features of that position alone, unobserved."""
     if getattr(dense, "quantization_mode", None) or getattr(dense, "activity_regularizer", None):
         return False  # which may look at the whole tensor
-    if _is_plain(dense, keras.layers.Dense):
+    if is_plain(dense, keras.layers.Dense):
         return True
-    if not _is_plain(dense, keras.layers.EinsumDense):
+    if not is_plain(dense, keras.layers.EinsumDense):
         return False
     inputs, kernel, output = dense.equation.replace("->", ",").split(",")
     kept = inputs[:-1]
@@ -77,7 +78,7 @@ def option(layer: Any, *names: str) -> Any:
     return None
 
 
-def _is_plain(part: Any, cls: type) -> bool:
+def is_plain(part: Any, cls: type) -> bool:
     """Whether a sub-layer computes as its class in Keras."""
     return type(part) is cls and find_override(part, cls, ("__call__", "call")) is None
 
@@ -93,7 +94,7 @@ def _find_other_softmax(layer: Any, axes: AttentionAxes) -> str | None:
     softmax = getattr(layer, "_softmax", None)
     if softmax is None:
         return None
-    if not _is_plain(softmax, keras.layers.Softmax):
+    if not is_plain(softmax, keras.layers.Softmax):
         return f"a `_softmax` of its own, {type(softmax).__name__}"
     keys = len(axes.axes)
     rank = 2 + len(axes.free) + 2 * keys
@@ -107,7 +108,7 @@ def _find_other_dropout(layer: Any) -> str | None:
     part, rate = getattr(layer, "_dropout_layer", None), option(layer, "dropout")
     if part is None or not rate:
         return None
-    if not _is_plain(part, keras.layers.Dropout):
+    if not is_plain(part, keras.layers.Dropout):
         return f"a `_dropout_layer` of its own, {type(part).__name__}"
     if part.rate != rate or part.noise_shape is not None:
         return f"a `_dropout_layer` with other options, rate={part.rate}, noise_shape={part.noise_shape}"
