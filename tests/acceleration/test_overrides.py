@@ -113,7 +113,9 @@ CHANGES: dict[str, tuple[Callable[[Any], None], dict[str, Any]]] = {
 
 def has_part(layer: Any, change: str) -> bool:
     return all(
-        hasattr(layer, word) for word in change.split() if word.startswith("_") and word[1:].islower()
+        hasattr(layer, word)
+        for word in change.split()
+        if word.startswith("_") and word[1:].islower()
     )
 
 
@@ -272,9 +274,7 @@ def test_one_query_or_one_source_for_a_whole_batch(
         assert_close(layer(query, value, **options), expected)
         heads = [x[:, :, None] for x in (query, value, value)]
         repeated = [x[:, :, None] for x in (*whole, whole[1])]
-        assert_close(
-            ops.dot_product_attention(*heads), ops.dot_product_attention(*repeated)
-        )
+        assert_close(ops.dot_product_attention(*heads), ops.dot_product_attention(*repeated))
 
 
 @pytest.mark.parametrize("name", ["query_mask", "value_mask", "key_mask"])

@@ -42,7 +42,9 @@ class Block(keras.layers.Layer):
 
 
 STOCK, OURS = keras.layers.MultiHeadAttention, heed.layers.MultiHeadAttention
-Step = Callable[[Callable[[Any], Any]], Any]  # of a function that computes a model; returns its gradient
+Step = Callable[
+    [Callable[[Any], Any]], Any
+]  # of a function that computes a model; returns its gradient
 
 
 def gradient(step: Step, make: type, before_backward: Callable[[], Any] = list) -> Any:

@@ -30,7 +30,7 @@ def test_it_is_said_once(make) -> None:
     with pytest.warns(UserWarning, match=r"padding mask \(B, S\), .* goes into `key_mask`"):
         first = layer(query, value, attention_mask=PADDING)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         assert_close(layer(query, value, attention_mask=PADDING), first)
         # Clear, or of another shape.
         layer(query, value, attention_mask=PADDING[None])

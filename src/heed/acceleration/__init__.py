@@ -18,8 +18,8 @@ from heed._patching import Patch
 from heed.acceleration import _models, _switch
 from heed.acceleration._hub import Hub
 from heed.acceleration._patches import changes, check_keras
-from heed.ops.recomputation import Restore, keep
 from heed.ops.dispatch import explain
+from heed.ops.recomputation import Restore, keep
 
 __all__ = ["Acceleration", "Report", "accelerate", "changes", "decelerate"]
 

@@ -31,6 +31,7 @@ from heed.layers.overrides import find_multi_head_override, is_pointwise, option
 from heed.layers.shapes import built_widths
 from heed.ops import Mask
 
+
 def _family(layer: Any) -> type:
     return MultiHeadAttention if isinstance(layer, MultiHeadAttention) else GroupQueryAttention
 

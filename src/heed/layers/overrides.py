@@ -39,7 +39,9 @@ def find_override(layer: Any, base: type, names: Iterable[str]) -> str | None:
     return None
 
 
-def find_multi_head_override(layer: Any, base: type, axes: AttentionAxes, *names: str) -> str | None:
+def find_multi_head_override(
+    layer: Any, base: type, axes: AttentionAxes, *names: str
+) -> str | None:
     """Why a `MultiHeadAttention` or `GroupQueryAttention` computes another attention than Keras' class; None if not.
 
     Args:

@@ -55,6 +55,8 @@ def recomputation_patches(start: Callable[..., Any]) -> list[Patch]:
 
 def _stay_in_this_trace() -> Callable[[], Any]:
     """Makes contexts in which operations belong to the trace of the caller, wherever they run."""
-    if not hasattr(core, "set_current_trace"):  # then dropout in `keras.remat` is an error, as in Keras
+    if not hasattr(
+        core, "set_current_trace"
+    ):  # then dropout in `keras.remat` is an error, as in Keras
         return contextlib.nullcontext
     return functools.partial(core.set_current_trace, core.trace_ctx.trace)
