@@ -168,7 +168,7 @@ def activate(patches: Iterable[ContextPatch]) -> Iterator[None]:
 
 def is_entry(function: Any) -> bool:
     """Whether this is the entry of a patched function, and no wrapper of it that copied its attributes."""
-    return getattr(function, "heed_entry", None) is function
+    return function is not None and getattr(function, "heed_entry", None) is function
 
 
 def _unwrap(function: Any) -> Any:

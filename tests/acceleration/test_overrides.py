@@ -1,4 +1,4 @@
-"""`heed.accelerate` on layers that differ from their class in Keras: left to Keras, with a reason, or the same result."""
+"""`heed.accelerate` on layers that differ from their class in Keras: left to Keras with a reason, or the same."""
 
 from __future__ import annotations
 

@@ -109,12 +109,12 @@ def replace_attention(
 def _check_overrides(model: keras.Model) -> None:
     """Raises an error if a layer to replace computes another attention than its config says."""
     for layer in model._flatten_layers():
-        if type(layer) in (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention):
-            if reason := _find_override(layer):
-                raise ValueError(
-                    "`model` must have attention as its config says: a copy would lose the changes of a layer. "
-                    f"`heed.accelerate(model)` leaves such a layer to Keras. Received: layer {layer.name!r}: {reason}"
-                )
+        stock = type(layer) in (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+        if stock and (reason := _find_override(layer)):
+            raise ValueError(
+                "`model` must have attention as its config says: a copy would lose the changes of a layer. "
+                f"`heed.accelerate(model)` leaves such a layer to Keras. Received: layer {layer.name!r}: {reason}"
+            )
 
 
 def from_keras(layer: keras.layers.Layer) -> MultiHeadAttention:
