@@ -75,7 +75,9 @@ class Patch:
     def find_problem(self) -> str | None:
         """Describes the difference between the expected and the found original; None if it can be replaced."""
         place = _places.get((self.owner, self.name))
-        original = getattr(self.owner, self.name, None) if place is None else place.original
+        original = (
+            _unwrap(getattr(self.owner, self.name, None)) if place is None else place.original
+        )
         code = getattr(original, "__code__", None)
         if original is None or (self.package and code is None):
             return f"{self.label}: expected a function, found {original or 'nothing'!s}"
@@ -164,30 +166,44 @@ def activate(patches: Iterable[ContextPatch]) -> Iterator[None]:
         yield
 
 
+def is_entry(function: Any) -> bool:
+    """Whether this is the entry of a patched function, and no wrapper of it that copied its attributes."""
+    return function is not None and getattr(function, "heed_entry", None) is function
+
+
+def _unwrap(function: Any) -> Any:
+    """The original of a function that an earlier import of heed patched, as in a notebook that reloads modules."""
+    while is_entry(function):
+        function = function.__wrapped__
+    return function
+
+
 class _Place:
     """A patched attribute: its original, the patches installed there, and the entry."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self.name = owner, name
-        self.original = function = getattr(owner, name)
+        self.original = function = _unwrap(getattr(owner, name))
         self.users: dict[Patch, int] = {}
         self._function: Function = function
         # A class must get back the attribute as it was stored, or none where it inherits it.
-        self._stored = vars(owner).get(name, _INHERITED)
+        self._stored = _unwrap(vars(owner).get(name, _INHERITED))
 
         @functools.wraps(function)
         def entry(*args: Any, **kwargs: Any) -> Any:
             return self._function(*args, **kwargs)
 
+        entry.heed_entry = entry  # type: ignore[attr-defined]
         self._entry = entry
 
     def add(self, patch: Patch) -> None:
         self.users[patch] = self.users.get(patch, 0) + 1
         self._compose()
-        if getattr(self.owner, self.name) is self.original:
+        found = getattr(self.owner, self.name)
+        if _unwrap(found) is self.original:
             setattr(self.owner, self.name, self._entry)
         if patch.copies:
-            self._replace_copies(self.original, self._entry)
+            self._replace_copies(self._entry)
 
     def remove(self, patch: Patch) -> bool:
         """Removes one use; returns whether the original is back, and nothing of the patches left."""
@@ -203,7 +219,7 @@ class _Place:
         else:
             setattr(self.owner, self.name, self._stored)
         if copies:
-            self._replace_copies(self._entry, self.original)
+            self._replace_copies(self.original)
         return True
 
     def _compose(self) -> None:
@@ -212,9 +228,9 @@ class _Place:
             function = patch.make(function)
         self._function = function
 
-    def _replace_copies(self, old: Function, new: Function) -> None:
+    def _replace_copies(self, new: Function) -> None:
         for module in tuple(sys.modules.values()):
             # Not `getattr`, at which some modules load others.
             names = getattr(module, "__dict__", {})
-            if names.get(self.name) is old:
+            if _unwrap(names.get(self.name)) is self.original:
                 names[self.name] = new

@@ -57,9 +57,9 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
         r"`key` must have 8 features, as when the layer was built.*key.shape=\(2, 5, 7\)",
     ),
     "batch": (
-        lambda layer: layer(X, X[:1]),
+        lambda layer: layer(X, np.concatenate([X, X[:1]])),
         ValueError,
-        r"`key` must have the batch size of `query`.*key.shape=\(1, 5,",
+        r"`key` must have the batch size of `query`.*key.shape=\(3, 5,",
     ),
 }
 BAD_FOR_ONE_HEAD: dict[str, tuple[Any, type[Exception], str]] = {

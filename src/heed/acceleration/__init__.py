@@ -7,6 +7,8 @@ whether a fused attention exists. `decelerate()` undoes it.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +19,7 @@ from heed.acceleration import _models, _switch
 from heed.acceleration._hub import Hub
 from heed.acceleration._patches import changes, check_keras
 from heed.ops.dispatch import explain
+from heed.ops.recomputation import Restore, keep
 
 __all__ = ["Acceleration", "Report", "accelerate", "changes", "decelerate"]
 
@@ -115,8 +118,10 @@ def accelerate(model: Any = None) -> Acceleration:
     includes existing layers, and KerasHub even if it is imported later. `flash_attention=True` works. Results differ by
     rounding, and where Keras is wrong: docs/keras.md lists these cases.
 
-    Programs that are already traced do not change: call `accelerate` before `fit` or `predict`, or pass the model,
-    whose programs are then traced again. Acceleration applies to all threads.
+    What `fit`, `predict` and `evaluate` have traced before is traced again; other traced programs do not change, so
+    call `accelerate` before you trace a `tf.function` or `generate` a text. Acceleration applies to all threads. What a
+    model computes again in its backward pass (`keras.RematScope`, gradient checkpoints) runs as it did in the forward
+    pass.
 
     Args:
         model: a Keras model or layer to accelerate. Default: everything.
@@ -143,7 +148,7 @@ def accelerate(model: Any = None) -> Acceleration:
         if not _installed:
             patches = check_keras()
             _switch.reset_counts()
-            for patch in patches:
+            for patch in (*patches, *_models.program_patches):
                 patch.install()
             _keras_hub.install()
             _installed.extend(patches)
@@ -151,6 +156,8 @@ def accelerate(model: Any = None) -> Acceleration:
             changed, _switch.enabled_everywhere = not _switch.enabled_everywhere, True
         elif changed := model not in _models.accelerated:
             _models.add(model)
+        if changed:
+            _models.change_scope()
     return Acceleration(model, changed)
 
 
@@ -177,8 +184,29 @@ def _undo(model: Any) -> None:
             _switch.enabled_everywhere = False
         elif model in _models.accelerated:
             _models.remove(model)
-        if not _switch.enabled_everywhere and not _models.accelerated:
-            for patch in (*_installed, _models.patch):
+        _models.change_scope()
+        if _installed and not _switch.enabled_everywhere and not _models.accelerated:
+            _models.restore_programs()
+            for patch in (*_installed, *_models.patches()):
                 patch.uninstall()
             _keras_hub.uninstall()
             _installed.clear()
+
+
+@keep
+def _remember_scope() -> Restore:
+    """What is accelerated may have changed when a model computes again, and the patches may be gone."""
+    scope = _switch.find_scope()
+    patches = (*_installed, *_models.patches(), *_keras_hub.patches)
+
+    @contextmanager
+    def restore() -> Iterator[None]:
+        with ExitStack() as stack:
+            if not all(patch.installed for patch in patches):
+                for patch in patches:
+                    patch.install()
+                    stack.callback(patch.uninstall)
+            stack.enter_context(_switch.restore_scope(scope))
+            yield
+
+    return restore

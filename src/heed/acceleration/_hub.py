@@ -53,6 +53,11 @@ class Hub(importlib.abc.MetaPathFinder):
             return ("KerasHub is not loaded; it will be patched when it is",)
         return tuple(line for name in sorted(self._lines) for line in self._lines[name])
 
+    @property
+    def patches(self) -> tuple[Patch, ...]:
+        """The patches that are installed."""
+        return tuple(itertools.chain(*self._patches.values()))
+
     def install(self) -> None:
         """Patches the modules that are loaded, and the others when they load."""
         sys.meta_path.insert(0, self)

@@ -1,4 +1,7 @@
-"""Acceleration of chosen models: heed is enabled while one of their layers is called."""
+"""Acceleration of chosen models: heed is enabled while one of their layers is called.
+
+And programs: those that Keras traced before what is accelerated changed are traced again.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,13 @@ import keras
 from heed._patching import Function, Patch, Replacement
 from heed.acceleration import _switch
 
-# The models for which `accelerate` was called, and their layers.
+# The models for which `accelerate` was called.
 accelerated: weakref.WeakSet[Any] = weakref.WeakSet()
-_layers: weakref.WeakSet[Any] = weakref.WeakSet()
-# The programs that Keras and KerasHub keep in a model, traced with or without heed.
-_PROGRAMS = ("train_function", "test_function", "predict_function", "generate_function")
+# The programs that Keras keeps in a model, by the methods that make them.
+_PROGRAMS = {f"make_{name}_function": f"{name}_function" for name in ("train", "test", "predict")}
+# Of a model, the scope in which each of its programs was traced.
+_traced: weakref.WeakKeyDictionary[Any, dict[str, object]] = weakref.WeakKeyDictionary()
+_scope: object = None  # a new one for each change
 
 
 def is_enabled_for(model: Any) -> bool:
@@ -27,8 +32,9 @@ def add(model: Any) -> None:
     """Enables heed inside the layers of a model."""
     accelerated.add(model)
     _update(model)
-    if not patch.installed:
-        patch.install()
+    for patch in layer_patches:
+        if not patch.installed:
+            patch.install()
 
 
 def remove(model: Any) -> None:
@@ -38,17 +44,35 @@ def remove(model: Any) -> None:
 
 
 def _update(model: Any) -> None:
-    global _layers
-    _layers = weakref.WeakSet(layer for each in accelerated for layer in each._flatten_layers())
-    for name in _PROGRAMS:
+    _switch.layers = weakref.WeakSet(
+        layer for each in accelerated for layer in each._flatten_layers()
+    )
+    _forget_programs(model, (*_PROGRAMS.values(), "generate_function"))
+
+
+def change_scope() -> None:
+    """Notes that something else is accelerated from now on."""
+    global _scope
+    _scope = object()
+
+
+def restore_programs() -> None:
+    """Lets Keras trace all programs again that may run on heed."""
+    for model, programs in list(_traced.items()):
+        _forget_programs(model, programs)
+    _traced.clear()
+
+
+def _forget_programs(model: Any, names: Any) -> None:
+    for name in names:
         if getattr(model, name, None) is not None:
             setattr(model, name, None)  # Keras traces it again
 
 
-def _make_call(original: Function) -> Function:
+def _enable(original: Function) -> Function:
     @functools.wraps(original)
     def call(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if layer not in _layers:
+        if not _switch.is_accelerated(layer):
             return original(layer, *args, **kwargs)
         with _switch.enable_here():
             return original(layer, *args, **kwargs)
@@ -56,5 +80,29 @@ def _make_call(original: Function) -> Function:
     return call
 
 
-# It stays until nothing is accelerated any more.
-patch = Patch(keras.layers.Layer, "__call__", Replacement(_make_call))
+def _trace_again(name: str) -> Replacement:
+    def make(original: Function) -> Function:
+        @functools.wraps(original)
+        def make_function(model: Any, force: bool = False) -> Any:
+            programs = _traced.setdefault(model, {})
+            force = force or programs.get(name, model) is not _scope
+            programs[name] = _scope
+            return original(model, force)
+
+        return make_function
+
+    return Replacement(make, ("self",), ("force",))
+
+
+# For chosen models. JAX calls models by `stateless_call`. They stay until nothing is accelerated any more.
+layer_patches = [
+    Patch(keras.layers.Layer, name, Replacement(_enable)) for name in ("__call__", "stateless_call")
+]
+program_patches = [
+    Patch(keras.Model, method, _trace_again(name)) for method, name in _PROGRAMS.items()
+]
+
+
+def patches() -> list[Patch]:
+    """The patches that are installed."""
+    return [patch for patch in (*layer_patches, *program_patches) if patch.installed]

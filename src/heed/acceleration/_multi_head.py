@@ -24,19 +24,12 @@ from heed.layers.attend import (
     many_heads,
     masked_inputs,
     scores_mask,
+    share_batch,
 )
 from heed.layers.axes import AttentionAxes
+from heed.layers.overrides import find_multi_head_override, is_pointwise, option
 from heed.layers.shapes import built_widths
 from heed.ops import Mask
-
-# A subclass that overrides one of these defines another attention.
-_OWN = (
-    "_build_attention",
-    "_compute_attention_mask",
-    "_compute_causal_mask",
-    "_compute_sliding_window_mask",
-    "_masked_softmax",
-)
 
 
 def _family(layer: Any) -> type:
@@ -49,26 +42,8 @@ def _name(layer: Any) -> str:
     return f"keras.layers.{'MultiHead' if multi else 'GroupQuery'}Attention"
 
 
-def _find_override(layer: Any, *names: str) -> str | None:
-    """Why a layer stays on Keras, or None: it overrides one of these methods."""
-    base = _family(layer)
-    for name in names:
-        if getattr(type(layer), name, None) is not getattr(base, name, None):
-            return f"{type(layer).__name__} overrides `{name}`"
-    return None
-
-
-def _option(layer: Any, *names: str) -> Any:
-    """An argument of the constructor, which the two classes store with and without an underscore."""
-    for name in names:
-        for attribute in (f"_{name}", name):
-            if hasattr(layer, attribute):
-                return getattr(layer, attribute)
-    return None
-
-
 def _axes(layer: Any, rank: int) -> AttentionAxes:
-    return AttentionAxes(rank, _option(layer, "attention_axes"))
+    return AttentionAxes(rank, option(layer, "attention_axes"))
 
 
 def is_training(training: bool | None) -> bool:
@@ -81,8 +56,9 @@ def is_training(training: bool | None) -> bool:
     return bool(training)
 
 
-def _leave_call(self: Any, **_: Any) -> str | None:
-    return _find_override(self, "_compute_attention", *_OWN)
+def _leave_call(self: Any, query: Any, **_: Any) -> str | None:
+    axes = _axes(self, len(query.shape))
+    return find_multi_head_override(self, _family(self), axes, "_compute_attention")
 
 
 @_switch.make_replacement(_name, _leave_call)
@@ -105,15 +81,20 @@ def call(
     _check_widths(self, query=query, value=value, key=value if key is None else key)
     axes, wanted = _axes(self, len(query.shape)), ScoresRequest.parse(return_attention_scores)
     inputs = masked_inputs(axes, (query, value, key), (query_mask, value_mask, key_mask))
-    queries, keys = self._query_dense(inputs.query), self._key_dense(inputs.key)
-    structure = masks.structure(use_causal_mask, _option(self, "sliding_window"))
+    gate = None
+    if option(self, "use_gate"):
+        gate = _project(self._gate_dense, query, inputs.query)
+    queries = _project(self._query_dense, query, inputs.query)
+    keys = _project(self._key_dense, value if key is None else key, inputs.key)
+    values = _project(self._value_dense, value, inputs.value)
+    queries, keys, values = share_batch(queries, keys, values)
+    structure = masks.structure(use_causal_mask, option(self, "sliding_window"))
     mask = scores_mask(
         axes, queries, keys, inputs.query_mask, inputs.key_mask, attention_mask, structure
     )
-    values = self._value_dense(inputs.value)
     heads, scores = _attend(self, axes, training, wanted, queries, keys, values, mask)
-    if _option(self, "use_gate"):
-        heads = heads * self._gate_dense(inputs.query)
+    if gate is not None:
+        heads = heads * gate
     output = self._output_dense(heads)
     masks.carry(output, inputs.query_mask)
     return (output, scores) if wanted else output
@@ -126,7 +107,7 @@ def _correct_scores_shape(original: Function) -> Function:
     def accelerated(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         arguments = signature.bind(*args, **kwargs).arguments
-        if not _switch.is_enabled() or not arguments.get("return_attention_scores"):
+        if not _switch.is_enabled(args[0]) or not arguments.get("return_attention_scores"):
             return result
         layer, query, value = (arguments[name] for name in ("self", "query", "value"))
         axes = _axes(layer, len(query.shape))
@@ -140,11 +121,8 @@ def _correct_scores_shape(original: Function) -> Function:
 compute_output_spec = Replacement(_correct_scores_shape, call.required)
 
 
-def _leave_projected(self: Any, **_: Any) -> str | None:
-    reason = _find_override(self, *_OWN)
-    if reason is None and (_option(self, "dropout") or 0.0) >= 1:
-        return "a dropout rate of 1"
-    return reason
+def _leave_projected(self: Any, query: Any, **_: Any) -> str | None:
+    return find_multi_head_override(self, _family(self), _axes(self, len(query.shape) - 1))
 
 
 @_switch.make_replacement(_name, _leave_projected)
@@ -168,6 +146,7 @@ def compute_attention(
     if wanted:
         key, value = (ops.convert_to_tensor(x) for x in (key, value))
     query, key, value, attention_mask, split = merge_queries(query, key, value, attention_mask)
+    query, key, value = share_batch(query, key, value)
     mask = masks.over_scores(attention_mask, axes, query, key, query.shape[-2])
     mask = _loop.limit_keys(mask, query) if axes.trivial else mask
     mask = masks.join(mask, masks.structure(use_causal_mask, None))
@@ -186,7 +165,7 @@ def _attend(
     mask: Mask | None,
 ) -> tuple[Any, Any]:
     """Returns the heads (B, T, N, V), and the scores before dropout, as Keras does, or None."""
-    rate = _option(layer, "dropout")
+    rate = option(layer, "dropout")
     heads, scores = many_heads(
         axes,
         query,
@@ -196,7 +175,7 @@ def _attend(
         dropout=dropout_options(rate, is_training(training), layer._dropout_layer) if rate else {},
         scores_drop=False,
         mask=mask,
-        scale=_option(layer, "inverse_sqrt_key_dim", "inverse_sqrt_head_dim"),
+        scale=option(layer, "inverse_sqrt_key_dim", "inverse_sqrt_head_dim"),
     )
     return heads, None if scores is None else ops.cast(scores, layer.compute_dtype)
 
@@ -206,9 +185,10 @@ def _check_widths(layer: Any, **inputs: Any) -> None:
     projections = {name: getattr(layer, f"_{name}_dense") for name in inputs}
     built_widths(
         {name: tuple(x.shape) for name, x in inputs.items()},
-        {
-            name: dense.kernel.shape[0]
-            for name, dense in projections.items()
-            if getattr(dense, "quantization_mode", None) is None
-        },
+        {name: dense.kernel.shape[0] for name, dense in projections.items() if is_pointwise(dense)},
     )
+
+
+def _project(dense: Any, x: Any, hidden: Any) -> Any:
+    """Projects an input; `hidden` is the same with 0 in masked positions, which others may not notice."""
+    return dense(hidden if is_pointwise(dense) else x)

@@ -13,6 +13,7 @@ from keras.backend import result_type, standardize_dtype
 from heed._numbers import real
 from heed._patching import Function, Replacement
 from heed.acceleration import _loop, _switch
+from heed.layers.attend import share_batch
 from heed.layers.masks import to_bool
 from heed.ops import dot_product_attention
 
@@ -57,6 +58,7 @@ def attend(
     elif scale is not None:  # a tensor: float32 keeps digits and does not overflow
         wide = result_type(dtype, "float32")
         query, scale = ops.cast(query, wide) * ops.cast(scale, wide), 1.0
+    query, key, value = share_batch(query, key, value)
     output = dot_product_attention(
         query,
         key,

@@ -10,6 +10,7 @@ from keras.layers import AdditiveAttention, Attention
 from heed.acceleration import _switch
 from heed.layers import masks
 from heed.layers.attend import dropout_options, one_head
+from heed.layers.overrides import find_override
 from heed.ops import Mask
 
 _OWN = ("_apply_scores", "_calculate_score_mask", "_calculate_scores")
@@ -25,9 +26,10 @@ def _name(layer: Any) -> str:
 
 def _reason_to_leave(self: Any, inputs: Any, mask: Any, **_: Any) -> str | None:
     self._validate_inputs(inputs=inputs, mask=mask)
-    for name in _OWN:
-        if getattr(type(self), name) is not getattr(_family(self), name):
-            return f"{type(self).__name__} overrides `{name}`"
+    if override := find_override(self, _family(self), _OWN):
+        return override
+    if other := _find_other_weights(self, inputs[0].shape[-1]):
+        return other
     query, *others = (tuple(x.shape) for x in inputs)
     if len(query) < 3 or any(shape[:-2] != query[:-2] for shape in others):
         return "inputs with different leading dimensions"
@@ -71,6 +73,19 @@ def call(
     if not return_attention_scores:
         return _unflatten(output, leading)
     return _unflatten(output, leading), _unflatten(ops.cast(scores, self.compute_dtype), leading)
+
+
+def _find_other_weights(layer: Any, width: int | None) -> str | None:
+    """The weight of the score that does not have the shape of Keras' own, as a reason; None if there is none."""
+    additive = isinstance(layer, AdditiveAttention)
+    shapes = {"scale": (width,) if additive else (), "concat_score_weight": ()}
+    for name, shape in shapes.items():
+        weight = getattr(layer, name, None)
+        if weight is not None and tuple(getattr(weight, "shape", ())) != shape:
+            return f"a `{name}` of another shape"
+    if additive and layer.use_scale == (layer.scale is None):
+        return "a `scale` that `use_scale` does not agree with"
+    return None
 
 
 def _flatten(*inputs: Any) -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
 """The switch that enables heed, everywhere or inside the layers of chosen models, and counts of calls.
 
-Every replacement asks `is_enabled()`, and calls Keras' function otherwise.
+Every replacement asks `is_enabled()`, and calls Keras' function otherwise. What a model computes again in its backward
+pass runs as it did in the forward pass.
 """
 
 from __future__ import annotations
@@ -9,24 +10,66 @@ import collections
 import functools
 import inspect
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
+
+import keras
 
 from heed._patching import Function, Replacement, set_here
+from heed.ops.backends import constant_while_tracing
 
 enabled_everywhere = False  # whether all models are accelerated
+layers: weakref.WeakSet[Any] = weakref.WeakSet()  # those of the accelerated models
 _enabled_here: ContextVar[bool] = ContextVar("heed_inside_an_accelerated_layer", default=False)
+
+
+class Scope(NamedTuple):
+    """What is accelerated at one time: everything, the layers of models, and this call."""
+
+    everywhere: bool
+    layers: weakref.WeakSet[Any]
+    here: bool
+
+
+# In a second computation: the scope of the first.
+_repeated: ContextVar[Scope | None] = ContextVar("heed_accelerated_before", default=None)
 
 _lock = threading.Lock()
 calls: collections.Counter[str] = collections.Counter()
 left_to_keras: collections.Counter[str] = collections.Counter()
 
 
-def is_enabled() -> bool:
-    """Whether attention that is called now runs on heed."""
-    return enabled_everywhere or _enabled_here.get()
+def is_enabled(layer: Any = None) -> bool:
+    """Whether attention that is called now, of this layer if it is given, runs on heed."""
+    if enabled_everywhere if not _is_repeated() else find_scope().everywhere:
+        return True
+    return _enabled_here.get() or (layer is not None and is_accelerated(layer))
+
+
+def is_accelerated(x: Any) -> bool:
+    """Whether this is a layer of an accelerated model."""
+    return isinstance(x, keras.layers.Layer) and x in find_scope().layers
+
+
+def find_scope() -> Scope:
+    """What is accelerated now."""
+    before = _repeated.get() or Scope(enabled_everywhere, layers, False)
+    return before._replace(here=_enabled_here.get())
+
+
+@constant_while_tracing
+def _is_repeated() -> bool:
+    return _repeated.get() is not None
+
+
+@contextmanager
+def restore_scope(scope: Scope) -> Iterator[None]:
+    """Accelerates what was accelerated in a forward pass, for what is computed again."""
+    with set_here(_repeated, scope), set_here(_enabled_here, scope.here):
+        yield
 
 
 def enable_here() -> AbstractContextManager[None]:
@@ -73,7 +116,7 @@ def make_replacement(
 
             @functools.wraps(original)
             def accelerated(*args: Any, **kwargs: Any) -> Any:
-                if not is_enabled():
+                if not is_enabled(args[0] if args else None):
                     return original(*args, **kwargs)
                 bound = signature.bind(*args, **kwargs)
                 bound.apply_defaults()

@@ -345,4 +345,6 @@ def _check_scores(mask: Any, scores: Shape, single: bool) -> Any:
             f"`attention_mask` must be broadcastable to the scores, of shape {scores}"
             f"{padding_remedy(shape, scores)}. Received: attention_mask.shape={shape}"
         )
+    if not single:
+        masks.warn_if_ambiguous(mask, scores)
     return mask

@@ -23,15 +23,17 @@ from heed.ops import (
     dot_product_attention,
 )
 from heed.ops.arguments import with_heads
+from heed.ops.recomputation import next_seed
 
 _SCORES = "return_attention_scores"
 
 
 def dropout_options(rate: float, training: bool | None, owner: Any) -> dict[str, Any]:
     """The ops' options for dropout; empty if nothing is dropped. `owner` has the `seed_generator`."""
-    if not training or rate <= 0:
+    # The rate first: JAX traces `training` in a function that it computes again.
+    if rate <= 0 or not training:
         return {}
-    return {"dropout": rate, "seed": owner.seed_generator.next()}
+    return {"dropout": rate, "seed": next_seed(owner.seed_generator)}
 
 
 def pack_outputs(output: Any, *others: Any) -> Any:
@@ -103,6 +105,17 @@ def _numbers(value: Any) -> tuple[int, ...] | None:
         return None
     numbers = [number for x in value if (number := integer(x)) is not None]
     return tuple(numbers) if len(numbers) == len(value) else None
+
+
+def share_batch(*tensors: Any) -> tuple[Any, ...]:
+    """Repeats the tensors that have a batch of 1 for the batch of the others, as broadcasting does."""
+    others = [x for x in tensors if x.shape[0] != 1]
+    if len(others) in (0, len(tensors)):
+        return tensors
+    size = ops.shape(others[0])[0]
+    return tuple(
+        ops.broadcast_to(x, (size, *ops.shape(x)[1:])) if x.shape[0] == 1 else x for x in tensors
+    )
 
 
 class MaskedInputs(NamedTuple):

@@ -169,6 +169,9 @@ class AttentionAxes:
             ValueError: if the mask has another shape.
         """
         full = tensor[: self.rank - 1]
+        # One row holds for the whole batch, and a batch of 1 may have several rows: they broadcast.
+        if 1 in (shape[:1] + full[:1]):
+            shape = (*full[:1], *shape[1:])
         if agree(shape, full):
             return True
         if len(self.axes) != 1 or not agree(shape, (full[0], full[self.axes[0]])):

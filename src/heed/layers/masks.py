@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from keras.backend import standardize_dtype
 from heed._keras import get_mask, set_mask
 from heed.layers.axes import AttentionAxes
 from heed.ops import Mask
+from heed.ops.backends import current
 from heed.ops.checks import check_broadcast, check_dense, check_position_mask
 
 Spread = Callable[[str, Any], Any]  # of a mask's name and the mask
@@ -68,6 +70,34 @@ def check_scores(mask: Any, name: str = "attention_mask") -> Any:
     if mask is None or isinstance(mask, Mask):
         return mask
     return check_dense(name, mask, "the `position_bias` of `MultiHeadAttention`")
+
+
+def warn_if_ambiguous(mask: Any, scores: Sequence[Any]) -> None:
+    """Says once that a mask (T, S) could as well be one of padding, (B, S), where B equals T.
+
+    A mask whose queries all see their own position is taken for one of scores, and says nothing.
+
+    Args:
+        mask: booleans.
+        scores: (B, ..., T, S), the shape of the scores.
+    """
+    batch, length = scores[0], scores[-2]
+    if len(mask.shape) != 2 or batch in (None, 1) or batch != length or mask.shape[0] != batch:
+        return
+    if isinstance(mask, KerasTensor) or (
+        current().has_values(mask) and bool(ops.all(ops.diagonal(mask)))
+    ):
+        return
+    _warn_once(
+        "`attention_mask` of shape (T, S) holds for every sequence of the batch. A padding mask (B, S), which has the "
+        "same shape where B equals T, goes into `key_mask`; pass (1, T, S) to be clear. "
+        f"Received: attention_mask.shape={tuple(mask.shape)}, scores of shape {tuple(scores)}"
+    )
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    warnings.warn(text, stacklevel=2)
 
 
 def join(*masks: Any) -> Any:

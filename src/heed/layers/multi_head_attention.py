@@ -454,6 +454,9 @@ class MultiHeadAttention(AttentionLayer):
             key_mask = masks.key_positions(axes, keys, (value_mask, value), (key_mask, key), spread)
         if request is not None:  # checked with the sizes that are there now
             request.shape(axes.scores_shape(queries.shape, keys.shape, self._num_heads), axes)
+        if attention_mask is not None and not isinstance(attention_mask, Mask) and axes.trivial:
+            whole = axes.scores_shape(queries.shape, keys.shape, self._num_heads)
+            masks.warn_if_ambiguous(attention_mask, whole)
         structure = masks.structure(use_causal_mask, self._sliding_window, align)
         heads, scores = self._compute_attention(
             queries,
@@ -719,10 +722,11 @@ class MultiHeadAttention(AttentionLayer):
         return pack_outputs(keras.KerasTensor(shape, dtype=self.compute_dtype), scores, cache)
 
     def _check_masks(self, axes: AttentionAxes, call: dict[str, Any], scores: Shape) -> None:
-        masks.check_scores(call["attention_mask"])
-        for name in ("attention_mask", "position_bias"):
-            if call[name] is not None and not isinstance(call[name], Mask):
-                axes.complete_scores_like(tuple(call[name].shape), scores, name)
+        given = {"attention_mask": masks.check_scores(call["attention_mask"])}
+        given["position_bias"] = call["position_bias"]
+        for name, x in given.items():
+            if x is not None and not isinstance(x, Mask):
+                axes.complete_scores_like(tuple(x.shape), scores, name)
         for name in ("query", "value", "key"):
             tensor = call[name]
             mask = masks.check_positions(call[f"{name}_mask"], tensor, f"{name}_mask")

@@ -7,7 +7,15 @@ from typing import Any
 
 import keras
 
+from heed.layers.axes import AttentionAxes
 from heed.layers.multi_head_attention import MultiHeadAttention
+from heed.layers.overrides import (
+    MASKS_AND_SOFTMAX,
+    find_multi_head_override,
+    find_override,
+    is_plain,
+    option,
+)
 from heed.layers.stock_forms import (
     GROUPED,
     SAME,
@@ -21,6 +29,11 @@ from heed.layers.stock_forms import (
 _Layer = tuple[str, str, str | None, dict[str, Any]]
 _OURS = "heed>MultiHeadAttention"
 _STOCK = ("MultiHeadAttention", "GroupQueryAttention", "GroupedQueryAttention")
+_OTHER_WAYS = (
+    " Models that make their attention themselves, such as KerasHub's and subclassed ones, and Keras' Attention and "
+    "AdditiveAttention run on heed with `heed.accelerate(model)`; an attention by hand calls "
+    "`heed.ops.dot_product_attention`"
+)
 # heed's layers that are Keras' but for how they compute, by the name in their configs.
 _SAME = {f"heed>{cls.__name__}": name for cls, name in SAME.items()}
 
@@ -75,12 +88,15 @@ def replace_attention(
         raise ValueError(f'`by` must be "heed" or "keras". Received: by={by!r}')
     if by == "keras" and needs_several_layers(model):
         return stock_copy(model)
+    if by == "heed":
+        _check_overrides(model)
     found: list[str] = []
     config = _walk(keras.saving.serialize_keras_object(model), by, found)
     if not found:
         raise ValueError(
             "`model` must have multi-head attention layers of "
-            f"{'Keras' if by == 'heed' else 'heed'} in its config. Received: a model without, {model.name!r}"
+            f"{'Keras' if by == 'heed' else 'heed'} in its config. Received: a model without, {model.name!r}."
+            + (_OTHER_WAYS if by == "heed" else "")
         )
     made = keras.saving.deserialize_keras_object(config, custom_objects, safe_mode=False)
     made.set_weights(model.get_weights())
@@ -88,6 +104,17 @@ def replace_attention(
         for ours, theirs in zip(made.optimizer.variables, model.optimizer.variables, strict=True):
             ours.assign(theirs)
     return made
+
+
+def _check_overrides(model: keras.Model) -> None:
+    """Raises an error if a layer to replace computes another attention than its config says."""
+    for layer in model._flatten_layers():
+        stock = type(layer) in (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+        if stock and (reason := _find_override(layer)):
+            raise ValueError(
+                "`model` must have attention as its config says: a copy would lose the changes of a layer. "
+                f"`heed.accelerate(model)` leaves such a layer to Keras. Received: layer {layer.name!r}: {reason}"
+            )
 
 
 def from_keras(layer: keras.layers.Layer) -> MultiHeadAttention:
@@ -98,7 +125,7 @@ def from_keras(layer: keras.layers.Layer) -> MultiHeadAttention:
 
     Raises:
         TypeError: for another layer.
-        ValueError: for a layer that has been quantised.
+        ValueError: for a layer that has been quantised, or that overrides the attention of Keras' class.
 
     >>> import keras, numpy as np
     >>> stock = keras.layers.GroupQueryAttention(head_dim=4, num_query_heads=4, num_key_value_heads=2)
@@ -112,6 +139,11 @@ def from_keras(layer: keras.layers.Layer) -> MultiHeadAttention:
         raise TypeError(
             "`layer` must be a keras.layers.MultiHeadAttention or GroupQueryAttention. "
             f"Received: layer={layer!r}"
+        )
+    if reason := _find_override(layer):
+        raise ValueError(
+            "`layer` must compute the attention of Keras' class: heed's would compute another one. Received: "
+            f"layer={layer.name}: {reason}"
         )
     config = _from_grouped(layer.get_config())
     # Keras keeps this one out of the config.
@@ -134,6 +166,22 @@ def from_keras(layer: keras.layers.Layer) -> MultiHeadAttention:
             arrays = [keras.ops.convert_to_numpy(x) for x in weights]
             getattr(made, f"_{name}_dense").set_weights(arrays)
     return made
+
+
+def _find_override(layer: Any) -> str | None:
+    """Why a multi-head attention of Keras computes another attention than its class; None if it does not."""
+    multi, grouped = keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention
+    base = multi if isinstance(layer, multi) else grouped
+    methods = "_compute_attention", "call"
+    if not layer.built:
+        return find_override(layer, base, (*methods, *MASKS_AND_SOFTMAX))
+    for name in ("query", "key", "value", "gate", "output"):
+        part = getattr(layer, f"_{name}_dense", None)
+        if part is not None and not is_plain(part, keras.layers.EinsumDense):
+            return f"a `_{name}_dense` of its own, {type(part).__name__}"
+    rank = len(layer._query_dense.equation.split(",")[0])
+    axes = AttentionAxes(rank, option(layer, "attention_axes"))
+    return find_multi_head_override(layer, base, axes, *methods)
 
 
 def _from_grouped(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from heed.ops import checks
 from heed.ops.backends import current
 from heed.ops.layouts import LAYOUTS
 from heed.ops.mask import Mask, as_mask
+from heed.ops.recomputation import draw
 from heed.ops.scores import AdditiveScore, DotScore, Score
 from heed.ops.sizes import shape_of
 from heed.ops.spec import AttentionSpec, Tensors
@@ -149,7 +150,8 @@ def draw_seed(rate: float, seed: Any) -> Any:
     """`seed`, or a new one from Keras' global generator where dropout needs one and there is none."""
     if not rate or seed is not None:
         return seed
-    return keras.random.randint((2,), -(2**31), 2**31 - 1, dtype="int32")
+    new = functools.partial(keras.random.randint, (2,), -(2**31), 2**31 - 1, dtype="int32")
+    return draw("keras.random", new)
 
 
 def with_heads(mask: Mask, target: list[Any]) -> Mask:

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from heed._patching import set_here
 from heed.ops.backends import NATIVE, PORTABLE, FusedOps, constant_while_tracing, current
 from heed.ops.backends.protocol import Implementation
+from heed.ops.recomputation import Restore, keep
 from heed.ops.sequence_split import sequence_positions
 from heed.ops.spec import AttentionSpec
 
@@ -140,6 +142,18 @@ def _update_process_choice() -> None:
 def get_implementation() -> str:
     """The name chosen here and now with `set_implementation`; "auto" by default."""
     return _context_choice.get() or _process_choice
+
+
+@keep
+def _remember_choices() -> Restore:
+    choice, is_split = get_implementation(), _is_split.get()
+
+    @contextmanager
+    def restore() -> Iterator[None]:
+        with set_here(_context_choice, choice), set_here(_is_split, is_split):
+            yield
+
+    return restore
 
 
 def allows_native() -> bool:

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from heed._install import how_to_install
+from heed._patching import Patch
 
 # The names of implementations. The portable one runs everywhere.
 NATIVE, PORTABLE, EXPORTABLE = "native", "portable", "exportable"
@@ -160,6 +161,13 @@ class Backend(Protocol):
         Args:
             compute: computes the scalar. It passes those tensors through the function that it gets and goes on with the
                 results. It may run twice, in the same way: then the second time is traced.
+        """
+
+    def recomputation_patches(self, start: Callable[..., Any]) -> list[Patch]:
+        """The patches of functions that keep a forward pass to compute it again.
+
+        Args:
+            start: makes a `ForwardPass`.
         """
 
     def worker(self) -> tuple[int, int]:

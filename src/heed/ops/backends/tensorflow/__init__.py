@@ -22,6 +22,7 @@ from heed.ops.backends.tensorflow.native.fused_ops import NativeFusedOps
 from heed.ops.backends.tensorflow.native.implementation import Native
 from heed.ops.backends.tensorflow.portable.fused_ops import PortableFusedOps
 from heed.ops.backends.tensorflow.portable.implementation import Portable
+from heed.ops.backends.tensorflow.recomputation import recomputation_patches  # noqa: F401  (of the protocol)
 from heed.ops.backends.tensorflow.ring.attention import Ring
 from heed.ops.backends.tensorflow.ring.workers import current_worker
 

@@ -11,14 +11,15 @@ from typing import Any
 
 import tensorflow as tf
 
-# tf.TypeSpec is public; the base class for batching in `tf.data` and the registry for SavedModel are not.
-from tensorflow.python.framework import type_spec, type_spec_registry
+# tf.TypeSpec is public; the base class for batching in `tf.data` is not.
+from tensorflow.python.framework import type_spec
 
+from heed.ops.backends.tensorflow.registry import register_type_spec
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import Outline, put_together, take_apart
 
 
-@type_spec_registry.register("heed.MaskSpec")
+@register_type_spec("heed.MaskSpec")
 class MaskSpec(type_spec.BatchableTypeSpec):
     """The rules of a mask without their tensors, and a `tf.TensorSpec` for each tensor.
 

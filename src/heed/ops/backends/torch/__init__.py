@@ -25,6 +25,7 @@ from heed.ops.backends.torch.operands import (
 )
 from heed.ops.backends.torch.portable.dropout import keep_mask
 from heed.ops.backends.torch.portable.implementation import Portable
+from heed.ops.backends.torch.recomputation import recomputation_patches  # noqa: F401  (of the protocol)
 from heed.ops.backends.torch.sdpa.implementation import Sdpa
 
 _F = TypeVar("_F", bound=Callable[..., Any])

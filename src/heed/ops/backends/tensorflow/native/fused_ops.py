@@ -16,6 +16,7 @@ from heed.ops import checks
 from heed.ops.backends.tensorflow.forward_mode import check_tapes
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.backends.tensorflow.portable.fused_ops import PortableFusedOps
+from heed.ops.backends.tensorflow.registry import register_gradient
 
 Several = Sequence[tf.Tensor]
 
@@ -113,7 +114,7 @@ def _differentiate_twice(
     )
 
 
-@tf.RegisterGradient("HeedCrossEntropy")
+@register_gradient("HeedCrossEntropy")
 def _of_cross_entropy(op: tf.Operation, losses_gradient: tf.Tensor, _: Any) -> list[Any]:
     logits, labels, smoothing, settings = op.inputs
     gradient = library.ops().heed_cross_entropy_gradient(
@@ -127,7 +128,7 @@ def _of_cross_entropy(op: tf.Operation, losses_gradient: tf.Tensor, _: Any) -> l
     return [gradient, None, None, None]
 
 
-@tf.RegisterGradient("HeedCrossEntropyGradient")
+@register_gradient("HeedCrossEntropyGradient")
 def _of_cross_entropy_gradient(op: tf.Operation, cotangent: tf.Tensor) -> list[Any]:
     logits, labels, smoothing, _, incoming, settings = op.inputs
     ignored = tf.cast(CrossEntropySettings(*tf.unstack(settings, 2)).ignored, tf.int32)
@@ -145,7 +146,7 @@ def _is_none(vector: tf.Tensor) -> bool:
     return vector.shape.num_elements() == 0
 
 
-@tf.RegisterGradient("HeedNormalization")
+@register_gradient("HeedNormalization")
 def _of_normalization(op: tf.Operation, y_gradient: tf.Tensor, _: Any) -> list[Any]:
     x, scale, offset, settings = op.inputs
     gradients = library.ops().heed_normalization_gradient(
@@ -163,7 +164,7 @@ def _of_normalization(op: tf.Operation, y_gradient: tf.Tensor, _: Any) -> list[A
     return [gradients[0], *of_vectors, None]
 
 
-@tf.RegisterGradient("HeedNormalizationGradient")
+@register_gradient("HeedNormalizationGradient")
 def _of_normalization_gradient(op: tf.Operation, *cotangents: tf.Tensor) -> list[Any]:
     *operands, _, incoming, inputs = op.inputs
     settings = NormalizationSettings(*tf.unstack(inputs, 3))
@@ -182,7 +183,7 @@ def _of_normalization_gradient(op: tf.Operation, *cotangents: tf.Tensor) -> list
     return [*of_operands, None, of_incoming, None]
 
 
-@tf.RegisterGradient("HeedDropout")
+@register_gradient("HeedDropout")
 def _of_dropout(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
     """The same dropout of the incoming gradient, which also gives second derivatives."""
     _, seed, *residual, settings = op.inputs
@@ -190,7 +191,7 @@ def _of_dropout(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
     return [of_x, None, *[y_gradient] * len(residual), None]
 
 
-@tf.RegisterGradient("HeedProduct")
+@register_gradient("HeedProduct")
 def _of_product(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
     """In plain TensorFlow, for second derivatives."""
     x, weights, *bias, settings = op.inputs
@@ -205,7 +206,7 @@ def _of_product(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
     ]
 
 
-@tf.RegisterGradient("HeedCacheWrite")
+@register_gradient("HeedCacheWrite")
 def _of_cache_write(op: tf.Operation, gradient: tf.Tensor) -> list[Any]:
     """Overwritten entries of the cache get 0; the update gets the gradient of its entries."""
     cache, update, index = op.inputs

@@ -16,6 +16,7 @@ from heed.ops.backends.tensorflow.forward_mode import check_tapes
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.backends.tensorflow.native.wire import Wire
 from heed.ops.backends.tensorflow.portable.implementation import Portable
+from heed.ops.backends.tensorflow.registry import register_gradient
 from heed.ops.spec import AttentionSpec, Tensors
 
 Several = Sequence[tf.Tensor]
@@ -130,11 +131,11 @@ def _register(layout: str) -> None:
     name = _OPS[layout].title().replace("_", "")
     own_bias = layout != "BTU"
     second = functools.partial(_second, layout=layout)
-    tf.RegisterGradient(name)(functools.partial(_first, layout=layout))
+    register_gradient(name)(functools.partial(_first, layout=layout))
     place = slice(0, 3 if own_bias else None)
-    tf.RegisterGradient(f"{name}Gradient")(functools.partial(second, place=place))
+    register_gradient(f"{name}Gradient")(functools.partial(second, place=place))
     if own_bias:
-        tf.RegisterGradient(f"{name}BiasGradient")(functools.partial(second, place=slice(3, 4)))
+        register_gradient(f"{name}BiasGradient")(functools.partial(second, place=slice(3, 4)))
 
 
 for _layout in _OPS:

@@ -1,0 +1,139 @@
+"""Repeats what a forward pass drew and chose when its framework computes a part of it again.
+
+Frameworks save memory by computing parts of a model again in the backward pass: `keras.RematScope` and `keras.remat`,
+`tf.recompute_grad`, `torch.utils.checkpoint`, `jax.checkpoint`. The second computation must have the same dropout and
+run on the same implementation as the first, or the gradient is that of two different functions. But by then a seed
+generator has moved on, and the `with` blocks of the forward pass have ended.
+
+Each backend names the functions of its framework where a forward pass leaves behind what runs later. They are patched
+for good when this module is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from heed._patching import set_here
+from heed.ops.backends import constant_while_tracing, current
+
+# Makes the context of a second computation.
+Restore = Callable[[], AbstractContextManager[Any]]
+
+_keepers: list[Callable[[], Restore]] = []
+
+
+def keep(remember: Callable[[], Restore]) -> Callable[[], Restore]:
+    """Registers a setting that second computations share with the first.
+
+    Args:
+        remember: called before each forward pass that may run again; returns what restores the setting.
+
+    Returns: `remember`, so that it is a decorator too.
+    """
+    _keepers.append(remember)
+    return remember
+
+
+class ForwardPass:
+    """A computation that may run again.
+
+    Args:
+        outside: makes a context in which tensors belong to the caller of the computation, where it has its own.
+    """
+
+    def __init__(self, outside: Restore = contextlib.nullcontext) -> None:
+        self.outside = outside
+        self._restores = [remember() for remember in _keepers]
+        self._drawn: dict[Hashable, list[Any]] = {}
+
+    @contextlib.contextmanager
+    def record(self) -> Iterator[None]:
+        """The context of the first computation."""
+        now = _stage.get() or _Stage()
+        with set_here(_stage, now._replace(recorded=(*now.recorded, self))):
+            yield
+
+    @contextlib.contextmanager
+    def repeat(self) -> Iterator[None]:
+        """The context of each further computation."""
+        with contextlib.ExitStack() as stack:
+            for restore in self._restores:
+                stack.enter_context(restore())
+            stack.enter_context(set_here(_stage, _Stage(repeated=_Repetition(self._drawn))))
+            yield
+
+    def remember(self, source: Hashable, drawn: Any) -> None:
+        """Remembers a draw."""
+        self._drawn.setdefault(source, []).append(drawn)
+
+
+class _Repetition:
+    """The draws of a forward pass, in their order."""
+
+    def __init__(self, drawn: dict[Hashable, list[Any]]) -> None:
+        self._drawn, self._positions = drawn, dict.fromkeys(drawn, 0)
+
+    def next(self, source: Hashable) -> Any | None:
+        """The next draw from a source; None if the forward pass did not draw from it."""
+        if not (drawn := self._drawn.get(source)):
+            return None
+        position = self._positions[source]
+        self._positions[source] = position + 1
+        return drawn[position % len(drawn)]  # a gradient may compute twice
+
+
+class _Stage(NamedTuple):
+    recorded: tuple[ForwardPass, ...] = ()
+    repeated: _Repetition | None = None
+
+
+_stage: ContextVar[_Stage | None] = ContextVar("heed_recomputation", default=None)
+
+
+@constant_while_tracing
+def _may_repeat() -> bool:
+    return _stage.get() is not None
+
+
+def draw(source: Hashable, make: Callable[[], Any]) -> Any:
+    """A random draw that a second computation repeats.
+
+    Args:
+        source: what it is drawn from.
+        make: draws.
+    """
+    if not _may_repeat():
+        return make()
+    stage = _stage.get() or _Stage()
+    drawn = None if stage.repeated is None else stage.repeated.next(source)
+    if drawn is None:
+        with stage.recorded[0].outside() if stage.recorded else contextlib.nullcontext():
+            drawn = make()
+    for forward in stage.recorded:
+        forward.remember(source, drawn)
+    return drawn
+
+
+def next_seed(generator: Any) -> Any:
+    """The next seed of a `keras.random.SeedGenerator`, which a second computation repeats."""
+    return draw(generator, generator.next)
+
+
+def _install() -> None:
+    for patch in current().recomputation_patches(ForwardPass):
+        if problem := patch.find_problem():
+            warnings.warn(
+                f"Layers that are computed again in the backward pass (gradient checkpoints) get other dropout masks: "
+                f"heed does not know this version of the backend. {problem}",
+                stacklevel=2,
+            )
+        else:
+            patch.install()
+
+
+_install()
