@@ -266,7 +266,7 @@ def check_seed(seed: Any) -> Any:
         return ops.convert_to_tensor((seed.astype("int64") & 0xFFFFFFFF).astype("uint32"))
     if (number := integer(seed)) is not None:
         words = [number & 0xFFFFFFFF, (number >> 32) & 0xFFFFFFFF]
-        return ops.convert_to_tensor(np.array(words, np.uint32))
+        return ops.convert_to_tensor(words, "uint32")  # torch.compile traces no arrays
     kind = "an integer or an integer tensor of shape () or (2,)"
     tensor = None if isinstance(seed, (bool, float, str)) else as_tensor("seed", seed, kind)
     shapes = ((), (2,))
