@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 
 from heed.ops.backends.torch import derivatives
 from heed.ops.backends.torch.derivatives import TRAINED, OptionalTensor, spread
 from heed.ops.backends.torch.native import call
 from heed.ops.backends.torch.operands import (
+    are_transforms_active,
     have_memory,
     is_observed,
     is_transformed,
@@ -38,7 +40,9 @@ def run(
         return _run_op(spec, tensors, return_lse)
     has_memory, observed = _have_memory(spec, tensors), is_observed()
     # A tangent would get lost in the op.
-    if is_transformed() or (observed and legacy_vmap_level()):
+    if forward_ad._current_level >= 0 or (
+        observed and (are_transforms_active() or legacy_vmap_level())
+    ):
         return derivatives.attend(KERNEL, spec, tensors, return_lse)
     if observed or not has_memory:
         return _run_op(spec, tensors, return_lse)
@@ -65,7 +69,7 @@ def _have_memory(spec: AttentionSpec, tensors: Tensors) -> bool:
         ValueError: if they are on several devices.
     """
     rules = [] if spec.mask is None or spec.is_plain else take_apart(spec.mask.rules)[0]
-    if have_memory(tensors) and have_memory(rules):
+    if have_memory(tensors) and (not rules or have_memory(rules)):
         return True
     named = {name: x for name, x in tensors._asdict().items() if x is not None}
     named |= {"mask": x for x in rules if x.device != tensors.query.device}
@@ -102,7 +106,9 @@ class _Kernel:
         if output_gradient is None:
             output_gradient = torch.zeros_like(output)
         if is_observed() or not have_memory(tensors):
-            return _gradients_by_op(spec, tensors, output, statistics, output_gradient, lse_gradient)
+            return _gradients_by_op(
+                spec, tensors, output, statistics, output_gradient, lse_gradient
+            )
         return call.backward(
             spec, tensors, output, statistics, output_gradient, lse_gradient, bias_wanted
         )
@@ -268,9 +274,7 @@ def _attention_second_gradient(*arguments: Any) -> list[torch.Tensor]:
     given = iter(cotangents)
     whole = [None if tensors[place] is None else next(given) for place in TRAINED]
     second = blockwise.second(spec, tensors, incoming, whole)
-    return [
-        x.clone(memory_format=torch.contiguous_format) for x in second if x is not None
-    ]
+    return [x.clone(memory_format=torch.contiguous_format) for x in second if x is not None]
 
 
 @_attention_second_gradient.register_fake
@@ -316,7 +320,9 @@ def _gradients_by_op(
     form, rules = _write(spec)
     if lse_gradient is None:
         axis = spec.heads_axis
-        shape = output.shape[:-1] if axis is None else (output.shape[0], spec.heads[0], spec.lengths[0])
+        shape = (
+            output.shape[:-1] if axis is None else (output.shape[0], spec.heads[0], spec.lengths[0])
+        )
         lse_gradient = statistics.new_zeros(shape)
     gradients = torch.ops.heed.attention_gradient(
         *form, *tensors, rules, output, statistics, output_gradient, lse_gradient
