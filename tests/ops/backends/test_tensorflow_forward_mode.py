@@ -50,7 +50,7 @@ def test_forward_mode_agrees_with_differences(implementation: str, name: str) ->
 def test_forward_mode_through_a_function_is_refused(name: str) -> None:
     with heed.set_implementation("native"):
         function = tf.function(FUNCTIONS[name])
-        with pytest.raises(NotImplementedError, match="no forward mode through a tf.function"):
+        with pytest.raises(NotImplementedError, match="no forward mode through"):
             tangent(function, tf.constant(ROWS))
         whole = tf.function(lambda x: tangent(FUNCTIONS[name], x))(tf.constant(ROWS))
         np.testing.assert_allclose(whole, tangent(FUNCTIONS[name], tf.constant(ROWS)), rtol=1e-9)

@@ -47,7 +47,7 @@ block_sizes = library.block_sizes
 
 
 def as_written(function: _F) -> _F:
-    """The function, protected from AutoGraph, which only matters where a graph is traced, and from checks of numbers."""
+    """The function, protected from AutoGraph, which only matters in graphs, and from checks of numbers."""
     function = exempt(function)
     traced: Any = tf.autograph.experimental.do_not_convert(function)
 

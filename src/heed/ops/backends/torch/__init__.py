@@ -84,7 +84,7 @@ def widest_integer() -> str:
 
 
 def require(x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
-    """`x`; a ValueError of `text` and the named numbers unless the condition holds. Not checked where it has no value."""
+    """`x`; a ValueError of `text` and the named numbers unless the condition holds, or has no value."""
     if has_values(condition) and not bool(condition):
         raise ValueError(text + ", ".join(f"{name}={number}" for name, number in numbers.items()))
     return x

@@ -36,7 +36,7 @@ class Kernel(Protocol):
     def forward(
         self, spec: AttentionSpec, tensors: Tensors
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return output, log-sum-exp, and a vector for `backward`: some numbers for each of B, N and T, in this order."""
+        """Return output, log-sum-exp, and a vector for `backward`: numbers for each of B, N and T."""
 
     def backward(
         self,
@@ -333,13 +333,13 @@ def _map(
 
     joined = [
         join(x, dim, kind)
-        for x, dim, kind in zip(inputs[constants:first], dims[constants:], others)
+        for x, dim, kind in zip(inputs[constants:first], dims[constants:], others, strict=False)
     ]
     kinds = "rrrb"
     bias_is_shared = dims[first + _BIAS] is None and bias_rows == 1 and "b" not in others + results
     joined += [
         x if kind == "b" and bias_is_shared else join(x, dim, kind)
-        for x, dim, kind in zip(operands, dims[first:], kinds)
+        for x, dim, kind in zip(operands, dims[first:], kinds, strict=False)
     ]
     joined += operands[len(kinds) :]
     rules = zip(inputs[first + _OPERANDS :], dims[first + _OPERANDS :], strict=True)

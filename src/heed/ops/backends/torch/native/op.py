@@ -72,8 +72,8 @@ def _have_memory(spec: AttentionSpec, tensors: Tensors) -> bool:
     if have_memory(tensors) and (not rules or have_memory(rules)):
         return True
     named = {name: x for name, x in tensors._asdict().items() if x is not None}
-    named |= {"mask": x for x in rules if x.device != tensors.query.device}
-    for name, x in named.items():
+    several = [*named.items(), *(("mask", x) for x in rules)]
+    for name, x in several:
         if x.device != tensors.query.device:
             raise ValueError(
                 f"`{name}` must be on the device of `query`. Received: {name}.device={x.device}, "
