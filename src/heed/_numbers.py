@@ -107,7 +107,7 @@ def check_real(
     number = real(value)
     if (
         number is not None
-        and math.isfinite(number)
+        and abs(number) < math.inf  # torch.compile cannot trace `math.isfinite` of a dynamic number
         and least <= number < most
         and not (exclusive and number == least)
     ):

@@ -39,7 +39,7 @@ FAULTS = (
     ),
     Fault(
         "features that are not contiguous are read as if they were",
-        f"{_TORCH}/native/call.py",
+        f"{_TORCH}/operands.py",
         "return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()",
         "return x",
         (f"{_TESTS}/backends/test_torch.py::test_features_of_any_stride_are_read",),
@@ -47,17 +47,17 @@ FAULTS = (
     ),
     Fault(
         "the bias gets no gradient",
-        f"{_TORCH}/native/op.py",
-        "bias_wanted = ctx.needs_input_grad[2 + _BIAS]",
+        f"{_TORCH}/derivatives.py",
+        "bias_wanted = ctx.needs_input_grad[3 + _BIAS]",
         "bias_wanted = False",
         (f"{_TESTS}/test_gradients.py",),
         "torch",
     ),
     Fault(
         "gradients of the kernels have no derivative",
-        f"{_TORCH}/native/op.py",
-        "if torch.is_grad_enabled() or _transforms_active():",
-        "if _transforms_active():",
+        f"{_TORCH}/derivatives.py",
+        "if torch.is_grad_enabled() or is_transformed() or is_observed():",
+        "if is_transformed() or is_observed():",
         (
             f"{_TESTS}/backends/test_torch.py::test_second_derivatives_of_both_implementations_agree",
         ),

@@ -56,7 +56,7 @@ class Hub(importlib.abc.MetaPathFinder):
     @property
     def patches(self) -> tuple[Patch, ...]:
         """The patches that are installed."""
-        return tuple(itertools.chain(*self._patches.values()))
+        return tuple(self._patches)
 
     def install(self) -> None:
         """Patches the modules that are loaded, and the others when they load."""

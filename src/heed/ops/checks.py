@@ -69,7 +69,9 @@ def as_tensor(name: str, x: Any, kind: str = "a tensor or array") -> Any:
     except (TypeError, ValueError, OverflowError) as error:
         layout = getattr(x, "layout", None)  # PyTorch: sparse tensors have no class of their own
         of = "" if layout is None else f" of {x.dtype}, {layout}"
-        raise TypeError(f"`{name}` must be {kind}. Received: {name}={type(x).__name__}{of}") from error
+        raise TypeError(
+            f"`{name}` must be {kind}. Received: {name}={type(x).__name__}{of}"
+        ) from error
 
 
 def common_type(**tensors: Any) -> tuple[list[Any], str]:
@@ -266,7 +268,7 @@ def check_seed(seed: Any) -> Any:
         return ops.convert_to_tensor((seed.astype("int64") & 0xFFFFFFFF).astype("uint32"))
     if (number := integer(seed)) is not None:
         words = [number & 0xFFFFFFFF, (number >> 32) & 0xFFFFFFFF]
-        return ops.convert_to_tensor(np.array(words, np.uint32))
+        return ops.convert_to_tensor(words, "uint32")  # torch.compile traces no arrays
     kind = "an integer or an integer tensor of shape () or (2,)"
     tensor = None if isinstance(seed, (bool, float, str)) else as_tensor("seed", seed, kind)
     shapes = ((), (2,))

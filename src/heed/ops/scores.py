@@ -92,7 +92,7 @@ class DotScore(NamedTuple):
 
     def to_core(self) -> CoreScore:
         """Return the score as the core gets it."""
-        return CoreScore(DOT_PRODUCT, self.scale, self.soft_cap or 0.0)
+        return CoreScore(DOT_PRODUCT, self.scale, 0.0 if self.soft_cap is None else self.soft_cap)
 
     @property
     def product(self) -> DotScore | None:

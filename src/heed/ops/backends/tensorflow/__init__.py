@@ -16,6 +16,7 @@ import tensorflow as tf
 from heed.ops.backends import EXPORTABLE, NATIVE, PORTABLE, FusedOps
 from heed.ops.backends.protocol import Implementation
 from heed.ops.backends.tensorflow import composite_mask  # noqa: F401  (registers masks with TensorFlow)
+from heed.ops.backends.tensorflow.check_numerics import exempt
 from heed.ops.backends.tensorflow.exportable import Exportable, ExportableFusedOps
 from heed.ops.backends.tensorflow.native import decoder, library
 from heed.ops.backends.tensorflow.native.fused_ops import NativeFusedOps
@@ -47,7 +48,8 @@ block_sizes = library.block_sizes
 
 
 def as_written(function: _F) -> _F:
-    """The function, protected from AutoGraph, which only matters where a graph is traced."""
+    """The function, protected from AutoGraph, which only matters in graphs, and from checks of numbers."""
+    function = exempt(function)
     traced: Any = tf.autograph.experimental.do_not_convert(function)
 
     @functools.wraps(traced)

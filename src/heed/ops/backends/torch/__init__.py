@@ -76,9 +76,7 @@ def is_tensor(x: Any) -> bool:
 
 def kind_of(query: Any, key: Any, value: Any) -> Any:
     """Shapes, dtypes and layouts of plain tensors; None for others, and while torch.compile traces."""
-    if is_recorded() or not (
-        type(query) in PLAIN and type(key) in PLAIN and type(value) in PLAIN
-    ):
+    if is_recorded() or not (type(query) in PLAIN and type(key) in PLAIN and type(value) in PLAIN):
         return None
     return (
         *(query.shape, query.dtype, query.layout),
@@ -93,7 +91,7 @@ def widest_integer() -> str:
 
 
 def require(x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
-    """`x`; a ValueError of `text` and the named numbers unless the condition holds. Not checked where it has no value."""
+    """`x`; a ValueError of `text` and the named numbers unless the condition holds, or has no value."""
     if has_values(condition) and not bool(condition):
         raise ValueError(text + ", ".join(f"{name}={number}" for name, number in numbers.items()))
     return x

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from heed.ops.backends.tensorflow.check_numerics import exempt
 from heed.ops.backends.tensorflow.forward_mode import check_tapes
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.backends.tensorflow.native.wire import Wire
@@ -130,8 +131,8 @@ def _second(op: tf.Operation, *cotangents: tf.Tensor, layout: str, place: slice)
 def _register(layout: str) -> None:
     name = _OPS[layout].title().replace("_", "")
     own_bias = layout != "BTU"
-    second = functools.partial(_second, layout=layout)
-    register_gradient(name)(functools.partial(_first, layout=layout))
+    second = functools.partial(exempt(_second), layout=layout)
+    register_gradient(name)(exempt(functools.partial(_first, layout=layout)))
     place = slice(0, 3 if own_bias else None)
     register_gradient(f"{name}Gradient")(functools.partial(second, place=place))
     if own_bias:

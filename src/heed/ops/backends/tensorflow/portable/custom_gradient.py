@@ -16,12 +16,19 @@ import tensorflow as tf
 # There is no public access to the registry.
 from tensorflow.python.framework.ops import gradient_registry
 
+from heed.ops.backends.tensorflow.check_numerics import exempt
+
 _registered: dict[str, dict[str, Any]] = gradient_registry._registry
 
 
 def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates a function of tensors that returns its results and their gradient function."""
-    differentiable = tf.custom_gradient(function)
+
+    def compute(*tensors: tf.Tensor) -> Any:
+        results, gradient = function(*tensors)
+        return results, exempt(gradient)
+
+    differentiable = tf.custom_gradient(compute)
 
     def call(*tensors: tf.Tensor) -> Any:
         results = differentiable(*tensors)

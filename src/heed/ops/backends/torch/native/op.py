@@ -9,14 +9,16 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 
 from heed.ops.backends.torch import derivatives
 from heed.ops.backends.torch.derivatives import TRAINED, OptionalTensor, spread
 from heed.ops.backends.torch.native import call
 from heed.ops.backends.torch.operands import (
+    are_transforms_active,
     have_memory,
     is_observed,
     is_transformed,
@@ -39,7 +41,9 @@ def run(
         return _run_op(spec, tensors, return_lse)
     has_memory, observed = _have_memory(spec, tensors), is_observed()
     # A tangent would get lost in the op.
-    if is_transformed() or (observed and legacy_vmap_level()):
+    if forward_ad._current_level >= 0 or (
+        observed and (are_transforms_active() or legacy_vmap_level())
+    ):
         return derivatives.attend(KERNEL, spec, tensors, return_lse)
     if observed or not has_memory:
         return _run_op(spec, tensors, return_lse)
@@ -66,11 +70,11 @@ def _have_memory(spec: AttentionSpec, tensors: Tensors) -> bool:
         ValueError: if they are on several devices.
     """
     rules = [] if spec.mask is None or spec.is_plain else take_apart(spec.mask.rules)[0]
-    if have_memory(tensors) and have_memory(rules):
+    if have_memory(tensors) and (not rules or have_memory(rules)):
         return True
     named = {name: x for name, x in tensors._asdict().items() if x is not None}
-    named |= {"mask": x for x in rules if x.device != tensors.query.device}
-    for name, x in named.items():
+    several = [*named.items(), *(("mask", x) for x in rules)]
+    for name, x in several:
         if x.device != tensors.query.device:
             raise ValueError(
                 f"`{name}` must be on the device of `query`. Received: {name}.device={x.device}, "
@@ -86,7 +90,7 @@ class _Kernel:
         # Recorded below a transformation, as in `torch.func.linearize`.
         if is_observed() or not have_memory(tensors):
             form, rules = _write(spec)
-            return torch.ops.heed.attention(form, *tensors, rules)
+            return torch.ops.heed.attention(*form, *tensors, rules)
         output, statistics, plan = call.forward(spec, tensors)
         return output, call.lse_of(spec, plan, statistics).clone(), statistics
 
@@ -103,7 +107,9 @@ class _Kernel:
         if output_gradient is None:
             output_gradient = torch.zeros_like(output)
         if is_observed() or not have_memory(tensors):
-            return _gradients_by_op(spec, tensors, output, statistics, output_gradient, lse_gradient)
+            return _gradients_by_op(
+                spec, tensors, output, statistics, output_gradient, lse_gradient
+            )
         return call.backward(
             spec, tensors, output, statistics, output_gradient, lse_gradient, bias_wanted
         )
@@ -115,26 +121,54 @@ KERNEL: Any = _Kernel()
 # Ops of torch.library
 
 
-def _write(spec: AttentionSpec) -> tuple[str, list[torch.Tensor]]:
-    """A spec without sizes as text, and the tensors of its mask."""
+class _Form(NamedTuple):
+    """A spec without sizes and tensors. Its numbers are arguments of their own: they may be symbols while tracing.
+
+    Attributes:
+        text: the rest, as text.
+        reals: the numbers of the score, then the rate of dropout.
+        integers: those of the mask's rules.
+    """
+
+    text: str
+    reals: list[float]
+    integers: list[int]
+
+
+_NUMBER = "number"  # stands for one in the text
+
+
+def _write(spec: AttentionSpec) -> tuple[_Form, list[torch.Tensor]]:
+    """A spec without sizes, and the tensors of its mask."""
     rules, outlines = ([], ()) if spec.mask is None else take_apart(spec.mask.rules)
-    score = tuple(spec.score.to_core())
-    fields = (spec.layout, score, outlines, spec.dropout, spec.dtype)
-    return repr(fields), rules
+
+    def is_number(x: Any) -> bool:
+        return x is not None and not isinstance(x, str)
+
+    names = tuple(tuple(_NUMBER if is_number(x) else x for x in outline) for outline in outlines)
+    kind, *numbers = spec.score.to_core()
+    integers = [x for outline in outlines for x in outline if is_number(x)]
+    text = repr((spec.layout, kind, names, spec.dtype))
+    return _Form(text, [*numbers, spec.dropout], integers), rules
 
 
 @functools.lru_cache(maxsize=1024)
-def _parse(form: str) -> tuple[Any, ...]:
-    return ast.literal_eval(form)
+def _parse(text: str) -> tuple[Any, ...]:
+    return ast.literal_eval(text)
 
 
-def _read(form: str, tensors: Tensors, rules: Sequence[torch.Tensor]) -> AttentionSpec:
+def _read(form: _Form, tensors: Tensors, rules: Sequence[torch.Tensor]) -> AttentionSpec:
     """The inverse of `_write`, for tensors of any sizes."""
-    layout, score, outlines, dropout, dtype = _parse(form)
+    layout, kind, names, dtype = _parse(form.text)
+    *numbers, dropout = form.reals
+    integers = iter(form.integers)
+    outlines = tuple(
+        tuple(next(integers) if x == _NUMBER else x for x in outline) for outline in names
+    )
     return AttentionSpec.of(
         *tensors[:3],
         layout,
-        score=from_core(CoreScore(*score)),
+        score=from_core(CoreScore(kind, *numbers)),
         mask=Mask(put_together(outlines, rules)) if outlines else None,
         dtype=dtype,
         has_bias=tensors.bias is not None,
@@ -147,23 +181,28 @@ def _run_op(
     spec: AttentionSpec, tensors: Tensors, return_lse: bool
 ) -> tuple[torch.Tensor, OptionalTensor]:
     form, rules = _write(spec)
-    output, lse, _ = torch.ops.heed.attention(form, *tensors, rules)
+    output, lse, _ = torch.ops.heed.attention(*form, *tensors, rules)
     return output, lse if return_lse else None
 
 
 _OPERANDS = (
-    "Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor? slopes, Tensor? seed, Tensor? score_vector, "
-    "Tensor[] rules"
+    "str form, float[] reals, SymInt[] integers, Tensor query, Tensor key, Tensor value, Tensor? bias, "
+    "Tensor? slopes, Tensor? seed, Tensor? score_vector, Tensor[] rules"
 )
+
+
+def _split(arguments: Sequence[Any]) -> tuple[_Form, Sequence[Any], Sequence[Any]]:
+    """Form, the seven operands, and the other arguments of an op, the tensors of the mask first."""
+    return _Form(*arguments[:3]), arguments[3:10], arguments[10:]
 
 
 @torch.library.custom_op(
     "heed::attention",
     mutates_args=(),
-    schema=f"(str form, {_OPERANDS}) -> (Tensor, Tensor, Tensor)",
+    schema=f"({_OPERANDS}) -> (Tensor, Tensor, Tensor)",
 )
-def _attention_op(form: str, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    *operands, rules = arguments
+def _attention_op(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    form, operands, (rules,) = _split(arguments)
     tensors = Tensors(*operands)
     spec = _read(form, tensors, rules)
     if tensors.query.device.type != "cpu":
@@ -173,8 +212,9 @@ def _attention_op(form: str, *arguments: Any) -> tuple[torch.Tensor, torch.Tenso
 
 
 @_attention_op.register_fake
-def _(form: str, query: Any, key: Any, value: Any, *others: Any) -> Any:
-    layout, _, _, _, dtype = _parse(form)
+def _(*arguments: Any) -> Any:
+    form, (query, _, value, *_), _ = _split(arguments)
+    layout, _, _, dtype = _parse(form.text)
     compute = torch.float64 if dtype == "float64" else torch.float32
     output = query.new_empty((*query.shape[:-1], value.shape[-1]))
     batch, rows, heads = query.shape[0], query.shape[1], query.shape[2]
@@ -195,12 +235,12 @@ def _dense(x: torch.Tensor) -> torch.Tensor:
     "heed::attention_gradient",
     mutates_args=(),
     schema=(
-        f"(str form, {_OPERANDS}, Tensor output, Tensor statistics, Tensor output_gradient, Tensor lse_gradient)"
+        f"({_OPERANDS}, Tensor output, Tensor statistics, Tensor output_gradient, Tensor lse_gradient)"
         " -> Tensor[]"
     ),
 )
-def _attention_gradient(form: str, *arguments: Any) -> list[torch.Tensor]:
-    operands, rest = arguments[:7], arguments[7:]
+def _attention_gradient(*arguments: Any) -> list[torch.Tensor]:
+    form, operands, rest = _split(arguments)
     rules, output, statistics, output_gradient, lse_gradient = rest
     tensors = Tensors(*operands)
     spec = _read(form, tensors, rules)
@@ -218,31 +258,29 @@ def _attention_gradient(form: str, *arguments: Any) -> list[torch.Tensor]:
 
 
 @_attention_gradient.register_fake
-def _(form: str, query: Any, key: Any, value: Any, bias: Any, *others: Any) -> list[Any]:
-    vector = others[2]
-    return [_dense(x) for x in (query, key, value, bias, vector) if x is not None]
+def _(*arguments: Any) -> list[Any]:
+    operands = _split(arguments)[1]
+    return [_dense(operands[place]) for place in TRAINED if operands[place] is not None]
 
 
 @torch.library.custom_op(
     "heed::attention_second_gradient",
     mutates_args=(),
-    schema=f"(str form, {_OPERANDS}, Tensor output_gradient, Tensor lse_gradient, Tensor[] cotangents) -> Tensor[]",
+    schema=f"({_OPERANDS}, Tensor output_gradient, Tensor lse_gradient, Tensor[] cotangents) -> Tensor[]",
 )
-def _attention_second_gradient(form: str, *arguments: Any) -> list[torch.Tensor]:
-    operands, (rules, *incoming, cotangents) = arguments[:7], arguments[7:]
+def _attention_second_gradient(*arguments: Any) -> list[torch.Tensor]:
+    form, operands, (rules, *incoming, cotangents) = _split(arguments)
     tensors = Tensors(*operands)
     spec = _read(form, tensors, rules)
     given = iter(cotangents)
     whole = [None if tensors[place] is None else next(given) for place in TRAINED]
     second = blockwise.second(spec, tensors, incoming, whole)
-    return [
-        x.clone(memory_format=torch.contiguous_format) for x in second if x is not None
-    ]
+    return [x.clone(memory_format=torch.contiguous_format) for x in second if x is not None]
 
 
 @_attention_second_gradient.register_fake
-def _(form: str, *arguments: Any) -> list[Any]:
-    operands, (_, *incoming, _) = arguments[:7], arguments[7:]
+def _(*arguments: Any) -> list[Any]:
+    _, operands, (_, *incoming, _) = _split(arguments)
     present = [operands[place] for place in TRAINED if operands[place] is not None]
     return [_dense(x) for x in (*present, *incoming)]
 
@@ -253,9 +291,13 @@ def _complete(gradients: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
     return spread([None if operands[place] is None else next(given) for place in TRAINED])
 
 
+def _no_gradients(form: _Form) -> tuple[Any, ...]:
+    """Those of a form. PyTorch takes an empty list for one of tensors, and wants one."""
+    return None, None, None if form.integers else []
+
+
 def _save_forward(ctx: Any, inputs: Any, output: Any) -> None:
-    form, *operands, rules = inputs
-    ctx.form, ctx.rules = form, len(rules)
+    ctx.form, operands, (rules,) = _split(inputs)
     ctx.save_for_backward(*operands, *rules, output[0], output[2])
 
 
@@ -263,9 +305,9 @@ def _differentiate(ctx: Any, output_gradient: Any, lse_gradient: Any, _: Any) ->
     saved = ctx.saved_tensors
     operands, rules, (output, statistics) = saved[:7], list(saved[7:-2]), saved[-2:]
     gradients = torch.ops.heed.attention_gradient(
-        ctx.form, *operands, rules, output, statistics, output_gradient, lse_gradient
+        *ctx.form, *operands, rules, output, statistics, output_gradient, lse_gradient
     )
-    return None, *_complete(gradients, operands), [None] * len(rules)
+    return *_no_gradients(ctx.form), *_complete(gradients, operands), [None] * len(rules)
 
 
 def _gradients_by_op(
@@ -279,18 +321,19 @@ def _gradients_by_op(
     form, rules = _write(spec)
     if lse_gradient is None:
         axis = spec.heads_axis
-        shape = output.shape[:-1] if axis is None else (output.shape[0], spec.heads[0], spec.lengths[0])
+        shape = (
+            output.shape[:-1] if axis is None else (output.shape[0], spec.heads[0], spec.lengths[0])
+        )
         lse_gradient = statistics.new_zeros(shape)
     gradients = torch.ops.heed.attention_gradient(
-        form, *tensors, rules, output, statistics, output_gradient, lse_gradient
+        *form, *tensors, rules, output, statistics, output_gradient, lse_gradient
     )
     complete = _complete(gradients, tensors)
     return [complete[place] for place in TRAINED]
 
 
 def _save_gradient(ctx: Any, inputs: Any, output: Any) -> None:
-    form, *operands, rules, _, _, output_gradient, lse_gradient = inputs
-    ctx.form = form
+    ctx.form, operands, (rules, _, _, output_gradient, lse_gradient) = _split(inputs)
     ctx.save_for_backward(*operands, *rules, output_gradient, lse_gradient)
 
 
@@ -298,9 +341,10 @@ def _differentiate_gradient(ctx: Any, cotangents: Any) -> Any:
     saved = ctx.saved_tensors
     operands, rules, incoming = saved[:7], list(saved[7:-2]), saved[-2:]
     second = torch.ops.heed.attention_second_gradient(
-        ctx.form, *operands, rules, *incoming, list(cotangents)
+        *ctx.form, *operands, rules, *incoming, list(cotangents)
     )
-    return None, *_complete(second[:-2], operands), [None] * len(rules), None, None, *second[-2:]
+    of_operands = _complete(second[:-2], operands)
+    return *_no_gradients(ctx.form), *of_operands, [None] * len(rules), None, None, *second[-2:]
 
 
 _attention_op.register_autograd(_differentiate, setup_context=_save_forward)

@@ -1,0 +1,316 @@
+"""`torch.func`, forward mode, mapped gradients, hooks, bits and recorded code. Run with KERAS_BACKEND=torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.framework import BACKEND
+
+if BACKEND != "torch":
+    pytest.skip("is about PyTorch", allow_module_level=True)
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import heed
+from heed import Mask, ops
+from tests.slow import slow
+
+# PyTorch warns of its own parts: of `torch.jit`, of quantized tensors, of the graphs of `linearize`.
+pytestmark = pytest.mark.filterwarnings("ignore")
+IMPLEMENTATIONS = ["native", *slow(["portable"])]
+LENGTHS = torch.tensor([4, 6])
+CAUSAL = torch.ones(5, 6).tril().bool()
+
+
+def inputs() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 5, 4, 3), (2, 6, 2, 3), (2, 6, 2, 4))
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def heeds(query: Any, key: Any, value: Any) -> Any:
+    return ops.dot_product_attention(query, key, value, mask=Mask.lengths(LENGTHS) & Mask.causal())
+
+
+def plain(query: Any, key: Any, value: Any) -> Any:
+    key, value = (x.repeat_interleave(2, 2) for x in (key, value))
+    scores = torch.einsum("btnh,bsnh->bnts", query, key) / 3**0.5
+    mask = CAUSAL & (torch.arange(6) < LENGTHS[:, None])[:, None, None]
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+    return torch.einsum("bnts,bsnv->btnv", weights, value)
+
+
+def gradient(function: Any) -> Any:
+    return torch.func.grad(lambda *x: function(*x).sin().sum(), argnums=(0, 1, 2))
+
+
+def small(function: Any) -> Any:
+    """A function of the query alone, with few results."""
+    _, key, value = inputs()
+    return lambda query: function(query, key, value)[:, :2, 0].sin()
+
+
+def tangent(function: Any) -> Any:
+    def run(*tensors: torch.Tensor) -> Any:
+        with forward_ad.dual_level():
+            duals = [forward_ad.make_dual(x, x.cos()) for x in tensors]
+            return forward_ad.unpack_dual(function(*duals)).tangent
+
+    return run
+
+
+def batched(function: Any) -> Any:
+    def run(*tensors: torch.Tensor) -> Any:
+        leaves = [x.clone().requires_grad_() for x in tensors]
+        output = function(*leaves)
+        incoming = torch.stack([output.cos(), output.sin(), output]).detach()
+        return torch.autograd.grad(output, leaves, incoming, is_grads_batched=True)
+
+    return run
+
+
+def linearized(function: Any) -> Any:
+    def run(*tensors: torch.Tensor) -> Any:
+        output, push = torch.func.linearize(function, *tensors)
+        return output, push(*tensors), push(*[x.cos() for x in tensors])
+
+    return run
+
+
+TRANSFORMS: dict[str, Callable[[Any], Any]] = {
+    "forward_ad": tangent,
+    "jvp": lambda f: lambda *x: torch.func.jvp(f, x, tuple(y.cos() for y in x)),
+    "vjp": lambda f: lambda *x: torch.func.vjp(f, *x)[1](f(*x).cos()),
+    "hessian": lambda f: lambda *x: torch.func.hessian(small(f))(x[0]),
+    "jacrev of jacfwd": lambda f: lambda *x: torch.func.jacrev(torch.func.jacfwd(small(f)))(x[0]),
+    "jacrev of jacrev": lambda f: lambda *x: torch.func.jacrev(torch.func.jacrev(small(f)))(x[0]),
+    "vmap": lambda f: (
+        lambda q, k, v: torch.vmap(f, (1, None, 0))(
+            torch.stack([q, q * 2], 1), k, torch.stack([v, v + 1])
+        )
+    ),
+    "gradients of each sample": lambda f: (
+        lambda q, k, v: torch.vmap(gradient(f), (0, None, 0))(
+            torch.stack([q, q * 2]), k, torch.stack([v, v + 1])
+        )
+    ),
+    "is_grads_batched": batched,
+    "linearize": linearized,
+    "make_fx": lambda f: lambda *x: make_fx(gradient(f))(*[y * 2 for y in x])(*x),
+}
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", [name for name in TRANSFORMS if not name.startswith("jacrev")])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_transformations_are_those_of_a_plain_expression(implementation: str, name: str) -> None:
+    transform = TRANSFORMS[name]
+    expected = transform(plain)(*inputs())
+    with heed.set_implementation(implementation):
+        found = transform(heeds)(*inputs())
+    assert_same(found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["jacrev of jacfwd", "jacrev of jacrev"])
+def test_nested_jacobians_are_those_of_a_plain_expression(name: str) -> None:
+    test_transformations_are_those_of_a_plain_expression("native", name)
+
+
+@pytest.mark.parametrize("kind", ["additive", "dropout", "bias"])
+@pytest.mark.parametrize("name", ["jvp", "jacrev", *slow(["jacfwd"])])
+def test_other_attentions_are_transformed(kind: str, name: str) -> None:
+    query, key, value = inputs()
+    vector = query[0, 0, 0]
+
+    def call(query: Any) -> Any:
+        if kind == "additive":
+            return ops.additive_attention(query[:, :, 0], key[:, :, 0], value[:, :, 0], vector)
+        options = (
+            {"dropout": 0.4, "seed": 3}
+            if kind == "dropout"
+            else {"bias": query[:, :1, :, :1].transpose(1, 2)}
+        )
+        return ops.dot_product_attention(query, key, value, **options)
+
+    def transformed(query: torch.Tensor) -> Any:
+        if name == "jvp":
+            return torch.func.jvp(call, (query,), (query.cos(),))[1]
+        return getattr(torch.func, name)(call)(query)
+
+    step = 1e-6 * query.cos()
+    numeric = (call(query + step) - call(query - step)) / 2e-6
+    found = transformed(query)
+    if name != "jvp":
+        found = torch.tensordot(found, query.cos(), query.ndim)
+    # Central differences err by their step squared, and by rounding over the step.
+    torch.testing.assert_close(found, numeric, atol=1e-8, rtol=1e-6)
+
+
+def test_masks_and_biases_are_mapped() -> None:
+    query, key, value = inputs()
+    lengths = torch.tensor([[4, 6], [1, 2], [6, 0]])
+
+    def call(lengths: Any, bias: Any) -> Any:
+        mask = Mask.lengths(lengths)
+        return ops.dot_product_attention(query, key, value, mask=mask, bias=bias)
+
+    bias = torch.arange(3 * 4 * 6, dtype=torch.float64).reshape(3, 1, 4, 1, 6).sin()
+    expected = torch.stack([call(*pair) for pair in zip(lengths, bias, strict=True)])
+    assert_same(torch.vmap(call)(lengths, bias), expected)
+    one = torch.func.grad(lambda bias, lengths: call(lengths, bias).sin().sum())
+    found = torch.vmap(one, (None, 0))(bias[0], lengths)
+    assert_same(found, torch.stack([one(bias[0], x) for x in lengths]))
+
+
+def test_derivatives_that_there_are_not_are_refused() -> None:
+    query, key, value = inputs()
+
+    def forward(query: Any) -> Any:
+        return torch.func.jvp(lambda x: heeds(x, key, value), (query,), (query,))[1]
+
+    with pytest.raises(NotImplementedError, match="forward mode over forward mode"):
+        torch.func.jvp(forward, (query,), (query,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", ["native", "portable"])
+def test_gradcheck(implementation: str) -> None:
+    leaves = [x[:1, :3, :2, :2].requires_grad_() for x in inputs()]
+
+    def call(*tensors: Any) -> Any:
+        return ops.dot_product_attention(*tensors, is_causal=True)
+
+    with heed.set_implementation(implementation):
+        every = {"check_batched_grad": True}
+        assert torch.autograd.gradcheck(
+            call, leaves, check_forward_ad=True, check_batched_forward_grad=True, **every
+        )
+        assert torch.autograd.gradgradcheck(
+            call, leaves, check_fwd_over_rev=True, check_rev_over_rev=True, **every
+        )
+
+
+class Own(torch.Tensor):
+    pass
+
+
+def conjugate(x: torch.Tensor) -> torch.Tensor:
+    return torch.complex(x, -x).conj().imag
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "negated": conjugate,
+    "strided": lambda x: torch.stack([x, x], -1)[..., 0],
+    "permuted": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),
+    "parameter": lambda x: torch.nn.Parameter(x, requires_grad=False),
+    "subclass": lambda x: x.as_subclass(Own),
+    "expanded": lambda x: x[:1].expand(x.shape),
+    "zeros": lambda x: torch._efficientzerotensor(x.shape, dtype=x.dtype),
+}
+
+
+@given(st.tuples(*[st.sampled_from(sorted(VIEWS))] * 3))
+def test_views_are_read_by_their_numbers(names: tuple[str, ...]) -> None:
+    views = [VIEWS[name](x) for name, x in zip(names, inputs(), strict=True)]
+    copies = [x.as_subclass(torch.Tensor).detach().clone() for x in views]
+    copies = [x.resolve_neg().contiguous() + 0 for x in copies]
+    assert_same(heeds(*views).as_subclass(torch.Tensor), heeds(*copies))
+
+
+@given(st.sampled_from(["negated", "strided", "expanded", "zeros"]))
+def test_incoming_gradients_are_read_by_their_numbers(name: str) -> None:
+    def first(incoming: torch.Tensor) -> Any:
+        leaves = [x.requires_grad_() for x in inputs()]
+        return torch.autograd.grad(heeds(*leaves), leaves, incoming)
+
+    view = VIEWS[name](heeds(*inputs()))
+    assert_same(first(view), first(view.clone().contiguous() + 0))
+
+
+@pytest.mark.parametrize("name", ["strided", "permuted"])
+def test_saved_tensors_may_come_back_in_other_strides(name: str) -> None:
+    def first(pack: Any) -> Any:
+        leaves = [x.requires_grad_() for x in inputs()]
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            output = heeds(*leaves)
+        return torch.autograd.grad(output.sin().sum(), leaves)
+
+    assert_same(first(VIEWS[name]), first(lambda x: x))
+    with pytest.raises(ValueError, match="Hooks of saved tensors must"):
+        first(lambda x: x.half() if x.is_floating_point() else x)
+
+
+def test_what_the_core_cannot_read_is_refused() -> None:
+    query, key, value = inputs()
+    for wrong in (query.to_sparse(), torch.quantize_per_tensor(query.float(), 0.1, 0, torch.qint8)):
+        with pytest.raises(TypeError, match="`query` must be a tensor or array"):
+            ops.dot_product_attention(wrong, key, value)
+    with pytest.raises(ValueError, match="`key` must be on the device of `query`"):
+        ops.dot_product_attention(query, key.to("meta"), value)
+    with pytest.raises(ValueError, match="`mask` must be on the device of `query`"):
+        ops.dot_product_attention(query, key, value, mask=CAUSAL.to("meta"))
+    found = ops.dot_product_attention(*[x.to("meta") for x in inputs()])
+    assert found.is_meta
+    assert found.shape == (2, 5, 4, 4)
+
+
+def test_a_traced_function_computes_again() -> None:
+    traced = torch.jit.trace(heeds, tuple(x * 2 for x in inputs()))
+    assert_same(traced(*inputs()), plain(*inputs()))
+
+
+COMPILED: dict[str, tuple[Callable[..., Any], bool | None]] = {
+    "dynamic, permuted bias": (
+        lambda q, k, v: ops.dot_product_attention(
+            (q * 2).transpose(1, 3).contiguous().transpose(1, 3),
+            k,
+            v,
+            mask=Mask.window(3, 0),
+            bias=(q.mean() * k.new_ones(q.shape[1], k.shape[1], 4)).permute(2, 0, 1)[None],
+        ),
+        True,
+    ),
+    "dropout": (lambda q, k, v: ops.dot_product_attention(q, k, v, dropout=0.3, seed=5), None),
+    "jvp": (lambda q, k, v: torch.func.jvp(lambda x: heeds(x, k, v), (q,), (q,))[1], None),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", ["aot_eager", *slow(["inductor"])])
+@pytest.mark.parametrize("name", ["dynamic, permuted bias", *slow(["dropout", "jvp"])])
+def test_compiled_functions_give_the_same(name: str, backend: str) -> None:
+    function, dynamic = COMPILED[name]
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=name != "jvp")
+    for length in (5, 4):
+        query, *others = inputs()
+        leaves = [x.requires_grad_() for x in (query[:, :length], *others)]
+        outputs = compiled(*leaves), function(*leaves)
+        found, expected = (torch.autograd.grad(x.sin().sum(), leaves) for x in outputs)
+        assert_same(outputs[0], outputs[1])
+        assert_same(found, expected)
+
+
+@pytest.mark.slow
+def test_an_exported_program_takes_other_sizes() -> None:
+    class Net(torch.nn.Module):
+        def forward(self, query: Any, key: Any, value: Any) -> Any:
+            return ops.dot_product_attention(query, key, value, mask=Mask.window(4, 0))
+
+    batch, length = torch.export.Dim("b", min=1, max=9), torch.export.Dim("t", min=2, max=64)
+    x = inputs()[0]
+    shapes = ({0: batch, 1: length},) * 3
+    program = torch.export.export(Net(), (x, x, x), dynamic_shapes=shapes).module()
+    longer = torch.cat([x, x], 1)[:1]
+    assert_same(program(longer, longer, longer), Net()(longer, longer, longer))
