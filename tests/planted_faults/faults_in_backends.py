@@ -124,9 +124,9 @@ FAULTS = (
     ),
     Fault(
         "the tanh of small numbers is computed from exponentials",
-        "src/heed/ops/backends/shared/block.py",
-        "hidden = current().MATH.tanh(block.query[..., :, None, :] + block.key[:, :, None, None])",
-        "hidden = 1 - 2 / (ops.exp(2 * (block.query[..., :, None, :] + block.key[:, :, None, None])) + 1)",
+        "src/heed/ops/scores.py",
+        "hidden = current().MATH.tanh(query[..., :, None, :] + key[:, :, None, None])",
+        "hidden = 1 - 2 / (ops.exp(2 * (query[..., :, None, :] + key[:, :, None, None])) + 1)",
         (
             f"{_TESTS}/test_additive_attention.py::"
             "test_error_is_at_most_twice_that_of_a_naive_implementation",

@@ -219,9 +219,9 @@ FAULTS = (
     ),
     Fault(
         "the soft cap has half its slope",
-        f"{_PORTABLE}/prepare.py",
-        "tf.tanh(scores * real(1 / self.score.soft_cap))",
-        "tf.tanh(scores * real(0.5 / self.score.soft_cap))",
+        f"{_OPS}/scores.py",
+        "_number(1 / self.soft_cap, query)",
+        "_number(0.5 / self.soft_cap, query)",
         (f"{_TESTS}/test_semantics.py::test_soft_cap",),
     ),
     Fault(
@@ -306,10 +306,10 @@ FAULTS = (
     ),
     # Additive attention
     Fault(
-        "the bias of additive attention is added to the keys too",
-        f"{_PORTABLE}/prepare.py",
-        "query, bias = query + bias, None",
-        "query, key, bias = query + bias, key + bias, None",
+        "the bias of additive attention counts twice",
+        f"{_OPS}/scores.py",
+        "(query if bias is None else query + bias), None",
+        "(query if bias is None else query + 2 * bias), None",
         (f"{_TESTS}/test_additive_attention.py",),
     ),
     Fault(

@@ -19,8 +19,8 @@ FAULTS = (
     Fault(
         "accelerated layers ignore use_causal_mask",
         f"{_ACCELERATION}/_multi_head.py",
-        "masks.structure(use_causal_mask, _option(",
-        "masks.structure(False, _option(",
+        "masks.structure(use_causal_mask, option(",
+        "masks.structure(False, option(",
         (f"{_OF_ACCELERATION}/test_accelerate.py", f"{_OF_ACCELERATION}/test_faults.py"),
     ),
     Fault(
