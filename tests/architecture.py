@@ -28,6 +28,7 @@ FLOORS = {
     "_numbers": 0,
     "_patching": 1,
     "_ray": 1,
+    "_signals": 0,
     "ops": 2,
     "layers": 3,
     "decoding": 3.5,  # below models, which offer `generate` as theirs

@@ -1,18 +1,21 @@
 """The command `heed`: arguments only; the work is in `heed.seq2seq`.
 
-Exit status: 0 success; 1 an error that the user can fix, in one line on stderr; 2 wrong arguments; 130 Ctrl-C.
+Exit status: 0 success; 1 an error that the user can fix, in one line on stderr; 2 wrong arguments; 130 Ctrl-C (143
+SIGTERM and 129 SIGHUP, if the command saved its work before it ended).
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from heed import __version__
 from heed._ray import RayError
+from heed._signals import EndedBySignal, clean_up_on_signals
 from heed.cli.arguments import Parser
 from heed.cli.completion import SHELLS, completion_script
 from heed.cli.streams import drop_output, prepare_streams, print_line, print_note
@@ -34,6 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         1
     """
     prepare_streams()
+    with clean_up_on_signals():
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    """Runs the command; raises EndedBySignal alone."""
     try:
         if sys.stdout is None:
             raise OSError(0, "it is closed", "standard output")
@@ -41,8 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = parsed.command(parsed)
         sys.stdout.flush()
         return int(code or 0)
-    except KeyboardInterrupt as error:  # its message, if training was stopped
-        return _fail(str(error) or "stopped", 130)
+    except KeyboardInterrupt as error:  # its message, if the work can be continued
+        if isinstance(error, EndedBySignal) and not str(error):
+            drop_output()
+            raise
+        return _fail(str(error) or "stopped", 128 + getattr(error, "signal", signal.SIGINT))
     except BrokenPipeError:  # the reader is gone, as in `heed ... | head -1`
         drop_output()
         return 1

@@ -36,7 +36,7 @@ _STOP_NOTICE = "stopping after this step: it is saved first; once more stops at 
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM during training. The message names the step and how to continue.
+    """Ctrl-C, SIGTERM or SIGHUP during training. The message names the step and how to continue.
 
     Args:
         message: the line.
@@ -109,7 +109,7 @@ def train(
             on TensorFlow.
         OSError: if it cannot be written, as when the disk is full. The last checkpoint is intact.
         MemoryError: if memory runs out. The last checkpoint is intact.
-        TrainingInterrupted: on Ctrl-C or SIGTERM, after the current step has been saved. A second signal does not wait
+        TrainingInterrupted: on Ctrl-C, SIGTERM or SIGHUP, after the current step has been saved. A second signal does not wait
             for that; the last checkpoint is intact.
     """
     if keras.backend.backend() != "tensorflow":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from heed._signals import EndedBySignal
 from heed.seq2seq.corpus_translation.inputs import InputFile, Shard
 from heed.seq2seq.corpus_translation.job import ShardResult
 from heed.seq2seq.corpus_translation.output_folder import OutputFolder
@@ -64,7 +66,7 @@ def translate_corpus(
     Raises:
         TaskError: if the folder holds another translation, or the workers cannot translate.
         OSError: if a file cannot be read or written.
-        KeyboardInterrupt: after Ctrl-C; its message says how much is done.
+        EndedBySignal: after Ctrl-C, SIGTERM or SIGHUP; a KeyboardInterrupt, whose message says how much is done.
     """
     with OutputFolder.open(output, inputs, settings) as folder:
         progress = _Progress(folder, report, note)
@@ -75,8 +77,9 @@ def translate_corpus(
                 with contextlib.closing(workers(len(missing), shards)) as results:
                     for result in results:
                         progress.add(result)
-            except KeyboardInterrupt:
-                raise KeyboardInterrupt(progress.describe_stop()) from None
+            except KeyboardInterrupt as stop:
+                number = getattr(stop, "signal", signal.SIGINT)
+                raise EndedBySignal(number, progress.describe_stop()) from None
         return progress.summary()
 
 

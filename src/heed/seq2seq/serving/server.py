@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, cast
 
 import uvicorn
 
+from heed._signals import receive_signals
 from heed.seq2seq.decoding_options import DecodingOptions
 from heed.seq2seq.serving.app import Service, make_app
 from heed.seq2seq.serving.connection import KEEP_ALIVE, Connection
@@ -36,7 +38,7 @@ def serve(
     shared: bool = False,
     examples: Sequence[str] = (),
 ) -> None:
-    """Answers requests until SIGINT or SIGTERM, then finishes those it has accepted.
+    """Answers requests until SIGINT, SIGTERM or SIGHUP, then finishes those it has accepted.
 
     Args:
         listener: a socket of `sockets.bind`.
@@ -108,6 +110,12 @@ class _Server(uvicorn.Server):
     @property
     def _connections(self) -> set[Connection]:
         return cast(set[Connection], self.server_state.connections)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stops at the signals that uvicorn knows, and at SIGHUP."""
+        with super().capture_signals(), receive_signals(lambda sig: self.handle_exit(sig, None)):
+            yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handles a signal: the second one ends at once."""
