@@ -22,6 +22,7 @@ FLOORS = {
     "_byte_pairs": 0,
     "_config": 1,
     "_figure": 1,
+    "_files": 0,
     "_install": 0,
     "_keras": 1,
     "_npz": 1,

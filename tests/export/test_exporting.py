@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 from heed import layers
+from heed._files import new_folder
 from heed.cli import main
 from heed.export import ExportError, artefact, export, read_manifest, verify
 from heed.export import samples as sampling
@@ -203,7 +204,7 @@ def test_a_link_stays_and_its_target_is_written(tmp_path):
     (tmp_path / "empty").mkdir()
     for link, place in (("one", "empty"), ("two", "not there yet")):
         (tmp_path / link).symlink_to(place)
-        with artefact.new_folder(tmp_path / link) as folder:
+        with new_folder(tmp_path / link) as folder:
             (folder / "file").write_text("whole")
         assert (tmp_path / link).is_symlink()
         assert (tmp_path / place / "file").read_text() == "whole"
@@ -312,14 +313,14 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path, monkeypatch, caps
     (tmp_path / "file").write_text("mine")
     with pytest.raises(OSError, match="file"):
         export(dense(), tmp_path / "file" / "model", format="saved_model")
-    made = tempfile.mkdtemp
+    made = Path.mkdir
 
-    def refuses(*args, **options):
-        if Path(options.get("dir") or "") == tmp_path:
+    def refuses(path, *args, **options):
+        if path.parent == tmp_path:
             raise PermissionError(13, "Permission denied", str(tmp_path))
-        return made(*args, **options)
+        return made(path, *args, **options)
 
-    monkeypatch.setattr(tempfile, "mkdtemp", refuses)
+    monkeypatch.setattr(Path, "mkdir", refuses)
     with pytest.raises(PermissionError, match="denied"):
         export(dense(), tmp_path / "model", format="saved_model")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

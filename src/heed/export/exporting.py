@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import tensorflow as tf
 
 from heed import __version__
+from heed._files import new_folder
 from heed._install import how_to_install
 from heed._numbers import check_integer
 from heed.export import artefact
@@ -130,7 +131,7 @@ def export(
     arrays = sample_arrays(model, programs, given)
     options = {option.name: options[option.name] for option in kind.options}
     job = ExportJob(model, programs, shipment, kind, precision, options, longest)
-    with artefact.new_folder(out) as folder:
+    with new_folder(out) as folder:
         try:
             notes = kind.write_artefact(job, folder)
         except tf.errors.OpError as error:

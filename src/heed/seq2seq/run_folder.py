@@ -19,15 +19,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
+from heed._files import new_folder
 from heed._npz import open_regular
-from heed.seq2seq.atomic_files import lock, sync_folder, write_atomically
+from heed.seq2seq.atomic_files import lock, write_atomically
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.task import Task
@@ -134,19 +133,10 @@ class RunFolder:
             OSError: if it cannot be written.
         """
         self.check_free(self.path)
-        place = self.path.resolve()  # a link to an empty folder stays one
-        place.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
-        try:
+        with new_folder(self.path) as folder:
             for name, data in self._files.items():
-                (temporary / name).write_bytes(data)
-            (temporary / "checkpoints").mkdir()
-            temporary.chmod(0o755)
-            temporary.replace(place)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        sync_folder(place.parent)
+                (folder / name).write_bytes(data)
+            (folder / "checkpoints").mkdir()
 
     @classmethod
     def check_free(cls, path: Path) -> None:

@@ -68,7 +68,7 @@ def translate_corpus(
         OSError: if a file cannot be read or written.
         EndedBySignal: after Ctrl-C, SIGTERM or SIGHUP; a KeyboardInterrupt, whose message says how much is done.
     """
-    with OutputFolder.open(output, inputs, settings) as folder:
+    with OutputFolder.open(output, inputs, settings, note) as folder:
         progress = _Progress(folder, report, note)
         missing = progress.collect_missing()
         shards = (inputs[file].read_shard(file, number) for file, number in missing)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from heed._npz import open_regular
 from heed.seq2seq.errors import TaskError
 
 _COMPRESSED = (".bz2", ".gz", ".xz", ".zst")
@@ -74,7 +75,7 @@ class InputFile:
             TaskError: if the file has changed since it was scanned.
         """
         start, end = (*self.starts, self.size)[number : number + 2]
-        with self.path.open("rb") as opened:
+        with open_regular(self.path) as opened:
             opened.seek(start)
             data = opened.read(end - start)
         if zlib.crc32(data) != self.checksums[number]:
@@ -90,12 +91,12 @@ def scan(path: Path, shard_lines: int) -> InputFile:
         shard_lines: lines of a shard, 1 or more.
 
     Raises:
-        OSError: if it cannot be read.
+        OSError: if it cannot be read, or is a pipe or a device, which can be read only once.
     """
     digest, lines, end = hashlib.sha256(), 0, 0
     starts: list[int] = []
     checksums: list[int] = []
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while part := list(itertools.islice(file, shard_lines)):
             data = b"".join(part)
             digest.update(data)
@@ -112,7 +113,7 @@ def find_inputs(pattern: Path) -> list[Path]:
         pattern: a file, or a pattern of files.
 
     Raises:
-        TaskError: if no file matches, a file is compressed, or two have the same name.
+        TaskError: if no file matches, one is compressed or not a regular file, or two have the same name.
         FileNotFoundError: if `pattern` has no wildcards and does not exist.
     """
     if pattern.exists() or not is_pattern(pattern):
@@ -125,10 +126,13 @@ def find_inputs(pattern: Path) -> list[Path]:
             )
     else:
         matches = map(Path, glob.glob(str(pattern), recursive=True))
-        found = sorted(path for path in matches if path.is_file())
+        found = sorted(path for path in matches if not path.is_dir())
     if not found:
         raise TaskError(f"no file matches --input {str(pattern)!r}")
     for path in found:
+        if not path.is_file():
+            kind = "is not a regular file" if path.exists() else "is a link to nothing"
+            raise TaskError(f"{path} {kind}: --input {str(pattern)!r} must not match it")
         if path.suffix.lower() in _COMPRESSED:
             raise TaskError(f"{path} is compressed: unpack it first")
     for one, other in _pairs_of_one_name(found):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heed import __version__
+from heed._npz import open_regular
 from heed.seq2seq.corpus_translation.inputs import Shard
 from heed.seq2seq.decoding_options import DecodingOptions
 from heed.seq2seq.errors import TaskError
@@ -182,7 +183,7 @@ class ShardTranslator:
 
 def _hash_file(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

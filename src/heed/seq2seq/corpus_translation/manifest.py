@@ -50,7 +50,7 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
 
 def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
     """Writes a manifest, whole or not at all."""
-    text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(manifest, indent=1) + "\n"  # ASCII: names of files need not be UTF-8
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
