@@ -2,9 +2,10 @@
 
 import shutil
 
+import numpy as np
 import pytest
 
-from heed.seq2seq import catalogs
+from heed.seq2seq import catalogs, checkpoint
 from tests.cli.command import contents, fails
 
 
@@ -125,3 +126,11 @@ def test_an_existing_folder_is_never_touched(heed, run_path, tmp_path):
 def test_bad_text_does_not_wait_for_the_model(heed, run_path, monkeypatch, command):
     monkeypatch.setattr(f"heed.cli.{command}.open_translator", lambda *_: 1 / 0)
     fails(heed(command, run_path, "12a"), 1, "number")
+
+
+def test_a_run_that_diverged_is_one_sentence_in_each_command(heed, trained_path, tmp_path):
+    run = shutil.copytree(trained_path, tmp_path / "run")
+    arrays, meta = checkpoint.load(run / "weights.npz")
+    checkpoint.save(run / "weights.npz", {"weight": [x * np.nan for x in arrays["weight"]]}, meta)
+    for words in (["translate", run, "1"], ["explain", run, "1"], ["serve", run, "--port=0"]):
+        fails(heed(*words), 1, "its weights are not finite, as after a training that diverged")

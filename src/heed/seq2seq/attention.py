@@ -16,6 +16,7 @@ from heed.seq2seq.atomic_files import write_atomically
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import picture_format
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
+from heed.seq2seq.trained_model import are_finite, make_divergence_error
 from heed.seq2seq.translator import Translator
 
 _SPECIAL = {PAD_ID: "pad", START_ID: "start", END_ID: "end"}
@@ -149,6 +150,10 @@ class AttentionReader:
         for part, layers in self._scores(inputs).items():
             for number, layer in enumerate(layers, 1):
                 name, array = f"{part} {number}", np.asarray(layer, np.float32)
+                if not are_finite([array]):
+                    raise make_divergence_error(
+                        self._translator.run, f"the attention of {name} is not finite"
+                    )
                 kinds[name] = _KINDS[part]
                 rows, columns = sides[kinds[name]]
                 array = array[:, :, order] if rows is sources else array

@@ -24,7 +24,13 @@ from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.stop_request import StopRequest
 from heed.seq2seq.task import Batch, Task
-from heed.seq2seq.trained_model import assign, check_values, make_model, write_trained
+from heed.seq2seq.trained_model import (
+    are_finite,
+    assign,
+    check_values,
+    make_model,
+    write_trained,
+)
 from heed.seq2seq.training_log import TrainingLog
 from heed.seq2seq.training_step import TrainingStep
 from heed.seq2seq.training_workers import Workers
@@ -156,10 +162,17 @@ class _Training:
         }
 
     def _save(self, stopped: bool = False) -> None:
-        """Writes a checkpoint: a regular one, or one of a stop, which the next regular one replaces."""
+        """Writes a checkpoint: a regular one, or one of a stop, which the next regular one replaces.
+
+        Raises:
+            TaskError: if the training has diverged: the checkpoints before stay.
+        """
         at, folder = self._at, self._run.checkpoints
         if self._chief:
-            arrays = {**self._variables(), "best": self._best}
+            arrays = {name: list(map(np.asarray, x)) for name, x in self._variables().items()}
+            if not all(map(are_finite, arrays.values())):
+                raise self._divergence("a weight is NaN or infinite")
+            arrays["best"] = self._best
             if stopped:
                 checkpoint.save_stop(folder, arrays, vars(at))
             else:
@@ -182,6 +195,8 @@ class _Training:
                 f"{self._run.path} is damaged: its checkpoint has unknown fields"
             ) from None
         self._best = arrays.get("best", [])
+        if self._best:
+            check_values(self._model.weights, self._best, self._run)
         self._saved = self._at.step
         if self._at.steps < self._options.steps:  # the run was extended
             self._at.steps = self._options.steps
@@ -325,11 +340,14 @@ class _Training:
         loss = float(self._step(batch, at.step, rate, more, stop=self._stop_requested()))
         at.step += 1
         if not math.isfinite(loss):
-            raise TaskError(
-                f"the loss became {loss} at step {at.step}: start again with a lower --learning-rate"
-            )
+            raise self._divergence(f"the loss became {loss}")
         at.loss_sum, at.loss_count = at.loss_sum + loss, at.loss_count + 1
         log.advance(at.step)
+
+    def _divergence(self, what: str) -> TaskError:
+        return TaskError(
+            f"{what} at step {self._at.step}: start again with a lower --learning-rate"
+        )
 
     def _after_step(self, log: TrainingLog) -> None:
         """Writes metrics, validation and checkpoint, in this order, so that a checkpoint covers both."""
@@ -357,6 +375,8 @@ class _Training:
         at, patience, name = self._at, self._options.patience, self._options.validate_with
         with self._step.use_average():
             result = self._step.validate(self._validation_batches)._asdict()
+            if not math.isfinite(result["loss"]):
+                raise self._divergence(f"the validation loss became {result['loss']}")
             # Copies: training goes on in the variables.
             variables = self._model.weights if patience or self._score is not None else ()
             weights = [np.array(weight.numpy()) for weight in variables]

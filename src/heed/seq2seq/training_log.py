@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
 import sys
 import threading
@@ -20,7 +21,7 @@ from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import RunFolder
 
 _SILENCE = 30.0  # seconds without a line on stderr, at most
-_LARGEST = 2**63  # of a number in metrics.jsonl; NaN and infinity are not written
+_LARGEST = 2**63  # of an integer in metrics.jsonl
 
 
 def read_metrics(path: Path, last_step: int | None = None) -> list[dict[str, Any]]:
@@ -60,8 +61,14 @@ def _record(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("step"), int):
         return None
-    numbers = all(isinstance(x, (int, float)) and abs(x) < _LARGEST for x in record.values())
-    return record if numbers else None
+    return record if all(map(_is_number, record.values())) else None
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a training writes such a number; TensorBoard takes no larger integers."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and abs(value) < _LARGEST
 
 
 class TrainingLog:

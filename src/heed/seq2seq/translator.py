@@ -18,7 +18,7 @@ from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.task import Task, pad_rows
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
-from heed.seq2seq.trained_model import load_model
+from heed.seq2seq.trained_model import are_finite, load_model, make_divergence_error
 
 _PERPLEXITY_BATCH = 16  # pairs; all their logits are in memory
 _MULTIPLE = 8  # sources are padded to a multiple of this, so that few shapes are compiled
@@ -339,7 +339,10 @@ class Translator:
             several = np.asarray(tokens).reshape(len(filled), options.n_best, -1).tolist()
             values = [[None] * options.n_best] * len(filled)
             if scores is not None:
-                values = np.asarray(scores).reshape(len(filled), options.n_best).tolist()
+                array = np.asarray(scores).reshape(len(filled), options.n_best)
+                if not are_finite(array[:, :1]):
+                    raise make_divergence_error(self.run, "a translation has no finite score")
+                values = array.tolist()
             for i, *one in zip(part, several, values, strict=False):
                 out[i] = tuple(one)
         return out
