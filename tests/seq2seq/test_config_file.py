@@ -33,6 +33,20 @@ def test_the_table_of_settings_is_complete_and_of_the_right_kinds():
         assert defaults[setting.name] is None or type(defaults[setting.name]) is setting.kind
 
 
+def lists(depth):
+    """A few bytes of YAML whose aliases stand for 9 ** (depth + 1) words."""
+    if not depth:
+        return "&a0 [x, x, x, x, x, x, x, x, x]"
+    return f"&a{depth} [{lists(depth - 1)}{f', *a{depth - 1}' * 8}]"
+
+
+def merges(depth):
+    """The same with merge keys."""
+    if not depth:
+        return "&m0 {steps: 1, seed: 2}"
+    return f"&m{depth} {{<<: [{merges(depth - 1)}{f', *m{depth - 1}' * 8}], keep: {depth + 1}}}"
+
+
 @pytest.fixture
 def read(tmp_path):
     def of(text):
@@ -97,6 +111,20 @@ def test_what_a_file_sets(read, tmp_path):
         ("!!python/name:os.system ''", "is not YAML: could not determine a constructor"),
         ("training: {steps: 2020-13-45}", "is not YAML: month must be in 1..12"),
         ("model: {width: [" + "1, " * 1000 + "]}", "..."),
+        (f"task: {lists(8)}", "`task` must be text. Received: [["),
+        (f"training: {{steps: {lists(8)}}}", "`training.steps` must be an integer. Received: [["),
+        (f"data: {{corpora: {lists(8)}}}", "`data.corpora.0` must be keys with values. Received"),
+        (f"? {lists(8)}\n: 1", ", line 1: a key must be text. Received: [["),
+        ("training: &a {steps: *a}", "`training.steps` must be an integer. Received: {'steps'"),
+        ("training: {steps: 0x" + "f" * 5000 + "}", "must have at most 100 characters. Received: 5"),
+        ("model: {gated: 1" + ":59" * 2000 + ".5}", "a value must have at most 100 characters"),
+        ("task: " + "x" * 5000, ", line 1: a value must have at most 4,096 characters. Receiv"),
+        ("training: {" + "x" * 500 + ": 1}", "a key must have at most 80 characters. Received: 500"),
+        ("task: *" + "x" * 500, "is not YAML: found undefined alias"),
+        ('run: "a\\0b"', ", line 1: a value must be Unicode text without the character 0"),
+        ('run: "\\ud800"', ", line 1: a value must be Unicode text without the character 0"),
+        ("training: {<<: 5}", ", line 1: `<<` must name keys with values, as *name does"),
+        ("training: {<<: {setps: 1}}", "`training.setps` is unknown: did you mean `steps`?"),
     ],
 )
 def test_mistakes(read, tmp_path, text, message):
@@ -111,6 +139,30 @@ def test_mistakes(read, tmp_path, text, message):
 def test_several_corpora(read):
     found = read("data: {corpora: [{source: a.tsv}, {source: b, target: c, weight: 2}]}")
     assert found["corpora"] == [{"source": "a.tsv"}, {"source": "b", "target": "c", "weight": 2.0}]
+
+
+def test_merge_keys(read):
+    """Own keys come first, then those of the first alias; none is read twice."""
+    found = read(
+        """
+        data:
+          corpora:
+            - &common {source: a.tsv, weight: 2, target_language: de}
+            - {weight: 3, <<: *common, source: b.tsv}
+        training: {<<: [&a {steps: 5, seed: 1}, {steps: 6, keep: 4}], seed: 7}
+        model: &m {<<: *m, width: 8}
+        """
+    )
+    assert found == {
+        "corpora": [
+            {"source": "a.tsv", "weight": 2.0, "target_language": "de"},
+            {"source": "b.tsv", "weight": 3.0, "target_language": "de"},
+        ],
+        "steps": 5, "seed": 7, "keep": 4, "width": 8,
+    }  # fmt: skip
+    assert read(f"training: {merges(8)}") == {"steps": 1, "seed": 2, "keep": 9}
+    with pytest.raises(TaskError, match="line 1: duplicate key `seed`"):
+        read("training: {<<: {seed: 1}, seed: 2, seed: 3}")
 
 
 def test_a_missing_file(tmp_path):

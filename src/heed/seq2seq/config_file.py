@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,12 @@ from heed.seq2seq.settings import MODEL, TRAINING
 from heed.seq2seq.tasks import TASKS
 
 _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
-_LONGEST = 80  # characters of a value in a message
+_LONGEST = 80  # characters of a key, and of a value in a message
+_LONGEST_TEXT, _LONGEST_OTHER = 4_096, 100  # characters of a value: of a path, of a number
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+_TAG = "tag:yaml.org,2002:"
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxstring, _REPR.maxother = 3, _LONGEST, _LONGEST
 # YAML 1.1 reads 1e-3 as text, because it has no point.
 _FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$")
 
@@ -144,31 +150,80 @@ def _describe_problem(error: Mapping[str, Any]) -> str:
     kind: Any = known.get(key)
     expected = "a list" if kind is list else "keys with values"
     expected = _TYPE_NAMES.get(kind, expected) if isinstance(kind, type) else expected
-    received = repr(error["input"])
-    received = received if len(received) <= _LONGEST else f"{received[:_LONGEST]} ..."
     subject = f"`{name}`" if name else "it"
-    return f"{subject} must be {expected}. Received: {received}"
+    return f"{subject} must be {expected}. Received: {_shorten(error['input'])}"
+
+
+def _shorten(value: Any) -> str:
+    """The beginning of a value; with aliases, a few lines of YAML can stand for gigabytes."""
+    text = _REPR.repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
 def _parse(data: bytes, path: Path) -> Any:
     yaml = _import_library("yaml")
 
+    def refuse(node: Any, problem: str) -> TaskError:
+        return TaskError(f"{path}, line {node.start_mark.line + 1}: {problem}")
+
     class Loader(yaml.SafeLoader):  # type: ignore[name-defined]
-        """Rejects duplicate keys, and keys that are not text."""
+        """Rejects duplicate keys, keys that are not text, and values of any length."""
+
+        def __init__(self, stream: str) -> None:
+            super().__init__(stream)
+            self._entries: dict[Any, dict[str, Any]] = {}  # of each mapping node that was read
+
+        def construct_scalar(self, node: Any) -> Any:
+            value = super().construct_scalar(node)
+            most = _LONGEST_TEXT if node.tag == _TAG + "str" else _LONGEST_OTHER
+            if len(value) > most:
+                raise refuse(
+                    node, f"a value must have at most {most:,} characters. Received: {len(value):,}"
+                )
+            if _NO_TEXT.search(value):
+                raise refuse(node, "a value must be Unicode text without the character 0")
+            return value
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            seen: set[str] = set()
-            for key_node, _ in node.value:
-                key = self.construct_object(key_node, deep=True)
-                where = f"line {key_node.start_mark.line + 1}"
-                if not isinstance(key, str):
-                    raise TaskError(f"{path}, {where}: a key must be text. Received: {key!r}")
-                if key in seen:
-                    raise TaskError(f"{path}, {where}: duplicate key `{key}`")
-                seen.add(key)
-            return super().construct_mapping(node, deep)
+            if not isinstance(node, yaml.MappingNode):
+                return super().construct_mapping(node, deep)
+            return {
+                key: self.construct_object(value, deep=deep)
+                for key, value in self._read_entries(node).items()
+            }
 
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+        def _read_entries(self, node: Any) -> dict[str, Any]:
+            """The value nodes of a mapping by key, and those of its merge keys (`<<`).
+
+            Each mapping is read once: aliases can name one a million times.
+            """
+            if node in self._entries:
+                return self._entries[node]
+            self._entries[node] = {}  # for one that merges itself
+            own: dict[str, Any] = {}
+            merged: dict[str, Any] = {}
+            for key_node, value in node.value:
+                if key_node.tag == _TAG + "merge":
+                    for one in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                        if not isinstance(one, yaml.MappingNode):
+                            raise refuse(key_node, "`<<` must name keys with values, as *name does")
+                        merged = {**self._read_entries(one), **merged}
+                    continue
+                key = self.construct_object(key_node, deep=True)
+                if not isinstance(key, str):
+                    raise refuse(key_node, f"a key must be text. Received: {_shorten(key)}")
+                if len(key) > _LONGEST:
+                    raise refuse(
+                        key_node,
+                        f"a key must have at most {_LONGEST} characters. Received: {len(key):,}",
+                    )
+                if key in own:
+                    raise refuse(key_node, f"duplicate key `{key}`")
+                own[key] = value
+            self._entries[node] = {**merged, **own}
+            return self._entries[node]
+
+    Loader.add_implicit_resolver(_TAG + "float", _FLOAT, list("-+.0123456789"))
     try:
         return yaml.load(data.decode("utf-8-sig"), Loader)
     except UnicodeDecodeError:
@@ -177,10 +232,10 @@ def _parse(data: bytes, path: Path) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         subject = getattr(error, "problem", None) or getattr(error, "reason", None) or error
-        raise TaskError(f"{path}{where} is not YAML: {subject}") from None
-    except (RecursionError, ValueError) as error:
-        if isinstance(error, TaskError):
-            raise
+        raise TaskError(f"{path}{where} is not YAML: {str(subject)[:_LONGEST]}") from None
+    except TaskError:
+        raise
+    except (RecursionError, ValueError, ArithmeticError) as error:
         raise TaskError(f"{path} is not YAML: {error}") from None
 
 
