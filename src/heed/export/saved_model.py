@@ -36,6 +36,8 @@ def write_artefact(job: ExportJob, folder: Path) -> list[str]:
             signatures |= _trace_translation(job.model, job.longest, texts)
     # Only native kernels have custom gradients, and exported models are not trained.
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+    for part in ("assets", "variables"):  # TensorFlow would not ask the umask
+        (folder / "model" / part).mkdir(parents=True)
     tf.saved_model.save(module, str(folder / "model"), signatures=signatures, options=options)
     if shipment is None or shipment.no_texts is None:
         return []

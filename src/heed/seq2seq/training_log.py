@@ -150,6 +150,7 @@ class TrainingLog:
         except ImportError:
             self.write("TensorBoard is not installed: no events are written", show=False)
             return
+        self._tensorboard.mkdir()  # TensorFlow would not ask the umask
         with self._as_os_errors():
             self._events = tf.summary.create_file_writer(str(self._tensorboard))
         self._open.callback(self._events.close)
