@@ -90,7 +90,7 @@ FAULTS = (
     Fault(
         "a server process that dies stays dead",
         f"{_SEQ2SEQ}/serving/processes.py",
-        "                    self._start(number)\n                except",
+        "                    self._start(place)\n                except",
         "                    pass\n                except",
         (f"{_OF_SEQ2SEQ}/serving/test_processes.py",),
     ),
@@ -638,8 +638,8 @@ FAULTS = (
     Fault(
         "nobody but its owner may read a file of a run",
         f"{_SEQ2SEQ}/atomic_files.py",
-        '        temporary.replace(path)\n',
-        '        temporary.chmod(0o600)\n        temporary.replace(path)\n',
+        "        temporary.replace(path)\n",
+        "        temporary.chmod(0o600)\n        temporary.replace(path)\n",
         (f"{_OF_SEQ2SEQ}/test_run_folder.py",),
     ),
     Fault(

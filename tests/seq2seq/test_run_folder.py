@@ -125,7 +125,8 @@ def test_who_may_read_is_what_the_umask_says(tmp_path, mask):
     try:
         run = tiny.start(tmp_path / "runs" / "run")
         run.write_json("evaluation.json", {})
-        run.write_json("evaluation.json", {"again": 1})
+        path = run.write_json("evaluation.json", {"ü": "\udce9"})  # part of a name in Latin-1
+        assert json.loads(path.read_text(encoding="utf-8")) == {"ü": "\udce9"}
         with run.lock():
             pass
     finally:

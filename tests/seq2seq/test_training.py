@@ -419,11 +419,15 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
     ],
     ids=["validation", "checkpoint"],
 )
-def test_a_training_that_diverges_leaves_no_record_and_no_checkpoint(tmp_path, eager, every, message):
+def test_a_training_that_diverges_leaves_no_record_and_no_checkpoint(
+    tmp_path, eager, every, message
+):
     """`--resume` called the record damaged, and continued from the checkpoint."""
     run = tiny.start(tmp_path / "run", learning_rate=1e39, warmup_steps=0, **every)
     for _ in range(2):  # then resumed
-        with pytest.raises(TaskError, match=rf"{message}: start again with a lower --learning-rate"):
+        with pytest.raises(
+            TaskError, match=rf"{message}: start again with a lower --learning-rate"
+        ):
             train(RunFolder.open(run.path), progress=False)
         assert read_metrics(run.path / "metrics.jsonl") == []
         assert list(run.checkpoints.iterdir()) == []

@@ -32,7 +32,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -148,8 +148,8 @@ def run_processes(
     A failure is an exit status other than 0, a signal, or a worker without heartbeat. The others get SIGTERM then, and
     SIGKILL after `grace` seconds.
 
-    SIGINT, SIGTERM and SIGHUP are passed on to every worker, if this runs in the main thread. The workers may take as long as
-    they need to end; `grace` seconds after a second signal they are killed.
+    SIGINT, SIGTERM and SIGHUP are passed on to every worker, if this runs in the main thread. The workers may take as
+    long as they need to end; `grace` seconds after a second signal they are killed.
 
     Args:
         workers: the processes.

@@ -2,8 +2,8 @@
 
 The channel is a pair of pipes that carry pickled values, each after its length: the child's standard input, and a copy
 of its standard output. What the child prints goes to stderr. The child reads its input all the time: the end of the
-input is the end of the parent. On a third pipe the child sends a beat each second, so that its parent notices when it is
-stopped or frozen.
+input is the end of the parent. On a third pipe the child sends a beat each second, so that its parent notices when it
+is stopped or frozen.
 
 All pipes are read from their descriptors: a thread that waits for a Python file holds its lock, and an interpreter that
 ends meanwhile aborts ("could not acquire lock for <stdin>").
@@ -82,9 +82,10 @@ class Child:
         silence: float = SILENCE,
     ) -> None:
         self._beats = _Beats(silence) if os.name == "posix" else None
-        beats = [] if self._beats is None else [self._beats.write]
-        own = {_BEATS: str(one) for one in beats}
-        own[_PATH] = json.dumps([one for one in sys.path if isinstance(one, str)])
+        own = {_PATH: json.dumps([one for one in sys.path if isinstance(one, str)])}
+        if self._beats is not None:
+            own[_BEATS] = str(self._beats.write)
+            descriptors = [*descriptors, self._beats.write]
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _BOOTSTRAP],
@@ -92,7 +93,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**os.environ, **(environment or {}), **own},
-                pass_fds=[*descriptors, *beats],
+                pass_fds=descriptors,
                 start_new_session=True,
             )
         except BaseException:

@@ -263,4 +263,5 @@ def _hash(data: bytes) -> str:
 
 
 def _encode_json(values: Mapping[str, Any]) -> bytes:
-    return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
+    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    return text.encode("utf-8", "backslashreplace")  # JSON's own form of what is not UTF-8

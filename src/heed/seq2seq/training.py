@@ -115,8 +115,8 @@ def train(
             on TensorFlow.
         OSError: if it cannot be written, as when the disk is full. The last checkpoint is intact.
         MemoryError: if memory runs out. The last checkpoint is intact.
-        TrainingInterrupted: on Ctrl-C, SIGTERM or SIGHUP, after the current step has been saved. A second signal does not wait
-            for that; the last checkpoint is intact.
+        TrainingInterrupted: on Ctrl-C, SIGTERM or SIGHUP, after the current step has been saved. A second signal does
+            not wait for that; the last checkpoint is intact.
     """
     if keras.backend.backend() != "tensorflow":
         raise TaskError("training needs Keras on TensorFlow: set KERAS_BACKEND=tensorflow")

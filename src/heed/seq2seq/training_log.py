@@ -119,8 +119,10 @@ class TrainingLog:
 
     def _begin(self) -> None:
         if self._writes:
-            text_log = self._run.path / "train.log"
-            self._lines = self._open.enter_context(open_regular(text_log, "a", encoding="utf-8"))
+            # Names of files need not be UTF-8.
+            options = {"encoding": "utf-8", "errors": "backslashreplace"}
+            text_log = open_regular(self._run.path / "train.log", "a", **options)
+            self._lines = self._open.enter_context(text_log)
             path = self._run.path / "metrics.jsonl"
             kept = read_metrics(path, self._step)
             text = "".join(json.dumps(record) + "\n" for record in kept)

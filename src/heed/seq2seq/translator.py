@@ -340,7 +340,7 @@ class Translator:
             values = [[None] * options.n_best] * len(filled)
             if scores is not None:
                 array = np.asarray(scores).reshape(len(filled), options.n_best)
-                if not are_finite(array[:, :1]):
+                if not are_finite([array[:, :1]]):
                     raise make_divergence_error(self.run, "a translation has no finite score")
                 values = array.tolist()
             for i, *one in zip(part, several, values, strict=False):

@@ -8,9 +8,9 @@ import re
 
 import pytest
 
+from heed._files import temporary_path
 from heed.seq2seq import TaskError
 from heed.seq2seq.corpus_translation import coordinator, output_folder
-from heed._files import temporary_path
 from heed.seq2seq.corpus_translation.inputs import find_inputs, scan
 from tests import damage as damages
 from tests.seq2seq.corpus_translation import fakes
@@ -302,7 +302,7 @@ def test_pipes_and_broken_links_are_no_inputs(tmp_path):
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "b.txt")
         for found in ("*.txt", "b.txt"):
-            with pytest.raises(TaskError, match="regular file|--input must be a file"):
+            with pytest.raises(TaskError, match=r"regular file|--input must be a file"):
                 find_inputs(tmp_path / found)
         with pytest.raises(OSError, match="it is not a regular file"):
             scan(tmp_path / "b.txt", 2)

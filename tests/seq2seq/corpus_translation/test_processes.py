@@ -133,7 +133,7 @@ def answer_many(channel):
 def test_a_child_that_fails_says_so_and_no_more(capfd):
     """Python aborts if a thread still waits in a Python file when the interpreter ends."""
     child = child_process.Child(fail)
-    with pytest.raises(child_process.ChildEndedError, match="^ended with exit status 1$"):
+    with pytest.raises(child_process.ChildEndedError, match=r"^ended with exit status 1$"):
         child.receive()
     child.close()
     said = capfd.readouterr().err

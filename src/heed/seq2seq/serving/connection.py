@@ -60,9 +60,7 @@ class Connection(HttpToolsProtocol):
         places: those of the server.
     """
 
-    def __init__(
-        self, *args: Any, limits: ServingOptions, places: Places, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, limits: ServingOptions, places: Places, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits, self._places = limits, places
         self._network: str | None = None  # of the client

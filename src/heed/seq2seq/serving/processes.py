@@ -29,7 +29,10 @@ from heed.seq2seq.serving.metrics_folder import (
 from heed.seq2seq.serving.sockets import get_url
 
 _MOST_ENDS = 10  # of each process in a row that stop the server while none answers
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds before the second start in a row, before later ones
+_FIRST_PAUSE, _LONGEST_PAUSE = (
+    1.0,
+    60.0,
+)  # seconds before the second start in a row, before later ones
 _STEADY = 60.0  # seconds of answering after which an end is not one in a row
 _KILL_AFTER = 5.0  # seconds beyond `drain` that a process may take to end
 
@@ -120,8 +123,8 @@ class _Processes:
     def run(self, count: int, on_start: Callable[[], object]) -> int:
         """Starts processes, and keeps them running until a signal, whose number it returns."""
         self._slots = [_Slot() for _ in range(count)]
-        for number in range(count):
-            self._start(number)
+        for place in range(count):
+            self._start(place)
         started = False
         while True:
             number, event = self._wait()
@@ -149,13 +152,13 @@ class _Processes:
         while True:
             now = time.monotonic()
             waiting = {i: slot.due for i, slot in enumerate(self._slots) if slot.child is None}
-            for number in [i for i, due in waiting.items() if due <= now]:
-                del waiting[number]
+            for place in [i for i, due in waiting.items() if due <= now]:
+                del waiting[place]
                 try:
-                    self._start(number)
+                    self._start(place)
                 except OSError as error:  # no memory, no process number ...
-                    self._plan_start(number, f"could not be started: {error.strerror or error}")
-                    waiting[number] = self._slots[number].due
+                    self._plan_start(place, f"could not be started: {error.strerror or error}")
+                    waiting[place] = self._slots[place].due
             try:
                 left = max(0.0, min(waiting.values()) - now) if waiting else None
                 return self.events.get(timeout=left)

@@ -72,9 +72,9 @@ async function* events(answer) {
     if (done) return;
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
-    for (const part of parts) {
-      const [, name] = /^event: (.*)$/m.exec(part) || [, "piece"];
-      yield [name, JSON.parse(/^data: (.*)$/m.exec(part)[1])];
+    for (const part of parts) { // a regular expression would take U+2028 and U+2029 for ends of lines
+      const fields = Object.fromEntries(part.split("\n").map((line) => line.split(/: (.*)/s)));
+      yield [fields.event || "piece", JSON.parse(fields.data)];
     }
   }
 }
