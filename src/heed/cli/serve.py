@@ -185,7 +185,8 @@ def _name_runs(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
         raise TaskError(
             f"give a --name for each run or for none. Received: {len(names)} for {len(paths)} runs"
         )
-    names = names or [path.resolve().name for path in paths]
+    # Answers are UTF-8, which names of folders need not be.
+    names = names or [os.fsencode(path.resolve().name).decode(errors="replace") for path in paths]
     for name in names:
         if not name.strip() or names.count(name) > 1:
             what = "two runs are called" if name.strip() else "a run cannot be called"

@@ -29,7 +29,6 @@ _DRAWING = ("data.js", "heads.js", "lines.js", "matrix.js", "show.js")
 # and 128 keys. A page uses the first number of levels that keeps it small.
 _LEVELS = (255, 127, 63)
 _SMALL = 1_900_000  # characters of base64; the rest of a page is below 0.1 MB
-_UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")  # in a script, or as bytes of UTF-8
 _MOST = 1 << 28  # weights, limited by the text that browsers can hold
 
 
@@ -222,4 +221,6 @@ def json_in_html(value: Any) -> str:
         '"\\u003c/script\\u003e\\u003c!--"'
     """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return _UNSAFE.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text)
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
