@@ -63,6 +63,8 @@ def run_translate(parsed: argparse.Namespace) -> int | None:
         raise TaskError(
             f"--output must not be the file that is read: {parsed.output} would be empty first"
         )
+    from heed.seq2seq.translator import describe_cut
+
     task = seq2seq.RunFolder.open(parsed.run).task()
     if parsed.prefix is not None:
         task.encode_prefix(parsed.prefix)
@@ -83,6 +85,8 @@ def run_translate(parsed: argparse.Namespace) -> int | None:
             )
             for line in line_format.format(1, translations):
                 write(line)
+        if cut := describe_cut(translations):
+            print_note(cut)
         if parsed.picture:
             seen = seq2seq.read_attention(translator, text, parsed.language)
             print(f"picture: {seen.draw(parsed.run / 'attention.png')}", file=sys.stderr)
@@ -110,7 +114,7 @@ def _translate_lines(
     batch_size: int,
 ) -> int:
     """Translates lines; the status is 1 if one could not be translated."""
-    from heed.seq2seq.translator import translate_stream
+    from heed.seq2seq.translator import describe_cut, translate_stream
 
     problems: list[str] = []
 
@@ -130,4 +134,6 @@ def _translate_lines(
     for number, translations in enumerate(stream, 1):
         for line in line_format.format(number, translations):
             write(line)
+        if cut := describe_cut(translations):
+            print_note(f"line {number:,}: {cut}")
     return 1 if problems else 0

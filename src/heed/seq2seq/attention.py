@@ -16,7 +16,7 @@ from heed.seq2seq.atomic_files import write_atomically
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import picture_format
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
-from heed.seq2seq.translator import Translator
+from heed.seq2seq.translator import Translator, is_cut
 
 _SPECIAL = {PAD_ID: "pad", START_ID: "start", END_ID: "end"}
 _KINDS = {"encoder": "self", "decoder": "causal", "cross": "cross"}
@@ -37,6 +37,7 @@ class TranslationAttention:
             that wrote token t.
         tokens: by name the labels of rows and columns. The decoder's columns are the tokens it had read: "start", then
             all but the last that it wrote.
+        cut: whether the translation ends because it has the most tokens.
     """
 
     line: str
@@ -46,6 +47,7 @@ class TranslationAttention:
     target: list[str]
     capture: Capture
     tokens: dict[str, tuple[list[str], list[str]]]
+    cut: bool = False
 
     def draw(self, path: Path) -> Path:
         """Draws the cross-attention, the mean over all heads and each head, to a .png, .svg or .pdf file.
@@ -161,6 +163,7 @@ class AttentionReader:
             targets,
             Capture(weights, kinds),
             {name: sides[kind] for name, kind in kinds.items()},
+            is_cut(target),
         )
 
 
