@@ -142,8 +142,14 @@ def test_an_exported_run_translates_texts(finished_run, tmp_path, monkeypatch):
     asked = ["7", "1,234", "9 9", "0005"]
     model = runner.Model(done.path)  # `export` has run it without heed
     assert [model.text(text) for text in asked] == Translator(finished_run)(asked)
-    with pytest.raises(SystemExit, match="numbers from 0 to 999,999"):
+    with pytest.raises(runner.TextError, match="a number from 0 to 999,999"):
         model.text("x1")
+    assert model.text(" ") == ""
+    # Clients of TensorFlow Serving that name no signature get texts.
+    loaded = tf.saved_model.load(str(done.path / "model"))
+    default = loaded.signatures["serving_default"]
+    given = tf.constant(["7", "", "9 9"])
+    assert [x.decode() for x in default(text=given)["text"].numpy()] == [model.text(x) for x in ("7", "", "9 9")]
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ class TextTask(Task):
         self.source_vocabulary_size = self.source_subwords.vocabulary_size
         self.target_vocabulary_size = self.subwords.vocabulary_size
         self.longest_target = check_integer("longest_target", config["longest_target"], least=1)
-        self._longest = check_integer("longest", config["longest"], least=2)
+        self._longest = self.longest_source = check_integer("longest", config["longest"], least=2)
         self._empty_pairs = check_integer("empty_pairs", config["empty_pairs"])
         self._originals = {Path(path): sha256 for path, sha256 in dict(config["files"]).items()}
         self._corpora = [one.corpus for one in corpora]
