@@ -149,7 +149,9 @@ def test_an_exported_run_translates_texts(finished_run, tmp_path, monkeypatch):
     loaded = tf.saved_model.load(str(done.path / "model"))
     default = loaded.signatures["serving_default"]
     given = tf.constant(["7", "", "9 9"])
-    assert [x.decode() for x in default(text=given)["text"].numpy()] == [model.text(x) for x in ("7", "", "9 9")]
+    assert [x.decode() for x in default(text=given)["text"].numpy()] == [
+        model.text(x) for x in ("7", "", "9 9")
+    ]
 
 
 @pytest.mark.parametrize(

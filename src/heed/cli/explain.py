@@ -45,4 +45,4 @@ def run_explain(parsed: argparse.Namespace) -> None:
         print_note("the translation is cut at the most tokens of this run")
     print_line(f"every head: {attention.write_page(out)}")
     if parsed.png is not None:
-        print_line(f"picture: {attention.draw(parsed.png)}")
+        print_line(f"picture: {attention.draw(parsed.png, print_note)}")

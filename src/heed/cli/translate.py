@@ -89,7 +89,9 @@ def run_translate(parsed: argparse.Namespace) -> int | None:
             print_note(cut)
         if parsed.picture:
             seen = seq2seq.read_attention(translator, text, parsed.language)
-            print(f"picture: {seen.draw(parsed.run / 'attention.png')}", file=sys.stderr)
+            print(
+                f"picture: {seen.draw(parsed.run / 'attention.png', print_note)}", file=sys.stderr
+            )
         return None
     if parsed.picture:
         raise TaskError("--picture needs the text as an argument: it draws one translation")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,12 @@ class TranslationAttention:
     tokens: dict[str, tuple[list[str], list[str]]]
     cut: bool = False
 
-    def draw(self, path: Path) -> Path:
+    def draw(self, path: Path, note: Callable[[str], object] = warnings.warn) -> Path:
         """Draws the cross-attention, the mean over all heads and each head, to a .png, .svg or .pdf file.
+
+        Args:
+            path: the file.
+            note: called with a line about letters that no font of this machine has.
 
         Returns:
             `path`.
@@ -68,6 +73,8 @@ class TranslationAttention:
             figure = plot_cross_attention(self.capture, self.source, self.target, title=title)
         except ImportError as error:
             raise TaskError(str(error)) from None
+        if boxes := figure.set_fonts():
+            note(boxes)
         write_atomically(path, lambda file: figure.savefig(file, format=kind))
         return path
 

@@ -42,7 +42,9 @@ def test_a_batch_gives_what_single_requests_give(serving, translator):
     found = [one["text"] for one in together["translations"]]
     assert found == translator(texts)
     assert found == [ask(client, text).json()["translations"][0]["text"] for text in texts]
-    assert [list(one) for one in together["translations"]] == [["text", "cut"]] * 5, "nothing unasked"
+    assert [list(one) for one in together["translations"]] == [["text", "cut"]] * 5, (
+        "nothing unasked"
+    )
 
 
 def test_requests_that_come_together_are_decoded_together(serving, gate, translator):

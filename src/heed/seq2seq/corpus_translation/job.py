@@ -180,9 +180,7 @@ class ShardTranslator:
             if what := describe_cut(translations):
                 cut.append(f"line {number:,}: {what}")
         data = "".join(f"{line}\n" for line in output).encode()
-        return ShardResult(
-            shard.file, shard.number, len(lines), data, tuple(problems), tuple(cut)
-        )
+        return ShardResult(shard.file, shard.number, len(lines), data, tuple(problems), tuple(cut))
 
 
 def _hash_file(path: Path) -> str:

@@ -22,8 +22,8 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
         seconds: for all of it to arrive.
 
     Raises:
-        HTTPException: 415 for a compressed body; 413 for a longer one, at once if the header tells its length; 408 for a
-            slow one; 400 if the client went away. The connection is closed after it.
+        HTTPException: 415 for a compressed body; 413 for a longer one, at once if the header tells its length; 408 for
+            a slow one; 400 if the client went away. The connection is closed after it.
     """
     if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         await _drop(request)
