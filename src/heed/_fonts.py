@@ -22,7 +22,7 @@ def set_fonts(figure: Any) -> str:
     """
     from matplotlib.text import Text
 
-    lost = set()
+    lost: set[str] = set()
     for text in figure.findobj(Text):
         if letters := _missing(text.get_text(), tuple(text.get_fontfamily())):
             fonts = _find_fonts(letters)
@@ -64,7 +64,11 @@ def _find_fonts(letters: frozenset[str]) -> tuple[str, ...]:
         if not left:
             break
         # Only the first font of a file can be loaded everywhere; matplotlib scales no bitmaps.
-        if entry.name.startswith(_STAND_IN) or getattr(entry, "index", 0) or entry.name in found:
+        if (
+            entry.name.startswith(_STAND_IN)
+            or getattr(entry, "index", False)
+            or entry.name in found
+        ):
             continue
         try:
             font = get_font(entry.fname)

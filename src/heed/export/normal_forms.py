@@ -6,6 +6,7 @@ import sys
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Literal
 
 
 def white_space() -> str:
@@ -13,7 +14,7 @@ def white_space() -> str:
     return match_any(c for c in map(chr, range(sys.maxunicode + 1)) if c.isspace())
 
 
-def abnormal(form: str) -> list[str]:
+def abnormal(form: Literal["NFC", "NFKC"]) -> list[str]:
     """Returns patterns, one of which is in every text that a normal form changes, and none in any other.
 
     A text changes if a character has another form, if two characters compose (perhaps across marks of lower classes),

@@ -227,16 +227,16 @@ def evaluate(
     if corpus is not None:
         items, left_out = _read_items(task, corpus, language)
         evaluation = _judge(translator, items)
-        scores = _score(translator, items, evaluation.answers, bleu_tokenizer)
-        return replace(evaluation, given_pairs=True, left_out=left_out, **scores)
+        figures = _score(translator, items, evaluation.answers, bleu_tokenizer)
+        return replace(evaluation, given_pairs=True, left_out=left_out, **figures)
     items = task.evaluation_items()
     evaluation = _judge(translator, items)
     others = task.extra_evaluations().items()
     extra = {name: _judge(translator, items) for name, items in others}
-    scores: dict[str, Any] = {}
-    if task.has_corpus_scores:
-        scores = _score(translator, items, evaluation.answers, bleu_tokenizer)
-    return replace(evaluation, extra=extra, **scores)
+    if not task.has_corpus_scores:
+        return replace(evaluation, extra=extra)
+    figures = _score(translator, items, evaluation.answers, bleu_tokenizer)
+    return replace(evaluation, extra=extra, **figures)
 
 
 def write_evaluation(translator: Translator, evaluation: Evaluation) -> Path:

@@ -94,8 +94,8 @@ def start_run(
         if training_options.validate_with == "bleu":
             # Another machine may have other tokenizers: its scores would be compared with these.
             references = [text for _, text in task.validation_texts()]
-            chosen = choose_bleu_tokenizer(references, training_options.bleu_tokenizer)
-            training_options = dataclasses.replace(training_options, bleu_tokenizer=chosen)
+            tokenizer = choose_bleu_tokenizer(references, training_options.bleu_tokenizer)
+            training_options = dataclasses.replace(training_options, bleu_tokenizer=tokenizer)
     if write:
         RunFolder.check_free(Path(path))
     check_training(model, task, training_options)

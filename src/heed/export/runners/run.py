@@ -205,8 +205,8 @@ def normalize(text: str, rules: Mapping[str, Any] | None) -> str:
     """
     if rules and rules["form"]:
         text = unicodedata.normalize(rules["form"], text)
-    spaces = dict.fromkeys(rules["spaces"], " ") if rules else {}
-    return text.translate(str.maketrans(spaces)).strip()
+    spaces = rules["spaces"] if rules else ""
+    return text.translate(str.maketrans(spaces, " " * len(spaces))).strip()
 
 
 def _read_number(text: str) -> str:
