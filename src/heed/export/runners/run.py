@@ -3,8 +3,8 @@
     python run.py TEXT ...            translates each text, or each line of standard input
     python run.py --check IN OUT      writes the outputs for the arrays of an .npz file to another, to compare them
 
-A line that cannot be translated, or whose translation is cut, is named on standard error; the status is then 1 for the
-first kind. In Python: `Model(folder)` with `programs`, `translate`, `scores` and `text`.
+A line that cannot be translated gives a blank line; it is named on standard error, as is one whose translation is cut.
+In Python: `Model(folder)` with `programs`, `translate`, `scores` and `text`.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ def main() -> int:
             if cut:
                 note = f"the translation is cut at {cut:,} tokens, the most of this model"
         except TextError as error:
-            status, note = 1, str(error)
+            note, status = str(error), int(bool(texts))  # lines after this one are translated
         print(answer.translate(_NO_BREAKS), flush=True)
         if note:
             what = "text" if texts else "line"
