@@ -225,7 +225,7 @@ def test_the_runner_reads_numbers_as_heed_does(finished_run):
     task = finished_run.task()
     for text in ("0", "1,234", " 9 9", "999999", "007"):
         assert model.read(text) == task.encode(text)
-    with pytest.raises(SystemExit, match="Received: '1x'"):
+    with pytest.raises(runner.TextError, match="Received: '1x'"):
         model.read("1x")
     ids = task.subwords.encode(["forty-two"])[0]
     assert model.write([*ids, 0, 0]) == "forty-two"

@@ -139,6 +139,14 @@ def test_odd_lines_are_read_alike(readers):
     assert None in [read(task, line) for line in ODD]
 
 
+def test_only_a_line_feed_ends_a_line(monkeypatch):
+    """And only a mark before the first line is no text."""
+    data = b"\xef\xbb\xbfa\r\n\xef\xbb\xbfb\rc\n\xe2\x80\xa8d\x0b\x85\n\n\xff"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), encoding="ascii"))
+    found = ["a\r\n", "\ufeffb\rc\n", "\u2028d\x0b\udc85\n", "\n", "\udcff"]
+    assert list(runner._lines()) == found
+
+
 @given(
     st.text(
         st.sampled_from([*"ab c\t\r▁<>/s0x41é\u0301\u3000\u2028\ufeff\0", "一", "😀"]), max_size=12
