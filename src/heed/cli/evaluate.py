@@ -26,9 +26,10 @@ def add_evaluate(parser: Parser) -> None:
     parser.add_argument("--language", help="their target language")
     parser.add_argument(
         "--bleu-tokenizer",
+        choices=BLEU_TOKENIZERS,
         default=AUTO,
         metavar="NAME",
-        help=f"one of sacrebleu: {', '.join(BLEU_TOKENIZERS)} (auto: by script)",
+        help=f"of sacrebleu: {', '.join(BLEU_TOKENIZERS)} (auto: by script)",
     )
     parser.add_argument("--compare", type=Path, metavar="RUN2", help="evaluate this run too")
     parser.add_argument(

@@ -63,8 +63,6 @@ def run_translate(parsed: argparse.Namespace) -> int | None:
         raise TaskError(
             f"--output must not be the file that is read: {parsed.output} would be empty first"
         )
-    from heed.seq2seq.translator import describe_cut
-
     task = seq2seq.RunFolder.open(parsed.run).task()
     if parsed.prefix is not None:
         task.encode_prefix(parsed.prefix)
@@ -79,6 +77,8 @@ def run_translate(parsed: argparse.Namespace) -> int | None:
         text = " ".join(parsed.text)
         task.encode(text, parsed.language)
         translator = open_translator(parsed.run, options, parsed.ensemble, parsed.device_threads)
+        from heed.seq2seq.translator import describe_cut  # TensorFlow is silent now
+
         with open_output(parsed.output) as write:
             (translations,) = translator.translations(
                 [text], parsed.language, parsed.prefix, alignments=parsed.alignments
