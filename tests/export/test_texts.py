@@ -67,7 +67,7 @@ KINDS = {
     "character": {"unit": "character"},
     "bytes": {"vocab_size": 300, "byte_fallback": True, "hard_vocab_limit": False},
     "bpe-bytes": {"vocab_size": 300, "byte_fallback": True, "model_type": "bpe", "pad_id": 3},
-    "spaces": {"vocab_size": 40, "remove_extra_whitespaces": False, "unk_surface": " <?> "},
+    "spaces": {"vocab_size": 24, "remove_extra_whitespaces": False, "unk_surface": " <?> "},
 }
 
 
