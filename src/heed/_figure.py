@@ -25,9 +25,10 @@ def new_figure(width: float, height: float) -> Any:
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        figure: Any = _figure_type()(figsize=(width, height), layout="constrained", dpi=150)
     except ImportError:
         raise ImportError(f"pictures need matplotlib: {how_to_install('demo')}") from None
-    figure: Any = _figure_type()(figsize=(width, height), layout="constrained", dpi=150)
     FigureCanvasAgg(figure)
     figure.get_layout_engine().set(w_pad=0.06, h_pad=0.06)
 
