@@ -135,7 +135,9 @@ def test_odd_lines_are_read_alike(readers):
         assert read_by_runner(model, line) == ids, line
         if ops is not None:
             as_bytes = line.encode("utf-8", "surrogateescape")
-            assert read_by_graph(ops, as_bytes) == ids, line
+            rules = model.manifest["tokens"]["normalization"]
+            wanted = None if rules and "e\u0301" in line else ids
+            assert read_by_graph(ops, as_bytes) == wanted, line
     assert None in [read(task, line) for line in ODD]
 
 
@@ -173,13 +175,14 @@ def test_any_tokens_are_written_alike(readers):
 def test_normalised_texts_are_read_alike(readers):
     """The runner brings texts into the form of the run; a graph, which cannot, refuses other forms."""
     task, model, _ = readers
-    tokens = {**model.manifest["tokens"], "normalization": RULES}
+    rules = model.manifest["tokens"]["normalization"] or RULES
+    tokens = {**model.manifest["tokens"], "normalization": rules}
     changed = runner.Model.__new__(runner.Model)
     changed.folder, changed.manifest = model.folder, {**model.manifest, "tokens": tokens}
     ops = text_ops(tokens)
     for line in ODD:
-        plain = runner.normalize(line, RULES)
-        assert not set(plain) & set(RULES["spaces"])
+        plain = runner.normalize(line, rules)
+        assert not set(plain) & set(rules["spaces"])
         ids = read(task, plain) if plain else [] if not line.strip() else None
         assert read_by_runner(changed, line) == ids, line
         if ops is not None:

@@ -26,7 +26,8 @@ class Shipment:
         tokens: "source" and "target", the name of each id, "▁" where a word starts; "unknown", the id of unknown
             tokens; "reads", see `Reading.unit`; "language", the first one, or None; "source_model" and "target_model",
             the files of the SentencePiece tokenizers, or None; "mark_is_space", whether "▁" in a text is a space to the
-            source's; "target_unit" and "unknown_text", of the target's; "longest_source", see `Task`.
+            source's; "target_unit" and "unknown_text", of the target's; "longest_source", see `Task`; "normalization",
+            the form and the spaces of the source's, or None.
         files: the other files of the exported folder, by name.
         no_texts: see `Reading.obstacle`.
 
@@ -55,7 +56,9 @@ class Shipment:
 
 def describe_tokens(task: Task) -> dict[str, Any]:
     """The tokens of a task, see `Shipment`."""
-    source, target = (getattr(task, name, None) for name in ("source_subwords", "subwords"))
+    # Tasks may do without these.
+    names = ("source_subwords", "subwords", "normalizer")
+    source, target, normalizer = (getattr(task, name, None) for name in names)
     models = {
         f"{side}_model": f"{side}.model" if f"{side}.model" in _tokenizer_files(task) else None
         for side in ("source", "target")
@@ -70,6 +73,7 @@ def describe_tokens(task: Task) -> dict[str, Any]:
         "target_unit": None if target is None else target.unit,
         "unknown_text": None if target is None else target.unknown_text,
         "longest_source": task.longest_source,
+        "normalization": None if normalizer is None else normalizer._asdict(),
     }
 
 
