@@ -133,7 +133,7 @@ async function translate() {
     if (mine !== pending) return;
     const [one] = result.translations;
     list(one.hypotheses || [one]);
-    $("state").textContent = `Translated in ${Math.round(performance.now() - begin)} ms${one.cut ? "; cut: the model's longest translation is reached" : ""}`;
+    $("state").textContent = `Translated in ${Math.round(performance.now() - begin)} ms`;
     await stage(found[0].attention);
   } catch (error) {
     if (mine !== pending) return; // aborted, or answered too late
