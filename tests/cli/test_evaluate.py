@@ -45,11 +45,13 @@ def test_evaluation_on_pairs_that_are_given(heed, run_path, tmp_path):
     lines = out.splitlines()
     assert " of 2 answers are right" in lines[0]
     assert lines[-3] == f"{run_path} and {run_path}:"
-    assert lines[-2].startswith("  BLEU ")
+    assert lines[-2].startswith("  exact "), "BLEU has no meaning for single words"
+    assert "BLEU has no meaning for texts this short: 0 of 2 references" in lines[1]
     assert "+0.0 (p = " in lines[-1]
     both = heed("evaluate", run_path, *options, "--max-length", "2")[1].splitlines()
     assert both[-1] != lines[-1], "the option says something"
     assert "+0.0 (p = " in both[-1], "of both runs"
+    fails(heed("evaluate", run_path, "--bleu-tokenizer", "ja"), 2, "invalid choice: 'ja'")
     fails(heed("evaluate", run_path, "--target", "x"), 1, "--target goes with --source")
     fails(heed("evaluate", run_path, "--language", "de"), 1, "--language goes with --source")
     fails(heed("evaluate", run_path, "--source", "none.tsv"), 1, "cannot read none.tsv")

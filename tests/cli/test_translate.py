@@ -8,6 +8,8 @@ from heed.seq2seq.tokenizer import Tokenizer
 from tests.cli.command import fails
 from tests.seq2seq import tiny
 
+pytestmark = pytest.mark.usefixtures("all_end")
+
 
 def test_one_number_in_four_ways(heed, run_path):
     expected = heed("translate", run_path, "001234")[1]

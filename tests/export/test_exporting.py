@@ -143,8 +143,16 @@ def test_an_exported_run_translates_texts(finished_run, tmp_path, monkeypatch):
     asked = ["7", "1,234", "9 9", "0005"]
     model = runner.Model(done.path)  # `export` has run it without heed
     assert [model.text(text) for text in asked] == Translator(finished_run)(asked)
-    with pytest.raises(SystemExit, match="numbers from 0 to 999,999"):
+    with pytest.raises(runner.TextError, match="a number from 0 to 999,999"):
         model.text("x1")
+    assert model.text(" ") == ""
+    # Clients of TensorFlow Serving that name no signature get texts.
+    loaded = tf.saved_model.load(str(done.path / "model"))
+    default = loaded.signatures["serving_default"]
+    given = tf.constant(["7", "", "9 9"])
+    assert [x.decode() for x in default(text=given)["text"].numpy()] == [
+        model.text(x) for x in ("7", "", "9 9")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -218,7 +226,7 @@ def test_the_runner_reads_numbers_as_heed_does(finished_run):
     task = finished_run.task()
     for text in ("0", "1,234", " 9 9", "999999", "007"):
         assert model.read(text) == task.encode(text)
-    with pytest.raises(SystemExit, match="Received: '1x'"):
+    with pytest.raises(runner.TextError, match="Received: '1x'"):
         model.read("1x")
     ids = task.subwords.encode(["forty-two"])[0]
     assert model.write([*ids, 0, 0]) == "forty-two"

@@ -417,10 +417,38 @@ FAULTS = (
     # Serving
     Fault(
         "the arguments of BLEU are swapped",
-        f"{_SEQ2SEQ}/evaluation.py",
-        "one.corpus_score(translations, references) for",
-        "one.corpus_score(references[0], [translations]) for",
+        f"{_SEQ2SEQ}/scoring.py",
+        "metric.corpus_score(translations, [references])",
+        "metric.corpus_score(references, [translations])",
         (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
+    ),
+    Fault(
+        "BLEU of Chinese splits at spaces",
+        f"{_SEQ2SEQ}/scoring.py",
+        "sacrebleu.BLEU(tokenize=chosen)",
+        "sacrebleu.BLEU()",
+        (f"{_OF_SEQ2SEQ}/test_scoring.py",),
+    ),
+    Fault(
+        "equal runs differ for certain",
+        f"{_SEQ2SEQ}/comparison.py",
+        "if one.score != other.score else 1.0",
+        "if True else 1.0",
+        (f"{_OF_SEQ2SEQ}/test_comparison.py",),
+    ),
+    Fault(
+        "equal scores keep the first weights",
+        f"{_SEQ2SEQ}/training.py",
+        "-at.best_loss)",
+        "0.0)",
+        (f"{_OF_SEQ2SEQ}/test_training_features.py",),
+    ),
+    Fault(
+        "an unknown token is right in validation",
+        f"{_SEQ2SEQ}/training_step.py",
+        "tf.not_equal(target, UNKNOWN_ID)",
+        "tf.ones_like(target, tf.bool)",
+        (f"{_OF_SEQ2SEQ}/test_training_step.py",),
     ),
     Fault(
         "translations come in the order of their lengths",
@@ -817,8 +845,8 @@ FAULTS = (
     Fault(
         "groups have the scores of all",
         f"{_SEQ2SEQ}/evaluation.py",
-        "_score_corpus([a for a in answers if a.group == name])",
-        "_score_corpus(answers)",
+        "_score_corpus([a for a in answers if a.group == name], bleu_tokenizer)",
+        "_score_corpus(answers, bleu_tokenizer)",
         (
             f"{_OF_SEQ2SEQ}/test_languages.py",
             f"{_OF_SEQ2SEQ}/test_using_a_run.py",

@@ -11,7 +11,7 @@ from heed.cli.arguments import Parser
 from heed.cli.decoding import add_decoding_options, open_translator, read_decoding_options
 from heed.cli.streams import print_line, print_note, resolve_input
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.scoring import load_sacrebleu
+from heed.seq2seq.scoring import AUTO, BLEU_TOKENIZERS, load_sacrebleu
 
 
 def add_evaluate(parser: Parser) -> None:
@@ -24,6 +24,13 @@ def add_evaluate(parser: Parser) -> None:
     )
     parser.add_argument("--target", type=Path, help="their translations")
     parser.add_argument("--language", help="their target language")
+    parser.add_argument(
+        "--bleu-tokenizer",
+        choices=BLEU_TOKENIZERS,
+        default=AUTO,
+        metavar="NAME",
+        help=f"of sacrebleu: {', '.join(BLEU_TOKENIZERS)} (auto: by script)",
+    )
     parser.add_argument("--compare", type=Path, metavar="RUN2", help="evaluate this run too")
     parser.add_argument(
         "--report",
@@ -53,17 +60,18 @@ def _evaluate(parsed: argparse.Namespace) -> None:
         seq2seq.RunFolder.open(parsed.compare)  # before the evaluation takes its time
     report = _check_report_path(parsed)
     translator = open_translator(parsed.run, options, parsed.ensemble, parsed.device_threads)
-    evaluation = seq2seq.evaluate(translator, corpus, parsed.language)
+    judged = (corpus, parsed.language, parsed.bleu_tokenizer)
+    evaluation = seq2seq.evaluate(translator, *judged)
     for line in evaluation.report():
         print_line(line)
-    if evaluation.bleu is None and (corpus is not None or translator.task.has_corpus_scores):
+    if evaluation.chrf is None and (corpus is not None or translator.task.has_corpus_scores):
         print_note(
             f"BLEU and chrF are left out without the sacrebleu library: {how_to_install('demo')}"
         )
     print_line(f"all figures: {seq2seq.write_evaluation(translator, evaluation)}")
     compared = None
     if parsed.compare is not None:
-        other = seq2seq.evaluate(open_translator(parsed.compare, options), corpus, parsed.language)
+        other = seq2seq.evaluate(open_translator(parsed.compare, options), *judged)
         compared = seq2seq.Compared(str(parsed.compare), other, seq2seq.compare(evaluation, other))
         print_line(f"{parsed.run} and {parsed.compare}:")
         for one in compared.comparisons:

@@ -8,7 +8,7 @@ from pathlib import Path
 from heed import seq2seq
 from heed.cli.arguments import Parser
 from heed.cli.decoding import open_translator
-from heed.cli.streams import print_line
+from heed.cli.streams import print_line, print_note
 from heed.seq2seq.errors import TaskError
 
 
@@ -41,6 +41,8 @@ def run_explain(parsed: argparse.Namespace) -> None:
     translator = open_translator(parsed.run)  # first: it silences TensorFlow
     attention = seq2seq.read_attention(translator, text, parsed.language)
     print_line(attention.translation)
+    if attention.cut:
+        print_note("the translation is cut at the most tokens of this run")
     print_line(f"every head: {attention.write_page(out)}")
     if parsed.png is not None:
-        print_line(f"picture: {attention.draw(parsed.png)}")
+        print_line(f"picture: {attention.draw(parsed.png, print_note)}")

@@ -77,15 +77,21 @@ def run_translate(parsed: argparse.Namespace) -> int | None:
         text = " ".join(parsed.text)
         task.encode(text, parsed.language)
         translator = open_translator(parsed.run, options, parsed.ensemble, parsed.device_threads)
+        from heed.seq2seq.translator import describe_cut  # TensorFlow is silent now
+
         with open_output(parsed.output) as write:
             (translations,) = translator.translations(
                 [text], parsed.language, parsed.prefix, alignments=parsed.alignments
             )
             for line in line_format.format(1, translations):
                 write(line)
+        if cut := describe_cut(translations):
+            print_note(cut)
         if parsed.picture:
             seen = seq2seq.read_attention(translator, text, parsed.language)
-            print(f"picture: {seen.draw(parsed.run / 'attention.png')}", file=sys.stderr)
+            print(
+                f"picture: {seen.draw(parsed.run / 'attention.png', print_note)}", file=sys.stderr
+            )
         return None
     if parsed.picture:
         raise TaskError("--picture needs the text as an argument: it draws one translation")
@@ -110,7 +116,7 @@ def _translate_lines(
     batch_size: int,
 ) -> int:
     """Translates lines; the status is 1 if one could not be translated."""
-    from heed.seq2seq.translator import translate_stream
+    from heed.seq2seq.translator import describe_cut, translate_stream
 
     problems: list[str] = []
 
@@ -130,4 +136,6 @@ def _translate_lines(
     for number, translations in enumerate(stream, 1):
         for line in line_format.format(number, translations):
             write(line)
+        if cut := describe_cut(translations):
+            print_note(f"line {number:,}: {cut}")
     return 1 if problems else 0

@@ -83,6 +83,11 @@ class BytePairTokenizer(Tokenizer):
         self._first_tag = next(others)
         self._begin = self._ours_of[vocabulary[special["begin"]]]
 
+    @property
+    def unknown_text(self) -> str:
+        """See `Tokenizer`."""
+        return " ⁇ "
+
     def _ids(self, text: str) -> Iterable[int]:
         # The library refuses half of a surrogate pair.
         text = text.encode(errors="replace").decode()
@@ -95,7 +100,9 @@ class BytePairTokenizer(Tokenizer):
 
     def _decode(self, ids: Iterable[int]) -> str:
         tokens = (
-            " ⁇ " if i == UNKNOWN_ID else self._tokens.get(i, "") for i in ids if i != self._begin
+            self.unknown_text if i == UNKNOWN_ID else self._tokens.get(i, "")
+            for i in ids
+            if i != self._begin
         )
         return self._to_text.decode(list(tokens)).strip(" ")
 

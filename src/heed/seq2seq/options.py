@@ -10,6 +10,7 @@ from typing import Any
 
 from heed._numbers import check_integer, check_real
 from heed.seq2seq.errors import TaskError, convert_value_errors
+from heed.seq2seq.scoring import AUTO, BLEU_TOKENIZERS
 
 SCHEDULES = ("cosine", "inverse_sqrt", "constant")
 PRECISIONS = ("float32", "bfloat16")
@@ -40,6 +41,7 @@ class TrainingOptions:
         validate_every: steps between validations, 1 or more.
         validate_with: the metric to validate with: "loss", or "bleu" or "chrf" of greedy translations.
         validate_sentences: the most validation sentences translated for that, 1 or more.
+        bleu_tokenizer: of that BLEU, see `heed.seq2seq.scoring.choose_bleu_tokenizer`; a run keeps what "auto" chose.
         checkpoint_every: steps between checkpoints, 1 or more.
         keep: checkpoints to keep, 2 or more: the one before the newest is a spare in case the newest is damaged.
         patience: validations without improvement after which training stops and the best weights are kept; 0 never
@@ -73,6 +75,7 @@ class TrainingOptions:
     validate_every: int = 100
     validate_with: str = "loss"
     validate_sentences: int = 200
+    bleu_tokenizer: str = AUTO
     checkpoint_every: int = 100
     keep: int = 2
     patience: int = 0
@@ -87,6 +90,7 @@ class TrainingOptions:
                 ("schedule", SCHEDULES),
                 ("precision", PRECISIONS),
                 ("validate_with", METRICS),
+                ("bleu_tokenizer", BLEU_TOKENIZERS),
             ):
                 check_one_of(name, getattr(self, name), known)
             if self.warmup_steps is None:

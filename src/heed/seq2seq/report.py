@@ -219,7 +219,7 @@ def _share_figure(name: str, judged: Sequence[Evaluation], note: str) -> dict[st
 
 
 def _list_notes(evaluation: Evaluation) -> list[str]:
-    notes = []
+    notes = evaluation.notes()
     if evaluation.cut:
         notes.append(f"Sources that are too long and were cut: {evaluation.cut:,}")
     if left_out := evaluation.left_out:

@@ -16,7 +16,7 @@ from heed.seq2seq.model_size import check_training
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.origins import Origin, RunOrigin
 from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.scoring import load_sacrebleu
+from heed.seq2seq.scoring import choose_bleu_tokenizer, load_sacrebleu
 from heed.seq2seq.task import Task
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
 
@@ -91,6 +91,11 @@ def start_run(
     training_options = TrainingOptions(**training)
     if training_options.validate_with != "loss":
         load_sacrebleu(training_options.validate_with)
+        if training_options.validate_with == "bleu":
+            # Another machine may have other tokenizers: its scores would be compared with these.
+            references = [text for _, text in task.validation_texts()]
+            tokenizer = choose_bleu_tokenizer(references, training_options.bleu_tokenizer)
+            training_options = dataclasses.replace(training_options, bleu_tokenizer=tokenizer)
     if write:
         RunFolder.check_free(Path(path))
     check_training(model, task, training_options)

@@ -86,6 +86,7 @@ class Task(abc.ABC):
         has_corpus_scores: whether BLEU and chrF are meaningful for it.
         shares_vocabulary: whether an id means the same in source and target.
         longest_target: the most tokens of a target, its end included.
+        longest_source: the most tokens of a source that `encode` returns, its end included; None: no bound of the task.
         source_vocabulary_size, target_vocabulary_size: numbers of token ids.
         subwords: the target tokenizer; not needed if `decode` and `target_labels` are overridden.
     """
@@ -102,6 +103,7 @@ class Task(abc.ABC):
     has_alignments: bool = False
     languages: tuple[str, ...] = ()
     longest_target: int
+    longest_source: int | None = None
     source_vocabulary_size: int
     target_vocabulary_size: int
     subwords: Tokenizer

@@ -23,6 +23,7 @@ from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.pair_store import PairStore, hash_texts
 from heed.seq2seq.task import Batch, Item, Option, Reading, Task, pad_rows
 from heed.seq2seq.tokenizer import PAD_ID, Tokenizer
+from heed.seq2seq.unknown_tokens import describe_unknown, share_unknown
 from heed.seq2seq.vocabularies import DEFAULT_SIZE, Vocabularies
 from heed.seq2seq.word_links import read_links, split_words, spread
 
@@ -160,7 +161,7 @@ class TextTask(Task):
         self.source_vocabulary_size = self.source_subwords.vocabulary_size
         self.target_vocabulary_size = self.subwords.vocabulary_size
         self.longest_target = check_integer("longest_target", config["longest_target"], least=1)
-        self._longest = check_integer("longest", config["longest"], least=2)
+        self._longest = self.longest_source = check_integer("longest", config["longest"], least=2)
         self._empty_pairs = check_integer("empty_pairs", config["empty_pairs"])
         self._originals = {Path(path): sha256 for path, sha256 in dict(config["files"]).items()}
         self._corpora = [one.corpus for one in corpora]
@@ -376,7 +377,20 @@ class TextTask(Task):
             notes.append(
                 "lengths are estimated from letters: pairs that turn out to be too long are left out"
             )
-        return notes
+        return notes + self._describe_unknown()
+
+    def _describe_unknown(self) -> list[str]:
+        """The share of unknown tokens in the training text, or in a sample of it."""
+        places = self._training.places
+        sample = self._store.pairs(places[_sample_places(len(places), _BLOCK)])
+        tokenizers = (self.source_subwords, self.subwords)
+        shares = {
+            side: share_unknown(tokenizer.encode(texts))
+            for side, tokenizer, texts in zip(
+                _SIDES, tokenizers, zip(*sample, strict=True), strict=True
+            )
+        }
+        return [line for line in [describe_unknown(shares)] if line]
 
     def _encode_pairs(self, pairs: Sequence[Pair], languages: Iterable[str | None]) -> list[_Ids]:
         sources = self.source_subwords.encode([source for source, _ in pairs])

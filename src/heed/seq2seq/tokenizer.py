@@ -120,6 +120,16 @@ class Tokenizer:
         """The id that a token has in the model; None for one that is not in the model."""
         return self._library_ids.get(i)
 
+    @property
+    def mark_is_space(self) -> bool:
+        """Whether "▁" in a text is a space: in words, the library would join unknown ones."""
+        return self.splits_at_spaces and self.unit == "word"
+
+    @property
+    def unknown_text(self) -> str:
+        """How the text of several tokens shows an unknown one."""
+        return str(self._processor.decode([self._library_ids[UNKNOWN_ID]]))
+
     def tag(self, name: str) -> int:
         """The id of a tag."""
         return self._first_tag + self.tags.index(name)
@@ -130,8 +140,8 @@ class Tokenizer:
 
     def _ids(self, text: str) -> Iterable[int]:
         """The ids of a text; words are cached where no token goes beyond a word."""
-        if self.splits_at_spaces and self.unit == "word":
-            text = text.replace(_SPACE, " ")  # the library would join unknown words
+        if self.mark_is_space:
+            text = text.replace(_SPACE, " ")
         elif not self.splits_at_spaces or _SPACE in text:
             return self._encode_with_library(text)
         # Between two spaces is a word without tokens. A loop in Python would take most of a batch's time.

@@ -37,7 +37,6 @@ from heed.seq2seq.training_workers import Workers
 from heed.seq2seq.validation_score import ValidationScore
 
 _RECORD_EVERY = 10  # steps in one line of metrics
-_TITLES = {"bleu": "BLEU", "chrf": "chrF"}
 _STOP_NOTICE = "stopping after this step: it is saved first; once more stops at once"
 
 
@@ -86,6 +85,7 @@ class _Progress:
     loss_sum: float = 0.0
     loss_count: int = 0
     best_score: float = -math.inf
+    best_loss: float = math.inf  # of the same validation: it decides between equal scores
     best_step: int = 0
     without_better: int = 0
     stopped_early: bool = False
@@ -278,6 +278,7 @@ class _Training:
         self._notes += task.notes()
         if options.validate_with != "loss":
             self._score = ValidationScore(self._run, task)
+            self._notes += filter(None, [self._score.note])
 
     def _take_steps(self, log: TrainingLog, began: float, stop: StopRequest) -> None:
         at, options = self._at, self._options
@@ -372,7 +373,7 @@ class _Training:
             log.flush()
 
     def _validate(self, log: TrainingLog, loss: float) -> dict[str, Any]:
-        at, patience, name = self._at, self._options.patience, self._options.validate_with
+        at, patience = self._at, self._options.patience
         with self._step.use_average():
             result = self._step.validate(self._validation_batches)._asdict()
             if not math.isfinite(result["loss"]):
@@ -381,16 +382,17 @@ class _Training:
             variables = self._model.weights if patience or self._score is not None else ()
             weights = [np.array(weight.numpy()) for weight in variables]
         if self._score is not None:
-            result[name] = self._score(weights)
-        score = result[name] if self._score is not None else -result["loss"]
-        if score > at.best_score:
-            at.best_score, at.best_step, at.without_better = score, at.step, 0
+            result[self._score.name] = self._score(weights)
+        score = -result["loss"] if self._score is None else result[self._score.name]
+        if (score, -result["loss"]) > (at.best_score, -at.best_loss):
+            at.best_score, at.best_loss = score, result["loss"]
+            at.best_step, at.without_better = at.step, 0
             if patience:
                 self._best = weights
         else:
             at.without_better += 1
             at.stopped_early = 0 < patience <= at.without_better
-        translated = f"{_TITLES[name]} {score:.1f}  " if self._score is not None else ""
+        translated = "" if self._score is None else f"{self._score.title} {score:.1f}  "
         log.write(
             f"step {at.step}/{self._options.steps}  loss {loss:.4f}  "
             f"validation loss {result['loss']:.4f}  {translated}exact {100 * result['exact']:.1f} %  "

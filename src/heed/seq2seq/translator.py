@@ -40,6 +40,11 @@ class Translation:
     score: float | None = None
     alignment: Alignment | None = None
 
+    @property
+    def cut(self) -> bool:
+        """Whether it ends because it has the most tokens, not with the end."""
+        return is_cut(self.ids)
+
 
 class Translator:
     """A run's model, ready to translate.
@@ -364,6 +369,25 @@ class Translator:
             arguments["prompt"] = np.tile(np.asarray(prefix, np.int32), (rows, 1))
         self._batches += 1
         return arguments
+
+
+def is_cut(ids: Sequence[int]) -> bool:
+    """Returns whether a translation was cut: it has tokens and no end.
+
+    Example:
+        >>> is_cut([7, 5]), is_cut([7, END_ID, PAD_ID]), is_cut([PAD_ID, PAD_ID])
+        (True, False, False)
+    """
+    return END_ID not in ids and any(i != PAD_ID for i in ids)
+
+
+def describe_cut(translations: Sequence[Translation]) -> str:
+    """Describes that translations of a line were cut; "" if none was."""
+    lengths = [sum(i != PAD_ID for i in one.ids) for one in translations if one.cut]
+    if not lengths:
+        return ""
+    what = "the translation is" if len(translations) == 1 else f"{len(lengths):,} translations are"
+    return f"{what} cut at {max(lengths):,} tokens: --max-length allows more"
 
 
 def _identify_tokens(task: Task) -> tuple[Any, ...]:

@@ -57,7 +57,8 @@ def translate_corpus(
         output: the folder.
         settings: those of `Job.describe`; the folder refuses others.
         workers: translates shards.
-        report: called with file, number and problem of each line that cannot be translated.
+        report: called with file, number and problem of each line that cannot be translated, or whose translation was
+            cut now.
         note: called with lines about the progress.
 
     Returns:
@@ -127,6 +128,7 @@ class _Progress:
         """Writes a shard, and its file if it was the last one."""
         self._folder.write_shard(result)
         self._add_problems(result.file, result.problems)
+        self._report_lines(result.file, result.cut)
         self._lines += result.lines
         self._left[result.file] -= 1
         if not self._left[result.file]:
@@ -139,7 +141,10 @@ class _Progress:
 
     def _add_problems(self, file: int, problems: Sequence[str]) -> None:
         self._problems += len(problems)
-        for one in problems:
+        self._report_lines(file, problems)
+
+    def _report_lines(self, file: int, lines: Sequence[str]) -> None:
+        for one in lines:
             self._report(f"{self._folder.inputs[file].path}, {one}")
 
     @property

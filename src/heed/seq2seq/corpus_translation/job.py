@@ -119,6 +119,7 @@ class ShardResult:
         lines: its lines of input.
         output: the lines of output.
         problems: a line for each line that could not be translated.
+        cut: a line for each line whose translation was cut at the most tokens.
     """
 
     file: int
@@ -126,6 +127,7 @@ class ShardResult:
     lines: int
     output: bytes = field(repr=False)
     problems: tuple[str, ...] = ()
+    cut: tuple[str, ...] = ()
 
 
 class ShardTranslator:
@@ -155,12 +157,14 @@ class ShardTranslator:
 
     def __call__(self, shard: Shard) -> ShardResult:
         """Translates a shard; the result does not depend on other shards."""
-        from heed.seq2seq.translator import translate_stream
+        from heed.seq2seq.translator import describe_cut, translate_stream
 
         job = self._job
         # Each shard draws its own samples, in whatever order shards come.
         self._translator.continue_seeds(shard.first_line)
         problems: list[str] = []
+        cut: list[str] = []
+        output: list[str] = []
         lines = shard.lines()
         stream = translate_stream(
             self._translator,
@@ -172,13 +176,12 @@ class ShardTranslator:
             job.line_format.alignments,
             shard.first_line,
         )
-        output = [
-            line
-            for number, translations in enumerate(stream, shard.first_line)
-            for line in job.line_format.format(number, translations)
-        ]
+        for number, translations in enumerate(stream, shard.first_line):
+            output += job.line_format.format(number, translations)
+            if what := describe_cut(translations):
+                cut.append(f"line {number:,}: {what}")
         data = "".join(f"{line}\n" for line in output).encode()
-        return ShardResult(shard.file, shard.number, len(lines), data, tuple(problems))
+        return ShardResult(shard.file, shard.number, len(lines), data, tuple(problems), tuple(cut))
 
 
 def _hash_file(path: Path) -> str:
