@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import heed as package
 from heed._numbers import LARGEST_COUNT
-from heed.cli import _COMMANDS
+from heed.cli.command import _COMMANDS
 from heed.seq2seq import RunFolder
 from heed.seq2seq.numbers_task import NumbersTask
 from heed.seq2seq.settings import TRAINING

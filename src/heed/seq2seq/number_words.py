@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from heed._install import how_to_install
 from heed.seq2seq._hashing import mix, permutation, stream
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import TaskError, UsageError
 
 LARGEST = 999_999
 LANGUAGES = ("en", "de", "fr", "es")
@@ -201,7 +201,7 @@ def check_languages(languages: str | Sequence[str]) -> tuple[str, ...]:
         languages = [name.strip() for name in languages.split(",")]
     unknown = [language for language in languages if language not in LANGUAGES]
     if unknown or not languages or len(set(languages)) != len(languages):
-        raise TaskError(
+        raise UsageError(
             f"languages must be some of {','.join(LANGUAGES)}, each once. "
             f"Received: {','.join(languages) or 'none'}"
         )

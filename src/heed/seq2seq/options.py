@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from heed._numbers import check_integer, check_real
-from heed.seq2seq.errors import TaskError, convert_value_errors
+from heed.seq2seq.errors import UsageError, convert_value_errors
 
 SCHEDULES = ("cosine", "inverse_sqrt", "constant")
 PRECISIONS = ("float32", "bfloat16")
@@ -160,7 +160,7 @@ class TrainingOptions:
         """
         unknown = sorted(set(values) - {field.name for field in dataclasses.fields(cls)})
         if unknown:
-            raise TaskError(f"training options must be known ones. Received: {', '.join(unknown)}")
+            raise UsageError(f"training options must be known ones. Received: {', '.join(unknown)}")
         return cls(**values)
 
 

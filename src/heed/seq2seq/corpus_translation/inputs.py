@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import TaskError, UsageError
 
 _COMPRESSED = (".bz2", ".gz", ".xz", ".zst")
 
@@ -120,7 +120,7 @@ def find_inputs(pattern: Path) -> list[Path]:
         found = [pattern]
         if not pattern.is_file():
             example = f", such as '{pattern}/*.txt'" if pattern.is_dir() else ""
-            raise TaskError(
+            raise UsageError(
                 f"--input must be a file, or a pattern of files{example}. Received: {pattern}"
             )
     else:
