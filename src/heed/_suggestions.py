@@ -95,6 +95,18 @@ _MEANINGS = {
     "noam": "inverse-sqrt",
     "swish": "silu",
     "translation mt own": "text",
+    "arabic": "ar",
+    "chinese": "zh",
+    "english": "en",
+    "french": "fr",
+    "german deutsch": "de",
+    "hindi": "hi",
+    "italian": "it",
+    "japanese jp": "ja",
+    "persian farsi": "fa",
+    "portuguese": "pt pt-br",
+    "russian": "ru",
+    "spanish": "es",
 }
 _WORDS = {word: names.split() for words, names in _MEANINGS.items() for word in words.split()}
 

@@ -218,7 +218,7 @@ FAULTS = (
     ),
     Fault(
         "text after an option is lost",
-        "src/heed/cli/__init__.py",
+        "src/heed/cli/arguments.py",
         "parsed.text += others",
         "parsed.text += others[1:]",
         ("tests/cli/test_translate.py::test_lines_in_lines_out",),

@@ -82,6 +82,9 @@ def _check_report_path(parsed: argparse.Namespace) -> Path | None:
     if parsed.report is True:  # the option without a value
         return parsed.run / "report.html"
     path = parsed.report
-    if path.suffix != ".html" or path.is_dir() or not path.parent.is_dir():
-        raise TaskError(f"--report must be an .html file in an existing folder, not {path}")
+    text = f"--report must be an .html file in an existing folder, not {path}"
+    if path.suffix != ".html":
+        raise UsageError(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise TaskError(text)
     return path

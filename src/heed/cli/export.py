@@ -9,7 +9,7 @@ from heed import seq2seq
 from heed.cli.arguments import Parser, select_options
 from heed.cli.streams import print_line
 from heed.export import FORMATS
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.tensorflow_start import start_tensorflow
 from heed.seq2seq.user_values import user_path
 
@@ -38,12 +38,15 @@ def run_export(parsed: argparse.Namespace) -> None:
     run = seq2seq.RunFolder.open(parsed.run)
     start_tensorflow()
     from heed.export import ExportError, export
+    from heed.export.errors import ExportOptionError
 
     names = ["precision", *(option.name for _, option in _OPTIONS)]
     try:
         shipment = seq2seq.Shipment(run)
         options = select_options(parsed, names)
         done = export(shipment, parsed.out, format=parsed.format, **options)
+    except ExportOptionError as error:
+        raise UsageError(str(error)) from None
     except ExportError as error:
         raise TaskError(str(error)) from None
     for remark in done.notes:

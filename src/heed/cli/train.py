@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from heed import seq2seq
+from heed._suggestions import nearest
 from heed.cli.arguments import Parser, add_options, option_name, select_options
 from heed.cli.streams import STANDARD_INPUT, copy_input, print_line
 from heed.cli.train_launch import Launch, add_launch, read_launch, train_on_workers
@@ -120,7 +121,10 @@ def run_train(parsed: argparse.Namespace) -> None:
             if kind is None:
                 raise UsageError(f"choose a task: {_describe_ways()}")
             if kind not in TASKS:
-                raise UsageError(f"`task` must be one of {', '.join(TASKS)}. Received: {kind!r}")
+                like = nearest(kind, TASKS)
+                raise UsageError(
+                    f"`task` must be one of {', '.join(TASKS)}. Received: {kind!r}{like}"
+                )
             run = _make_run(parsed, TASKS[kind], config, launch)
     if launch is not None:
         train_on_workers(launch, run, extend=parsed.resume is not None)

@@ -93,7 +93,8 @@ def architecture(name: str) -> Architecture:
     """
     if name not in ARCHITECTURES:
         known = ", ".join(map(repr, ARCHITECTURES))
-        raise UsageError(f"`architecture` must be one of {known}. Received: {name!r}")
+        like = nearest(str(name), ARCHITECTURES)
+        raise UsageError(f"`architecture` must be one of {known}. Received: {name!r}{like}")
     return ARCHITECTURES[name]
 
 
@@ -118,7 +119,8 @@ def model_values(
     kind = architecture(name)
     if preset is not None and preset not in kind.presets:
         known = ", ".join(map(repr, kind.presets))
-        raise UsageError(f"`preset` must be one of {known}. Received: {preset!r}")
+        like = nearest(str(preset), kind.presets)
+        raise UsageError(f"`preset` must be one of {known}. Received: {preset!r}{like}")
     for option in options:
         if option in kind.options:
             continue

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from heed._install import how_to_install
+from heed._suggestions import nearest
 from heed.seq2seq._hashing import mix, permutation, stream
 from heed.seq2seq.errors import TaskError, UsageError
 
@@ -203,7 +204,7 @@ def check_languages(languages: str | Sequence[str]) -> tuple[str, ...]:
     if unknown or not languages or len(set(languages)) != len(languages):
         raise UsageError(
             f"languages must be some of {','.join(LANGUAGES)}, each once. "
-            f"Received: {','.join(languages) or 'none'}"
+            f"Received: {','.join(languages) or 'none'}{nearest(str(unknown[0]), LANGUAGES) if unknown else ''}"
         )
     return tuple(languages)
 

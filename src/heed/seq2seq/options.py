@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from heed._numbers import check_integer, check_real
+from heed._suggestions import nearest
 from heed.seq2seq.errors import UsageError, convert_value_errors
 
 SCHEDULES = ("cosine", "inverse_sqrt", "constant")
@@ -55,7 +56,7 @@ class TrainingOptions:
         >>> TrainingOptions(steps=0)
         Traceback (most recent call last):
         ...
-        heed.seq2seq.errors.TaskError: `steps` must be an integer >= 1. Received: steps=0
+        heed.seq2seq.errors.UsageError: `steps` must be an integer >= 1. Received: steps=0
     """
 
     steps: int = 600
@@ -172,4 +173,5 @@ def check_one_of(name: str, value: Any, known: Sequence[str]) -> None:
     """
     if value not in known:
         allowed = ", ".join(map(repr, known))
-        raise ValueError(f"`{name}` must be one of {allowed}. Received: {name}={value!r}")
+        like = nearest(str(value), known)
+        raise ValueError(f"`{name}` must be one of {allowed}. Received: {name}={value!r}{like}")

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from heed._suggestions import nearest
 from heed.seq2seq.errors import UsageError
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, UNKNOWN_ID, Tokenizer, group_words
@@ -215,7 +216,8 @@ class Task(abc.ABC):
                 if self.languages
                 else "cannot be chosen in this run"
             )
-            raise UsageError(f"the language {known}. Received: {language}")
+            like = nearest(str(language), self.languages)
+            raise UsageError(f"the language {known}. Received: {language}{like}")
 
     @abc.abstractmethod
     def encode(self, line: str, language: str | None = None) -> list[int]:

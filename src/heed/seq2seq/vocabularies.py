@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+from heed._suggestions import nearest
 from heed.seq2seq.byte_pairs import read_tokenizer
 from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.tokenizer import Tokenizer, check_unit
@@ -37,7 +38,10 @@ class Vocabularies:
         target: Tokenizer | Path | str | None = None,
     ) -> None:
         if kind not in (None, *_KINDS):
-            raise UsageError(f"`vocabulary` must be one of {', '.join(_KINDS)}. Received: {kind!r}")
+            like = nearest(str(kind), _KINDS)
+            raise UsageError(
+                f"`vocabulary` must be one of {', '.join(_KINDS)}. Received: {kind!r}{like}"
+            )
         if unit is not None:
             check_unit(unit)
         self._size, self._unit = size, unit

@@ -33,7 +33,7 @@ class ServingOptions:
         >>> ServingOptions(max_batch=0)
         Traceback (most recent call last):
         ...
-        heed.seq2seq.errors.TaskError: `max_batch` must be an integer >= 1. Received: max_batch=0
+        heed.seq2seq.errors.UsageError: `max_batch` must be an integer >= 1. Received: max_batch=0
     """
 
     max_batch: int = 64
