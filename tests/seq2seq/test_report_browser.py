@@ -1,5 +1,7 @@
 """The report in a browser; skipped without one, see `tests.browser`."""
 
+import dataclasses
+
 import pytest
 
 from heed.seq2seq import Compared, Translator, write_report
@@ -134,9 +136,8 @@ def test_everyone_can_use_the_report(show, colours):
     tab = show(evaluation_of(*PAIRS), colours=colours)
     assert accessibility_problems(tab) == []
     buttons = tab.get_by_role("button", name="Show attention")
-    assert buttons.count() == 4
-    names = [tab.get_by_role("button", name=f"Show attention {source}") for source in "0134"]
-    assert [one.count() for one in names] == [1] * 4, "each says of which sentence"
+    names = [tab.get_by_role("button", name=f"Show attention {source}") for source in "01234"]
+    assert [one.count() for one in (buttons, *names)] == [5] + [1] * 5, "each names its sentence"
     buttons.first.click()
     tab.locator("#grid button[aria-selected=true]").wait_for()
     assert accessibility_problems(tab) == []
@@ -144,7 +145,9 @@ def test_everyone_can_use_the_report(show, colours):
 
 
 def test_the_language_of_texts(show):
-    tab = show(evaluation_of(("null", "eins", "de"), ("one", "one", "en")))
+    evaluation = evaluation_of(("null", "eins"), ("one", "one"))
+    evaluation.answers[0] = dataclasses.replace(evaluation.answers[0], group="de")
+    tab = show(evaluation)
     texts = tab.locator("#worst dd")
     assert [texts.nth(i).get_attribute("lang") for i in range(3)] == ["", "de", "de"]
     assert tab.locator("#best dd").nth(1).get_attribute("lang") == "en"
