@@ -15,7 +15,7 @@ import heed
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-NEEDED = ("sphinx", "myst_nb", "furo", "latex2mathml")
+NEEDED = ("sphinx", "myst_nb", "furo", "latex2mathml", "sphinx_copybutton")
 
 
 def load_extension(name):
