@@ -51,7 +51,7 @@ nb_execution_excludepatterns = (
 )
 
 # The button copies what a reader types: no prompts, and no output where there are prompts.
-copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_text = r">>> |\.\.\. ?|\$ "
 copybutton_prompt_is_regexp = True
 copybutton_only_copy_prompt_lines = True
 copybutton_copy_empty_lines = False
