@@ -118,6 +118,16 @@ def test_translate_reads_and_writes_files(heed, run_path, tmp_path):
     fails(heed("translate", run_path, "1", "--output", "no/out.txt"), 1, "no/out.txt: No such file")
 
 
+def test_a_text_that_is_the_name_of_a_file(heed, run_path, tmp_path):
+    """People expect the file to be translated."""
+    (tmp_path / "12").write_text("3\n")
+    status, out, err = heed("translate", run_path, "12")
+    assert (status, out) == (0, heed("translate", run_path, "12", "--quiet")[1])
+    assert err == "heed: this translates the text '12': --input 12 reads the file\n"
+    (tmp_path / "a.txt").write_text("3\n")
+    fails(heed("translate", run_path, "a.txt"), 1, "'a.txt'; --input a.txt reads the file")
+
+
 @pytest.mark.parametrize("name", ["in.txt", "other/../in.txt", "link.txt"])
 def test_the_file_that_is_read_is_not_written(heed, run_path, tmp_path, name):
     (tmp_path / "in.txt").write_text("1\n22\n")

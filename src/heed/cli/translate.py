@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from heed import seq2seq
 from heed.cli.arguments import Parser, check_positive
@@ -12,7 +13,7 @@ from heed.cli.decoding import add_decoding_options, open_translator, read_decodi
 from heed.cli.streams import open_input, open_output, print_note, read_terminal, strip_mark
 from heed.cli.translate_corpus import add_corpus_options, is_corpus, translate_corpus
 from heed.seq2seq.corpus_translation.job import LineFormat
-from heed.seq2seq.errors import UsageError
+from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.user_values import user_path
 
 
@@ -77,7 +78,14 @@ def run_translate(parsed: argparse.Namespace) -> int | None:
                 "--input 'corpus/*.txt'"
             )
         text = " ".join(parsed.text)
-        task.encode(text, parsed.language)
+        names_file = Path(text).is_file()
+        try:
+            task.encode(text, parsed.language)
+        except TaskError as error:
+            hint = f"; --input {text} reads the file" if names_file else ""
+            raise type(error)(f"{error}{hint}") from None
+        if names_file and not parsed.quiet:
+            print_note(f"this translates the text {text!r}: --input {text} reads the file")
         translator = open_translator(parsed.run, options, parsed.ensemble, parsed.device_threads)
         with open_output(parsed.output) as write:
             (translations,) = translator.translations(
