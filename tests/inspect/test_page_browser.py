@@ -494,3 +494,6 @@ def test_everyone_can_use_the_page(show, colours):
     assert tab.locator("main").count() == 1
     assert tab.get_by_role("button", name="Fit").count() == 1, "what is read is its name"
     assert tab.locator("#rows").get_attribute("lang") == "", "tokens are of no known language"
+    assert tab.locator("h1").get_attribute("lang") == "en"
+    tab = show(planted(), words(T), colours, title="uno → one")
+    assert tab.locator("h1").get_attribute("lang") == ""

@@ -311,13 +311,13 @@ def test_a_long_paste_is_not_cut(show, live, translator, monkeypatch):
         return encode("".join(letter for letter in line if letter.isdigit())[:5], language)
 
     monkeypatch.setattr(translator.task, "encode", note)
-    tab = show(live(max_characters=40))
+    tab = show(live(max_characters=40, max_body=400))
     refused = "Twelve is 12. Thirteen is 13."
-    paste = "One is 1 and two is 2. " * 3 + "5" * 50
+    paste = "One is 1 and two is 2. " * 20 + "5" * 50
     put(tab, refused)
     assert tab.locator("#translations li").count() == 2
     put(tab, f"{refused}\n{paste}")
-    assert tab.locator("#translations li").count() == 2 + 3 + 2
+    assert tab.locator("#translations li").count() == 2 + 20 + 2
     assert {"Twelve is 12.", "Thirteen is 13.", "5" * 40, "5" * 10} <= set(asked)
     assert tab.locator("#text").get_attribute("maxlength") is None
     put(tab, "\n".join(map(str, range(203))))
@@ -328,6 +328,7 @@ def test_a_long_paste_is_not_cut(show, live, translator, monkeypatch):
 def test_a_reload_keeps_the_choices(show, live, translator):
     tab = show(live({"one": translator, "two": translator}))
     tab.locator("#run").select_option("two")
+    assert tab.url.endswith("#run=two")
     tab.locator("#language").select_option("de")
     tab.locator("#beams").select_option("4")
     for reload in (tab.reload, lambda: tab.goto(tab.url)):

@@ -52,6 +52,7 @@ async function stage(attention) {
 }
 
 function list(translations, chosen = 0) {
+  const focused = $("translations").contains(document.activeElement);
   found = translations;
   $("translations").setAttribute("aria-label", several ? "Translations, text by text" : "Translations, most likely first");
   $("translations").lang = languageTag($("language").value);
@@ -61,6 +62,7 @@ function list(translations, chosen = 0) {
     className: `${one.problem ? "refused" : ""} ${i && one.line > found[i - 1].line + 1 ? "after-gap" : ""}`.trim(),
     dir: "auto", tabIndex: i === chosen ? 0 : -1, role: "option", "aria-selected": String(i === chosen), "data-i": i,
   })));
+  if (focused && found.length) $("translations").children[chosen].focus();
 }
 
 function titleOf({ source, score }) {
