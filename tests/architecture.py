@@ -28,6 +28,7 @@ FLOORS = {
     "_keras": 1,
     "_npz": 1,
     "_numbers": 0,
+    "_suggestions": 0,
     "_patching": 1,
     "_ray": 1,
     "_signals": 0,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from heed.seq2seq import RunFolder, TrainingOptions, read_config
 from heed.seq2seq.architectures import ARCHITECTURES, model_values
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.settings import MODEL, TRAINING
 from tests.seq2seq import tiny
 
@@ -70,7 +70,7 @@ def test_what_a_file_sets(read, tmp_path):
         """
     )
     assert found == {
-        "task": "text", "run": "runs/a", "source": type(tmp_path)("a.txt"), "vocabulary_size": 100,
+        "task": "text", "run": type(tmp_path)("runs/a"), "source": type(tmp_path)("a.txt"), "vocabulary_size": 100,
         "width": 32, "dropout": 0.0, "gated": True, "learning_rate": 1e-3, "validate_with": "bleu",
     }  # fmt: skip
     assert read("") == {}
@@ -144,7 +144,44 @@ def test_mistakes(read, tmp_path, text, message):
 
 def test_several_corpora(read):
     found = read("data: {corpora: [{source: a.tsv}, {source: b, target: c, weight: 2}]}")
-    assert found["corpora"] == [{"source": "a.tsv"}, {"source": "b", "target": "c", "weight": 2.0}]
+    assert found["corpora"] == [
+        {"source": Path("a.tsv")},
+        {"source": Path("b"), "target": Path("c"), "weight": 2.0},
+    ]
+
+
+def test_every_path_may_begin_at_home(read, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    found = read(
+        "run: ~/r\ninit_from: hub:~/p\n"
+        "data: {source: ~/a, source_tokenizer: ~/m, target_language: ~/x, corpora: [{source: ~/b, alignment: ~/c}],"
+        " valid: [{source: ~/v}], test: [{target: ~nobody-here/t}]}"
+    )
+    assert found == {
+        "run": Path("/home/me/r"),
+        "init_from": "hub:/home/me/p",
+        "source": Path("/home/me/a"),
+        "source_tokenizer": Path("/home/me/m"),
+        "target_language": "~/x",
+        "corpora": [{"source": Path("/home/me/b"), "alignment": Path("/home/me/c")}],
+        "valid": [{"source": Path("/home/me/v")}],
+        "test": [{"target": Path("~nobody-here/t")}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lr: 1", "`lr` is unknown: did you mean `training.learning_rate`?"),
+        ("training: {epochs: 3}", "`training.epochs` is unknown: did you mean `steps`?"),
+        ("data: {corpora: [{src: a}]}", "`data.corpora.0.src` is unknown: did you mean `source`?"),
+        ("run: [1]", "`run` must be text. Received: [1]"),
+    ],
+)
+def test_keys_of_other_tools_and_wrong_types(read, text, message):
+    with pytest.raises(UsageError) as error:
+        read(text)
+    assert str(error.value).endswith(message)
 
 
 def test_merge_keys(read):
@@ -161,8 +198,8 @@ def test_merge_keys(read):
     )
     assert found == {
         "corpora": [
-            {"source": "a.tsv", "weight": 2.0, "target_language": "de"},
-            {"source": "b.tsv", "weight": 3.0, "target_language": "de"},
+            {"source": Path("a.tsv"), "weight": 2.0, "target_language": "de"},
+            {"source": Path("b.tsv"), "weight": 3.0, "target_language": "de"},
         ],
         "steps": 5, "seed": 7, "keep": 4, "width": 8,
     }  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import TaskError, UsageError
 
 
 def print_line(line: str) -> None:
@@ -93,7 +93,7 @@ def copy_input(path: Path, target: Path | None = None) -> None:
         TaskError: if there is another side, nothing can be read, or the file exists.
     """
     if target is not None:
-        raise TaskError(f"standard input holds both sides: leave out {target}")
+        raise UsageError(f"standard input holds both sides: leave out {target}")
     if sys.stdin is None:
         raise TaskError("standard input is closed")
     if sys.stdin.isatty():

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from heed._install import how_to_install
-from heed.seq2seq.errors import TaskError, nearest
+from heed._suggestions import ask, closest
+from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.settings import MODEL, TRAINING
 from heed.seq2seq.tasks import TASKS
+from heed.seq2seq.user_values import user_origin, user_path
 
 _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 _LONGEST = 80  # characters of a key, and of a value in a message
@@ -48,7 +50,7 @@ class ConfigFile:
             yield
         except TaskError as error:
             if any(f"`{name}`" in str(error) for name in self.values):
-                raise TaskError(f"{self.path}: {error}") from None
+                raise type(error)(f"{self.path}: {error}") from None
             raise
 
 
@@ -82,18 +84,18 @@ def read_config(path: Path) -> ConfigFile:
     sections = {name: values.pop(name, {}) for name in _collect_types()}
     try:
         TrainingOptions(**sections["training"])
-    except TaskError as error:
-        raise TaskError(f"{path}: {error}") from None
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
     for part in sections.values():
         values |= part
     return ConfigFile(path, data, values)
 
 
 def _collect_types() -> dict[str, dict[str, Any]]:
-    """The types of the keys in each section. Options of a task with other types are converted from text."""
+    """The types of the keys in each section; those that are not plain convert a text."""
     options = [option for task in TASKS.values() for option in task.options]
     return {
-        "data": {one.name: one.type if one.type in _TYPE_NAMES else str for one in options},
+        "data": {one.name: one.type for one in options},
         "model": {setting.name: setting.kind for setting in MODEL},
         "training": {setting.name: setting.kind for setting in TRAINING},
     }
@@ -104,7 +106,13 @@ def _collect_list_types() -> dict[str, Mapping[str, Any]]:
     return {name: types for task in TASKS.values() for name, types in task.lists.items()}
 
 
-_TOP = {"task": str, "run": str, "preset": str, "architecture": str, "init_from": str}
+_TOP = {
+    "task": str,
+    "run": user_path,
+    "preset": str,
+    "architecture": str,
+    "init_from": user_origin,
+}
 
 
 def _validate(content: Any, path: Path) -> dict[str, Any]:
@@ -116,21 +124,37 @@ def _validate(content: Any, path: Path) -> dict[str, Any]:
         fields: dict[str, Any] = {key: (kind | None, None) for key, kind in types.items()}
         return pydantic.create_model(name, __config__=strict, **fields)
 
-    types = _collect_types()
-    for name, members in _collect_list_types().items():
-        types["data"][name] = list[make_model(name, members)]  # type: ignore[misc]
-    sections = {name: make_model(name, fields) for name, fields in types.items()}
+    types, lists = _collect_types(), _collect_list_types()
+    plain = {name: _plain(fields) for name, fields in types.items()}
+    for name, members in lists.items():
+        plain["data"][name] = list[make_model(name, _plain(members))]  # type: ignore[misc]
+    sections = {name: make_model(name, fields) for name, fields in plain.items()}
     try:
-        checked = make_model("file", {**_TOP, **sections}).model_validate(
+        checked = make_model("file", {**_plain(_TOP), **sections}).model_validate(
             {} if content is None else content
         )
     except pydantic.ValidationError as error:
-        raise TaskError(f"{path}: {_describe_problem(error.errors()[0])}") from None
+        raise UsageError(f"{path}: {_describe_problem(error.errors()[0])}") from None
     values = checked.model_dump(exclude_none=True)
-    converters = {option.name: option.type for task in TASKS.values() for option in task.options}
-    for name, value in values.get("data", {}).items():
-        values["data"][name] = converters[name](value) if name in converters else value
+    _convert(values, _TOP)
+    for name, fields in types.items():
+        _convert(values.get(name, {}), fields)
+    for name, members in lists.items():
+        for entry in values.get("data", {}).get(name, ()):
+            _convert(entry, members)
     return values
+
+
+def _plain(types: Mapping[str, Any]) -> dict[str, Any]:
+    """The types of the values in the file, where others are texts."""
+    return {name: kind if kind in _TYPE_NAMES else str for name, kind in types.items()}
+
+
+def _convert(values: dict[str, Any], types: Mapping[str, Any]) -> None:
+    """Converts the texts of other types in place."""
+    for name in values.keys() & types.keys():
+        if types[name] not in _TYPE_NAMES:
+            values[name] = types[name](values[name])
 
 
 def _describe_problem(error: Mapping[str, Any]) -> str:
@@ -146,10 +170,11 @@ def _describe_problem(error: Mapping[str, Any]) -> str:
         for section, others in types.items():
             if key in others and section not in parents:
                 return f"`{name}` is unknown: it belongs under `{section}`"
-        return f"`{name}` is unknown{nearest(str(key), known)}"
+        return f"`{name}` is unknown{_suggest(str(key), known, types)}"
     kind: Any = known.get(key)
     expected = "a list" if kind is list else "keys with values"
-    expected = _TYPE_NAMES.get(kind, expected) if isinstance(kind, type) else expected
+    if kind is not list and callable(kind):
+        expected = _TYPE_NAMES.get(kind, "text")
     subject = f"`{name}`" if name else "it"
     return f"{subject} must be {expected}. Received: {_shorten(error['input'])}"
 
@@ -160,11 +185,19 @@ def _shorten(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
+def _suggest(key: str, known: Mapping[str, Any], sections: Mapping[str, Any]) -> str:
+    """What may be meant by an unknown key: one of the known ones, or one of another section."""
+    found = closest(key, known)
+    for section, keys in sections.items():
+        found = found or [f"{section}.{one}" for one in closest(key, keys)]
+    return ask(found)
+
+
 def _parse(data: bytes, path: Path) -> Any:
     yaml = _import_library("yaml")
 
-    def refuse(node: Any, problem: str) -> TaskError:
-        return TaskError(f"{path}, line {node.start_mark.line + 1}: {problem}")
+    def refuse(node: Any, problem: str) -> UsageError:
+        return UsageError(f"{path}, line {node.start_mark.line + 1}: {problem}")
 
     class Loader(yaml.SafeLoader):  # type: ignore[name-defined]
         """Rejects duplicate keys, keys that are not text, and values of any length."""
@@ -227,16 +260,16 @@ def _parse(data: bytes, path: Path) -> Any:
     try:
         return yaml.load(data.decode("utf-8-sig"), Loader)
     except UnicodeDecodeError:
-        raise TaskError(f"{path} is not UTF-8") from None
+        raise UsageError(f"{path} is not UTF-8") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         subject = getattr(error, "problem", None) or getattr(error, "reason", None) or error
-        raise TaskError(f"{path}{where} is not YAML: {str(subject)[:_LONGEST]}") from None
+        raise UsageError(f"{path}{where} is not YAML: {str(subject)[:_LONGEST]}") from None
     except TaskError:
         raise
     except (RecursionError, ValueError, ArithmeticError) as error:
-        raise TaskError(f"{path} is not YAML: {error}") from None
+        raise UsageError(f"{path} is not YAML: {error}") from None
 
 
 def _import_library(name: str) -> Any:

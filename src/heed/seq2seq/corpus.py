@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.word_links import read_links
 
 Pair = tuple[str, str]  # a sentence and its translation
@@ -52,9 +52,9 @@ class Corpus:
 
     def __post_init__(self) -> None:
         if self.kind in _SPLIT and self.target is not None:
-            raise TaskError(f"{self.source} holds both sides: leave out {self.target}")
+            raise UsageError(f"{self.source} holds both sides: leave out {self.target}")
         if self.kind not in _SPLIT and self.target is None:
-            raise TaskError(
+            raise UsageError(
                 f"{self.source} has one side: give the file of the other one too, or a file of both "
                 f"({', '.join(_SPLIT)})"
             )

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from heed._numbers import check_integer, check_real
-from heed.seq2seq.errors import TaskError, convert_value_errors
+from heed._suggestions import nearest
+from heed.seq2seq.errors import UsageError, convert_value_errors
 from heed.seq2seq.scoring import AUTO, BLEU_TOKENIZERS
 
 SCHEDULES = ("cosine", "inverse_sqrt", "constant")
@@ -57,7 +58,7 @@ class TrainingOptions:
         >>> TrainingOptions(steps=0)
         Traceback (most recent call last):
         ...
-        heed.seq2seq.errors.TaskError: `steps` must be an integer >= 1. Received: steps=0
+        heed.seq2seq.errors.UsageError: `steps` must be an integer >= 1. Received: steps=0
     """
 
     steps: int = 600
@@ -164,7 +165,7 @@ class TrainingOptions:
         """
         unknown = sorted(set(values) - {field.name for field in dataclasses.fields(cls)})
         if unknown:
-            raise TaskError(f"training options must be known ones. Received: {', '.join(unknown)}")
+            raise UsageError(f"training options must be known ones. Received: {', '.join(unknown)}")
         return cls(**values)
 
 
@@ -176,4 +177,5 @@ def check_one_of(name: str, value: Any, known: Sequence[str]) -> None:
     """
     if value not in known:
         allowed = ", ".join(map(repr, known))
-        raise ValueError(f"`{name}` must be one of {allowed}. Received: {name}={value!r}")
+        like = nearest(str(value), known)
+        raise ValueError(f"`{name}` must be one of {allowed}. Received: {name}={value!r}{like}")

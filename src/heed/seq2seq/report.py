@@ -126,6 +126,7 @@ def _collect(
         return {
             "source": answer.source,
             "group": answer.group if several else "",
+            "language": answer.group if answer.group in translator.task.languages else "",
             "right": answer.right,
             "reference": mark_differences(answer.reference, answer.translation),
             "translations": [

@@ -27,7 +27,7 @@ from typing import Any
 from heed._files import new_folder
 from heed._npz import open_regular
 from heed.seq2seq.atomic_files import lock, write_atomically
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.task import Task
 from heed.seq2seq.tasks import TASKS
@@ -47,7 +47,7 @@ def picture_format(path: Path) -> str:
     """
     kind = path.suffix.lower().removeprefix(".")
     if kind not in ("png", "svg", "pdf"):
-        raise TaskError(f"a picture must be a .png, .svg or .pdf file. Received: {path}")
+        raise UsageError(f"a picture must be a .png, .svg or .pdf file. Received: {path}")
     return kind
 
 
@@ -209,7 +209,9 @@ class RunFolder:
         try:
             if config["kind"] in tuple(TASKS):
                 return TASKS[config["kind"]].load(config, self.read)
-        except TaskError:
+        except TaskError as error:
+            if isinstance(error, UsageError):  # its config.json holds the wrong value
+                raise TaskError(f"{self.path} is damaged: {error}") from None
             raise
         except KeyError as error:
             raise TaskError(f"{self.path} is damaged: its task has no {error}") from None

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from heed._install import how_to_install
-from heed.seq2seq.errors import TaskError
+from heed._suggestions import nearest
+from heed.seq2seq.errors import TaskError, UsageError
 
 AUTO = "auto"
 # The tokenizers of BLEU. "auto" chooses one by the script of the references.
@@ -90,7 +91,8 @@ def choose_bleu_tokenizer(references: Sequence[str], wanted: str = AUTO) -> str:
     """
     if wanted not in BLEU_TOKENIZERS:
         known = ", ".join(BLEU_TOKENIZERS)
-        raise TaskError(f"`bleu_tokenizer` must be one of {known}. Received: {wanted!r}")
+        like = nearest(str(wanted), BLEU_TOKENIZERS)
+        raise UsageError(f"`bleu_tokenizer` must be one of {known}. Received: {wanted!r}{like}")
     if wanted != AUTO:
         if lack := _find_lack(wanted):
             raise TaskError(f"`bleu_tokenizer` {wanted} needs {lack}")

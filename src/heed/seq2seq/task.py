@@ -9,7 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from heed.seq2seq.errors import TaskError
+from heed._suggestions import nearest
+from heed.seq2seq.errors import UsageError
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, UNKNOWN_ID, Tokenizer, group_words
 
@@ -96,7 +97,7 @@ class Task(abc.ABC):
     purpose: ClassVar[str] = "Translates text."
     examples: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[tuple[Option, ...]] = ()
-    lists: ClassVar[Mapping[str, Mapping[str, type]]] = {}
+    lists: ClassVar[Mapping[str, Mapping[str, Callable[[str], Any]]]] = {}
     one_shape: ClassVar[bool] = False
     has_corpus_scores: ClassVar[bool] = False
     shares_vocabulary: bool = False
@@ -217,7 +218,8 @@ class Task(abc.ABC):
                 if self.languages
                 else "cannot be chosen in this run"
             )
-            raise TaskError(f"the language {known}. Received: {language}")
+            like = nearest(str(language), self.languages)
+            raise UsageError(f"the language {known}. Received: {language}{like}")
 
     @abc.abstractmethod
     def encode(self, line: str, language: str | None = None) -> list[int]:
@@ -230,15 +232,15 @@ class Task(abc.ABC):
             TaskError: if it is not text, or has words or characters that the run's targets lack.
         """
         if not prefix.strip():
-            raise TaskError("a prefix must not be empty")
+            raise UsageError("a prefix must not be empty")
         try:
             prefix.encode()
         except UnicodeEncodeError:  # bytes that were not UTF-8
-            raise TaskError("a prefix must be UTF-8 text") from None
+            raise UsageError("a prefix must be UTF-8 text") from None
         ids = self.subwords.encode([prefix])[0][:-1]
         if UNKNOWN_ID in ids or not ids:  # some tokenizers drop invisible characters
             units = "words" if self.subwords.unit == "word" else "characters"
-            raise TaskError(
+            raise UsageError(
                 f"a prefix must be of {units} that translations of this run have. Received: {prefix}"
             )
         return ids

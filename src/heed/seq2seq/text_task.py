@@ -18,12 +18,13 @@ from heed.seq2seq._hashing import permute
 from heed.seq2seq.batch_order import BatchOrder
 from heed.seq2seq.byte_pairs import BytePairTokenizer, read_tokenizer
 from heed.seq2seq.corpus import Corpus, Pair
-from heed.seq2seq.errors import TaskError, convert_value_errors
+from heed.seq2seq.errors import TaskError, UsageError, convert_value_errors
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.pair_store import PairStore, hash_texts
 from heed.seq2seq.task import Batch, Item, Option, Reading, Task, pad_rows
 from heed.seq2seq.tokenizer import PAD_ID, Tokenizer
 from heed.seq2seq.unknown_tokens import describe_unknown, share_unknown
+from heed.seq2seq.user_values import user_path
 from heed.seq2seq.vocabularies import DEFAULT_SIZE, Vocabularies
 from heed.seq2seq.word_links import read_links, split_words, spread
 
@@ -40,7 +41,7 @@ _SIDES = ("source", "target")
 _OF_VOCABULARY = {"vocabulary", "vocabulary_size", "unit", "source_tokenizer", "target_tokenizer"}
 _FILES = (*_SIDES, "alignment")  # of a corpus
 _HELD_OUT = ("validation", "evaluation")
-_OF_HELD_OUT = dict.fromkeys((*_SIDES, "target_language"), str)
+_OF_HELD_OUT = dict.fromkeys(_SIDES, user_path) | {"target_language": str}
 _LANGUAGE = re.compile(r"[^\W_][\w-]*")
 
 _Ids = tuple[list[int], list[int]]  # of a source and of its target
@@ -88,24 +89,27 @@ class TextTask(Task):
     kind, title = "text", "own text"
     options = (
         Option(
-            "source", Path, "own text: sentences, or both sides (.tsv, .jsonl, -)", required=True
+            "source",
+            user_path,
+            "own text: sentences, or both sides (.tsv, .jsonl, -)",
+            required=True,
         ),
-        Option("target", Path, "own text: their translations, line by line"),
-        Option("valid_source", Path, "own text: to validate on (with --valid-target)"),
-        Option("valid_target", Path, "own text: their translations"),
-        Option("test_source", Path, "own text: to evaluate on (with --test-target)"),
-        Option("test_target", Path, "own text: their translations"),
-        Option("alignment", Path, "own text: word links, i-j ..., a line a pair"),
+        Option("target", user_path, "own text: their translations, line by line"),
+        Option("valid_source", user_path, "own text: to validate on (with --valid-target)"),
+        Option("valid_target", user_path, "own text: their translations"),
+        Option("test_source", user_path, "own text: to evaluate on (with --test-target)"),
+        Option("test_target", user_path, "own text: their translations"),
+        Option("alignment", user_path, "own text: word links, i-j ..., a line a pair"),
         Option("vocabulary", str, "own text: separate, or shared by both sides"),
         Option("vocabulary_size", int, f"own text: most tokens in one ({DEFAULT_SIZE:,})"),
         Option("unit", str, "own text: a token is a subword, word or character"),
-        Option("source_tokenizer", Path, "own text: a SentencePiece model"),
-        Option("target_tokenizer", Path, "own text: another for the target"),
+        Option("source_tokenizer", user_path, "own text: a SentencePiece model"),
+        Option("target_tokenizer", user_path, "own text: another for the target"),
         Option("target_language", str, "own text: language of the target"),
         Option("longest", int, "own text: most tokens of a sentence to train on (128)"),
     )
     lists = {  # noqa: RUF012
-        "corpora": dict.fromkeys(_FILES, str) | {"weight": float, "target_language": str},
+        "corpora": dict.fromkeys(_FILES, user_path) | {"weight": float, "target_language": str},
         "valid": _OF_HELD_OUT,
         "test": _OF_HELD_OUT,
     }
@@ -235,9 +239,9 @@ class TextTask(Task):
         if any(path is not None for path in first.values()):
             entries.insert(0, _read_entry({**first, "target_language": target_language}))
         elif target_language is not None:
-            raise TaskError("`target_language` is that of --source: in `corpora` each has its own")
+            raise UsageError("`target_language` is that of --source: in `corpora` each has its own")
         if not entries:
-            raise TaskError("own text needs --source")
+            raise UsageError("own text needs --source")
         languages = _list_languages(entries)
         held_out_entries = [
             _read_held_out("valid", valid_source, valid_target, valid, languages),
@@ -546,9 +550,9 @@ def _make_corpus(
         others = (None if path is None else Path(path) for path in (target, alignment))
         return Corpus(Path(source), *others)
     if target is not None:
-        raise TaskError(f"{target} has no other side: give {option} too")
+        raise UsageError(f"{target} has no other side: give {option} too")
     if alignment is not None:
-        raise TaskError(f"{alignment} is of no text: give {option} too")
+        raise UsageError(f"{alignment} is of no text: give {option} too")
     return None
 
 
@@ -590,13 +594,13 @@ def _read_held_out(
     known = ", ".join(languages)
     for one in entries:
         if one.language is None and len(languages) > 1:
-            raise TaskError(
+            raise UsageError(
                 f"{one.corpus} must have a `target_language`, one of {known}: list it under `{name}` in a "
                 "--config file"
             )
         if one.language not in {None, *languages}:
             expected = f"one of {known}" if known else "left out, as it is of what is trained on"
-            raise TaskError(
+            raise UsageError(
                 f"the `target_language` of {one.corpus} must be {expected}. Received: {one.language}"
             )
     return [one._replace(language=one.language or next(iter(languages), None)) for one in entries]
@@ -606,13 +610,13 @@ def _read_entry(corpus: Mapping[str, Any], list_: str = "corpora") -> _Entry:
     """A corpus, from an entry in a list of the task."""
     known = TextTask.lists[list_]
     if unknown := sorted(set(corpus) - set(known)):
-        raise TaskError(f"one of `{list_}` has {', '.join(known)}. Received: {', '.join(unknown)}")
+        raise UsageError(f"one of `{list_}` has {', '.join(known)}. Received: {', '.join(unknown)}")
     text = _make_corpus("source", *(corpus.get(name) for name in _FILES))
     if text is None:
-        raise TaskError("a corpus needs a source")
+        raise UsageError("a corpus needs a source")
     language = corpus.get("target_language")
     if language is not None and not (isinstance(language, str) and _LANGUAGE.fullmatch(language)):
-        raise TaskError(
+        raise UsageError(
             "`target_language` must be letters, digits, - and _, such as de or pt_BR. "
             f"Received: {language!r}"
         )
@@ -630,7 +634,7 @@ def _list_languages(corpora: Sequence[_Entry]) -> list[str]:
     without = [one.corpus for one in corpora if one.language is None]
     languages = dict.fromkeys(one.language for one in corpora if one.language is not None)
     if languages and without:
-        raise TaskError(
+        raise UsageError(
             f"each corpus must have a `target_language`, or none. Without one: {without[0]}"
         )
     return list(languages)

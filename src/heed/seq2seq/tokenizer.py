@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from heed._install import how_to_install
 from heed._numbers import check_integer
-from heed.seq2seq.errors import TaskError, convert_value_errors
+from heed._suggestions import nearest
+from heed.seq2seq.errors import TaskError, UsageError, convert_value_errors
 from heed.seq2seq.sentencepiece_model import ModelType, PieceType, SentencePieceModel
 
 PAD_ID, START_ID, END_ID, UNKNOWN_ID = 0, 1, 2, 3
@@ -218,7 +219,10 @@ def cut_at_end(ids: Iterable[int]) -> list[int]:
 def check_unit(unit: str) -> None:
     """Raises a TaskError if there are no tokens of this unit."""
     if unit not in _MODEL_TYPES:
-        raise TaskError(f"`unit` must be one of {', '.join(_MODEL_TYPES)}. Received: {unit!r}")
+        like = nearest(str(unit), _MODEL_TYPES)
+        raise UsageError(
+            f"`unit` must be one of {', '.join(_MODEL_TYPES)}. Received: {unit!r}{like}"
+        )
 
 
 def _drop_single_words(lines: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ from heed._npz import open_regular
 from heed.seq2seq.atomic_files import write_atomically
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import RunFolder
+from heed.seq2seq.time_left import TimeLeft
 
 _SILENCE = 30.0  # seconds without a line on stderr, at most
 _LARGEST = 2**63  # of an integer in metrics.jsonl
@@ -107,6 +108,7 @@ class TrainingLog:
         self._metrics: Any = None
         self._events: Any = None
         self._bar: Any = None
+        self._left: TimeLeft | None = None
         self._lines: Any = None
 
     def __enter__(self) -> TrainingLog:
@@ -174,13 +176,25 @@ class TrainingLog:
             from tqdm import tqdm
         except ImportError:
             return
-        self._bar = tqdm(
+        left = self._left = TimeLeft(
+            self._step, self._steps, self._run.options.validate_every, self._clock
+        )
+
+        class Bar(tqdm):
+            """Has its own estimate of the time left: tqdm's follows each validation up and down."""
+
+            @property
+            def format_dict(self) -> dict[str, Any]:
+                return {**super().format_dict, "left": f", {left}" if str(left) else ""}
+
+        self._bar = Bar(
             total=self._steps,
             initial=self._step,
             unit="step",
             file=sys.stderr,
             leave=False,
             ncols=min(100, shutil.get_terminal_size().columns - 1),
+            bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{left}{postfix}]",
         )
         self._open.callback(self._bar.close)
 
@@ -194,7 +208,8 @@ class TrainingLog:
     def advance(self, step: int) -> None:
         """Sets the number of steps taken."""
         self._taken = step
-        if self._bar is not None:
+        if self._left is not None:
+            self._left.advance(step)
             self._bar.update(step - self._bar.n)
 
     def record(self, record: Mapping[str, Any]) -> None:

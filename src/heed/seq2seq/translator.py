@@ -14,7 +14,7 @@ import numpy as np
 from heed.models import Ensemble, explain_generate, generate, stream
 from heed.seq2seq.alignment import Alignment, align
 from heed.seq2seq.decoding_options import DecodingOptions
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.task import Task, pad_rows
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
@@ -86,7 +86,7 @@ class Translator:
         if companions:
             self._decoded = Ensemble([self.model, *(model for _, model, _ in companions)])
         if self.options.coverage_penalty and not self._decoded.aligns:
-            raise TaskError(
+            raise UsageError(
                 f"`coverage_penalty` must be 0 for {run.path}, which has no attention to its source. "
                 f"Received: {self.options.coverage_penalty}"
             )
@@ -98,7 +98,7 @@ class Translator:
                 coverage_penalty=self.options.coverage_penalty,
             )
             if explanation.implementation != "engine":
-                raise TaskError(
+                raise UsageError(
                     f"`weights` must be 'float32' for {run.path}: {'; '.join(explanation.reasons)}. "
                     f"Received: {self.options.weights!r}"
                 )
@@ -355,7 +355,7 @@ class Translator:
     def _check_prefix(self, prefix: Sequence[int], options: DecodingOptions) -> None:
         most = options.max_length or self.task.longest_target
         if len(prefix) >= most:
-            raise TaskError(
+            raise UsageError(
                 f"a prefix must have fewer than the {most:,} tokens of a translation. "
                 f"Received: {len(prefix):,}"
             )

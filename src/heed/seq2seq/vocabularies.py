@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+from heed._suggestions import nearest
 from heed.seq2seq.byte_pairs import read_tokenizer
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.tokenizer import Tokenizer, check_unit
 
 DEFAULT_SIZE = 8_000
@@ -37,7 +38,10 @@ class Vocabularies:
         target: Tokenizer | Path | str | None = None,
     ) -> None:
         if kind not in (None, *_KINDS):
-            raise TaskError(f"`vocabulary` must be one of {', '.join(_KINDS)}. Received: {kind!r}")
+            like = nearest(str(kind), _KINDS)
+            raise UsageError(
+                f"`vocabulary` must be one of {', '.join(_KINDS)}. Received: {kind!r}{like}"
+            )
         if unit is not None:
             check_unit(unit)
         self._size, self._unit = size, unit
@@ -47,11 +51,11 @@ class Vocabularies:
             return
         for name, value in (("vocabulary_size", size), ("unit", unit)):
             if value is not None:
-                raise TaskError(f"`{name}` is that of the given tokenizer: leave it out")
+                raise UsageError(f"`{name}` is that of the given tokenizer: leave it out")
         if source is None:
-            raise TaskError("`target_tokenizer` needs a `source_tokenizer` too")
+            raise UsageError("`target_tokenizer` needs a `source_tokenizer` too")
         if target is None and not self._shared:
-            raise TaskError(
+            raise UsageError(
                 "`source_tokenizer` needs a `target_tokenizer` too, or one serves both sides: "
                 "--vocabulary shared"
             )
@@ -60,7 +64,7 @@ class Vocabularies:
             _open_tokenizer(source if target is None else target),
         )
         if self._shared and self._tokenizers[0].model != self._tokenizers[1].model:
-            raise TaskError("a shared vocabulary has one tokenizer: leave out `target_tokenizer`")
+            raise UsageError("a shared vocabulary has one tokenizer: leave out `target_tokenizer`")
 
     def make(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[Tokenizer, Tokenizer]:
         """The tokenizers of source and target, learned from these sentences if none are given."""

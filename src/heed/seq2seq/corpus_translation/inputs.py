@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from heed._npz import open_regular
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import TaskError, UsageError
 
 _COMPRESSED = (".bz2", ".gz", ".xz", ".zst")
 
@@ -121,7 +121,7 @@ def find_inputs(pattern: Path) -> list[Path]:
         found = [pattern]
         if not pattern.is_file():
             example = f", such as '{pattern}/*.txt'" if pattern.is_dir() else ""
-            raise TaskError(
+            raise UsageError(
                 f"--input must be a file, or a pattern of files{example}. Received: {pattern}"
             )
     else:
