@@ -25,7 +25,7 @@ class Shipment:
         sources: ids (N, S) of held-out sources, to compare the exported model on.
         tokens: "source" and "target", the name of each id, "▁" where a word starts; "unknown", the id of unknown
             tokens; "reads", see `Reading.unit`; "language", the first one, or None; "source_model", the file of the
-            SentencePiece tokenizer, or None.
+            SentencePiece tokenizer, or None; "normalization", the fields of its `Normalizer`, or None.
         files: the other files of the exported folder, by name.
         no_texts: see `Reading.obstacle`.
 
@@ -46,6 +46,7 @@ class Shipment:
             "reads": unit,
             "language": next(iter(task.languages), None),
             "source_model": "source.model" if "source.model" in self.files else None,
+            "normalization": None if task.normalizer is None else task.normalizer._asdict(),
         }
 
     @cached_property

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed.seq2seq.errors import TaskError
+from heed.seq2seq.normalization import Normalizer
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, UNKNOWN_ID, Tokenizer, group_words
 
@@ -87,6 +88,7 @@ class Task(abc.ABC):
         shares_vocabulary: whether an id means the same in source and target.
         longest_target: the most tokens of a target, its end included.
         source_vocabulary_size, target_vocabulary_size: numbers of token ids.
+        normalizer: what `encode` does to a text first; None: only what the task itself does.
         subwords: the target tokenizer; not needed if `decode` and `target_labels` are overridden.
     """
 
@@ -101,6 +103,7 @@ class Task(abc.ABC):
     shares_vocabulary: bool = False
     has_alignments: bool = False
     languages: tuple[str, ...] = ()
+    normalizer: Normalizer | None = None
     longest_target: int
     source_vocabulary_size: int
     target_vocabulary_size: int
@@ -248,6 +251,10 @@ class Task(abc.ABC):
         translations are streamed.
         """
         return self.subwords.decode(rows)
+
+    def normalize_target(self, text: str) -> str:
+        """A reference in the form in which the task writes texts, to compare them."""
+        return text
 
     @abc.abstractmethod
     def source_labels(self, ids: Iterable[int]) -> list[str]:
