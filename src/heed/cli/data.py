@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from heed.cli.arguments import Parser
-from heed.cli.streams import print_line, resolve_input
+from heed.cli.streams import print_line, resolve_inputs
 from heed.seq2seq.errors import TaskError
 
 
@@ -39,8 +39,8 @@ def _check_data(parsed: argparse.Namespace) -> int:
     from heed.seq2seq.corpus import Corpus
     from heed.seq2seq.corpus_check import check_corpus
 
-    with resolve_input(parsed.source, parsed.target) as source:
-        report = check_corpus(Corpus(source, parsed.target, parsed.alignment))
+    with resolve_inputs(parsed.source, parsed.target, parsed.alignment) as paths:
+        report = check_corpus(Corpus(*paths))
     for line in report.report():
         print_line(line)
     return int(report.stops)

@@ -46,14 +46,14 @@ def _match_any(letters: str) -> re.Pattern[str]:
     return re.compile(f"[{re.escape(letters)}]")
 
 
-def unicode_form(name: str) -> str | None:
+def find_form(name: str) -> str | None:
     """Returns Unicode's name of a form, None for "none".
 
     Raises:
         TaskError: if there is no such form.
     """
     if name not in _FORMS:
-        raise TaskError(f"`normalization` must be one of {', '.join(_FORMS)}. Received: {name!r}")
+        raise TaskError(f"`unicode_form` must be one of {', '.join(_FORMS)}. Received: {name!r}")
     return _FORMS[name]
 
 

@@ -107,7 +107,7 @@ class TextTask(Task):
         Option("unit", str, "own text: a token is a subword, word or character"),
         Option("source_tokenizer", Path, "own text: a SentencePiece model"),
         Option("target_tokenizer", Path, "own text: another for the target"),
-        Option("normalization", str, "own text: Unicode form: nfc, nfkc or none (nfc)"),
+        Option("unicode_form", str, "own text: form of all text: nfc, nfkc or none (nfc)"),
         Option("target_language", str, "own text: language of the target"),
         Option("longest", int, "own text: most tokens of a sentence to train on (128)"),
     )
@@ -147,8 +147,8 @@ class TextTask(Task):
         self.languages = tuple(x for x in dict.fromkeys(self._of_corpora) if x is not None)
         self._normalizer: Normalizer | None = None
         normalizers: Sequence[Normalizer | None] = (None, None)
-        if "normalization" in config:  # runs of earlier versions take text as it is
-            form = text_forms.unicode_form(config["normalization"])
+        if "unicode_form" in config:  # runs of earlier versions take text as it is
+            form = text_forms.find_form(config["unicode_form"])
             self._normalizer = Normalizer(form, UNUSABLE)
             normalizers = [Normalizer(form, str(config["spaces"][side])) for side in _SIDES]
         self._files: dict[str, bytes] = {}
@@ -210,7 +210,7 @@ class TextTask(Task):
         alignment: Path | str | None = None,
         valid: Sequence[Mapping[str, Any]] = (),
         test: Sequence[Mapping[str, Any]] = (),
-        normalization: str | None = None,
+        unicode_form: str | None = None,
     ) -> TextTask:
         """Makes a new task from files of parallel text: reads, splits, and learns the vocabularies.
 
@@ -233,7 +233,7 @@ class TextTask(Task):
             alignment: file of word links, which guide the attention, see `read_links`.
             valid, test: more text to validate and evaluate on: "source", optionally "target"; and "target_language",
                 which is required if there are several.
-            normalization: the Unicode form of all text, of training and to translate: "nfc" (the default), "nfkc", or
+            unicode_form: the Unicode form of all text, of training and to translate: "nfc" (the default), "nfkc", or
                 "none".
 
         Raises:
@@ -242,7 +242,7 @@ class TextTask(Task):
         if longest is not None:
             with convert_value_errors():
                 longest = check_integer("longest", longest, least=2)
-        form = text_forms.unicode_form("nfc" if normalization is None else normalization)
+        form = text_forms.find_form("nfc" if unicode_form is None else unicode_form)
         vocabularies = Vocabularies(
             vocabulary, vocabulary_size, unit, source_tokenizer, target_tokenizer
         )
@@ -311,7 +311,7 @@ class TextTask(Task):
             ],
             "files": {str(path.resolve()): parallel_text.hash_file(path) for path in paths},
             "pairs": len(places),
-            "normalization": text_forms.name_form(form),
+            "unicode_form": text_forms.name_form(form),
             # White space that no token holds is a space as well.
             "spaces": {
                 side: text_forms.spaces_beside("".join(filter(one.holds, letters)))
@@ -518,8 +518,8 @@ class TextTask(Task):
         if _OF_VOCABULARY & set(chosen):
             return {}
         same = {"source_tokenizer": self.source_subwords, "target_tokenizer": self.subwords}
-        if "normalization" not in chosen:
-            same["normalization"] = self._config.get("normalization", "none")
+        if "unicode_form" not in chosen:
+            same["unicode_form"] = self._config.get("unicode_form", "none")
         return same
 
     def evaluation_items(self) -> list[Item]:
