@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
 import os
 import select
 import shutil
 import sys
 import tempfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.text_files import open_text, read_text
+from heed.seq2seq.text_files import name_file, open_text, read_text
 
 
 def print_line(line: str) -> None:
@@ -76,11 +74,9 @@ def _read_standard_input() -> Iterator[str]:
 
 def _decode_lines(file: IO[bytes], name: str) -> Iterator[str]:
     """Yields the lines; bytes that are not UTF-8 stay in them as surrogates."""
-    try:
+    with name_file(name):
         for line in iter(file.readline, b""):
             yield line.decode("utf-8", "surrogateescape")
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise TaskError(f"cannot read {name}: {error}") from None
 
 
 def read_terminal(prepare: Callable[[], object]) -> Iterator[str]:

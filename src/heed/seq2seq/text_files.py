@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
-from collections.abc import Callable
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -53,6 +58,34 @@ def read_text(file: IO[bytes], name: str) -> IO[bytes]:
     else:
         whole = cast(IO[bytes], io.BufferedReader(_Rewound(head, file)))
     return _Unpacked(whole) if head == _GZIP else whole
+
+
+def unpack(path: Path, folder: Path) -> Path:
+    """Returns a plain copy of a compressed file, made in a folder; the path itself of one that is plain.
+
+    Raises:
+        OSError, TaskError: as for `open_text`.
+    """
+    with open_text(path) as file:
+        if not isinstance(file, _Unpacked):
+            return path
+        number, name = tempfile.mkstemp(dir=folder)
+        with os.fdopen(number, "wb") as copy, name_file(path):
+            shutil.copyfileobj(file, copy, 1 << 20)
+    return Path(name)
+
+
+@contextlib.contextmanager
+def name_file(path: Path | str) -> Iterator[None]:
+    """Names the file in the errors of a damaged one.
+
+    Raises:
+        TaskError: if what the block reads cannot be unpacked.
+    """
+    try:
+        yield
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise TaskError(f"cannot read {path}: {error}") from None
 
 
 class _Unpacked(gzip.GzipFile):
