@@ -256,7 +256,7 @@ def test_standard_input_that_does_not_serve(heed, tmp_path, monkeypatch):
         (PAIRS + b"\xff\t\xfe\n", (), "standard input, line 61: not UTF-8 text"),
         (PAIRS, ("--num-heads", "3"), "`num_heads` must divide `width`"),
         (PAIRS, ("--share-embeddings",), "`share_embeddings` must be False if each side"),
-        (b"\n", (), "standard input, line 1: two columns with a tab"),
+        (b"\n", (), "at least 20 different sentences. Received: 0"),
     ):
         piped(monkeypatch, data)
         fails(heed("train", "--source", "-", "--run", "runs/a", *words), 1, message)

@@ -17,9 +17,13 @@ from heed.seq2seq.errors import TaskError
 from heed.seq2seq.text_files import name_file, open_text, read_text
 
 
+# A translation may hold line breaks, which would make several lines of it.
+_NO_BREAKS = str.maketrans("\r\n", "  ")
+
+
 def print_line(line: str) -> None:
-    """Prints a line of output at once, also to a pipe."""
-    print(line, flush=True)
+    """Prints one line of output at once, also to a pipe."""
+    print(line.translate(_NO_BREAKS), flush=True)
 
 
 def print_note(line: str) -> None:

@@ -37,8 +37,8 @@ _SAMPLE = 100_000  # pairs to learn subwords from
 _COUNTED = 500_000  # pairs; tokens of a larger corpus are estimated from its letters
 _BLOCK = 20_000  # pairs in memory while tokens are counted
 _SAMPLE_KEY = 0x73616D70
-# Tokens are nearly sentences if so few make up so many letters, on average.
-_FEW_TOKENS, _LONG_TOKEN = 2.0, 8
+# Tokens are nearly sentences if less make up at least so many letters, on average, and half of them come less often.
+_FEW_TOKENS, _FEW_LETTERS, _FEW_USES = 3, 8, 5
 _MOST_TRIES = 1_000  # batches in a row without a short enough sentence
 _SIDES = ("source", "target")
 _OF_VOCABULARY = {"vocabulary", "vocabulary_size", "unit", "source_tokenizer", "target_tokenizer"}
@@ -424,16 +424,16 @@ class TextTask(Task):
 
     def _warn_of_long_tokens(self) -> Iterator[str]:
         """A warning for each side whose tokens are nearly sentences, which cannot be learned from a few examples."""
-        letters = self._store.letters[self._training.places].mean(axis=0)
-        # Without the end, and the token of the language.
-        tokens = self._training.lengths.mean(axis=0) - 1 - np.array([bool(self.languages), False])
-        units = [one.unit for one in (self.source_subwords, self.subwords)]
-        for side, unit, has, a_sentence in zip(_SIDES, units, letters, tokens, strict=True):
-            if has >= _LONG_TOKEN and a_sentence < _FEW_TOKENS:
-                option = "--unit character" if unit == "word" else "a smaller --vocabulary-size"
+        places = self._training.places[_sample_places(len(self._training.places), _BLOCK)]
+        texts = zip(*self._store.pairs(places), strict=True)
+        tokenizers = (self.source_subwords, self.subwords)
+        for side, one, lines in zip(_SIDES, tokenizers, texts, strict=True):
+            letters, tokens = np.mean([*map(len, lines)]), one.counts(lines).mean() - 1
+            if tokens < _FEW_TOKENS and letters >= _FEW_LETTERS and one.median_uses(lines) < _FEW_USES:
+                option = "--unit character" if one.unit == "word" else "a smaller --vocabulary-size"
                 yield (
-                    f"tokens of the {side} are nearly sentences ({a_sentence:.1f} tokens for {has:.0f} letters): try "
-                    f"{option}"
+                    f"tokens of the {side} are nearly sentences ({tokens:.1f} tokens for {letters:.0f} letters), and "
+                    f"half of them come less than {_FEW_USES} times: try {option}"
                 )
 
     def _encode_pairs(self, pairs: Sequence[Pair], languages: Iterable[str | None]) -> list[_Ids]:

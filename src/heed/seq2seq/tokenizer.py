@@ -26,8 +26,9 @@ from heed.seq2seq.sentencepiece_model import (
 PAD_ID, START_ID, END_ID, UNKNOWN_ID = 0, 1, 2, 3
 RESERVED = 4  # those
 DEFAULT_SIZE = 8_000  # the most tokens, if the user asks for no number
-_LETTERS_A_TOKEN = 100  # of the text, for each token of several characters in a default vocabulary
-_LEAST_MERGES = 100
+_LETTERS_A_TOKEN = 200  # of the text, for each token of several characters in a default vocabulary
+_LEAST_USES = 10  # in the text, of half of these
+_FIRST_MERGES, _LEAST_MERGES = 100, 16  # of a small text
 _BYTES = 256
 _LEAST_WITH_BYTES = RESERVED + _BYTES + 64
 _SHARE_OF_CHARACTERS = 0.75  # of a vocabulary that does not hold all of them
@@ -112,8 +113,8 @@ class Tokenizer:
         Args:
             lines: text, one sentence each.
             vocabulary_size: the most tokens, reserved ones included. A text that does not hold so many gets fewer.
-                None: 8,000, or fewer subwords of a small text: a token of several characters for 100 letters, 100 at
-                least.
+                None: 8,000, or fewer subwords of a small text: at most a token of several characters for 200 letters,
+                and half of these come ten times or more.
             unit: a token is a "subword", learned by byte-pair encoding; a "word" between spaces, the most frequent
                 ones, and words that come once are unknown; or a "character", the most frequent ones. If there are more
                 characters than subwords, rare ones are spelled in bytes.
@@ -138,10 +139,29 @@ class Tokenizer:
             raise TaskError("a tokenizer cannot be learned from an empty text")
         if unit == "word" and not (kept := _drop_single_words(kept)):
             raise TaskError("a vocabulary of words needs a text in which some come more than once")
-        size, rare = DEFAULT_SIZE if vocabulary_size is None else vocabulary_size, ""
-        if unit == "subword":
-            size, rare = _plan_subwords(kept, vocabulary_size)
+        if vocabulary_size is None and unit == "subword":
+            return cls._learn_default(kept)
+        return cls._learn(kept, DEFAULT_SIZE if vocabulary_size is None else vocabulary_size, unit)
+
+    @classmethod
+    def _learn_default(cls, lines: Sequence[str]) -> Tokenizer:
+        """Learns as many subwords as the text has enough examples of."""
+        counts = _count_characters(lines)
+        needed = RESERVED + len(counts)
+        merges = max(_FIRST_MERGES, counts.total() // _LETTERS_A_TOKEN)
+        if needed + merges >= DEFAULT_SIZE:
+            return cls._learn(lines, DEFAULT_SIZE, "subword")
+        while True:
+            tokenizer = cls._learn(lines, needed + merges, "subword")
+            merges //= 2
+            if merges < _LEAST_MERGES or tokenizer.median_uses(lines) >= _LEAST_USES:
+                return tokenizer
+
+    @classmethod
+    def _learn(cls, kept: Sequence[str], size: int, unit: str) -> Tokenizer:
+        """Learns a vocabulary of at most this size."""
         size = min(size, _LARGEST)
+        rare = _find_rare(kept, size) if unit == "subword" else ""
         try:
             tokenizer = cls(_train_model(kept, size, unit, rare))
         except RuntimeError as error:
@@ -197,6 +217,12 @@ class Tokenizer:
         counts = (1 + sum(1 for _ in self._ids(text)) for text in self._normalize(texts))
         most = np.iinfo(np.uint16).max
         return np.fromiter((min(count, most) for count in counts), np.uint16, len(texts))
+
+    def median_uses(self, texts: Sequence[str]) -> float:
+        """How often a token of several characters comes in texts, the median; an unknown token comes once each time."""
+        counts = Counter(itertools.chain.from_iterable(map(self._ids, self._normalize(texts))))
+        several = [n for i, n in counts.items() if len(self._label(i).strip(_SPACE)) > 1]
+        return float(np.median([*several, *[1] * counts[UNKNOWN_ID]] or [0]))
 
     def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
         """The text of each row of ids, up to its end token; tags give nothing, an unknown token "⁇"."""
@@ -270,27 +296,33 @@ def _drop_single_words(lines: Sequence[str]) -> list[str]:
     return [line for line in kept if line.strip()]
 
 
-def _plan_subwords(lines: Sequence[str], size: int | None) -> tuple[int, str]:
-    """The number of subwords (chosen for the text if None), and the rare characters that are no subwords."""
+def _count_characters(lines: Sequence[str]) -> Counter[str]:
+    """Counts the characters that tokens may hold."""
     counts = Counter(itertools.chain.from_iterable(lines))
-    del counts[_NEVER]
     counts[" "] += len(lines)  # the mark before the first word
+    del counts[_NEVER]
+    return counts
+
+
+def _find_rare(lines: Sequence[str], size: int) -> str:
+    """The rare characters, which are spelled in bytes if a vocabulary of this size does not hold all.
+
+    Raises:
+        TaskError: if it does not hold the bytes either.
+    """
+    counts = _count_characters(lines)
     needed = RESERVED + len(counts)
-    if size is None:
-        merges = max(_LEAST_MERGES, counts.total() // _LETTERS_A_TOKEN)
-        size = min(DEFAULT_SIZE, needed + merges)
     if needed <= size:
-        return size, ""
+        return ""
     if size < _LEAST_WITH_BYTES:
         bytes_ = f", or {_LEAST_WITH_BYTES} to spell rare ones in bytes"
         raise TaskError(
             f"`vocabulary_size` must be at least {needed:,} for this text, which has {len(counts):,} different "
             f"characters{bytes_ if needed > _LEAST_WITH_BYTES else ''}. Received: {size}"
         )
-    most = int(_SHARE_OF_CHARACTERS * (size - RESERVED - _BYTES))
     counts[" "] = counts.total()  # never a rare one
     order = sorted(counts, key=lambda letter: (-counts[letter], letter))
-    return size, "".join(order[most:])
+    return "".join(order[int(_SHARE_OF_CHARACTERS * (size - RESERVED - _BYTES)) :])
 
 
 def _train_model(lines: Sequence[str], vocabulary_size: int, unit: str, rare: str) -> bytes:
