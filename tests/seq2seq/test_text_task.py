@@ -271,7 +271,7 @@ def test_tokens_that_are_nearly_sentences_are_named(unit, tmp_path):
     )
     texts = map("".join, itertools.product(*map(str.split, parts)))
     lines = [f"{text}\tword {n}\n" for n, text in enumerate(texts)]
-    (tmp_path / "a.tsv").write_text("".join(lines), encoding="utf-8")
+    (tmp_path / "a.tsv").write_text("".join(lines + lines[:20]), encoding="utf-8")
     task = TextTask.create(tmp_path / "a.tsv", unit=unit, vocabulary_size=8_000)
     (note,) = [note for note in reloaded(task).notes() if "nearly sentences" in note]
     assert note.startswith("tokens of the source are nearly sentences (")
