@@ -144,7 +144,10 @@ def test_what_a_check_finds(tmp_path):
 
 def test_lengths_are_uneven_beside_those_of_other_pairs(tmp_path):
     """Chinese needs a third of the letters of English, whichever side it is on."""
-    pairs = [(f"Our neighbour bought vegetables on day {n}.", f"邻居第{n}天买了蔬菜。") for n in range(40)]
+    pairs = [
+        (f"Our neighbour bought vegetables on day {n}.", f"邻居第{n}天买了蔬菜。")
+        for n in range(40)
+    ]
     pairs[7] = (pairs[7][0], pairs[7][0] + " and more and more and more")
     pairs[9] = (pairs[9][0] * 3, "是。")
     for number, sides in enumerate((pairs, [pair[::-1] for pair in pairs])):

@@ -17,7 +17,9 @@ from heed.seq2seq.normalization import (
     spaces_beside,
 )
 
-TEXT = st.text(st.sampled_from("aé\u0301\u0323ｶﾞ\ufb01Å\u212b한\u1100\u1161 \t\n\u3000\xa0▁\0\u200c"))
+TEXT = st.text(
+    st.sampled_from("aé\u0301\u0323ｶﾞ\ufb01Å\u212b한\u1100\u1161 \t\n\u3000\xa0▁\0\u200c")
+)
 
 
 @pytest.mark.parametrize("name", ["nfc", "nfkc", "none"])
@@ -42,5 +44,5 @@ def test_white_space_is_all_that_python_knows():
 
 
 def test_forms_that_there_are_not():
-    with pytest.raises(TaskError, match="must be one of nfc, nfkc, none. Received: 'NFC'"):
+    with pytest.raises(TaskError, match=r"must be one of nfc, nfkc, none\. Received: 'NFC'"):
         find_form("NFC")

@@ -75,7 +75,13 @@ def test_pairs_of_several_corpora_and_kinds_stand_one_after_the_other(tmp_path):
 
 def test_sources_are_equal_in_any_form_and_white_space(tmp_path):
     """So none of them is held out while another one is trained on."""
-    sources = ["caf\u00e9 noir", "cafe\u0301 noir", "caf\u00e9\u3000 noir", "caf\u00e9 noir\u2581", "cafe noir"]
+    sources = [
+        "caf\u00e9 noir",
+        "cafe\u0301 noir",
+        "caf\u00e9\u3000 noir",
+        "caf\u00e9 noir\u2581",
+        "cafe noir",
+    ]
     lines = [{"source": source, "target": "x\ty"} for source in [*sources, "\u2581", "\0 "]]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     raw = PairStore([Corpus(tmp_path / "a.jsonl")])

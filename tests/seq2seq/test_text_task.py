@@ -180,7 +180,8 @@ def test_pairs_with_line_breaks_are_held_out_whole(tmp_path):
     items = task.evaluation_items()
     held_out = {item.text for item in items} | {source for source, _ in task._validation.pairs}
     assert held_out < {source for source, _ in pairs}
-    assert len(items) == 4 and len(held_out) == 8
+    assert len(items) == 4
+    assert len(held_out) == 8
     seen = trained_on(task)
     assert len(seen) == 91
     assert not seen & {item.reference for item in items}
@@ -205,7 +206,9 @@ def test_a_run_of_an_earlier_version_reads_its_text_as_it_did(tmp_path):
     )
     assert old.normalizer is None
     for step in range(3):
-        for one, other in zip(old.training_batch(0, step, 8), task.training_batch(0, step, 8)):
+        for one, other in zip(
+            old.training_batch(0, step, 8)[:2], task.training_batch(0, step, 8)[:2], strict=True
+        ):
             np.testing.assert_array_equal(one, other)
     assert old.evaluation_items() == task.evaluation_items()
     assert old.encode("w\u3000ort")[1:-1] != task.encode("w\u3000ort")[1:-1]
@@ -288,7 +291,9 @@ def test_what_a_vocabulary_cannot_hold_is_said(tmp_path):
     notes = " / ".join(reloaded(TextTask.create(path, vocabulary_size=400)).notes())
     assert "441 pairs are read with a space for U+0000 or U+2581" in notes
     assert "rare characters are spelled in bytes" in notes
-    with pytest.raises(TaskError, match="`vocabulary_size` must be at least 454 .* or 324 to spell"):
+    with pytest.raises(
+        TaskError, match=r"`vocabulary_size` must be at least 454 .* or 324 to spell"
+    ):
         TextTask.create(path, vocabulary_size=300)
 
 

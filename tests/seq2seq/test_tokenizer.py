@@ -78,13 +78,28 @@ def test_a_small_text_gets_fewer_pieces_than_asked_for():
 def test_what_a_tokenizer_refuses():
     with pytest.raises(TaskError, match="an empty text"):
         Tokenizer.train(["", " "], 100)
-    with pytest.raises(TaskError, match=r"`vocabulary_size` must be at least 31 for this text, .*27 different characters. Rec"):
+    with pytest.raises(
+        TaskError,
+        match=r"`vocabulary_size` must be at least 31 for this text, .*27 different characters. Rec",
+    ):
         Tokenizer.train(["abcdefghijklmnopqrstuvwxyz"], 5)
     with pytest.raises(TaskError, match="cannot be read"):
         Tokenizer(b"not a model")
 
 
-RESERVED = ["\t", "\n", "\x1f", "\u2585", "<s>", " </s> ", "<pad>", "<unk>", "<0x41>", "<<s>>", "\u2028"]
+RESERVED = [
+    "\t",
+    "\n",
+    "\x1f",
+    "\u2585",
+    "<s>",
+    " </s> ",
+    "<pad>",
+    "<unk>",
+    "<0x41>",
+    "<<s>>",
+    "\u2028",
+]
 
 
 @pytest.mark.parametrize("unit", ["subword", "character"])

@@ -1,5 +1,6 @@
 """Translating, evaluating and drawing with a finished run, and a run on own text."""
 
+import json
 import sys
 from types import SimpleNamespace
 

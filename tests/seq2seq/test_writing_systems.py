@@ -49,7 +49,8 @@ def sentences(name, count):
     words = WORDS[name]
     space = "" if name in ("chinese", "thai") else " "
     return [
-        f"{words[n % 6]}{space}{words[n // 6 % 6]}\n{words[n // 36 % 6]}{space}{n}" for n in range(count)
+        f"{words[n % 6]}{space}{words[n // 6 % 6]}\n{words[n // 36 % 6]}{space}{n}"
+        for n in range(count)
     ]
 
 
@@ -116,14 +117,21 @@ def test_nothing_is_lost_from_the_check_to_the_page(run, tmp_path, capsys):
     assert cli.main(["translate", str(run.path), TEXTS[0], "--n-best", "1"]) == 0
     assert capsys.readouterr().out == f"1\t{lines[0]}\n"
 
-    assert cli.main(["explain", str(run.path), others(TEXTS[1])[1], "--out", str(tmp_path / "a.html")]) == 0
+    assert (
+        cli.main(["explain", str(run.path), others(TEXTS[1])[1], "--out", str(tmp_path / "a.html")])
+        == 0
+    )
     assert capsys.readouterr().out.split("\n")[0] == lines[1]
     seen = read_attention(translator, TEXTS[1])
     assert seen.translation == wanted[1]
 
     evaluation = evaluate(translator)
-    assert [a.translation for a in evaluation.answers] == translator([a.source for a in evaluation.answers])
-    assert {a.reference for a in evaluation.answers} < {unicodedata.normalize("NFC", t) for _, t in pairs}
+    assert [a.translation for a in evaluation.answers] == translator(
+        [a.source for a in evaluation.answers]
+    )
+    assert {a.reference for a in evaluation.answers} < {
+        unicodedata.normalize("NFC", t) for _, t in pairs
+    }
     saved = json.loads(write_evaluation(translator, evaluation).read_text(encoding="utf-8"))
     assert {one["source"] for one in saved["wrong"]} <= held_out
     assert write_report(tmp_path / "report.html", translator, evaluation, None).stat().st_size
@@ -192,7 +200,7 @@ def check_exports(run, folder, formats, texts):
     from heed.seq2seq.shipping import Shipment
 
     shipment = Shipment(run)
-    assert shipment.tokens["normalization"] == run.task().normalizer._asdict()
+    assert shipment.tokens["normalization"] == run.task().normalizer.to_dict()
     lines = [text.replace("\n", " ") for text in texts]
     (folder / "in.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     words = ["translate", str(run.path), "--input", str(folder / "in.txt")]

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from heed.cli.arguments import Parser
-from heed.cli.streams import print_line, resolve_inputs
+from heed.cli.streams import name_inputs, print_line, resolve_inputs
 from heed.seq2seq.errors import TaskError
 
 
@@ -39,10 +39,11 @@ def _check_data(parsed: argparse.Namespace) -> int:
     from heed.seq2seq.corpus import Corpus
     from heed.seq2seq.corpus_check import check_corpus
 
-    with resolve_inputs(parsed.source, parsed.target, parsed.alignment) as paths:
+    given = (parsed.source, parsed.target, parsed.alignment)
+    with resolve_inputs(*given) as paths:
         report = check_corpus(Corpus(*paths))
     for line in report.report():
-        print_line(line)
+        print_line(name_inputs(line, paths, given))
     return int(report.stops)
 
 

@@ -16,7 +16,6 @@ from typing import IO, Any
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.text_files import name_file, open_text, read_text
 
-
 # A translation may hold line breaks, which would make several lines of it.
 _NO_BREAKS = str.maketrans("\r\n", "  ")
 
@@ -163,11 +162,17 @@ def resolve_inputs(*paths: Any) -> Iterator[list[Any]]:
         try:
             yield found
         except TaskError as error:
-            text = str(error)
-            for path, copy in zip(paths, found, strict=True):
-                name = "standard input" if path == STANDARD_INPUT else path
-                text = text if path == copy else text.replace(str(copy), str(name))
-            raise TaskError(text) from None
+            raise TaskError(name_inputs(str(error), found, paths)) from None
+
+
+def name_inputs(text: str, copies: Iterable[Any], paths: Iterable[Any]) -> str:
+    """Returns the text with the names that the user knows in place of those of copies, see `resolve_inputs`."""
+    for copy, path in zip(copies, paths, strict=True):
+        if copy != path:
+            text = text.replace(
+                str(copy), "standard input" if path == STANDARD_INPUT else str(path)
+            )
+    return text
 
 
 def is_pipe(path: Any) -> bool:

@@ -10,7 +10,14 @@ from typing import Any
 
 from heed import seq2seq
 from heed.cli.arguments import Parser, add_options, option_name, select_options
-from heed.cli.streams import STANDARD_INPUT, copy_input, copy_pipe, is_pipe, print_line
+from heed.cli.streams import (
+    STANDARD_INPUT,
+    copy_input,
+    copy_pipe,
+    is_pipe,
+    name_inputs,
+    print_line,
+)
 from heed.cli.train_launch import Launch, add_launch, read_launch, train_on_workers
 from heed.cli.train_worker import print_result
 from heed.seq2seq.errors import TaskError
@@ -199,30 +206,25 @@ def _make_run(
 def _keep_input(values: dict[str, Any], path: Path) -> Iterator[None]:
     """Keeps standard input and pipes next to the run for `--resume`; drops them if no run is made."""
     beside = path.resolve()
-    copies: dict[Path, str] = {}
+    copies: dict[Path, Path] = {}
     try:
         for name in filter(values.get, _KEPT):
             given = values[name]
             if name == "source" and given == STANDARD_INPUT:
                 copy = beside.with_name(f"{beside.name}.tsv")
                 copy_input(copy, values.get("target"))
-                copies[copy] = "standard input"
             elif is_pipe(Path(given)):
                 copy = beside.with_name(f"{beside.name}.{name}")
                 copy_pipe(Path(given), copy)
-                copies[copy] = str(given)
             else:
                 continue
-            values[name] = copy
+            values[name], copies[copy] = copy, Path(given)
         yield
     except BaseException as error:
         for copy in copies:
             copy.unlink()
         if isinstance(error, TaskError):
-            text = str(error)
-            for copy, name in copies.items():
-                text = text.replace(str(copy), name)
-            raise TaskError(text) from None
+            raise TaskError(name_inputs(str(error), copies, copies.values())) from None
         raise
 
 

@@ -197,4 +197,3 @@ def _read_lines(path: Path) -> Iterator[str | None]:
         raise TaskError(
             f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
         ) from None
-

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from heed.seq2seq.errors import TaskError
 
@@ -17,15 +18,16 @@ NO_BREAK = "\xa0\u2007\u202f"  # parts of words: "10 km"
 UNUSABLE = "\0\u2581"
 
 
-class Normalizer(NamedTuple):
-    """Brings a text into the form that a run was trained on.
+@dataclass(frozen=True)
+class Normalizer:
+    r"""Brings a text into the form that a run was trained on.
 
     Args:
         form: "NFC", "NFKC", or None: characters stay as they are.
         spaces: characters that count as a space.
 
     Example:
-        >>> Normalizer("NFC", "\\t")(" cafe\\u0301\\tau lait")
+        >>> Normalizer("NFC", "\t")(" cafe\u0301\tau lait")
         'café au lait'
     """
 
@@ -35,10 +37,14 @@ class Normalizer(NamedTuple):
     def __call__(self, text: str) -> str:
         """Returns the text in its form, without outer spaces."""
         if self.form is not None:
-            text = unicodedata.normalize(self.form, text)
+            text = unicodedata.normalize(self.form, text)  # type: ignore[arg-type]
         if self.spaces:
             text = _match_any(self.spaces).sub(" ", text)
         return text.strip()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as JSON-ready values."""
+        return asdict(self)
 
 
 @functools.cache

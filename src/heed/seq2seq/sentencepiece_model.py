@@ -95,7 +95,7 @@ def _read_message(message: bytes) -> tuple[dict[int, int], dict[int, list[bytes]
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes | None, bytes]]:
-    """Yields each field of a protobuf message: its number, its integer or bytes (None for a float), and all its bytes."""
+    """Yields each field of a message: its number, its integer or bytes (None for a float), and all its bytes."""
     position = 0
     while position < len(message):
         start = position

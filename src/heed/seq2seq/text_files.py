@@ -36,14 +36,20 @@ def open_text(path: Path) -> IO[bytes]:
     """
     file = path.open("rb")
     try:
-        return read_text(file, str(path))
+        return read_text(file, str(path), closes=True)
     except BaseException:
         file.close()
         raise
 
 
-def read_text(file: IO[bytes], name: str) -> IO[bytes]:
-    """Returns the bytes of an open file or pipe, see `open_text`; closing them closes the file."""
+def read_text(file: IO[bytes], name: str, closes: bool = False) -> IO[bytes]:
+    """Returns the bytes of an open file or pipe, see `open_text`.
+
+    Args:
+        file: the file.
+        name: its name, for errors.
+        closes: whether to close the file with what is returned.
+    """
     head = b""
     # Byte by byte: a program that pipes a short line in may wait for its answer.
     while any(first.startswith(head) and first != head for first in (_GZIP, *_OTHERS)):
@@ -56,8 +62,8 @@ def read_text(file: IO[bytes], name: str) -> IO[bytes]:
         file.seek(0)
         whole = file
     else:
-        whole = cast(IO[bytes], io.BufferedReader(_Rewound(head, file)))
-    return _Unpacked(whole) if head == _GZIP else whole
+        whole = cast(IO[bytes], io.BufferedReader(_Rewound(head, file, closes)))
+    return cast(IO[bytes], _Unpacked(whole, closes)) if head == _GZIP else whole
 
 
 def unpack(path: Path, folder: Path) -> Path:
@@ -89,22 +95,23 @@ def name_file(path: Path | str) -> Iterator[None]:
 
 
 class _Unpacked(gzip.GzipFile):
-    """Bytes without compression; closes the file below, too."""
+    """Bytes without compression; may close the file below, too."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes], closes: bool) -> None:
         super().__init__(fileobj=cast(Any, file), mode="rb")
-        self._below = file
+        self._below, self._closes = file, closes
 
     def close(self) -> None:
         super().close()
-        self._below.close()
+        if self._closes:
+            self._below.close()
 
 
 class _Rewound(io.RawIOBase):
     """A pipe whose first bytes have been read, as if they had not."""
 
-    def __init__(self, head: bytes, rest: IO[bytes]) -> None:
-        self._head, self._rest = head, rest
+    def __init__(self, head: bytes, rest: IO[bytes], closes: bool) -> None:
+        self._head, self._rest, self._closes = head, rest, closes
         # What there is, at once; a plain `read` would wait for more.
         self._read: Callable[[int], bytes] = getattr(rest, "read1", rest.read)
 
@@ -120,4 +127,5 @@ class _Rewound(io.RawIOBase):
 
     def close(self) -> None:
         super().close()
-        self._rest.close()
+        if self._closes:
+            self._rest.close()

@@ -101,9 +101,7 @@ class TextTask(Task):
         Option("test_target", Path, "own text: their translations"),
         Option("alignment", Path, "own text: word links, i-j ..., a line a pair"),
         Option("vocabulary", str, "own text: separate, or shared by both sides"),
-        Option(
-            "vocabulary_size", int, f"own text: most tokens in one (at most {DEFAULT_SIZE:,})"
-        ),
+        Option("vocabulary_size", int, f"own text: most tokens in one (at most {DEFAULT_SIZE:,})"),
         Option("unit", str, "own text: a token is a subword, word or character"),
         Option("source_tokenizer", Path, "own text: a SentencePiece model"),
         Option("target_tokenizer", Path, "own text: another for the target"),
@@ -275,8 +273,10 @@ class TextTask(Task):
                 return _HeldOut(*map(list, zip(*pairs, strict=True)))
             places = np.flatnonzero(parts == next(numbers))
             of = store.corpus_of(places).tolist()
-            pairs = zip(store.pairs(places), (entries[number].language for number in of), strict=True)
-            return _HeldOut(*map(list, zip(*dict.fromkeys(pairs), strict=True)))
+            found = zip(
+                store.pairs(places), (entries[number].language for number in of), strict=True
+            )
+            return _HeldOut(*map(list, zip(*dict.fromkeys(found), strict=True)))
 
         parts_held_out = [held_out(corpora) for corpora in held_out_entries]
         places = _select_training_places(store, parts_held_out, normalizer)
@@ -429,7 +429,11 @@ class TextTask(Task):
         tokenizers = (self.source_subwords, self.subwords)
         for side, one, lines in zip(_SIDES, tokenizers, texts, strict=True):
             letters, tokens = np.mean([*map(len, lines)]), one.counts(lines).mean() - 1
-            if tokens < _FEW_TOKENS and letters >= _FEW_LETTERS and one.median_uses(lines) < _FEW_USES:
+            if (
+                tokens < _FEW_TOKENS
+                and letters >= _FEW_LETTERS
+                and one.median_uses(lines) < _FEW_USES
+            ):
                 option = "--unit character" if one.unit == "word" else "a smaller --vocabulary-size"
                 yield (
                     f"tokens of the {side} are nearly sentences ({tokens:.1f} tokens for {letters:.0f} letters), and "

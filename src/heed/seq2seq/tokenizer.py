@@ -100,7 +100,9 @@ class Tokenizer:
         self._first_tag = next(others)
         self.unit = _UNITS.get(description.model_type, "subword")
         kinds = {kind for _, kind in description.pieces}
-        self._letters = None if PieceType.BYTE in kinds else set().union(*(p for p, _ in description.pieces))
+        self._letters = (
+            None if PieceType.BYTE in kinds else set().union(*(p for p, _ in description.pieces))
+        )
         self.splits_at_spaces = _check_splits_at_spaces(description)
         self._word = lru_cache(_WORDS)(self._encode_with_library)
 

@@ -51,7 +51,9 @@ def test_a_compressed_file_is_translated_to_a_plain_one(tmp_path):
     (tmp_path / "copies").mkdir()
     one, other = (scan(path, 2, tmp_path / "copies") for path in (plain, packed))
     assert (one.path.name, other.path.name) == ("a.txt", "b.txt")
-    assert [one.read_shard(0, n).data for n in (0, 1)] == [other.read_shard(0, n).data for n in (0, 1)]
+    assert [one.read_shard(0, n).data for n in (0, 1)] == [
+        other.read_shard(0, n).data for n in (0, 1)
+    ]
     assert (one.sha256, one.text) == (other.sha256, plain)
     packed.write_bytes(packed.read_bytes()[:-9])
     with pytest.raises(TaskError, match=r"cannot read .*b\.txt\.gz: Compressed file ended"):
