@@ -232,7 +232,7 @@ def test_text_has_one_form_in_training_and_after_it(form, wanted, tmp_path):
     assert all(text.startswith(f"{wanted} ") for _, text in task.validation_texts())
     assert task.decode([task.encode_prefix(CAFE)]) == [wanted]
     assert task.source_subwords.decode([task.encode(f"{CAFE}\n7")]) == [f"{wanted} 7"]
-    others = ["caf\u00e9 \ufb01n", "caf\u00e9 fin"]
+    others = ["café \ufb01n", "café fin"]
     same = [task.encode(text) == task.encode(CAFE) for text in others]
     assert same == {None: [True, False], "nfkc": [True, True], "none": [False, False]}[form]
 

@@ -200,7 +200,7 @@ def check_exports(run, folder, formats, texts):
     from heed.seq2seq.shipping import Shipment
 
     shipment = Shipment(run)
-    assert shipment.tokens["normalization"] == run.task().normalizer.to_dict()
+    assert shipment.tokens["normalization"] == run.task().normalizer._asdict()
     lines = [text.replace("\n", " ") for text in texts]
     (folder / "in.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     words = ["translate", str(run.path), "--input", str(folder / "in.txt")]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import NamedTuple
 
 from heed.seq2seq.errors import TaskError
 
@@ -18,8 +17,7 @@ NO_BREAK = "\xa0\u2007\u202f"  # parts of words: "10 km"
 UNUSABLE = "\0\u2581"
 
 
-@dataclass(frozen=True)
-class Normalizer:
+class Normalizer(NamedTuple):
     r"""Brings a text into the form that a run was trained on.
 
     Args:
@@ -41,10 +39,6 @@ class Normalizer:
         if self.spaces:
             text = _match_any(self.spaces).sub(" ", text)
         return text.strip()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as JSON-ready values."""
-        return asdict(self)
 
 
 @functools.cache

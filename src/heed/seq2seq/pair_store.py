@@ -127,8 +127,8 @@ class _Part:
             sides = self._corpus.sides(*block[: len(self._text)])
             self._corpus.check_links(*sides, block[-1])
             self._note_characters(sides)
-            if self._normalizer is not None:
-                sides = tuple([*map(self._normalizer, side)] for side in sides)  # type: ignore[assignment]
+            if (normalize := self._normalizer) is not None:
+                sides = [normalize(x) for x in sides[0]], [normalize(x) for x in sides[1]]
             pairs = zip(*sides, strict=True)
             kept = np.array([bool(source and target) for source, target in pairs])
             here = slice(place, place + int(np.count_nonzero(kept)))

@@ -46,7 +46,7 @@ class Shipment:
             "reads": unit,
             "language": next(iter(task.languages), None),
             "source_model": "source.model" if "source.model" in self.files else None,
-            "normalization": None if task.normalizer is None else task.normalizer.to_dict(),
+            "normalization": None if task.normalizer is None else task.normalizer._asdict(),
         }
 
     @cached_property

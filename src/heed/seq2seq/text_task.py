@@ -289,7 +289,8 @@ class TextTask(Task):
         normalizers = [Normalizer(form, text_forms.spaces_beside(letters)) for letters in kept]
         sides = zip(*store.pairs(places[_sample_places(len(places), _SAMPLE)]), strict=True)
         sources, targets = (
-            [*map(normalize, side)] for normalize, side in zip(normalizers, sides, strict=True)
+            [normalize(text) for text in side]
+            for normalize, side in zip(normalizers, sides, strict=True)
         )
         tokenizers = vocabularies.make(sources, targets)
         if longest is None:
@@ -627,7 +628,7 @@ def _read_pairs(corpus: Corpus, normalizer: Normalizer) -> list[Pair]:
     Raises:
         TaskError: if there are none.
     """
-    pairs = [pair for pair in corpus.pairs() if all(map(normalizer, pair))]
+    pairs = [pair for pair in corpus.pairs() if all(normalizer(side) for side in pair)]
     if not pairs:
         raise TaskError(f"{corpus} holds no pair")
     return pairs
@@ -734,7 +735,10 @@ def _select_training_places(
 ) -> NDArray[np.uint32]:
     """The places of the pairs whose sources are in no held-out part."""
     sources = [source for part in held_out for source, _ in part.pairs]
-    hashes = hash_texts(sources) if normalizer is None else hash_sentences(map(normalizer, sources))
+    if normalizer is None:
+        hashes = hash_texts(sources)
+    else:
+        hashes = hash_sentences(normalizer(source) for source in sources)
     kept_back = np.sort(hashes)
     places, count = np.empty(len(store), np.uint32), 0
     for first in range(0, len(store), _BLOCK):  # np.isin would sort the corpus

@@ -200,7 +200,8 @@ class Tokenizer:
         return [[*self._ids(text), END_ID] for text in self._normalize(texts)]
 
     def _normalize(self, texts: Sequence[str]) -> Iterable[str]:
-        return texts if self.normalizer is None else map(self.normalizer, texts)
+        normalize = self.normalizer
+        return texts if normalize is None else (normalize(text) for text in texts)
 
     def _ids(self, text: str) -> Iterable[int]:
         """The ids of a text; words are cached where no token goes beyond a word."""
