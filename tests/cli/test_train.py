@@ -14,7 +14,7 @@ from heed.seq2seq import RunFolder, checkpoint, number_words, train
 from heed.seq2seq.numbers_task import NumbersTask
 from heed.seq2seq.settings import MODEL, TRAINING
 from heed.seq2seq.tasks import TASKS
-from tests.cli.command import OPTIONS, PAIRS, fails, piped, process
+from tests.cli.command import OPTIONS, PAIRS, fails, give, piped, process, split_pairs
 from tests.seq2seq import tiny
 
 FILE = """
@@ -247,6 +247,31 @@ def test_text_from_standard_input_is_kept_for_a_resume(heed, tmp_path, monkeypat
     assert (status, err.count("run.tsv: No such file")) == (1, 1)
 
 
+@pytest.mark.usefixtures("eager", "no_validation")
+def test_text_out_of_pipes_is_kept_for_a_resume(heed, tmp_path):
+    files = dict(zip(("source", "target"), split_pairs(), strict=True))
+
+    def give_both():
+        for name, data in files.items():
+            give(tmp_path / name, data)
+
+    words = ["train", "--source", "source", "--target", "target", "--run", "run", *OPTIONS]
+    give_both()
+    fails(heed(*words, "--num-heads", "3"), 2, "`num_heads` must divide `width`")
+    assert not list(tmp_path.glob("run*"))
+    give_both()
+    status, _, err = heed(*words, "--steps", "2", "--unicode-form", "nfkc")
+    assert status == 0, err
+    assert {name: (tmp_path / f"run.{name}").read_bytes() for name in files} == files
+    assert RunFolder.open(tmp_path / "run").config["task"]["unicode_form"] == "nfkc"
+    status, _, err = heed("train", "--resume", "run", "--steps", "3")
+    assert (status, "resumed at step 2 of 3" in err) == (0, True), err
+    give_both()
+    words += ["--launch", "local", "--workers", "2", "--steps", "2"]
+    words[words.index("run")] = "more"
+    fails(heed(*words), 2, "a pipe cannot be the source on several")
+
+
 @pytest.mark.usefixtures("eager")
 def test_standard_input_that_does_not_serve(heed, tmp_path, monkeypatch):
     for data, words, message in (
@@ -257,7 +282,7 @@ def test_standard_input_that_does_not_serve(heed, tmp_path, monkeypatch):
         (PAIRS + b"\xff\t\xfe\n", (), "standard input, line 61: not UTF-8 text"),
         (PAIRS, ("--num-heads", "3"), "`num_heads` must divide `width`"),
         (PAIRS, ("--share-embeddings",), "`share_embeddings` must be False if each side"),
-        (b"\n", (), "standard input, line 1: two columns with a tab"),
+        (b"\n", (), "at least 20 different sentences. Received: 0"),
     ):
         piped(monkeypatch, data)
         status = 1 if message.startswith("standard input") and not words else 2

@@ -488,7 +488,7 @@ FAULTS = (
     Fault(
         "held-out sentences are trained on",
         f"{_SEQ2SEQ}/text_task.py",
-        "chosen = first + np.flatnonzero(candidates != sources)",
+        "chosen = first + np.flatnonzero(candidates != block)",
         "chosen = first + np.arange(len(sources))",
         (f"{_OF_SEQ2SEQ}/test_text_task.py",),
     ),
@@ -573,8 +573,8 @@ FAULTS = (
     Fault(
         "a word may not be three times as long as its translation",
         f"{_SEQ2SEQ}/corpus_check.py",
-        "longer > _UNLIKE * shorter and longer > _FEW_WORDS",
-        "longer > _UNLIKE * shorter",
+        "uneven = (longer > _UNLIKE * shorter) & (np.maximum(source, target) > _FEW_WORDS)",
+        "uneven = longer > _UNLIKE * shorter",
         (f"{_OF_SEQ2SEQ}/test_corpus.py",),
     ),
     Fault(

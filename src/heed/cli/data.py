@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from heed.cli.arguments import Parser
-from heed.cli.streams import print_line, resolve_input
+from heed.cli.streams import name_inputs, print_line, resolve_inputs
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.user_values import user_path
 
@@ -39,10 +39,11 @@ def _check_data(parsed: argparse.Namespace) -> int:
     from heed.seq2seq.corpus import Corpus
     from heed.seq2seq.corpus_check import check_corpus
 
-    with resolve_input(parsed.source, parsed.target) as source:
-        report = check_corpus(Corpus(source, parsed.target, parsed.alignment))
+    given = (parsed.source, parsed.target, parsed.alignment)
+    with resolve_inputs(*given) as paths:
+        report = check_corpus(Corpus(*paths))
     for line in report.report():
-        print_line(line)
+        print_line(name_inputs(line, paths, given))
     return int(report.stops)
 
 

@@ -9,7 +9,7 @@ from heed import seq2seq
 from heed._install import how_to_install
 from heed.cli.arguments import Parser
 from heed.cli.decoding import add_decoding_options, open_translator, read_decoding_options
-from heed.cli.streams import print_line, print_note, resolve_input
+from heed.cli.streams import print_line, print_note, resolve_inputs
 from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.scoring import AUTO, BLEU_TOKENIZERS, load_sacrebleu
 from heed.seq2seq.user_values import user_path
@@ -47,7 +47,7 @@ def add_evaluate(parser: Parser) -> None:
 
 def run_evaluate(parsed: argparse.Namespace) -> None:
     """Evaluates a run on pairs that it never saw."""
-    with resolve_input(parsed.source, parsed.target) as parsed.source:
+    with resolve_inputs(parsed.source, parsed.target) as (parsed.source, parsed.target):
         _evaluate(parsed)
 
 

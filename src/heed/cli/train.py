@@ -11,7 +11,14 @@ from typing import Any
 from heed import seq2seq
 from heed._suggestions import nearest
 from heed.cli.arguments import Parser, add_options, option_name, select_options
-from heed.cli.streams import STANDARD_INPUT, copy_input, print_line
+from heed.cli.streams import (
+    STANDARD_INPUT,
+    copy_input,
+    copy_pipe,
+    is_pipe,
+    name_inputs,
+    print_line,
+)
 from heed.cli.train_launch import Launch, add_launch, read_launch, train_on_workers
 from heed.cli.train_worker import print_result
 from heed.seq2seq.errors import TaskError, UsageError
@@ -22,6 +29,7 @@ from heed.seq2seq.user_values import split_names, user_origin, user_path
 RUNS = Path("heed-runs")
 _DEFAULTS = "Defaults suit the task; the run's config.json lists all values."
 _OPTIONS = [setting.name for setting in (*TRAINING, *MODEL)]
+_KEPT = ("source", "target", "alignment")  # files that training reads to its end
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -187,6 +195,9 @@ def _make_run(
     path = parsed.run if joins else _choose_path(parsed, kind.kind)
     if launch is not None and values.get("source") == STANDARD_INPUT:
         raise UsageError("standard input cannot be the source on several workers: give a file")
+    for name in filter(values.get, _KEPT) if launch is not None else ():
+        if is_pipe(Path(values[name])):
+            raise UsageError(f"a pipe cannot be the {name} on several workers: give a file")
     origin = None if parsed.init_from is None else seq2seq.open_origin(parsed.init_from)
     seq2seq.TrainingOptions(**select_options(parsed, [setting.name for setting in TRAINING]))
     if origin is not None:
@@ -208,19 +219,27 @@ def _make_run(
 
 @contextlib.contextmanager
 def _keep_input(values: dict[str, Any], path: Path) -> Iterator[None]:
-    """Keeps standard input next to the run for `--resume`, if it is the source; drops it if no run is made."""
-    if values.get("source") != STANDARD_INPUT:
-        yield
-        return
-    copy = path.resolve().with_name(f"{path.resolve().name}.tsv")
-    copy_input(copy, values.get("target"))
-    values["source"] = copy
+    """Keeps standard input and pipes next to the run for `--resume`; drops them if no run is made."""
+    beside = path.resolve()
+    copies: dict[Path, Path] = {}
     try:
+        for name in filter(values.get, _KEPT):
+            given = values[name]
+            if name == "source" and given == STANDARD_INPUT:
+                copy = beside.with_name(f"{beside.name}.tsv")
+                copy_input(copy, values.get("target"))
+            elif is_pipe(Path(given)):
+                copy = beside.with_name(f"{beside.name}.{name}")
+                copy_pipe(Path(given), copy)
+            else:
+                continue
+            values[name], copies[copy] = copy, Path(given)
         yield
     except BaseException as error:
-        copy.unlink()
+        for copy in copies:
+            copy.unlink()
         if isinstance(error, TaskError):
-            raise type(error)(str(error).replace(str(copy), "standard input")) from None
+            raise type(error)(name_inputs(str(error), copies, copies.values())) from None
         raise
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import tempfile
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -73,11 +74,13 @@ def translate_corpus(
         shard_lines,
     )
     job.check()
-    inputs = [scan(path, shard_lines) for path in find_inputs(parsed.input)]
     begin = time.monotonic()
     note = (lambda _: None) if parsed.quiet else print_note
-    workers = _make_workers(parsed, job, count)
-    done = run_corpus(inputs, parsed.output, job.describe(), workers, print_note, note)
+    with tempfile.TemporaryDirectory(prefix="heed-") as copies:
+        paths = find_inputs(parsed.input)
+        inputs = [scan(path, shard_lines, Path(copies)) for path in paths]
+        workers = _make_workers(parsed, job, count)
+        done = run_corpus(inputs, parsed.output, job.describe(), workers, print_note, note)
     problems = f"; {done.problems:,} could not be translated" if done.problems else ""
     note(
         f"{done.lines:,} lines are in {parsed.output}{problems} ({time.monotonic() - begin:.1f} s)"

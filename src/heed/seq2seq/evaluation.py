@@ -250,6 +250,7 @@ def _read_items(task: Task, corpus: Corpus, language: str | None) -> tuple[list[
     task.check_language(language)
     items, left_out = [], []
     for number, (source, target) in enumerate(corpus.pairs(), 1):
+        target = task.normalize_target(target)
         try:
             if not target:
                 raise TaskError("its translation is empty")

@@ -57,8 +57,7 @@ class Shipment:
 def describe_tokens(task: Task) -> dict[str, Any]:
     """The tokens of a task, see `Shipment`."""
     # Tasks may do without these.
-    names = ("source_subwords", "subwords", "normalizer")
-    source, target, normalizer = (getattr(task, name, None) for name in names)
+    source, target = (getattr(task, name, None) for name in ("source_subwords", "subwords"))
     models = {
         f"{side}_model": f"{side}.model" if f"{side}.model" in _tokenizer_files(task) else None
         for side in ("source", "target")
@@ -73,7 +72,7 @@ def describe_tokens(task: Task) -> dict[str, Any]:
         "target_unit": None if target is None else target.unit,
         "unknown_text": None if target is None else target.unknown_text,
         "longest_source": task.longest_source,
-        "normalization": None if normalizer is None else normalizer._asdict(),
+        "normalization": None if task.normalizer is None else task.normalizer._asdict(),
     }
 
 

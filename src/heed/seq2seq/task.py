@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from heed._suggestions import nearest
 from heed.seq2seq.errors import UsageError
+from heed.seq2seq.normalization import Normalizer
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, UNKNOWN_ID, Tokenizer, group_words
 
@@ -89,6 +90,7 @@ class Task(abc.ABC):
         longest_target: the most tokens of a target, its end included.
         longest_source: the most tokens of a source that `encode` returns, its end included; None: no bound of the task.
         source_vocabulary_size, target_vocabulary_size: numbers of token ids.
+        normalizer: what `encode` does to a text first; None: only what the task itself does.
         subwords: the target tokenizer; not needed if `decode` and `target_labels` are overridden.
     """
 
@@ -103,6 +105,7 @@ class Task(abc.ABC):
     shares_vocabulary: bool = False
     has_alignments: bool = False
     languages: tuple[str, ...] = ()
+    normalizer: Normalizer | None = None
     longest_target: int
     longest_source: int | None = None
     source_vocabulary_size: int
@@ -252,6 +255,10 @@ class Task(abc.ABC):
         translations are streamed.
         """
         return self.subwords.decode(rows)
+
+    def normalize_target(self, text: str) -> str:
+        """A reference in the form in which the task writes texts, to compare them."""
+        return text
 
     @abc.abstractmethod
     def source_labels(self, ids: Iterable[int]) -> list[str]:

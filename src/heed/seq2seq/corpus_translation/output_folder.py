@@ -98,7 +98,7 @@ class OutputFolder:
         for one in self.inputs:
             place = self.path / one.path.name
             if place.exists():
-                same = place.samefile(one.path)
+                same = place.samefile(one.text)
                 why = "it is the input" if same else "heed did not write it for this job"
                 raise TaskError(f"{place} exists already, and {why}: choose another --output")
 
