@@ -20,7 +20,15 @@ project_copyright = author
 version = release = heed.__version__
 language = "en"
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "mathml", "names", "outside", "ratios"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx_copybutton",
+    "mathml",
+    "names",
+    "outside",
+    "ratios",
+]
 root_doc = "index"
 exclude_patterns = ["README.md", "extensions"]
 nitpicky = True
@@ -41,6 +49,12 @@ nb_output_stderr = "remove"  # TensorFlow's messages on start
 nb_execution_excludepatterns = (
     [] if importlib.util.find_spec("keras_hub") else ["tutorials/kerashub.ipynb"]
 )
+
+# The button copies what a reader types: no prompts, and no output where there are prompts.
+copybutton_prompt_text = r">>> |\.\.\. ?|\$ "
+copybutton_prompt_is_regexp = True
+copybutton_only_copy_prompt_lines = True
+copybutton_copy_empty_lines = False
 
 autodoc_typehints = "none"
 python_maximum_signature_line_length = 80

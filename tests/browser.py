@@ -1,7 +1,9 @@
 """Tests of pages in a browser: need playwright (the extra `browser`) and a Chromium, and are skipped without."""
 
+import importlib.util
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,3 +25,18 @@ def luminance(colour):
         c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in np.divide(colour, 255)
     ]
     return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+
+# Those that axe runs on request only.
+_MORE_RULES = ("label-content-name-mismatch", "focus-order-semantics", "css-orientation-lock")
+
+
+def accessibility_problems(tab):
+    """The violations that axe-core finds on a page, all of its rules included; skips the test without axe-core."""
+    axe = importlib.util.find_spec("axe_playwright_python")
+    if axe is None:
+        pytest.skip("axe-core is missing: pip install axe-playwright-python")
+    tab.evaluate((Path(axe.origin).parent / "axe.min.js").read_text(encoding="utf-8"))
+    rules = {rule: {"enabled": True} for rule in _MORE_RULES}
+    found = tab.evaluate("(rules) => axe.run(document, { rules })", rules)
+    return [(one["id"], node["html"][:200]) for one in found["violations"] for node in one["nodes"]]

@@ -3,6 +3,7 @@
 The blocks of one page run from top to bottom and share their names, as a reader would type them.
 """
 
+import codeop
 import doctest
 import math
 import re
@@ -90,6 +91,28 @@ def test_python_blocks_run(page, eagerly, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # blocks write files
     with run_eagerly(eagerly):
         run_page(page.read_text(encoding="utf-8"), page.name)
+
+
+def copied_lines(block: str) -> list[str]:
+    """What the copy button of the site takes of a block with prompts."""
+    pattern = re.search(r'^copybutton_prompt_text = r"(.+)"$', CONF, re.MULTILINE)[1]
+    found = [re.match(f"({pattern})(.*)", line) for line in block.splitlines()]
+    return [match[2] for match in found if match]
+
+
+CONF = (DOCS / "conf.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_examples_can_be_pasted_into_python(page):
+    """Line by line, as Python reads a terminal: a compound statement ends with an empty line."""
+    for block in BLOCK.findall(page.read_text(encoding="utf-8")):
+        statement: list[str] = []
+        for line in copied_lines(block) if ">>> " in block else ():
+            statement.append(line)
+            if codeop.compile_command("\n".join(statement)) is not None:
+                statement = []
+        assert codeop.compile_command("\n".join([*statement, ""])) is not None
 
 
 def test_the_readme_has_an_example():

@@ -15,7 +15,7 @@ import heed
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-NEEDED = ("sphinx", "myst_nb", "furo", "latex2mathml")
+NEEDED = ("sphinx", "myst_nb", "furo", "latex2mathml", "sphinx_copybutton")
 
 
 def load_extension(name):
@@ -172,6 +172,7 @@ def test_the_site_builds_without_a_warning_and_its_links_hold(tmp_path):
 
     site = tmp_path / "site"
     assert not broken_links(site)
+    assert "copybutton.js" in (site / "start.html").read_text(encoding="utf-8")
 
     from sphinx.util.inventory import InventoryFile
 

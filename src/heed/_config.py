@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from heed._numbers import check_integer, check_real
+from heed._suggestions import nearest
 
 _Made = TypeVar("_Made", bound="Config")
 REQUIRED: Any = dataclasses.MISSING
@@ -53,7 +54,8 @@ def one_of(names: Iterable[str]) -> Range:
     def check(name: str, value: Any) -> Any:
         if value not in names:
             allowed = ", ".join(map(repr, names))
-            raise ValueError(f"`{name}` must be one of {allowed}. Received: {name}={value!r}")
+            like = nearest(str(value), names)
+            raise ValueError(f"`{name}` must be one of {allowed}. Received: {name}={value!r}{like}")
         return value
 
     return Range(" or ".join(f'"{name}"' for name in names), check)

@@ -1,8 +1,10 @@
 """Shared by tests of the command: options of a tiny model, pairs, checks of failures, other processes."""
 
 import io
+import os
 import subprocess
 import sys
+import threading
 
 from tests.seq2seq import tiny
 
@@ -50,3 +52,17 @@ def piped(monkeypatch, data):
     stream = io.TextIOWrapper(io.BytesIO(data or b""), errors="surrogateescape")
     monkeypatch.setattr(stream, "isatty", lambda: data is None, raising=False)
     monkeypatch.setattr("sys.stdin", stream)
+
+
+def give(path, data):
+    """A named pipe out of which these bytes come once."""
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    threading.Thread(target=path.write_bytes, args=[data], daemon=True).start()
+    return path
+
+
+def split_pairs():
+    """The sources and the targets of `PAIRS`, as two files hold them."""
+    sides = zip(*(line.split("\t") for line in PAIRS.decode().splitlines()), strict=True)
+    return ["".join(f"{line}\n" for line in side).encode() for side in sides]

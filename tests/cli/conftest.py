@@ -24,6 +24,12 @@ def no_validation(monkeypatch):
     monkeypatch.setattr(TrainingStep, "validate", lambda *_: Validation(1.0, 0.5, 0.5))
 
 
+@pytest.fixture
+def all_end(monkeypatch):
+    """No translation counts as cut: those of the tiny run never end, which most tests are not about."""
+    monkeypatch.setattr("heed.seq2seq.translator.describe_cut", lambda _: "")
+
+
 @pytest.fixture(scope="module")
 def run_path(trained_path, tmp_path_factory):
     """A copy of that run of this file's own."""

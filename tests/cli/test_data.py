@@ -16,7 +16,7 @@ def test_data_is_checked_before_training(heed, tmp_path):
     assert "1 with an empty side, left out of training: line 1\n" in out
     assert f"1 {source} ends before it, and both must have as many lines: line 61\n" in out
     fails(heed("data", "check", "nowhere", target), 1, "cannot read nowhere: No such file")
-    fails(heed("data", "check", source), 1, "has one side")
+    fails(heed("data", "check", source), 2, "has one side")
     fails(heed("data", "check"), 2, "required: source (see heed data check --help)")
     fails(heed("data"), 2, "required: WHAT (see heed data --help)")
 
@@ -43,6 +43,6 @@ def test_standard_input_is_checked(heed, monkeypatch):
     status, out, _ = heed("data", "check", "-")
     assert (status, "not 1: line 61" in out) == (1, True)
     piped(monkeypatch, PAIRS)
-    fails(heed("data", "check", "-", "x"), 1, "standard input holds both sides: leave out x")
+    fails(heed("data", "check", "-", "x"), 2, "standard input holds both sides: leave out x")
     piped(monkeypatch, b"")
     fails(heed("data", "check", "-"), 1, "standard input is empty")

@@ -45,15 +45,17 @@ def test_evaluation_on_pairs_that_are_given(heed, run_path, tmp_path):
     lines = out.splitlines()
     assert " of 2 answers are right" in lines[0]
     assert lines[-3] == f"{run_path} and {run_path}:"
-    assert lines[-2].startswith("  BLEU ")
+    assert lines[-2].startswith("  exact "), "BLEU has no meaning for single words"
+    assert "BLEU has no meaning for texts this short: 0 of 2 references" in lines[1]
     assert "+0.0 (p = " in lines[-1]
     both = heed("evaluate", run_path, *options, "--max-length", "2")[1].splitlines()
     assert both[-1] != lines[-1], "the option says something"
     assert "+0.0 (p = " in both[-1], "of both runs"
-    fails(heed("evaluate", run_path, "--target", "x"), 1, "--target goes with --source")
-    fails(heed("evaluate", run_path, "--language", "de"), 1, "--language goes with --source")
+    fails(heed("evaluate", run_path, "--bleu-tokenizer", "ja"), 2, "invalid choice: 'ja'")
+    fails(heed("evaluate", run_path, "--target", "x"), 2, "--target goes with --source")
+    fails(heed("evaluate", run_path, "--language", "de"), 2, "--language goes with --source")
     fails(heed("evaluate", run_path, "--source", "none.tsv"), 1, "cannot read none.tsv")
-    fails(heed("evaluate", run_path, "--source", "none.txt"), 1, "has one side")
+    fails(heed("evaluate", run_path, "--source", "none.txt"), 2, "has one side")
     fails(heed("evaluate", run_path, *options[:2], "--compare", "no"), 1, "no does not exist")
 
 
@@ -70,9 +72,9 @@ def test_evaluate_writes_a_report(heed, run_path, tmp_path, monkeypatch):
     assert out.splitlines()[-1] == "report: a b.html"
     assert "p = " in (tmp_path / "a b.html").read_text(encoding="utf-8")
     monkeypatch.setattr("heed.cli.evaluate.open_translator", lambda *_: 1 / 0)  # said before
-    for path in ("pairs.tsv", "no/a.html", "", "."):
+    for path, refused in (("pairs.tsv", 2), ("no/a.html", 1), ("", 2), (".", 2)):
         wanted = f"--report must be an .html file in an existing folder, not {path or '.'}"
-        fails(heed("evaluate", run_path, *options, "--report", path), 1, wanted)
+        fails(heed("evaluate", run_path, *options, "--report", path), refused, wanted)
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     fails(heed("evaluate", run_path, "--report"), 1, "--report needs the sacrebleu library: pip")
 

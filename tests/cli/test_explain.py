@@ -20,7 +20,7 @@ def test_explain_makes_a_page_of_every_head(heed, run_path, tmp_path):
         tmp_path / "a.png",
     )
     status, out, err = heed("explain", run_path, *words)
-    assert (status, err) == (0, "")
+    assert (status, err) == (0, "heed: the translation is cut at the most tokens of this run\n")
     translation = heed("translate", run_path, "1234", "--language", "de")[1].strip()
     assert out.splitlines() == [
         translation,
@@ -62,4 +62,4 @@ def test_the_name_of_a_picture_says_what_it_is(heed, run_path, tmp_path, monkeyp
         "heed.cli.explain.open_translator", lambda _: 1 / 0
     )  # said before the model loads
     result = heed("explain", run_path, "7", "--png", tmp_path / "q.jpg")
-    fails(result, 1, "must be a .png, .svg or .pdf file")
+    fails(result, 2, "must be a .png, .svg or .pdf file")

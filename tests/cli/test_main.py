@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import heed as package
 from heed._numbers import LARGEST_COUNT
-from heed.cli import _COMMANDS
+from heed.cli.command import _COMMANDS
 from heed.seq2seq import RunFolder
 from heed.seq2seq.numbers_task import NumbersTask
 from heed.seq2seq.settings import TRAINING
@@ -111,6 +111,27 @@ def test_ctrl_c_has_a_status_of_its_own(heed, monkeypatch):
         ("--print-completion", "expected one argument"),
         ("--print-completion sh", "invalid choice: 'sh'"),
         ("data", "the following arguments are required: WHAT"),
+        # by their meaning
+        ("train --lr 1", "'--lr': did you mean `--learning-rate`?"),
+        ("train --epochs 3", "did you mean `--steps`?"),
+        ("train --model big", "did you mean `--architecture` or `--preset`?"),
+        ("train --src a", "did you mean `--source`?"),
+        ("translate --run x", "RUN is given without an option, as in heed translate RUN text"),
+        ("serve --checkpoint x", "RUN is given without an option"),
+        ("data check --source a", "source is given without an option"),
+        ("predict x", "there is no command 'predict': did you mean `translate`?"),
+        ("export x --out y --format tflite", "did you mean `litert`?"),
+        ("export x --out y --format ONNX", "did you mean `onnx`?"),
+        ("train numbers --preset small", "Received: 'small': did you mean `tiny` or `mini`?"),
+        ("demo --languages german", "did you mean `de`?"),
+        # words that have no place
+        ("train a.txt b.txt", "as in --source a.txt --target b.txt (see heed train --help)"),
+        ("train --source a.txt b.txt", "as in --target b.txt"),
+        ("evaluate x a.tsv", "as in --source a.tsv"),
+        ("demo --languages en de", "as in --languages en,de (see heed demo --help)"),
+        ("train --languages=en, de fr", "as in --languages en,de,fr (see heed train --help)"),
+        ("serve x --name a b", "as in --name a --name b"),
+        ("evaluate x --language en de", "--language takes one value (see heed evaluate --help)"),
     ],
 )
 def test_names_are_checked_before_values(heed, words, message):
@@ -130,6 +151,23 @@ def test_what_begins_with_a_dash_but_is_no_option(heed):
     for words in (["-5"], ["-.5"], ["--", "--frob"], ["-a text"], ["--frob", "-"][1:]):
         fails(heed("translate", "x", *words), 1, "x does not exist")
     fails(heed("translate", "x", "--bea", "2", "1"), 1, "x does not exist")  # shortened
+
+
+def test_ctrl_c_while_modules_load():
+    """The signal comes with the first import of the command, as to someone who thinks better of it at once."""
+    code = """
+import os, signal, sys
+class Interrupt:
+    def find_spec(name, *_):
+        if name == "heed.cli.command":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background commands ignore it
+from heed.cli import main
+sys.exit(main(["info"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "heed: stopped\n")
 
 
 def test_heed_alone_shows_a_newcomer_three_commands(heed):
@@ -154,8 +192,8 @@ def test_numbers_that_no_machine_can_count_to(heed, run_path):
     names = [one.name for one in TRAINING if one.kind is int and one.name != "seed"]
     for name in (*names, "width", "encoder_layers"):  # the model's are checked by its config
         option = f"--{name.replace('_', '-')}"
-        fails(heed("train", "numbers", option, HUGE), 1, f"`{name}` {limit}")
-    fails(heed("train", "numbers", "--seed", HUGE), 1, "`seed` must be")
+        fails(heed("train", "numbers", option, HUGE), 2, f"`{name}` {limit}")
+    fails(heed("train", "numbers", "--seed", HUGE), 2, "`seed` must be")
     for name in (
         "--beam-size",
         "--top-k",
@@ -164,10 +202,10 @@ def test_numbers_that_no_machine_can_count_to(heed, run_path):
         "--batch-size",
         "--device-threads",
     ):
-        fails(heed("translate", run_path, "1", "--temperature", "1", name, HUGE), 1, limit)
-    fails(heed("average", run_path, "--last", HUGE), 1, f"--last {limit}")
+        fails(heed("translate", run_path, "1", "--temperature", "1", name, HUGE), 2, limit)
+    fails(heed("average", run_path, "--last", HUGE), 2, f"--last {limit}")
     for name in ("--learning-rate", "--clip-norm"):
-        fails(heed("train", "numbers", name, "inf"), 1, "must be a finite number")
+        fails(heed("train", "numbers", name, "inf"), 2, "must be a finite number")
 
 
 @pytest.mark.parametrize("command", [*_COMMANDS, "data check", "data catalogs", ""])

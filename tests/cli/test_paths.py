@@ -1,15 +1,19 @@
-"""Every path that a command takes: relative, with spaces and a leading dash, and on another drive than the run."""
+"""Every path that a command takes: relative, at home, with spaces and a leading dash, on another drive than the run."""
 
+import argparse
 import gzip
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from heed.cli.command import _COMMANDS, _parser
 from heed.seq2seq import catalogs
 from heed.seq2seq.numbers_task import NumbersTask
+from heed.seq2seq.user_values import user_origin, user_path
 from tests.cli.command import OPTIONS
 from tests.seq2seq import tiny
 from tests.slow import slow
@@ -40,9 +44,10 @@ MADE = (
 ).split()
 
 
-@pytest.fixture(params=["relative", *slow(["drive"])])
+@pytest.fixture(params=["relative", *slow(["home", "drive"])])
 def folders(request, tmp_path, monkeypatch):
     """Where runs are and where other files are, as they are typed from the current folder."""
+    monkeypatch.setenv("HOME", str(tmp_path))
     if request.param == "drive":
         other = Path("/dev/shm")
         if not os.access(other, os.W_OK) or other.stat().st_dev == tmp_path.stat().st_dev:
@@ -50,15 +55,18 @@ def folders(request, tmp_path, monkeypatch):
         with tempfile.TemporaryDirectory(dir=other) as folder:
             monkeypatch.setattr(tempfile, "tempdir", folder)  # what TMPDIR says
             yield str(tmp_path), folder
+    elif request.param == "home":
+        yield "~/my runs", "-my files"
     else:
-        yield "-my runs", "-my files"
+        yield "-my runs", "~/my files"
 
 
 @pytest.mark.usefixtures("eager", "no_validation")
 def test_every_path_of_every_command(heed, folders, trained_path, tmp_path, monkeypatch):
     monkeypatch.setattr(NumbersTask, "extra_evaluations", dict)
     monkeypatch.setattr(catalogs, "read_pairs", lambda language: [("Open", "Auf")])
-    run, files = (tmp_path / folder for folder in folders)  # absolute ones stay as they are
+    # absolute ones stay as they are
+    run, files = (tmp_path / folder.removeprefix("~/") for folder in folders)
     shutil.copytree(trained_path, run / "run")
     files.mkdir(exist_ok=True)
     tiny.write_parallel_text(files)
@@ -87,3 +95,26 @@ def test_every_path_of_every_command(heed, folders, trained_path, tmp_path, monk
     assert (run / "run/report.html").exists()
     assert not [path.name for path in tmp_path.rglob("*.tmp")]
     assert not [path.name for path in files.iterdir() if path.name.startswith(("heed-", "."))]
+
+
+def arguments_of(parser):
+    """All arguments of a command and its parts."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for one in action.choices.values():
+                yield from arguments_of(one)
+        else:
+            yield parser.prog, action
+
+
+def test_every_path_is_one_of_users():
+    """An argument that help calls a file or a folder expands `~`."""
+    names = re.compile(r"FILE|DIR|RUN\d?")
+    found = {
+        (prog, action.dest, action.type in (user_path, user_origin))
+        for prog, action in arguments_of(_parser(_COMMANDS))
+        if names.fullmatch(str(action.metavar)) or action.type in (Path, user_path)
+        or action.dest in ("run", "out", "output", "input", "source", "target")
+    }  # fmt: skip
+    assert len(found) > 30
+    assert [place for place in found if not place[2]] == []

@@ -12,6 +12,7 @@ import urllib.request
 
 import pytest
 
+from heed.cli import serve
 from heed.seq2seq.serving import sockets
 from tests.cli.command import fails, process
 from tests.seq2seq.serving.conftest import wait_until
@@ -24,19 +25,25 @@ from tests.seq2seq.serving.load import Load
         ([], 2, "RUN"),
         (["nowhere"], 1, "nowhere does not exist"),
         (["nowhere", "--port", "x"], 2, "invalid int value"),
-        (["nowhere", "--max-queue", "0"], 1, "`max_queue` must be an integer >= 1"),
-        (["nowhere", "--timeout", "nan"], 1, "`timeout`"),
-        (["nowhere", "--weights", "int4"], 1, "`weights`"),
-        (["a", "b", "--name", "x"], 1, "1 for 2 runs"),
-        (["a", "x/../a"], 1, "two runs are called 'a'"),
-        (["a", "--name", ""], 1, "cannot be called ''"),
-        (["a", "--drain", "0"], 1, "`drain`"),
-        (["a", "--processes", "0"], 1, "--processes must be an integer >= 1"),
-        (["a", "--example", " "], 1, "--example must not be blank"),
+        (["nowhere", "--max-queue", "0"], 2, "`max_queue` must be an integer >= 1"),
+        (["nowhere", "--timeout", "nan"], 2, "`timeout`"),
+        (["nowhere", "--weights", "int4"], 2, "`weights`"),
+        (["a", "b", "--name", "x"], 2, "1 for 2 runs"),
+        (["a", "x/../a"], 2, "two runs are called 'a'"),
+        (["a", "--name", ""], 2, "cannot be called ''"),
+        (["a", "--drain", "0"], 2, "`drain`"),
+        (["a", "--processes", "0"], 2, "--processes must be an integer >= 1"),
+        (["a", "--example", " "], 2, "--example must not be blank"),
     ],
 )
 def test_what_cannot_be_served(heed, words, status, message):
     fails(heed("serve", *words), status, message)
+
+
+def test_a_folder_whose_name_is_not_utf_8(tmp_path):
+    """Pages and answers are, and name the run."""
+    (name,) = serve._name_runs([tmp_path / os.fsdecode(b"d\xe9j")], [])
+    assert name == "d\ufffdj"
 
 
 def test_problems_reported_before_tensorflow_loads(finished_run):

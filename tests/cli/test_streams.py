@@ -1,5 +1,6 @@
 """Standard input, output and errors: closed, full, a terminal, bytes that are not text."""
 
+import gzip
 import io
 import os
 import select
@@ -12,6 +13,9 @@ import pytest
 
 from heed import cli
 from heed.cli.streams import read_terminal
+from tests.cli.command import fails, give, split_pairs
+
+pytestmark = pytest.mark.usefixtures("all_end")
 
 
 def test_what_is_done_once_is_done_while_nothing_is_typed(monkeypatch):
@@ -89,7 +93,8 @@ def test_a_process_of_its_own_says_nothing_but_the_answer(run_path):
         f"{sys.executable} -c {shlex.quote(program)} <&-", shell=True, capture_output=True,
         text=True, env=environment | {"KERAS_BACKEND": "jax"}, check=False,
     )  # fmt: skip
-    assert done.stderr == ""
+    assert done.stderr.startswith("heed: the translation is cut at 20 tokens")
+    assert done.stderr.count("\n") == 1
     assert done.stdout.splitlines()[1:] == ["0 1"]
 
 
@@ -117,3 +122,35 @@ def test_typing_at_a_terminal(run_path, monkeypatch, capsys):
     assert statuses == [1]
     assert "Ctrl-D ends" in err[0]
     assert err[1].startswith("heed: line 2: a number must be digits")
+
+
+def test_compressed_lines_are_translated_wherever_they_come_from(
+    heed, run_path, tmp_path, monkeypatch
+):
+    data = gzip.compress(b"\xef\xbb\xbf1\n2\n3\n")
+    plain = heed("translate", run_path, stdin="1\n2\n3\n")
+    assert plain[0] == 0
+    (tmp_path / "lines").write_bytes(data)
+    assert heed("translate", run_path, "--input", "lines") == plain
+    assert heed("translate", run_path, "--input", give(tmp_path / "pipe", data)) == plain
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+    assert heed("translate", run_path) == plain
+    (tmp_path / "lines").write_bytes(data[:-9])
+    status, _, err = heed("translate", run_path, "--input", "lines")
+    assert (status, err.count("\n")) == (1, 1)
+    assert "cannot read lines: Compressed file ended" in err
+    (tmp_path / "lines").write_bytes(b"BZh91AY&SY")
+    fails(heed("translate", run_path, "--input", "lines"), 1, "lines is compressed by bzip2")
+
+
+def test_pairs_out_of_pipes(heed, run_path, tmp_path):
+    source, target = split_pairs()
+    pipes = [give(tmp_path / "a", source), give(tmp_path / "b", gzip.compress(target))]
+    assert heed("data", "check", *pipes) == (0, "60 lines, 60 different pairs\nno problems\n", "")
+    short = give(tmp_path / "c", b"eins\nzwei\n")
+    status, out, _ = heed("data", "check", give(tmp_path / "d", b"one\n"), short)
+    assert status == 1
+    assert f"1 {tmp_path / 'd'} ends before it, and both" in out
+    pair = give(tmp_path / "e", b"1\n"), give(tmp_path / "f", b"one\n")
+    status, out, err = heed("evaluate", run_path, "--source", pair[0], "--target", pair[1])
+    assert (status, " of 1 answers " in out) == (0, True), err

@@ -14,7 +14,7 @@ from heed.seq2seq import RunFolder, checkpoint, number_words, train
 from heed.seq2seq.numbers_task import NumbersTask
 from heed.seq2seq.settings import MODEL, TRAINING
 from heed.seq2seq.tasks import TASKS
-from tests.cli.command import OPTIONS, PAIRS, fails, piped, process
+from tests.cli.command import OPTIONS, PAIRS, fails, give, piped, process, split_pairs
 from tests.seq2seq import tiny
 
 FILE = """
@@ -42,7 +42,7 @@ def test_own_text(heed, tmp_path):
         result = heed("train", "--source", source, "--target", target, "--vocabulary-size", size)
         fails(
             result,
-            1,
+            2,
             f"`vocabulary_size` must be an integer >= 5. Received: vocabulary_size={size}",
         )
     target.write_text(target.read_text() + "one more\n")
@@ -150,7 +150,7 @@ def test_a_file_and_what_overrides_it(heed, tmp_path):
     assert (run.path / "train.yaml").read_text() == FILE
 
     before = tiny.weights(run)
-    fails(heed("train", "--resume", "run", "--steps", "4"), 1, "`steps` must be more than the 4 of")
+    fails(heed("train", "--resume", "run", "--steps", "4"), 2, "`steps` must be more than the 4 of")
     status, out, err = heed("train", "--resume", "run", "--steps", "6")
     assert (status, "resumed at step 4 of 6" in err) == (0, True), err
     assert not tiny.same(tiny.weights(RunFolder.open(run.path)), before)
@@ -159,7 +159,7 @@ def test_a_file_and_what_overrides_it(heed, tmp_path):
     assert (status, out, err) == (
         0, "the weights are the mean of the checkpoints of the steps 2, 4, 6\n", "",
     )  # fmt: skip
-    fails(heed("average", "run", "--last", "4"), 1, "`last` asks for 4")
+    fails(heed("average", "run", "--last", "4"), 2, "`last` asks for 4")
     assert heed("translate", "run", "12")[0] == 0
 
     words = ("train", "numbers", "--languages", "de,en", "--init-from", "run", "--steps", "1")
@@ -186,7 +186,8 @@ def test_mistakes_in_a_file(heed, tmp_path):
         ("", "choose a task"),
     ):
         path.write_text(text)
-        fails(heed("train", "--config", "a.yaml"), 1, message)
+        status = 1 if message.startswith("cannot read") else 2
+        fails(heed("train", "--config", "a.yaml"), status, message)
     fails(heed("train", "--config", "."), 1, "cannot read .: Is a directory")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a.yaml"]
 
@@ -246,6 +247,31 @@ def test_text_from_standard_input_is_kept_for_a_resume(heed, tmp_path, monkeypat
     assert (status, err.count("run.tsv: No such file")) == (1, 1)
 
 
+@pytest.mark.usefixtures("eager", "no_validation")
+def test_text_out_of_pipes_is_kept_for_a_resume(heed, tmp_path):
+    files = dict(zip(("source", "target"), split_pairs(), strict=True))
+
+    def give_both():
+        for name, data in files.items():
+            give(tmp_path / name, data)
+
+    words = ["train", "--source", "source", "--target", "target", "--run", "run", *OPTIONS]
+    give_both()
+    fails(heed(*words, "--num-heads", "3"), 2, "`num_heads` must divide `width`")
+    assert not list(tmp_path.glob("run*"))
+    give_both()
+    status, _, err = heed(*words, "--steps", "2", "--unicode-form", "nfkc")
+    assert status == 0, err
+    assert {name: (tmp_path / f"run.{name}").read_bytes() for name in files} == files
+    assert RunFolder.open(tmp_path / "run").config["task"]["unicode_form"] == "nfkc"
+    status, _, err = heed("train", "--resume", "run", "--steps", "3")
+    assert (status, "resumed at step 2 of 3" in err) == (0, True), err
+    give_both()
+    words += ["--launch", "local", "--workers", "2", "--steps", "2"]
+    words[words.index("run")] = "more"
+    fails(heed(*words), 2, "a pipe cannot be the source on several")
+
+
 @pytest.mark.usefixtures("eager")
 def test_standard_input_that_does_not_serve(heed, tmp_path, monkeypatch):
     for data, words, message in (
@@ -256,10 +282,11 @@ def test_standard_input_that_does_not_serve(heed, tmp_path, monkeypatch):
         (PAIRS + b"\xff\t\xfe\n", (), "standard input, line 61: not UTF-8 text"),
         (PAIRS, ("--num-heads", "3"), "`num_heads` must divide `width`"),
         (PAIRS, ("--share-embeddings",), "`share_embeddings` must be False if each side"),
-        (b"\n", (), "standard input, line 1: two columns with a tab"),
+        (b"\n", (), "at least 20 different sentences. Received: 0"),
     ):
         piped(monkeypatch, data)
-        fails(heed("train", "--source", "-", "--run", "runs/a", *words), 1, message)
+        status = 1 if message.startswith("standard input") and not words else 2
+        fails(heed("train", "--source", "-", "--run", "runs/a", *words), status, message)
         assert not [one for one in tmp_path.rglob("*") if one.is_file()]
     monkeypatch.setattr("sys.stdin", None)
     fails(heed("train", "--source", "-"), 1, "standard input is closed")
@@ -286,7 +313,7 @@ def test_tokens_and_languages_on_the_command_line(heed, tmp_path):
     assert status == 0, err
     assert RunFolder.open(tmp_path / "run").config["model"]["share_embeddings"] is True
     assert heed("translate", "run", "--language", "fr", "word 1")[0] == 0
-    fails(heed("translate", "run", "--language", "es", "1"), 1, "must be one of de, fr")
+    fails(heed("translate", "run", "--language", "es", "1"), 2, "must be one of de, fr")
     assert "\n  fr  " in heed("evaluate", "run")[1]
     # What another run has is carried over, or given as files.
     words = ("train", "--source", "de.tsv", "--target-language", "de", "--steps", "1")
@@ -296,5 +323,5 @@ def test_tokens_and_languages_on_the_command_line(heed, tmp_path):
     words = (*words, "--vocabulary", "shared", "--source-tokenizer", model, "--preset", "tiny")
     assert heed(*words, "--run", "given")[0] == 0
     assert (tmp_path / "given" / "target.model").read_bytes() == model.read_bytes()
-    fails(heed(*words, "--unit", "word"), 1, "`unit` is that of the given tokenizer")
-    fails(heed("train", "numbers", "--unit", "word"), 1, "--unit is for own text")
+    fails(heed(*words, "--unit", "word"), 2, "`unit` is that of the given tokenizer")
+    fails(heed("train", "numbers", "--unit", "word"), 2, "--unit is for own text")

@@ -8,6 +8,8 @@ from heed.seq2seq.tokenizer import Tokenizer
 from tests.cli.command import fails
 from tests.seq2seq import tiny
 
+pytestmark = pytest.mark.usefixtures("all_end")
+
 
 def test_one_number_in_four_ways(heed, run_path):
     expected = heed("translate", run_path, "001234")[1]
@@ -38,12 +40,12 @@ def test_a_bad_line_keeps_its_place(heed, run_path):
 
 
 def test_a_picture_of_standard_input_is_refused(heed, run_path):
-    fails(heed("translate", run_path, "--picture", stdin="1\n"), 1, "--picture needs the text")
+    fails(heed("translate", run_path, "--picture", stdin="1\n"), 2, "--picture needs the text")
 
 
 def test_a_language_that_was_not_learned_is_one_error_for_all_lines(heed, run_path):
     result = heed("translate", run_path, "--language", "fr", stdin="1\n2\n3\n")
-    fails(result, 1, "must be one of en, de")
+    fails(result, 2, "must be one of en, de")
 
 
 def test_a_damaged_newest_checkpoint_is_reported(heed, run_path, tmp_path):
@@ -68,7 +70,7 @@ def test_a_damaged_newest_checkpoint_is_reported(heed, run_path, tmp_path):
 
 
 def test_a_language_that_was_not_learned(heed, run_path):
-    fails(heed("translate", run_path, "5", "--language", "fr"), 1, "must be one of en, de")
+    fails(heed("translate", run_path, "5", "--language", "fr"), 2, "must be one of en, de")
 
 
 def test_a_picture_on_request(heed, run_path):
@@ -93,9 +95,9 @@ def test_decoding_options_choose_the_translations(heed, run_path, tmp_path):
     assert status == 0
     assert one.startswith(cut.strip())
     assert cut != one
-    fails(heed("translate", run_path, "1", "--beam-size", "0"), 1, "`beam_size` must be an integer")
-    fails(heed("translate", run_path, "1", "--top-p", "0.5"), 1, "`top_p` is for sampling")
-    fails(heed("translate", run_path, "1", "--batch-size", "0"), 1, "--batch-size must be")
+    fails(heed("translate", run_path, "1", "--beam-size", "0"), 2, "`beam_size` must be an integer")
+    fails(heed("translate", run_path, "1", "--top-p", "0.5"), 2, "`top_p` is for sampling")
+    fails(heed("translate", run_path, "1", "--batch-size", "0"), 2, "--batch-size must be")
 
 
 def test_translate_reads_and_writes_files(heed, run_path, tmp_path):
@@ -110,12 +112,22 @@ def test_translate_reads_and_writes_files(heed, run_path, tmp_path):
     assert (tmp_path / "out.txt").read_text() == f"{one}\n\n\n{two}"
     assert heed("translate", run_path, "1", "--output", "out.txt") == (0, "", "")
     assert (tmp_path / "out.txt").read_text() == one
-    fails(heed("translate", run_path, "1", *files), 1, "as an argument or by --input, not both")
+    fails(heed("translate", run_path, "1", *files), 2, "as an argument or by --input, not both")
     fails(heed("translate", run_path, "--input", "none.txt"), 1, "none.txt: No such file")
     fails(
         heed("translate", run_path, "--input", "none.txt", *files[2:]), 1, "none.txt: No such file"
     )
     fails(heed("translate", run_path, "1", "--output", "no/out.txt"), 1, "no/out.txt: No such file")
+
+
+def test_a_text_that_is_the_name_of_a_file(heed, run_path, tmp_path):
+    """People expect the file to be translated."""
+    (tmp_path / "12").write_text("3\n")
+    status, out, err = heed("translate", run_path, "12")
+    assert (status, out) == (0, heed("translate", run_path, "12", "--quiet")[1])
+    assert err == "heed: this translates the text '12': --input 12 reads the file\n"
+    (tmp_path / "a.txt").write_text("3\n")
+    fails(heed("translate", run_path, "a.txt"), 1, "'a.txt'; --input a.txt reads the file")
 
 
 @pytest.mark.parametrize("name", ["in.txt", "other/../in.txt", "link.txt"])
@@ -124,7 +136,7 @@ def test_the_file_that_is_read_is_not_written(heed, run_path, tmp_path, name):
     (tmp_path / "link.txt").symlink_to("in.txt")
     (tmp_path / "other").mkdir()
     done = heed("translate", run_path, "--input", "in.txt", "--output", name)
-    fails(done, 1, f"--output must not be the file that is read: {name} would be empty first")
+    fails(done, 2, f"--output must not be the file that is read: {name} would be empty first")
     assert (tmp_path / "in.txt").read_text() == "1\n22\n"
 
 
@@ -160,11 +172,11 @@ def test_translations_with_a_prefix(heed, run_path):
     status, out, err = heed("translate", run_path, "--prefix", "one hundred", stdin="1\n\n2\n")
     assert (status, err) == (0, "")
     assert [line[:11] for line in out.splitlines()] == ["one hundred", "", "one hundred"]
-    fails(heed("translate", run_path, "1", "--prefix", ""), 1, "a prefix must not be empty")
-    fails(heed("translate", run_path, "1", "--prefix", "a" * 999), 1, "a prefix must have fewer")
+    fails(heed("translate", run_path, "1", "--prefix", ""), 2, "a prefix must not be empty")
+    fails(heed("translate", run_path, "1", "--prefix", "a" * 999), 2, "a prefix must have fewer")
     drawn = heed("translate", run_path, "1", "--prefix", "one", "--picture")
-    fails(drawn, 1, "--picture draws a translation without a prefix")
-    fails(heed("translate", run_path, "1", "--n-best", "2"), 1, "`n_best` must be at most")
+    fails(drawn, 2, "--picture draws a translation without a prefix")
+    fails(heed("translate", run_path, "1", "--n-best", "2"), 2, "`n_best` must be at most")
 
 
 def test_which_words_a_translation_comes_from(heed, run_path):
@@ -190,9 +202,9 @@ def test_runs_that_translate_together(heed, run_path, tmp_path):
     fails(refused, 1, "cannot translate together: their tokens differ")
     fails(heed("translate", run_path, "1", "--ensemble", "nowhere"), 1, "nowhere does not exist")
     packed = heed("translate", run_path, "1", "--ensemble", run_path, "--weights", "int8")
-    fails(packed, 1, "Ensemble is neither a Transformer nor")
+    fails(packed, 2, "Ensemble is neither a Transformer nor")
 
 
 def test_no_threads_at_all(heed, run_path):
     refused = heed("translate", run_path, "1", "--device-threads", "0")
-    fails(refused, 1, "--device-threads must be an integer >= 1. Received: 0")
+    fails(refused, 2, "--device-threads must be an integer >= 1. Received: 0")

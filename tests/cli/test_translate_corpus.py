@@ -11,6 +11,7 @@ from heed.seq2seq.corpus_translation.job import ShardTranslator
 from tests.cli.command import fails, process
 from tests.seq2seq.corpus_translation.fakes import contents
 
+pytestmark = pytest.mark.usefixtures("all_end")
 WORDS = ["--input", "in/*.txt", "--output", "out", "--shard-lines", "3"]
 
 
@@ -79,18 +80,18 @@ def test_samples_do_not_depend_on_the_order_of_shards(heed, run_path, corpus):
     [
         (["--input", "none/*.txt", "--output", "out"], 1, "no file matches --input 'none/*.txt'"),
         (["--input", "none.txt", "--output", "out", "--launch", "local"], 1, "none.txt: No such"),
-        (["--input", "in/*.txt"], 1, "several files need --output, a folder"),
-        (["--input", "in", *WORDS[2:]], 1, "a pattern of files, such as 'in/*.txt'"),
-        (["--output", "in"], 1, "several files need --input"),
-        (["--launch", "local"], 1, "several files need --input"),
-        ([*WORDS, "--workers", "2"], 1, "--workers needs --launch: local or ray"),
-        ([*WORDS, "--launch", "local", "--workers", "0"], 1, "--workers must be an integer >= 1"),
+        (["--input", "in/*.txt"], 2, "several files need --output, a folder"),
+        (["--input", "in", *WORDS[2:]], 2, "a pattern of files, such as 'in/*.txt'"),
+        (["--output", "in"], 2, "several files need --input"),
+        (["--launch", "local"], 2, "several files need --input"),
+        ([*WORDS, "--workers", "2"], 2, "--workers needs --launch: local or ray"),
+        ([*WORDS, "--launch", "local", "--workers", "0"], 2, "--workers must be an integer >= 1"),
         ([*WORDS, "--launch", "slurm"], 2, "invalid choice: 'slurm'"),
-        ([*WORDS, "--shard-lines", "0"], 1, "--shard-lines must be an integer >= 1"),
-        ([*WORDS, "in/b.txt"], 1, "quote a pattern, as in --input 'corpus/*.txt'"),
-        ([*WORDS, "--picture"], 1, "--picture needs the text"),
-        ([*WORDS, "--language", "fr"], 1, "must be one of en, de"),
-        ([*WORDS, "--prefix", ""], 1, "a prefix must not be empty"),
+        ([*WORDS, "--shard-lines", "0"], 2, "--shard-lines must be an integer >= 1"),
+        ([*WORDS, "in/b.txt"], 2, "quote a pattern, as in --input 'corpus/*.txt'"),
+        ([*WORDS, "--picture"], 2, "--picture needs the text"),
+        ([*WORDS, "--language", "fr"], 2, "must be one of en, de"),
+        ([*WORDS, "--prefix", ""], 2, "a prefix must not be empty"),
         (["--input", "in/*.txt", "--output", "in"], 1, "in/a.txt exists already, and it is the"),
         (["--input", "in/*.txt", "--output", "in/a.txt"], 1, "--output must be a folder"),
     ],

@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 from heed import layers
+from heed._files import new_folder
 from heed.cli import main
 from heed.export import ExportError, artefact, export, read_manifest, verify
 from heed.export import samples as sampling
@@ -142,8 +143,16 @@ def test_an_exported_run_translates_texts(finished_run, tmp_path, monkeypatch):
     asked = ["7", "1,234", "9 9", "0005"]
     model = runner.Model(done.path)  # `export` has run it without heed
     assert [model.text(text) for text in asked] == Translator(finished_run)(asked)
-    with pytest.raises(SystemExit, match="numbers from 0 to 999,999"):
+    with pytest.raises(runner.TextError, match="a number from 0 to 999,999"):
         model.text("x1")
+    assert model.text(" ") == ""
+    # Clients of TensorFlow Serving that name no signature get texts.
+    loaded = tf.saved_model.load(str(done.path / "model"))
+    default = loaded.signatures["serving_default"]
+    given = tf.constant(["7", "", "9 9"])
+    assert [x.decode() for x in default(text=given)["text"].numpy()] == [
+        model.text(x) for x in ("7", "", "9 9")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +212,7 @@ def test_a_link_stays_and_its_target_is_written(tmp_path):
     (tmp_path / "empty").mkdir()
     for link, place in (("one", "empty"), ("two", "not there yet")):
         (tmp_path / link).symlink_to(place)
-        with artefact.new_folder(tmp_path / link) as folder:
+        with new_folder(tmp_path / link) as folder:
             (folder / "file").write_text("whole")
         assert (tmp_path / link).is_symlink()
         assert (tmp_path / place / "file").read_text() == "whole"
@@ -217,7 +226,7 @@ def test_the_runner_reads_numbers_as_heed_does(finished_run):
     task = finished_run.task()
     for text in ("0", "1,234", " 9 9", "999999", "007"):
         assert model.read(text) == task.encode(text)
-    with pytest.raises(SystemExit, match="Received: '1x'"):
+    with pytest.raises(runner.TextError, match="Received: '1x'"):
         model.read("1x")
     ids = task.subwords.encode(["forty-two"])[0]
     assert model.write([*ids, 0, 0]) == "forty-two"
@@ -312,14 +321,14 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path, monkeypatch, caps
     (tmp_path / "file").write_text("mine")
     with pytest.raises(OSError, match="file"):
         export(dense(), tmp_path / "file" / "model", format="saved_model")
-    made = tempfile.mkdtemp
+    made = Path.mkdir
 
-    def refuses(*args, **options):
-        if Path(options.get("dir") or "") == tmp_path:
+    def refuses(path, *args, **options):
+        if path.parent == tmp_path:
             raise PermissionError(13, "Permission denied", str(tmp_path))
-        return made(*args, **options)
+        return made(path, *args, **options)
 
-    monkeypatch.setattr(tempfile, "mkdtemp", refuses)
+    monkeypatch.setattr(Path, "mkdir", refuses)
     with pytest.raises(PermissionError, match="denied"):
         export(dense(), tmp_path / "model", format="saved_model")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

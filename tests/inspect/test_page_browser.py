@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from heed.inspect import Capture, page
-from tests.browser import luminance, rgb
+from tests.browser import accessibility_problems, luminance, rgb
 from tests.inspect.test_page import random_weights, words
 
 T = 12
@@ -485,3 +485,15 @@ def test_colours_follow_the_theme(show):
     assert colour_of(tab, 1.5 / T, 2.5 / T) == (238, 245, 253), "strong weights are light"
     tab.emulate_media(color_scheme="light")
     assert colour_of(tab, 1.5 / T, 2.5 / T) == COLOURS[1]
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_everyone_can_use_the_page(show, colours):
+    tab = show(planted(), words(T), colours)
+    assert accessibility_problems(tab) == []
+    assert tab.locator("main").count() == 1
+    assert tab.get_by_role("button", name="Fit").count() == 1, "what is read is its name"
+    assert tab.locator("#rows").get_attribute("lang") == "", "tokens are of no known language"
+    assert tab.locator("h1").get_attribute("lang") == "en"
+    tab = show(planted(), words(T), colours, title="uno → one")
+    assert tab.locator("h1").get_attribute("lang") == ""

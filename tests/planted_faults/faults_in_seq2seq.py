@@ -72,22 +72,33 @@ FAULTS = (
         "",
         ("tests/cli/test_translate_corpus.py::test_samples_do_not_depend_on_the_order_of_shards",),
     ),
+    Fault(
+        "a shard that was cut is joined",
+        f"{_CORPUS}/output_folder.py",
+        "if digest.hexdigest() != checksum:",
+        "if False:",
+        (f"{_OF_CORPUS}/test_corpus_translation.py",),
+    ),
+    Fault(
+        "a training that diverged writes a checkpoint",
+        f"{_SEQ2SEQ}/training.py",
+        "if not all(map(are_finite, arrays.values())):",
+        "if False:",
+        (f"{_OF_SEQ2SEQ}/test_training.py",),
+    ),
     # Serving
     Fault(
         "a server process that dies stays dead",
         f"{_SEQ2SEQ}/serving/processes.py",
-        """        self._note(f"{end}: starting another one")
-        self._start(number)
-""",
-        """        self._note(f"{end}: starting another one")
-""",
+        "                    self._start(place)\n                except",
+        "                    pass\n                except",
         (f"{_OF_SEQ2SEQ}/serving/test_processes.py",),
     ),
     Fault(
         "a dead process' texts wait for ever",
         f"{_SEQ2SEQ}/serving/processes.py",
-        "            forget_process(child.pid, self._folder)\n",
-        "            pass\n",
+        "                forget_process(self._folder, number)\n",
+        "                pass\n",
         (f"{_OF_SEQ2SEQ}/serving/test_processes.py",),
     ),
     Fault(
@@ -233,8 +244,8 @@ FAULTS = (
     Fault(
         "one address takes all connections",
         f"{_SEQ2SEQ}/serving/connection.py",
-        "> self._limits.max_per_address:",
-        "> 1_000:",
+        ">= self._per_network:",
+        ">= 1_000:",
         (f"{_OF_SEQ2SEQ}/serving/test_server.py::test_one_address_does_not_keep_others_out",),
     ),
     Fault(
@@ -406,10 +417,38 @@ FAULTS = (
     # Serving
     Fault(
         "the arguments of BLEU are swapped",
-        f"{_SEQ2SEQ}/evaluation.py",
-        "one.corpus_score(translations, references) for",
-        "one.corpus_score(references[0], [translations]) for",
+        f"{_SEQ2SEQ}/scoring.py",
+        "metric.corpus_score(translations, [references])",
+        "metric.corpus_score(references, [translations])",
         (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
+    ),
+    Fault(
+        "BLEU of Chinese splits at spaces",
+        f"{_SEQ2SEQ}/scoring.py",
+        "sacrebleu.BLEU(tokenize=chosen)",
+        "sacrebleu.BLEU()",
+        (f"{_OF_SEQ2SEQ}/test_scoring.py",),
+    ),
+    Fault(
+        "equal runs differ for certain",
+        f"{_SEQ2SEQ}/comparison.py",
+        "if one.score != other.score else 1.0",
+        "if True else 1.0",
+        (f"{_OF_SEQ2SEQ}/test_comparison.py",),
+    ),
+    Fault(
+        "equal scores keep the first weights",
+        f"{_SEQ2SEQ}/training.py",
+        "-at.best_loss)",
+        "0.0)",
+        (f"{_OF_SEQ2SEQ}/test_training_features.py",),
+    ),
+    Fault(
+        "an unknown token is right in validation",
+        f"{_SEQ2SEQ}/training_step.py",
+        "tf.not_equal(target, UNKNOWN_ID)",
+        "tf.ones_like(target, tf.bool)",
+        (f"{_OF_SEQ2SEQ}/test_training_step.py",),
     ),
     Fault(
         "translations come in the order of their lengths",
@@ -449,7 +488,7 @@ FAULTS = (
     Fault(
         "held-out sentences are trained on",
         f"{_SEQ2SEQ}/text_task.py",
-        "chosen = first + np.flatnonzero(candidates != sources)",
+        "chosen = first + np.flatnonzero(candidates != block)",
         "chosen = first + np.arange(len(sources))",
         (f"{_OF_SEQ2SEQ}/test_text_task.py",),
     ),
@@ -534,8 +573,8 @@ FAULTS = (
     Fault(
         "a word may not be three times as long as its translation",
         f"{_SEQ2SEQ}/corpus_check.py",
-        "longer > _UNLIKE * shorter and longer > _FEW_WORDS",
-        "longer > _UNLIKE * shorter",
+        "uneven = (longer > _UNLIKE * shorter) & (np.maximum(source, target) > _FEW_WORDS)",
+        "uneven = longer > _UNLIKE * shorter",
         (f"{_OF_SEQ2SEQ}/test_corpus.py",),
     ),
     Fault(
@@ -627,8 +666,8 @@ FAULTS = (
     Fault(
         "nobody but its owner may read a file of a run",
         f"{_SEQ2SEQ}/atomic_files.py",
-        "temporary.chmod(0o644)",
-        "temporary.chmod(0o600)",
+        "        temporary.replace(path)\n",
+        "        temporary.chmod(0o600)\n        temporary.replace(path)\n",
         (f"{_OF_SEQ2SEQ}/test_run_folder.py",),
     ),
     Fault(
@@ -641,7 +680,7 @@ FAULTS = (
     Fault(
         "of a key that is there twice the last one counts",
         f"{_SEQ2SEQ}/config_file.py",
-        "if key in seen:",
+        "if key in own:",
         "if False:",
         (f"{_OF_SEQ2SEQ}/test_config_file.py",),
     ),
@@ -806,8 +845,8 @@ FAULTS = (
     Fault(
         "groups have the scores of all",
         f"{_SEQ2SEQ}/evaluation.py",
-        "_score_corpus([a for a in answers if a.group == name])",
-        "_score_corpus(answers)",
+        "_score_corpus([a for a in answers if a.group == name], bleu_tokenizer)",
+        "_score_corpus(answers, bleu_tokenizer)",
         (
             f"{_OF_SEQ2SEQ}/test_languages.py",
             f"{_OF_SEQ2SEQ}/test_using_a_run.py",

@@ -1,5 +1,6 @@
 """Judging runs by pairs that are given, and one beside another."""
 
+import itertools
 import random
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 from heed.seq2seq import Corpus, TaskError, compare, evaluate, number_words
 from heed.seq2seq import evaluation as evaluation_module
 from heed.seq2seq.evaluation import Answer, Evaluation
+from heed.seq2seq.tokenizer import END_ID
 
 
 class Echo:
@@ -22,11 +24,11 @@ class Echo:
         self.task = SimpleNamespace(
             encode=encode,
             check_language=lambda language: None,
-            decode=lambda rows: [" ".join(row) for row in rows],
+            decode=lambda rows: [" ".join(row[:-1]) for row in rows],
         )
 
     def decode(self, rows):
-        return [row[: row.index("wrong")] if "wrong" in row else row for row in rows]
+        return [[*itertools.takewhile(lambda word: word != "wrong", row), END_ID] for row in rows]
 
 
 def test_pairs_that_are_given(tmp_path):
@@ -77,12 +79,39 @@ def test_a_better_run_is_distinguished_from_chance():
     assert bleu.scores[1] > bleu.scores[0] + 20
     assert max(bleu.p_value, chrf.p_value) < 0.01
     assert str(bleu).startswith(f"BLEU {bleu.scores[0]:.1f} and {bleu.scores[1]:.1f}: +")
-    wanted = evaluation_module._score_corpus(good.answers)
+    wanted = evaluation_module._score_corpus(good.answers, "auto")
     assert bleu.scores[1] == pytest.approx(wanted["bleu"])
     assert chrf.scores[1] == pytest.approx(wanted["chrf"])
     assert min(one.p_value for one in compare(good, same)) > 0.05
     with pytest.raises(TaskError, match="on the same pairs only: give them by --source"):
         compare(good, evaluation_of(references[:-1], 0.1, 1))
+
+
+@pytest.mark.parametrize(
+    "text", ["one hundred and something", "一百零三个苹果", "ร้อยสามแอปเปิ้ล", "one"]
+)
+def test_runs_with_equal_answers_do_not_differ(text):
+    """Right ones, wrong ones, and the same number of right ones at other places."""
+    references = [f"{text} {i}" for i in range(30)]
+    right, wrong = (evaluation_of(references, share, 1) for share in (-1.0, 2.0))
+    half, other = (
+        Evaluation(
+            [
+                (a if i % 2 == odd else b)
+                for i, (a, b) in enumerate(zip(right.answers, wrong.answers, strict=True))
+            ],
+            1.0,
+        )
+        for odd in range(2)
+    )
+    for first, second in ((right, right), (wrong, wrong), (half, half)):
+        assert [one.p_value for one in compare(first, second)] == [1.0, 1.0]
+    exact_or_bleu, chrf = compare(wrong, right)
+    assert exact_or_bleu.metric == ("exact" if text == "one" else "BLEU")
+    assert exact_or_bleu.scores[1] == pytest.approx(100)
+    assert max(exact_or_bleu.p_value, chrf.p_value) < 0.01
+    if text == "one":  # as many right answers, so the same share of them
+        assert compare(half, other)[0].p_value == 1.0
 
 
 def test_numbers_that_are_given(tmp_path, finished_run):

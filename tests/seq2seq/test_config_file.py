@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from heed.seq2seq import RunFolder, TrainingOptions, read_config
 from heed.seq2seq.architectures import ARCHITECTURES, model_values
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.settings import MODEL, TRAINING
 from tests.seq2seq import tiny
 
@@ -31,6 +31,20 @@ def test_the_table_of_settings_is_complete_and_of_the_right_kinds():
     }
     for setting in MODEL:
         assert defaults[setting.name] is None or type(defaults[setting.name]) is setting.kind
+
+
+def lists(depth):
+    """A few bytes of YAML whose aliases stand for 9 ** (depth + 1) words."""
+    if not depth:
+        return "&a0 [x, x, x, x, x, x, x, x, x]"
+    return f"&a{depth} [{lists(depth - 1)}{f', *a{depth - 1}' * 8}]"
+
+
+def merges(depth):
+    """The same with merge keys."""
+    if not depth:
+        return "&m0 {steps: 1, seed: 2}"
+    return f"&m{depth} {{<<: [{merges(depth - 1)}{f', *m{depth - 1}' * 8}], keep: {depth + 1}}}"
 
 
 @pytest.fixture
@@ -56,7 +70,7 @@ def test_what_a_file_sets(read, tmp_path):
         """
     )
     assert found == {
-        "task": "text", "run": "runs/a", "source": type(tmp_path)("a.txt"), "vocabulary_size": 100,
+        "task": "text", "run": type(tmp_path)("runs/a"), "source": type(tmp_path)("a.txt"), "vocabulary_size": 100,
         "width": 32, "dropout": 0.0, "gated": True, "learning_rate": 1e-3, "validate_with": "bleu",
     }  # fmt: skip
     assert read("") == {}
@@ -97,6 +111,26 @@ def test_what_a_file_sets(read, tmp_path):
         ("!!python/name:os.system ''", "is not YAML: could not determine a constructor"),
         ("training: {steps: 2020-13-45}", "is not YAML: month must be in 1..12"),
         ("model: {width: [" + "1, " * 1000 + "]}", "..."),
+        (f"task: {lists(8)}", "`task` must be text. Received: [["),
+        (f"training: {{steps: {lists(8)}}}", "`training.steps` must be an integer. Received: [["),
+        (f"data: {{corpora: {lists(8)}}}", "`data.corpora.0` must be keys with values. Received"),
+        (f"? {lists(8)}\n: 1", ", line 1: a key must be text. Received: [["),
+        ("training: &a {steps: *a}", "`training.steps` must be an integer. Received: {'steps'"),
+        (
+            "training: {steps: 0x" + "f" * 5000 + "}",
+            "must have at most 100 characters. Received: 5",
+        ),
+        ("model: {gated: 1" + ":59" * 2000 + ".5}", "a value must have at most 100 characters"),
+        ("task: " + "x" * 5000, ", line 1: a value must have at most 4,096 characters. Receiv"),
+        (
+            "training: {" + "x" * 500 + ": 1}",
+            "a key must have at most 80 characters. Received: 500",
+        ),
+        ("task: *" + "x" * 500, "is not YAML: found undefined alias"),
+        ('run: "a\\0b"', ", line 1: a value must be Unicode text without the character 0"),
+        ('run: "\\ud800"', ", line 1: a value must be Unicode text without the character 0"),
+        ("training: {<<: 5}", ", line 1: `<<` must name keys with values, as *name does"),
+        ("training: {<<: {setps: 1}}", "`training.setps` is unknown: did you mean `steps`?"),
     ],
 )
 def test_mistakes(read, tmp_path, text, message):
@@ -110,7 +144,68 @@ def test_mistakes(read, tmp_path, text, message):
 
 def test_several_corpora(read):
     found = read("data: {corpora: [{source: a.tsv}, {source: b, target: c, weight: 2}]}")
-    assert found["corpora"] == [{"source": "a.tsv"}, {"source": "b", "target": "c", "weight": 2.0}]
+    assert found["corpora"] == [
+        {"source": Path("a.tsv")},
+        {"source": Path("b"), "target": Path("c"), "weight": 2.0},
+    ]
+
+
+def test_every_path_may_begin_at_home(read, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    found = read(
+        "run: ~/r\ninit_from: hub:~/p\n"
+        "data: {source: ~/a, source_tokenizer: ~/m, target_language: ~/x, corpora: [{source: ~/b, alignment: ~/c}],"
+        " valid: [{source: ~/v}], test: [{target: ~nobody-here/t}]}"
+    )
+    assert found == {
+        "run": Path("/home/me/r"),
+        "init_from": "hub:/home/me/p",
+        "source": Path("/home/me/a"),
+        "source_tokenizer": Path("/home/me/m"),
+        "target_language": "~/x",
+        "corpora": [{"source": Path("/home/me/b"), "alignment": Path("/home/me/c")}],
+        "valid": [{"source": Path("/home/me/v")}],
+        "test": [{"target": Path("~nobody-here/t")}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lr: 1", "`lr` is unknown: did you mean `training.learning_rate`?"),
+        ("training: {epochs: 3}", "`training.epochs` is unknown: did you mean `steps`?"),
+        ("data: {corpora: [{src: a}]}", "`data.corpora.0.src` is unknown: did you mean `source`?"),
+        ("run: [1]", "`run` must be text. Received: [1]"),
+    ],
+)
+def test_keys_of_other_tools_and_wrong_types(read, text, message):
+    with pytest.raises(UsageError) as error:
+        read(text)
+    assert str(error.value).endswith(message)
+
+
+def test_merge_keys(read):
+    """Own keys come first, then those of the first alias; none is read twice."""
+    found = read(
+        """
+        data:
+          corpora:
+            - &common {source: a.tsv, weight: 2, target_language: de}
+            - {weight: 3, <<: *common, source: b.tsv}
+        training: {<<: [&a {steps: 5, seed: 1}, {steps: 6, keep: 4}], seed: 7}
+        model: &m {<<: *m, width: 8}
+        """
+    )
+    assert found == {
+        "corpora": [
+            {"source": Path("a.tsv"), "weight": 2.0, "target_language": "de"},
+            {"source": Path("b.tsv"), "weight": 3.0, "target_language": "de"},
+        ],
+        "steps": 5, "seed": 7, "keep": 4, "width": 8,
+    }  # fmt: skip
+    assert read(f"training: {merges(8)}") == {"steps": 1, "seed": 2, "keep": 9}
+    with pytest.raises(TaskError, match="line 1: duplicate key `seed`"):
+        read("training: {<<: {seed: 1}, seed: 2, seed: 3}")
 
 
 def test_a_missing_file(tmp_path):

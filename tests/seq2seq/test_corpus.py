@@ -64,7 +64,7 @@ def test_a_byte_order_mark_windows_line_ends_and_other_separators(tmp_path):
         ),
         ("a.jsonl", b'["x", "y"]\n', "line 1: an object"),
         ("a.jsonl", b'{"source": "x\\ud83d", "target": "y"}\n', "line 1: not UTF-8 text"),
-        ("a.tsv.gz", b"x\ty\n", r"cannot read .*a\.tsv\.gz: Not a gzipped file"),
+        ("a.tsv", b"BZh91AY&SY", r"a\.tsv is compressed by bzip2: unpack it"),
         ("a.tsv.gz", gzip.compress(b"x\ty\n" * 99, mtime=0)[:-9], r"cannot read .*a\.tsv\.gz"),
     ],
 )
@@ -112,35 +112,62 @@ def test_what_a_check_finds(tmp_path):
         b"x" * 501 + b"\t" + b"z" * 400,
         "of course\tselbstverständlich, das tun wir".encode(),
         "yes\tselbstverständlich".encode(),
+        "می\u200cروم\t👩\u200d👩\u200d👧 \u00ad\ue000".encode(),
+        "a\u2581b\tc".encode(),
+        b"\0x\tx",
+        b"",
     ]
     path = tmp_path / "a.tsv"
-    path.write_bytes(b"\n".join(lines))
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
     found = check_corpus(Corpus(path))
     assert found.stops
-    assert (found.lines, found.pairs) == (13, 9)
+    assert (found.lines, found.pairs) == (17, 12)
     told = {finding.text.split(",")[0]: finding.numbers for finding in found.findings}
     assert told == {
-        "with an empty side": [2],
+        "with an empty side": [2, 17],
         "repeated on both sides": [4],
         "with a repeated source and another translation": [5],
         "with the same text on both sides": [6],
         "two columns with a tab between them are expected": [7],
         "not UTF-8 text": [8],
-        "with a control character": [9],
-        "with one side more than 3 times as long as the other": [10, 12],
+        "with a control character": [9, 16],
+        "with U+2581": [15],
+        "with one side more than 3 times as long as expected of the other": [10, 12],
         "with more than 500 letters": [11],
+        "different sentences: training needs at least 20": [],
     }
     report = list(found.report())
-    assert report[0] == "13 lines, 9 different pairs"
+    assert report[0] == "17 lines, 12 different pairs"
     assert "1 not UTF-8 text: line 8" in report
+    assert report[-1] == "11 different sentences: training needs at least 20"
+
+
+def test_lengths_are_uneven_beside_those_of_other_pairs(tmp_path):
+    """Chinese needs a third of the letters of English, whichever side it is on."""
+    pairs = [
+        (f"Our neighbour bought vegetables on day {n}.", f"邻居第{n}天买了蔬菜。")
+        for n in range(40)
+    ]
+    pairs[7] = (pairs[7][0], pairs[7][0] + " and more and more and more")
+    pairs[9] = (pairs[9][0] * 3, "是。")
+    for number, sides in enumerate((pairs, [pair[::-1] for pair in pairs])):
+        path = tmp_path / f"{number}.tsv"
+        path.write_text("".join(f"{source}\t{target}\n" for source, target in sides))
+        (finding,) = check_corpus(Corpus(path)).findings
+        assert finding.numbers == [8, 10]
+        assert not finding.stops
 
 
 def test_a_check_names_the_first_lines_and_how_many_there_are(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("a\tb\n" * 1200)
-    (finding,) = check_corpus(Corpus(path)).findings
-    assert str(finding) == "1,199 repeated on both sides: line 2, 3, 4, 5, 6, ..."
-    path.write_text("a\tb\nc\td\n")
+    found = check_corpus(Corpus(path))
+    assert found.stops
+    assert list(map(str, found.findings)) == [
+        "1,199 repeated on both sides: line 2, 3, 4, 5, 6, ...",
+        "1 different sentences: training needs at least 20",
+    ]
+    path.write_text("".join(f"a{n}\tb{n}\n" for n in range(20)))
     found = check_corpus(Corpus(path))
     assert not found.stops
     assert list(found.report())[-1] == "no problems"

@@ -237,7 +237,8 @@ def test_a_run_in_several_languages(tmp_path, eager):
             *((a.translation, a.reference) for a in found.answers if a.group == name), strict=True
         )
         assert group.chrf == sacrebleu.corpus_chrf(said, [right]).score
-        assert f"BLEU {group.bleu:.1f}, chrF {group.chrf:.1f}" in "".join(found.report())
+        assert group.bleu is None, "targets of two words are too short for it"
+        assert f" %, chrF {group.chrf:.1f}" in "".join(found.report())
     assert len(translator(["word 5"], "fr")) == 1
     with pytest.raises(TaskError, match="must be one of de, fr"):
         translator(["word 5"], "es")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from heed.seq2seq import line_file
 from heed.seq2seq.corpus import Corpus
 from heed.seq2seq.errors import TaskError
+from heed.seq2seq.normalization import UNUSABLE, Normalizer
 from heed.seq2seq.pair_store import PairStore, hash_texts
 from tests.seq2seq.tiny import write_parallel_text
 
@@ -58,18 +59,39 @@ def test_letters_are_counted_as_far_as_the_number_goes(tmp_path):
 
 def test_pairs_of_several_corpora_and_kinds_stand_one_after_the_other(tmp_path):
     corpora = [Corpus(*write_parallel_text(tmp_path))]
-    (tmp_path / "b.tsv").write_bytes(b"\xef\xbb\xbfeins\tone\r\n\tnone\r\nzwei\ttwo\r\n")
+    (tmp_path / "b.tsv").write_bytes(b"\xef\xbb\xbfeins\tone\r\n\tnone\r\nzwei\ttwo\r\n\r\n")
     corpora.append(Corpus(tmp_path / "b.tsv"))
     lines = [{"source": f"s{i}", "target": f"t{i}"} for i in range(7)]
-    (tmp_path / "c.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "\n")
     corpora.append(Corpus(tmp_path / "c.jsonl"))
     store = PairStore(corpora)
     there = [pair for corpus in corpora for pair in wanted(corpus)]
     assert store.counts == [60, 2, 7]
-    assert store.empty == 1
+    assert store.empty == 3  # blank lines too
     assert store.pairs(range(69)) == there
     assert store.pairs([68, 60, 0, 61]) == [there[i] for i in (68, 60, 0, 61)]
     assert store.corpus_of([0, 59, 60, 61, 62, 68]).tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_sources_are_equal_in_any_form_and_white_space(tmp_path):
+    """So none of them is held out while another one is trained on."""
+    sources = [
+        "caf\u00e9 noir",
+        "cafe\u0301 noir",
+        "caf\u00e9\u3000 noir",
+        "caf\u00e9 noir\u2581",
+        "cafe noir",
+    ]
+    lines = [{"source": source, "target": "x\ty"} for source in [*sources, "\u2581", "\0 "]]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    raw = PairStore([Corpus(tmp_path / "a.jsonl")])
+    assert (len(raw), len(set(raw.sources))) == (7, 7)
+    store = PairStore([Corpus(tmp_path / "a.jsonl")], Normalizer("NFC", UNUSABLE))
+    assert (len(store), store.empty, store.unusable) == (5, 2, 3)
+    assert store.sources.tolist() == [store.sources[0]] * 4 + [store.sources[4]]
+    assert len(set(store.sources)) == 2
+    assert store.white_space == ["\u3000", "\t"]
+    assert [source for source, _ in store.pairs(range(5))] == sources, "as they are in the file"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +127,7 @@ def test_files_of_different_length_are_refused(tmp_path, more, fewer):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    (tmp_path / "bad.tsv.gz").write_bytes(b"no gzip")
+    (tmp_path / "bad.tsv.gz").write_bytes(gzip.compress(b"a\tb\n" * 99)[:-9])
     for name in ("missing.tsv", "bad.tsv.gz"):
         with pytest.raises(TaskError, match=rf"cannot read .*{name}"):
             PairStore([Corpus(tmp_path / name)])

@@ -40,6 +40,18 @@ def test_the_split_depends_on_sentences_not_on_their_order():
     assert np.bincount(parts).tolist() == [180, 10, 10]
 
 
+@pytest.mark.parametrize("often", [1, 3])
+def test_frequent_sentences_are_trained_on(often):
+    """The ones whose hashes would hold them out."""
+    sources = np.sort(hash_texts(f"sentence {i}" for i in range(200)))
+    frequent = [0, 5, 12]
+    text = np.concatenate([np.repeat(sources, often), np.repeat(sources[frequent], 9_000)])
+    parts = parallel_text.split(text)
+    assert not parts[np.isin(text, sources[frequent])].any()
+    assert [len(set(text[parts == part])) for part in (0, 1, 2)] == [180, 10, 10]
+    assert np.bincount(parts)[1:].tolist() == [10 * often, 10 * often]
+
+
 def test_at_most_a_thousand_sentences_are_held_out():
     parts = parallel_text.split(hash_texts(map(str, range(30_000))))
     assert np.bincount(parts).tolist() == [28_000, 1_000, 1_000]

@@ -1,9 +1,11 @@
 """The report in a browser; skipped without one, see `tests.browser`."""
 
+import dataclasses
+
 import pytest
 
 from heed.seq2seq import Compared, Translator, write_report
-from tests.browser import luminance, rgb
+from tests.browser import accessibility_problems, luminance, rgb
 from tests.seq2seq.test_report import PAIRS, evaluation_of
 
 
@@ -127,3 +129,25 @@ def test_nothing_is_wrong(show):
     tab = show(evaluation_of(("a", "a")))
     assert tab.locator("#all-right").is_visible()
     assert tab.locator("#worst article").count() == 0
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_everyone_can_use_the_report(show, colours):
+    tab = show(evaluation_of(*PAIRS), colours=colours)
+    assert accessibility_problems(tab) == []
+    buttons = tab.get_by_role("button", name="Show attention")
+    names = [tab.get_by_role("button", name=f"Show attention {source}") for source in "01234"]
+    assert [one.count() for one in (buttons, *names)] == [5] + [1] * 5, "each names its sentence"
+    buttons.first.click()
+    tab.locator("#grid button[aria-selected=true]").wait_for()
+    assert accessibility_problems(tab) == []
+    assert tab.locator("main").count() == 1
+
+
+def test_the_language_of_texts(show):
+    evaluation = evaluation_of(("null", "eins"), ("one", "one"))
+    evaluation.answers[0] = dataclasses.replace(evaluation.answers[0], group="de")
+    tab = show(evaluation)
+    texts = tab.locator("#worst dd")
+    assert [texts.nth(i).get_attribute("lang") for i in range(3)] == ["", "de", "de"]
+    assert tab.locator("#best dd").nth(1).get_attribute("lang") == "en"

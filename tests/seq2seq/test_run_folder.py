@@ -116,7 +116,24 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
     write_atomically(path, lambda file: file.write(b"new"))
     assert path.read_bytes() == b"new"
-    assert path.stat().st_mode & 0o777 == 0o644, "others may read it, as any file"
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002], ids=oct)
+def test_who_may_read_is_what_the_umask_says(tmp_path, mask):
+    """Temporary files are for their owner alone in Python; what heed wrote was for everyone."""
+    before = os.umask(mask)
+    try:
+        run = tiny.start(tmp_path / "runs" / "run")
+        run.write_json("evaluation.json", {})
+        path = run.write_json("evaluation.json", {"ü": "\udce9"})  # part of a name in Latin-1
+        assert json.loads(path.read_text(encoding="utf-8")) == {"ü": "\udce9"}
+        with run.lock():
+            pass
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "runs").rglob("*"):
+        most = 0o777 if path.is_dir() else 0o666
+        assert path.stat().st_mode & 0o777 == most & ~mask, path
 
 
 def test_the_bytes_reach_the_disk_before_the_name(tmp_path, monkeypatch):

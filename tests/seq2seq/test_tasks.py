@@ -59,7 +59,7 @@ def test_a_task_goes_through_every_command(backwards, tmp_path, monkeypatch, cap
     ],
 )
 def test_its_options_are_checked_like_those_of_others(backwards, words, message, capsys):
-    assert cli.main(words) == 1
+    assert cli.main(words) == 2
     assert message in capsys.readouterr().err
 
 

@@ -1,6 +1,8 @@
 """The task of own text: what is trained on, watched and judged by, and from which files."""
 
 import collections
+import itertools
+import json
 
 import numpy as np
 import pytest
@@ -158,6 +160,141 @@ def test_batches_by_tokens_hold_their_bound(tmp_path):
         real = max(np.count_nonzero(side, axis=1).max() for side in batch[:2])
         assert len(batch.source) == 1 or len(batch.source) * real <= 128
     assert len(sizes) > 3
+
+
+def write_objects(path, pairs):
+    rows = [{"source": source, "target": target} for source, target in pairs]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_pairs_with_line_breaks_are_held_out_whole(tmp_path):
+    """Whatever a program may take for the end of a line."""
+    breaks = ["\n", "\r\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", "\0", "\t"]
+    pairs = [
+        (f"- wort {n}{breaks[n % 11]}- ja", f"- word{breaks[n // 9 % 11]}- {n}") for n in range(99)
+    ]
+    made = TextTask.create(write_objects(tmp_path / "a.jsonl", pairs), vocabulary_size=80)
+    task = reloaded(made)
+    assert task.to_config() == made.to_config()
+    items = task.evaluation_items()
+    held_out = {item.text for item in items} | {source for source, _ in task._validation.pairs}
+    assert held_out < {source for source, _ in pairs}
+    assert len(items) == 4
+    assert len(held_out) == 8
+    seen = trained_on(task)
+    assert len(seen) == 91
+    assert not seen & {item.reference for item in items}
+    kept = [target.replace("\0", " ") for _, target in pairs]
+    assert seen | {item.reference for item in items} < set(kept)
+
+
+def test_a_run_of_an_earlier_version_reads_its_text_as_it_did(tmp_path):
+    """Its held-out pairs lie in files of lines, and no character of its text is changed."""
+    lines = [f"w\xa0ort e\u0301 {n}\tcafe\u0301 {n}\n" for n in range(60)]
+    (tmp_path / "a.tsv").write_text("".join(lines))
+    task = TextTask.create(tmp_path / "a.tsv", vocabulary_size=60, unicode_form="none")
+    files = task.files()
+    for part in ("validation", "evaluation"):
+        rows = [json.loads(line) for line in files.pop(f"{part}.jsonl").splitlines()]
+        for side in ("source", "target"):
+            files[f"{part}.{side}.txt"] = "".join(f"{row[side]}\n" for row in rows).encode()
+    new = {"unicode_form", "spaces", "rare_characters", "unusable_pairs"}
+    old = TextTask.load(
+        {name: value for name, value in task.to_config().items() if name not in new},
+        files.__getitem__,
+    )
+    assert old.normalizer is None
+    for step in range(3):
+        for one, other in zip(
+            old.training_batch(0, step, 8)[:2], task.training_batch(0, step, 8)[:2], strict=True
+        ):
+            np.testing.assert_array_equal(one, other)
+    assert old.evaluation_items() == task.evaluation_items()
+    assert old.encode("w\u3000ort")[1:-1] != task.encode("w\u3000ort")[1:-1]
+    assert 3 in old.encode("w\u3000ort"), "no letter of this text"
+    assert old.same_vocabulary()["unicode_form"] == "none"
+    assert old.files() == files
+
+
+CAFE = "cafe\u0301 \ufb01n"  # decomposed, with a ligature
+
+
+@pytest.mark.parametrize(
+    ("form", "wanted"), [(None, "café \ufb01n"), ("nfkc", "café fin"), ("none", CAFE)]
+)
+def test_text_has_one_form_in_training_and_after_it(form, wanted, tmp_path):
+    lines = [(f"{CAFE} {n}", f"{CAFE} {n}") for n in range(50)]
+    path = write_objects(tmp_path / "a.jsonl", lines)
+    task = reloaded(TextTask.create(path, vocabulary_size=60, unicode_form=form))
+    assert all(text.startswith(f"{wanted} ") for text in trained_on(task))
+    assert all(item.reference.startswith(f"{wanted} ") for item in task.evaluation_items())
+    assert all(text.startswith(f"{wanted} ") for _, text in task.validation_texts())
+    assert task.decode([task.encode_prefix(CAFE)]) == [wanted]
+    assert task.source_subwords.decode([task.encode(f"{CAFE}\n7")]) == [f"{wanted} 7"]
+    others = ["café \ufb01n", "café fin"]
+    same = [task.encode(text) == task.encode(CAFE) for text in others]
+    assert same == {None: [True, False], "nfkc": [True, True], "none": [False, False]}[form]
+
+
+def test_forms_of_text_that_do_not_serve(tmp_path):
+    with pytest.raises(TaskError, match=r"`unicode_form` must be one of nfc, nfkc, none\. Rec"):
+        TextTask.create(tmp_path / "a.tsv", unicode_form="nfd")
+
+
+@pytest.mark.parametrize("unit", ["subword", "word", "character"])
+def test_white_space_is_a_space_unless_the_text_has_it(unit, tmp_path):
+    pairs = [(f"10\xa0km{n % 9}\t{n % 30}", f"zehn\n{n % 9} {n}") for n in range(60)]
+    path = write_objects(tmp_path / "a.jsonl", pairs)
+    task = reloaded(TextTask.create(path, vocabulary_size=60, unit=unit))
+
+    def read(text):
+        return task.source_subwords.decode([task.encode(text)])[0]
+
+    plain = task.encode("10 km3 7")
+    for space in ("\n", "\r\n", "\u3000", "\u202f", " \u2028 ", "\u2581", "\0"):
+        assert task.encode(f"{space}10{space}km3 {space}7{space}") == plain, ascii(space)
+    assert task.encode("10\xa0km3 7") != plain, "one word"
+    if unit == "word":
+        assert read("10\xa0km3\t7") == "10\xa0km3 7", "what ends words is no part of them"
+        assert all("\n" not in text for text in trained_on(task))
+    else:
+        assert read("10\xa0km3\t7") == "10\xa0km3\t7"
+        assert all("\n" in text for text in trained_on(task))
+    with pytest.raises(TaskError, match="must have letters"):
+        task.encode("\u2581\0")
+
+
+@pytest.mark.parametrize("unit", ["subword", "word"])
+def test_tokens_that_are_nearly_sentences_are_named(unit, tmp_path):
+    parts = (
+        "我哥哥 邻居 老师 小明 司机",
+        "昨天 上周 刚才 星期三",
+        "买了蔬菜 忘了雨伞 找到了手机 卖了书 修好了旧自行车 写了信",
+    )
+    texts = map("".join, itertools.product(*map(str.split, parts)))
+    lines = [f"{text}\tword {n}\n" for n, text in enumerate(texts)]
+    (tmp_path / "a.tsv").write_text("".join(lines + lines[:20]), encoding="utf-8")
+    task = TextTask.create(tmp_path / "a.tsv", unit=unit, vocabulary_size=8_000)
+    (note,) = [note for note in reloaded(task).notes() if "nearly sentences" in note]
+    assert note.startswith("tokens of the source are nearly sentences (")
+    option = "--unit character" if unit == "word" else "a smaller --vocabulary-size"
+    assert note.endswith(f"try {option}")
+    task = TextTask.create(tmp_path / "a.tsv")
+    assert not [note for note in task.notes() if "nearly sentences" in note]
+
+
+def test_what_a_vocabulary_cannot_hold_is_said(tmp_path):
+    letters = [chr(0x4E00 + n) for n in range(450)]
+    pairs = [("".join(letters[n : n + 9]), f"word\u2581{n}") for n in range(441)]
+    path = write_objects(tmp_path / "a.jsonl", pairs)
+    notes = " / ".join(reloaded(TextTask.create(path, vocabulary_size=400)).notes())
+    assert "441 pairs are read with a space for U+0000 or U+2581" in notes
+    assert "rare characters are spelled in bytes" in notes
+    with pytest.raises(
+        TaskError, match=r"`vocabulary_size` must be at least 454 .* or 324 to spell"
+    ):
+        TextTask.create(path, vocabulary_size=300)
 
 
 def test_answers_may_be_half_as_long_again_as_what_is_trained_on(tmp_path):

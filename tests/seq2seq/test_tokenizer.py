@@ -1,5 +1,6 @@
 """Digits and words to ids and back."""
 
+import hashlib
 from collections import Counter
 
 import numpy as np
@@ -11,7 +12,7 @@ from heed.seq2seq import number_words
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.numbers_task import NumbersTask
 from heed.seq2seq.task import Item
-from heed.seq2seq.tokenizer import END_ID, Tokenizer
+from heed.seq2seq.tokenizer import END_ID, UNKNOWN_ID, Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +78,71 @@ def test_a_small_text_gets_fewer_pieces_than_asked_for():
 def test_what_a_tokenizer_refuses():
     with pytest.raises(TaskError, match="an empty text"):
         Tokenizer.train(["", " "], 100)
-    with pytest.raises(TaskError, match="of 5 pieces cannot be learned"):
+    with pytest.raises(
+        TaskError,
+        match=r"`vocabulary_size` must be at least 31 for this text, .*27 different characters. Rec",
+    ):
         Tokenizer.train(["abcdefghijklmnopqrstuvwxyz"], 5)
     with pytest.raises(TaskError, match="cannot be read"):
         Tokenizer(b"not a model")
+
+
+RESERVED = [
+    "\t",
+    "\n",
+    "\x1f",
+    "\u2585",
+    "<s>",
+    " </s> ",
+    "<pad>",
+    "<unk>",
+    "<0x41>",
+    "<<s>>",
+    "\u2028",
+]
+
+
+@pytest.mark.parametrize("unit", ["subword", "character"])
+@pytest.mark.parametrize("text", RESERVED)
+def test_letters_that_the_library_uses_itself_are_learned(unit, text):
+    lines = [f"a{text}b xy", *["ab abc cab bac"] * 5]
+    tokenizer = Tokenizer.train(lines, 60, unit)
+    rows = tokenizer.encode(lines)
+    assert UNKNOWN_ID not in [i for row in rows for i in row], tokenizer.pieces(rows[0])
+    assert tokenizer.decode(rows) == [" ".join(line.split(" ")) for line in lines]
+    assert tokenizer.splits_at_spaces
+    assert tokenizer.holds(text.strip(" ")[0])
+
+
+def test_no_part_of_a_text_is_left_out():
+    """The library drops lines of more than 65,536 bytes."""
+    tokenizer = Tokenizer.train(["x" * 70_000 + "é" + "\0ß" + "y" * 9, "a"], 40)
+    assert UNKNOWN_ID not in tokenizer.encode(["éßya"])[0]
+    assert UNKNOWN_ID in tokenizer.encode(["\0"])[0]
+
+
+@pytest.mark.parametrize("size", [400, None])
+def test_rare_characters_are_spelled_in_bytes(size):
+    letters = [chr(0x4E00 + i) for i in range(9_000 if size is None else 450)]
+    lines = ["".join(letters[i : i + 5]) + "一丁" for i in range(0, len(letters), 5)]
+    tokenizer = Tokenizer.train(lines, size)
+    assert tokenizer.vocabulary_size <= (size or 8_000)
+    assert tokenizer.rare_characters > len(letters) / 4
+    for text in ("".join(letters[-3:]), "x😀", "<0x41>"):
+        (row,) = tokenizer.encode([text])
+        assert UNKNOWN_ID not in row
+        assert tokenizer.decode([row]) == [text]
+    assert len(tokenizer.encode(["一丁"])[0]) <= 4, "frequent ones are tokens"
+    assert tokenizer.holds("\u3000")
+
+
+def test_a_default_vocabulary_fits_the_text():
+    few = [f"{a}{b}{c}" for a in "我你他她" for b in "今明昨" for c in "来去走买卖"] * 3
+    tokenizer = Tokenizer.train(few)
+    assert tokenizer.median_uses(few) >= 9 > Tokenizer.train(few, 100).median_uses(few)
+    assert tokenizer.vocabulary_size < 4 + 13 + 50
+    many = [hashlib.sha256(str(i).encode()).hexdigest() for i in range(2_000)]
+    assert Tokenizer.train(many).vocabulary_size > 600
 
 
 def test_a_batch_has_one_shape_and_holds_all_languages(task):

@@ -23,6 +23,7 @@ from heed.seq2seq.training_log import read_metrics
 from heed.seq2seq.training_step import TrainingStep, Validation
 from tests import damage
 from tests.seq2seq import tiny
+from tests.slow import slow
 
 
 class CrashError(Exception):
@@ -238,14 +239,16 @@ def test_metrics_cut_short_by_a_kill_are_read(tmp_path):
     assert read_metrics(path, 1) == [{"step": 1}]
     path.write_bytes(b'{"step": 1}\n\0\0\0')  # after a power cut
     assert read_metrics(path) == [{"step": 1}]
+    path.write_text('{"step": 1, "loss": 1e+30}\n')  # what a training may write
+    assert read_metrics(path) == [{"step": 1, "loss": 1e30}]
 
 
 @pytest.mark.parametrize(
     "line",
     [b"", b"[1]", b'{"foo": 1}', b"7", b"null", b'{"step": "1"}', b'{"step": 1, "loss": "x"}',
      b'{"step": 1, "loss": null}', b"\xff", b"{", b"[" * 100_000,
-     b'{"step": 1, "loss": 1' + b"0" * 400 + b"}"],
-    ids=range(12),
+     b'{"step": 1, "loss": 1' + b"0" * 400 + b"}", b'{"step": 1, "loss": NaN}'],
+    ids=range(13),
 )  # fmt: skip
 def test_a_line_of_metrics_that_is_no_record(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
@@ -291,19 +294,23 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path, finished_run, capsy
     assert said in log_of(run)
 
 
-@pytest.mark.parametrize("how", ["cut", "other"])
+@pytest.mark.parametrize("how", ["cut", "other", "nan"])
 def test_damaged_weights_are_written_again(tmp_path, finished_run, capsys, how):
     run = RunFolder.open(shutil.copytree(finished_run.path, tmp_path / "run"))
     if how == "cut":
         run.weights.write_bytes(run.weights.read_bytes()[:-7])
+    elif how == "nan":
+        arrays, meta = checkpoint.load(run.weights)
+        checkpoint.save(run.weights, {"weight": map(WRONG["nan"], arrays["weight"])}, meta)
     else:
         checkpoint.save(run.weights, {"weight": [np.zeros(3)]}, {"step": 12})
-    with pytest.raises(TaskError, match=r"is damaged"):
+    problem = "is damaged" if how != "nan" else "its weights are not finite"
+    with pytest.raises(TaskError, match=problem):
         load_model(run)
     assert train(run, progress=True).steps == 12
     assert tiny.same(tiny.weights(run), tiny.weights(finished_run))
     for text in (capsys.readouterr().err, log_of(run)):
-        assert "is damaged" in text
+        assert problem in text
         assert "weights.npz is written again from the checkpoint of step 12" in text
 
 
@@ -402,6 +409,62 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(TrainingStep, "__call__", lambda *_, **__: float("nan"))
     with pytest.raises(TaskError, match=r"the loss became nan at step 1: .*--learning-rate"):
         train(run, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("every", "message"),
+    [
+        ({"validate_every": 1}, "the validation loss became nan at step 1"),
+        ({"validate_every": 12, "checkpoint_every": 1}, "a weight is NaN or infinite at step 1"),
+    ],
+    ids=["validation", "checkpoint"],
+)
+def test_a_training_that_diverges_leaves_no_record_and_no_checkpoint(
+    tmp_path, eager, every, message
+):
+    """`--resume` called the record damaged, and continued from the checkpoint."""
+    run = tiny.start(tmp_path / "run", learning_rate=1e39, warmup_steps=0, **every)
+    for _ in range(2):  # then resumed
+        with pytest.raises(
+            TaskError, match=rf"{message}: start again with a lower --learning-rate"
+        ):
+            train(RunFolder.open(run.path), progress=False)
+        assert read_metrics(run.path / "metrics.jsonl") == []
+        assert list(run.checkpoints.iterdir()) == []
+
+
+WRONG = {
+    "nan": lambda value: np.where(value == value.flat[0], np.nan, value).astype(np.float32),
+    "inf": lambda value: value + np.float32(np.inf),
+    "float64": lambda value: value.astype(np.float64),
+    "float16": lambda value: value.astype(np.float16),
+    "int32": lambda value: value.astype(np.int32),
+    "complex64": lambda value: value.astype(np.complex64),
+    "big endian": lambda value: value.astype(">f4"),
+}
+
+
+@pytest.mark.parametrize(
+    "how", ["nan", "float64", *slow(["inf", "float16", "int32", "complex64", "big endian"])]
+)
+def test_weights_that_are_not_finite_or_of_another_dtype_are_refused(tmp_path, finished_run, how):
+    """In final weights, which a checkpoint may replace, and in a checkpoint."""
+    run = RunFolder.open(shutil.copytree(finished_run.path, tmp_path / "run"))
+    message = "is damaged: its weights must be float32" if how not in ("nan", "inf") else (
+        "cannot be used: its weights are not finite, as after a training that diverged"
+    )  # fmt: skip
+    for path in (run.weights, *checkpoint.list_steps(run.checkpoints)):
+        arrays, meta = checkpoint.load(path)
+        arrays["weight"][3] = WRONG[how](arrays["weight"][3])
+        checkpoint.save(path, arrays, meta)
+        if path == run.weights:
+            with pytest.raises(TaskError, match=message):
+                load_model(run)
+    with pytest.raises(TaskError, match=message):
+        train(run, progress=False)
+    run.weights.unlink()
+    with pytest.raises(TaskError, match=message):
+        load_model(run)
 
 
 KILLED = """

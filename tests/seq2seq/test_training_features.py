@@ -183,6 +183,30 @@ def test_early_stopping_by_a_score_keeps_the_highest(tmp_path, monkeypatch, eage
     assert "BLEU 5.0" in (run.path / "train.log").read_text()
 
 
+def test_the_loss_decides_between_equal_scores(tmp_path, monkeypatch, eager):
+    """A score that stays at 0 for a while keeps no first weights, and stops nothing while the loss falls."""
+    untrained(monkeypatch)
+    losses = iter([4.0, 3.0, 3.5, 3.0, 2.0, 2.5])
+    monkeypatch.setattr(TrainingStep, "validate", lambda *_: Validation(next(losses), 0.5, 0.5))
+    monkeypatch.setattr(ValidationScore, "__call__", lambda *_: 0.0)
+    run = tiny.start(tmp_path / "run", steps=6, validate_every=1, patience=3, validate_with="bleu")
+    trained = train(run, progress=False)
+    assert (trained.stopped_early, trained.steps, trained.best_step) == (False, 6, 5)
+
+
+def test_chrf_takes_the_place_of_bleu_for_short_targets(tmp_path, eager):
+    source, target = tiny.write_parallel_text(tmp_path)
+    target.write_text("".join(f"{line[:2]}\n" for line in target.read_text("utf-8").splitlines()))
+    options = {**tiny.TINY, "steps": 1, "validate_every": 1, "validate_with": "bleu"}
+    run = start_run(tmp_path / "run", TextTask.create(source, target, 60), **options)
+    assert run.options.bleu_tokenizer == "13a", "chosen once for the run"
+    train(run, progress=False)
+    log = (run.path / "train.log").read_text("utf-8")
+    assert "BLEU has no meaning for texts this short: 0 of " in log
+    assert "Validation uses chrF" in log
+    assert "validation_chrf" in read_metrics(run.path / "metrics.jsonl")[-1]
+
+
 # Training on
 
 

@@ -1,8 +1,13 @@
 """The output of training without a terminal: at least one line every half minute."""
 
+import io
+import sys
 import threading
 
+import pytest
+
 from heed.seq2seq import training_log
+from heed.seq2seq.time_left import TimeLeft
 from heed.seq2seq.training_log import TrainingLog
 from tests.seq2seq import tiny
 
@@ -51,3 +56,38 @@ def test_a_thread_does_so_while_the_log_is_open(tmp_path, monkeypatch):
     spoken.clear()
     with TrainingLog(run, 0, 12, progress=False, writes=False):
         assert not spoken.wait(0.05)
+
+
+@pytest.mark.parametrize("validate_every", [1, 7, 30, 500])
+@pytest.mark.parametrize("start", [0, 45])
+def test_the_time_left_only_falls(validate_every, start):
+    """Steps of a second, the first of 20, validations of 9: the estimate goes up only for the first validation."""
+    clock = Clock(waits=0)
+    left, shown = TimeLeft(start, 300, validate_every, clock), []
+    for step in range(start + 1, 301):
+        slow, validates = step == start + 1, step > 1 and (step - 1) % validate_every == 0
+        clock.now += 20 if slow else 10 if validates else 1 + 0.02 * (step % 5)
+        left.advance(step)
+        shown.append(left._shown)
+    for whole in (False, True):
+        seconds = [each[1] for each in shown if each is not None and each[0] == whole]
+        assert seconds == sorted(seconds, reverse=True)
+    assert shown[0] is None, "the first step compiles"
+    assert shown[-1][1] == pytest.approx(9 * (validate_every < 300), abs=10)
+    halfway = shown[149 - start][1]
+    assert halfway == pytest.approx(151 + 9 * (150 // validate_every), rel=0.1)
+
+
+def test_the_bar_shows_the_time_left(tmp_path, monkeypatch):
+    pytest.importorskip("tqdm")
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    clock = Clock(waits=0)
+    with TrainingLog(tiny.start(tmp_path / "run"), 0, 12, writes=False, clock=clock) as log:
+        for step in (1, 2, 3):
+            clock.now += 5
+            log.advance(step)
+        log._bar.refresh()
+    assert "left" in terminal.getvalue()
+    assert "step/s" not in terminal.getvalue()

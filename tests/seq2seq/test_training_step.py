@@ -157,15 +157,30 @@ def test_validation_counts_what_greedy_decoding_would_get_right():
     step = made()
     source = batch().source
     found = np.asarray(generate(step.model, source, max_length=6))
-    # The model's own answers are right by definition; two are then made wrong at one token.
+    # The model's own answers are right by definition if they end; two are then made wrong at one token.
+    ended = np.flatnonzero((found == 2).any(axis=1))
+    assert len(ended) > 2
     wrong = found.copy()
-    wrong[1, 0] = 3 if wrong[1, 0] != 3 else 4
-    wrong[4, 2] = 3 if wrong[4, 2] != 3 else 4
-    assert step.validate([Batch(source, found)]).exact == 1.0
+    for row, place in zip(ended, (0, 2), strict=False):
+        wrong[row, place] = 4 if wrong[row, place] != 4 else 5
+    assert step.validate([Batch(source, found)]).exact == pytest.approx(len(ended) / 6)
     result = step.validate([Batch(source[:3], wrong[:3]), Batch(source[3:], wrong[3:])])
-    assert result.exact == pytest.approx(4 / 6)
+    assert result.exact == pytest.approx((len(ended) - 2) / 6)
     assert result.token_accuracy < 1.0
     assert result.loss > 0
+
+
+def test_no_translation_is_right_with_an_unknown_token_or_without_an_end(monkeypatch):
+    """The model writes what is expected; no text of a translation is that of these rows."""
+    step = made()
+    monkeypatch.setattr(step, "_logits", lambda _, target, training: tf.one_hot(target, 15))
+    rows = {(5, 6, 2): 1.0, (5, 3, 2): 0.0, (3, 2, 0): 0.0, (5, 6, 7): 0.0, (2, 0, 0): 1.0}
+    for row, exact in rows.items():
+        result = step.validate([Batch(batch(1).source, np.array([row], np.int32))])
+        assert result.exact == exact, row
+        assert result.token_accuracy == sum(i not in (0, 3) for i in row) / sum(i != 0 for i in row)
+    together = np.array([*rows], np.int32)
+    assert step.validate([Batch(batch(5).source, together)]).exact == pytest.approx(2 / 5)
 
 
 REPLICAS = """

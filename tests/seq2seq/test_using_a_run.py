@@ -1,5 +1,6 @@
 """Translating, evaluating and drawing with a finished run, and a run on own text."""
 
+import json
 import sys
 from types import SimpleNamespace
 
@@ -154,8 +155,9 @@ def test_sentences_that_are_too_long_are_not_cut_silently(tmp_path, capsys, eage
         read_attention(translator, "aa bb " * 100)
     with pytest.raises(TaskError, match="must be UTF-8 text"):
         translator(["aa \udcff"])
-    (run.path / "evaluation.source.txt").write_text("aa bb " * 100 + "\naa\n")
-    (run.path / "evaluation.target.txt").write_text("a\naa\n")
+    rows = [{"source": "aa bb " * 100, "target": "a"}, {"source": "aa", "target": "aa"}]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (run.path / "evaluation.jsonl").write_text(text)
     items = TextTask(run.config["task"], lambda name: (run.path / name).read_bytes())
     translator.task = items
     assert [item.cut for item in items.evaluation_items()] == [True, False]

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from heed.seq2seq.errors import TaskError, nearest
+from heed._suggestions import closest, nearest
+from heed.seq2seq.errors import UsageError
+from heed.seq2seq.user_values import split_names, user_path
 
 # How help shows an option's value.
-_METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME", Path: "FILE"}
+_METAVARS: dict[Any, str] = {
+    int: "N",
+    float: "X",
+    str: "NAME",
+    user_path: "FILE",
+    split_names: "NAMES",
+}
 
 
 class Parser(argparse.ArgumentParser):
     """Reports errors in one line, without the usage, and checks names before values.
 
     Otherwise argparse would take the 10 of `train --stps 10` for the task and complain about it.
+
+    Attributes:
+        file_options: the options for files that people give without one, if the command has some.
     """
 
+    file_options: Sequence[str] = ()
     _commands: Any = None
+    _words: Sequence[str] = ()
 
     def add_subparsers(self, **kwargs: Any) -> Any:
         """As argparse's; remembers the commands."""
@@ -28,17 +41,26 @@ class Parser(argparse.ArgumentParser):
         return self._commands
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's, after checking the names of options and commands."""
+        """As argparse's, after checking the names of options and commands; no argument is left over."""
         words = args or ()
         if self._commands is not None:  # the command checks the other words
             words = words[:1]
             if words and not words[0].startswith("-") and words[0] not in self._commands.choices:
                 like = nearest(words[0], self._commands.choices)
                 self.error(f"there is no command {words[0]!r}{like}")
-        for word in itertools.takewhile(lambda word: word != "--", words):
+        self._words = list(itertools.takewhile(lambda word: word != "--", words))
+        for word in self._words:
             if word.startswith("-"):
                 self._check_option(word)
-        return super().parse_known_args(args, namespace)
+        parsed, others = super().parse_known_args(args, namespace)
+        if others and self._commands is None:
+            # argparse takes no text after an option: `translate RUN --language de 7`.
+            if not hasattr(parsed, "text") or not all(map(_is_text, others)):
+                hint = self._explain_value(others[0])
+                self.error(f"unrecognized arguments: {' '.join(others)}{hint}")
+            parsed.text += others
+            others = []
+        return parsed, others
 
     def _check_option(self, word: str) -> None:
         """Exits with status 2 if the word looks like an option and no option has that name, whole or shortened."""
@@ -50,12 +72,63 @@ class Parser(argparse.ArgumentParser):
         else:
             exists = name[:2] in known
         if not exists:
-            like = nearest(f"--{name.lstrip('-')}", known)
-            self.error(f"there is no option {name!r}{like}")
+            self.error(f"there is no option {name!r}{self._suggest(name)}")
+
+    def _suggest(self, name: str) -> str:
+        """What to write instead of an option that does not exist: another one, or an argument without one."""
+        arguments = {
+            one.dest: str(one.metavar or one.dest) for one in self._get_positional_actions()
+        }
+        found = closest(name, [*self._option_string_actions, *arguments])
+        if found and found[0] in arguments:
+            usage = " ".join([self.prog, *arguments.values()])
+            return f": {arguments[found[0]]} is given without an option, as in {usage}"
+        return nearest(name, self._option_string_actions)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """As argparse's, with a suggestion."""
+        if action.choices is None or value in action.choices or self._commands is not None:
+            return super()._check_value(action, value)
+        hint = "" if action.option_strings else self._explain_value(value)
+        hint = hint or nearest(str(value), action.choices)
+        known = ", ".join(map(str, action.choices))
+        raise argparse.ArgumentError(
+            action, f"invalid choice: {value!r} (choose from {known}){hint}"
+        )
+
+    def _explain_value(self, value: str) -> str:
+        """Why a value has no place: it follows the one of an option, or a file lacks its option."""
+        words = self._words[: self._words.index(value)] if value in self._words else []
+        after = list(itertools.takewhile(_is_text, self._words[len(words) :])) or [value]
+        option, joined, first = words[-1].partition("=") if words else ("", "", "")
+        if len(words) > 1 and not joined:
+            option, first = words[-2], words[-1]
+        action = self._option_string_actions.get(option)
+        others = [one for one in self.file_options if one != option]
+        if _looks_like_file(value) and others:
+            return (
+                f": files are given by option, as in {' '.join(map('{} {}'.format, others, after))}"
+            )
+        if action is None or action.nargs is not None:
+            return ""
+        if action.type is split_names:
+            names = ",".join(one.strip(",") for one in (first, *after))
+            return f": {option} takes names with commas between them, as in {option} {names}"
+        if isinstance(action, argparse._AppendAction):
+            return f": repeat the option, as in {' '.join(f'{option} {one}' for one in (first, *after))}"
+        return f": {option} takes one value"
 
     def error(self, message: str) -> NoReturn:
         """Exits with status 2."""
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def _is_text(word: str) -> bool:
+    return not word.startswith("-") or word[1:2].isdigit()
+
+
+def _looks_like_file(word: str) -> bool:
+    return "." in word or "/" in word or Path(word).exists()
 
 
 def _is_number_or_dash(word: str) -> bool:
@@ -87,7 +160,7 @@ def check_positive(option: str, value: int) -> int:
     from heed._numbers import LARGEST_COUNT  # loads NumPy
 
     if value < 1:
-        raise TaskError(f"{option} must be an integer >= 1. Received: {value}")
+        raise UsageError(f"{option} must be an integer >= 1. Received: {value}")
     if value > LARGEST_COUNT:
-        raise TaskError(f"{option} must be at most {LARGEST_COUNT:,}. Received: {value}")
+        raise UsageError(f"{option} must be at most {LARGEST_COUNT:,}. Received: {value}")
     return value

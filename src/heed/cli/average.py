@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from heed import seq2seq
 from heed.cli.arguments import Parser, check_positive
 from heed.cli.streams import print_line
 from heed.seq2seq.tensorflow_start import start_tensorflow
+from heed.seq2seq.user_values import user_path
 
 
 def add_average(parser: Parser) -> None:
     """The arguments of `heed average`."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("run", type=user_path, metavar="RUN", help="run folder")
     parser.add_argument(
         "--last", type=int, metavar="N", default=2, help="how many checkpoints (default: 2)"
     )

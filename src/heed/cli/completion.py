@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from heed._install import how_to_install
 from heed.seq2seq.errors import TaskError
+from heed.seq2seq.user_values import user_path
 
 SHELLS = ("bash", "zsh", "tcsh")
 
@@ -33,6 +33,6 @@ def _complete_paths(parser: argparse.ArgumentParser, shtab: Any) -> None:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
                 _complete_paths(command, shtab)
-        elif action.type is Path:
+        elif action.type is user_path:
             is_folder = str(action.metavar).startswith(("RUN", "DIR"))
             action.complete = shtab.DIRECTORY if is_folder else shtab.FILE  # type: ignore[attr-defined]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from heed.cli.arguments import Parser
-from heed.cli.streams import print_line, resolve_input
+from heed.cli.streams import name_inputs, print_line, resolve_inputs
 from heed.seq2seq.errors import TaskError
+from heed.seq2seq.user_values import user_path
 
 
 def add_data(parser: Parser) -> None:
@@ -17,15 +17,15 @@ def add_data(parser: Parser) -> None:
     text = "Report lines that are empty, misaligned, not UTF-8, too long, or repeated."
     check = kinds.add_parser("check", help=text, description=text)
     check.add_argument(
-        "source", type=Path, help="sentences, or a file of both sides (.tsv, .jsonl, -)"
+        "source", type=user_path, help="sentences, or a file of both sides (.tsv, .jsonl, -)"
     )
-    check.add_argument("target", type=Path, nargs="?", help="their translations")
-    check.add_argument("--alignment", type=Path, help="word links, i-j ..., one line per pair")
+    check.add_argument("target", type=user_path, nargs="?", help="their translations")
+    check.add_argument("--alignment", type=user_path, help="word links, i-j ..., one line per pair")
     check.epilog = "for example: heed data check corpus.en corpus.de"
     text = "Write English messages of this machine's programs and their translations, one per line."
     catalogs = kinds.add_parser("catalogs", help=text, description=text)
     catalogs.add_argument("--to", help="language, such as de or pt_BR; none: list the languages")
-    catalogs.add_argument("--out", type=Path, default=Path("."), help="folder (default: this one)")
+    catalogs.add_argument("--out", type=user_path, default=".", help="folder (default: this one)")
     catalogs.epilog = "for example: heed data catalogs --to de"
 
 
@@ -39,10 +39,11 @@ def _check_data(parsed: argparse.Namespace) -> int:
     from heed.seq2seq.corpus import Corpus
     from heed.seq2seq.corpus_check import check_corpus
 
-    with resolve_input(parsed.source, parsed.target) as source:
-        report = check_corpus(Corpus(source, parsed.target, parsed.alignment))
+    given = (parsed.source, parsed.target, parsed.alignment)
+    with resolve_inputs(*given) as paths:
+        report = check_corpus(Corpus(*paths))
     for line in report.report():
-        print_line(line)
+        print_line(name_inputs(line, paths, given))
     return int(report.stops)
 
 

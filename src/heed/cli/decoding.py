@@ -10,6 +10,7 @@ from heed import seq2seq
 from heed.cli.arguments import Parser, add_options, check_positive, select_options
 from heed.cli.streams import print_note
 from heed.seq2seq.tensorflow_start import start_tensorflow
+from heed.seq2seq.user_values import user_path
 
 _OPTIONS = (
     ("beam_size", int, "hypotheses of a beam search (1: greedy)"),
@@ -34,7 +35,7 @@ def add_decoding_options(parser: Parser) -> None:
     parser.add_argument("--device-threads", type=int, help="threads to compute with (all)")
     parser.add_argument(
         "--ensemble",
-        type=Path,
+        type=user_path,
         action="append",
         metavar="RUN2",
         help="also use this run, averaging log-probabilities; repeatable",

@@ -9,25 +9,34 @@ from heed import seq2seq
 from heed._install import how_to_install
 from heed.cli.arguments import Parser
 from heed.cli.decoding import add_decoding_options, open_translator, read_decoding_options
-from heed.cli.streams import print_line, print_note, resolve_input
-from heed.seq2seq.errors import TaskError
-from heed.seq2seq.scoring import load_sacrebleu
+from heed.cli.streams import print_line, print_note, resolve_inputs
+from heed.seq2seq.errors import TaskError, UsageError
+from heed.seq2seq.scoring import AUTO, BLEU_TOKENIZERS, load_sacrebleu
+from heed.seq2seq.user_values import user_path
 
 
 def add_evaluate(parser: Parser) -> None:
     """The arguments of `heed evaluate`."""
     parser.usage = "heed evaluate [options] RUN"
+    parser.file_options = ("--source", "--target")
     parser.epilog = "for example: heed evaluate RUN --source a.en --target a.de --beam-size 4"
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("run", type=user_path, metavar="RUN", help="run folder")
     parser.add_argument(
-        "--source", type=Path, help="sentences to evaluate on, or both sides (.tsv, .jsonl, -)"
+        "--source", type=user_path, help="sentences to evaluate on, or both sides (.tsv, .jsonl, -)"
     )
-    parser.add_argument("--target", type=Path, help="their translations")
+    parser.add_argument("--target", type=user_path, help="their translations")
     parser.add_argument("--language", help="their target language")
-    parser.add_argument("--compare", type=Path, metavar="RUN2", help="evaluate this run too")
+    parser.add_argument(
+        "--bleu-tokenizer",
+        choices=BLEU_TOKENIZERS,
+        default=AUTO,
+        metavar="NAME",
+        help=f"of sacrebleu: {', '.join(BLEU_TOKENIZERS)} (auto: by script)",
+    )
+    parser.add_argument("--compare", type=user_path, metavar="RUN2", help="evaluate this run too")
     parser.add_argument(
         "--report",
-        type=Path,
+        type=user_path,
         nargs="?",
         const=True,
         metavar="FILE",
@@ -38,7 +47,7 @@ def add_evaluate(parser: Parser) -> None:
 
 def run_evaluate(parsed: argparse.Namespace) -> None:
     """Evaluates a run on pairs that it never saw."""
-    with resolve_input(parsed.source, parsed.target) as parsed.source:
+    with resolve_inputs(parsed.source, parsed.target) as (parsed.source, parsed.target):
         _evaluate(parsed)
 
 
@@ -48,22 +57,23 @@ def _evaluate(parsed: argparse.Namespace) -> None:
         corpus = seq2seq.Corpus(parsed.source, parsed.target)
     elif parsed.target is not None or parsed.language is not None:
         name = "--target" if parsed.target is not None else "--language"
-        raise TaskError(f"{name} goes with --source: both choose the pairs")
+        raise UsageError(f"{name} goes with --source: both choose the pairs")
     if parsed.compare is not None:
         seq2seq.RunFolder.open(parsed.compare)  # before the evaluation takes its time
     report = _check_report_path(parsed)
     translator = open_translator(parsed.run, options, parsed.ensemble, parsed.device_threads)
-    evaluation = seq2seq.evaluate(translator, corpus, parsed.language)
+    judged = (corpus, parsed.language, parsed.bleu_tokenizer)
+    evaluation = seq2seq.evaluate(translator, *judged)
     for line in evaluation.report():
         print_line(line)
-    if evaluation.bleu is None and (corpus is not None or translator.task.has_corpus_scores):
+    if evaluation.chrf is None and (corpus is not None or translator.task.has_corpus_scores):
         print_note(
             f"BLEU and chrF are left out without the sacrebleu library: {how_to_install('demo')}"
         )
     print_line(f"all figures: {seq2seq.write_evaluation(translator, evaluation)}")
     compared = None
     if parsed.compare is not None:
-        other = seq2seq.evaluate(open_translator(parsed.compare, options), corpus, parsed.language)
+        other = seq2seq.evaluate(open_translator(parsed.compare, options), *judged)
         compared = seq2seq.Compared(str(parsed.compare), other, seq2seq.compare(evaluation, other))
         print_line(f"{parsed.run} and {parsed.compare}:")
         for one in compared.comparisons:
@@ -80,6 +90,9 @@ def _check_report_path(parsed: argparse.Namespace) -> Path | None:
     if parsed.report is True:  # the option without a value
         return parsed.run / "report.html"
     path = parsed.report
-    if path.suffix != ".html" or path.is_dir() or not path.parent.is_dir():
-        raise TaskError(f"--report must be an .html file in an existing folder, not {path}")
+    text = f"--report must be an .html file in an existing folder, not {path}"
+    if path.suffix != ".html":
+        raise UsageError(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise TaskError(text)
     return path

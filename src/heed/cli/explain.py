@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from heed import seq2seq
 from heed.cli.arguments import Parser
 from heed.cli.decoding import open_translator
-from heed.cli.streams import print_line
-from heed.seq2seq.errors import TaskError
+from heed.cli.streams import print_line, print_note
+from heed.seq2seq.errors import TaskError, UsageError
+from heed.seq2seq.user_values import user_path
 
 
 def add_explain(parser: Parser) -> None:
     """The arguments of `heed explain`."""
     parser.epilog = "for example: heed explain heed-runs/numbers 1234"
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("run", type=user_path, metavar="RUN", help="run folder")
     parser.add_argument("text", nargs="*", default=[], help="text to translate")
     parser.add_argument("--language", help="target language of the run (the first)")
-    parser.add_argument("--out", type=Path, help="page to write (default: RUN/attention.html)")
+    parser.add_argument("--out", type=user_path, help="page to write (default: RUN/attention.html)")
     parser.add_argument(
-        "--png", type=Path, help="draw the cross-attention to this file (.png, .svg, .pdf)"
+        "--png", type=user_path, help="draw the cross-attention to this file (.png, .svg, .pdf)"
     )
 
 
@@ -29,7 +29,7 @@ def run_explain(parsed: argparse.Namespace) -> None:
     from heed.seq2seq.run_folder import picture_format
 
     if not parsed.text:
-        raise TaskError(f"give the text to translate too: heed explain {parsed.run} TEXT")
+        raise UsageError(f"give the text to translate too: heed explain {parsed.run} TEXT")
     text = " ".join(parsed.text)
     seq2seq.RunFolder.open(parsed.run).task().encode(text, parsed.language)
     out = parsed.out or parsed.run / "attention.html"
@@ -41,6 +41,8 @@ def run_explain(parsed: argparse.Namespace) -> None:
     translator = open_translator(parsed.run)  # first: it silences TensorFlow
     attention = seq2seq.read_attention(translator, text, parsed.language)
     print_line(attention.translation)
+    if attention.cut:
+        print_note("the translation is cut at the most tokens of this run")
     print_line(f"every head: {attention.write_page(out)}")
     if parsed.png is not None:
-        print_line(f"picture: {attention.draw(parsed.png)}")
+        print_line(f"picture: {attention.draw(parsed.png, print_note)}")

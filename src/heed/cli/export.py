@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from pathlib import Path
 
 from heed import seq2seq
 from heed.cli.arguments import Parser, select_options
 from heed.cli.streams import print_line
 from heed.export import FORMATS
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.tensorflow_start import start_tensorflow
+from heed.seq2seq.user_values import user_path
 
 _OPTIONS = [
     (format.name, option) for format in FORMATS.values() for option in format.options if option.type
@@ -20,10 +20,12 @@ _OPTIONS = [
 
 def add_export(parser: Parser) -> None:
     """Adds the arguments of `heed export`."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("run", type=user_path, metavar="RUN", help="run folder")
     runtimes = "; ".join(f"{x.name}: {x.takes}, for {x.runs_on}" for x in FORMATS.values())
     parser.add_argument("--format", required=True, choices=list(FORMATS), help=runtimes)
-    parser.add_argument("--out", required=True, metavar="DIR", help="the folder to make")
+    parser.add_argument(
+        "--out", type=user_path, required=True, metavar="DIR", help="the folder to make"
+    )
     precisions = "; ".join(f"{x.name}: {', '.join(x.precisions)}" for x in FORMATS.values())
     parser.add_argument("--precision", help=f"of the weights, float32 by default; {precisions}")
     for name, option in _OPTIONS:
@@ -36,12 +38,15 @@ def run_export(parsed: argparse.Namespace) -> None:
     run = seq2seq.RunFolder.open(parsed.run)
     start_tensorflow()
     from heed.export import ExportError, export
+    from heed.export.errors import ExportOptionError
 
     names = ["precision", *(option.name for _, option in _OPTIONS)]
     try:
         shipment = seq2seq.Shipment(run)
         options = select_options(parsed, names)
         done = export(shipment, parsed.out, format=parsed.format, **options)
+    except ExportOptionError as error:
+        raise UsageError(str(error)) from None
     except ExportError as error:
         raise TaskError(str(error)) from None
     for remark in done.notes:

@@ -17,7 +17,8 @@ from heed.cli.arguments import Parser, add_options, check_positive, select_optio
 from heed.cli.decoding import open_translator
 from heed.cli.streams import print_line, print_note
 from heed.seq2seq.child_process import Channel, count_threads
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import TaskError, UsageError
+from heed.seq2seq.user_values import user_path
 
 if TYPE_CHECKING:
     from heed.seq2seq.serving.options import ServingOptions
@@ -44,7 +45,7 @@ _DECODING = (
 
 def add_serve(parser: Parser) -> None:
     """The arguments of `heed serve`."""
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders")
+    parser.add_argument("runs", type=user_path, nargs="+", metavar="RUN", help="run folders")
     parser.add_argument(
         "--name", action="append", metavar="NAME", help="of each RUN in turn (default: its folder)"
     )
@@ -89,7 +90,7 @@ def run_serve(parsed: argparse.Namespace) -> None:
 
     count = 1 if parsed.processes is None else check_positive("--processes", parsed.processes)
     if blank := [text for text in parsed.example if not text.strip()]:
-        raise TaskError(f"--example must not be blank. Received: {blank[0]!r}")
+        raise UsageError(f"--example must not be blank. Received: {blank[0]!r}")
     limits = ServingOptions(**select_options(parsed, [name for name, _, _ in _LIMITS]))
     decoding = seq2seq.DecodingOptions(**select_options(parsed, [name for name, _, _ in _DECODING]))
     served = _Served(
@@ -182,12 +183,13 @@ def _name_runs(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
         TaskError: if the numbers of names and runs differ, or two names are equal.
     """
     if names and len(names) != len(paths):
-        raise TaskError(
+        raise UsageError(
             f"give a --name for each run or for none. Received: {len(names)} for {len(paths)} runs"
         )
-    names = names or [path.resolve().name for path in paths]
+    # Answers are UTF-8, which names of folders need not be.
+    names = names or [os.fsencode(path.resolve().name).decode(errors="replace") for path in paths]
     for name in names:
         if not name.strip() or names.count(name) > 1:
             what = "two runs are called" if name.strip() else "a run cannot be called"
-            raise TaskError(f"{what} {name!r}: give each its own --name")
+            raise UsageError(f"{what} {name!r}: give each its own --name")
     return dict(zip(names, paths, strict=True))

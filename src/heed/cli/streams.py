@@ -11,14 +11,18 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import TaskError, UsageError
+from heed.seq2seq.text_files import name_file, open_text, read_text
+
+# A translation may hold line breaks, which would make several lines of it.
+_NO_BREAKS = str.maketrans("\r\n", "  ")
 
 
 def print_line(line: str) -> None:
-    """Prints a line of output at once, also to a pipe."""
-    print(line, flush=True)
+    """Prints one line of output at once, also to a pipe."""
+    print(line.translate(_NO_BREAKS), flush=True)
 
 
 def print_note(line: str) -> None:
@@ -54,12 +58,28 @@ def drop_output() -> None:
 def open_input(path: Path | None) -> Iterator[Iterable[str]]:
     """Opens the lines of a file, or of standard input."""
     if path is not None:
-        with path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-            yield file
+        with open_text(path) as file:
+            yield _decode_lines(file, str(path))
         return
     if sys.stdin is None:
         raise TaskError("standard input is closed: give the text as an argument")
-    yield sys.stdin
+    yield sys.stdin if sys.stdin.isatty() else _read_standard_input()
+
+
+def _read_standard_input() -> Iterator[str]:
+    """Yields the lines of standard input; it is opened with the first, as its program may wait for an answer."""
+    data = getattr(sys.stdin, "buffer", None)
+    if data is None:  # a replacement
+        yield from sys.stdin
+    else:
+        yield from _decode_lines(read_text(data, "standard input"), "standard input")
+
+
+def _decode_lines(file: IO[bytes], name: str) -> Iterator[str]:
+    """Yields the lines; bytes that are not UTF-8 stay in them as surrogates."""
+    with name_file(name):
+        for line in iter(file.readline, b""):
+            yield line.decode("utf-8", "surrogateescape")
 
 
 def read_terminal(prepare: Callable[[], object]) -> Iterator[str]:
@@ -93,7 +113,7 @@ def copy_input(path: Path, target: Path | None = None) -> None:
         TaskError: if there is another side, nothing can be read, or the file exists.
     """
     if target is not None:
-        raise TaskError(f"standard input holds both sides: leave out {target}")
+        raise UsageError(f"standard input holds both sides: leave out {target}")
     if sys.stdin is None:
         raise TaskError("standard input is closed")
     if sys.stdin.isatty():
@@ -105,8 +125,17 @@ def copy_input(path: Path, target: Path | None = None) -> None:
     first = read.read(1 << 20)
     if not first:
         raise TaskError("standard input is empty: lines of two columns with a tab between them")
+    _check_free(path, "standard input")
+    _write(path, read, first)
+
+
+def _check_free(path: Path, name: str) -> None:
     if path.exists():
-        raise TaskError(f"{path} exists already, and would hold standard input")
+        raise TaskError(f"{path} exists already, and would hold {name}")
+
+
+def _write(path: Path, read: IO[bytes], first: bytes = b"") -> None:
+    """Writes bytes and the rest of a pipe to a new file, all or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("wb") as file:
@@ -118,15 +147,48 @@ def copy_input(path: Path, target: Path | None = None) -> None:
 
 
 @contextlib.contextmanager
-def resolve_input(path: Any, target: Path | None) -> Iterator[Any]:
-    """Yields the path, or that of a temporary copy if it is standard input, see `copy_input`."""
-    if path != STANDARD_INPUT:
-        yield path
-        return
+def resolve_inputs(*paths: Any) -> Iterator[list[Any]]:
+    """Yields the paths of a source, its target and other files; temporary copies of standard input and of pipes."""
     with tempfile.TemporaryDirectory(prefix="heed-") as folder:
-        copy = Path(folder) / "input.tsv"
-        copy_input(copy, target)
-        yield copy
+        found = list(paths)
+        for number, path in enumerate(paths):
+            copy = Path(folder) / f"input-{number}"
+            if path == STANDARD_INPUT and not number:
+                found[0] = copy.with_suffix(".tsv")
+                copy_input(found[0], paths[1])
+            elif is_pipe(path):
+                found[number] = copy
+                copy_pipe(path, copy)
+        try:
+            yield found
+        except TaskError as error:
+            raise type(error)(name_inputs(str(error), found, paths)) from None
+
+
+def name_inputs(text: str, copies: Iterable[Any], paths: Iterable[Any]) -> str:
+    """Returns the text with the names that the user knows in place of those of copies, see `resolve_inputs`."""
+    for copy, path in zip(copies, paths, strict=True):
+        if copy != path:
+            text = text.replace(
+                str(copy), "standard input" if path == STANDARD_INPUT else str(path)
+            )
+    return text
+
+
+def is_pipe(path: Any) -> bool:
+    """Whether it can be read only once: `<(command)` of a shell, or a named pipe."""
+    return path is not None and path.exists() and not (path.is_file() or path.is_dir())
+
+
+def copy_pipe(pipe: Path, path: Path) -> None:
+    """Copies what comes out of a pipe to a file, whose folder is made too.
+
+    Raises:
+        TaskError: if the file exists.
+    """
+    _check_free(path, str(pipe))
+    with pipe.open("rb") as read:
+        _write(path, read)
 
 
 @contextlib.contextmanager

@@ -9,17 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from heed import seq2seq
+from heed._suggestions import nearest
 from heed.cli.arguments import Parser, add_options, option_name, select_options
-from heed.cli.streams import STANDARD_INPUT, copy_input, print_line
+from heed.cli.streams import (
+    STANDARD_INPUT,
+    copy_input,
+    copy_pipe,
+    is_pipe,
+    name_inputs,
+    print_line,
+)
 from heed.cli.train_launch import Launch, add_launch, read_launch, train_on_workers
 from heed.cli.train_worker import print_result
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.settings import MODEL, TRAINING
 from heed.seq2seq.tensorflow_start import start_tensorflow
+from heed.seq2seq.user_values import split_names, user_origin, user_path
 
 RUNS = Path("heed-runs")
 _DEFAULTS = "Defaults suit the task; the run's config.json lists all values."
 _OPTIONS = [setting.name for setting in (*TRAINING, *MODEL)]
+_KEPT = ("source", "target", "alignment")  # files that training reads to its end
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -31,8 +41,16 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 def add_demo(parser: Parser) -> None:
     """The arguments of `heed demo`."""
-    parser.add_argument("--run", type=Path, help=f"run folder to make (default: {RUNS}/numbers)")
-    parser.add_argument("--languages", default="en", help="some of en,de,fr,es (default: en)")
+    parser.add_argument(
+        "--run", type=user_path, help=f"run folder to make (default: {RUNS}/numbers)"
+    )
+    parser.add_argument(
+        "--languages",
+        type=split_names,
+        metavar="NAMES",
+        default="en",
+        help="some of en,de,fr,es (default: en)",
+    )
     add_options(parser, TRAINING)
     parser.epilog = f"{_DEFAULTS}\nfor example: heed demo --languages en,de"
     parser.formatter_class = _Help
@@ -44,6 +62,7 @@ def add_train(parser: Parser) -> None:
 
     parser.usage = "heed train (numbers | --source FILE | --config FILE | --resume RUN) [options]"
     parser.formatter_class = _Help
+    parser.file_options = ("--source", "--target")
     data = parser.add_argument_group("task")
     data.add_argument("task", nargs="?", choices=list(TASKS), help="numbers, or text: your own")
     options = {one.name: one[:3] for task in TASKS.values() for one in task.options}
@@ -51,13 +70,14 @@ def add_train(parser: Parser) -> None:
     # Only a file can list several texts.
     parser.set_defaults(**{name: None for task in TASKS.values() for name in task.lists})
     run = parser.add_argument_group("the run")
-    run.add_argument("--run", type=Path, help=f"folder to make (default: in {RUNS})")
-    run.add_argument("--config", type=Path, metavar="FILE", help="YAML file of these options")
+    run.add_argument("--run", type=user_path, help=f"folder to make (default: in {RUNS})")
+    run.add_argument("--config", type=user_path, metavar="FILE", help="YAML file of these options")
     run.add_argument(
-        "--resume", type=Path, metavar="RUN", help="continue this run; with --steps extend it"
+        "--resume", type=user_path, metavar="RUN", help="continue this run; with --steps extend it"
     )
     run.add_argument(
         "--init-from",
+        type=user_origin,
         metavar="RUN",
         help="start from its weights and vocabulary; hub:FOLDER: of a KerasHub preset",
     )
@@ -107,9 +127,12 @@ def run_train(parsed: argparse.Namespace) -> None:
             ]
             kind = parsed.task or next(iter(kinds), None if parsed.corpora is None else "text")
             if kind is None:
-                raise TaskError(f"choose a task: {_describe_ways()}")
+                raise UsageError(f"choose a task: {_describe_ways()}")
             if kind not in TASKS:
-                raise TaskError(f"`task` must be one of {', '.join(TASKS)}. Received: {kind!r}")
+                like = nearest(kind, TASKS)
+                raise UsageError(
+                    f"`task` must be one of {', '.join(TASKS)}. Received: {kind!r}{like}"
+                )
             run = _make_run(parsed, TASKS[kind], config, launch)
     if launch is not None:
         train_on_workers(launch, run, extend=parsed.resume is not None)
@@ -132,12 +155,12 @@ def _open_run_to_resume(parsed: argparse.Namespace, launch: Launch | None) -> se
     from heed.seq2seq.tasks import TASKS
 
     if parsed.task is not None:
-        raise TaskError(f"choose a task: {_describe_ways()}")
+        raise UsageError(f"choose a task: {_describe_ways()}")
     names = [name for task in TASKS.values() for name in _option_names(task)]
     names += [*_OPTIONS, "run", "config", "init_from", "architecture", "preset"]
     others = [name for name in select_options(parsed, names) if name != "steps"]
     if others:
-        raise TaskError(
+        raise UsageError(
             f"--resume continues a run as it is: leave out {option_name(others[0])} "
             "(only --steps may be given, to extend it)"
         )
@@ -156,7 +179,7 @@ def _fill_in(parsed: argparse.Namespace, config: seq2seq.ConfigFile) -> None:
     """Fills in values of the file that the command line does not set."""
     for name, value in config.values.items():
         if getattr(parsed, name) is None:
-            setattr(parsed, name, Path(value) if name == "run" else value)
+            setattr(parsed, name, value)
 
 
 def _make_run(
@@ -171,7 +194,10 @@ def _make_run(
     joins = launch is not None and launch.cluster is not None
     path = parsed.run if joins else _choose_path(parsed, kind.kind)
     if launch is not None and values.get("source") == STANDARD_INPUT:
-        raise TaskError("standard input cannot be the source on several workers: give a file")
+        raise UsageError("standard input cannot be the source on several workers: give a file")
+    for name in filter(values.get, _KEPT) if launch is not None else ():
+        if is_pipe(Path(values[name])):
+            raise UsageError(f"a pipe cannot be the {name} on several workers: give a file")
     origin = None if parsed.init_from is None else seq2seq.open_origin(parsed.init_from)
     seq2seq.TrainingOptions(**select_options(parsed, [setting.name for setting in TRAINING]))
     if origin is not None:
@@ -193,19 +219,27 @@ def _make_run(
 
 @contextlib.contextmanager
 def _keep_input(values: dict[str, Any], path: Path) -> Iterator[None]:
-    """Keeps standard input next to the run for `--resume`, if it is the source; drops it if no run is made."""
-    if values.get("source") != STANDARD_INPUT:
-        yield
-        return
-    copy = path.resolve().with_name(f"{path.resolve().name}.tsv")
-    copy_input(copy, values.get("target"))
-    values["source"] = copy
+    """Keeps standard input and pipes next to the run for `--resume`; drops them if no run is made."""
+    beside = path.resolve()
+    copies: dict[Path, Path] = {}
     try:
+        for name in filter(values.get, _KEPT):
+            given = values[name]
+            if name == "source" and given == STANDARD_INPUT:
+                copy = beside.with_name(f"{beside.name}.tsv")
+                copy_input(copy, values.get("target"))
+            elif is_pipe(Path(given)):
+                copy = beside.with_name(f"{beside.name}.{name}")
+                copy_pipe(Path(given), copy)
+            else:
+                continue
+            values[name], copies[copy] = copy, Path(given)
         yield
     except BaseException as error:
-        copy.unlink()
+        for copy in copies:
+            copy.unlink()
         if isinstance(error, TaskError):
-            raise TaskError(str(error).replace(str(copy), "standard input")) from None
+            raise type(error)(name_inputs(str(error), copies, copies.values())) from None
         raise
 
 
@@ -227,7 +261,7 @@ def _select_task_options(parsed: argparse.Namespace, task: type[seq2seq.Task]) -
 
     needed, own = _option_names(task, required=True), _option_names(task)
     if len(select_options(parsed, needed)) < len(needed) and parsed.corpora is None:
-        raise TaskError(f"{task.title} needs {' and '.join(map(option_name, needed))}")
+        raise UsageError(f"{task.title} needs {' and '.join(map(option_name, needed))}")
     for other in TASKS.values():
         wrong = [
             option_name(name)
@@ -238,7 +272,7 @@ def _select_task_options(parsed: argparse.Namespace, task: type[seq2seq.Task]) -
             f"`{name}`" for name in select_options(parsed, other.lists) if name not in task.lists
         ]
         if wrong:
-            raise TaskError(f"{wrong[0]} is for {other.title}: leave it out for {task.title}")
+            raise UsageError(f"{wrong[0]} is for {other.title}: leave it out for {task.title}")
     return select_options(parsed, [*own, *task.lists])
 
 

@@ -19,7 +19,7 @@ from heed.distributed.meeting import meet
 from heed.distributed.processes import Outcome, Worker
 from heed.distributed.supervisor import RESTARTS, supervise
 from heed.seq2seq.child_process import count_threads
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import TaskError, UsageError
 
 _WAYS = ("local", "ray")
 
@@ -60,21 +60,21 @@ def read_launch(parsed: argparse.Namespace) -> Launch | None:
     cluster = read_cluster()
     restarts = RESTARTS if parsed.restarts is None else parsed.restarts
     if restarts < 0:
-        raise TaskError(f"--restarts must be an integer >= 0. Received: {restarts}")
+        raise UsageError(f"--restarts must be an integer >= 0. Received: {restarts}")
     if parsed.launch is None:
         if parsed.workers is not None:
-            raise TaskError(f"--workers needs --launch {' or '.join(_WAYS)}")
+            raise UsageError(f"--workers needs --launch {' or '.join(_WAYS)}")
         if cluster is None and parsed.restarts is not None:
-            raise TaskError("--restarts is for several workers: give --launch too")
+            raise UsageError("--restarts is for several workers: give --launch too")
         if cluster is None or cluster.size == 1:
             return None
         if parsed.run is None and parsed.resume is None:
-            raise TaskError("on several workers give --run: all must mean the same folder")
+            raise UsageError("on several workers give --run: all must mean the same folder")
         return Launch("cluster", cluster.size, restarts, cluster)
     if cluster is not None:
-        raise TaskError("--launch starts all workers itself: leave it out, or unset TF_CONFIG")
+        raise UsageError("--launch starts all workers itself: leave it out, or unset TF_CONFIG")
     if parsed.workers is None:
-        raise TaskError(f"--launch {parsed.launch} needs --workers")
+        raise UsageError(f"--launch {parsed.launch} needs --workers")
     check_positive("--workers", parsed.workers)
     if parsed.launch == "ray":
         check_installed()
@@ -95,7 +95,7 @@ def train_on_workers(launch: Launch, run: seq2seq.RunFolder, extend: bool) -> No
     """
     options = run.options
     if not options.batch_tokens and options.batch_size % launch.workers:
-        raise TaskError(
+        raise UsageError(
             f"the number of workers must divide the batch of {options.batch_size} pairs "
             f"(--batch-size). Received: {launch.workers} workers"
         )

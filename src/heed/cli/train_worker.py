@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from heed.cli import explain_error
+from heed.cli.command import explain_error
 from heed.cli.streams import drop_output, prepare_streams, print_line, print_note
 from heed.distributed.cluster import Cluster, read_cluster
 from heed.distributed.processes import report, start_heartbeat

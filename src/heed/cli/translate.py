@@ -13,24 +13,27 @@ from heed.cli.decoding import add_decoding_options, open_translator, read_decodi
 from heed.cli.streams import open_input, open_output, print_note, read_terminal, strip_mark
 from heed.cli.translate_corpus import add_corpus_options, is_corpus, translate_corpus
 from heed.seq2seq.corpus_translation.job import LineFormat
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import TaskError, UsageError
+from heed.seq2seq.user_values import user_path
 
 
 def add_translate(parser: Parser) -> None:
     """The arguments of `heed translate`."""
     parser.usage = "heed translate [options] RUN [text ...]"
     parser.epilog = "for example: heed translate RUN --beam-size 4 --n-best 2 --scores < a.txt"
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("run", type=user_path, metavar="RUN", help="run folder")
     parser.add_argument(
         "text", nargs="*", default=[], help="text to translate; none: read standard input"
     )
     parser.add_argument("--language", help="target language of the run (the first)")
     parser.add_argument("--picture", action="store_true", help="draw RUN/attention.png too")
     parser.add_argument(
-        "--input", type=Path, help="read this file, or the files of a pattern, not standard input"
+        "--input",
+        type=user_path,
+        help="read this file, or the files of a pattern, not standard input",
     )
     parser.add_argument(
-        "--output", type=Path, help="write this file, or a file for each input in this folder"
+        "--output", type=user_path, help="write this file, or a file for each input in this folder"
     )
     parser.add_argument("--batch-size", type=int, help="lines translated together (64)")
     add_decoding_options(parser)
@@ -60,35 +63,48 @@ def run_translate(parsed: argparse.Namespace) -> int | None:
         return translate_corpus(parsed, options, line_format, size)
     files = [path for path in (parsed.input, parsed.output) if path is not None and path.is_file()]
     if len(files) == 2 and files[0].samefile(files[1]):  # a terminal may be both
-        raise TaskError(
+        raise UsageError(
             f"--output must not be the file that is read: {parsed.output} would be empty first"
         )
     task = seq2seq.RunFolder.open(parsed.run).task()
     if parsed.prefix is not None:
         task.encode_prefix(parsed.prefix)
         if parsed.picture:
-            raise TaskError("--picture draws a translation without a prefix: leave out --prefix")
+            raise UsageError("--picture draws a translation without a prefix: leave out --prefix")
     if parsed.text:
         if parsed.input is not None:
-            raise TaskError(
+            raise UsageError(
                 "give the text as an argument or by --input, not both; quote a pattern of files, as in "
                 "--input 'corpus/*.txt'"
             )
         text = " ".join(parsed.text)
-        task.encode(text, parsed.language)
+        names_file = Path(text).is_file()
+        try:
+            task.encode(text, parsed.language)
+        except TaskError as error:
+            hint = f"; --input {text} reads the file" if names_file else ""
+            raise type(error)(f"{error}{hint}") from None
+        if names_file and not parsed.quiet:
+            print_note(f"this translates the text {text!r}: --input {text} reads the file")
         translator = open_translator(parsed.run, options, parsed.ensemble, parsed.device_threads)
+        from heed.seq2seq.translator import describe_cut  # TensorFlow is silent now
+
         with open_output(parsed.output) as write:
             (translations,) = translator.translations(
                 [text], parsed.language, parsed.prefix, alignments=parsed.alignments
             )
             for line in line_format.format(1, translations):
                 write(line)
+        if cut := describe_cut(translations):
+            print_note(cut)
         if parsed.picture:
             seen = seq2seq.read_attention(translator, text, parsed.language)
-            print(f"picture: {seen.draw(parsed.run / 'attention.png')}", file=sys.stderr)
+            print(
+                f"picture: {seen.draw(parsed.run / 'attention.png', print_note)}", file=sys.stderr
+            )
         return None
     if parsed.picture:
-        raise TaskError("--picture needs the text as an argument: it draws one translation")
+        raise UsageError("--picture needs the text as an argument: it draws one translation")
     task.check_language(parsed.language)  # once, not for each line
     with open_input(parsed.input) as lines, open_output(parsed.output) as write:
         terminal = parsed.input is None and sys.stdin.isatty()
@@ -110,7 +126,7 @@ def _translate_lines(
     batch_size: int,
 ) -> int:
     """Translates lines; the status is 1 if one could not be translated."""
-    from heed.seq2seq.translator import translate_stream
+    from heed.seq2seq.translator import describe_cut, translate_stream
 
     problems: list[str] = []
 
@@ -130,4 +146,6 @@ def _translate_lines(
     for number, translations in enumerate(stream, 1):
         for line in line_format.format(number, translations):
             write(line)
+        if cut := describe_cut(translations):
+            print_note(f"line {number:,}: {cut}")
     return 1 if problems else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import tempfile
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from heed.seq2seq.corpus_translation.coordinator import Workers
 from heed.seq2seq.corpus_translation.coordinator import translate_corpus as run_corpus
 from heed.seq2seq.corpus_translation.inputs import Shard, find_inputs, is_pattern, scan
 from heed.seq2seq.corpus_translation.job import Job, LineFormat, ShardResult, ShardTranslator
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import UsageError
 
 _SHARD_LINES = 1_000
 _LAUNCHERS = ("local", "ray")
@@ -73,11 +74,13 @@ def translate_corpus(
         shard_lines,
     )
     job.check()
-    inputs = [scan(path, shard_lines) for path in find_inputs(parsed.input)]
     begin = time.monotonic()
     note = (lambda _: None) if parsed.quiet else print_note
-    workers = _make_workers(parsed, job, count)
-    done = run_corpus(inputs, parsed.output, job.describe(), workers, print_note, note)
+    with tempfile.TemporaryDirectory(prefix="heed-") as copies:
+        paths = find_inputs(parsed.input)
+        inputs = [scan(path, shard_lines, Path(copies)) for path in paths]
+        workers = _make_workers(parsed, job, count)
+        done = run_corpus(inputs, parsed.output, job.describe(), workers, print_note, note)
     problems = f"; {done.problems:,} could not be translated" if done.problems else ""
     note(
         f"{done.lines:,} lines are in {parsed.output}{problems} ({time.monotonic() - begin:.1f} s)"
@@ -87,18 +90,18 @@ def translate_corpus(
 
 def _check_arguments(parsed: argparse.Namespace) -> None:
     if parsed.text:
-        raise TaskError(
+        raise UsageError(
             "files are translated without a text as an argument: quote a pattern, as in "
             f"--input 'corpus/*.txt'. Received: {' '.join(parsed.text)!r}"
         )
     if parsed.picture:
-        raise TaskError("--picture needs the text as an argument: it draws one translation")
+        raise UsageError("--picture needs the text as an argument: it draws one translation")
     if parsed.input is None:
-        raise TaskError("several files need --input, such as --input 'corpus/*.txt'")
+        raise UsageError("several files need --input, such as --input 'corpus/*.txt'")
     if parsed.output is None:
-        raise TaskError("several files need --output, a folder for the translations")
+        raise UsageError("several files need --output, a folder for the translations")
     if parsed.workers is not None and parsed.launch is None:
-        raise TaskError(f"--workers needs --launch: {' or '.join(_LAUNCHERS)}")
+        raise UsageError(f"--workers needs --launch: {' or '.join(_LAUNCHERS)}")
 
 
 def _make_workers(parsed: argparse.Namespace, job: Job, count: int) -> Workers:

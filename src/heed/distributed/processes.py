@@ -7,7 +7,7 @@ The supervisor::
         for i in range(4)
     ]
     outcome = run_processes(workers, silence=60)
-    if outcome.signal:  # Ctrl-C or SIGTERM, which every worker received too
+    if outcome.signal:  # Ctrl-C, SIGTERM or SIGHUP, which every worker received too
         sys.exit(128 + outcome.signal)
     if outcome.failure:
         sys.exit(outcome.failure.describe())  # "worker 2 was killed by SIGKILL"
@@ -32,11 +32,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import IO
+
+from heed._signals import receive_signals
 
 _HEARTBEAT = "HEED_HEARTBEAT"  # the file descriptor of a pipe to the supervisor
 _BEAT = 1.0  # seconds between two beats
@@ -147,8 +148,8 @@ def run_processes(
     A failure is an exit status other than 0, a signal, or a worker without heartbeat. The others get SIGTERM then, and
     SIGKILL after `grace` seconds.
 
-    SIGINT and SIGTERM are passed on to every worker, if this runs in the main thread. The workers may take as long as
-    they need to end; `grace` seconds after a second signal they are killed.
+    SIGINT, SIGTERM and SIGHUP are passed on to every worker, if this runs in the main thread. The workers may take as
+    long as they need to end; `grace` seconds after a second signal they are killed.
 
     Args:
         workers: the processes.
@@ -168,7 +169,7 @@ def run_processes(
     with contextlib.ExitStack() as stack:
         supervisor = _Supervisor(grace, silence, follower_status)
         stack.callback(supervisor.kill_all)
-        stack.enter_context(_pass_on_signals(supervisor.receive))
+        stack.enter_context(receive_signals(supervisor.receive))
         for worker in workers:
             supervisor.start(worker)
         return supervisor.wait()
@@ -405,24 +406,6 @@ class _Supervisor:
         for process in self._processes:
             process.wait()
             process.close()
-
-
-@contextlib.contextmanager
-def _pass_on_signals(receive: Callable[[int], object]) -> Iterator[None]:
-    """Calls `receive(number)` for SIGINT and SIGTERM in the block."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(number: int, _: FrameType | None) -> None:
-        receive(number)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _open_log(path: Path | None) -> IO[bytes]:

@@ -6,13 +6,10 @@ run.py           runs it with NumPy and `runtime.py`, which imports the format's
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,27 +31,6 @@ def check_free(path: Path) -> None:
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ExportError(f"{path} exists already: choose another folder")
-
-
-@contextlib.contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """Gives a temporary folder, which becomes `path` on success and is deleted on failure.
-
-    Raises:
-        ExportError: if something is at `path` already.
-        OSError: if it cannot be written.
-    """
-    check_free(path)
-    path = Path(os.path.realpath(path))  # a folder cannot take the place of a link
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        yield temporary
-        temporary.chmod(0o755)  # mkdtemp lets only the owner read
-        temporary.replace(path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
 
 
 def add_runner(folder: Path, format: str) -> None:

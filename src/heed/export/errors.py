@@ -1,4 +1,4 @@
-"""The error of a failed export."""
+"""The errors of a failed export."""
 
 from __future__ import annotations
 
@@ -13,4 +13,15 @@ class ExportError(ValueError):
         Traceback (most recent call last):
         ...
         heed.export.errors.ExportError: `models/x` exists already: choose another folder
+    """
+
+
+class ExportOptionError(ExportError):
+    """An ExportError about an option or its value, whatever the model.
+
+    Example:
+        >>> raise ExportOptionError("`precision` of onnx must be float32. Received: 'int4'")
+        Traceback (most recent call last):
+        ...
+        heed.export.errors.ExportOptionError: `precision` of onnx must be float32. Received: 'int4'
     """

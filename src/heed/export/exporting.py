@@ -12,10 +12,12 @@ from typing import Any, Protocol, runtime_checkable
 import tensorflow as tf
 
 from heed import __version__
+from heed._files import new_folder
 from heed._install import how_to_install
 from heed._numbers import check_integer
+from heed._suggestions import nearest
 from heed.export import artefact
-from heed.export.errors import ExportError
+from heed.export.errors import ExportError, ExportOptionError
 from heed.export.formats import FORMATS, ExportFormat, ExportJob
 from heed.export.programs import programs_of
 from heed.export.samples import sample_arrays, samples_of
@@ -130,7 +132,7 @@ def export(
     arrays = sample_arrays(model, programs, given)
     options = {option.name: options[option.name] for option in kind.options}
     job = ExportJob(model, programs, shipment, kind, precision, options, longest)
-    with artefact.new_folder(out) as folder:
+    with new_folder(out) as folder:
         try:
             notes = kind.write_artefact(job, folder)
         except tf.errors.OpError as error:
@@ -162,19 +164,27 @@ def _check_format(
 ) -> ExportFormat:
     """The format of this name, after checks of precision, options that are `used`, and packages."""
     if not isinstance(format, str) or format not in FORMATS:
-        raise ExportError(f"`format` must be one of {', '.join(FORMATS)}. Received: {format!r}")
+        like = nearest(str(format), FORMATS)
+        raise ExportOptionError(
+            f"`format` must be one of {', '.join(FORMATS)}. Received: {format!r}{like}"
+        )
     kind = FORMATS[format]
     if precision not in kind.precisions:
         known = ", ".join(kind.precisions)
-        raise ExportError(f"`precision` of {format} must be {known}. Received: {precision!r}")
+        like = nearest(str(precision), kind.precisions)
+        raise ExportOptionError(
+            f"`precision` of {format} must be {known}. Received: {precision!r}{like}"
+        )
     if implementation not in ("portable", "native"):
-        raise ExportError(
+        raise ExportOptionError(
             f"`implementation` must be portable or native. Received: {implementation!r}"
         )
     for name in used:
         if used[name] and not kind.takes_option(name):
             titles = " and ".join(one.title for one in FORMATS.values() if one.takes_option(name))
-            raise ExportError(f"`{name}` goes with {titles} only. Received: format={format!r}")
+            raise ExportOptionError(
+                f"`{name}` goes with {titles} only. Received: format={format!r}"
+            )
     for package in kind.packages:
         try:
             importlib.import_module(package)

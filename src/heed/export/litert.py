@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from heed.export.errors import ExportError
+from heed.export.errors import ExportError, ExportOptionError
 from heed.export.formats import FORMATS, ExportJob
 from heed.export.programs import SERVE, Program
 
@@ -72,7 +72,9 @@ def write(
     """
     if precision not in PRECISIONS:
         known = ", ".join(map(repr, PRECISIONS))
-        raise ExportError(f"`precision` must be one of {known}. Received: precision={precision!r}")
+        raise ExportOptionError(
+            f"`precision` must be one of {known}. Received: precision={precision!r}"
+        )
     samples = None if calibration is None else _check_samples(calibration, programs, precision)
     functions = {program.name: program.trace() for program in programs}
     _check_size(functions, precision)
@@ -149,7 +151,7 @@ def _check_samples(
 ) -> list[dict[str, np.ndarray]]:
     """The samples as arrays of the program's types."""
     if precision != "int8":
-        raise ExportError(
+        raise ExportOptionError(
             f'`calibration` goes with precision="int8". Received: precision={precision!r}'
         )
     names = [program.name for program in programs]

@@ -11,6 +11,8 @@ from pathlib import Path
 from heed.inspect._capture import Capture
 from heed.inspect.drawing import Tokens, drawing_of, drawing_parts, fill, json_in_html, read_part
 
+_TITLE = "Attention"
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Page:
@@ -43,7 +45,7 @@ def page(
     *,
     key_tokens: Sequence[str] | None = None,
     example: int = 0,
-    title: str = "Attention",
+    title: str = _TITLE,
 ) -> Page:
     """Writes one HTML file that shows every head and the attention of every token.
 
@@ -89,6 +91,7 @@ def page(
     parts = {
         **drawing_parts(),
         "title": html.escape(title),
+        "language": "en" if title == _TITLE else "",  # unknown
         "script": read_part("page.js"),
         "weights": data.pop("weights"),
         "data": json_in_html(data),

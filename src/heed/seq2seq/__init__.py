@@ -11,7 +11,7 @@
 - `Shipment`: a trained run for `heed.export.export`.
 - `heed.seq2seq.ray`: translating a dataset, and serving, on a Ray cluster.
 - `run_demo`: all of it on numbers.
-- `TaskError`: an error that the user can fix.
+- `TaskError`: an error that the user can fix; `UsageError`: one of an option or its value.
 
 Everything loads on first use: arguments and run folders are checked without TensorFlow.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from heed.seq2seq.corpus import Corpus
     from heed.seq2seq.decoding_options import DecodingOptions
     from heed.seq2seq.demo import run_demo
-    from heed.seq2seq.errors import TaskError
+    from heed.seq2seq.errors import TaskError, UsageError
     from heed.seq2seq.evaluation import Evaluation, evaluate, write_evaluation
     from heed.seq2seq.numbers_task import NumbersTask
     from heed.seq2seq.options import TrainingOptions
@@ -64,6 +64,7 @@ __all__ = [
     "Translation",
     "TranslationAttention",
     "Translator",
+    "UsageError",
     "average",
     "compare",
     "evaluate",
@@ -87,7 +88,7 @@ _MODULES = {
     "corpus": ("Corpus",),
     "decoding_options": ("DecodingOptions",),
     "demo": ("run_demo",),
-    "errors": ("TaskError",),
+    "errors": ("TaskError", "UsageError"),
     "evaluation": ("Evaluation", "evaluate", "write_evaluation"),
     "numbers_task": ("NumbersTask",),
     "options": ("TrainingOptions",),

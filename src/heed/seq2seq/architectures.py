@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from heed._config import Config
+from heed._suggestions import nearest
 from heed.models import (
     RecurrentTranslator,
     RecurrentTranslatorConfig,
     Transformer,
     TransformerConfig,
 )
-from heed.seq2seq.errors import TaskError, nearest
+from heed.seq2seq.errors import UsageError
 
 
 class Architecture(NamedTuple):
@@ -92,7 +93,8 @@ def architecture(name: str) -> Architecture:
     """
     if name not in ARCHITECTURES:
         known = ", ".join(map(repr, ARCHITECTURES))
-        raise TaskError(f"`architecture` must be one of {known}. Received: {name!r}")
+        like = nearest(str(name), ARCHITECTURES)
+        raise UsageError(f"`architecture` must be one of {known}. Received: {name!r}{like}")
     return ARCHITECTURES[name]
 
 
@@ -117,13 +119,14 @@ def model_values(
     kind = architecture(name)
     if preset is not None and preset not in kind.presets:
         known = ", ".join(map(repr, kind.presets))
-        raise TaskError(f"`preset` must be one of {known}. Received: {preset!r}")
+        like = nearest(str(preset), kind.presets)
+        raise UsageError(f"`preset` must be one of {known}. Received: {preset!r}{like}")
     for option in options:
         if option in kind.options:
             continue
         owners = [other for other, one in ARCHITECTURES.items() if option in one.options]
         if owners:
-            raise TaskError(f"`{option}` is for the {owners[0]} architecture, and this is {name}")
-        raise TaskError(f"`{option}` is no option of a run{nearest(option, kind.options)}")
+            raise UsageError(f"`{option}` is for the {owners[0]} architecture, and this is {name}")
+        raise UsageError(f"`{option}` is no option of a run{nearest(option, kind.options)}")
     ours = {option: value for option, value in recipe.items() if option in kind.of_recipe}
     return {**ours, **(kind.presets[preset] if preset else {}), **options}

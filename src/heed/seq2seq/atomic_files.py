@@ -1,14 +1,14 @@
-"""Writes files as a whole or not at all, locks folders, and finds free paths."""
+"""Writes files as a whole or not at all, locks files, and finds free paths."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+from heed._files import sync_folder, temporary_path
 from heed._npz import open_regular
 from heed.seq2seq.errors import TaskError
 
@@ -16,7 +16,8 @@ from heed.seq2seq.errors import TaskError
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Writes a file so that the old or the new one is there, whole, whatever happens.
 
-    The bytes go to a temporary file in the same folder, are flushed to the disk, and the file is renamed.
+    The bytes go to a temporary file in the same folder, are flushed to the disk, and the file is renamed. Who may read
+    it is what the umask says, as for any new file.
 
     Args:
         path: the file.
@@ -25,14 +26,12 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     Raises:
         OSError: if the disk is full or the folder cannot be written; `path` is as it was.
     """
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    temporary = Path(name)
+    temporary = temporary_path(path)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o644)  # mkstemp lets only the owner read
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -66,20 +65,6 @@ def lock(path: Path, held: str) -> Iterator[None]:
         except OSError:  # a file system without locks
             pass
         yield
-
-
-def sync_folder(path: Path) -> None:
-    """Makes a rename survive a power cut, where the system can."""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError:  # Windows opens no folders
-        return
-    try:
-        os.fsync(handle)
-    except OSError:  # some network file systems cannot
-        pass
-    finally:
-        os.close(handle)
 
 
 def free_path(path: Path) -> Path:

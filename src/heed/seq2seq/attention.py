@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from heed.seq2seq.atomic_files import write_atomically
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import picture_format
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
-from heed.seq2seq.translator import Translator
+from heed.seq2seq.trained_model import are_finite, make_divergence_error
+from heed.seq2seq.translator import Translator, is_cut
 
 _SPECIAL = {PAD_ID: "pad", START_ID: "start", END_ID: "end"}
 _KINDS = {"encoder": "self", "decoder": "causal", "cross": "cross"}
@@ -37,6 +39,7 @@ class TranslationAttention:
             that wrote token t.
         tokens: by name the labels of rows and columns. The decoder's columns are the tokens it had read: "start", then
             all but the last that it wrote.
+        cut: whether the translation ends because it has the most tokens.
     """
 
     line: str
@@ -46,9 +49,14 @@ class TranslationAttention:
     target: list[str]
     capture: Capture
     tokens: dict[str, tuple[list[str], list[str]]]
+    cut: bool = False
 
-    def draw(self, path: Path) -> Path:
+    def draw(self, path: Path, note: Callable[[str], object] = warnings.warn) -> Path:
         """Draws the cross-attention, the mean over all heads and each head, to a .png, .svg or .pdf file.
+
+        Args:
+            path: the file.
+            note: called with a line about letters that no font of this machine has.
 
         Returns:
             `path`.
@@ -66,6 +74,8 @@ class TranslationAttention:
             figure = plot_cross_attention(self.capture, self.source, self.target, title=title)
         except ImportError as error:
             raise TaskError(str(error)) from None
+        if boxes := figure.set_fonts():
+            note(boxes)
         write_atomically(path, lambda file: figure.savefig(file, format=kind))
         return path
 
@@ -149,6 +159,10 @@ class AttentionReader:
         for part, layers in self._scores(inputs).items():
             for number, layer in enumerate(layers, 1):
                 name, array = f"{part} {number}", np.asarray(layer, np.float32)
+                if not are_finite([array]):
+                    raise make_divergence_error(
+                        self._translator.run, f"the attention of {name} is not finite"
+                    )
                 kinds[name] = _KINDS[part]
                 rows, columns = sides[kinds[name]]
                 array = array[:, :, order] if rows is sources else array
@@ -161,6 +175,7 @@ class AttentionReader:
             targets,
             Capture(weights, kinds),
             {name: sides[kind] for name, kind in kinds.items()},
+            is_cut(target),
         )
 
 

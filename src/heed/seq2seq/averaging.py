@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from heed._numbers import check_integer
 from heed.seq2seq import checkpoint
-from heed.seq2seq.errors import TaskError, convert_value_errors
+from heed.seq2seq.errors import TaskError, UsageError, convert_value_errors
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.trained_model import write_trained
 
@@ -45,7 +45,7 @@ def average(run: RunFolder, last: int) -> list[int]:
     with run.lock():
         paths = checkpoint.list_steps(run.checkpoints)
         if len(paths) < last:
-            raise TaskError(
+            raise UsageError(
                 f"{run.path} has {len(paths)} checkpoints, and `last` asks for {last}: "
                 "a run keeps as many as it was started with (--keep)"
             )

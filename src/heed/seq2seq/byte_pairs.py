@@ -10,6 +10,7 @@ from typing import Any
 from heed._byte_pairs import name_token
 from heed._install import how_to_install
 from heed.seq2seq.errors import TaskError
+from heed.seq2seq.normalization import Normalizer
 from heed.seq2seq.tokenizer import (
     END_ID,
     PAD_ID,
@@ -32,7 +33,7 @@ class BytePairTokenizer(Tokenizer):
 
     Args:
         model: what `pack` returns.
-        tags: see `Tokenizer`.
+        tags, normalizer: see `Tokenizer`.
 
     Raises:
         TaskError: if `model` is something else, or without the tokenizers library.
@@ -50,7 +51,11 @@ class BytePairTokenizer(Tokenizer):
         ['an an']
     """
 
-    def __init__(self, model: bytes, tags: Sequence[str] = ()) -> None:
+    _letters = None  # all have bytes
+
+    def __init__(
+        self, model: bytes, tags: Sequence[str] = (), normalizer: Normalizer | None = None
+    ) -> None:
         tokenizers = _tokenizers()
         try:
             values = json.loads(model)
@@ -71,7 +76,7 @@ class BytePairTokenizer(Tokenizer):
         self._library = tokenizers.Tokenizer(pairs)
         self._library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         self._to_text = tokenizers.decoders.ByteLevel()
-        self.model, self.tags = model, tuple(tags)
+        self.model, self.tags, self.normalizer = model, tuple(tags), normalizer
         self.unit, self.splits_at_spaces = "subword", False
         others = itertools.count(RESERVED)
         self._ours_of: dict[int, int] = {}
@@ -82,6 +87,11 @@ class BytePairTokenizer(Tokenizer):
         self._library_ids = {ours: theirs for theirs, ours in self._ours_of.items()}
         self._first_tag = next(others)
         self._begin = self._ours_of[vocabulary[special["begin"]]]
+
+    @property
+    def unknown_text(self) -> str:
+        """See `Tokenizer`."""
+        return " ⁇ "
 
     def _ids(self, text: str) -> Iterable[int]:
         # The library refuses half of a surrogate pair.
@@ -95,7 +105,9 @@ class BytePairTokenizer(Tokenizer):
 
     def _decode(self, ids: Iterable[int]) -> str:
         tokens = (
-            " ⁇ " if i == UNKNOWN_ID else self._tokens.get(i, "") for i in ids if i != self._begin
+            self.unknown_text if i == UNKNOWN_ID else self._tokens.get(i, "")
+            for i in ids
+            if i != self._begin
         )
         return self._to_text.decode(list(tokens)).strip(" ")
 
@@ -123,10 +135,12 @@ def pack(vocabulary: Mapping[str, int], merges: Sequence[str], special: Mapping[
     return json.dumps({**values, "vocabulary": dict(vocabulary)}).encode()
 
 
-def read_tokenizer(model: bytes, tags: Sequence[str] = ()) -> Tokenizer:
+def read_tokenizer(
+    model: bytes, tags: Sequence[str] = (), normalizer: Normalizer | None = None
+) -> Tokenizer:
     """The tokenizer of a file: byte pairs, or a SentencePiece model. See `Tokenizer`."""
     kind = BytePairTokenizer if model[:1] == b"{" else Tokenizer
-    return kind(model, tags)
+    return kind(model, tags, normalizer)
 
 
 def _tokenizers() -> Any:

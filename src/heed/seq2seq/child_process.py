@@ -1,13 +1,18 @@
 """A Python process of this one's own, and a channel to it. It ends when this process ends, however that happens.
 
-The channel is a pair of pipes that carry pickled values: the child's standard input, and a copy of its standard output.
-What the child prints goes to stderr. The child reads its input all the time: the end of the input is the end of the
-parent. On a third pipe the child sends a beat each second, so that its parent notices when it is stopped or frozen.
+The channel is a pair of pipes that carry pickled values, each after its length: the child's standard input, and a copy
+of its standard output. What the child prints goes to stderr. The child reads its input all the time: the end of the
+input is the end of the parent. On a third pipe the child sends a beat each second, so that its parent notices when it
+is stopped or frozen.
+
+All pipes are read from their descriptors: a thread that waits for a Python file holds its lock, and an interpreter that
+ends meanwhile aborts ("could not acquire lock for <stdin>").
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import queue
@@ -18,14 +23,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 SILENCE = 30.0  # seconds
 _BEATS = "HEED_CHILD_BEATS"  # the file descriptor of the pipe for beats
+_PATH = "HEED_CHILD_PATH"  # sys.path of the parent
 _BEAT = 1.0  # seconds between two
-_BOOTSTRAP = """
-import pickle, sys
-sys.path[:] = pickle.load(sys.stdin.buffer)
+_LENGTH = 8  # bytes of the length before a value
+_MOST_READ = 1 << 20  # bytes at once
+_BOOTSTRAP = f"""
+import json, os, sys
+sys.path[:] = json.loads(os.environ.pop({_PATH!r}))
 from heed.seq2seq.child_process import run_child
 run_child()
 """
@@ -74,14 +82,18 @@ class Child:
         silence: float = SILENCE,
     ) -> None:
         self._beats = _Beats(silence) if os.name == "posix" else None
-        own = {} if self._beats is None else {_BEATS: str(self._beats.write)}
+        own = {_PATH: json.dumps([one for one in sys.path if isinstance(one, str)])}
+        if self._beats is not None:
+            own[_BEATS] = str(self._beats.write)
+            descriptors = [*descriptors, self._beats.write]
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _BOOTSTRAP],
+                bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**os.environ, **(environment or {}), **own},
-                pass_fds=[*descriptors, *map(int, own.values())],
+                pass_fds=descriptors,
                 start_new_session=True,
             )
         except BaseException:
@@ -92,7 +104,6 @@ class Child:
             self._beats.start(self._process)
         self.pid = self._process.pid
         with contextlib.suppress(ChildEndedError):  # `receive` says so
-            self.send(sys.path)
             self.send(target)
 
     def send(self, value: object) -> None:
@@ -102,7 +113,7 @@ class Child:
             ChildEndedError: if the child has ended.
         """
         try:
-            _write(self._process.stdin, value)
+            _write(self._process.stdin.fileno(), value)  # type: ignore[union-attr]
         except OSError:
             raise ChildEndedError(self._describe_end()) from None
 
@@ -113,13 +124,8 @@ class Child:
             ChildEndedError: if the child has ended.
         """
         try:
-            return pickle.load(self._process.stdout)  # type: ignore[arg-type]
-        except (
-            EOFError,
-            OSError,
-            ValueError,
-            pickle.UnpicklingError,
-        ):  # ended, perhaps while it was writing
+            return _read(self._process.stdout.fileno())  # type: ignore[union-attr]
+        except (EOFError, OSError, ValueError):  # ended, perhaps while it was writing
             raise ChildEndedError(self._describe_end()) from None
 
     def signal(self, number: int) -> None:
@@ -204,14 +210,17 @@ class Channel:
     """The channel of a child to its parent.
 
     Args:
-        read, write: the pipes.
+        read, write: the descriptors of the pipes.
 
     Attributes:
         on_end: called on another thread when the parent has ended; the default ends this process at once.
+        parent_ended: whether it has.
     """
 
-    def __init__(self, read: BinaryIO, write: BinaryIO) -> None:
+    def __init__(self, read: int, write: int) -> None:
         self._read, self._write = read, write
+        self._writing = threading.Lock()
+        self.parent_ended = False
         self._received: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.on_end: Callable[[], object] = lambda: os._exit(1)
 
@@ -225,25 +234,29 @@ class Channel:
 
     def send(self, value: object) -> None:
         """Sends a value to the parent."""
-        with contextlib.suppress(OSError):  # the parent has ended; `on_end` is called
+        with self._writing, contextlib.suppress(OSError):  # the parent has ended: see `on_end`
             _write(self._write, value)
 
     def _run(self) -> None:
         while True:
             try:
-                self._received.put(pickle.load(self._read))
-            except (EOFError, OSError, pickle.UnpicklingError):
+                self._received.put(_read(self._read))
+            except (EOFError, OSError):
                 break
+        self.parent_ended = True
         self.on_end()
 
 
 def run_child() -> None:
     """The program of a child."""
-    write = os.fdopen(os.dup(1), "wb")
+    read, write = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # what libraries print is no answer
     _start_beats()
-    channel = Channel(sys.stdin.buffer, write)
-    target = pickle.load(sys.stdin.buffer)
+    channel = Channel(read, write)
+    try:
+        target = _read(read)
+    except EOFError:  # the parent has ended
+        return
     channel.start()
     target(channel)
 
@@ -264,6 +277,24 @@ def _beat(descriptor: int) -> None:
             time.sleep(_BEAT)
 
 
-def _write(pipe: BinaryIO | Any, value: object) -> None:
-    pickle.dump(value, pipe)
-    pipe.flush()
+def _write(pipe: int, value: object) -> None:
+    data = pickle.dumps(value)
+    rest = memoryview(len(data).to_bytes(_LENGTH, "little") + data)
+    while rest:
+        rest = rest[os.write(pipe, rest) :]
+
+
+def _read(pipe: int) -> Any:
+    length = int.from_bytes(_read_bytes(pipe, _LENGTH), "little")
+    return pickle.loads(_read_bytes(pipe, length))
+
+
+def _read_bytes(pipe: int, count: int) -> bytes:
+    parts = []
+    while count:
+        part = os.read(pipe, min(count, _MOST_READ))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)

@@ -8,7 +8,7 @@ from typing import Any
 
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.evaluation import Evaluation
-from heed.seq2seq.scoring import load_sacrebleu
+from heed.seq2seq.scoring import choose_metrics, load_sacrebleu
 
 _SAMPLES = 1_000
 
@@ -18,9 +18,9 @@ class Comparison:
     """One metric of two runs on the same pairs.
 
     Args:
-        metric: its name.
+        metric: "BLEU", "chrF", or where BLEU has no meaning "exact", the share of right translations.
         scores: of the first and the second run, in percent.
-        p_value: probability of a difference this large if the runs were equally good, in (0, 1].
+        p_value: probability of a difference this large if the runs were equally good, in (0, 1]; 1 for equal scores.
     """
 
     metric: str
@@ -36,10 +36,10 @@ def compare(first: Evaluation, second: Evaluation) -> list[Comparison]:
     """Compares two evaluations of the same pairs by paired bootstrap resampling.
 
     Args:
-        first, second: of two runs.
+        first, second: of two runs; the first one's tokenizer of BLEU counts.
 
     Returns:
-        BLEU and chrF.
+        BLEU, or where that has no meaning the share of right translations; and chrF.
 
     Raises:
         TaskError: if the pairs differ, or without the sacrebleu library.
@@ -48,7 +48,7 @@ def compare(first: Evaluation, second: Evaluation) -> list[Comparison]:
         Koehn, "Statistical significance tests for machine translation evaluation" (2004), as sacrebleu computes it:
         1,000 samples of the pairs, drawn with a fixed seed.
     """
-    sacrebleu = load_sacrebleu("a comparison")
+    load_sacrebleu("a comparison")
     from sacrebleu.significance import PairedTest
 
     pairs = [
@@ -56,19 +56,19 @@ def compare(first: Evaluation, second: Evaluation) -> list[Comparison]:
     ]
     if pairs[0] != pairs[1]:
         raise TaskError("two runs can be compared on the same pairs only: give them by --source")
-    references = [[reference for _, reference in pairs[0]]]
-    metrics = {
-        "BLEU": sacrebleu.BLEU(references=references),
-        "chrF": sacrebleu.CHRF(references=references),
-    }
+    references = [reference for _, reference in pairs[0]]
+    metrics = choose_metrics(references, first.bleu_tokenizer).by_name
     translations: list[tuple[str, Sequence[str]]] = [
         (name, [answer.translation for answer in one.answers])
         for name, one in (("first", first), ("second", second))
     ]
-    test = PairedTest(translations, metrics, references=None, test_type="bs", n_samples=_SAMPLES)
+    test = PairedTest(translations, metrics, [references], test_type="bs", n_samples=_SAMPLES)
     results: dict[str, Any] = test()[1]
     rows = [name for name in results if name != "System"]
     return [
-        Comparison(metric, (one.score, other.score), other.p_value)
+        # sacrebleu counts samples that differ by more than the runs do: none, if all samples are equal too.
+        Comparison(
+            metric, (one.score, other.score), other.p_value if one.score != other.score else 1.0
+        )
         for metric, (one, other) in zip(metrics, (results[row] for row in rows), strict=True)
     ]

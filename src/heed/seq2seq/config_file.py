@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import re
+import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from heed._install import how_to_install
-from heed.seq2seq.errors import TaskError, nearest
+from heed._suggestions import ask, closest
+from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.settings import MODEL, TRAINING
 from heed.seq2seq.tasks import TASKS
+from heed.seq2seq.user_values import user_origin, user_path
 
 _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
-_LONGEST = 80  # characters of a value in a message
+_LONGEST = 80  # characters of a key, and of a value in a message
+_LONGEST_TEXT, _LONGEST_OTHER = 4_096, 100  # characters of a value: of a path, of a number
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+_TAG = "tag:yaml.org,2002:"
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxstring, _REPR.maxother = 3, _LONGEST, _LONGEST
 # YAML 1.1 reads 1e-3 as text, because it has no point.
 _FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$")
 
@@ -42,7 +50,7 @@ class ConfigFile:
             yield
         except TaskError as error:
             if any(f"`{name}`" in str(error) for name in self.values):
-                raise TaskError(f"{self.path}: {error}") from None
+                raise type(error)(f"{self.path}: {error}") from None
             raise
 
 
@@ -76,18 +84,18 @@ def read_config(path: Path) -> ConfigFile:
     sections = {name: values.pop(name, {}) for name in _collect_types()}
     try:
         TrainingOptions(**sections["training"])
-    except TaskError as error:
-        raise TaskError(f"{path}: {error}") from None
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
     for part in sections.values():
         values |= part
     return ConfigFile(path, data, values)
 
 
 def _collect_types() -> dict[str, dict[str, Any]]:
-    """The types of the keys in each section. Options of a task with other types are converted from text."""
+    """The types of the keys in each section; those that are not plain convert a text."""
     options = [option for task in TASKS.values() for option in task.options]
     return {
-        "data": {one.name: one.type if one.type in _TYPE_NAMES else str for one in options},
+        "data": {one.name: one.type for one in options},
         "model": {setting.name: setting.kind for setting in MODEL},
         "training": {setting.name: setting.kind for setting in TRAINING},
     }
@@ -98,7 +106,13 @@ def _collect_list_types() -> dict[str, Mapping[str, Any]]:
     return {name: types for task in TASKS.values() for name, types in task.lists.items()}
 
 
-_TOP = {"task": str, "run": str, "preset": str, "architecture": str, "init_from": str}
+_TOP = {
+    "task": str,
+    "run": user_path,
+    "preset": str,
+    "architecture": str,
+    "init_from": user_origin,
+}
 
 
 def _validate(content: Any, path: Path) -> dict[str, Any]:
@@ -110,21 +124,37 @@ def _validate(content: Any, path: Path) -> dict[str, Any]:
         fields: dict[str, Any] = {key: (kind | None, None) for key, kind in types.items()}
         return pydantic.create_model(name, __config__=strict, **fields)
 
-    types = _collect_types()
-    for name, members in _collect_list_types().items():
-        types["data"][name] = list[make_model(name, members)]  # type: ignore[misc]
-    sections = {name: make_model(name, fields) for name, fields in types.items()}
+    types, lists = _collect_types(), _collect_list_types()
+    plain = {name: _plain(fields) for name, fields in types.items()}
+    for name, members in lists.items():
+        plain["data"][name] = list[make_model(name, _plain(members))]  # type: ignore[misc]
+    sections = {name: make_model(name, fields) for name, fields in plain.items()}
     try:
-        checked = make_model("file", {**_TOP, **sections}).model_validate(
+        checked = make_model("file", {**_plain(_TOP), **sections}).model_validate(
             {} if content is None else content
         )
     except pydantic.ValidationError as error:
-        raise TaskError(f"{path}: {_describe_problem(error.errors()[0])}") from None
+        raise UsageError(f"{path}: {_describe_problem(error.errors()[0])}") from None
     values = checked.model_dump(exclude_none=True)
-    converters = {option.name: option.type for task in TASKS.values() for option in task.options}
-    for name, value in values.get("data", {}).items():
-        values["data"][name] = converters[name](value) if name in converters else value
+    _convert(values, _TOP)
+    for name, fields in types.items():
+        _convert(values.get(name, {}), fields)
+    for name, members in lists.items():
+        for entry in values.get("data", {}).get(name, ()):
+            _convert(entry, members)
     return values
+
+
+def _plain(types: Mapping[str, Any]) -> dict[str, Any]:
+    """The types of the values in the file, where others are texts."""
+    return {name: kind if kind in _TYPE_NAMES else str for name, kind in types.items()}
+
+
+def _convert(values: dict[str, Any], types: Mapping[str, Any]) -> None:
+    """Converts the texts of other types in place."""
+    for name in values.keys() & types.keys():
+        if types[name] not in _TYPE_NAMES:
+            values[name] = types[name](values[name])
 
 
 def _describe_problem(error: Mapping[str, Any]) -> str:
@@ -140,48 +170,106 @@ def _describe_problem(error: Mapping[str, Any]) -> str:
         for section, others in types.items():
             if key in others and section not in parents:
                 return f"`{name}` is unknown: it belongs under `{section}`"
-        return f"`{name}` is unknown{nearest(str(key), known)}"
+        return f"`{name}` is unknown{_suggest(str(key), known, types)}"
     kind: Any = known.get(key)
     expected = "a list" if kind is list else "keys with values"
-    expected = _TYPE_NAMES.get(kind, expected) if isinstance(kind, type) else expected
-    received = repr(error["input"])
-    received = received if len(received) <= _LONGEST else f"{received[:_LONGEST]} ..."
+    if kind is not list and callable(kind):
+        expected = _TYPE_NAMES.get(kind, "text")
     subject = f"`{name}`" if name else "it"
-    return f"{subject} must be {expected}. Received: {received}"
+    return f"{subject} must be {expected}. Received: {_shorten(error['input'])}"
+
+
+def _shorten(value: Any) -> str:
+    """The beginning of a value; with aliases, a few lines of YAML can stand for gigabytes."""
+    text = _REPR.repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+
+
+def _suggest(key: str, known: Mapping[str, Any], sections: Mapping[str, Any]) -> str:
+    """What may be meant by an unknown key: one of the known ones, or one of another section."""
+    found = closest(key, known)
+    for section, keys in sections.items():
+        found = found or [f"{section}.{one}" for one in closest(key, keys)]
+    return ask(found)
 
 
 def _parse(data: bytes, path: Path) -> Any:
     yaml = _import_library("yaml")
 
+    def refuse(node: Any, problem: str) -> UsageError:
+        return UsageError(f"{path}, line {node.start_mark.line + 1}: {problem}")
+
     class Loader(yaml.SafeLoader):  # type: ignore[name-defined]
-        """Rejects duplicate keys, and keys that are not text."""
+        """Rejects duplicate keys, keys that are not text, and values of any length."""
+
+        def __init__(self, stream: str) -> None:
+            super().__init__(stream)
+            self._entries: dict[Any, dict[str, Any]] = {}  # of each mapping node that was read
+
+        def construct_scalar(self, node: Any) -> Any:
+            value = super().construct_scalar(node)
+            most = _LONGEST_TEXT if node.tag == _TAG + "str" else _LONGEST_OTHER
+            if len(value) > most:
+                raise refuse(
+                    node, f"a value must have at most {most:,} characters. Received: {len(value):,}"
+                )
+            if _NO_TEXT.search(value):
+                raise refuse(node, "a value must be Unicode text without the character 0")
+            return value
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            seen: set[str] = set()
-            for key_node, _ in node.value:
-                key = self.construct_object(key_node, deep=True)
-                where = f"line {key_node.start_mark.line + 1}"
-                if not isinstance(key, str):
-                    raise TaskError(f"{path}, {where}: a key must be text. Received: {key!r}")
-                if key in seen:
-                    raise TaskError(f"{path}, {where}: duplicate key `{key}`")
-                seen.add(key)
-            return super().construct_mapping(node, deep)
+            if not isinstance(node, yaml.MappingNode):
+                return super().construct_mapping(node, deep)
+            return {
+                key: self.construct_object(value, deep=deep)
+                for key, value in self._read_entries(node).items()
+            }
 
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+        def _read_entries(self, node: Any) -> dict[str, Any]:
+            """The value nodes of a mapping by key, and those of its merge keys (`<<`).
+
+            Each mapping is read once: aliases can name one a million times.
+            """
+            if node in self._entries:
+                return self._entries[node]
+            self._entries[node] = {}  # for one that merges itself
+            own: dict[str, Any] = {}
+            merged: dict[str, Any] = {}
+            for key_node, value in node.value:
+                if key_node.tag == _TAG + "merge":
+                    for one in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                        if not isinstance(one, yaml.MappingNode):
+                            raise refuse(key_node, "`<<` must name keys with values, as *name does")
+                        merged = {**self._read_entries(one), **merged}
+                    continue
+                key = self.construct_object(key_node, deep=True)
+                if not isinstance(key, str):
+                    raise refuse(key_node, f"a key must be text. Received: {_shorten(key)}")
+                if len(key) > _LONGEST:
+                    raise refuse(
+                        key_node,
+                        f"a key must have at most {_LONGEST} characters. Received: {len(key):,}",
+                    )
+                if key in own:
+                    raise refuse(key_node, f"duplicate key `{key}`")
+                own[key] = value
+            self._entries[node] = {**merged, **own}
+            return self._entries[node]
+
+    Loader.add_implicit_resolver(_TAG + "float", _FLOAT, list("-+.0123456789"))
     try:
         return yaml.load(data.decode("utf-8-sig"), Loader)
     except UnicodeDecodeError:
-        raise TaskError(f"{path} is not UTF-8") from None
+        raise UsageError(f"{path} is not UTF-8") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         subject = getattr(error, "problem", None) or getattr(error, "reason", None) or error
-        raise TaskError(f"{path}{where} is not YAML: {subject}") from None
-    except (RecursionError, ValueError) as error:
-        if isinstance(error, TaskError):
-            raise
-        raise TaskError(f"{path} is not YAML: {error}") from None
+        raise UsageError(f"{path}{where} is not YAML: {str(subject)[:_LONGEST]}") from None
+    except TaskError:
+        raise
+    except (RecursionError, ValueError, ArithmeticError) as error:
+        raise UsageError(f"{path} is not YAML: {error}") from None
 
 
 def _import_library(name: str) -> Any:

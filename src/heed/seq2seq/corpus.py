@@ -1,17 +1,17 @@
-"""Files of parallel text: two with a sentence a line, or one with both sides; plain or gzip."""
+"""Files of parallel text: two with a sentence a line, or one with both sides."""
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import TaskError, UsageError
+from heed.seq2seq.text_files import open_text
 from heed.seq2seq.word_links import read_links
 
 Pair = tuple[str, str]  # a sentence and its translation
@@ -34,7 +34,8 @@ class Corpus:
 
     Args:
         source: file of sentences, one a line; or of both sides: `.tsv`, two columns with a tab between them, or
-            `.jsonl`, an object a line with the strings "source" and "target". Any of them may be compressed, `.gz`.
+            `.jsonl`, an object a line with the strings "source" and "target". Any of them may be compressed by gzip. A
+            blank line is a pair of empty sides.
         target: file of the translations, line by line; None if `source` holds both sides.
         alignment: file of word links, see `read_links`, line by line; or None.
 
@@ -52,9 +53,9 @@ class Corpus:
 
     def __post_init__(self) -> None:
         if self.kind in _SPLIT and self.target is not None:
-            raise TaskError(f"{self.source} holds both sides: leave out {self.target}")
+            raise UsageError(f"{self.source} holds both sides: leave out {self.target}")
         if self.kind not in _SPLIT and self.target is None:
-            raise TaskError(
+            raise UsageError(
                 f"{self.source} has one side: give the file of the other one too, or a file of both "
                 f"({', '.join(_SPLIT)})"
             )
@@ -146,7 +147,7 @@ class Corpus:
             sources, targets = lines
         else:
             split = _SPLIT[self.kind]
-            pairs = [split(line) for line in lines[0]]
+            pairs = [split(line) if line.strip() else ("", "") for line in lines[0]]
             sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
         return [text.strip() for text in sources], [text.strip() for text in targets]
 
@@ -196,10 +197,3 @@ def _read_lines(path: Path) -> Iterator[str | None]:
         raise TaskError(
             f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
         ) from None
-
-
-def open_text(path: Path) -> IO[bytes]:
-    """Opens a file's bytes, decompressed if its name ends with .gz."""
-    if path.name.lower().endswith(".gz"):
-        return cast(IO[bytes], gzip.open(path))
-    return path.open("rb")

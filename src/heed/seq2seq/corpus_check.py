@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import array
 import hashlib
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from heed.seq2seq.corpus import Corpus
+from heed.seq2seq.normalization import UNUSABLE, Normalizer
+from heed.seq2seq.parallel_text import LEAST_PAIRS
 
 _MAX_NUMBERS = 5  # line numbers of a finding
 _LONGEST = 500  # letters: about 128 subwords
-_UNLIKE = 3.0  # ratio of lengths, of sides of more than a few words
+_UNLIKE = 3.0  # ratio of lengths, expected and found, of sides of more than a few words
 _FEW_WORDS = 30  # letters
 
 
 @dataclass
 class Finding:
-    """Lines with one problem.
+    """Lines with one problem, or a problem of the whole text, which has no numbers.
 
     Args:
         text: the problem.
@@ -31,6 +37,8 @@ class Finding:
     numbers: list[int] = field(default_factory=list)
 
     def __str__(self) -> str:
+        if not self.numbers:
+            return f"{self.count:,} {self.text}"
         lines = ", ".join(f"{number:,}" for number in self.numbers)
         rest = ", ..." if self.count > len(self.numbers) else ""
         return f"{self.count:,} {self.text}: line {lines}{rest}"
@@ -67,8 +75,9 @@ def check_corpus(corpus: Corpus) -> CorpusReport:
     """Reads a corpus once and counts its problems.
 
     Problems are lines that are not UTF-8, lack a counterpart or are not a pair, have an empty side, more than 500
-    letters, a control character, the same text on both sides or one side three times as long as the other, and repeated
-    pairs and sources (8 bytes are kept of each, so memory grows slowly).
+    letters, a control character, a character that no token can hold, the same text on both sides or one side more than
+    three times as long as the other (as the median pair has them), repeated pairs and sources, and too few different
+    sentences. Some 20 bytes are kept of each pair, so memory grows slowly.
 
     Raises:
         TaskError: if a file cannot be read.
@@ -77,6 +86,8 @@ def check_corpus(corpus: Corpus) -> CorpusReport:
     lines = 0
     pairs: set[bytes] = set()
     sources: set[bytes] = set()
+    numbers, lengths = array.array("L"), array.array("I")
+    normalize = Normalizer("NFC", UNUSABLE)
 
     def add(number: int, text: str, stops: bool = False) -> None:
         finding = findings.setdefault(text, Finding(text, stops))
@@ -89,11 +100,14 @@ def check_corpus(corpus: Corpus) -> CorpusReport:
         if problem is not None:
             add(number, problem.partition(". Received:")[0], stops=True)
             continue
+        for fault in _find_faults(source, target):
+            add(number, fault)
+        source, target = normalize(source), normalize(target)
         if not (source and target):
             add(number, "with an empty side, left out of training")
             continue
-        for fault in _find_faults(source, target):
-            add(number, fault)
+        numbers.append(number)
+        lengths.extend((len(source), len(target)))
         pair_hash, source_hash = _hash(source, target), _hash(source)
         if pair_hash in pairs:
             add(number, "repeated on both sides")
@@ -101,24 +115,39 @@ def check_corpus(corpus: Corpus) -> CorpusReport:
             add(number, "with a repeated source and another translation")
         pairs.add(pair_hash)
         sources.add(source_hash)
-    return CorpusReport(lines, len(pairs), list(findings.values()))
+    for number in _find_uneven(numbers, lengths):
+        add(number, f"with one side more than {_UNLIKE:.0f} times as long as expected of the other")
+    found = list(findings.values())
+    if len(sources) < LEAST_PAIRS:
+        text = f"different sentences: training needs at least {LEAST_PAIRS}"
+        found.append(Finding(text, stops=True, count=len(sources)))
+    return CorpusReport(lines, len(pairs), found)
 
 
 def _find_faults(source: str, target: str) -> Iterator[str]:
     if max(len(source), len(target)) > _LONGEST:
         yield f"with more than {_LONGEST} letters, too long for most models"
-    if not (_is_printable(source) and _is_printable(target)):
+    both = source + target
+    if any(unicodedata.category(letter) == "Cc" and not letter.isspace() for letter in both):
         yield "with a control character"
-    if source == target:
+    if "\u2581" in both:
+        yield "with U+2581, which SentencePiece reads as a space"
+    if source == target != "":
         yield "with the same text on both sides"
-    shorter, longer = sorted((len(source), len(target)))
-    if longer > _UNLIKE * shorter and longer > _FEW_WORDS:
-        yield f"with one side more than {_UNLIKE:.0f} times as long as the other"
 
 
-def _is_printable(text: str) -> bool:
-    return all(letter.isprintable() or letter.isspace() for letter in text)
+def _find_uneven(numbers: Sequence[int], lengths: Sequence[int]) -> list[int]:
+    """The lines of which one side is too long for the other: languages need more or fewer letters for the same."""
+    if not len(numbers):
+        return []
+    source, target = np.asarray(lengths, np.float64).reshape(-1, 2).T
+    expected = source * np.median(target / source)
+    shorter, longer = np.minimum(expected, target), np.maximum(expected, target)
+    uneven = (longer > _UNLIKE * shorter) & (np.maximum(source, target) > _FEW_WORDS)
+    return np.asarray(numbers)[uneven].tolist()
 
 
 def _hash(*sides: str) -> bytes:
-    return hashlib.blake2b("\n".join(sides).encode(), digest_size=8).digest()
+    """A hash of sentences, the same for those that differ in white space only."""
+    text = "\n".join(" ".join(side.split()) for side in sides)
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()

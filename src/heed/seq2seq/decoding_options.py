@@ -40,7 +40,7 @@ class DecodingOptions:
         >>> DecodingOptions(beam_size=0)
         Traceback (most recent call last):
         ...
-        heed.seq2seq.errors.TaskError: `beam_size` must be an integer >= 1. Received: beam_size=0
+        heed.seq2seq.errors.UsageError: `beam_size` must be an integer >= 1. Received: beam_size=0
     """
 
     beam_size: int = 1

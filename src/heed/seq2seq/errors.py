@@ -1,10 +1,9 @@
-"""The error that the user can fix."""
+"""The errors that the user can fix."""
 
 from __future__ import annotations
 
 import contextlib
-import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 
 class TaskError(ValueError):
@@ -21,31 +20,33 @@ class TaskError(ValueError):
     """
 
 
+class UsageError(TaskError):
+    """A TaskError about the command itself: an option, its value, a key of a config file, or two that conflict.
+
+    The command line exits with status 2 for it, and with 1 for others: files, run folders and texts.
+
+    Example:
+        >>> raise UsageError("`steps` must be an integer >= 1. Received: steps=0")
+        Traceback (most recent call last):
+        ...
+        heed.seq2seq.errors.UsageError: `steps` must be an integer >= 1. Received: steps=0
+    """
+
+
 @contextlib.contextmanager
 def convert_value_errors() -> Iterator[None]:
-    """Turns a ValueError of the block into a TaskError: the value came from the user.
+    """Turns a ValueError of the block into a UsageError: the value came from the user.
 
     Example:
         >>> with convert_value_errors():
         ...     int("x")
         Traceback (most recent call last):
         ...
-        heed.seq2seq.errors.TaskError: invalid literal for int() with base 10: 'x'
+        heed.seq2seq.errors.UsageError: invalid literal for int() with base 10: 'x'
     """
     try:
         yield
     except TaskError:
         raise
     except ValueError as error:
-        raise TaskError(str(error)) from None
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns `: did you mean ...` if a known name is similar, else "".
-
-    Example:
-        >>> nearest("setps", ["steps", "seed"])
-        ': did you mean `steps`?'
-    """
-    found = difflib.get_close_matches(name, list(known), n=1)
-    return f": did you mean `{found[0]}`?" if found else ""
+        raise UsageError(str(error)) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,8 +11,10 @@ from typing import Any
 
 from heed.seq2seq.corpus import Corpus
 from heed.seq2seq.errors import TaskError
+from heed.seq2seq.scoring import AUTO, choose_bleu_tokenizer, choose_metrics
 from heed.seq2seq.task import Item, Task
-from heed.seq2seq.translator import Translator
+from heed.seq2seq.translator import Translator, is_cut
+from heed.seq2seq.unknown_tokens import describe_unknown, share_unknown
 
 _JSON_FIELDS = ("source", "translation", "reference", "group")  # of a wrong answer
 
@@ -49,15 +52,19 @@ class Evaluation:
     Args:
         answers: in the order of the task's items.
         seconds: for decoding, compilation included.
-        bleu: BLEU in percent, or None if it is not computed.
+        bleu: BLEU in percent, or None if it is not computed or has no meaning, see `without_bleu`.
         chrf: chrF in percent, or None.
         extra: the task's other evaluations, by name. They are not held out and do not count here.
         cut: number of sources that were cut because they are too long.
+        cut_answers: number of translations that were cut at the most tokens.
         signatures: sacrebleu's signatures of the two metrics, by name, to reproduce them.
         given_pairs: whether the pairs were given, not held out.
         left_out: the problems of pairs that could not be evaluated, one line each.
         perplexity: of the references, see `Translator.perplexity`, or None.
         group_scores: BLEU and chrF of each group, by their names above, if there are several.
+        without_bleu: why BLEU has no meaning for these references; "" if it has one.
+        bleu_tokenizer: the requested tokenizer of BLEU, see `heed.seq2seq.scoring`.
+        unknown: the shares of "source" and "reference" tokens that the vocabulary does not know, 0 to 1.
 
     Example:
         >>> evaluation = Evaluation([Answer("1", "one", "one", "en")], seconds=0.1)
@@ -76,6 +83,10 @@ class Evaluation:
     left_out: Sequence[str] = ()
     perplexity: float | None = None
     group_scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    without_bleu: str = ""
+    bleu_tokenizer: str = AUTO
+    unknown: Mapping[str, float] = field(default_factory=dict)
+    cut_answers: int = 0
 
     @property
     def right(self) -> int:
@@ -120,8 +131,9 @@ class Evaluation:
         lines += self._report_groups()
         if self.cut:
             lines.append(f"{self.cut:,} of the sources are too long and were cut")
-        if self.bleu is not None and self.chrf is not None:
-            lines.append(f"BLEU {self.bleu:.1f}, chrF {self.chrf:.1f}")
+        lines += self.notes()
+        if self.chrf is not None:
+            lines.append(_format_scores(self.bleu, self.chrf))
             lines += [f"  {name}: {signature}" for name, signature in self.signatures.items()]
         if self.perplexity is not None:
             lines.append(f"perplexity {self.perplexity:.2f} per token of the references")
@@ -137,13 +149,19 @@ class Evaluation:
             lines += extra._report_groups()
         return lines
 
+    def notes(self) -> list[str]:
+        """What a reader of the figures should know: no BLEU, translations that were cut, unknown tokens."""
+        cut = f"{self.cut_answers:,} of the translations were cut at the most tokens (--max-length)"
+        lines = [self.without_bleu, cut if self.cut_answers else "", describe_unknown(self.unknown)]
+        return [line for line in lines if line]
+
     def _report_groups(self) -> list[str]:
         groups = self.groups()
         if len(groups) == 1:
             return []
         return [
             f"  {name}  {group.right:,} of {len(group.answers):,}: {100 * group.exact:.2f} %"
-            + ("" if group.bleu is None else f", BLEU {group.bleu:.1f}, chrF {group.chrf:.1f}")
+            + ("" if group.chrf is None else f", {_format_scores(group.bleu, group.chrf)}")
             for name, group in groups.items()
         ]
 
@@ -156,6 +174,7 @@ class Evaluation:
             "seconds": round(self.seconds, 2),
             "groups": {name: group.exact for name, group in self.groups().items()},
             "cut": self.cut,
+            "cut_answers": self.cut_answers,
             "wrong": [
                 {name: getattr(answer, name) for name in _JSON_FIELDS}
                 for answer in self.wrong[:100]
@@ -167,6 +186,10 @@ class Evaluation:
             figures["signatures"] = dict(self.signatures)
         if self.left_out:
             figures["left_out"] = list(self.left_out)
+        if self.without_bleu:
+            figures["without_bleu"] = self.without_bleu
+        if self.unknown:
+            figures["unknown"] = dict(self.unknown)
         scores = {"bleu": self.bleu, "chrf": self.chrf, "perplexity": self.perplexity}
         figures |= {name: score for name, score in scores.items() if score is not None}
         if self.extra:
@@ -174,8 +197,15 @@ class Evaluation:
         return figures
 
 
+def _format_scores(bleu: float | None, chrf: float) -> str:
+    return f"chrF {chrf:.1f}" if bleu is None else f"BLEU {bleu:.1f}, chrF {chrf:.1f}"
+
+
 def evaluate(
-    translator: Translator, corpus: Corpus | None = None, language: str | None = None
+    translator: Translator,
+    corpus: Corpus | None = None,
+    language: str | None = None,
+    bleu_tokenizer: str = AUTO,
 ) -> Evaluation:
     """Translates given pairs, or the held-out ones of the run's task and its extra evaluations.
 
@@ -185,22 +215,28 @@ def evaluate(
         translator: the run's model.
         corpus: pairs to evaluate on; None takes the held-out ones.
         language: the run's language of the given pairs; None takes the first.
+        bleu_tokenizer: of BLEU, see `heed.seq2seq.scoring.choose_bleu_tokenizer`.
 
     Raises:
-        TaskError: if the corpus cannot be read, or holds no pair that can be translated.
+        TaskError: if the corpus cannot be read, or holds no pair that can be translated; or for a tokenizer that is not
+            installed.
     """
     task = translator.task
+    if bleu_tokenizer != AUTO:  # before the time that decoding takes
+        choose_bleu_tokenizer((), bleu_tokenizer)
     if corpus is not None:
         items, left_out = _read_items(task, corpus, language)
         evaluation = _judge(translator, items)
-        scores = _score(translator, items, evaluation.answers)
-        return replace(evaluation, given_pairs=True, left_out=left_out, **scores)
+        figures = _score(translator, items, evaluation.answers, bleu_tokenizer)
+        return replace(evaluation, given_pairs=True, left_out=left_out, **figures)
     items = task.evaluation_items()
     evaluation = _judge(translator, items)
     others = task.extra_evaluations().items()
     extra = {name: _judge(translator, items) for name, items in others}
-    scores = _score(translator, items, evaluation.answers) if task.has_corpus_scores else {}
-    return replace(evaluation, extra=extra, **scores)
+    if not task.has_corpus_scores:
+        return replace(evaluation, extra=extra)
+    figures = _score(translator, items, evaluation.answers, bleu_tokenizer)
+    return replace(evaluation, extra=extra, **figures)
 
 
 def write_evaluation(translator: Translator, evaluation: Evaluation) -> Path:
@@ -214,6 +250,7 @@ def _read_items(task: Task, corpus: Corpus, language: str | None) -> tuple[list[
     task.check_language(language)
     items, left_out = [], []
     for number, (source, target) in enumerate(corpus.pairs(), 1):
+        target = task.normalize_target(target)
         try:
             if not target:
                 raise TaskError("its translation is empty")
@@ -235,36 +272,46 @@ def _judge(translator: Translator, items: Sequence[Item]) -> Evaluation:
         Answer(item.text, text, item.reference, item.group, item.ids, ids)
         for item, text, ids in zip(items, translations, rows, strict=True)
     ]
-    return Evaluation(answers, seconds, cut=sum(item.cut for item in items))
+    cut = sum(map(is_cut, rows))
+    return Evaluation(answers, seconds, cut=sum(item.cut for item in items), cut_answers=cut)
 
 
 def _score(
-    translator: Translator, items: Sequence[Item], answers: Sequence[Answer]
+    translator: Translator, items: Sequence[Item], answers: Sequence[Answer], bleu_tokenizer: str
 ) -> dict[str, Any]:
-    figures = _score_corpus(answers)
+    figures = _score_corpus(answers, bleu_tokenizer)
     groups = dict.fromkeys(answer.group for answer in answers)
     if figures and len(groups) > 1:
-        of = {name: _score_corpus([a for a in answers if a.group == name]) for name in groups}
-        figures["group_scores"] = {
-            name: {"bleu": scores["bleu"], "chrf": scores["chrf"]} for name, scores in of.items()
+        of = {
+            name: _score_corpus([a for a in answers if a.group == name], bleu_tokenizer)
+            for name in groups
         }
+        figures["group_scores"] = {
+            name: {key: scores[key] for key in ("bleu", "chrf") if key in scores}
+            for name, scores in of.items()
+        }
+    figures["bleu_tokenizer"] = bleu_tokenizer
     subwords = getattr(translator.task, "subwords", None)
     if subwords is not None:  # a task may do without a tokenizer
         targets = subwords.encode([item.reference for item in items])
         figures["perplexity"] = translator.perplexity([item.ids for item in items], targets)
+        shares = {
+            "source": share_unknown(item.ids for item in items),
+            "reference": share_unknown(targets),
+        }
+        figures["unknown"] = {side: share for side, share in shares.items() if share}
     return figures
 
 
-def _score_corpus(answers: Sequence[Answer]) -> dict[str, Any]:
-    try:
-        import sacrebleu
-    except ImportError:
+def _score_corpus(answers: Sequence[Answer], bleu_tokenizer: str) -> dict[str, Any]:
+    if importlib.util.find_spec("sacrebleu") is None:
         return {}
-    translations, references = [a.translation for a in answers], [[a.reference for a in answers]]
-    metrics = {"BLEU": sacrebleu.BLEU(), "chrF": sacrebleu.CHRF()}
-    scores = {name: one.corpus_score(translations, references) for name, one in metrics.items()}
+    references = [answer.reference for answer in answers]
+    metrics = choose_metrics(references, bleu_tokenizer)
+    scores = metrics.score([answer.translation for answer in answers], references)
+    scores.pop("exact", None)  # it is that of all figures
     return {
-        "bleu": float(scores["BLEU"].score),
-        "chrf": float(scores["chrF"].score),
-        "signatures": {name: str(one.get_signature()) for name, one in metrics.items()},
+        **{name.lower(): score for name, score in scores.items()},
+        "signatures": {name: str(metrics.by_name[name].get_signature()) for name in scores},
+        "without_bleu": metrics.without_bleu,
     }

@@ -11,7 +11,7 @@ import numpy as np
 from heed._config import Config
 from heed.seq2seq import checkpoint
 from heed.seq2seq.architectures import architecture as known_architecture
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import UsageError
 from heed.seq2seq.origins import Origin, list_tokens
 from heed.seq2seq.task import Task
 from heed.seq2seq.tokenizer import RESERVED
@@ -46,7 +46,7 @@ def inherit_model(origin: Origin, chosen: Mapping[str, Any]) -> tuple[str, dict[
         if key in _FREE and key in options:
             values[key] = value
         elif value is not None and value != {"architecture": name, **values}.get(key):
-            raise TaskError(f"the model is that of {origin.path}: leave out `{key}`")
+            raise UsageError(f"the model is that of {origin.path}: leave out `{key}`")
     return name, values
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from heed._install import how_to_install
 from heed.models import Transformer, TransformerConfig
 from heed.seq2seq.byte_pairs import BytePairTokenizer, pack
-from heed.seq2seq.errors import TaskError, convert_value_errors
+from heed.seq2seq.errors import TaskError, UsageError, convert_value_errors
 from heed.seq2seq.task import Task
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, RESERVED, START_ID, Tokenizer
 from heed.seq2seq.trained_model import build_model
@@ -39,7 +39,7 @@ class HubPreset:
     def __init__(self, name: str) -> None:
         self.path = f"hub:{name}"
         if not name:
-            raise TaskError("`hub:` must be followed by the folder or the name of a preset")
+            raise UsageError("`hub:` must be followed by the folder or the name of a preset")
         hub = _import_keras_hub()
         self._backbone = _load(self.path, hub.models.Backbone, name, dtype="float32")
         kind = type(self._backbone).__name__
@@ -67,7 +67,7 @@ class HubPreset:
         of_vocabulary = {"vocabulary", "vocabulary_size", "unit"}
         names = ("source_tokenizer", "target_tokenizer")
         if not {*names} <= {option.name for option in kind.options}:
-            raise TaskError(
+            raise UsageError(
                 f"{self.path} has a model of text: it is for own text, not for {kind.title}"
             )
         if (of_vocabulary | {*names}) & set(chosen):

@@ -15,7 +15,7 @@ from typing import cast
 
 import numpy as np
 
-from heed.seq2seq.corpus import open_text
+from heed.seq2seq.text_files import open_text
 
 _BLOCK = 50_000  # lines
 _MARK = "\ufeff"  # byte order mark, with which some editors begin a file
@@ -24,18 +24,19 @@ _MARK = "\ufeff"  # byte order mark, with which some editors begin a file
 class LineFile:
     """A file of UTF-8 text whose lines can be read in any order, once :meth:`blocks` has gone through it.
 
-    It keeps four bytes in memory for each line, eight if the file has more than 4 GiB. A compressed file is unpacked to
-    a temporary one, which lives as long as this object; `TMPDIR` sets its folder.
+    It keeps four bytes in memory for each line, eight if the file has more than 4 GiB. A compressed file or a pipe is
+    copied to a temporary file, which lives as long as this object; `TMPDIR` sets its folder.
 
     Args:
-        path: the file; its name ends with .gz if it is compressed.
+        path: the file; it may be compressed by gzip.
 
     Raises:
         OSError: if it cannot be read.
+        TaskError: if it is no text, see `open_text`.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = _open_uncompressed(path)
+        self._file = open_seekable(path)
         weakref.finalize(self, self._file.close)
         self._raw = cast(io.RawIOBase, self._file.raw)  # a buffer would read more than a line
         self._lock = threading.Lock()  # a file has one position
@@ -91,13 +92,14 @@ def _count_lines(file: io.BufferedReader) -> int:
     return count + (last != b"\n")
 
 
-def _open_uncompressed(path: Path) -> io.BufferedReader:
-    """Opens the file, or a temporary copy of it if it is compressed."""
-    if path.suffix.lower() != ".gz":
-        return path.open("rb")
-    copy = tempfile.TemporaryFile(prefix="heed-")  # noqa: SIM115 (its LineFile closes it)
+def open_seekable(path: Path) -> io.BufferedReader:
+    """Opens the text of a file, or of a temporary copy of it if it is compressed or a pipe. See `open_text`."""
+    file = open_text(path)
+    if isinstance(file, io.BufferedReader) and file.seekable():
+        return file
+    copy = tempfile.TemporaryFile(prefix="heed-")  # noqa: SIM115 (who opened it closes it)
     try:
-        with open_text(path) as file:
+        with file:
             shutil.copyfileobj(file, copy, 1 << 20)
         copy.flush()  # lines are read past its buffer
     except BaseException:

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from heed._install import how_to_install
+from heed._suggestions import nearest
 from heed.seq2seq._hashing import mix, permutation, stream
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import TaskError, UsageError
 
 LARGEST = 999_999
 LANGUAGES = ("en", "de", "fr", "es")
@@ -201,9 +202,9 @@ def check_languages(languages: str | Sequence[str]) -> tuple[str, ...]:
         languages = [name.strip() for name in languages.split(",")]
     unknown = [language for language in languages if language not in LANGUAGES]
     if unknown or not languages or len(set(languages)) != len(languages):
-        raise TaskError(
+        raise UsageError(
             f"languages must be some of {','.join(LANGUAGES)}, each once. "
-            f"Received: {','.join(languages) or 'none'}"
+            f"Received: {','.join(languages) or 'none'}{nearest(str(unknown[0]), LANGUAGES) if unknown else ''}"
         )
     return tuple(languages)
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from heed._numbers import check_integer
 from heed.seq2seq import number_words
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import UsageError
 from heed.seq2seq.task import Batch, Item, Option, Reading, Task, pad_rows
 from heed.seq2seq.tokenizer import RESERVED, Tokenizer
+from heed.seq2seq.user_values import split_names
 
 _TOKENIZER_SAMPLE = 8_000  # numbers whose words teach the tokenizer, and bound the length
 _VALIDATION_BATCH = 256
@@ -49,7 +50,9 @@ class NumbersTask(Task):
     examples = ("42", "1,234", "508,016")
     options = (
         Option(
-            "languages", str, f"numbers: some of {','.join(number_words.LANGUAGES)} (default: en)"
+            "languages",
+            split_names,
+            f"numbers: some of {','.join(number_words.LANGUAGES)} (default: en)",
         ),
     )
     one_shape = True
@@ -112,7 +115,7 @@ class NumbersTask(Task):
     def training_batch(self, seed: int, step: int, size: int, tokens: int = 0) -> Batch:
         """The batch of a step: `size` numbers, the languages in turn."""
         if tokens:
-            raise TaskError("batches of numbers have one size: leave out --batch-tokens")
+            raise UsageError("batches of numbers have one size: leave out --batch-tokens")
         chosen = number_words.training_numbers(seed, step, size).tolist()
         # Shifted by one in each round of lengths, so that each length comes in each language.
         turns = [

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from heed._numbers import check_integer, check_real
-from heed.seq2seq.errors import TaskError, convert_value_errors
+from heed._suggestions import nearest
+from heed.seq2seq.errors import UsageError, convert_value_errors
+from heed.seq2seq.scoring import AUTO, BLEU_TOKENIZERS
 
 SCHEDULES = ("cosine", "inverse_sqrt", "constant")
 PRECISIONS = ("float32", "bfloat16")
@@ -40,6 +42,7 @@ class TrainingOptions:
         validate_every: steps between validations, 1 or more.
         validate_with: the metric to validate with: "loss", or "bleu" or "chrf" of greedy translations.
         validate_sentences: the most validation sentences translated for that, 1 or more.
+        bleu_tokenizer: of that BLEU, see `heed.seq2seq.scoring.choose_bleu_tokenizer`; a run keeps what "auto" chose.
         checkpoint_every: steps between checkpoints, 1 or more.
         keep: checkpoints to keep, 2 or more: the one before the newest is a spare in case the newest is damaged.
         patience: validations without improvement after which training stops and the best weights are kept; 0 never
@@ -55,7 +58,7 @@ class TrainingOptions:
         >>> TrainingOptions(steps=0)
         Traceback (most recent call last):
         ...
-        heed.seq2seq.errors.TaskError: `steps` must be an integer >= 1. Received: steps=0
+        heed.seq2seq.errors.UsageError: `steps` must be an integer >= 1. Received: steps=0
     """
 
     steps: int = 600
@@ -73,6 +76,7 @@ class TrainingOptions:
     validate_every: int = 100
     validate_with: str = "loss"
     validate_sentences: int = 200
+    bleu_tokenizer: str = AUTO
     checkpoint_every: int = 100
     keep: int = 2
     patience: int = 0
@@ -87,6 +91,7 @@ class TrainingOptions:
                 ("schedule", SCHEDULES),
                 ("precision", PRECISIONS),
                 ("validate_with", METRICS),
+                ("bleu_tokenizer", BLEU_TOKENIZERS),
             ):
                 check_one_of(name, getattr(self, name), known)
             if self.warmup_steps is None:
@@ -160,7 +165,7 @@ class TrainingOptions:
         """
         unknown = sorted(set(values) - {field.name for field in dataclasses.fields(cls)})
         if unknown:
-            raise TaskError(f"training options must be known ones. Received: {', '.join(unknown)}")
+            raise UsageError(f"training options must be known ones. Received: {', '.join(unknown)}")
         return cls(**values)
 
 
@@ -172,4 +177,5 @@ def check_one_of(name: str, value: Any, known: Sequence[str]) -> None:
     """
     if value not in known:
         allowed = ", ".join(map(repr, known))
-        raise ValueError(f"`{name}` must be one of {allowed}. Received: {name}={value!r}")
+        like = nearest(str(value), known)
+        raise ValueError(f"`{name}` must be one of {allowed}. Received: {name}={value!r}{like}")

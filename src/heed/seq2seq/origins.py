@@ -15,8 +15,7 @@ from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.task import Task
 from heed.seq2seq.tensorflow_start import start_tensorflow
 from heed.seq2seq.tokenizer import RESERVED
-
-_HUB = "hub:"
+from heed.seq2seq.user_values import HUB
 
 
 class Origin(Protocol):
@@ -78,11 +77,11 @@ def open_origin(name: Path | str) -> Origin:
     Raises:
         TaskError: if there is none.
     """
-    if str(name).startswith(_HUB):
+    if str(name).startswith(HUB):
         start_tensorflow()
         from heed.seq2seq.hub_presets import HubPreset
 
-        return HubPreset(str(name).removeprefix(_HUB))
+        return HubPreset(str(name).removeprefix(HUB))
     return RunOrigin(RunFolder.open(name))
 
 

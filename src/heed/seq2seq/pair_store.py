@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from heed.seq2seq.corpus import Corpus, Pair
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.line_file import LineFile
+from heed.seq2seq.normalization import UNUSABLE, WHITE_SPACE, Normalizer
 
 _T = TypeVar("_T")
 _MOST_LETTERS = np.iinfo(np.uint16).max  # longer sides count as this
@@ -26,21 +27,27 @@ class PairStore:
 
     Args:
         corpora: the corpora to read.
+        normalizer: decides which sides are empty, and which sources are equal; None: all their characters do.
 
     Attributes:
         counts: number of pairs in each corpus.
         empty: number of lines left out.
+        unusable: number of pairs with characters that no token can hold.
         sources: (P,) uint64, a hash of each source sentence; empty after `forget_sources`.
         letters: (P, 2) uint16, letters of the source and the target.
+        white_space: the white space other than U+0020 of the sources and of the targets.
 
     Raises:
         TaskError: if a file cannot be read, or holds a line that is not a pair; the message has its number.
     """
 
-    def __init__(self, corpora: Sequence[Corpus]) -> None:
-        self._parts = [_Part(corpus) for corpus in corpora]
+    def __init__(self, corpora: Sequence[Corpus], normalizer: Normalizer | None = None) -> None:
+        self._parts = [_Part(corpus, normalizer) for corpus in corpora]
         self.counts = [len(part.numbers) for part in self._parts]
         self.empty = sum(part.empty for part in self._parts)
+        self.unusable = sum(part.unusable for part in self._parts)
+        seen = zip(*(part.white_space for part in self._parts), strict=True)
+        self.white_space = ["".join(sorted(set().union(*side))) for side in seen]
         self.sources = _join([part.sources for part in self._parts])
         self.letters = _join([part.letters for part in self._parts])
         for part in self._parts:
@@ -97,9 +104,10 @@ def _join(arrays: list[NDArray[Any]]) -> NDArray[Any]:
 class _Part:
     """One corpus: the lines of its pairs."""
 
-    def __init__(self, corpus: Corpus) -> None:
-        self._corpus = corpus
-        self.empty = 0
+    def __init__(self, corpus: Corpus, normalizer: Normalizer | None) -> None:
+        self._corpus, self._normalizer = corpus, normalizer
+        self.empty = self.unusable = 0
+        self.white_space: tuple[set[str], set[str]] = (set(), set())
         try:
             self._files = [LineFile(path) for path in corpus.files]
             self._text = self._files[: len(corpus.paths)]
@@ -118,18 +126,30 @@ class _Part:
         for block in zip(*(file.blocks() for file in self._files), strict=True):
             sides = self._corpus.sides(*block[: len(self._text)])
             self._corpus.check_links(*sides, block[-1])
+            self._note_characters(sides)
+            if (normalize := self._normalizer) is not None:
+                sides = [normalize(x) for x in sides[0]], [normalize(x) for x in sides[1]]
             pairs = zip(*sides, strict=True)
             kept = np.array([bool(source and target) for source, target in pairs])
             here = slice(place, place + int(np.count_nonzero(kept)))
             counts = [np.fromiter(map(len, side), np.int64, len(side)) for side in sides]
             self.numbers[here] = number + np.flatnonzero(kept)
-            self.sources[here] = hash_texts(sides[0])[kept]
+            hash_ = hash_texts if self._normalizer is None else hash_sentences
+            self.sources[here] = hash_(sides[0])[kept]
             self.letters[here] = np.minimum(np.stack(counts, axis=1)[kept], _MOST_LETTERS)
             number, place = number + len(kept), here.stop
         self.numbers = self.numbers[:place]
         self.sources = self.sources[:place]
         self.letters = self.letters[:place]
         self.empty = number - place
+
+    def _note_characters(self, sides: tuple[list[str], list[str]]) -> None:
+        """Notes white space, and pairs with unusable characters."""
+        for seen, texts in zip(self.white_space, sides, strict=True):
+            if not (joined := "".join(texts)).isprintable():
+                seen.update(letter for letter in WHITE_SPACE if letter in joined)
+            if any(letter in joined for letter in UNUSABLE):
+                self.unusable += sum(any(letter in text for letter in UNUSABLE) for text in texts)
 
     def pairs(self, places: NDArray[np.int64]) -> list[Pair]:
         with self._expect_unchanged():
@@ -149,6 +169,11 @@ class _Part:
             yield
         except (OSError, ValueError) as error:
             raise TaskError(f"{self._corpus} has changed while it was read: {error}") from None
+
+
+def hash_sentences(texts: Iterable[str]) -> NDArray[np.uint64]:
+    """A hash of each sentence, the same for sentences that differ in white space only."""
+    return hash_texts(" ".join(text.split()) for text in texts)
 
 
 def hash_texts(texts: Iterable[str]) -> NDArray[np.uint64]:

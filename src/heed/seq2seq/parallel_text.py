@@ -13,13 +13,15 @@ from heed.seq2seq.errors import TaskError
 LEAST_PAIRS = 20
 _HELD_OUT_SHARE = 0.05
 _MOST_HELD_OUT = 1_000  # for validation, and as many again for evaluation
+_FREQUENT = 4  # times as often as others
 
 
 def split(sources: NDArray[np.uint64], held_out: int = 2) -> NDArray[np.int8]:
     """Assigns each pair to a part by a hash of its source sentence.
 
     Each held-out part is 5 % of the different sentences, at least one and at most 1,000. Equal source sentences stay
-    together, so that no held-out sentence is seen in training.
+    together, so that no held-out sentence is seen in training. Sentences that come more than four times as often as
+    the median are trained on: a single one could be most of the text.
 
     Args:
         sources: (P,) uint64, hashes of the source sentences.
@@ -43,10 +45,15 @@ def split(sources: NDArray[np.uint64], held_out: int = 2) -> NDArray[np.int8]:
             f"Received: {min(different, len(order))}"
         )
     count = min(_MOST_HELD_OUT, max(1, int(different * _HELD_OUT_SHARE)))
-    order = np.unique(order[: _count_leading(order, count * held_out + 1)])
-    bounds = order[count * np.arange(1, held_out + 1)]  # part p + 1 is below bound p
-    part = np.searchsorted(bounds, sources, side="right").astype(np.int8)
-    return np.where(part < held_out, part + 1, 0).astype(np.int8)
+    # At least half of them are not frequent. The last one may go on after the leading values.
+    leading = order[: _count_leading(order, 2 * count * held_out + 2)]
+    sentences, times = np.unique(leading, return_counts=True)
+    chosen = sentences[times <= _FREQUENT * np.median(times)][: count * held_out]
+    if not len(chosen):
+        return np.zeros(len(sources), np.int8)
+    places = np.minimum(np.searchsorted(chosen, sources), len(chosen) - 1)
+    part = (1 + places // count).astype(np.int8)
+    return np.where(chosen[places] == sources, part, 0).astype(np.int8)
 
 
 def _count_leading(order: NDArray[np.uint64], count: int) -> int:
@@ -64,6 +71,8 @@ def hash_file(path: Path) -> str:
         TaskError: if it cannot be read.
     """
     digest = hashlib.sha256()
+    if path.exists() and not path.is_file():
+        raise TaskError(f"{path} must be a file that can be read again, not a pipe or a folder")
     try:
         with path.open("rb") as file:
             for block in iter(lambda: file.read(1 << 20), b""):

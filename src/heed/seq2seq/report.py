@@ -126,6 +126,7 @@ def _collect(
         return {
             "source": answer.source,
             "group": answer.group if several else "",
+            "language": answer.group if answer.group in translator.task.languages else "",
             "right": answer.right,
             "reference": mark_differences(answer.reference, answer.translation),
             "translations": [
@@ -219,7 +220,7 @@ def _share_figure(name: str, judged: Sequence[Evaluation], note: str) -> dict[st
 
 
 def _list_notes(evaluation: Evaluation) -> list[str]:
-    notes = []
+    notes = evaluation.notes()
     if evaluation.cut:
         notes.append(f"Sources that are too long and were cut: {evaluation.cut:,}")
     if left_out := evaluation.left_out:

@@ -19,16 +19,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
+from heed._files import new_folder
 from heed._npz import open_regular
-from heed.seq2seq.atomic_files import lock, sync_folder, write_atomically
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.atomic_files import lock, write_atomically
+from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.task import Task
 from heed.seq2seq.tasks import TASKS
@@ -48,7 +47,7 @@ def picture_format(path: Path) -> str:
     """
     kind = path.suffix.lower().removeprefix(".")
     if kind not in ("png", "svg", "pdf"):
-        raise TaskError(f"a picture must be a .png, .svg or .pdf file. Received: {path}")
+        raise UsageError(f"a picture must be a .png, .svg or .pdf file. Received: {path}")
     return kind
 
 
@@ -134,19 +133,10 @@ class RunFolder:
             OSError: if it cannot be written.
         """
         self.check_free(self.path)
-        place = self.path.resolve()  # a link to an empty folder stays one
-        place.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
-        try:
+        with new_folder(self.path) as folder:
             for name, data in self._files.items():
-                (temporary / name).write_bytes(data)
-            (temporary / "checkpoints").mkdir()
-            temporary.chmod(0o755)
-            temporary.replace(place)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        sync_folder(place.parent)
+                (folder / name).write_bytes(data)
+            (folder / "checkpoints").mkdir()
 
     @classmethod
     def check_free(cls, path: Path) -> None:
@@ -219,7 +209,9 @@ class RunFolder:
         try:
             if config["kind"] in tuple(TASKS):
                 return TASKS[config["kind"]].load(config, self.read)
-        except TaskError:
+        except TaskError as error:
+            if isinstance(error, UsageError):  # its config.json holds the wrong value
+                raise TaskError(f"{self.path} is damaged: {error}") from None
             raise
         except KeyError as error:
             raise TaskError(f"{self.path} is damaged: its task has no {error}") from None
@@ -273,4 +265,5 @@ def _hash(data: bytes) -> str:
 
 
 def _encode_json(values: Mapping[str, Any]) -> bytes:
-    return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
+    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    return text.encode("utf-8", "backslashreplace")  # JSON's own form of what is not UTF-8

@@ -10,13 +10,13 @@ from heed.seq2seq import checkpoint
 from heed.seq2seq.architectures import architecture as known_architecture
 from heed.seq2seq.architectures import model_values
 from heed.seq2seq.config_file import ConfigFile
-from heed.seq2seq.errors import TaskError, convert_value_errors
+from heed.seq2seq.errors import TaskError, UsageError, convert_value_errors
 from heed.seq2seq.fine_tuning import INITIAL, inherit_model, make_initial_weights
 from heed.seq2seq.model_size import check_training
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.origins import Origin, RunOrigin
 from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.scoring import load_sacrebleu
+from heed.seq2seq.scoring import choose_bleu_tokenizer, load_sacrebleu
 from heed.seq2seq.task import Task
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
 
@@ -72,7 +72,7 @@ def start_run(
         chosen = {"architecture": architecture, "preset": preset, **options}
         architecture, values = inherit_model(origin, chosen)
     if values.get("share_embeddings") and not task.shares_vocabulary:
-        raise TaskError(
+        raise UsageError(
             "`share_embeddings` must be False if each side has its own vocabulary "
             "(own text: --vocabulary shared). Received: share_embeddings=True"
         )
@@ -83,14 +83,19 @@ def start_run(
         model = known_architecture(architecture).config.from_dict(values)
     if task.has_alignments:
         if getattr(model, "attention", None) == "none":
-            raise TaskError(
+            raise UsageError(
                 "an alignment guides attention, and a model with attention='none' has none"
             )
     elif "alignment_weight" in training:
-        raise TaskError("`alignment_weight` is for text with an alignment: give --alignment too")
+        raise UsageError("`alignment_weight` is for text with an alignment: give --alignment too")
     training_options = TrainingOptions(**training)
     if training_options.validate_with != "loss":
         load_sacrebleu(training_options.validate_with)
+        if training_options.validate_with == "bleu":
+            # Another machine may have other tokenizers: its scores would be compared with these.
+            references = [text for _, text in task.validation_texts()]
+            tokenizer = choose_bleu_tokenizer(references, training_options.bleu_tokenizer)
+            training_options = dataclasses.replace(training_options, bleu_tokenizer=tokenizer)
     if write:
         RunFolder.check_free(Path(path))
     check_training(model, task, training_options)
@@ -126,7 +131,7 @@ def extend_run(run: RunFolder, steps: int) -> RunFolder:
     before = run.options
     options = TrainingOptions.from_dict({**before.to_dict(), "steps": steps})
     if options.steps <= before.steps:
-        raise TaskError(
+        raise UsageError(
             f"`steps` must be more than the {before.steps:,} of {run.path} to extend it. "
             f"Received: steps={steps}"
         )

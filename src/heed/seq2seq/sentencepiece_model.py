@@ -7,10 +7,12 @@ install. heed needs a few fields, so it reads them itself.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
+_PIECES, _TEXT = 1, 1  # numbers of fields: the pieces of a model, the text of a piece
 
 
 class ModelType(IntEnum):
@@ -65,7 +67,7 @@ class SentencePieceModel(NamedTuple):
         numbers, _ = _read_message(b"".join(parts[2]))
         normalizer, rules = _read_message(b"".join(parts[3]))
         return cls(
-            pieces=[_read_piece(piece) for piece in parts[1]],
+            pieces=[_read_piece(piece) for piece in parts[_PIECES]],
             model_type=numbers.get(3, ModelType.UNIGRAM),
             changes_characters=any(rules[2][-1:]),
             add_dummy_prefix=bool(normalizer.get(3, True)),
@@ -76,7 +78,7 @@ class SentencePieceModel(NamedTuple):
 
 def _read_piece(message: bytes) -> tuple[str, int]:
     numbers, texts = _read_message(message)
-    text = texts[1][-1] if texts[1] else b""
+    text = texts[_TEXT][-1] if texts[_TEXT] else b""
     return text.decode(), numbers.get(3, PieceType.NORMAL)
 
 
@@ -84,24 +86,34 @@ def _read_message(message: bytes) -> tuple[dict[int, int], dict[int, list[bytes]
     """The fields of a protobuf message by number: integers, the last of each number, and byte strings."""
     integers: dict[int, int] = {}
     texts: dict[int, list[bytes]] = defaultdict(list)
+    for number, value, _ in _fields(message):
+        if isinstance(value, int):
+            integers[number] = value
+        elif value is not None:
+            texts[number].append(value)
+    return integers, texts
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes | None, bytes]]:
+    """Yields each field of a message: its number, its integer or bytes (None for a float), and all its bytes."""
     position = 0
     while position < len(message):
+        start = position
         key, position = _read_varint(message, position)
         number, kind = key >> 3, key & 7
+        value: int | bytes | None = None
         if kind == _VARINT:
-            integers[number], position = _read_varint(message, position)
-            continue
-        if kind == _BYTES:
+            value, position = _read_varint(message, position)
+        elif kind == _BYTES:
             size, position = _read_varint(message, position)
-            texts[number].append(message[position : position + size])
+            value, position = message[position : position + size], position + size
         elif kind in (_FIXED32, _FIXED64):
-            size = 4 if kind == _FIXED32 else 8
+            position += 4 if kind == _FIXED32 else 8
         else:
             raise ValueError("the message is damaged")
-        position += size
-    if position > len(message):
-        raise ValueError("the message is damaged")
-    return integers, texts
+        if position > len(message):
+            raise ValueError("the message is damaged")
+        yield number, value, message[start:position]
 
 
 def _read_varint(message: bytes, position: int) -> tuple[int, int]:
@@ -115,3 +127,40 @@ def _read_varint(message: bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, position + count + 1
     raise ValueError("the message is damaged")
+
+
+def replace_letters(model: bytes, letters: Mapping[str, str]) -> bytes:
+    """Returns a serialised model with other letters in its pieces.
+
+    Args:
+        model: the model.
+        letters: the new letter for each old one. No piece holds a new one yet.
+    """
+    table = str.maketrans(dict(letters))
+
+    def rename(piece: bytes) -> bytes:
+        return b"".join(
+            _bytes_field(_TEXT, value.decode().translate(table).encode())
+            if number == _TEXT and isinstance(value, bytes)
+            else raw
+            for number, value, raw in _fields(piece)
+        )
+
+    return b"".join(
+        _bytes_field(_PIECES, rename(value))
+        if number == _PIECES and isinstance(value, bytes)
+        else raw
+        for number, value, raw in _fields(model)
+    )
+
+
+def _bytes_field(number: int, value: bytes) -> bytes:
+    return _varint(number << 3 | _BYTES) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    groups = bytearray()
+    while value > 0x7F:
+        groups.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*groups, value])

@@ -41,6 +41,7 @@ TRAINING = (
     Setting("validate_every", int, "steps between validations"),
     Setting("validate_with", str, "metric of validation: loss, bleu or chrf"),
     Setting("validate_sentences", int, "sentences to translate for bleu or chrf (200)"),
+    Setting("bleu_tokenizer", str, "tokenizer of bleu: auto (by script), 13a, zh, char ..."),
     Setting("checkpoint_every", int, "steps between checkpoints"),
     Setting("keep", int, "checkpoints to keep (2)"),
     Setting("patience", int, "validations without improvement until it stops"),

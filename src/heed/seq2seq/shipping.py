@@ -24,8 +24,10 @@ class Shipment:
         longest: the most tokens of a target, its end included.
         sources: ids (N, S) of held-out sources, to compare the exported model on.
         tokens: "source" and "target", the name of each id, "▁" where a word starts; "unknown", the id of unknown
-            tokens; "reads", see `Reading.unit`; "language", the first one, or None; "source_model", the file of the
-            SentencePiece tokenizer, or None.
+            tokens; "reads", see `Reading.unit`; "language", the first one, or None; "source_model" and "target_model",
+            the files of the SentencePiece tokenizers, or None; "mark_is_space", whether "▁" in a text is a space to the
+            source's; "target_unit" and "unknown_text", of the target's; "longest_source", see `Task`; "normalization",
+            the form and the spaces of the source's, or None.
         files: the other files of the exported folder, by name.
         no_texts: see `Reading.obstacle`.
 
@@ -38,15 +40,9 @@ class Shipment:
         task = run.task()
         self.longest = task.longest_target
         self.sources = pad_rows([item.ids for item in task.evaluation_items()[:_SAMPLES]])
-        self.files = {name: data for name, data in task.files().items() if name.endswith(".model")}
-        unit, self.no_texts = task.reads
-        self.tokens = {
-            **token_names(task),
-            "unknown": UNKNOWN_ID,
-            "reads": unit,
-            "language": next(iter(task.languages), None),
-            "source_model": "source.model" if "source.model" in self.files else None,
-        }
+        self.files = _tokenizer_files(task)
+        self.no_texts = task.reads.obstacle
+        self.tokens = describe_tokens(task)
 
     @cached_property
     def model(self) -> Any:
@@ -56,6 +52,32 @@ class Shipment:
             TaskError: if there are no weights yet, or they are damaged.
         """
         return load_model(self._run)[0]
+
+
+def describe_tokens(task: Task) -> dict[str, Any]:
+    """The tokens of a task, see `Shipment`."""
+    # Tasks may do without these.
+    source, target = (getattr(task, name, None) for name in ("source_subwords", "subwords"))
+    models = {
+        f"{side}_model": f"{side}.model" if f"{side}.model" in _tokenizer_files(task) else None
+        for side in ("source", "target")
+    }
+    return {
+        **token_names(task),
+        **models,
+        "unknown": UNKNOWN_ID,
+        "reads": task.reads.unit,
+        "language": next(iter(task.languages), None),
+        "mark_is_space": source is not None and source.mark_is_space,
+        "target_unit": None if target is None else target.unit,
+        "unknown_text": None if target is None else target.unknown_text,
+        "longest_source": task.longest_source,
+        "normalization": None if task.normalizer is None else task.normalizer._asdict(),
+    }
+
+
+def _tokenizer_files(task: Task) -> dict[str, bytes]:
+    return {name: data for name, data in task.files().items() if name.endswith(".model")}
 
 
 def token_names(task: Task) -> dict[str, list[str]]:

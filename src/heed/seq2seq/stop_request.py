@@ -1,23 +1,16 @@
-"""Ctrl-C and SIGTERM during training: the first requests a stop, the second stops at once."""
+"""Ctrl-C, SIGTERM and SIGHUP during training: the first requests a stop, the second stops at once."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import threading
 from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
-_DEFAULTS: dict[int, Any] = {
-    signal.SIGINT: signal.default_int_handler,
-    signal.SIGTERM: signal.SIG_DFL,
-}
+from heed._signals import receive_signals
 
 
 class StopRequest:
-    """Catches the first Ctrl-C or SIGTERM until its owner has saved the work; a context manager.
+    """Catches the first Ctrl-C, SIGTERM or SIGHUP until its owner has saved the work; a context manager.
 
     The second signal meets the previous handlers and stops at once. Handlers that the program installed itself stay in
     place, and outside the main thread, where Python allows none, nothing changes.
@@ -34,22 +27,18 @@ class StopRequest:
     def __init__(self, saved: Callable[[], bool], notice: str) -> None:
         self.signal = 0
         self._saved, self._notice = saved, notice
-        self._before: dict[int, Any] = {}
+        self._handlers = contextlib.ExitStack()
 
     def __enter__(self) -> StopRequest:
-        if threading.current_thread() is threading.main_thread():
-            for number, default in _DEFAULTS.items():
-                if signal.getsignal(number) == default:
-                    self._before[number] = signal.signal(number, self._receive)
+        self._handlers.enter_context(receive_signals(self._receive, only_defaults=True))
         return self
 
     def __exit__(self, *_: object) -> None:
-        while self._before:
-            signal.signal(*self._before.popitem())
+        self._handlers.close()
 
-    def _receive(self, number: int, _: FrameType | None) -> None:
+    def _receive(self, number: int) -> None:
         self.signal = number
-        self.__exit__()
+        self._handlers.close()
         if self._saved():
             raise KeyboardInterrupt
         if self._notice:

@@ -9,7 +9,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from heed.seq2seq.errors import TaskError
+from heed._suggestions import nearest
+from heed.seq2seq.errors import UsageError
+from heed.seq2seq.normalization import Normalizer
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, UNKNOWN_ID, Tokenizer, group_words
 
@@ -86,7 +88,9 @@ class Task(abc.ABC):
         has_corpus_scores: whether BLEU and chrF are meaningful for it.
         shares_vocabulary: whether an id means the same in source and target.
         longest_target: the most tokens of a target, its end included.
+        longest_source: the most tokens of a source that `encode` returns, its end included; None: no bound of the task.
         source_vocabulary_size, target_vocabulary_size: numbers of token ids.
+        normalizer: what `encode` does to a text first; None: only what the task itself does.
         subwords: the target tokenizer; not needed if `decode` and `target_labels` are overridden.
     """
 
@@ -95,13 +99,15 @@ class Task(abc.ABC):
     purpose: ClassVar[str] = "Translates text."
     examples: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[tuple[Option, ...]] = ()
-    lists: ClassVar[Mapping[str, Mapping[str, type]]] = {}
+    lists: ClassVar[Mapping[str, Mapping[str, Callable[[str], Any]]]] = {}
     one_shape: ClassVar[bool] = False
     has_corpus_scores: ClassVar[bool] = False
     shares_vocabulary: bool = False
     has_alignments: bool = False
     languages: tuple[str, ...] = ()
+    normalizer: Normalizer | None = None
     longest_target: int
+    longest_source: int | None = None
     source_vocabulary_size: int
     target_vocabulary_size: int
     subwords: Tokenizer
@@ -215,7 +221,8 @@ class Task(abc.ABC):
                 if self.languages
                 else "cannot be chosen in this run"
             )
-            raise TaskError(f"the language {known}. Received: {language}")
+            like = nearest(str(language), self.languages)
+            raise UsageError(f"the language {known}. Received: {language}{like}")
 
     @abc.abstractmethod
     def encode(self, line: str, language: str | None = None) -> list[int]:
@@ -228,15 +235,15 @@ class Task(abc.ABC):
             TaskError: if it is not text, or has words or characters that the run's targets lack.
         """
         if not prefix.strip():
-            raise TaskError("a prefix must not be empty")
+            raise UsageError("a prefix must not be empty")
         try:
             prefix.encode()
         except UnicodeEncodeError:  # bytes that were not UTF-8
-            raise TaskError("a prefix must be UTF-8 text") from None
+            raise UsageError("a prefix must be UTF-8 text") from None
         ids = self.subwords.encode([prefix])[0][:-1]
         if UNKNOWN_ID in ids or not ids:  # some tokenizers drop invisible characters
             units = "words" if self.subwords.unit == "word" else "characters"
-            raise TaskError(
+            raise UsageError(
                 f"a prefix must be of {units} that translations of this run have. Received: {prefix}"
             )
         return ids
@@ -248,6 +255,10 @@ class Task(abc.ABC):
         translations are streamed.
         """
         return self.subwords.decode(rows)
+
+    def normalize_target(self, text: str) -> str:
+        """A reference in the form in which the task writes texts, to compare them."""
+        return text
 
     @abc.abstractmethod
     def source_labels(self, ids: Iterable[int]) -> list[str]:

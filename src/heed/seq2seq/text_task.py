@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,17 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed._numbers import check_integer, check_real
+from heed.seq2seq import normalization as text_forms
 from heed.seq2seq import parallel_text
 from heed.seq2seq._hashing import permute
 from heed.seq2seq.batch_order import BatchOrder
 from heed.seq2seq.byte_pairs import BytePairTokenizer, read_tokenizer
 from heed.seq2seq.corpus import Corpus, Pair
-from heed.seq2seq.errors import TaskError, convert_value_errors
+from heed.seq2seq.errors import TaskError, UsageError, convert_value_errors
+from heed.seq2seq.normalization import NO_BREAK, UNUSABLE, Normalizer
 from heed.seq2seq.options import TrainingOptions
-from heed.seq2seq.pair_store import PairStore, hash_texts
+from heed.seq2seq.pair_store import PairStore, hash_sentences, hash_texts
 from heed.seq2seq.task import Batch, Item, Option, Reading, Task, pad_rows
-from heed.seq2seq.tokenizer import PAD_ID, Tokenizer
-from heed.seq2seq.vocabularies import DEFAULT_SIZE, Vocabularies
+from heed.seq2seq.tokenizer import DEFAULT_SIZE, PAD_ID, Tokenizer
+from heed.seq2seq.unknown_tokens import describe_unknown, share_unknown
+from heed.seq2seq.user_values import user_path
+from heed.seq2seq.vocabularies import Vocabularies
 from heed.seq2seq.word_links import read_links, split_words, spread
 
 # The default of the most tokens in a sentence, its end included, by unit.
@@ -34,12 +39,14 @@ _SAMPLE = 100_000  # pairs to learn subwords from
 _COUNTED = 500_000  # pairs; tokens of a larger corpus are estimated from its letters
 _BLOCK = 20_000  # pairs in memory while tokens are counted
 _SAMPLE_KEY = 0x73616D70
+# Tokens are nearly sentences if less make up at least so many letters, on average, and half of them come less often.
+_FEW_TOKENS, _FEW_LETTERS, _FEW_USES = 3, 8, 5
 _MOST_TRIES = 1_000  # batches in a row without a short enough sentence
 _SIDES = ("source", "target")
 _OF_VOCABULARY = {"vocabulary", "vocabulary_size", "unit", "source_tokenizer", "target_tokenizer"}
 _FILES = (*_SIDES, "alignment")  # of a corpus
 _HELD_OUT = ("validation", "evaluation")
-_OF_HELD_OUT = dict.fromkeys((*_SIDES, "target_language"), str)
+_OF_HELD_OUT = dict.fromkeys(_SIDES, user_path) | {"target_language": str}
 _LANGUAGE = re.compile(r"[^\W_][\w-]*")
 
 _Ids = tuple[list[int], list[int]]  # of a source and of its target
@@ -87,24 +94,28 @@ class TextTask(Task):
     kind, title = "text", "own text"
     options = (
         Option(
-            "source", Path, "own text: sentences, or both sides (.tsv, .jsonl, -)", required=True
+            "source",
+            user_path,
+            "own text: sentences, or both sides (.tsv, .jsonl, -)",
+            required=True,
         ),
-        Option("target", Path, "own text: their translations, line by line"),
-        Option("valid_source", Path, "own text: to validate on (with --valid-target)"),
-        Option("valid_target", Path, "own text: their translations"),
-        Option("test_source", Path, "own text: to evaluate on (with --test-target)"),
-        Option("test_target", Path, "own text: their translations"),
-        Option("alignment", Path, "own text: word links, i-j ..., a line a pair"),
+        Option("target", user_path, "own text: their translations, line by line"),
+        Option("valid_source", user_path, "own text: to validate on (with --valid-target)"),
+        Option("valid_target", user_path, "own text: their translations"),
+        Option("test_source", user_path, "own text: to evaluate on (with --test-target)"),
+        Option("test_target", user_path, "own text: their translations"),
+        Option("alignment", user_path, "own text: word links, i-j ..., a line a pair"),
         Option("vocabulary", str, "own text: separate, or shared by both sides"),
-        Option("vocabulary_size", int, f"own text: most tokens in one ({DEFAULT_SIZE:,})"),
+        Option("vocabulary_size", int, f"own text: most tokens in one (at most {DEFAULT_SIZE:,})"),
         Option("unit", str, "own text: a token is a subword, word or character"),
-        Option("source_tokenizer", Path, "own text: a SentencePiece model"),
-        Option("target_tokenizer", Path, "own text: another for the target"),
+        Option("source_tokenizer", user_path, "own text: a SentencePiece model"),
+        Option("target_tokenizer", user_path, "own text: another for the target"),
+        Option("unicode_form", str, "own text: form of all text: nfc, nfkc or none (nfc)"),
         Option("target_language", str, "own text: language of the target"),
         Option("longest", int, "own text: most tokens of a sentence to train on (128)"),
     )
     lists = {  # noqa: RUF012
-        "corpora": dict.fromkeys(_FILES, str) | {"weight": float, "target_language": str},
+        "corpora": dict.fromkeys(_FILES, user_path) | {"weight": float, "target_language": str},
         "valid": _OF_HELD_OUT,
         "test": _OF_HELD_OUT,
     }
@@ -137,30 +148,35 @@ class TextTask(Task):
         ]
         self._of_corpora = [one.language for one in corpora]
         self.languages = tuple(x for x in dict.fromkeys(self._of_corpora) if x is not None)
+        self._normalizer: Normalizer | None = None
+        normalizers: Sequence[Normalizer | None] = (None, None)
+        if "unicode_form" in config:  # runs of earlier versions take text as it is
+            form = text_forms.find_form(config["unicode_form"])
+            self._normalizer = Normalizer(form, UNUSABLE)
+            normalizers = [Normalizer(form, str(config["spaces"][side])) for side in _SIDES]
         self._files: dict[str, bytes] = {}
 
-        def lines(name: str) -> list[str]:
+        def read_file(name: str) -> bytes:
             self._files[name] = read(name)
-            return self._files[name].decode().split("\n")[:-1]
+            return self._files[name]
 
-        def held_out(part: str) -> _HeldOut:
-            sides = [lines(f"{part}.{side}.txt") for side in _SIDES]
-            pairs = list(zip(*sides, strict=True))
-            known = lines(f"{part}.language.txt") if self.languages else [None] * len(pairs)
-            return _HeldOut(pairs, known)  # type: ignore[arg-type]
-
-        self._validation, self._evaluation = map(held_out, _HELD_OUT)
-        models = [read(f"{side}.model") for side in _SIDES]
-        self._files |= {f"{side}.model": model for side, model in zip(_SIDES, models, strict=True)}
+        read_part = _read_held_out_lines if self._normalizer is None else _decode_held_out
+        self._validation, self._evaluation = (
+            read_part(part, read_file, bool(self.languages)) for part in _HELD_OUT
+        )
+        models = [read_file(f"{side}.model") for side in _SIDES]
         self.shares_vocabulary = models[0] == models[1]
         # Both sides get the tags, so that ids mean the same.
         tags = [_name_tag(language) for language in self.languages]
-        self.source_subwords = read_tokenizer(models[0], tags)
-        self.subwords = read_tokenizer(models[1], tags if self.shares_vocabulary else ())
+        self.source_subwords = read_tokenizer(models[0], tags, normalizers[0])
+        self.normalizer = normalizers[0]
+        self.subwords = read_tokenizer(
+            models[1], tags if self.shares_vocabulary else (), normalizers[1]
+        )
         self.source_vocabulary_size = self.source_subwords.vocabulary_size
         self.target_vocabulary_size = self.subwords.vocabulary_size
         self.longest_target = check_integer("longest_target", config["longest_target"], least=1)
-        self._longest = check_integer("longest", config["longest"], least=2)
+        self._longest = self.longest_source = check_integer("longest", config["longest"], least=2)
         self._empty_pairs = check_integer("empty_pairs", config["empty_pairs"])
         self._originals = {Path(path): sha256 for path, sha256 in dict(config["files"]).items()}
         self._corpora = [one.corpus for one in corpora]
@@ -197,13 +213,14 @@ class TextTask(Task):
         alignment: Path | str | None = None,
         valid: Sequence[Mapping[str, Any]] = (),
         test: Sequence[Mapping[str, Any]] = (),
+        unicode_form: str | None = None,
     ) -> TextTask:
         """Makes a new task from files of parallel text: reads, splits, and learns the vocabularies.
 
         Args:
             source: file of sentences, or of both sides, see `Corpus`.
             target: file of their translations, if the source has one side.
-            vocabulary_size: the most tokens of each vocabulary (8,000).
+            vocabulary_size: the most tokens of each vocabulary; None: chosen for the text, see `Tokenizer.train`.
             valid_source, valid_target: the same, to validate on. Without them a part of the text is held out.
             test_source, test_target: the same, for `evaluate`. Without them a part of the text is held out.
             longest: the most tokens of a sentence that is trained on or translated, its end and the token of its
@@ -219,6 +236,8 @@ class TextTask(Task):
             alignment: file of word links, which guide the attention, see `read_links`.
             valid, test: more text to validate and evaluate on: "source", optionally "target"; and "target_language",
                 which is required if there are several.
+            unicode_form: the Unicode form of all text, of training and to translate: "nfc" (the default), "nfkc", or
+                "none".
 
         Raises:
             TaskError: if the files do not fit together, or without the sentencepiece library.
@@ -226,6 +245,7 @@ class TextTask(Task):
         if longest is not None:
             with convert_value_errors():
                 longest = check_integer("longest", longest, least=2)
+        form = text_forms.find_form("nfc" if unicode_form is None else unicode_form)
         vocabularies = Vocabularies(
             vocabulary, vocabulary_size, unit, source_tokenizer, target_tokenizer
         )
@@ -234,44 +254,56 @@ class TextTask(Task):
         if any(path is not None for path in first.values()):
             entries.insert(0, _read_entry({**first, "target_language": target_language}))
         elif target_language is not None:
-            raise TaskError("`target_language` is that of --source: in `corpora` each has its own")
+            raise UsageError("`target_language` is that of --source: in `corpora` each has its own")
         if not entries:
-            raise TaskError("own text needs --source")
+            raise UsageError("own text needs --source")
         languages = _list_languages(entries)
         held_out_entries = [
             _read_held_out("valid", valid_source, valid_target, valid, languages),
             _read_held_out("test", test_source, test_target, test, languages),
         ]
         texts = [one.corpus for one in entries]
-        store = PairStore(texts)
+        normalizer = Normalizer(form, UNUSABLE)
+        store = PairStore(texts, normalizer)
         parts = parallel_text.split(store.sources, held_out=held_out_entries.count([]))
         numbers = itertools.count(1)
 
         def held_out(corpora: list[_Entry]) -> _HeldOut:
             if corpora:
                 pairs = [
-                    (pair, one.language) for one in corpora for pair in _read_pairs(one.corpus)
+                    (pair, one.language)
+                    for one in corpora
+                    for pair in _read_pairs(one.corpus, normalizer)
                 ]
                 return _HeldOut(*map(list, zip(*pairs, strict=True)))
             places = np.flatnonzero(parts == next(numbers))
             of = store.corpus_of(places).tolist()
-            return _HeldOut(store.pairs(places), [entries[number].language for number in of])
+            found = zip(
+                store.pairs(places), (entries[number].language for number in of), strict=True
+            )
+            return _HeldOut(*map(list, zip(*dict.fromkeys(found), strict=True)))
 
         parts_held_out = [held_out(corpora) for corpora in held_out_entries]
-        places = _select_training_places(store, parts_held_out)
+        places = _select_training_places(store, parts_held_out, normalizer)
         store.forget_sources()
-        sample = store.pairs(places[_sample_places(len(places), _SAMPLE)])
-        sources, targets = zip(*sample, strict=True)
+        # The white space of words ends them, unless it is there to keep words together.
+        kept = [
+            "".join(letter for letter in seen if vocabularies.unit != "word" or letter in NO_BREAK)
+            for seen in store.white_space
+        ]
+        normalizers = [Normalizer(form, text_forms.spaces_beside(letters)) for letters in kept]
+        sides = zip(*store.pairs(places[_sample_places(len(places), _SAMPLE)]), strict=True)
+        sources, targets = (
+            [normalize(text) for text in side]
+            for normalize, side in zip(normalizers, sides, strict=True)
+        )
         tokenizers = vocabularies.make(sources, targets)
         if longest is None:
             longest = min(_LONGEST[one.unit] for one in tokenizers)
         lengths = tokenizers[1].counts(targets)
         files = {f"{side}.model": one.model for side, one in zip(_SIDES, tokenizers, strict=True)}
         for name, part in zip(_HELD_OUT, parts_held_out, strict=True):
-            sides = zip(_SIDES, zip(*part.pairs, strict=True), strict=True)
-            files |= {f"{name}.{side}.txt": _encode_lines(lines) for side, lines in sides}
-            if languages:
-                files[f"{name}.language.txt"] = _encode_lines(part.languages)
+            files[f"{name}.jsonl"] = _encode_held_out(part)
         paths = [path for corpus in texts for path in corpus.files]
         config = {
             "kind": cls.kind,
@@ -285,6 +317,14 @@ class TextTask(Task):
             ],
             "files": {str(path.resolve()): parallel_text.hash_file(path) for path in paths},
             "pairs": len(places),
+            "unicode_form": text_forms.name_form(form),
+            # White space that no token holds is a space as well.
+            "spaces": {
+                side: text_forms.spaces_beside("".join(filter(one.holds, letters)))
+                for side, one, letters in zip(_SIDES, tokenizers, kept, strict=True)
+            },
+            "rare_characters": max(one.rare_characters for one in tokenizers),
+            "unusable_pairs": store.unusable,
             "empty_pairs": store.empty,
             "held_out_pairs": len(store) - len(places),
             "longest": longest,
@@ -306,12 +346,13 @@ class TextTask(Task):
 
     @cached_property
     def _store(self) -> PairStore:
-        return PairStore(self._corpora)
+        return PairStore(self._corpora, self._normalizer)
 
     @cached_property
     def _places(self) -> NDArray[np.uint32]:
         """The places of the pairs that are not held out, too long or not."""
-        places = _select_training_places(self._store, [self._validation, self._evaluation])
+        held_out = [self._validation, self._evaluation]
+        places = _select_training_places(self._store, held_out, self._normalizer)
         self._store.forget_sources()
         return places
 
@@ -359,6 +400,9 @@ class TextTask(Task):
         """The pairs that are left out of training, and those that are cut in validation."""
         counts = {
             "left out, because a side is empty": self._empty_pairs,
+            "read with a space for U+0000 or U+2581, which no token can hold": self._config.get(
+                "unusable_pairs", 0
+            ),
             f"left out of training, because a side has more than {self._longest} tokens": (
                 self._training.too_long
             ),
@@ -372,11 +416,48 @@ class TextTask(Task):
             for what, count in counts.items()
             if count
         ]
+        if rare := self._config.get("rare_characters", 0):
+            notes.append(
+                f"{rare:,} rare characters are spelled in bytes, as the vocabulary does not hold all: a larger "
+                "--vocabulary-size does"
+            )
+        notes += self._warn_of_long_tokens()
         if len(self._training.places) > _COUNTED:
             notes.append(
                 "lengths are estimated from letters: pairs that turn out to be too long are left out"
             )
-        return notes
+        return notes + self._describe_unknown()
+
+    def _describe_unknown(self) -> list[str]:
+        """The share of unknown tokens in the training text, or in a sample of it."""
+        places = self._training.places
+        sample = self._store.pairs(places[_sample_places(len(places), _BLOCK)])
+        tokenizers = (self.source_subwords, self.subwords)
+        shares = {
+            side: share_unknown(tokenizer.encode(texts))
+            for side, tokenizer, texts in zip(
+                _SIDES, tokenizers, zip(*sample, strict=True), strict=True
+            )
+        }
+        return [line for line in [describe_unknown(shares)] if line]
+
+    def _warn_of_long_tokens(self) -> Iterator[str]:
+        """A warning for each side whose tokens are nearly sentences, which cannot be learned from a few examples."""
+        places = self._training.places[_sample_places(len(self._training.places), _BLOCK)]
+        texts = zip(*self._store.pairs(places), strict=True)
+        tokenizers = (self.source_subwords, self.subwords)
+        for side, one, lines in zip(_SIDES, tokenizers, texts, strict=True):
+            letters, tokens = np.mean([*map(len, lines)]), one.counts(lines).mean() - 1
+            if (
+                tokens < _FEW_TOKENS
+                and letters >= _FEW_LETTERS
+                and one.median_uses(lines) < _FEW_USES
+            ):
+                option = "--unit character" if one.unit == "word" else "a smaller --vocabulary-size"
+                yield (
+                    f"tokens of the {side} are nearly sentences ({tokens:.1f} tokens for {letters:.0f} letters), and "
+                    f"half of them come less than {_FEW_USES} times: try {option}"
+                )
 
     def _encode_pairs(self, pairs: Sequence[Pair], languages: Iterable[str | None]) -> list[_Ids]:
         sources = self.source_subwords.encode([source for source, _ in pairs])
@@ -449,20 +530,33 @@ class TextTask(Task):
     def validation_texts(self) -> list[tuple[list[int], str]]:
         """The source ids of the validation pairs, cut to the longest length, and their uncut translations."""
         pairs = zip(self._encode_pairs(*self._validation), self._validation.pairs, strict=True)
-        return [(self._cut(ids), target) for (ids, _), (_, target) in pairs]
+        return [(self._cut(ids), self.normalize_target(target)) for (ids, _), (_, target) in pairs]
+
+    def normalize_target(self, text: str) -> str:
+        """The text in the form in which the run writes it."""
+        return text if self.subwords.normalizer is None else self.subwords.normalizer(text)
 
     def same_vocabulary(self, chosen: Collection[str] = ()) -> dict[str, Any]:
         """The tokenizers."""
         if _OF_VOCABULARY & set(chosen):
             return {}
-        return {"source_tokenizer": self.source_subwords, "target_tokenizer": self.subwords}
+        same = {"source_tokenizer": self.source_subwords, "target_tokenizer": self.subwords}
+        if "unicode_form" not in chosen:
+            same["unicode_form"] = self._config.get("unicode_form", "none")
+        return same
 
     def evaluation_items(self) -> list[Item]:
         """The evaluation pairs, grouped by language; sources that are too long are cut and marked."""
         pairs = zip(self._encode_pairs(*self._evaluation), *self._evaluation, strict=True)
         return [
-            Item(self._cut(ids), *pair, language or "text", cut=len(ids) > self._longest)
-            for (ids, _), pair, language in pairs
+            Item(
+                self._cut(ids),
+                source,
+                self.normalize_target(target),
+                language or "text",
+                cut=len(ids) > self._longest,
+            )
+            for (ids, _), (source, target), language in pairs
         ]
 
     def _cut(self, ids: list[int]) -> list[int]:
@@ -532,9 +626,9 @@ def _make_corpus(
         others = (None if path is None else Path(path) for path in (target, alignment))
         return Corpus(Path(source), *others)
     if target is not None:
-        raise TaskError(f"{target} has no other side: give {option} too")
+        raise UsageError(f"{target} has no other side: give {option} too")
     if alignment is not None:
-        raise TaskError(f"{alignment} is of no text: give {option} too")
+        raise UsageError(f"{alignment} is of no text: give {option} too")
     return None
 
 
@@ -546,13 +640,13 @@ def _unpad(ids: NDArray[np.int32]) -> list[int]:
     return ids[ids != PAD_ID].tolist()
 
 
-def _read_pairs(corpus: Corpus) -> list[Pair]:
+def _read_pairs(corpus: Corpus, normalizer: Normalizer) -> list[Pair]:
     """The pairs of a given held-out corpus.
 
     Raises:
         TaskError: if there are none.
     """
-    pairs = [pair for pair in corpus.pairs() if all(pair)]
+    pairs = [pair for pair in corpus.pairs() if all(normalizer(side) for side in pair)]
     if not pairs:
         raise TaskError(f"{corpus} holds no pair")
     return pairs
@@ -576,13 +670,13 @@ def _read_held_out(
     known = ", ".join(languages)
     for one in entries:
         if one.language is None and len(languages) > 1:
-            raise TaskError(
+            raise UsageError(
                 f"{one.corpus} must have a `target_language`, one of {known}: list it under `{name}` in a "
                 "--config file"
             )
         if one.language not in {None, *languages}:
             expected = f"one of {known}" if known else "left out, as it is of what is trained on"
-            raise TaskError(
+            raise UsageError(
                 f"the `target_language` of {one.corpus} must be {expected}. Received: {one.language}"
             )
     return [one._replace(language=one.language or next(iter(languages), None)) for one in entries]
@@ -592,13 +686,13 @@ def _read_entry(corpus: Mapping[str, Any], list_: str = "corpora") -> _Entry:
     """A corpus, from an entry in a list of the task."""
     known = TextTask.lists[list_]
     if unknown := sorted(set(corpus) - set(known)):
-        raise TaskError(f"one of `{list_}` has {', '.join(known)}. Received: {', '.join(unknown)}")
+        raise UsageError(f"one of `{list_}` has {', '.join(known)}. Received: {', '.join(unknown)}")
     text = _make_corpus("source", *(corpus.get(name) for name in _FILES))
     if text is None:
-        raise TaskError("a corpus needs a source")
+        raise UsageError("a corpus needs a source")
     language = corpus.get("target_language")
     if language is not None and not (isinstance(language, str) and _LANGUAGE.fullmatch(language)):
-        raise TaskError(
+        raise UsageError(
             "`target_language` must be letters, digits, - and _, such as de or pt_BR. "
             f"Received: {language!r}"
         )
@@ -616,7 +710,7 @@ def _list_languages(corpora: Sequence[_Entry]) -> list[str]:
     without = [one.corpus for one in corpora if one.language is None]
     languages = dict.fromkeys(one.language for one in corpora if one.language is not None)
     if languages and without:
-        raise TaskError(
+        raise UsageError(
             f"each corpus must have a `target_language`, or none. Without one: {without[0]}"
         )
     return list(languages)
@@ -627,18 +721,48 @@ def _name_tag(language: str) -> str:
     return f"to {language}"
 
 
-def _encode_lines(lines: Iterable[str | None]) -> bytes:
-    return "".join(f"{line}\n" for line in lines).encode()
+def _encode_held_out(part: _HeldOut) -> bytes:
+    """An object a line, as text may hold line breaks itself."""
+    rows = (
+        dict(zip(_SIDES, pair, strict=True)) | ({} if language is None else {"language": language})
+        for pair, language in zip(*part, strict=True)
+    )
+    return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows).encode()
 
 
-def _select_training_places(store: PairStore, held_out: Iterable[_HeldOut]) -> NDArray[np.uint32]:
+def _decode_held_out(part: str, read: Callable[[str], bytes], _: bool) -> _HeldOut:
+    rows = [json.loads(line) for line in read(f"{part}.jsonl").splitlines()]
+    return _HeldOut(
+        [(str(row["source"]), str(row["target"])) for row in rows],
+        [row.get("language") for row in rows],
+    )
+
+
+def _read_held_out_lines(part: str, read: Callable[[str], bytes], languages: bool) -> _HeldOut:
+    """The held-out pairs of a run of an earlier version."""
+
+    def lines(name: str) -> list[str]:
+        return read(f"{part}.{name}.txt").decode().split("\n")[:-1]
+
+    pairs = list(zip(*map(lines, _SIDES), strict=True))
+    return _HeldOut(pairs, lines("language") if languages else [None] * len(pairs))  # type: ignore[arg-type]
+
+
+def _select_training_places(
+    store: PairStore, held_out: Iterable[_HeldOut], normalizer: Normalizer | None
+) -> NDArray[np.uint32]:
     """The places of the pairs whose sources are in no held-out part."""
-    kept_back = np.sort(hash_texts([source for part in held_out for source, _ in part.pairs]))
+    sources = [source for part in held_out for source, _ in part.pairs]
+    if normalizer is None:
+        hashes = hash_texts(sources)
+    else:
+        hashes = hash_sentences(normalizer(source) for source in sources)
+    kept_back = np.sort(hashes)
     places, count = np.empty(len(store), np.uint32), 0
     for first in range(0, len(store), _BLOCK):  # np.isin would sort the corpus
-        sources = store.sources[first : first + _BLOCK]
-        candidates = kept_back[np.searchsorted(kept_back[:-1], sources)]
-        chosen = first + np.flatnonzero(candidates != sources)
+        block = store.sources[first : first + _BLOCK]
+        candidates = kept_back[np.searchsorted(kept_back[:-1], block)]
+        chosen = first + np.flatnonzero(candidates != block)
         places[count : count + len(chosen)] = chosen
         count += len(chosen)
     if not count:

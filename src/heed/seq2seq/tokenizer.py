@@ -14,11 +14,33 @@ from numpy.typing import NDArray
 
 from heed._install import how_to_install
 from heed._numbers import check_integer
-from heed.seq2seq.errors import TaskError, convert_value_errors
-from heed.seq2seq.sentencepiece_model import ModelType, PieceType, SentencePieceModel
+from heed._suggestions import nearest
+from heed.seq2seq.errors import TaskError, UsageError, convert_value_errors
+from heed.seq2seq.normalization import Normalizer
+from heed.seq2seq.sentencepiece_model import (
+    ModelType,
+    PieceType,
+    SentencePieceModel,
+    replace_letters,
+)
 
 PAD_ID, START_ID, END_ID, UNKNOWN_ID = 0, 1, 2, 3
 RESERVED = 4  # those
+DEFAULT_SIZE = 8_000  # the most tokens, if the user asks for no number
+_LETTERS_A_TOKEN = 200  # of the text, for each token of several characters in a default vocabulary
+_LEAST_USES = 10  # in the text, of half of these
+_FIRST_MERGES, _LEAST_MERGES = 100, 16  # of a small text
+_BYTES = 256
+_LEAST_WITH_BYTES = RESERVED + _BYTES + 64
+_SHARE_OF_CHARACTERS = 0.75  # of a vocabulary that does not hold all of them
+_LONGEST_LINE = 16_000  # letters: SentencePiece drops lines of more than 65,536 bytes
+# SentencePiece drops lines with these letters, or the letters, for it uses them itself.
+_OF_LIBRARY = "\t\x1f\u2585"
+_NEVER = "\0"  # in the name of a piece
+_PRIVATE = range(0xF0000, 0xFFFFE)  # code points without a meaning
+_BOUNDARY = "<s>"  # in a text to learn from: tokens end here
+# Names of special tokens: as text they would be lost too.
+_NAME = re.compile(r"<(?=(?:s|/s|unk|pad|0x[0-9A-F]{2})>)")
 _LARGEST = 2**31 - 1  # sentencepiece's int
 _SPACE = "▁"
 _WORDS = 1 << 16  # cached
@@ -36,6 +58,10 @@ class Tokenizer:
     Args:
         model: a serialised sentencepiece model.
         tags: names of tokens that are not text; the last ids.
+        normalizer: applied to each text before it is split; None: texts are split as they are.
+
+    Attributes:
+        rare_characters: number of characters of the text it was learned from that are spelled in bytes.
 
     Raises:
         TaskError: if `model` is not one, or without sentencepiece.
@@ -44,10 +70,15 @@ class Tokenizer:
         Richardson, "SentencePiece" (2018).
     """
 
-    def __init__(self, model: bytes, tags: Sequence[str] = ()) -> None:
+    rare_characters = 0
+
+    def __init__(
+        self, model: bytes, tags: Sequence[str] = (), normalizer: Normalizer | None = None
+    ) -> None:
         sentencepiece = _sentencepiece()
         self.model = model
         self.tags = tuple(tags)
+        self.normalizer = normalizer
         try:
             if not model:  # the library would make one without pieces
                 raise ValueError
@@ -69,47 +100,84 @@ class Tokenizer:
         self._library_ids = {ours: library_ids for library_ids, ours in enumerate(self._our_ids)}
         self._first_tag = next(others)
         self.unit = _UNITS.get(description.model_type, "subword")
+        kinds = {kind for _, kind in description.pieces}
+        self._letters = (
+            None if PieceType.BYTE in kinds else set().union(*(p for p, _ in description.pieces))
+        )
         self.splits_at_spaces = _check_splits_at_spaces(description)
         self._word = lru_cache(_WORDS)(self._encode_with_library)
 
     @classmethod
-    def train(cls, lines: Iterable[str], vocabulary_size: int, unit: str = "subword") -> Tokenizer:
+    def train(
+        cls, lines: Iterable[str], vocabulary_size: int | None = None, unit: str = "subword"
+    ) -> Tokenizer:
         """Learns a vocabulary from lines of text; the same lines give the same one.
 
         Args:
-            lines: text, one sentence each, without line breaks.
+            lines: text, one sentence each.
             vocabulary_size: the most tokens, reserved ones included. A text that does not hold so many gets fewer.
+                None: 8,000, or fewer subwords of a small text: at most a token of several characters for 200 letters,
+                and half of these come ten times or more.
             unit: a token is a "subword", learned by byte-pair encoding; a "word" between spaces, the most frequent
-                ones, and words that come once are unknown; or a "character", the most frequent ones.
+                ones, and words that come once are unknown; or a "character", the most frequent ones. If there are more
+                characters than subwords, rare ones are spelled in bytes.
 
         Raises:
-            TaskError: if the size is smaller than the number of characters of subwords, or `lines` is empty.
+            TaskError: if the size is smaller than the number of characters of subwords and leaves no room for bytes, or
+                `lines` is empty.
 
         Example:
             >>> tokenizer = Tokenizer.train(["the cat sat", "the dog sat"], 100, "word")
             >>> tokenizer.pieces(tokenizer.encode(["the cat sat"])[0])
             ['▁the', '▁<unk>', '▁sat']
         """
-        with convert_value_errors():
-            vocabulary_size = check_integer("vocabulary_size", vocabulary_size, least=RESERVED + 1)
+        if vocabulary_size is not None:
+            with convert_value_errors():
+                vocabulary_size = check_integer(
+                    "vocabulary_size", vocabulary_size, least=RESERVED + 1
+                )
         check_unit(unit)
-        vocabulary_size = min(vocabulary_size, _LARGEST)
         kept = [line for line in lines if line.strip()]
         if not kept:
             raise TaskError("a tokenizer cannot be learned from an empty text")
         if unit == "word" and not (kept := _drop_single_words(kept)):
             raise TaskError("a vocabulary of words needs a text in which some come more than once")
+        if vocabulary_size is None and unit == "subword":
+            return cls._learn_default(kept)
+        return cls._learn(kept, DEFAULT_SIZE if vocabulary_size is None else vocabulary_size, unit)
+
+    @classmethod
+    def _learn_default(cls, lines: Sequence[str]) -> Tokenizer:
+        """Learns as many subwords as the text has enough examples of."""
+        counts = _count_characters(lines)
+        needed = RESERVED + len(counts)
+        merges = max(_FIRST_MERGES, counts.total() // _LETTERS_A_TOKEN)
+        if needed + merges >= DEFAULT_SIZE:
+            return cls._learn(lines, DEFAULT_SIZE, "subword")
+        while True:
+            tokenizer = cls._learn(lines, needed + merges, "subword")
+            merges //= 2
+            if merges < _LEAST_MERGES or tokenizer.median_uses(lines) >= _LEAST_USES:
+                return tokenizer
+
+    @classmethod
+    def _learn(cls, kept: Sequence[str], size: int, unit: str) -> Tokenizer:
+        """Learns a vocabulary of at most this size."""
+        size = min(size, _LARGEST)
+        rare = _find_rare(kept, size) if unit == "subword" else ""
         try:
-            return cls(_train_model(kept, vocabulary_size, unit))
+            tokenizer = cls(_train_model(kept, size, unit, rare))
         except RuntimeError as error:
             # Only the library's message has the bound.
             bound = re.search(r"value (<=|>=?|>) (\d+)|size .*?(\d+) is too small", str(error))
-            if bound and bound.group(1) == "<=":
-                return cls(_train_model(kept, int(bound.group(2)), unit))
-            raise TaskError(
-                f"a tokenizer of {vocabulary_size} pieces cannot be learned from this text: "
-                f"{_first_line(error)}"
-            ) from None
+            if not bound or bound.group(1) != "<=":
+                raise TaskError(
+                    f"a tokenizer of {size} pieces cannot be learned from this text: "
+                    f"{_first_line(error)}"
+                ) from None
+            tokenizer = cls(_train_model(kept, int(bound.group(2)), unit, rare))
+        tokenizer.rare_characters = len(rare)
+        return tokenizer
 
     @property
     def vocabulary_size(self) -> int:
@@ -120,18 +188,36 @@ class Tokenizer:
         """The id that a token has in the model; None for one that is not in the model."""
         return self._library_ids.get(i)
 
+    @property
+    def mark_is_space(self) -> bool:
+        """Whether "▁" in a text is a space: in words, the library would join unknown ones."""
+        return self.splits_at_spaces and self.unit == "word"
+
+    @property
+    def unknown_text(self) -> str:
+        """How the text of several tokens shows an unknown one."""
+        return str(self._processor.decode([self._library_ids[UNKNOWN_ID]]))
+
     def tag(self, name: str) -> int:
         """The id of a tag."""
         return self._first_tag + self.tags.index(name)
 
+    def holds(self, letter: str) -> bool:
+        """Whether some token holds the letter, or bytes spell it."""
+        return self._letters is None or letter in self._letters
+
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, the end token last."""
-        return [[*self._ids(text), END_ID] for text in texts]
+        """The ids of each text in its normal form, the end token last."""
+        return [[*self._ids(text), END_ID] for text in self._normalize(texts)]
+
+    def _normalize(self, texts: Sequence[str]) -> Iterable[str]:
+        normalize = self.normalizer
+        return texts if normalize is None else (normalize(text) for text in texts)
 
     def _ids(self, text: str) -> Iterable[int]:
         """The ids of a text; words are cached where no token goes beyond a word."""
-        if self.splits_at_spaces and self.unit == "word":
-            text = text.replace(_SPACE, " ")  # the library would join unknown words
+        if self.mark_is_space:
+            text = text.replace(_SPACE, " ")
         elif not self.splits_at_spaces or _SPACE in text:
             return self._encode_with_library(text)
         # Between two spaces is a word without tokens. A loop in Python would take most of a batch's time.
@@ -142,9 +228,15 @@ class Tokenizer:
 
     def counts(self, texts: Sequence[str]) -> NDArray[np.uint16]:
         """(N,) the number of ids of each text, the end token included, at most 65,535."""
-        counts = (1 + sum(1 for _ in self._ids(text)) for text in texts)
+        counts = (1 + sum(1 for _ in self._ids(text)) for text in self._normalize(texts))
         most = np.iinfo(np.uint16).max
         return np.fromiter((min(count, most) for count in counts), np.uint16, len(texts))
+
+    def median_uses(self, texts: Sequence[str]) -> float:
+        """How often a token of several characters comes in texts, the median; an unknown token comes once each time."""
+        counts = Counter(itertools.chain.from_iterable(map(self._ids, self._normalize(texts))))
+        several = [n for i, n in counts.items() if len(self._label(i).strip(_SPACE)) > 1]
+        return float(np.median([*several, *[1] * counts[UNKNOWN_ID]] or [0]))
 
     def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
         """The text of each row of ids, up to its end token; tags give nothing, an unknown token "⁇"."""
@@ -208,7 +300,10 @@ def cut_at_end(ids: Iterable[int]) -> list[int]:
 def check_unit(unit: str) -> None:
     """Raises a TaskError if there are no tokens of this unit."""
     if unit not in _MODEL_TYPES:
-        raise TaskError(f"`unit` must be one of {', '.join(_MODEL_TYPES)}. Received: {unit!r}")
+        like = nearest(str(unit), _MODEL_TYPES)
+        raise UsageError(
+            f"`unit` must be one of {', '.join(_MODEL_TYPES)}. Received: {unit!r}{like}"
+        )
 
 
 def _drop_single_words(lines: Sequence[str]) -> list[str]:
@@ -218,14 +313,53 @@ def _drop_single_words(lines: Sequence[str]) -> list[str]:
     return [line for line in kept if line.strip()]
 
 
-def _train_model(lines: Sequence[str], vocabulary_size: int, unit: str) -> bytes:
+def _count_characters(lines: Sequence[str]) -> Counter[str]:
+    """Counts the characters that tokens may hold."""
+    counts = Counter(itertools.chain.from_iterable(lines))
+    counts[" "] += len(lines)  # the mark before the first word
+    del counts[_NEVER]
+    return counts
+
+
+def _find_rare(lines: Sequence[str], size: int) -> str:
+    """The rare characters, which are spelled in bytes if a vocabulary of this size does not hold all.
+
+    Raises:
+        TaskError: if it does not hold the bytes either.
+    """
+    counts = _count_characters(lines)
+    needed = RESERVED + len(counts)
+    if needed <= size:
+        return ""
+    if size < _LEAST_WITH_BYTES:
+        bytes_ = f", or {_LEAST_WITH_BYTES} to spell rare ones in bytes"
+        raise UsageError(
+            f"`vocabulary_size` must be at least {needed:,} for this text, which has {len(counts):,} different "
+            f"characters{bytes_ if needed > _LEAST_WITH_BYTES else ''}. Received: {size}"
+        )
+    counts[" "] = counts.total()  # never a rare one
+    order = sorted(counts, key=lambda letter: (-counts[letter], letter))
+    return "".join(order[int(_SHARE_OF_CHARACTERS * (size - RESERVED - _BYTES)) :])
+
+
+def _train_model(lines: Sequence[str], vocabulary_size: int, unit: str, rare: str) -> bytes:
+    """Learns a model; the characters in `rare` are spelled in bytes."""
+    known = set().union(*lines)
+    free = (letter for letter in map(chr, _PRIVATE) if letter not in known)
+    stand_ins = {letter: next(free) for letter in _OF_LIBRARY if letter in known}
+    table = str.maketrans(stand_ins | dict.fromkeys(rare + _NEVER, _BOUNDARY))
     model = io.BytesIO()
     _sentencepiece().SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
+        sentence_iterator=(
+            _NAME.sub("< ", line[start : start + _LONGEST_LINE]).translate(table)
+            for line in lines
+            for start in range(0, len(line), _LONGEST_LINE)
+        ),
         model_writer=model,
         vocab_size=vocabulary_size,
         model_type=_MODEL_TYPES[unit],
         character_coverage=1.0,
+        byte_fallback=bool(rare),
         # Text comes back as it was written: no Unicode folding.
         normalization_rule_name="identity",
         pad_id=PAD_ID,
@@ -237,7 +371,10 @@ def _train_model(lines: Sequence[str], vocabulary_size: int, unit: str) -> bytes
         max_sentence_length=1 << 16,
         minloglevel=2,
     )
-    return model.getvalue()
+    found = model.getvalue()
+    if not stand_ins:
+        return found
+    return replace_letters(found, {stand_in: letter for letter, stand_in in stand_ins.items()})
 
 
 def _check_splits_at_spaces(model: SentencePieceModel) -> bool:

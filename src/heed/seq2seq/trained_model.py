@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import keras
+import numpy as np
 from numpy.typing import NDArray
 
 from heed._config import Config
@@ -93,7 +95,7 @@ def load_model(
         The model, and a description of its weights: "step", and for a mean of checkpoints "averaged", their steps.
 
     Raises:
-        TaskError: if there are no weights yet, or they are damaged.
+        TaskError: if there are no weights yet, or they are damaged or not finite.
     """
     model = make_model(run)
     most = checkpoint.max_bytes(model.weights)
@@ -136,20 +138,41 @@ def write_trained(run: RunFolder, weights: Sequence[NDArray[Any]], meta: Mapping
 
 
 def check_values(variables: Sequence[Any], values: Sequence[NDArray[Any]], run: RunFolder) -> None:
-    """Checks that there is a value of the right shape for each variable.
+    """Checks that there is a finite value of the right shape and dtype for each variable.
 
     Raises:
         TaskError: if not.
     """
     if [value.shape for value in values] != [tuple(variable.shape) for variable in variables]:
         raise TaskError(f"{run.path} is damaged: its weights are not those of its model")
+    for variable, value in zip(variables, values, strict=True):
+        expected = keras.backend.standardize_dtype(variable.dtype)
+        if value.dtype != expected:  # also of another byte order
+            raise TaskError(
+                f"{run.path} is damaged: its weights must be {expected}. Received: {value.dtype.str}"
+            )
+    if not are_finite(values):
+        raise make_divergence_error(run, "its weights are not finite")
+
+
+def make_divergence_error(run: RunFolder, what: str) -> TaskError:
+    """Makes the error for a run that computes NaN or infinity."""
+    return TaskError(
+        f"{run.path} cannot be used: {what}, as after a training that diverged; train again with a lower "
+        "--learning-rate"
+    )
+
+
+def are_finite(values: Sequence[Any]) -> bool:
+    """Whether no value is NaN or infinity."""
+    return all(bool(np.isfinite(value).all()) for value in values)
 
 
 def assign(variables: Sequence[Any], values: Sequence[NDArray[Any]], run: RunFolder) -> None:
     """Assigns each variable its value.
 
     Raises:
-        TaskError: if the numbers or a shape differ; then none is changed.
+        TaskError: as `check_values`; then none is changed.
     """
     check_values(variables, values, run)
     for variable, value in zip(variables, values, strict=True):

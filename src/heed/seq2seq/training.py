@@ -24,19 +24,24 @@ from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.stop_request import StopRequest
 from heed.seq2seq.task import Batch, Task
-from heed.seq2seq.trained_model import assign, check_values, make_model, write_trained
+from heed.seq2seq.trained_model import (
+    are_finite,
+    assign,
+    check_values,
+    make_model,
+    write_trained,
+)
 from heed.seq2seq.training_log import TrainingLog
 from heed.seq2seq.training_step import TrainingStep
 from heed.seq2seq.training_workers import Workers
 from heed.seq2seq.validation_score import ValidationScore
 
 _RECORD_EVERY = 10  # steps in one line of metrics
-_TITLES = {"bleu": "BLEU", "chrf": "chrF"}
 _STOP_NOTICE = "stopping after this step: it is saved first; once more stops at once"
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM during training. The message names the step and how to continue.
+    """Ctrl-C, SIGTERM or SIGHUP during training. The message names the step and how to continue.
 
     Args:
         message: the line.
@@ -80,6 +85,7 @@ class _Progress:
     loss_sum: float = 0.0
     loss_count: int = 0
     best_score: float = -math.inf
+    best_loss: float = math.inf  # of the same validation: it decides between equal scores
     best_step: int = 0
     without_better: int = 0
     stopped_early: bool = False
@@ -109,8 +115,8 @@ def train(
             on TensorFlow.
         OSError: if it cannot be written, as when the disk is full. The last checkpoint is intact.
         MemoryError: if memory runs out. The last checkpoint is intact.
-        TrainingInterrupted: on Ctrl-C or SIGTERM, after the current step has been saved. A second signal does not wait
-            for that; the last checkpoint is intact.
+        TrainingInterrupted: on Ctrl-C, SIGTERM or SIGHUP, after the current step has been saved. A second signal does
+            not wait for that; the last checkpoint is intact.
     """
     if keras.backend.backend() != "tensorflow":
         raise TaskError("training needs Keras on TensorFlow: set KERAS_BACKEND=tensorflow")
@@ -156,10 +162,17 @@ class _Training:
         }
 
     def _save(self, stopped: bool = False) -> None:
-        """Writes a checkpoint: a regular one, or one of a stop, which the next regular one replaces."""
+        """Writes a checkpoint: a regular one, or one of a stop, which the next regular one replaces.
+
+        Raises:
+            TaskError: if the training has diverged: the checkpoints before stay.
+        """
         at, folder = self._at, self._run.checkpoints
         if self._chief:
-            arrays = {**self._variables(), "best": self._best}
+            arrays = {name: list(map(np.asarray, x)) for name, x in self._variables().items()}
+            if not all(map(are_finite, arrays.values())):
+                raise self._divergence("a weight is NaN or infinite")
+            arrays["best"] = self._best
             if stopped:
                 checkpoint.save_stop(folder, arrays, vars(at))
             else:
@@ -182,6 +195,8 @@ class _Training:
                 f"{self._run.path} is damaged: its checkpoint has unknown fields"
             ) from None
         self._best = arrays.get("best", [])
+        if self._best:
+            check_values(self._model.weights, self._best, self._run)
         self._saved = self._at.step
         if self._at.steps < self._options.steps:  # the run was extended
             self._at.steps = self._options.steps
@@ -263,6 +278,7 @@ class _Training:
         self._notes += task.notes()
         if options.validate_with != "loss":
             self._score = ValidationScore(self._run, task)
+            self._notes += filter(None, [self._score.note])
 
     def _take_steps(self, log: TrainingLog, began: float, stop: StopRequest) -> None:
         at, options = self._at, self._options
@@ -325,11 +341,14 @@ class _Training:
         loss = float(self._step(batch, at.step, rate, more, stop=self._stop_requested()))
         at.step += 1
         if not math.isfinite(loss):
-            raise TaskError(
-                f"the loss became {loss} at step {at.step}: start again with a lower --learning-rate"
-            )
+            raise self._divergence(f"the loss became {loss}")
         at.loss_sum, at.loss_count = at.loss_sum + loss, at.loss_count + 1
         log.advance(at.step)
+
+    def _divergence(self, what: str) -> TaskError:
+        return TaskError(
+            f"{what} at step {self._at.step}: start again with a lower --learning-rate"
+        )
 
     def _after_step(self, log: TrainingLog) -> None:
         """Writes metrics, validation and checkpoint, in this order, so that a checkpoint covers both."""
@@ -354,23 +373,26 @@ class _Training:
             log.flush()
 
     def _validate(self, log: TrainingLog, loss: float) -> dict[str, Any]:
-        at, patience, name = self._at, self._options.patience, self._options.validate_with
+        at, patience = self._at, self._options.patience
         with self._step.use_average():
             result = self._step.validate(self._validation_batches)._asdict()
+            if not math.isfinite(result["loss"]):
+                raise self._divergence(f"the validation loss became {result['loss']}")
             # Copies: training goes on in the variables.
             variables = self._model.weights if patience or self._score is not None else ()
             weights = [np.array(weight.numpy()) for weight in variables]
         if self._score is not None:
-            result[name] = self._score(weights)
-        score = result[name] if self._score is not None else -result["loss"]
-        if score > at.best_score:
-            at.best_score, at.best_step, at.without_better = score, at.step, 0
+            result[self._score.name] = self._score(weights)
+        score = -result["loss"] if self._score is None else result[self._score.name]
+        if (score, -result["loss"]) > (at.best_score, -at.best_loss):
+            at.best_score, at.best_loss = score, result["loss"]
+            at.best_step, at.without_better = at.step, 0
             if patience:
                 self._best = weights
         else:
             at.without_better += 1
             at.stopped_early = 0 < patience <= at.without_better
-        translated = f"{_TITLES[name]} {score:.1f}  " if self._score is not None else ""
+        translated = "" if self._score is None else f"{self._score.title} {score:.1f}  "
         log.write(
             f"step {at.step}/{self._options.steps}  loss {loss:.4f}  "
             f"validation loss {result['loss']:.4f}  {translated}exact {100 * result['exact']:.1f} %  "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
 import sys
 import threading
@@ -18,9 +19,10 @@ from heed._npz import open_regular
 from heed.seq2seq.atomic_files import write_atomically
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import RunFolder
+from heed.seq2seq.time_left import TimeLeft
 
 _SILENCE = 30.0  # seconds without a line on stderr, at most
-_LARGEST = 2**63  # of a number in metrics.jsonl; NaN and infinity are not written
+_LARGEST = 2**63  # of an integer in metrics.jsonl
 
 
 def read_metrics(path: Path, last_step: int | None = None) -> list[dict[str, Any]]:
@@ -60,8 +62,14 @@ def _record(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("step"), int):
         return None
-    numbers = all(isinstance(x, (int, float)) and abs(x) < _LARGEST for x in record.values())
-    return record if numbers else None
+    return record if all(map(_is_number, record.values())) else None
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a training writes such a number; TensorBoard takes no larger integers."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and abs(value) < _LARGEST
 
 
 class TrainingLog:
@@ -100,6 +108,7 @@ class TrainingLog:
         self._metrics: Any = None
         self._events: Any = None
         self._bar: Any = None
+        self._left: TimeLeft | None = None
         self._lines: Any = None
 
     def __enter__(self) -> TrainingLog:
@@ -112,8 +121,10 @@ class TrainingLog:
 
     def _begin(self) -> None:
         if self._writes:
-            text_log = self._run.path / "train.log"
-            self._lines = self._open.enter_context(open_regular(text_log, "a", encoding="utf-8"))
+            # Names of files need not be UTF-8.
+            options = {"encoding": "utf-8", "errors": "backslashreplace"}
+            text_log = open_regular(self._run.path / "train.log", "a", **options)
+            self._lines = self._open.enter_context(text_log)
             path = self._run.path / "metrics.jsonl"
             kept = read_metrics(path, self._step)
             text = "".join(json.dumps(record) + "\n" for record in kept)
@@ -143,6 +154,7 @@ class TrainingLog:
         except ImportError:
             self.write("TensorBoard is not installed: no events are written", show=False)
             return
+        self._tensorboard.mkdir()  # TensorFlow would not ask the umask
         with self._as_os_errors():
             self._events = tf.summary.create_file_writer(str(self._tensorboard))
         self._open.callback(self._events.close)
@@ -164,13 +176,25 @@ class TrainingLog:
             from tqdm import tqdm
         except ImportError:
             return
-        self._bar = tqdm(
+        left = self._left = TimeLeft(
+            self._step, self._steps, self._run.options.validate_every, self._clock
+        )
+
+        class Bar(tqdm):
+            """Has its own estimate of the time left: tqdm's follows each validation up and down."""
+
+            @property
+            def format_dict(self) -> dict[str, Any]:
+                return {**super().format_dict, "left": f", {left}" if str(left) else ""}
+
+        self._bar = Bar(
             total=self._steps,
             initial=self._step,
             unit="step",
             file=sys.stderr,
             leave=False,
             ncols=min(100, shutil.get_terminal_size().columns - 1),
+            bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{left}{postfix}]",
         )
         self._open.callback(self._bar.close)
 
@@ -184,7 +208,8 @@ class TrainingLog:
     def advance(self, step: int) -> None:
         """Sets the number of steps taken."""
         self._taken = step
-        if self._bar is not None:
+        if self._left is not None:
+            self._left.advance(step)
             self._bar.update(step - self._bar.n)
 
     def record(self, record: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from heed.ops import softmax_cross_entropy
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.task import Batch
+from heed.seq2seq.tokenizer import UNKNOWN_ID
 from heed.seq2seq.training_workers import Workers
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.98, 1e-7
@@ -27,7 +28,8 @@ class Validation(NamedTuple):
     """A model's scores on held-out pairs, with teacher forcing; the names are those in metrics.jsonl.
 
     `exact` is also the share that greedy decoding gets right: it errs at some token exactly if the model, given the
-    right tokens before, errs at one.
+    right tokens before, errs at one. A row with an unknown token, or without its end, is never right: no translation
+    has its text.
     """
 
     loss: float
@@ -257,10 +259,13 @@ class TrainingStep:
             logits - 1e9 * tf.reduce_sum(never, 0), axis=-1, output_type=target.dtype
         )
         right = tf.equal(predicted, target)
+        right = tf.logical_and(right, tf.not_equal(target, UNKNOWN_ID))
+        whole = tf.reduce_any(tf.equal(target, config.end_id), axis=1)
+        rows = tf.logical_and(whole, tf.reduce_all(tf.logical_or(right, ~real), axis=1))
         counts = [
             tf.math.count_nonzero(tf.logical_and(right, real)),
             tf.math.count_nonzero(real),
-            tf.math.count_nonzero(tf.reduce_all(tf.logical_or(right, ~real), axis=1)),
+            tf.math.count_nonzero(rows),
             tf.shape(target, out_type=tf.int64)[0],
         ]
         return tf.stack([tf.cast(value, tf.float64) for value in (tf.reduce_sum(losses), *counts)])

@@ -14,11 +14,11 @@ import numpy as np
 from heed.models import Ensemble, explain_generate, generate, stream
 from heed.seq2seq.alignment import Alignment, align
 from heed.seq2seq.decoding_options import DecodingOptions
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.task import Task, pad_rows
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
-from heed.seq2seq.trained_model import load_model
+from heed.seq2seq.trained_model import are_finite, load_model, make_divergence_error
 
 _PERPLEXITY_BATCH = 16  # pairs; all their logits are in memory
 _MULTIPLE = 8  # sources are padded to a multiple of this, so that few shapes are compiled
@@ -39,6 +39,11 @@ class Translation:
     ids: list[int]
     score: float | None = None
     alignment: Alignment | None = None
+
+    @property
+    def cut(self) -> bool:
+        """Whether it ends because it has the most tokens, not with the end."""
+        return is_cut(self.ids)
 
 
 class Translator:
@@ -81,7 +86,7 @@ class Translator:
         if companions:
             self._decoded = Ensemble([self.model, *(model for _, model, _ in companions)])
         if self.options.coverage_penalty and not self._decoded.aligns:
-            raise TaskError(
+            raise UsageError(
                 f"`coverage_penalty` must be 0 for {run.path}, which has no attention to its source. "
                 f"Received: {self.options.coverage_penalty}"
             )
@@ -93,7 +98,7 @@ class Translator:
                 coverage_penalty=self.options.coverage_penalty,
             )
             if explanation.implementation != "engine":
-                raise TaskError(
+                raise UsageError(
                     f"`weights` must be 'float32' for {run.path}: {'; '.join(explanation.reasons)}. "
                     f"Received: {self.options.weights!r}"
                 )
@@ -339,7 +344,10 @@ class Translator:
             several = np.asarray(tokens).reshape(len(filled), options.n_best, -1).tolist()
             values = [[None] * options.n_best] * len(filled)
             if scores is not None:
-                values = np.asarray(scores).reshape(len(filled), options.n_best).tolist()
+                array = np.asarray(scores).reshape(len(filled), options.n_best)
+                if not are_finite([array[:, :1]]):
+                    raise make_divergence_error(self.run, "a translation has no finite score")
+                values = array.tolist()
             for i, *one in zip(part, several, values, strict=False):
                 out[i] = tuple(one)
         return out
@@ -347,7 +355,7 @@ class Translator:
     def _check_prefix(self, prefix: Sequence[int], options: DecodingOptions) -> None:
         most = options.max_length or self.task.longest_target
         if len(prefix) >= most:
-            raise TaskError(
+            raise UsageError(
                 f"a prefix must have fewer than the {most:,} tokens of a translation. "
                 f"Received: {len(prefix):,}"
             )
@@ -361,6 +369,25 @@ class Translator:
             arguments["prompt"] = np.tile(np.asarray(prefix, np.int32), (rows, 1))
         self._batches += 1
         return arguments
+
+
+def is_cut(ids: Sequence[int]) -> bool:
+    """Returns whether a translation was cut: it has tokens and no end.
+
+    Example:
+        >>> is_cut([7, 5]), is_cut([7, END_ID, PAD_ID]), is_cut([PAD_ID, PAD_ID])
+        (True, False, False)
+    """
+    return END_ID not in ids and any(i != PAD_ID for i in ids)
+
+
+def describe_cut(translations: Sequence[Translation]) -> str:
+    """Describes that translations of a line were cut; "" if none was."""
+    lengths = [sum(i != PAD_ID for i in one.ids) for one in translations if one.cut]
+    if not lengths:
+        return ""
+    what = "the translation is" if len(translations) == 1 else f"{len(lengths):,} translations are"
+    return f"{what} cut at {max(lengths):,} tokens: --max-length allows more"
 
 
 def _identify_tokens(task: Task) -> tuple[Any, ...]:

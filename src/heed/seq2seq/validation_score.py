@@ -9,7 +9,7 @@ import numpy as np
 
 from heed.models import generate
 from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.scoring import load_sacrebleu
+from heed.seq2seq.scoring import choose_metrics, load_sacrebleu
 from heed.seq2seq.task import Task, pad_rows
 from heed.seq2seq.trained_model import assign, make_model
 
@@ -20,19 +20,24 @@ _MULTIPLE = 8  # sources are padded to a multiple of this, so that few shapes ar
 class ValidationScore:
     """BLEU or chrF, by sacrebleu, of a fixed choice of validation sentences.
 
-    A separate model translates them, in float32 whatever the dtype of training, so the decoder engine applies.
+    A separate model translates them, in float32 whatever the dtype of training, so the decoder engine applies. chrF
+    scores texts that are too short for BLEU.
 
     Args:
         run: the run folder; its options set the score and the number of sentences.
         task: its task.
 
+    Attributes:
+        name: "bleu" or "chrf", the score in use.
+        title: its name for people.
+        note: why it is not the requested one; or "".
+
     Raises:
-        TaskError: without the sacrebleu library.
+        TaskError: without the sacrebleu library, or the tokenizer of BLEU.
     """
 
     def __init__(self, run: RunFolder, task: Task) -> None:
-        sacrebleu = load_sacrebleu(run.options.validate_with)
-        self._metric = {"bleu": sacrebleu.BLEU, "chrf": sacrebleu.CHRF}[run.options.validate_with]
+        load_sacrebleu(run.options.validate_with)
         self._run, self._task, self._model = run, task, make_model(run)
         pairs = task.validation_texts()
         # Evenly spaced, because the pairs may be sorted by length.
@@ -40,6 +45,13 @@ class ValidationScore:
         chosen = [pairs[i * len(pairs) // count] for i in range(count)]
         self._sources = [ids for ids, _ in chosen]
         self._references = [text for _, text in chosen]
+        metrics = choose_metrics(self._references, run.options.bleu_tokenizer)
+        wants_bleu = run.options.validate_with == "bleu"
+        self.title = "BLEU" if wants_bleu and not metrics.without_bleu else "chrF"
+        self.note = ""
+        if wants_bleu and metrics.without_bleu:
+            self.note = f"{metrics.without_bleu}. Validation uses chrF"
+        self.name, self._metric = self.title.lower(), metrics.by_name[self.title]
 
     def __call__(self, weights: Sequence[Any]) -> float:
         """The score of a model with these weights, 0 to 100."""
@@ -54,4 +66,4 @@ class ValidationScore:
                 max_length=self._task.longest_target,
             )
             translations += self._task.decode(np.asarray(ids).tolist()[: len(part)])
-        return float(self._metric().corpus_score(translations, [self._references]).score)
+        return float(self._metric.corpus_score(translations, [self._references]).score)

@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+from heed._suggestions import nearest
 from heed.seq2seq.byte_pairs import read_tokenizer
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.tokenizer import Tokenizer, check_unit
 
-DEFAULT_SIZE = 8_000
 _KINDS = ("separate", "shared")
 
 
@@ -19,7 +19,7 @@ class Vocabularies:
 
     Args:
         kind: "separate" (or None): each side has its own; "shared": both have the same.
-        size: the most tokens of each; None: 8,000.
+        size: the most tokens of each; None: chosen for the text, see `Tokenizer.train`.
         unit: see `Tokenizer.train`; None: a subword.
         source, target: tokenizers, or sentencepiece models, to use as they are; None: learned from the text. The
             source's serves both sides if they share it.
@@ -37,7 +37,10 @@ class Vocabularies:
         target: Tokenizer | Path | str | None = None,
     ) -> None:
         if kind not in (None, *_KINDS):
-            raise TaskError(f"`vocabulary` must be one of {', '.join(_KINDS)}. Received: {kind!r}")
+            like = nearest(str(kind), _KINDS)
+            raise UsageError(
+                f"`vocabulary` must be one of {', '.join(_KINDS)}. Received: {kind!r}{like}"
+            )
         if unit is not None:
             check_unit(unit)
         self._size, self._unit = size, unit
@@ -47,11 +50,11 @@ class Vocabularies:
             return
         for name, value in (("vocabulary_size", size), ("unit", unit)):
             if value is not None:
-                raise TaskError(f"`{name}` is that of the given tokenizer: leave it out")
+                raise UsageError(f"`{name}` is that of the given tokenizer: leave it out")
         if source is None:
-            raise TaskError("`target_tokenizer` needs a `source_tokenizer` too")
+            raise UsageError("`target_tokenizer` needs a `source_tokenizer` too")
         if target is None and not self._shared:
-            raise TaskError(
+            raise UsageError(
                 "`source_tokenizer` needs a `target_tokenizer` too, or one serves both sides: "
                 "--vocabulary shared"
             )
@@ -60,18 +63,22 @@ class Vocabularies:
             _open_tokenizer(source if target is None else target),
         )
         if self._shared and self._tokenizers[0].model != self._tokenizers[1].model:
-            raise TaskError("a shared vocabulary has one tokenizer: leave out `target_tokenizer`")
+            raise UsageError("a shared vocabulary has one tokenizer: leave out `target_tokenizer`")
+
+    @property
+    def unit(self) -> str:
+        """The unit of the source's tokens."""
+        return self._unit or (self._tokenizers[0].unit if self._tokenizers else "subword")
 
     def make(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[Tokenizer, Tokenizer]:
         """The tokenizers of source and target, learned from these sentences if none are given."""
         if self._tokenizers is not None:
             return self._tokenizers
-        size = DEFAULT_SIZE if self._size is None else self._size
-        unit = self._unit or "subword"
         if self._shared:
-            one = Tokenizer.train(itertools.chain(sources, targets), size, unit)
+            one = Tokenizer.train(itertools.chain(sources, targets), self._size, self.unit)
             return one, one
-        return Tokenizer.train(sources, size, unit), Tokenizer.train(targets, size, unit)
+        source, target = (Tokenizer.train(x, self._size, self.unit) for x in (sources, targets))
+        return source, target
 
 
 def _open_tokenizer(source: Tokenizer | Path | str) -> Tokenizer:

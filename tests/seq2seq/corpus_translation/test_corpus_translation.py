@@ -1,13 +1,19 @@
 """Shards, manifest, order, bad lines and continuing, with a translator that needs no model."""
 
+import gzip
+import hashlib
 import itertools
+import os
 import random
+import re
 
 import pytest
 
+from heed._files import temporary_path
 from heed.seq2seq import TaskError
 from heed.seq2seq.corpus_translation import coordinator, output_folder
 from heed.seq2seq.corpus_translation.inputs import find_inputs, scan
+from tests import damage as damages
 from tests.seq2seq.corpus_translation import fakes
 
 
@@ -20,10 +26,12 @@ def inputs(tmp_path):
 def run(inputs, tmp_path):
     """Translates the corpus; returns the summary and the lines that were reported."""
 
-    def translate(workers=fakes.here, settings=fakes.SETTINGS, inputs=inputs, out="out"):
+    def translate(
+        workers=fakes.here, settings=fakes.SETTINGS, inputs=inputs, out="out", note=lambda _: None
+    ):
         reported = []
         done = coordinator.translate_corpus(
-            inputs, tmp_path / out, settings, workers, reported.append, lambda _: None
+            inputs, tmp_path / out, settings, workers, reported.append, note
         )
         return done, reported
 
@@ -41,6 +49,25 @@ def test_shards_are_all_lines_in_order(tmp_path, lines, text):
     assert [line for shard in shards for line in shard.lines()] == expected
     assert file.lines == len(expected)
     assert [shard.first_line for shard in shards] == [*range(1, len(expected) + 1, lines)]
+
+
+def test_a_compressed_file_is_translated_to_a_plain_one(tmp_path):
+    plain, packed = tmp_path / "a.txt", tmp_path / "b.txt.gz"
+    plain.write_bytes(b"x\n\xff\ny")
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    (tmp_path / "copies").mkdir()
+    one, other = (scan(path, 2, tmp_path / "copies") for path in (plain, packed))
+    assert (one.path.name, other.path.name) == ("a.txt", "b.txt")
+    assert [one.read_shard(0, n).data for n in (0, 1)] == [
+        other.read_shard(0, n).data for n in (0, 1)
+    ]
+    assert (one.sha256, one.text) == (other.sha256, plain)
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(TaskError, match=r"cannot read .*b\.txt\.gz: Compressed file ended"):
+        scan(packed, 2, tmp_path / "copies")
+    packed.write_bytes(b"BZh91AY&SY...")
+    with pytest.raises(TaskError, match=r"b\.txt\.gz is compressed by bzip2: unpack it"):
+        scan(packed, 2, tmp_path / "copies")
 
 
 def test_a_file_that_changes_meanwhile(inputs):
@@ -63,9 +90,9 @@ def test_finding_inputs(tmp_path):
         find_inputs(tmp_path / "none.txt")
     with pytest.raises(TaskError, match="--input must be a file, or a pattern of files"):
         find_inputs(tmp_path / "d")
-    (tmp_path / "e.txt.gz").touch()
-    with pytest.raises(TaskError, match=r"e\.txt\.gz is compressed: unpack it first"):
-        find_inputs(tmp_path / "*.gz")
+    (tmp_path / "a.txt.gz").touch()
+    with pytest.raises(TaskError, match=r"own: .*a\.txt and .*a\.txt\.gz are both a\.txt"):
+        find_inputs(tmp_path / "a.*")
     (tmp_path / "odd[1].txt").touch()  # a file of this name is no pattern
     assert find_inputs(tmp_path / "odd[1].txt") == [tmp_path / "odd[1].txt"]
 
@@ -169,7 +196,133 @@ def test_a_file_that_was_removed_is_translated_again(run, tmp_path):
 
 
 def test_two_processes_do_not_write_one_folder(run, inputs, tmp_path):
-    opened = output_folder.OutputFolder.open(tmp_path / "out", inputs, fakes.SETTINGS)
+    opened = output_folder.OutputFolder.open(tmp_path / "out", inputs, fakes.SETTINGS, print)
     with opened, pytest.raises(TaskError, match=r"another process writes .*out"):
         run()
     run()
+
+
+def replace_by_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def replace_by(change):
+    return lambda path: path.write_bytes(change(path.read_bytes()))
+
+
+DAMAGES = {
+    "cut": replace_by(lambda data: data[:-2]),
+    "emptied": replace_by(lambda data: b""),
+    "its first line alone": replace_by(lambda data: data[: data.index(b"\n") + 1]),
+    "longer": replace_by(lambda data: data + b"more\n"),
+    "zeros": replace_by(lambda data: bytes(len(data))),
+    "garbled": replace_by(lambda data: data.replace(b'": ', b'":{')),
+    "not an object": replace_by(lambda data: b"[1]\n" + data),
+    "another problem": replace_by(lambda data: data.replace(b'"problems": [', b'"problems": ["x"')),
+    "a pipe": replace_by_pipe,
+}
+
+
+def stop_after(count):
+    def workers(_, shards):
+        yield from map(fakes.translate, itertools.islice(shards, count))
+        raise KeyboardInterrupt
+
+    return workers
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_shard_or_record_is_one_line_and_made_again(run, tmp_path, damage):
+    """Joined as it is, it would give another file, with success."""
+    if damage is replace_by_pipe and not hasattr(os, "mkfifo"):
+        pytest.skip("this system has no pipes with names")
+    notes = []
+    with pytest.raises(KeyboardInterrupt):
+        run(stop_after(3))
+    damage(tmp_path / "out/.heed/shards/00000-0000001")
+    done, reported = run(note=notes.append)
+    assert fakes.contents(tmp_path / "out") == fakes.EXPECTED
+    assert (done.ready, len(reported)) == (2, 2)
+    (note,) = (one for one in notes if "damaged" in one)
+    assert re.search(r"00000-0000001 is damaged: .*: shard 2 of a\.txt is translated again", note)
+    record = tmp_path / "out/.heed/files/00002.json"
+    before = record.read_bytes()
+    damage(record)
+    if record.is_file() and record.read_bytes() == before:
+        return
+    notes.clear()
+    done, reported = run(note=notes.append)
+    assert fakes.contents(tmp_path / "out") == fakes.EXPECTED
+    assert (done.ready, len(reported)) == (6, 2)
+    assert record.read_bytes() == before
+    assert any(re.search(r"00002\.json is damaged: .*: c\.txt is tr", note) for note in notes)
+    (tmp_path / "out/a.txt").unlink()
+    if hasattr(os, "mkfifo"):  # reading it would wait for ever
+        os.mkfifo(tmp_path / "out/a.txt")
+        with pytest.raises(OSError, match="it is not a regular file"):
+            run()
+
+
+def test_any_byte_of_a_shard_counts(tmp_path):
+    path = tmp_path / "00000-0000000"
+    head = output_folder._make_head(path, ["no"], hashlib.sha256(b"one\ntwo\n").hexdigest())
+    for kind in (damages.flipped, damages.cut):
+        for place, data in kind(head + b"one\ntwo\n"):
+            path.write_bytes(data)
+            with pytest.raises(output_folder._DamagedError):
+                pytest.fail(f"{place}: {output_folder._read_shard(path)}")
+    path.write_bytes(head + b"one\ntwo\n")
+    assert output_folder._read_shard(path) == ["no"]
+    with pytest.raises(output_folder._DamagedError):  # in the place of another
+        output_folder._read_shard(path.rename(tmp_path / "00000-0000001"))
+
+
+def test_a_shard_that_is_damaged_while_others_are_translated(run, tmp_path):
+    def workers(_, shards):
+        for shard in shards:
+            yield fakes.translate(shard)
+            if shard.number == 1:
+                DAMAGES["cut"](tmp_path / "out/.heed/shards/00000-0000000")
+
+    with pytest.raises(TaskError, match=r"0-0000000 is damaged: .*: the same command translates"):
+        run(workers)
+    run()
+    assert fakes.contents(tmp_path / "out") == fakes.EXPECTED
+
+
+@pytest.mark.parametrize(
+    "name", [b"d\xe9j\xe0.txt", b"x" * 251 + b".txt", "é".encode() * 127, b"\xff" * 255]
+)
+def test_names_of_files_may_be_long_and_not_utf_8(run, tmp_path, name):
+    path = tmp_path / os.fsdecode(name)
+    try:
+        path.write_text("one\n\nbad\n")
+    except OSError:
+        pytest.skip("this system has no such names")
+    with pytest.raises(KeyboardInterrupt):
+        run(stop_after(1), inputs=[scan(path, 1)])
+    (tmp_path / "out" / temporary_path(path).name).write_text("half")
+    done, _ = run(inputs=[scan(path, 1)])
+    assert (done.ready, done.problems) == (1, 1)
+    assert fakes.contents(tmp_path / "out") == {path.name: "ONE\n\n\n"}
+
+
+def test_a_name_that_the_folder_does_not_take_is_refused_first(run, inputs, monkeypatch):
+    monkeypatch.setattr(os, "pathconf", lambda *_: 4)
+    with pytest.raises(TaskError, match=r"the name of .*a\.txt is too long for --output, which ta"):
+        run(lambda *_: pytest.fail("refused before"))
+
+
+def test_pipes_and_broken_links_are_no_inputs(tmp_path):
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "c.txt").symlink_to("nowhere")
+    with pytest.raises(TaskError, match=r"c\.txt is a link to nothing"):
+        find_inputs(tmp_path / "*.txt")
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "b.txt")
+        for found in ("*.txt", "b.txt"):
+            with pytest.raises(TaskError, match=r"regular file|--input must be a file"):
+                find_inputs(tmp_path / found)
+        with pytest.raises(OSError, match="it is not a regular file"):
+            scan(tmp_path / "b.txt", 2)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -111,3 +112,39 @@ time.sleep(60)
 def sleep(channel):
     channel.send(os.getpid())
     time.sleep(60)
+
+
+def fail(channel):
+    raise OSError("out of luck")
+
+
+def answer_many(channel):
+    """Sends values from several threads at a time, each larger than a pipe holds."""
+    threads = [
+        threading.Thread(target=channel.send, args=(bytes([i]) * 300_000,)) for i in range(4)
+    ]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    channel.send(channel.receive())
+
+
+def test_a_child_that_fails_says_so_and_no_more(capfd):
+    """Python aborts if a thread still waits in a Python file when the interpreter ends."""
+    child = child_process.Child(fail)
+    with pytest.raises(child_process.ChildEndedError, match=r"^ended with exit status 1$"):
+        child.receive()
+    child.close()
+    said = capfd.readouterr().err
+    assert said.endswith("OSError: out of luck\n")
+    assert "Fatal" not in said
+
+
+def test_values_of_any_size_pass():
+    child = child_process.Child(answer_many)
+    found = {child.receive() for _ in range(4)}
+    assert found == {bytes([i]) * 300_000 for i in range(4)}
+    child.send("x" * 1_000_000)
+    assert child.receive() == "x" * 1_000_000
+    child.close()

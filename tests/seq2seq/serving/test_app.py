@@ -1,6 +1,7 @@
 """Requests: what is answered, which status each failure has, and that a batch changes nothing."""
 
 import concurrent.futures
+import gzip
 import json
 import math
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from heed.seq2seq import DecodingOptions, TaskError, Translator
 from heed.seq2seq.serving.page import choose_all_examples
 from heed.seq2seq.task import Item
+from heed.seq2seq.tokenizer import END_ID
 from heed.seq2seq.translator import Translation
 from tests.inspect import test_page as page_reader
 
@@ -40,7 +42,9 @@ def test_a_batch_gives_what_single_requests_give(serving, translator):
     found = [one["text"] for one in together["translations"]]
     assert found == translator(texts)
     assert found == [ask(client, text).json()["translations"][0]["text"] for text in texts]
-    assert [list(one) for one in together["translations"]] == [["text"]] * 5, "nothing unasked"
+    assert [list(one) for one in together["translations"]] == [["text", "cut"]] * 5, (
+        "nothing unasked"
+    )
 
 
 def test_requests_that_come_together_are_decoded_together(serving, gate, translator):
@@ -86,7 +90,7 @@ def test_attention_of_many_texts_is_read_in_turns(serving, gate):
 
 
 def test_what_a_beam_never_met_is_no_hypothesis(serving, translator, monkeypatch):
-    met = Translation("one", [5], -0.5), Translation("", [], -math.inf)
+    met = Translation("one", [5, END_ID], -0.5), Translation("", [], -math.inf)
     monkeypatch.setattr(translator, "search", lambda rows, **_: [[*met] for _ in rows])
     (found,) = ask(serving(), "1", beam_size=2, n_best=2).json()["translations"]
     assert found["hypotheses"] == [{"text": "one", "score": -0.5}]
@@ -97,7 +101,7 @@ def test_languages_and_runs_by_name(serving, translator):
     assert ask(client, "7").json()["run"] == "one"
     assert ask(client, "7", run="two", language="de").json() == {
         "run": "two",
-        "translations": [{"text": translator(["7"], "de")[0]}],
+        "translations": [{"text": translator(["7"], "de")[0], "cut": True}],
     }
     assert refused(ask(client, "7", run="three"), 404, "one, two")
     assert refused(ask(client, "7", language="fi"), 422, "texts.0", "must be one of en, de", "fi")
@@ -136,14 +140,14 @@ def test_several_translations_of_a_text(serving, translator):
         assert all(score < 0 for score in scores)
     alone = [ask(client, text, beam_size=4, n_best=3).json()["translations"][0] for text in texts]
     assert alone == answer
-    assert ask(client, "7", beam_size=4).json()["translations"] == [{"text": best[1]}]
+    assert ask(client, "7", beam_size=4).json()["translations"] == [{"text": best[1], "cut": True}]
 
 
 def test_which_words_a_translation_comes_from(serving, translator):
     client = serving()
     (expected,) = translator.translations(["42"], alignments=True)[0]
     (found,) = ask(client, "42", alignment=True).json()["translations"]
-    assert found == {"text": expected.text, "alignment": str(expected.alignment)}
+    assert found == {"text": expected.text, "cut": True, "alignment": str(expected.alignment)}
     (found,) = ask(client, "42", alignment=True, beam_size=2, n_best=2).json()["translations"]
     assert all(isinstance(each["alignment"], str) for each in found["hypotheses"])
 
@@ -151,7 +155,7 @@ def test_which_words_a_translation_comes_from(serving, translator):
 def test_attention_of_each_hypothesis(serving):
     fields = {"beam_size": 3, "n_best": 2, "attention": True}
     (one,) = ask(serving(), "1,204", **fields).json()["translations"]
-    assert set(one) == {"text", "hypotheses"}
+    assert set(one) == {"text", "cut", "hypotheses"}
     written = []
     for each in one["hypotheses"]:
         seen = each["attention"]
@@ -184,8 +188,6 @@ def test_attention_of_many_is_refused(serving):
         (b'{"texts": []}', 422, "at least 1 item"),
         (b'{"texts": ["1", 2]}', 422, "texts.1"),
         (b'{"texts": ["1", null]}', 422, "texts.1"),
-        (b'{"texts": ["1", ""]}', 422, "texts.1"),
-        (b'{"texts": ["1", " "]}', 422, "texts.1"),
         (b'{"texts": ["1"], "beam": 2}', 422, "beam"),
         (b'{"texts": ["1"], "beam_size": "2"}', 422, "beam_size"),
         (b'{"texts": ["1"], "beam_size": 2.5}', 422, "beam_size"),
@@ -220,6 +222,52 @@ def test_mistakes_without_end_are_not_described(serving, body):
     assert refused(answer, 422)
     assert len(answer.text) < 120
     assert "more)" not in answer.text
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "Deflate", "gzip, identity"])
+def test_a_compressed_body_is_refused(serving, encoding):
+    body = gzip.compress(b'{"texts": ["1"]}')
+    headers = {**JSON, "Content-Encoding": encoding}
+    answer = serving().post("/translate", content=body, headers=headers)
+    assert refused(answer, 415, "the body must not be compressed")
+    headers["Content-Encoding"] = "identity"
+    answer = serving().post("/translate", content=b'{"texts": ["1"]}', headers=headers)
+    assert answer.status_code == 200
+
+
+def test_a_byte_order_mark_before_a_body_is_none_of_it(serving):
+    body = b'\xef\xbb\xbf{"texts": ["1"]}'
+    assert serving().post("/translate", content=body, headers=JSON).status_code == 200
+
+
+@pytest.mark.parametrize("blank", ["", "  ", "\n", "\u3000\u2028"])
+def test_a_blank_text_has_a_blank_translation(serving, blank):
+    """As a blank line of a file has: it stops no other text of the request."""
+    client = serving()
+    alone = ask(client, "7", "42").json()["translations"]
+    first, second = alone
+    assert ask(client, "7", blank, "42").json()["translations"] == [first, {"text": ""}, second]
+    found = ask(client, blank, "7", beam_size=2, n_best=2, attention=True, alignment=True)
+    assert found.json()["translations"][0] == {"text": "", "hypotheses": []}
+    assert ask(client, blank).json()["translations"] == [{"text": ""}]
+    (end,) = ask(client, blank, stream=True).text.strip().split("\n\n")
+    assert json.loads(end.partition("data: ")[2])["translations"] == [{"text": ""}]
+    assert refused(ask(client, blank, language="fi"), 422, "must be one of en, de")
+
+
+def test_a_translation_that_is_cut_says_so(serving, translator, monkeypatch):
+    """Of one, of several, and of one that comes in pieces."""
+    ended = Translation("one", [5, END_ID], -0.5)
+    cut = Translation("one one", [5, 5], -0.7)
+    monkeypatch.setattr(translator, "search", lambda rows, **_: [[ended, cut] for _ in rows])
+    (found,) = ask(serving(), "1", beam_size=2, n_best=2).json()["translations"]
+    assert [one.get("cut") for one in (found, *found["hypotheses"])] == [None, None, True]
+    monkeypatch.setattr(translator, "search", lambda rows, **_: [[cut] for _ in rows])
+    assert ask(serving(), "1").json()["translations"] == [{"text": "one one", "cut": True}]
+    client = serving()
+    client.service.decoding = DecodingOptions(max_length=1)
+    last = ask(client, "1", stream=True).text.strip().split("\n\n")[-1]
+    assert json.loads(last.partition("data: ")[2])["translations"][0]["cut"] is True
 
 
 def test_limits_of_a_request(serving):

@@ -4,8 +4,9 @@ import threading
 
 import pytest
 
+from heed.seq2seq.errors import TaskError
 from heed.seq2seq.translator import Translation
-from tests.browser import luminance, playwright, rgb
+from tests.browser import accessibility_problems, luminance, playwright, rgb
 
 
 @pytest.fixture
@@ -260,3 +261,110 @@ def test_a_phone(show, live):
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
     assert tab.locator("#copy").bounding_box()["height"] >= 44
     assert tab.evaluate("document.activeElement.id") != "text", "no keyboard covers the result"
+
+
+def put(tab, text):
+    """As a paste."""
+    tab.locator("#text").fill(text)
+    playwright.expect(tab.locator("#answer")).to_have_attribute("data-of", text, timeout=60_000)
+
+
+def test_each_line_is_translated(show, live, translator):
+    tab = show(live())
+    tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    put(tab, " 12\n\n345\n\u202867\n")
+    items = tab.locator("#translations li")
+    expected = translator(["12", "345", "67"])
+    assert items.all_inner_texts() == expected
+    assert items.nth(1).get_attribute("class") == "after-gap"
+    assert tab.locator("#state").inner_text().startswith("3 texts translated in ")
+    playwright.expect(tab.locator("#keys li")).to_have_text(["en", *"12"])
+    items.nth(1).click()
+    playwright.expect(tab.locator("#keys li")).to_have_text(["en", *"345"])
+    tab.locator("#copy").click()
+    playwright.expect(tab.locator("#said")).to_have_text("Copied")
+    copied = tab.evaluate("navigator.clipboard.readText()")
+    assert copied == f"{expected[0]}\n\n{expected[1]}\n\n{expected[2]}"
+    put(tab, "12")
+    assert items.all_inner_texts() == expected[:1]
+    assert tab.locator("#state").inner_text().startswith("Translated in ")
+
+
+def test_a_line_that_is_refused_stops_no_other(show, live, translator):
+    tab = show(live())
+    put(tab, "12\nx\n345")
+    items = tab.locator("#translations li")
+    assert items.nth(1).inner_text().startswith("Line 2: a number must be digits")
+    assert [items.nth(i).inner_text() for i in (0, 2)] == translator(["12", "345"])
+    assert not tab.locator("#problem").is_visible()
+
+
+def test_a_long_paste_is_not_cut(show, live, translator, monkeypatch):
+    """By sentences, and these by the most characters; a line that the model refuses, by its sentences."""
+    asked = []
+    encode = translator.task.encode
+
+    def note(line, language=None):
+        asked.append(line)
+        if len(line) > 20:
+            raise TaskError("too long")
+        return encode("".join(letter for letter in line if letter.isdigit())[:5], language)
+
+    monkeypatch.setattr(translator.task, "encode", note)
+    tab = show(live(max_characters=40, max_body=400))
+    refused = "Twelve is 12. Thirteen is 13."
+    paste = "One is 1 and two is 2. " * 20 + "5" * 50
+    put(tab, refused)
+    assert tab.locator("#translations li").count() == 2
+    put(tab, f"{refused}\n{paste}")
+    assert tab.locator("#translations li").count() == 2 + 20 + 2
+    assert {"Twelve is 12.", "Thirteen is 13.", "5" * 40, "5" * 10} <= set(asked)
+    assert tab.locator("#text").get_attribute("maxlength") is None
+    put(tab, "\n".join(map(str, range(203))))
+    assert "the first 200 of 203" in tab.locator("#state").inner_text()
+    assert tab.locator("#translations li").count() == 200
+
+
+def test_a_reload_keeps_the_choices(show, live, translator):
+    tab = show(live({"one": translator, "two": translator}))
+    tab.locator("#run").select_option("two")
+    assert tab.url.endswith("#run=two")
+    tab.locator("#language").select_option("de")
+    tab.locator("#beams").select_option("4")
+    for reload in (tab.reload, lambda: tab.goto(tab.url)):
+        reload()
+        chosen = [tab.locator(f"#{name}").input_value() for name in ("run", "language", "beams")]
+        assert chosen == ["two", "de", "4"]
+    assert tab.locator("h1").inner_text() == "two"
+    tab.evaluate("location.hash = '#run=gone&language=xx'")
+    playwright.expect(tab.locator("h1")).to_have_text("one")
+
+
+def test_the_language_of_a_translation(show, live, translator, monkeypatch):
+    tab = show(live())
+    put(tab, "12")
+    answer = tab.locator("#translations")
+    assert answer.get_attribute("lang") == "en"
+    tab.locator("#language").select_option("de")
+    playwright.expect(answer).to_have_attribute("lang", "de")
+    assert tab.locator("#text").get_attribute("lang") == ""
+    monkeypatch.setattr(translator.task, "languages", ("pt_BR", "Klingon"))
+    monkeypatch.setattr(translator.task, "encode", lambda *_: [7, 5])
+    tab = show(live())
+    put(tab, "12")
+    assert tab.locator("#translations").get_attribute("lang") == "pt-BR"
+    tab.locator("#language").select_option("Klingon")
+    playwright.expect(tab.locator("#translations")).to_have_attribute("lang", "")
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_everyone_can_use_the_page(show, live, colours):
+    tab = show(live(), colours)
+    assert accessibility_problems(tab) == []
+    for text in ("12", "12\nx\n7"):
+        put(tab, text)
+        tab.locator("#grid").wait_for()
+        assert accessibility_problems(tab) == []
+    put(tab, "x")
+    assert accessibility_problems(tab) == []
+    assert tab.locator("main").count() == 1

@@ -1,15 +1,20 @@
 """Server processes behind one socket: replaced when they die, and stopped together. They need no model here."""
 
+import functools
 import os
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from heed.seq2seq import TaskError
-from heed.seq2seq.serving import processes, sockets
+from heed.seq2seq.serving import metrics_folder, processes, sockets
 
 
 def answer(number, descriptor, channel):
@@ -41,6 +46,19 @@ def end(number, descriptor, channel):
 
 def die(number, descriptor, channel):
     os._exit(3)
+
+
+def answer_while_there(flag, number, descriptor, channel):
+    """As a process whose run folder is away for a while: it cannot start then."""
+    if not Path(flag).exists():
+        raise TaskError(f"{flag} does not exist")
+    answer(number, descriptor, channel)
+
+
+def wait_for_the_end(number, descriptor, channel):
+    channel.on_end = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    channel.send(None)
+    time.sleep(60)
 
 
 def ask(address):
@@ -113,10 +131,131 @@ def test_a_process_that_is_killed_is_replaced():
     [
         (refuse, "the run is damaged"),
         (die, "process . ended with exit status 3 while it started"),
-        (end, "process . ended with exit status 3: 3 processes ended within 10 minutes"),
+        (end, "process . ended with exit status 3, 3 times in a row, and no process answers"),
     ],
 )
 def test_processes_that_do_not_last(program, message, monkeypatch):
     monkeypatch.setattr(processes, "_MOST_ENDS", 3)
+    monkeypatch.setattr(processes, "_FIRST_PAUSE", 0.01)
     with sockets.bind("127.0.0.1", 0) as listener, pytest.raises(TaskError, match=message):
         processes.serve_in_processes(listener, 1, program, 1.0, lambda _: None, lambda _: None)
+
+
+def test_those_that_answer_go_on_while_another_cannot_start(tmp_path, monkeypatch):
+    """A run folder that is away, and one crash: the starts fail with pauses, and end when the folder is back."""
+    monkeypatch.setattr(processes, "_MOST_ENDS", 2)
+    monkeypatch.setattr(processes, "_FIRST_PAUSE", 0.4)
+    run = tmp_path / "run"
+    run.touch()
+
+    def scenario(notes):
+        run.unlink()
+        killed = ask(serve.address)[0]
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: len(notes) == 4)
+        kept = {ask(serve.address)[0] for _ in range(5)}
+        assert len(kept) == 1
+        assert killed not in kept
+        metrics = ask(serve.address)[1]
+        assert 'heed_requests_total{path="/",status="200"} 7.0' in metrics
+        assert "heed_queue_length 3.0" in metrics, "what waited in the other one is lost"
+        run.touch()
+        wait_until(lambda: len(kept | {ask(serve.address)[0]}) == 2)
+
+    first, *others = serve(functools.partial(answer_while_there, str(run)), scenario)
+    assert first[9:] == " was killed by SIGKILL: starting another one"
+    assert f"ended with exit status 1: starting another one in {0.4:.0f} s" in others[0]
+    assert others[0][:9] == first[:9]
+
+
+def test_pauses_between_starts_double_until_one_is_steady(monkeypatch, tmp_path):
+    """On a clock of this test's own; nothing is started."""
+    notes, now = [], [100.0]
+    monkeypatch.setattr(processes.time, "monotonic", lambda: now[0])
+    server = processes._Processes(None, None, None, notes.append)
+    server._slots = [processes._Slot(), processes._Slot(answers_since=0.0)]
+    slot = server._slots[0]
+    pauses = []
+    for _ in range(12):
+        server._plan_start(0, "ended")
+        pauses.append(slot.due - now[0])
+    assert pauses == [0, 1, 2, 4, 8, 16, 32, *[60] * 5]
+    slot.answers_since, now[0] = 100.0, 159.0
+    server._plan_start(0, "ended")
+    assert slot.due - now[0] == 60
+    slot.answers_since, now[0] = 159.0, 219.0
+    server._plan_start(0, "ended")
+    assert slot.due == now[0]
+    assert notes[-2:] == [
+        "process 0 ended: starting another one in 60 s",
+        "process 0 ended: starting another one",
+    ]
+    server._slots[1].answers_since = None  # the last that answered
+    server._plan_start(1, "ended")
+    for _ in range(9):  # the other one has not ended as often
+        server._plan_start(1, "ended")
+    slot.ends = 10
+    with pytest.raises(TaskError, match="process 1 ended, 11 times in a row, and no process answ"):
+        server._plan_start(1, "ended")
+
+
+def wait_until(true, seconds=60):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_a_full_disk_costs_metrics_alone(room, tmp_path, monkeypatch):
+    """Their files have their place on the disk before they are mapped; without room a process keeps them to itself."""
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    kept = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def scenario(notes):
+        count = sum(ask(serve.address)[0] > 0 for _ in range(8))
+        _, metrics = ask(serve.address)
+        own = next(x for x in metrics if x.startswith('heed_requests_total{path="/",status="200"}'))
+        assert float(own.split()[-1]) == count + 1 or not room
+        assert f"heed_queue_length {6.0 if room else 3.0}" in metrics
+        for path in tmp_path.glob("heed-metrics-*/*"):
+            about = path.stat()
+            assert path.suffix == ".db"
+            assert about.st_blocks * 512 >= about.st_size == metrics_folder._ROOM
+
+    try:
+        if not room:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (metrics_folder._ROOM // 2, kept[1]))
+        notes = serve(answer, scenario)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, kept)
+    assert [note[9:] for note in notes] == [": File too large: /metrics leaves it out"] * 2 * (
+        not room
+    )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
+def test_no_signal_leaves_files_behind(number, tmp_path):
+    """Not even one that kills the first process: the others end then, and remove them."""
+    code = """
+import sys
+from heed._signals import clean_up_on_signals
+from heed.seq2seq.serving import processes, sockets
+from tests.seq2seq.serving.test_processes import wait_for_the_end
+with clean_up_on_signals(), sockets.bind("127.0.0.1", 0) as listener:
+    processes.serve_in_processes(listener, 2, wait_for_the_end, 1.0, lambda url: print(url, flush=True), print)
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        cwd=Path(__file__).parents[3],
+    )
+    assert parent.stdout.readline().startswith(b"http")
+    assert len(list(tmp_path.glob("heed-metrics-*/*.db"))) == 6
+    parent.send_signal(number)
+    parent.communicate()
+    assert parent.returncode == -number
+    wait_until(lambda: not list(tmp_path.iterdir()))

@@ -13,7 +13,8 @@ import pytest
 import uvicorn
 
 from heed.seq2seq import TaskError
-from heed.seq2seq.serving import sockets
+from heed.seq2seq.serving import connection, sockets
+from heed.seq2seq.serving import server as server_module
 from heed.seq2seq.serving.connection import Connection
 from heed.seq2seq.serving.hosts import Hosts
 from heed.seq2seq.serving.options import ServingOptions
@@ -334,7 +335,9 @@ def test_what_is_taken_in_time_and_what_is_not():
     config = SimpleNamespace(loaded=True, loaded_app=None, ws_protocol_class=None, root_path="",
                              asgi_version="3.0", limit_concurrency=None, timeout_keep_alive=5)  # fmt: skip
     loop = asyncio.new_event_loop()
-    made = Connection(config, uvicorn.server.ServerState(), {}, loop, limits=ServingOptions())
+    made = Connection(
+        config, uvicorn.server.ServerState(), {}, loop, limits=ServingOptions(), places=None
+    )
     loop.close()
     made.transport = mock.Mock()
     made.cycle = SimpleNamespace(response_complete=False)
@@ -368,13 +371,57 @@ def test_one_address_does_not_keep_others_out(live):
     fourth = Client(server)
     assert fourth.rest().startswith(b"HTTP/1.1 503")
     wait_until(lambda: len(connections(server)) == 3)
-    for one in connections(server):
-        one.client = ("10.0.0.1", 1)
+    first[0].ask(texts=["1"])
+    assert first[0].answer()[0] == 200
+    first.pop().close()
+    wait_until(lambda: len(connections(server)) == 2)
     other = Client(server)
     other.ask(texts=["1"])
     assert other.answer()[0] == 200
-    first[0].ask(texts=["1"])
-    assert first[0].answer()[0] == 200
+
+
+def test_a_connection_costs_the_same_however_many_are_open(live, monkeypatch):
+    """Else one client stops the server: it once parsed the address of each open connection for each new one."""
+    parsed, get_network = [], connection.get_network
+    monkeypatch.setattr(
+        connection, "get_network", lambda host: [parsed.append(host), get_network(host)][1]
+    )
+    server = live(max_per_address=40)
+    kept = [Client(server) for _ in range(40)]
+    wait_until(lambda: len(connections(server)) == 40)
+    for _ in range(5):
+        beyond = [Client(server) for _ in range(40)]
+        assert all(one.rest().startswith(b"HTTP/1.1 503") for one in beyond)
+    kept[0].ask(texts=["1"])
+    assert kept[0].answer()[0] == 200
+    assert len(parsed) == 240
+
+
+def test_places_are_counted_for_each_network_and_in_all():
+    places = connection.Places(most=3, per_network=2)
+    assert [places.take(name) for name in ("a", "a", "a", "b", "c", None)] == [
+        *(True, True, False, True, False, False)
+    ]
+    places.give_back("a")
+    assert [places.take(name) for name in ("b", "a")] == [True, False]
+    for name in ("a", "b", "b"):
+        places.give_back(name)
+    assert not places._taken
+    assert places._total == 0
+
+
+def test_open_files_suffice_for_all_connections():
+    """Without one for the next connection, asyncio accepts none for a second."""
+    resource = pytest.importorskip("resource")
+    kept = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, kept[1]))
+        most = server_module._allow_connections()
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, kept)
+    assert soft - most == 200
+    assert soft > 256
 
 
 def test_whose_an_address_is():

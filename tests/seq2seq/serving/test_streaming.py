@@ -1,12 +1,20 @@
 """Translations in pieces, as server-sent events."""
 
 import json
+import re
+import shutil
 import socket
+import subprocess
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from heed.seq2seq.serving import page
+from heed.seq2seq.serving.events import format_event
+from heed.seq2seq.serving.messages import Piece, TranslateAnswer
+from heed.seq2seq.serving.messages import Translation as Translated
 from heed.seq2seq.translator import Translation
 from tests.seq2seq.serving.conftest import wait_until
 from tests.seq2seq.serving.test_app import ask, refused
@@ -152,3 +160,44 @@ def test_a_server_that_stops_says_so(live, slow):
     slow.ready.release()
     server.join()
     assert time.monotonic() - started < 5
+
+
+LINES = "a\nb\rc\x0bd\x0ce\x1cf\x1dg\x1eh\x85i\u2028j\u2029k\r\nl: m\n\ndata: n"
+ANSWER = TranslateAnswer(run="a", translations=[Translated(text=LINES)])
+
+
+def test_an_event_is_one_line_for_every_client():
+    """Python's `splitlines`, by which clients read streams, ends lines at more than the format does."""
+    text = format_event(Piece(piece=LINES)) + format_event(ANSWER, "end")
+    assert text.splitlines() == text.split("\n")[:-1]
+    (_, piece), (name, answer) = events_of(text)
+    assert piece["piece"] == answer["translations"][0]["text"] == LINES
+    assert name == "end"
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="Node.js runs the page's script here")
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_the_page_reads_events_of_any_text(size):
+    """Also unescaped U+2028, at which `.` and `$` of JavaScript end a line: "Unterminated string in JSON"."""
+    script = (Path(page.__file__).parent / "_page_files" / "serve.js").read_text(encoding="utf-8")
+    (function,) = re.findall(r"async function\* events.*?^}\n", script, re.DOTALL | re.MULTILINE)
+    raw = f"data: {json.dumps({'piece': LINES}, ensure_ascii=False)}\n\n"
+    text = raw + format_event(ANSWER, "end")
+    code = f"""
+{function}
+const bytes = Buffer.from({json.dumps(text)});
+const body = new ReadableStream({{ start(stream) {{
+  for (let at = 0; at < bytes.length; at += {size}) stream.enqueue(bytes.subarray(at, at + {size}));
+  stream.close();
+}} }});
+(async () => {{
+  const found = [];
+  for await (const event of events({{ body }})) found.push(event);
+  console.log(JSON.stringify(found));
+}})();
+"""
+    done = subprocess.run(["node", "-e", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    (name, piece), (last, answer) = json.loads(done.stdout)
+    assert (name, last) == ("piece", "end")
+    assert piece["piece"] == answer["translations"][0]["text"] == LINES

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from heed import __version__
 from heed._numbers import integer
-from heed.export.errors import ExportError
+from heed.export.errors import ExportError, ExportOptionError
 from heed.export.onnx import ops  # noqa: F401  (registers the converters)
 from heed.export.onnx.builder import Builder, Shape, Value, dtype_of, element_type, shape_of
 from heed.export.onnx.past import join_past
@@ -59,7 +59,7 @@ def convert(
         ExportError: if an operation cannot be converted; the message names it and its layer.
     """
     if integer(opset) not in OPSETS:
-        raise ExportError(
+        raise ExportOptionError(
             f"`opset` must be from {OPSETS[0]} to {OPSETS[-1]}. Received: opset={opset!r}"
         )
     builder = Builder(opset, halved)

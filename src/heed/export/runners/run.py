@@ -3,23 +3,36 @@
     python run.py TEXT ...            translates each text, or each line of standard input
     python run.py --check IN OUT      writes the outputs for the arrays of an .npz file to another, to compare them
 
-In Python: `Model(folder)` with `programs`, `translate` and `scores`.
+A line that cannot be translated gives a blank line; it is named on standard error, as is one whose translation is cut.
+In Python: `Model(folder)` with `programs`, `translate`, `scores` and `text`.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import json
+import re
 import sys
 import time
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 VERSION = 1
+_NUMBER = re.compile(r"[0-9]+(?: +[0-9]+)*|[0-9]{1,3}(?:,[0-9]{3})+")
+_DIGITS = 6
+_NO_BREAKS = str.maketrans(
+    "\r\n", "  "
+)  # bytes may spell a line break, which would start another line
+
+
+class TextError(ValueError):
+    """A text that the model cannot translate; the message says why."""
 
 
 class Model:
@@ -93,45 +106,116 @@ class Model:
         return step
 
     def text(self, text: str) -> str:
-        """The translation of a text."""
-        if "texts" in self.programs:  # with the tokenizer inside
-            return self.programs["texts"](text=[text])[0]
+        """The translation of a text, that of `heed translate`; "" for a blank one.
+
+        Raises:
+            TextError: if it cannot be translated.
+        """
+        return self.answer(text)[0]
+
+    def answer(self, text: str) -> tuple[str, int]:
+        """The translation of a text; and if it was cut at the most tokens, their number, else 0."""
         ids = self.read(text)
-        return self.write(self.translate(np.array([ids], np.int32))[0]) if ids else ""
+        if not ids:
+            return "", 0
+        found = self.translate(np.array([ids], np.int32))[0].tolist()
+        special = self.manifest["decoding"]
+        ended = special["end"] in found or set(found) == {special["pad"]}
+        return self.write(found), 0 if ended else sum(i != special["pad"] for i in found)
 
     def read(self, text: str) -> list[int]:
-        """The source ids of a text: of a number in digits, or from the model's tokenizer."""
-        tokens, reads = self.manifest["tokens"], self.manifest["tokens"]["reads"]
-        ids, text = {piece: i for i, piece in enumerate(tokens["source"])}, text.strip()
-        if reads == "digits":
-            digits = "".join(text.replace(",", "").split())
-            if not (digits.isascii() and digits.isdigit() and len(digits.lstrip("0")) <= 6):
-                raise SystemExit(f"a number from 0 to 999,999 was expected. Received: {text!r}")
-            return [ids[piece] for piece in (tokens["language"], *reversed(str(int(digits))))]
-        if not text:
-            return []
-        if tokens["source_model"]:
-            import sentencepiece
+        """The source ids of a text, none for a blank one: of a number in digits, or from the model's tokenizer.
 
-            model = str(self.folder / tokens["source_model"])
-            processor = sentencepiece.SentencePieceProcessor(model_file=model)
-            pieces = processor.encode(text, out_type=str)
-        else:
-            pieces = text.split()
-        found = [ids.get(piece, tokens["unknown"]) for piece in pieces]
-        return [*found, self.manifest["decoding"]["end"]]
+        Raises:
+            TextError: if it cannot be translated.
+        """
+        tokens, special = self.manifest["tokens"], self.manifest["decoding"]
+        if not text.strip():
+            return []
+        if tokens["reads"] == "digits":
+            pieces = [tokens["language"], *reversed(_read_number(text))]
+            return [tokens["source"].index(piece) for piece in pieces]
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # bytes that were no text when they were read
+            raise TextError("a text must be UTF-8") from None
+        text = normalize(text, tokens.get("normalization"))
+        library, ids = self._tokenizer(tokens["source_model"])
+        # The library would join unknown words.
+        parts = text.replace("▁", " ").split(" ") if tokens["mark_is_space"] else [text]
+        found = [*(ids[i] for part in parts for i in library.encode(part)), special["end"]]
+        if len(found) == 1:
+            raise TextError("a text must have letters that the tokenizer keeps")
+        if len(found) > tokens["longest_source"]:
+            raise TextError(
+                f"a text must have at most {tokens['longest_source']} tokens, its end included. "
+                f"Received: {len(found):,}"
+            )
+        return found
 
     def write(self, ids: Any) -> str:
         """The text of target ids, up to the end."""
         special, tokens = self.manifest["decoding"], self.manifest["tokens"]
-        pieces = []
-        for i in ids:
+        kept = []
+        for i in map(int, ids):
             if i == special["end"]:
                 break
             if i not in (special["pad"], special["start"]):
-                known = i != tokens["unknown"]
-                pieces.append(tokens["target"][i] if known else "⁇")
-        return "".join(pieces).replace("▁", " ").strip()
+                kept.append(i)
+        if tokens["reads"] == "digits":  # all pieces are text
+            pieces = (
+                tokens["unknown_text"] if i == tokens["unknown"] else tokens["target"][i]
+                for i in kept
+            )
+            return "".join(pieces).replace("▁", " ").removeprefix(" ")
+        library, ours = self._tokenizer(tokens["target_model"])
+        theirs = {i: place for place, i in enumerate(ours)}
+        text = str(library.decode([theirs[i] for i in kept if i in theirs]))
+        return text.strip(" ") if tokens["target_unit"] == "word" else text
+
+    @functools.cache  # noqa: B019 (a model lives as long as its program)
+    def _tokenizer(self, name: str) -> tuple[Any, list[int]]:
+        """The SentencePiece tokenizer in a file, and the model's id of each of its pieces."""
+        try:
+            import sentencepiece
+        except ImportError:
+            raise SystemExit(
+                "texts need the sentencepiece package: pip install sentencepiece"
+            ) from None
+        library = sentencepiece.SentencePieceProcessor(model_file=str(self.folder / name))
+        special, unknown = self.manifest["decoding"], self.manifest["tokens"]["unknown"]
+        known = {
+            library.pad_id(): special["pad"],
+            library.bos_id(): special["start"],
+            library.eos_id(): special["end"],
+            library.unk_id(): unknown,
+        }
+        others = iter(range(4, 4 + library.get_piece_size()))
+        return library, [
+            known[i] if i in known else next(others) for i in range(library.get_piece_size())
+        ]
+
+
+def normalize(text: str, rules: Mapping[str, Any] | None) -> str:
+    """The text as the model's training read it: in a Unicode form, with plain spaces, and none at the ends.
+
+    Args:
+        text: the text.
+        rules: "form", a form of Unicode or None; "spaces", characters that count as a space. None: neither.
+    """
+    if rules and rules["form"]:
+        text = unicodedata.normalize(rules["form"], text)
+    spaces = rules["spaces"] if rules else ""
+    return text.translate(str.maketrans(spaces, " " * len(spaces))).strip()
+
+
+def _read_number(text: str) -> str:
+    """The digits of a number from 0 to 999,999."""
+    number = text.strip().replace("\t", " ")
+    digits = number.replace(" ", "").replace(",", "").lstrip("0") or "0"
+    if not _NUMBER.fullmatch(number) or len(digits) > _DIGITS:
+        raise TextError(f"a number from 0 to 999,999 was expected. Received: {number[:40]!r}")
+    return digits
 
 
 def _checksum(path: Path) -> str:
@@ -173,17 +257,38 @@ def _check(model: Model, given: str, out: str) -> None:
     np.savez(out, **found)
 
 
-def main() -> None:
-    """Checks or translates."""
+def _lines() -> Iterator[str]:
+    """The lines of standard input. Only a line feed ends one; bytes that are no text become lone surrogates."""
+    for number, line in enumerate(sys.stdin.buffer):
+        text = line.decode("utf-8", "surrogateescape")
+        yield text if number else text.removeprefix("\ufeff")
+
+
+def main() -> int:
+    """Checks or translates; returns the exit status."""
     model = Model(Path(__file__).parent)
     if sys.argv[1:2] == ["--check"]:
         _check(model, *sys.argv[2:])
-        return
+        return 0
     if not (model.manifest["tokens"] or {}).get("reads"):
         raise SystemExit("this model has no texts: use Model(folder).programs in Python")
-    for text in sys.argv[1:] or map(str.strip, sys.stdin):
-        print(model.text(text), flush=True)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    texts, status = sys.argv[1:], 0
+    for number, text in enumerate(texts or _lines(), 1):
+        answer, note = "", ""
+        try:
+            answer, cut = model.answer(text)
+            if cut:
+                note = f"the translation is cut at {cut:,} tokens, the most of this model"
+        except TextError as error:
+            note, status = str(error), int(bool(texts))  # lines after this one are translated
+        print(answer.translate(_NO_BREAKS), flush=True)
+        if note:
+            what = "text" if texts else "line"
+            print(f"{what} {number:,}: {note}", file=sys.stderr, flush=True)
+    return status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

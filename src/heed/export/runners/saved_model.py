@@ -50,18 +50,8 @@ def load(folder: str | Path, threads: int | None = None) -> dict[str, Callable[.
         return call
 
     programs = {name: program(loaded.signatures[name]) for name in loaded.signatures}
-    if "translate" in programs:
-        translate = programs.pop("translate")
-
-        def translate_texts(text: list[str]) -> list[str]:
-            try:
-                return [x.decode() for x in translate(text=np.array(text))["text"]]
-            except tf.errors.InvalidArgumentError as error:
-                message = str(error.message)
-                message = message.partition("assertion failed: ")[2] or message
-                raise SystemExit(message.strip().splitlines()[0]) from None
-
-        programs["texts"] = translate_texts
+    # From strings to strings: run.py reads and writes texts itself, the same way for all formats.
+    programs.pop("translate", None)
     if "translate_ids" in programs:
         programs["translate"] = programs.pop("translate_ids")
     return programs

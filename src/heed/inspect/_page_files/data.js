@@ -17,6 +17,15 @@ function element(kind, properties, ...children) {
   return node;
 }
 
+// The language as HTML names it: "pt-BR" for "pt_BR"; unknown for other names.
+function languageTag(name) {
+  try {
+    return /^[a-z]{2,3}([_-]\w+)*$/i.test(name) ? Intl.getCanonicalLocales(name.replaceAll("_", "-"))[0] : "";
+  } catch {
+    return "";
+  }
+}
+
 // Clears a canvas, resizes it to its size on the screen, and returns its context; lengths are in CSS pixels.
 function clearCanvas(canvas) {
   const ratio = devicePixelRatio || 1, context = canvas.getContext("2d");

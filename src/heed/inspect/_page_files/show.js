@@ -75,7 +75,7 @@ function show(data, kept = {}) {
   function updateReadout() {
     const active = state.hovered || state.pinned, out = $("readout"), { layer } = state.head, { T, S } = state.head.whole;
     const weight = (code) => number((code / data.levels) ** 2);
-    const bold = (text) => element("b", { textContent: formatToken(text), dir: "auto" });
+    const bold = (text) => element("b", { textContent: formatToken(text), dir: "auto", lang: "" });
     out.replaceChildren();
     if (!active) {
       out.append(coarse.matches ? "Tap a token to see what it attends to." : "Point at a token to see what it attends to, or press Tab and use the arrow keys.");
@@ -92,7 +92,7 @@ function show(data, kept = {}) {
     put(token, byRow ? " attends to" : " is attended to by", found.length ? "" : " nothing");
     // Leaves out weights that are negligible compared with the strongest.
     for (const [code, i] of found.slice(0, MOST_LISTED).filter(([code]) => code > found[0][0] / 16)) {
-      const name = element("i", { textContent: formatToken(tokens[i]), dir: "auto" });
+      const name = element("i", { textContent: formatToken(tokens[i]), dir: "auto", lang: "" });
       out.append(element("span", { className: "value" }, name, " ", element("span", { textContent: weight(code) })));
     }
   }

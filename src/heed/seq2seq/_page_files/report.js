@@ -49,25 +49,32 @@ function texts(parts) {
   return parts.map(([text, lacking]) => (lacking ? element("mark", { textContent: text }) : text));
 }
 
-function row(name, parts, kind = "") {
-  const text = parts.length ? parts : [element("i", { textContent: "nothing" })];
-  return [element("dt", { className: kind, textContent: name }), element("dd", { dir: "auto" }, ...text)];
+// A row of a sentence; `lang` is that of its text, "" if it is unknown.
+function row(name, parts, lang, kind = "") {
+  const text = parts.length ? parts : [element("i", { textContent: "nothing", lang: "en" })];
+  return [element("dt", { className: kind, textContent: name }), element("dd", { dir: "auto", lang }, ...text)];
 }
+
+let sentences = 0; // that have attention
 
 function sentence(one) {
   const two = report.runs.length > 1;
   const score = ({ score }, run) => element("span", { className: `score ${RUNS[run]}`, textContent: score.toFixed(1), title: "chrF" });
-  const rows = [row(one.group ? `source (${one.group})` : "source", [one.source])];
+  const rows = [row(one.group ? `source (${one.group})` : "source", [one.source], "")], lang = languageTag(one.language);
   if (!two && one.right) {
-    rows.push(row("translation, reference", texts(one.reference)));
+    rows.push(row("translation, reference", texts(one.reference), lang));
   } else {
-    one.translations.forEach(({ parts }, run) => rows.push(row(two ? report.runs[run] : "translation", texts(parts), RUNS[run])));
-    rows.push(row("reference", texts(one.reference)));
+    one.translations.forEach(({ parts }, run) => rows.push(row(two ? report.runs[run] : "translation", texts(parts), lang, RUNS[run])));
+    rows.push(row("reference", texts(one.reference), lang));
   }
   const made = element("article", {},
     element("div", { className: "scores" }, ...one.translations.map(score)), element("dl", {}, ...rows.flat()));
   if (one.attention) {
     const button = element("button", { type: "button", textContent: "Show attention", "aria-expanded": "false" });
+    // Each says of which sentence.
+    button.id = `attention-${++sentences}`;
+    rows[0][1].id = `source-${sentences}`;
+    button.setAttribute("aria-labelledby", `${button.id} source-${sentences}`);
     button.addEventListener("click", () => open(button, made, one.attention));
     made.append(button);
   }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from heed._signals import EndedBySignal
 from heed.seq2seq.corpus_translation.inputs import InputFile, Shard
 from heed.seq2seq.corpus_translation.job import ShardResult
 from heed.seq2seq.corpus_translation.output_folder import OutputFolder
@@ -55,7 +57,8 @@ def translate_corpus(
         output: the folder.
         settings: those of `Job.describe`; the folder refuses others.
         workers: translates shards.
-        report: called with file, number and problem of each line that cannot be translated.
+        report: called with file, number and problem of each line that cannot be translated, or whose translation was
+            cut now.
         note: called with lines about the progress.
 
     Returns:
@@ -64,9 +67,9 @@ def translate_corpus(
     Raises:
         TaskError: if the folder holds another translation, or the workers cannot translate.
         OSError: if a file cannot be read or written.
-        KeyboardInterrupt: after Ctrl-C; its message says how much is done.
+        EndedBySignal: after Ctrl-C, SIGTERM or SIGHUP; a KeyboardInterrupt, whose message says how much is done.
     """
-    with OutputFolder.open(output, inputs, settings) as folder:
+    with OutputFolder.open(output, inputs, settings, note) as folder:
         progress = _Progress(folder, report, note)
         missing = progress.collect_missing()
         shards = (inputs[file].read_shard(file, number) for file, number in missing)
@@ -75,8 +78,9 @@ def translate_corpus(
                 with contextlib.closing(workers(len(missing), shards)) as results:
                     for result in results:
                         progress.add(result)
-            except KeyboardInterrupt:
-                raise KeyboardInterrupt(progress.describe_stop()) from None
+            except KeyboardInterrupt as stop:
+                number = getattr(stop, "signal", signal.SIGINT)
+                raise EndedBySignal(number, progress.describe_stop()) from None
         return progress.summary()
 
 
@@ -124,6 +128,7 @@ class _Progress:
         """Writes a shard, and its file if it was the last one."""
         self._folder.write_shard(result)
         self._add_problems(result.file, result.problems)
+        self._report_lines(result.file, result.cut)
         self._lines += result.lines
         self._left[result.file] -= 1
         if not self._left[result.file]:
@@ -136,7 +141,10 @@ class _Progress:
 
     def _add_problems(self, file: int, problems: Sequence[str]) -> None:
         self._problems += len(problems)
-        for one in problems:
+        self._report_lines(file, problems)
+
+    def _report_lines(self, file: int, lines: Sequence[str]) -> None:
+        for one in lines:
             self._report(f"{self._folder.inputs[file].path}, {one}")
 
     @property

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from heed.seq2seq.errors import TaskError
-
-_COMPRESSED = (".bz2", ".gz", ".xz", ".zst")
+from heed._npz import open_regular
+from heed.seq2seq.errors import TaskError, UsageError
+from heed.seq2seq.text_files import unpack
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,14 @@ class InputFile:
     """A file of lines, and where its shards begin. Use :func:`scan`.
 
     Args:
-        path: the file.
-        size: its bytes.
+        path: the file, without ".gz": its translation is plain.
+        size: the bytes of its text.
         sha256: its checksum.
         lines: its lines; the last one needs no end.
         shard_lines: lines of each shard but the last.
         starts: the first byte of each shard.
         checksums: the CRC-32 of each shard.
+        text: the file to read: as it was given, or a plain copy.
     """
 
     path: Path
@@ -62,6 +63,7 @@ class InputFile:
     shard_lines: int
     starts: Sequence[int] = field(repr=False)
     checksums: Sequence[int] = field(repr=False)
+    text: Path = field(repr=False)
 
     def read_shard(self, file: int, number: int) -> Shard:
         """Reads a shard.
@@ -74,7 +76,7 @@ class InputFile:
             TaskError: if the file has changed since it was scanned.
         """
         start, end = (*self.starts, self.size)[number : number + 2]
-        with self.path.open("rb") as opened:
+        with open_regular(self.text) as opened:
             opened.seek(start)
             data = opened.read(end - start)
         if zlib.crc32(data) != self.checksums[number]:
@@ -82,27 +84,35 @@ class InputFile:
         return Shard(str(self.path), file, number, 1 + number * self.shard_lines, data)
 
 
-def scan(path: Path, shard_lines: int) -> InputFile:
+def scan(path: Path, shard_lines: int, copies: Path | None = None) -> InputFile:
     """Reads a file once: its checksum, and where its shards begin.
 
     Args:
         path: the file.
         shard_lines: lines of a shard, 1 or more.
+        copies: folder for a plain copy of a compressed file; None: it is plain.
 
     Raises:
-        OSError: if it cannot be read.
+        OSError: if it cannot be read, or is a pipe or a device, which can be read only once.
+        TaskError: if it is no text, see `open_text`.
     """
+    text = path if copies is None else unpack(path, copies)
     digest, lines, end = hashlib.sha256(), 0, 0
     starts: list[int] = []
     checksums: list[int] = []
-    with path.open("rb") as file:
+    with open_regular(text) as file:
         while part := list(itertools.islice(file, shard_lines)):
             data = b"".join(part)
             digest.update(data)
             starts.append(end)
             checksums.append(zlib.crc32(data))
             lines, end = lines + len(part), end + len(data)
-    return InputFile(path, end, digest.hexdigest(), lines, shard_lines, starts, checksums)
+    path, checksum = _without_suffix(path), digest.hexdigest()
+    return InputFile(path, end, checksum, lines, shard_lines, starts, checksums, text)
+
+
+def _without_suffix(path: Path) -> Path:
+    return path.with_suffix("") if path.suffix.lower() == ".gz" else path
 
 
 def find_inputs(pattern: Path) -> list[Path]:
@@ -112,7 +122,7 @@ def find_inputs(pattern: Path) -> list[Path]:
         pattern: a file, or a pattern of files.
 
     Raises:
-        TaskError: if no file matches, a file is compressed, or two have the same name.
+        TaskError: if no file matches, one is not a regular file, or two have the same name.
         FileNotFoundError: if `pattern` has no wildcards and does not exist.
     """
     if pattern.exists() or not is_pattern(pattern):
@@ -120,20 +130,21 @@ def find_inputs(pattern: Path) -> list[Path]:
         found = [pattern]
         if not pattern.is_file():
             example = f", such as '{pattern}/*.txt'" if pattern.is_dir() else ""
-            raise TaskError(
+            raise UsageError(
                 f"--input must be a file, or a pattern of files{example}. Received: {pattern}"
             )
     else:
         matches = map(Path, glob.glob(str(pattern), recursive=True))
-        found = sorted(path for path in matches if path.is_file())
+        found = sorted(path for path in matches if not path.is_dir())
     if not found:
         raise TaskError(f"no file matches --input {str(pattern)!r}")
     for path in found:
-        if path.suffix.lower() in _COMPRESSED:
-            raise TaskError(f"{path} is compressed: unpack it first")
+        if not path.is_file():
+            kind = "is not a regular file" if path.exists() else "is a link to nothing"
+            raise TaskError(f"{path} {kind}: --input {str(pattern)!r} must not match it")
     for one, other in _pairs_of_one_name(found):
         raise TaskError(
-            f"each input needs a name of its own: {one} and {other} are both {one.name}"
+            f"each input needs a name of its own: {one} and {other} are both {_without_suffix(one).name}"
         )
     return found
 
@@ -146,6 +157,7 @@ def is_pattern(path: Path) -> bool:
 def _pairs_of_one_name(paths: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
     by_name: dict[str, Path] = {}
     for path in paths:
-        if path.name in by_name:
-            yield by_name[path.name], path
-        by_name[path.name] = path
+        name = _without_suffix(path).name
+        if name in by_name:
+            yield by_name[name], path
+        by_name[name] = path

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heed import __version__
+from heed._npz import open_regular
 from heed.seq2seq.corpus_translation.inputs import Shard
 from heed.seq2seq.decoding_options import DecodingOptions
 from heed.seq2seq.errors import TaskError
@@ -118,6 +119,7 @@ class ShardResult:
         lines: its lines of input.
         output: the lines of output.
         problems: a line for each line that could not be translated.
+        cut: a line for each line whose translation was cut at the most tokens.
     """
 
     file: int
@@ -125,6 +127,7 @@ class ShardResult:
     lines: int
     output: bytes = field(repr=False)
     problems: tuple[str, ...] = ()
+    cut: tuple[str, ...] = ()
 
 
 class ShardTranslator:
@@ -154,12 +157,14 @@ class ShardTranslator:
 
     def __call__(self, shard: Shard) -> ShardResult:
         """Translates a shard; the result does not depend on other shards."""
-        from heed.seq2seq.translator import translate_stream
+        from heed.seq2seq.translator import describe_cut, translate_stream
 
         job = self._job
         # Each shard draws its own samples, in whatever order shards come.
         self._translator.continue_seeds(shard.first_line)
         problems: list[str] = []
+        cut: list[str] = []
+        output: list[str] = []
         lines = shard.lines()
         stream = translate_stream(
             self._translator,
@@ -171,18 +176,17 @@ class ShardTranslator:
             job.line_format.alignments,
             shard.first_line,
         )
-        output = [
-            line
-            for number, translations in enumerate(stream, shard.first_line)
-            for line in job.line_format.format(number, translations)
-        ]
+        for number, translations in enumerate(stream, shard.first_line):
+            output += job.line_format.format(number, translations)
+            if what := describe_cut(translations):
+                cut.append(f"line {number:,}: {what}")
         data = "".join(f"{line}\n" for line in output).encode()
-        return ShardResult(shard.file, shard.number, len(lines), data, tuple(problems))
+        return ShardResult(shard.file, shard.number, len(lines), data, tuple(problems), tuple(cut))
 
 
 def _hash_file(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

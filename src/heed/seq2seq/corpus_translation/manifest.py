@@ -51,7 +51,8 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
 def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
     """Writes a manifest, whole or not at all."""
     text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode()))
+    data = text.encode("utf-8", "backslashreplace")  # JSON's own form of names that are not UTF-8
+    write_atomically(path, lambda file: file.write(data))
 
 
 def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

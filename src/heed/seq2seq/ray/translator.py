@@ -18,7 +18,8 @@ class Translator:
     """Translates a column of each batch, for `map_batches`. Each actor loads the model once.
 
     The batch keeps its columns and gets two more: the translations, and the problems. A text that cannot be translated
-    has an empty translation, and its problem says why; all other problems are empty.
+    has an empty translation, and its problem says why; a problem also says that a translation was cut. All other
+    problems are empty.
 
     Args:
         run: the run folder, which every node can read.
@@ -90,7 +91,7 @@ class Translator:
         Raises:
             TaskError: if the source column is missing, or a new one exists already.
         """
-        from heed.seq2seq.translator import translate_stream
+        from heed.seq2seq.translator import describe_cut, translate_stream
 
         columns = {str(name): batch[name] for name in batch}
         if self._source not in columns:
@@ -109,7 +110,10 @@ class Translator:
         stream = translate_stream(
             self._translator, lines, note, self._language, self._batch_size, self._prefix
         )
-        translations = [several[0].text if several else "" for several in stream]
+        translations = []
+        for number, several in enumerate(stream):
+            translations.append(several[0].text if several else "")
+            problems[number] = problems[number] or describe_cut(several)
         return {
             **columns,
             self._target: np.array(translations, object),

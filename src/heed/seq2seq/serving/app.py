@@ -43,7 +43,7 @@ _REFUSALS = {
     HTTPStatus.NOT_FOUND: "No run has that name",
     HTTPStatus.REQUEST_TIMEOUT: "The body did not arrive in time",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is too large",
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "The Content-Type is not JSON",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "The Content-Type is not JSON, or the body is compressed",
     HTTPStatus.UNPROCESSABLE_ENTITY: "A field is wrong, or a text cannot be translated",
     HTTPStatus.TOO_MANY_REQUESTS: "Too many texts wait",
     HTTPStatus.SERVICE_UNAVAILABLE: "The server is stopping",

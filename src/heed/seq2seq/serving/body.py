@@ -22,9 +22,12 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
         seconds: for all of it to arrive.
 
     Raises:
-        HTTPException: 413 for a longer body, at once if the header tells its length; 408 for a slow one; 400 if the
-            client went away. The connection is closed after it.
+        HTTPException: 415 for a compressed body; 413 for a longer one, at once if the header tells its length; 408 for
+            a slow one; 400 if the client went away. The connection is closed after it.
     """
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        await _drop(request)
+        raise _refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the body must not be compressed")
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and (length := int(announced[:20])) > most:
         # A client with `Expect: 100-continue` sends nothing unless told to.

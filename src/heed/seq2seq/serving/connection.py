@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from collections import Counter
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -18,6 +19,35 @@ KEEP_ALIVE = 75  # seconds between requests
 _LEAST_TAKEN = 1 << 14  # bytes of an answer that the client must take within `write_timeout`
 
 
+class Places:
+    """The places of a server for connections. To take one costs the same however many there are.
+
+    Args:
+        most: the most connections.
+        per_network: the most connections of one network.
+    """
+
+    def __init__(self, most: int, per_network: int) -> None:
+        self._most, self._per_network = most, per_network
+        self._taken: Counter[str | None] = Counter()
+        self._total = 0
+
+    def take(self, network: str | None) -> bool:
+        """Takes a place; returns whether there was one."""
+        if self._total >= self._most or self._taken[network] >= self._per_network:
+            return False
+        self._taken[network] += 1
+        self._total += 1
+        return True
+
+    def give_back(self, network: str | None) -> None:
+        """Gives back a place that was taken."""
+        self._taken[network] -= 1
+        self._total -= 1
+        if not self._taken[network]:
+            del self._taken[network]  # clients come from endless networks
+
+
 class Connection(HttpToolsProtocol):
     """Refuses a head without end, which the parser would keep, also in trailers and chunk headers of a body.
 
@@ -27,31 +57,37 @@ class Connection(HttpToolsProtocol):
 
     Args:
         limits: those of the server.
+        places: those of the server.
     """
 
-    def __init__(self, *args: Any, limits: ServingOptions, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, limits: ServingOptions, places: Places, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._limits = limits
+        self._limits, self._places = limits, places
+        self._network: str | None = None  # of the client
+        self._has_place = False
         self._unfinished = 0  # bytes since the last head ended, or since a body's last byte
         self._refusal: str | None = None
         self._idle_since: float | None = None
         self._unread, self._unread_since = 0, 0.0  # bytes not yet taken by the client
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Called for a new client; one beyond the limit is sent away at once."""
+        """Called for a new client; one beyond a limit is sent away at once."""
         super().connection_made(transport)
-        others = cast(set[Connection], self.connections)
-        if sum(one.network == self.network for one in others) > self._limits.max_per_address:
+        self._network = get_network(self.client[0]) if self.client else None
+        self._has_place = self._places.take(self._network)
+        if not self._has_place:
             transport.write(
                 STATUS_LINE[503]
                 + b"content-length: 0\r\nconnection: close\r\nretry-after: 1\r\n\r\n"
             )
             transport.close()
 
-    @property
-    def network(self) -> str | None:
-        """The client's network, see `get_network`."""
-        return get_network(self.client[0]) if self.client else None
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called when the connection is closed, by either side."""
+        if self._has_place:
+            self._places.give_back(self._network)
+            self._has_place = False
+        super().connection_lost(exc)
 
     def close_if_stuck(self, now: float) -> None:
         """Closes a connection that is silent, or whose client does not read; called periodically.

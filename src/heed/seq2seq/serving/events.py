@@ -10,6 +10,8 @@ from pydantic import BaseModel
 from starlette.responses import StreamingResponse
 
 _PATIENCE = 0.1  # seconds between looks at the clock
+# Those that JSON does not escape.
+_ENDS_OF_LINES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "\x85\u2028\u2029"}
 
 
 class Pieces:
@@ -77,10 +79,12 @@ class EventStream(StreamingResponse):
 def format_event(data: BaseModel, name: str | None = None) -> str:
     r"""An event of this name, or of none.
 
+    Many clients take more for ends of lines than the format does: those of Unicode are escaped.
+
     Example:
         >>> from heed.seq2seq.serving.messages import Piece
-        >>> format_event(Piece(piece="one"))
-        'data: {"piece":"one"}\n\n'
+        >>> format_event(Piece(piece="one\u2028"))
+        'data: {"piece":"one\\u2028"}\n\n'
     """
     head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {data.model_dump_json(exclude_none=True)}\n\n"
+    return f"{head}data: {data.model_dump_json(exclude_none=True).translate(_ENDS_OF_LINES)}\n\n"

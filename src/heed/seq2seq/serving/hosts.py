@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import UsageError
 from heed.seq2seq.serving.sockets import is_loopback
 
 # A name or an IPv4 address, or an IPv6 address in brackets; then perhaps a port.
@@ -125,7 +125,7 @@ def _parse_name(name: str) -> str:
         encoded = ""
     host = parse_host(encoded)
     if host is None or (":" in encoded and not encoded.endswith("]")):
-        raise TaskError(
+        raise UsageError(
             "--allowed-host must be the name or address of a host, without scheme and port, or *. "
             f"Received: {name!r}"
         )

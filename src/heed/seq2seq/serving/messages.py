@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
@@ -88,7 +89,7 @@ def limit_request(options: ServingOptions) -> type[TranslateRequest]:
         >>> schema["properties"]["texts"]["maxItems"]
         2
     """
-    text = Annotated[str, Field(min_length=1, max_length=options.max_characters)]
+    text = Annotated[str, Field(max_length=options.max_characters)]
     fields = TranslateRequest.model_fields
 
     def beams(field: FieldInfo) -> Any:
@@ -126,6 +127,9 @@ class Attention(BaseModel):
     weights: str
 
 
+_CUT = "true if the translation ends because it has the most tokens"
+
+
 class Hypothesis(BaseModel):
     """One of several translations of a text."""
 
@@ -133,6 +137,7 @@ class Hypothesis(BaseModel):
     score: float = Field(
         description="log-probability divided by the length penalty, which ranks them"
     )
+    cut: bool | None = Field(default=None, description=_CUT)
     alignment: str | None = None
     attention: Attention | None = None
 
@@ -140,10 +145,11 @@ class Hypothesis(BaseModel):
 class Translation(BaseModel):
     """The result for one text."""
 
-    text: str = Field(description="the most likely translation")
+    text: str = Field(description="the most likely translation; empty for a blank text")
+    cut: bool | None = Field(default=None, description=f"of `text`: {_CUT}")
     hypotheses: list[Hypothesis] | None = Field(
         default=None,
-        description="if `n_best` is above 1: the most likely first, each with its attention",
+        description="if `n_best` is above 1: the most likely first, each with its attention; none for a blank text",
     )
     alignment: str | None = Field(
         default=None,
@@ -200,7 +206,7 @@ def read(model: type[Model], body: bytes) -> Model:
     Raises:
         ValidationError: if the body is not JSON, or a field is wrong.
     """
-    fields = _FIELDS.validate_json(body)
+    fields = _FIELDS.validate_json(body.removeprefix(codecs.BOM_UTF8))
     unknown = next((name for name in fields if name not in model.model_fields), None)
     if unknown is not None:
         raise ValidationError.from_exception_data(

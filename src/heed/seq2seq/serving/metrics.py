@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+import struct
 import time
 from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.multiprocess import MultiProcessCollector
 
-# With this variable prometheus_client keeps the values in files of a folder, one for each process, and adds them up.
-SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+from heed.seq2seq.serving.metrics_folder import SHARED_FOLDER
 
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -58,24 +58,17 @@ class Metrics:
         self._queue.set(self._waiting())
 
     def text(self) -> bytes:
-        """All metrics in Prometheus' format."""
+        """All metrics in Prometheus' format; those of this process alone if the files of others cannot be read."""
         self.update()
-        return generate_latest(self._registry)
+        try:
+            return generate_latest(self._registry)
+        except (OSError, RuntimeError, ValueError, struct.error):
+            return generate_latest(self._own)
 
     def count_request(self, path: str, status: int, seconds: float) -> None:
         """Counts a request."""
         self._requests.labels(path, status).inc()
         self._seconds.labels(path).observe(seconds)
-
-
-def forget_process(pid: int, folder: str) -> None:
-    """Drops the waiting texts of a process that has ended; its counters stay in the sums.
-
-    Args:
-        pid: the process.
-        folder: the folder of `SHARED_FOLDER`.
-    """
-    mark_process_dead(pid, folder)
 
 
 class RequestCounter:

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from heed._numbers import check_integer, check_real
-from heed.seq2seq.errors import TaskError, convert_value_errors
+from heed.seq2seq.errors import UsageError, convert_value_errors
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ServingOptions:
         >>> ServingOptions(max_batch=0)
         Traceback (most recent call last):
         ...
-        heed.seq2seq.errors.TaskError: `max_batch` must be an integer >= 1. Received: max_batch=0
+        heed.seq2seq.errors.UsageError: `max_batch` must be an integer >= 1. Received: max_batch=0
     """
 
     max_batch: int = 64
@@ -58,7 +58,7 @@ class ServingOptions:
                     value = check_real(field.name, value, least=0, exclusive=True)
                 object.__setattr__(self, field.name, value)
         if self.max_queue < self.max_texts:
-            raise TaskError(
+            raise UsageError(
                 "`max_queue` must be at least `max_texts`, or a full request could never wait. "
                 f"Received: max_queue={self.max_queue}, max_texts={self.max_texts}"
             )

@@ -14,6 +14,7 @@ from heed.seq2seq.task import Task
 from heed.seq2seq.translator import Translator
 
 _FILES = Path(__file__).parent / "_page_files"
+_SCRIPT = ("texts.js", "serve.js")  # in order
 _EXAMPLES, _EXAMPLE_LENGTH = 3, 26  # on the page; characters
 _ENDS = (".", "!", "?", "。", "！", "？")
 
@@ -46,7 +47,8 @@ def make_page(runs: Sequence[RunOnPage], max_beam: int, max_characters: int) -> 
     """
     shared = drawing_parts()
     style = f"\n{shared['style']}{_read_file('serve.css')}"
-    script = f'\n"use strict";\n(() => {{\n{shared["drawing"]}{_read_file("serve.js")}}})();\n'
+    own = "".join(map(_read_file, _SCRIPT))
+    script = f'\n"use strict";\n(() => {{\n{shared["drawing"]}{own}}})();\n'
     about = {
         "runs": [run._asdict() for run in runs],
         "beams": max_beam,
@@ -58,7 +60,6 @@ def make_page(runs: Sequence[RunOnPage], max_beam: int, max_characters: int) -> 
         "script": script,
         "view": shared["view"],
         "about": json_in_html(about),
-        "characters": str(max_characters),
     }
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; connect-src 'self'; "

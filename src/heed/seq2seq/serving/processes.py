@@ -5,29 +5,39 @@ The socket belongs to all of them: when a process dies, connections that wait to
 
 from __future__ import annotations
 
-import collections
-import contextlib
+import dataclasses
 import functools
 import queue
+import shutil
 import signal
 import socket
-import tempfile
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from heed._signals import receive_signals
 from heed.seq2seq.child_process import Channel, Child, ChildEndedError
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.serving.metrics import SHARED_FOLDER, forget_process
+from heed.seq2seq.serving.metrics_folder import (
+    forget_process,
+    make_metrics_folder,
+    share_metrics,
+)
 from heed.seq2seq.serving.sockets import get_url
 
-_MOST_ENDS, _SPAN = 10, 600.0  # ends of processes within so many seconds that stop the server
+_MOST_ENDS = 10  # of each process in a row that stop the server while none answers
+_FIRST_PAUSE, _LONGEST_PAUSE = (
+    1.0,
+    60.0,
+)  # seconds before the second start in a row, before later ones
+_STEADY = 60.0  # seconds of answering after which an end is not one in a row
 _KILL_AFTER = 5.0  # seconds beyond `drain` that a process may take to end
 
 # The work of a process: its number, 0 or more; the descriptor of the socket; its channel, on which it sends None when
-# it answers, or an exception.
+# it answers, an exception if it cannot, or a line for the user.
 ServerProgram = Callable[[int, int, Channel], object]
 
 
@@ -39,7 +49,9 @@ def serve_in_processes(
     on_start: Callable[[str], object],
     note: Callable[[str], object],
 ) -> None:
-    """Runs server processes until SIGINT or SIGTERM; starts another one for each that dies.
+    """Runs server processes until SIGINT, SIGTERM or SIGHUP; starts another one for each that dies.
+
+    A process whose starts fail is started again after pauses, which become longer, for as long as another one answers.
 
     Args:
         listener: a socket of `sockets.bind`.
@@ -50,13 +62,15 @@ def serve_in_processes(
         note: called with a line for each process that dies.
 
     Raises:
-        TaskError: if a process does not start, or ten end within ten minutes.
+        TaskError: if a process does not start at first, or each has ended ten times in a row and none answers.
         KeyboardInterrupt: after SIGINT.
     """
-    with tempfile.TemporaryDirectory(prefix="heed-metrics-") as folder:
+    with make_metrics_folder() as folder:
+        if folder is None:
+            note("no temporary folder can be made: /metrics tells of one process alone")
         server = _Processes(listener, program, folder, note)
         try:
-            with _receive_signals(server.events):
+            with receive_signals(lambda number: server.events.put((None, number))):
                 received = server.run(count, lambda: on_start(get_url(listener)))
                 listener.close()
                 server.stop(drain + _KILL_AFTER)
@@ -65,6 +79,27 @@ def serve_in_processes(
     if received == signal.SIGINT:
         raise KeyboardInterrupt
     signal.raise_signal(received)  # ends as one process does
+
+
+@dataclasses.dataclass
+class _Slot:
+    """The place of one process and of those that replace it.
+
+    Attributes:
+        child: its process; None while it waits for its next start.
+        thread: which waits for what the process says.
+        answers_since: when it began to answer; None if it does not.
+        ends: in a row.
+        problem: why it cannot answer, if it said so.
+        due: when it is started again.
+    """
+
+    child: Child | None = None
+    thread: threading.Thread | None = None
+    answers_since: float | None = None
+    ends: int = 0
+    problem: str = ""
+    due: float = 0.0
 
 
 class _Processes:
@@ -78,48 +113,68 @@ class _Processes:
         self,
         listener: socket.socket,
         program: ServerProgram,
-        folder: str,
+        folder: Path | None,
         note: Callable[[str], object],
     ) -> None:
         self._listener, self._program, self._folder, self._note = listener, program, folder, note
         self.events: queue.SimpleQueue[tuple[int | None, Any]] = queue.SimpleQueue()
-        self._children: dict[int, Child] = {}
-        self._threads: dict[int, threading.Thread] = {}
-        self._ends: collections.deque[float] = collections.deque(maxlen=_MOST_ENDS)
+        self._slots: list[_Slot] = []
 
     def run(self, count: int, on_start: Callable[[], object]) -> int:
         """Starts processes, and keeps them running until a signal, whose number it returns."""
-        for each in range(count):
-            self._start(each)
-        ready: set[int] = set()
+        self._slots = [_Slot() for _ in range(count)]
+        for place in range(count):
+            self._start(place)
         started = False
         while True:
-            number, event = self.events.get()
+            number, event = self._wait()
             if number is None:
                 return int(event)
+            slot = self._slots[number]
             if event is None:
-                ready.add(number)
-                if len(ready) == count and not started:
+                slot.answers_since = time.monotonic()
+                if not started and all(one.answers_since is not None for one in self._slots):
                     started = True
                     on_start()
+            elif isinstance(event, str):
+                self._note(f"process {number}: {event}")
             elif isinstance(event, ChildEndedError):
-                self._replace(number, f"process {number} {event}", started)
+                if not started:
+                    raise TaskError(f"process {number} {event} while it started")
+                self._plan_start(number, slot.problem or str(event))
             elif not started:  # also bugs
                 raise event
             else:
-                self._note(f"process {number}: {event}")
+                slot.problem = f"could not go on: {event}"
+
+    def _wait(self) -> tuple[int | None, Any]:
+        """Waits for the next event; starts processes that are due meanwhile."""
+        while True:
+            now = time.monotonic()
+            waiting = {i: slot.due for i, slot in enumerate(self._slots) if slot.child is None}
+            for place in [i for i, due in waiting.items() if due <= now]:
+                del waiting[place]
+                try:
+                    self._start(place)
+                except OSError as error:  # no memory, no process number ...
+                    self._plan_start(place, f"could not be started: {error.strerror or error}")
+                    waiting[place] = self._slots[place].due
+            try:
+                left = max(0.0, min(waiting.values()) - now) if waiting else None
+                return self.events.get(timeout=left)
+            except queue.Empty:
+                continue
 
     def _start(self, number: int) -> None:
         descriptor = self._listener.fileno()
         child = Child(
-            functools.partial(self._program, number, descriptor),
-            {SHARED_FOLDER: self._folder},
-            [descriptor],
+            functools.partial(_serve, self._program, self._folder, number, descriptor),
+            descriptors=[descriptor],
         )
-        self._children[number] = child
-        thread = threading.Thread(target=self._listen, args=(number, child), daemon=True)
-        self._threads[number] = thread
-        thread.start()
+        slot = self._slots[number]
+        slot.child, slot.problem = child, ""
+        slot.thread = threading.Thread(target=self._listen, args=(number, child), daemon=True)
+        slot.thread.start()
 
     def _listen(self, number: int, child: Child) -> None:
         try:
@@ -128,29 +183,36 @@ class _Processes:
         except ChildEndedError as end:
             self.events.put((number, end))
 
-    def _replace(self, number: int, end: str, started: bool) -> None:
-        """Starts another process, unless that does not help."""
-        child = self._children.pop(number)
-        child.close()
-        with contextlib.suppress(OSError):
-            forget_process(child.pid, self._folder)
-        if not started:
-            raise TaskError(f"{end} while it started")
-        now = time.monotonic()
-        self._ends.append(now)
-        if len(self._ends) == _MOST_ENDS and now - self._ends[0] < _SPAN:
+    def _plan_start(self, number: int, end: str) -> None:
+        """Plans another process, unless that does not help: at once for the first time, then after pauses.
+
+        Raises:
+            TaskError: if each has ended too often in a row and none answers.
+        """
+        slot, now = self._slots[number], time.monotonic()
+        if slot.child is not None:
+            slot.child.close()
+            if self._folder is not None:
+                forget_process(self._folder, number)
+        steady = slot.answers_since is not None and now - slot.answers_since >= _STEADY
+        slot.ends = 1 if steady else slot.ends + 1
+        slot.child, slot.thread, slot.answers_since = None, None, None
+        answering = any(one.answers_since is not None for one in self._slots)
+        if not answering and min(one.ends for one in self._slots) >= _MOST_ENDS:
             raise TaskError(
-                f"{end}: {_MOST_ENDS} processes ended within {_SPAN / 60:.0f} minutes, so that the server stops"
+                f"process {number} {end}, {slot.ends} times in a row, and no process answers: the server stops"
             )
-        self._note(f"{end}: starting another one")
-        self._start(number)
+        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (slot.ends - 2)) if slot.ends > 1 else 0.0
+        slot.due = now + pause
+        when = f" in {pause:.0f} s" if pause else ""
+        self._note(f"process {number} {end}: starting another one{when}")
 
     def stop(self, seconds: float) -> None:
         """Lets all processes answer their last requests; a second signal ends them at once."""
-        for child in self._children.values():
+        running = {i: one.child for i, one in enumerate(self._slots) if one.child is not None}
+        for child in running.values():
             child.signal(signal.SIGTERM)
         end = time.monotonic() + seconds
-        running = set(self._children)
         while running and (left := end - time.monotonic()) > 0:
             try:
                 number, event = self.events.get(timeout=left)
@@ -159,26 +221,28 @@ class _Processes:
             if number is None:
                 return
             if isinstance(event, ChildEndedError):
-                running.discard(number)
+                running.pop(number, None)
 
     def kill(self) -> None:
         """Ends what still runs."""
-        for number, child in self._children.items():
-            child.kill()
-            self._threads[number].join()
-            child.close()
+        for slot in self._slots:
+            if slot.child is not None and slot.thread is not None:
+                slot.child.kill()
+                slot.thread.join()
+                slot.child.close()
 
 
-@contextlib.contextmanager
-def _receive_signals(events: queue.SimpleQueue[tuple[int | None, Any]]) -> Iterator[None]:
-    """Puts SIGINT and SIGTERM among the events, instead of raising them."""
-
-    def receive(number: int, _: FrameType | None) -> None:
-        events.put((None, number))
-
-    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+def _serve(
+    program: ServerProgram, folder: Path | None, number: int, descriptor: int, channel: Channel
+) -> None:
+    """The work of a process: the program, with metrics that all processes share where there is room for them."""
+    # After a signal it ends here, where it can remove what its parent left.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    problem = None if folder is None else share_metrics(folder, number)
+    if problem is not None:
+        channel.send(f"{problem.strerror or problem}: /metrics leaves it out")
     try:
-        yield
+        program(number, descriptor, channel)
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if channel.parent_ended and folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)

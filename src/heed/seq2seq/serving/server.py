@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, cast
 
 import uvicorn
 
+from heed._signals import receive_signals
 from heed.seq2seq.decoding_options import DecodingOptions
 from heed.seq2seq.serving.app import Service, make_app
-from heed.seq2seq.serving.connection import KEEP_ALIVE, Connection
+from heed.seq2seq.serving.connection import KEEP_ALIVE, Connection, Places
 from heed.seq2seq.serving.hosts import Hosts
 from heed.seq2seq.serving.options import ServingOptions
 from heed.seq2seq.serving.page import choose_all_examples
@@ -24,6 +26,9 @@ from heed.seq2seq.serving.sockets import BACKLOG, get_url, is_loopback
 from heed.seq2seq.translator import Translator
 
 _MOST_CONNECTIONS = 1_000
+_OTHER_FILES = 200  # that are open beside connections
+# Connections that asyncio accepts before it turns to those it has: a client that makes many delays no other.
+_AT_ONCE = 32
 
 
 def serve(
@@ -36,7 +41,7 @@ def serve(
     shared: bool = False,
     examples: Sequence[str] = (),
 ) -> None:
-    """Answers requests until SIGINT or SIGTERM, then finishes those it has accepted.
+    """Answers requests until SIGINT, SIGTERM or SIGHUP, then finishes those it has accepted.
 
     Args:
         listener: a socket of `sockets.bind`.
@@ -59,8 +64,25 @@ def serve(
     gc.collect()
     gc.freeze()
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # not each bad request
-    server = _Server(service, hosts, lambda: on_start(get_url(listener)), shared)
+    server = _Server(
+        service, hosts, lambda: on_start(get_url(listener)), shared, _allow_connections()
+    )
     server.run(sockets=[listener])
+
+
+def _allow_connections() -> int:
+    """Lets this process have as many open files as it has places; returns these, fewer if the system allows fewer."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return _MOST_CONNECTIONS
+    wanted = _MOST_CONNECTIONS + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft != unlimited and soft < wanted:
+        soft = wanted if hard == unlimited else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return _MOST_CONNECTIONS if soft == unlimited else max(1, min(wanted, soft) - _OTHER_FILES)
 
 
 class _Server(uvicorn.Server):
@@ -72,6 +94,7 @@ class _Server(uvicorn.Server):
         hosts: Hosts | None,
         on_start: Callable[[], object],
         shared: bool = False,
+        most_connections: int = _MOST_CONNECTIONS,
     ) -> None:
         config = uvicorn.Config(
             make_app(service, hosts),
@@ -79,13 +102,17 @@ class _Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             http=cast(
-                type[asyncio.Protocol], functools.partial(Connection, limits=service.options)
+                type[asyncio.Protocol],
+                functools.partial(
+                    Connection,
+                    limits=service.options,
+                    places=Places(most_connections, service.options.max_per_address),
+                ),
             ),
             ws="none",
             timeout_keep_alive=KEEP_ALIVE,
-            limit_concurrency=_MOST_CONNECTIONS,
             # asyncio accepts as many connections at a time: one leaves the next to another process.
-            backlog=1 if shared else BACKLOG,
+            backlog=1 if shared else _AT_ONCE,
         )
         super().__init__(config)
         self._service, self._on_start = service, on_start
@@ -108,6 +135,12 @@ class _Server(uvicorn.Server):
     @property
     def _connections(self) -> set[Connection]:
         return cast(set[Connection], self.server_state.connections)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stops at the signals that uvicorn knows, and at SIGHUP."""
+        with super().capture_signals(), receive_signals(lambda sig: self.handle_exit(sig, None)):
+            yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handles a signal: the second one ends at once."""

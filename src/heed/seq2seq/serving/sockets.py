@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import TaskError, UsageError
 
 BACKLOG = 2_048  # connections that wait to be accepted; the system may allow fewer
 
@@ -21,13 +21,13 @@ def bind(host: str, port: int) -> socket.socket:
         TaskError: if it is in use, or not available.
     """
     if not 0 <= port <= 65_535:
-        raise TaskError(f"--port must be from 0 to 65535. Received: {port}")
+        raise UsageError(f"--port must be from 0 to 65535. Received: {port}")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError):
-        raise TaskError(f"--host must be an address of this machine. Received: {host!r}") from None
+        raise UsageError(f"--host must be an address of this machine. Received: {host!r}") from None
     # For TCP sockets asyncio switches off Nagle's algorithm, which delays answers by 40 ms.
     listener = socket.socket(family, kind, protocol)
     try:

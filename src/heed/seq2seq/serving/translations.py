@@ -79,9 +79,12 @@ class Translations:
         results: list[Translation | Exception] = []
         rows: dict[int, list[int]] = {}
         for place, one in enumerate(texts):
-            results.append(Translation(text=""))
+            results.append(_blank(one))
             try:
-                rows[place] = translator.task.encode(one.text, one.language)
+                if one.text.strip():
+                    rows[place] = translator.task.encode(one.text, one.language)
+                else:
+                    translator.task.check_language(one.language)
             except TaskError as error:
                 results[place] = error
         hypotheses = translator.search(
@@ -97,6 +100,9 @@ class Translations:
         """Writes the pieces of a translation; returns all of it, or its error."""
         translator = self.translators[mode.run]
         try:
+            if not one.text.strip():
+                translator.task.check_language(one.language)
+                return _blank(one)
             row = translator.task.encode(one.text, one.language)
         except TaskError as error:
             return error
@@ -120,6 +126,7 @@ class Translations:
             Hypothesis(
                 text=each.text,
                 score=each.score or 0.0,
+                cut=each.cut or None,
                 alignment=None if each.alignment is None else str(each.alignment),
                 attention=self._attention(mode, one, row, each.ids),
             )
@@ -127,8 +134,10 @@ class Translations:
         ]
         best = answers[0]
         if one.n_best > 1:
-            return Translation(text=best.text, hypotheses=answers)
-        return Translation(text=best.text, alignment=best.alignment, attention=best.attention)
+            return Translation(text=best.text, cut=best.cut, hypotheses=answers)
+        return Translation(
+            text=best.text, cut=best.cut, alignment=best.alignment, attention=best.attention
+        )
 
     def _attention(
         self, mode: Mode, one: Text, source: list[int], target: list[int]
@@ -144,6 +153,11 @@ class Translations:
             translator.warm_up(options=_request_whole_beam(options))
             if name in self._readers:
                 self._readers[name].warm_up()
+
+
+def _blank(one: Text) -> Translation:
+    """The translation of a blank text."""
+    return Translation(text="", hypotheses=[] if one.n_best > 1 else None)
 
 
 def _request_whole_beam(options: DecodingOptions) -> DecodingOptions:

@@ -1,0 +1,66 @@
+"""New folders as a whole or not at all, and the names of what is not whole yet."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+_LONGEST = 100  # bytes of a file's name in a temporary one; file systems allow 143 or 255 in all
+
+
+def temporary_prefix(name: str) -> str:
+    """Returns the beginning of the names of temporary files for a file of this name.
+
+    Example:
+        >>> temporary_prefix("a.txt")
+        '.a.txt.'
+    """
+    return f".{os.fsencode(name)[:_LONGEST].decode(errors='ignore')}."
+
+
+def temporary_path(path: Path) -> Path:
+    """Returns a new name beside a path, for what becomes it when it is whole."""
+    return path.with_name(f"{temporary_prefix(path.name)}{secrets.token_hex(4)}.tmp")
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Gives a temporary folder, which becomes `path` on success and is deleted on failure.
+
+    Who may read it and what is in it is what the umask says.
+
+    Args:
+        path: the folder; it must not exist, or be empty. A link to an empty folder stays one.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    place = path.resolve()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_path(place)
+    temporary.mkdir()
+    try:
+        yield temporary
+        temporary.replace(place)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync_folder(place.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Makes a rename survive a power cut, where the system can."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:  # Windows opens no folders
+        return
+    try:
+        os.fsync(handle)
+    except OSError:  # some network file systems cannot
+        pass
+    finally:
+        os.close(handle)

@@ -1,0 +1,71 @@
+"""Normalisation of text before it becomes tokens: one Unicode form, and white space."""
+
+from __future__ import annotations
+
+import functools
+import re
+import unicodedata
+from typing import NamedTuple
+
+from heed._suggestions import nearest
+from heed.seq2seq.errors import UsageError
+
+_FORMS = {"nfc": "NFC", "nfkc": "NFKC", "none": None}  # Unicode's names
+# White space other than U+0020: tabs, line breaks, no-break and wide spaces.
+WHITE_SPACE = "".join(c for c in map(chr, range(0x3001)) if c.isspace() and c != " ")
+NO_BREAK = "\xa0\u2007\u202f"  # parts of words: "10 km"
+# No token can hold these: SentencePiece writes U+2581 for a space, and ends its strings at U+0000.
+UNUSABLE = "\0\u2581"
+
+
+class Normalizer(NamedTuple):
+    r"""Brings a text into the form that a run was trained on.
+
+    Args:
+        form: "NFC", "NFKC", or None: characters stay as they are.
+        spaces: characters that count as a space.
+
+    Example:
+        >>> Normalizer("NFC", "\t")(" cafe\u0301\tau lait")
+        'café au lait'
+    """
+
+    form: str | None = None
+    spaces: str = ""
+
+    def __call__(self, text: str) -> str:
+        """Returns the text in its form, without outer spaces."""
+        if self.form is not None:
+            text = unicodedata.normalize(self.form, text)  # type: ignore[arg-type]
+        if self.spaces:
+            text = _match_any(self.spaces).sub(" ", text)
+        return text.strip()
+
+
+@functools.cache
+def _match_any(letters: str) -> re.Pattern[str]:
+    return re.compile(f"[{re.escape(letters)}]")
+
+
+def find_form(name: str) -> str | None:
+    """Returns Unicode's name of a form, None for "none".
+
+    Raises:
+        TaskError: if there is no such form.
+    """
+    if name not in _FORMS:
+        like = nearest(str(name), _FORMS)
+        raise UsageError(
+            f"`unicode_form` must be one of {', '.join(_FORMS)}. Received: {name!r}{like}"
+        )
+    return _FORMS[name]
+
+
+def name_form(form: str | None) -> str:
+    """Returns the option for one of Unicode's forms; "none" for None."""
+    return next(name for name, known in _FORMS.items() if known == form)
+
+
+def spaces_beside(kept: str) -> str:
+    """Returns the characters that count as a space in a text that holds `kept` as they are."""
+    return UNUSABLE + "".join(c for c in WHITE_SPACE if c not in kept)
