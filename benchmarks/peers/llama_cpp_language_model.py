@@ -18,10 +18,10 @@ from typing import Any
 import gguf
 import llama_cpp
 import numpy as np
+from heed.decoding.engine.stacks import describe_decoder
 
 from benchmarks.cases import Case
 from benchmarks.peers import Prepared, _generate, _language_model, _tensorflow, threads
-from heed.decoding.engine.stacks import describe_decoder
 
 _tensorflow.set_threads()
 _silent = llama_cpp.llama_log_callback(lambda *_: None)  # kept, as llama.cpp calls it
