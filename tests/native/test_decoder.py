@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heed.ops.backends import decoder
+from heed.ops.core import description
 from tests.native.core import LIBRARY
 from tests.native.decoder import (
     ACTIVATIONS,
@@ -133,7 +133,7 @@ def test_greedy_takes_the_best_token(library: Any, case: str, seeds: range) -> N
 
 def test_activations_have_one_order() -> None:
     """Their numbers are places in this list."""
-    assert tuple(ACTIVATIONS) == decoder.ACTIVATIONS
+    assert tuple(ACTIVATIONS) == description.ACTIVATIONS
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
