@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heed.ops.backends import decoder
+from heed._weights import WEIGHTS
+from heed.ops.core import description
 from tests.native.core import LIBRARY
 from tests.native.decoder import (
     ACTIVATIONS,
     END,
+    PACKS,
     PAD,
     START,
     Call,
@@ -68,6 +70,11 @@ CASES: dict[str, dict[str, Any]] = {
     # More inputs than float sums exactly.
     "int8 weights, deep": {"pack": "int8", "width": 33, "hidden": 2102, "layers": 1},
     "int8 weights, encoder": {"pack": "int8", "width": 100, "encoder": True, "vocabulary": 90},
+    "int8 weights, encoder of float32": {
+        "pack": "int8",
+        "encoder": True,
+        "encoder_pack": "float32",
+    },
     "encoder": {"encoder": True, "masked": True},
     "encoder, post-norm, positions": {
         "encoder": True,
@@ -133,7 +140,7 @@ def test_greedy_takes_the_best_token(library: Any, case: str, seeds: range) -> N
 
 def test_activations_have_one_order() -> None:
     """Their numbers are places in this list."""
-    assert tuple(ACTIVATIONS) == decoder.ACTIVATIONS
+    assert tuple(ACTIVATIONS) == description.ACTIVATIONS
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -156,6 +163,14 @@ def test_many_and_long_sources_are_encoded(library: Any) -> None:
         call.run(library, stack)
     call.source_mask[3, 4] = False
     call.run(library, stack)
+
+
+def test_the_names_of_packs_follow_the_list_of_the_header() -> None:
+    native = Path(__file__).parents[2] / "native"
+    text = (native / "include" / "heed_decoder.h").read_text(encoding="utf-8")
+    listed = tuple(re.findall(r'^ +DO\(\w+, "(\w+)"', text, re.MULTILINE))
+    assert listed == WEIGHTS == PACKS
+    assert all((native / "decoder" / "packs" / f"{name}.h").is_file() for name in listed)
 
 
 @pytest.mark.parametrize("value", [0.0, np.inf, np.nan])
