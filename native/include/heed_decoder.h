@@ -91,7 +91,7 @@ typedef struct HeedDecoderStack {
   int64_t vocabulary;                                   // tokens 0 .. vocabulary - 1, at most 2^24
   const float* embedding;                               // (vocabulary, D), read in place
   double embedding_scale;                               // multiplies its rows
-  int32_t pack;                                         // HeedPack
+  int32_t pack;                                         // HeedPack; an encoder may have another one
   int32_t layer_count;
   const HeedDecoderLayer* layers;
   HeedNorm embedding_norm;  // of the embedded tokens with their positions; without a gamma: none

@@ -34,6 +34,7 @@ from tests.native.decoder import (
     beams_decided,
     check,
     declare,
+    rounded,
 )
 from tests.slow import slow
 
@@ -70,11 +71,6 @@ CASES: dict[str, dict[str, Any]] = {
     # More inputs than float sums exactly.
     "int8 weights, deep": {"pack": "int8", "width": 33, "hidden": 2102, "layers": 1},
     "int8 weights, encoder": {"pack": "int8", "width": 100, "encoder": True, "vocabulary": 90},
-    "int8 weights, encoder of float32": {
-        "pack": "int8",
-        "encoder": True,
-        "encoder_pack": "float32",
-    },
     "encoder": {"encoder": True, "masked": True},
     "encoder, post-norm, positions": {
         "encoder": True,
@@ -171,6 +167,26 @@ def test_the_names_of_packs_follow_the_list_of_the_header() -> None:
     listed = tuple(re.findall(r'^ +DO\(\w+, "(\w+)"', text, re.MULTILINE))
     assert listed == WEIGHTS == PACKS
     assert all((native / "decoder" / "packs" / f"{name}.h").is_file() for name in listed)
+
+
+def test_an_encoder_has_a_pack_of_its_own(library: Any) -> None:
+    """Its scores are those of an encoder whose weights were rounded before."""
+
+    def scores_of(pack: str, rounds: bool) -> np.ndarray:
+        stack = Stack(np.random.default_rng(5), encoder=True, encoder_pack=pack)
+        assert stack.encoder is not None
+        for layer in stack.encoder.layers if rounds else ():
+            dense = (*layer["self"].dense.values(), layer["hidden"], layer["back"])
+            for weight in (part.weight for part in dense):
+                weight[:] = rounded(weight, "bfloat16")
+        scores = np.zeros(3, np.float32)
+        Call(stack, 3, 4, 6, beams=2).run(library, stack, scores=scores)
+        return scores
+
+    packed, before = scores_of("bfloat16", False), scores_of("float32", True)
+    few_roundings = 16 * np.finfo(np.float32).eps
+    np.testing.assert_allclose(packed, before, rtol=few_roundings)
+    assert (abs(packed - scores_of("float32", False)) > 10 * few_roundings * abs(packed)).all()
 
 
 @pytest.mark.parametrize("value", [0.0, np.inf, np.nan])
