@@ -23,14 +23,22 @@ void check_size(int64_t n, int64_t least, int64_t most, const char* name) {
           n);
 }
 
+struct PackLimit {
+  const char* name;
+  int64_t most_inputs;
+};
+#define LIMIT(name, text, most_inputs) PackLimit{text, most_inputs},
+constexpr PackLimit kPacks[] = {HEED_EACH_PACK(LIMIT)};
+#undef LIMIT
+
 void check_dense(const HeedDense& dense, int64_t inputs, int64_t outputs, int pack, const char* name) {
   require(dense.weight, "the weights of `%s` are missing", name);
   require(dense.inputs == inputs && dense.outputs == outputs,
           "`%s` must have %" PRId64 " inputs and %" PRId64 " outputs. Received: %" PRId64 " and %" PRId64, name, inputs,
           outputs, dense.inputs, dense.outputs);
-  require(pack != HEED_PACK_INT8 || inputs <= HEED_MOST_INT8,
-          "`%s` must have at most %d inputs where weights are kept as int8. Received: %" PRId64, name, HEED_MOST_INT8,
-          inputs);
+  require(inputs <= kPacks[pack].most_inputs,
+          "`%s` must have at most %" PRId64 " inputs where weights are kept as %s. Received: %" PRId64, name,
+          kPacks[pack].most_inputs, kPacks[pack].name, inputs);
 }
 
 void check_norm(const HeedNorm& norm, const char* name) {
@@ -88,7 +96,7 @@ void check(const HeedDecoderStack& s, bool is_encoder) {
   check_size(s.value_dim, 1, kMostFeatures / s.heads, "value_dim");
   check_size(s.encoded_width, 0, kMostFeatures, "encoded_width");
   check_size(s.vocabulary, 1, kMostTokens, "vocabulary");
-  check_size(s.pack, HEED_PACK_FLOAT32, HEED_PACK_INT8, "pack");
+  check_size(s.pack, 0, HEED_PACKS - 1, "pack");
   check_size(s.layer_count, 0, 1024, "layer_count");
   require(s.embedding, "the embedding is missing");
   require(std::isfinite(s.embedding_scale), "`embedding_scale` must be finite");
@@ -161,7 +169,6 @@ void check(const PackedStack& s, const HeedDecoding& d, const int32_t* tokens, c
 struct HeedDecoder {
  private:
   const heed::DecoderKernels& kernels_ = heed::decoder_kernels();
-  const int32_t pack_;
   heed::WeightMemory memory_;
   std::vector<heed::PackedLayer> layers_, encoder_layers_;
   heed::PackedStack encoder_{};
@@ -170,8 +177,8 @@ struct HeedDecoder {
  public:
   heed::PackedStack stack;
 
-  explicit HeedDecoder(const HeedDecoderStack& s) : pack_(s.pack), stack(pack(s, layers_)) {
-    stack.logits = pack({&s.logits});
+  explicit HeedDecoder(const HeedDecoderStack& s) : stack(pack(s, layers_)) {
+    stack.logits = pack(s, {&s.logits});
     if (!s.encoder) return;
     encoder_ = pack(*s.encoder, encoder_layers_);
     stack.encoder = &encoder_;
@@ -256,9 +263,9 @@ struct HeedDecoder {
       for (const HeedDense* part : projected) made.gate_at += static_cast<int>(part->outputs);
       projected.push_back(&from.gate);
     }
-    made.projected = pack(projected);
-    if (cross) made.encoded = pack({&from.key, &from.value});
-    made.output = pack({&from.output});
+    made.projected = pack(s, projected);
+    if (cross) made.encoded = pack(s, {&from.key, &from.value});
+    made.output = pack(s, {&from.output});
     made.query_norm = pack(from.query_norm, s.head_dim), made.key_norm = pack(from.key_norm, s.head_dim);
 #define COPY(name) made.options.name = copy_option(from.options.name, s.heads);
     HEED_EACH_SCORE_OPTION(COPY)
@@ -272,19 +279,14 @@ struct HeedDecoder {
   }
 
   // Dense layers of the same input, adjacent.
-  heed::PackedDense pack(const std::vector<const HeedDense*>& parts) {
+  heed::PackedDense pack(const HeedDecoderStack& s, const std::vector<const HeedDense*>& parts) {
     const int64_t inputs = parts[0]->inputs;
     int64_t outputs = 0, column = 0;
     for (const HeedDense* part : parts) outputs += part->outputs;
     const int64_t columns = kernels_.row_numbers(outputs);
     float* bias = memory_.allocate_zeros<float>(columns);
-    const heed::PackedDense made{memory_.allocate_zeros<char>(kernels_.packed_bytes(inputs, outputs, pack_)),
-                                 bias,
-                                 memory_.allocate_zeros<float>(pack_ == HEED_PACK_INT8 ? columns : 0),
-                                 memory_.allocate_zeros<int32_t>(pack_ == HEED_PACK_INT8 ? columns : 0),
-                                 static_cast<int>(inputs),
-                                 static_cast<int>(outputs),
-                                 pack_};
+    const heed::PackedDense made{memory_.allocate_zeros<char>(kernels_.packed_bytes(inputs, outputs, s.pack)), bias,
+                                 static_cast<int>(inputs), static_cast<int>(outputs), s.pack};
     weight_count_ += inputs * outputs;
     for (const HeedDense* part : parts) {
       kernels_.pack(*part, column, made);
@@ -313,8 +315,8 @@ struct HeedDecoder {
       }
       layer.feed_forward_norm = pack(from.feed_forward_norm, s.width);
       layer.gated = from.up.weight != nullptr;
-      layer.hidden = layer.gated ? pack({&from.hidden, &from.up}) : pack({&from.hidden});
-      layer.back = pack({&from.back});
+      layer.hidden = layer.gated ? pack(s, {&from.hidden, &from.up}) : pack(s, {&from.hidden});
+      layer.back = pack(s, {&from.back});
       layer.norm_first = from.norm_first != 0, layer.activation = from.activation;
       layers.push_back(layer);
     }

@@ -32,6 +32,7 @@ FLOORS = {
     "_patching": 1,
     "_ray": 1,
     "_signals": 0,
+    "_weights": 0,
     "ops": 2,
     "layers": 3,
     "decoding": 3.5,  # below models, which offer `generate` as theirs
@@ -335,13 +336,22 @@ def _foreign_import(relative: str, top: str, found: Import) -> str | None:
 
 # Native folders: each includes its own files and those of lower floors. An adapter has a folder of its own and
 # includes only the C interface of the core.
-NATIVE_FLOORS = {"include": 0, "simd": 1, "kernels": 2, "decoder": 3, ".": 4, "adapters/*": 5}
+NATIVE_FLOORS = {
+    "include": 0,
+    "simd": 1,
+    "kernels": 2,
+    "decoder/packs": 3,
+    "decoder": 4,
+    ".": 5,
+    "adapters/*": 6,
+}
 # heed.h is C. Kernels are compiled for instruction sets that a machine may lack: no inline function of the standard
 # library. The compiler's own are always inlined.
 SYSTEM_HEADERS = {
     "include": {"stdint.h"},
     "simd": {"arm_neon.h", "cstddef", "cstdint", "immintrin.h"},
     "kernels": {"cstddef", "cstdint", "immintrin.h"},
+    "decoder/packs": {"cstdint"},
     "decoder": {"cstddef", "cstdint"},
 }
 

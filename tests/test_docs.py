@@ -3,6 +3,7 @@
 The blocks of one page run from top to bottom and share their names, as a reader would type them.
 """
 
+import ast
 import codeop
 import doctest
 import math
@@ -203,6 +204,7 @@ def test_the_readme_quotes_measured_figures():
 LIMITS = {
     "A layer option": 6,
     "A mask rule": 4,
+    "A weight format of the engine": 4,
     "A backend": 2,
     "An export format": 3,
     "A task": 2,
@@ -236,6 +238,27 @@ def test_the_layer_option_added_last_touches_the_listed_files():
         if re.search(rf"\b{option}\b", path.read_text(encoding="utf-8"))
     ]
     assert sorted(listed_files("A layer option")) == sorted(sources)
+
+
+def names_int8(path: Path) -> bool:
+    """Whether a file names the engine's format int8 in code."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":  # where it is precision of an export, it is another thing
+        return "export" not in path.parts and any(
+            isinstance(node, ast.Constant) and node.value == "int8"
+            for node in ast.walk(ast.parse(text))
+        )
+    return re.search(r'\bINT8\b|\bHEED_PACK_INT8\b|"int8\.h"', text) is not None
+
+
+def test_int8_weights_of_the_engine_touch_the_listed_files():
+    sources = [
+        path.relative_to(ROOT).as_posix()
+        for pattern in ("src/**/*.py", "native/**/*.h", "native/**/*.cc")
+        for path in ROOT.glob(pattern)
+        if names_int8(path)
+    ]
+    assert sorted(listed_files("A weight format of the engine")) == sorted(sources)
 
 
 def test_a_wrong_block_is_noticed():

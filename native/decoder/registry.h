@@ -5,18 +5,9 @@
 #include <cstdint>
 
 #include "../include/heed_decoder.h"
+#include "packs/packed_dense.h"
 
 namespace heed {
-
-// Adjacent dense layers of the same input, their weights in panels: see decoder/weights.h.
-struct PackedDense {
-  char* weight;         // of the type that `pack` names
-  const float* bias;    // of each column; 0 without a bias
-  float* factor;        // of each column of int8 weights
-  int32_t* offset;      // of each column, minus byte_bias() times the sum of its int8 weights
-  int inputs, outputs;  // outputs of all layers
-  int pack;             // HeedPack
-};
 
 struct PackedNorm {
   const float *gamma, *beta;  // null: no normalisation

@@ -24,16 +24,19 @@ enum HeedActivation {
   HEED_TANH = 5
 };
 
-// The format of the packed weights of dense layers.
-enum HeedPack {
-  HEED_PACK_FLOAT32 = 0,
-  HEED_PACK_BFLOAT16 = 1,  // rounded to the nearest bfloat16, multiplied in float32
-  // Integers in [-127, 127] times a factor for each output, its largest magnitude / 127; inputs are rounded likewise,
-  // with a factor for each row. Sums are exact: a layer has at most HEED_MOST_INT8 inputs.
-  HEED_PACK_INT8 = 2
-};
+// The formats of the packed weights of dense layers: DO(name, its text, the most inputs of a layer).
+//   BFLOAT16  rounded to the nearest bfloat16, multiplied in float32
+//   INT8      integers in [-127, 127] times a factor for each output, its largest magnitude / 127; inputs are rounded
+//             likewise, with a factor for each row. Sums are exact, of so many inputs.
+#define HEED_EACH_PACK(DO)                     \
+  DO(FLOAT32, "float32", HEED_MOST_FEATURES)   \
+  DO(BFLOAT16, "bfloat16", HEED_MOST_FEATURES) \
+  DO(INT8, "int8", 131072)
 
-#define HEED_MOST_INT8 131072
+// HEED_PACK_FLOAT32 = 0 and so on.
+#define HEED_NUMBER_OF_PACK(name, text, most_inputs) HEED_PACK_##name,
+enum HeedPack { HEED_EACH_PACK(HEED_NUMBER_OF_PACK) HEED_PACKS };
+#undef HEED_NUMBER_OF_PACK
 
 // y = x W + b.
 typedef struct HeedDense {
@@ -88,7 +91,7 @@ typedef struct HeedDecoderStack {
   int64_t vocabulary;                                   // tokens 0 .. vocabulary - 1, at most 2^24
   const float* embedding;                               // (vocabulary, D), read in place
   double embedding_scale;                               // multiplies its rows
-  int32_t pack;                                         // HeedPack
+  int32_t pack;                                         // HeedPack; an encoder may have another one
   int32_t layer_count;
   const HeedDecoderLayer* layers;
   HeedNorm embedding_norm;  // of the embedded tokens with their positions; without a gamma: none

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import heed
+from heed._weights import WEIGHTS
 from heed.decoding import engine, generation
 from heed.decoding.engine.describe import describe_decoder, describe_stack
 from heed.layers import (
@@ -33,7 +34,6 @@ from heed.ops.backends import current
 from heed.ops.core.decoder import Decoding, PackedDecoder, Stack
 from heed.ops.core.description import (
     ACTIVATIONS,
-    WEIGHTS,
     Batch,
     Dense,
     Norm,

@@ -206,6 +206,7 @@ class Stack:
         self.encoder: Stack | None = None
         if sizes.get("encoder"):
             own = {"width": self.encoded_width, "encoded_width": 0, "encoder": False}
+            own["pack"] = sizes.get("encoder_pack", self.pack)
             self.encoder = Stack(rng, **{**sizes, **own, "vocabulary": 13, "tied": False})
         self.embedding, self.scale = self.numbers(self.vocabulary, self.width), 1.25
         self.layers = [self.layer(sizes.get("hidden", 12)) for _ in range(sizes.get("layers", 2))]

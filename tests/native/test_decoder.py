@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heed._weights import WEIGHTS
 from heed.ops.core import description
 from tests.native.core import LIBRARY
 from tests.native.decoder import (
     ACTIVATIONS,
     END,
+    PACKS,
     PAD,
     START,
     Call,
@@ -32,6 +34,7 @@ from tests.native.decoder import (
     beams_decided,
     check,
     declare,
+    rounded,
 )
 from tests.slow import slow
 
@@ -156,6 +159,34 @@ def test_many_and_long_sources_are_encoded(library: Any) -> None:
         call.run(library, stack)
     call.source_mask[3, 4] = False
     call.run(library, stack)
+
+
+def test_the_names_of_packs_follow_the_list_of_the_header() -> None:
+    native = Path(__file__).parents[2] / "native"
+    text = (native / "include" / "heed_decoder.h").read_text(encoding="utf-8")
+    listed = tuple(re.findall(r'^ +DO\(\w+, "(\w+)"', text, re.MULTILINE))
+    assert listed == WEIGHTS == PACKS
+    assert all((native / "decoder" / "packs" / f"{name}.h").is_file() for name in listed)
+
+
+def test_an_encoder_has_a_pack_of_its_own(library: Any) -> None:
+    """Its scores are those of an encoder whose weights were rounded before."""
+
+    def scores_of(pack: str, rounds: bool) -> np.ndarray:
+        stack = Stack(np.random.default_rng(5), encoder=True, encoder_pack=pack)
+        assert stack.encoder is not None
+        for layer in stack.encoder.layers if rounds else ():
+            dense = (*layer["self"].dense.values(), layer["hidden"], layer["back"])
+            for weight in (part.weight for part in dense):
+                weight[:] = rounded(weight, "bfloat16")
+        scores = np.zeros(3, np.float32)
+        Call(stack, 3, 4, 6, beams=2).run(library, stack, scores=scores)
+        return scores
+
+    packed, before = scores_of("bfloat16", False), scores_of("float32", True)
+    few_roundings = 16 * np.finfo(np.float32).eps
+    np.testing.assert_allclose(packed, before, rtol=few_roundings)
+    assert (abs(packed - scores_of("float32", False)) > 10 * few_roundings * abs(packed)).all()
 
 
 @pytest.mark.parametrize("value", [0.0, np.inf, np.nan])

@@ -232,9 +232,9 @@ FAULTS = (
     ),
     Fault(
         "nothing makes up for bytes that are 128 too high",
-        "native/decoder/weights.h",
-        "*offset -= bias * weight;",
-        "*offset -= 127 * weight;",
+        "native/decoder/packs/int8.h",
+        "offset -= bias * weight;",
+        "offset -= 127 * weight;",
         (_DECODER,),
     ),
     Fault(
@@ -246,23 +246,23 @@ FAULTS = (
     ),
     Fault(
         "weights of 16 bits meet the inputs in another order",
-        "native/decoder/integers.h",
+        "native/decoder/packs/int8.h",
         "      store_words(bytes + 2 * c,",
         "      store_halves(bytes + 2 * c,",
         (_DECODER,),
     ),
     Fault(
         "sums of 16-bit products begin again with every piece of the weights",
-        "native/decoder/byte_products.h",
+        "native/decoder/packs/byte_products.h",
         "steps.begin == 0 ?",
         "steps.begin >= 0 ?",
         (_DECODER,),
     ),
     Fault(
         "rows of whole numbers have the factor of the first one",
-        "native/decoder/integers.h",
-        "*x.factor(row) = is_nan",
-        "*x.factor(0) = is_nan",
+        "native/decoder/packs/int8.h",
+        "*row_factor(x, row) = is_nan",
+        "*row_factor(x, 0) = is_nan",
         (_DECODER,),
     ),
     Fault(
@@ -274,14 +274,14 @@ FAULTS = (
     ),
     Fault(
         "sums of a panel's second part begin anew",
-        "native/decoder/dense.h",
+        "native/decoder/packs/float32.h",
         "chunk, y, k > 0);",
         "chunk, y, false);",
         (_DECODER,),
     ),
     Fault(
         "one row leaves out the last part of its inputs",
-        "native/decoder/dense.h",
+        "native/decoder/packs/float32.h",
         "for (int p = 1; p < kParts; ++p) total",
         "for (int p = 1; p + 1 < kParts; ++p) total",
         (_DECODER,),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from heed import seq2seq
+from heed._weights import WEIGHTS
 from heed.cli.arguments import Parser, add_options, check_positive, select_options
 from heed.cli.streams import print_note
 from heed.seq2seq.tensorflow_start import start_tensorflow
@@ -25,7 +26,7 @@ _OPTIONS = (
     ("top_p", float, "sample among the most likely tokens with this total probability"),
     ("seed", int, "of the samples"),
     ("max_length", int, "most tokens of a translation"),
-    ("weights", str, "storage of weights: float32, bfloat16 or int8"),
+    ("weights", str, f"storage of weights: {', '.join(WEIGHTS)}"),
 )
 
 

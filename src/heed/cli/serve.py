@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from heed import seq2seq
+from heed._weights import WEIGHTS
 from heed.cli.arguments import Parser, add_options, check_positive, select_options
 from heed.cli.decoding import open_translator
 from heed.cli.streams import print_line, print_note
@@ -39,7 +40,7 @@ _LIMITS = (
 _DECODING = (
     ("length_penalty", float, "of beams: higher favours longer translations (0.6)"),
     ("max_length", int, "most tokens of a translation"),
-    ("weights", str, "storage of weights: float32, bfloat16 or int8"),
+    ("weights", str, f"storage of weights: {', '.join(WEIGHTS)}"),
 )
 
 

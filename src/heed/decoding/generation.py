@@ -12,6 +12,7 @@ import numpy as np
 from keras import ops
 
 from heed._numbers import check_integer, check_real
+from heed._weights import WEIGHTS
 from heed.decoding import engine
 from heed.decoding.beam import beam_search
 from heed.decoding.decodable import Decodable, missing_names
@@ -20,7 +21,6 @@ from heed.decoding.programs import program
 from heed.decoding.sampling import RowLoop, draw, greedy
 from heed.ops.backends import as_written
 from heed.ops.checks import check_tokens
-from heed.ops.core.description import WEIGHTS
 from heed.ops.dispatch import Dispatch
 
 # The options of each method, besides those of all methods.

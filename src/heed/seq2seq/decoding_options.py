@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from heed._numbers import check_integer, check_real
+from heed._weights import WEIGHTS
 from heed.seq2seq.errors import convert_value_errors
 from heed.seq2seq.options import check_one_of
 
-WEIGHTS = ("float32", "bfloat16", "int8")
 _OF_SAMPLING = ("top_k", "top_p", "seed")
 
 
@@ -27,7 +27,7 @@ class DecodingOptions:
         top_p: samples among the fewest most likely tokens with this total probability, in (0, 1]; None among all.
         seed: of the samples, an integer; None draws new ones each time.
         max_length: the most tokens of a translation, its end included, 1 or more; None takes the task's.
-        weights: storage of the model's weights while it translates: "float32", "bfloat16" or "int8".
+        weights: storage of the model's weights while it translates, one of those of `heed.models.generate`.
         n_best: translations of each sentence: the best of a beam search, at most `beam_size`; or that many samples.
         scores: whether to return scores, see `heed.models.generate`.
 

@@ -24,12 +24,12 @@ from typing import Any
 
 import numpy as np
 
+from heed._weights import WEIGHTS
 from heed.ops.backends.shared import core
 from heed.ops.core import description
 from heed.ops.core.description import (
     ACTIVATIONS,
     METHODS,
-    WEIGHTS,
     Batch,
     DecoderAttention,
     DecoderLayer,

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
+from heed._weights import WEIGHTS
+
 # The activations of an engine, by Keras' names.
 ACTIVATIONS = ("linear", "relu", "gelu", "silu", "sigmoid", "tanh")
 
 METHODS = ("greedy", "sample", "beam")
-# How an engine may keep the weights of dense layers.
-WEIGHTS = ("float32", "bfloat16", "int8")
 MOST_BEAMS = 32
 
 

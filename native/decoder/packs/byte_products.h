@@ -1,4 +1,4 @@
-// int8 products. integers.h includes this file once for each way in which the instruction set multiplies: HEED_BYTES is
+// int8 products. int8.h includes this file once for each way in which the instruction set multiplies: HEED_BYTES is
 // its struct in simd/, HEED_BYTES_TARGET the attribute of functions that use it. A step of a product takes four bytes
 // of a row and four of each column: four numbers of a byte, or two of 16 bits.
 
@@ -29,7 +29,7 @@ HEED_BYTES_TARGET inline void byte_tile(HEED_BYTES, Matrix x, const int8_t* weig
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const I four = load_as<int32_t>(x.int8_row(r) + step) - I{};
+      const I four = load_as<int32_t>(whole_row(x, r) + step) - I{};
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) sum[r][v] = HEED_BYTES::add_products(sum[r][v], four, w[v]);
     }
@@ -43,7 +43,7 @@ HEED_BYTES_TARGET inline void byte_tile(HEED_BYTES, Matrix x, const int8_t* weig
         store(to, (Vector<float>)sum[r][v]);
       else
         store(to, __builtin_convertvector(sum[r][v], Vector<float>) *
-                      (load(steps.factor + v * kLanes<float>) * *x.factor(r)));
+                      (load(steps.factor + v * kLanes<float>) * *row_factor(x, r)));
     }
 }
 

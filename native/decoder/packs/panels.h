@@ -1,0 +1,79 @@
+// What the packs share. Packed weights of dense layers are panels of as many columns as the micro-kernel keeps in
+// registers. A panel holds the columns of one input after another, so a product reads memory in order. The last panel
+// is padded with zeros to full vectors.
+#pragma once
+
+#include "../../kernels/block.h"
+#include "packed_dense.h"
+
+namespace heed {
+namespace HEED_ISA {
+
+inline constexpr int kPanel = Sizes::kPanelVectors * kLanes<float>;
+
+// The length of a row, padded to full vectors.
+inline int64_t row_numbers(int64_t numbers) { return round_up(numbers, kLanes<float>); }
+
+// The number of columns of the panel that begins at column `begin`.
+HEED_INLINE int panel_columns(int64_t outputs, int64_t begin) {
+  return round_up(min(kPanel, outputs - begin), kLanes<float>);
+}
+
+// The weights of the panel that begins at column `begin`, `depth` numbers for each column.
+template <class Number>
+HEED_INLINE Number* panel_of(const PackedDense& dense, int64_t begin, int64_t depth) {
+  return reinterpret_cast<Number*>(dense.weight) + begin * depth;
+}
+
+// A column of a packed layer: column `place` of the `columns` of the panel that begins at column `begin`.
+struct PanelColumn {
+  int64_t begin;
+  int place, columns;
+
+  PanelColumn(const PackedDense& dense, int64_t column)
+      : begin(column / kPanel * kPanel),
+        place(static_cast<int>(column - begin)),
+        columns(panel_columns(dense.outputs, begin)) {}
+};
+
+// Rows of numbers, `stride` apart. The second half of each row is room for the form in which a pack multiplies it: as
+// many bytes as the row, and a vector before them.
+struct Matrix {
+  float* data;
+  ptrdiff_t stride;
+
+  HEED_INLINE float* operator[](int64_t row) const { return data + row * stride; }
+  HEED_INLINE Matrix from(int64_t row) const { return {data + row * stride, stride}; }
+  HEED_INLINE float* room(int64_t row) const { return data + row * stride + stride / 2; }
+
+  static int64_t stride_of(int64_t numbers) { return 2 * (row_numbers(numbers) + kLanes<float>); }
+};
+
+// A format of packed weights, by its HeedPack: y = x W for some rows. Each is a specialisation with
+//   static int64_t bytes(int64_t inputs, int64_t columns);  // of a layer's weights; full vectors of columns
+//   // Packs the weights of one output, `step` apart. All bytes are 0 before.
+//   static void pack_column(const float* from, int64_t step, const PackedDense& to, int64_t column);
+//   Pack{dense, x, rows}  // brings the rows to the form that all panels multiply
+//   void multiply(int first, Matrix y, int columns) const;  // writes the panel that begins at column `first`
+template <int kPack>
+struct Pack;
+
+// Calls tile(first row, rows, lines, done), rows and lines as Constants, for the tiles of rows that go through a panel.
+// They prefetch the next part of the panel, kLines cache lines in each step of a tile: the first tile all of them or,
+// with enough rows, the first tiles one each. `lines` are those of this tile, `done` those of the tiles before.
+template <int kLines, class Tile>
+inline void panel_tiles(int rows, const Tile& tile) {
+  const bool slowly = rows >= kLines * Sizes::kRows;
+  int done = 0;
+  in_even_tiles<Sizes::kRows>(rows, [&](int first, auto count) {
+    if (done == kLines)
+      tile(first, count, Constant<0>{}, done);
+    else if (slowly)
+      tile(first, count, Constant<1>{}, done), ++done;
+    else
+      tile(first, count, Constant<kLines>{}, done), done = kLines;
+  });
+}
+
+}  // namespace HEED_ISA
+}  // namespace heed

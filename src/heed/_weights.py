@@ -1,0 +1,6 @@
+"""How the decoder engine may keep the weights of dense layers."""
+
+from __future__ import annotations
+
+# In the order of HEED_EACH_PACK in native/include/heed_decoder.h: a place is the number of the format.
+WEIGHTS = ("float32", "bfloat16", "int8")
