@@ -223,7 +223,7 @@ def finished_run(path, task):
     keras.utils.set_random_seed(0)
     run = start_run(path, task, **{**tiny.TINY, "tie_embeddings": False})
     weights = [
-        3 * np.random.default_rng(i).normal(size=x.shape)
+        3 * np.random.default_rng(i).normal(size=x.shape).astype("float32")
         for i, x in enumerate(make_model(run).weights)
     ]
     write_trained(run, weights, {"step": 0})
