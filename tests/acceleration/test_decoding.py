@@ -96,6 +96,29 @@ def test_with_the_portable_form_and_under_xla() -> None:
         np.testing.assert_array_equal(written(model, inputs), stock)
 
 
+@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize`")
+def test_weights_that_lora_trains_in_a_quantized_model_are_those_of_now() -> None:
+    text, found = prompts(LENGTH, LENGTH), []
+    for fast in (False, True):
+        model = build("Llama")
+        model.quantize("int8")
+        model.backbone.enable_lora(2)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.5), loss, sampler="greedy")
+        if fast:
+            heed.accelerate(model)
+        # One compiled function generates before and after.
+        for steps in (4, 0):
+            made = model.generate(prompts(4, 6), stop_token_ids=None)
+            found.append(made["token_ids"])
+            for _ in range(steps):
+                model.train_on_batch(text, np.roll(text["token_ids"], -1, 1))
+    before, after, fast_before, fast_after = found
+    np.testing.assert_array_equal(fast_before, before)
+    np.testing.assert_array_equal(fast_after, after)
+    assert (before != after).any()
+
+
 def test_a_user_model_reads_its_cache_itself() -> None:
     import keras_hub
 

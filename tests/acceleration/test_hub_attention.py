@@ -126,6 +126,15 @@ class WithSinks(Qwen3Attention):
         return value + self.sinks
 
 
+class WithInnerSinks(Qwen3Attention):
+    """Another one, which uses it in a function of its own."""
+
+    sinks = 3.0
+
+    def _compute_attention(self, query: Any, key: Any, value: Any, attention_mask: Any) -> Any:
+        return (lambda x: x + self.sinks)(value)
+
+
 @contextmanager
 def accelerated(*classes: type) -> Iterator[tuple[list[str], Any]]:
     """Patches these classes as if KerasHub had them; yields the lines of the report, and the report."""
@@ -134,7 +143,8 @@ def accelerated(*classes: type) -> Iterator[tuple[list[str], Any]]:
     modules = {"CachedGemmaAttention": "gemma.gemma_attention"}
     patches, lines = [], []
     for cls in classes:
-        cls.__name__ = {"WithSinks": "Qwen3Attention"}.get(cls.__name__, cls.__name__)
+        if "Sinks" in cls.__name__:
+            cls.__name__ = "Qwen3Attention"
         where = modules.get(cls.__name__, "qwen3.qwen3_attention")
         cls.__module__ = f"keras_hub.src.models.{where}"
         module = ModuleType(cls.__module__)
@@ -282,7 +292,10 @@ def test_an_override_of_the_window_or_the_attention_is_called() -> None:
     ("cls", "line", "reason"),
     [
         (Qwen9Attention, [], "an attention that heed does not know"),
-        (WithSinks, ["keras_hub.Qwen3Attention stays as it is: "], "heed does not know sinks"),
+        *(
+            (cls, ["keras_hub.Qwen3Attention stays as it is: "], "heed does not know sinks")
+            for cls in (WithSinks, WithInnerSinks)
+        ),
     ],
 )
 def test_an_attention_that_heed_does_not_know_stays_as_it_is(
@@ -298,6 +311,30 @@ def test_an_attention_that_heed_does_not_know_stays_as_it_is(
         assert report().left_to_keras == {f"keras_hub.{cls.__name__}: {reason}": 1}
     assert lines == [f"{start}{reason}" for start in line]
     assert layer._compute_attention(*tensors) is not None
+
+
+@pytest.mark.parametrize("first", ["replaced", "accelerated"])
+def test_a_method_that_somebody_replaced_in_the_class_is_called(
+    first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, tensors = Qwen3Attention(), [ops.convert_to_tensor(x) for x in operands(T)]
+    made: dict[str, Any] = {}
+    source = "def method(self, scores, mask=None):\n    return scores"
+    exec(compile(source, "another_library.py", "exec"), made)
+
+    def replace() -> None:
+        monkeypatch.setattr(Qwen3Attention, "_masked_softmax", made["method"])
+
+    with plain():
+        if first == "replaced":
+            replace()
+        with accelerated(Qwen3Attention) as (_, report):
+            replace()
+            found = layer._compute_attention(*tensors)
+            assert not report().calls
+            assert sum(report().left_to_keras.values()) == 1
+        expected = layer._compute_attention(*tensors)
+    np.testing.assert_array_equal(*map(ops.convert_to_numpy, (found, expected)))
 
 
 def test_a_window_needs_a_mask() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import keras
@@ -47,10 +47,48 @@ def stock(
     cache_update_index: Any = None,
     training: bool = False,
 ) -> Any:
-    raise AssertionError("left to KerasHub")
+    raise ValueError("left to KerasHub")
 
 
 call = _t5.call.make(stock)
+
+
+class T5MultiHeadAttention(keras.layers.Layer):
+    """Of a KerasHub that came after heed."""
+
+    def call(
+        self,
+        hidden_states: Any,
+        mask: Any = None,
+        key_value_states: Any = None,
+        position_bias: Any = None,
+        cache: Any = None,
+        cache_update_index: Any = None,
+        training: bool = False,
+    ) -> Any:
+        return self.sinks + hidden_states
+
+
+@pytest.mark.parametrize(
+    ("function", "patched", "line"),
+    [
+        (stock, 1, "keras_hub.T5MultiHeadAttention.call"),
+        (
+            T5MultiHeadAttention.call,
+            0,
+            "keras_hub.T5MultiHeadAttention stays as it is: heed does not know sinks",
+        ),
+    ],
+)
+def test_a_layer_with_something_new_stays_as_it_is(
+    function: Any, patched: int, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, module = ModuleType("keras_hub"), ModuleType("module")
+    package.__file__ = __file__
+    monkeypatch.setattr(T5MultiHeadAttention, "call", function)
+    module.T5MultiHeadAttention = T5MultiHeadAttention  # type: ignore[attr-defined]
+    patches, lines = _t5.layer_patches(module, package)
+    assert (len(patches), lines) == (patched, [line])
 
 
 def test_layers_after_the_first_have_its_bias_and_its_mask() -> None:

@@ -31,12 +31,9 @@ def _make_patches(module: ModuleType) -> tuple[list[Patch], list[str]]:
     package = sys.modules[PACKAGE]
     if module.__name__ == _CAUSAL_LM:
         patches = decoding_patches(module, package)
-    elif module.__name__ == _T5_MODULE:
-        owner = getattr(module, "T5MultiHeadAttention", None)
-        patches = [Patch(owner, "call", _t5.call, f"{_t5.NAME}.call", package)]
-    else:
-        return attention_patches(module, package)
-    return patches, [patch.label for patch in patches]
+        return patches, [patch.label for patch in patches]
+    make = _t5.layer_patches if module.__name__ == _T5_MODULE else attention_patches
+    return make(module, package)
 
 
 class Hub(importlib.abc.MetaPathFinder):

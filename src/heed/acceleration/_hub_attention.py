@@ -18,12 +18,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from heed._numbers import real
 from heed._patching import Function, Patch, Replacement
 from heed.acceleration import _op, _switch
+from heed.acceleration._code import find_unknown
 from heed.acceleration._multi_head import is_training
 from heed.acceleration._parts import is_stock
-from heed.acceleration._readings import MODELS, PACKAGE
+from heed.acceleration._readings import MODELS, PACKAGE, is_foreign
 from heed.layers.attend import dropout_options
 
 _METHOD = "_compute_attention"
@@ -31,6 +31,7 @@ _METHOD = "_compute_attention"
 _PARAMETERS = {"attention_mask", "cache_update_index", "training", "kwargs"}
 # Methods that compute a part of the plain branch, which subclasses and users may override.
 _PARTS = ("_masked_softmax", "_compute_attention_without_fused_op")
+_OVERRIDABLE = (*_PARTS, "_use_fused_attention_op")
 # Names without a meaning of their own: functions of arrays, and how KerasHub chooses the branch.
 _NEUTRAL = set(
     "ops keras np inspect len range shape reshape expand_dims cast dtype compute_dtype einsum matmul transpose "
@@ -137,26 +138,23 @@ def find_known(owner: type) -> Attention | None:
     return KNOWN.get((module, owner.__name__))
 
 
-def find_change(owner: type, known: Attention) -> str | None:
-    """Describes what the code of this class uses and heed does not know; None if heed knows it all."""
+def find_change(owner: type, known: Attention, package: ModuleType) -> str | None:
+    """Describe what this class computes and heed does not know; None if heed knows it all."""
+    for name in (_METHOD, *_OVERRIDABLE):
+        if name in vars(owner) and is_foreign(owner, name, package):
+            return f"another library has replaced `{name}`"
     expected = {*_NEUTRAL, *_PARTS, *_EQUATIONS, *known.options.split(), known.softmax}
     expected |= {known.scale} if isinstance(known.scale, str) else set()
     expected |= {known.window, "_mask_sliding_window"} if known.window else set()
     expected |= {known.dropout} if known.dropout else set()
-    new: list[str] = []
-    for function in (vars(owner)[name] for name in (_METHOD, *_PARTS) if name in vars(owner)):
-        code = inspect.unwrap(function).__code__
-        new += sorted(set(code.co_names) - expected)
-        new += (str(x) for x in code.co_consts if real(x) is not None and x not in _NUMBERS)
-    new += list(inspect.signature(vars(owner)[_METHOD]).parameters)[4:]
-    new = [name for name in new if name not in _PARAMETERS]
-    return f"heed does not know {', '.join(new)}" if new else None
+    functions = [vars(owner)[name] for name in (_METHOD, *_PARTS) if name in vars(owner)]
+    parameters = list(inspect.signature(functions[0]).parameters)[4:]
+    return find_unknown(functions, expected, _NUMBERS, {*parameters} - _PARAMETERS)
 
 
-def _find_override(layer: Any, known: Attention, owner: type) -> str | None:
-    """Why a layer computes something else than its class, or None."""
-    for name in (*_PARTS, "_use_fused_attention_op"):
-        original = getattr(owner, name, None)
+def _find_override(layer: Any, known: Attention, methods: Mapping[str, Any]) -> str | None:
+    """Why a layer computes something else than its class did when it was patched, or None."""
+    for name, original in methods.items():
         if name in vars(layer) or getattr(type(layer), name, None) is not original:
             return f"{type(layer).__name__} overrides `{name}`"
     parts = {known.softmax: keras.layers.Softmax, known.dropout: keras.layers.Dropout}
@@ -172,9 +170,13 @@ def _find_override(layer: Any, known: Attention, owner: type) -> str | None:
 
 
 def _reason_to_leave(
-    known: Attention, owner: type, self: Any, attention_mask: Any = None, **arguments: Any
+    known: Attention,
+    methods: Mapping[str, Any],
+    self: Any,
+    attention_mask: Any = None,
+    **arguments: Any,
 ) -> str | None:
-    if reason := _find_override(self, known, owner):
+    if reason := _find_override(self, known, methods):
         return reason
     if arguments.get("kwargs"):
         return f"unknown arguments: {', '.join(arguments['kwargs'])}"
@@ -228,7 +230,9 @@ def attention_patches(module: ModuleType, package: ModuleType) -> tuple[list[Pat
         if _METHOD not in vars(owner):
             continue
         label, known = f"{PACKAGE}.{owner.__name__}", find_known(owner)
-        change = find_change(owner, known) if known else "an attention that heed does not know"
+        change: str | None = "an attention that heed does not know"
+        if known:
+            change = find_change(owner, known, package)
         if known and change is None:
             replacement = _replace(owner, known, label)
             lines.append(f"{label}.{_METHOD}")
@@ -243,7 +247,8 @@ def _replace(owner: type, known: Attention, label: str) -> Replacement:
     def run(**arguments: Any) -> Any:
         return _compute(known, arguments)
 
-    reason_to_leave = functools.partial(_reason_to_leave, known, owner)
+    methods = {name: getattr(owner, name, None) for name in _OVERRIDABLE}
+    reason_to_leave = functools.partial(_reason_to_leave, known, methods)
     return Replacement(_switch.make_replacement(label, reason_to_leave)(run).make)
 
 

@@ -105,14 +105,14 @@ def reason_to_leave(model: Any) -> str | None:
     names = [name for name in READINGS if hasattr(cls, name)]
     for name in names:
         owner = find_owner(cls, name)
-        if name in vars(model) or _is_foreign(owner, name, package):
+        if name in vars(model) or is_foreign(owner, name, package):
             return f"{cls.__name__} reads its cache itself"
         if owner.__module__ not in KNOWN_MODULES:
             return f"heed does not know how {cls.__name__} reads its cache"
     return None if names else "no known model reads the cache"
 
 
-def _is_foreign(owner: type, name: str, package: ModuleType) -> bool:
+def is_foreign(owner: type, name: str, package: ModuleType) -> bool:
     """Whether somebody else than KerasHub defines the method of a class, or has replaced it."""
     patch = Patch(owner, name, Replacement(lambda original: original), package=package)
     return patch.find_problem() is not None

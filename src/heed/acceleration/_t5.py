@@ -7,12 +7,15 @@ and a boolean mask. Later layers read the parts.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import keras
 from keras import ops
 
+from heed._patching import Patch
 from heed.acceleration import _loop, _notes, _switch
+from heed.acceleration._code import find_unknown
 from heed.acceleration._multi_head import is_training
 from heed.acceleration._parts import is_stock
 from heed.acceleration._repeated import merge_queries
@@ -21,6 +24,13 @@ from heed.ops import dot_product_attention
 
 NAME = "keras_hub.T5MultiHeadAttention"
 _NOTE = "_heed_bias_and_mask"
+# What the code of KerasHub's `call` uses.
+_NAMES = set(
+    "ops np nn ValueError shape reshape einsum cast dtype compute_dtype newaxis zeros softmax slice_update stack "
+    "query_projector key_projector value_projector output_projector dropout_layer compute_bias num_heads "
+    "key_value_dim inner_dim use_relative_attention_bias".split()
+)
+_NUMBERS = {0, 1, 2, -1, -1e9}
 
 
 def _reason_to_leave(self: Any, cache: Any, cache_update_index: Any, **_: Any) -> str | None:
@@ -103,3 +113,11 @@ def _join(layer: Any, bias: Any, mask: Any, query: Any, key: Any) -> Any:
         joined = joined + (1.0 - ops.cast(mask, joined.dtype)) * -1e9
         _notes.attach(joined, _NOTE, (bias, mask))
     return joined
+
+
+def layer_patches(module: ModuleType, package: ModuleType) -> tuple[list[Patch], list[str]]:
+    """Return the patch of the layer that KerasHub's module defines, and its line in a report."""
+    owner: Any = getattr(module, "T5MultiHeadAttention", None)
+    patch = Patch(owner, "call", call, f"{NAME}.call", package)
+    change = None if patch.find_problem() else find_unknown([owner.call], _NAMES, _NUMBERS)
+    return ([], [f"{NAME} stays as it is: {change}"]) if change else ([patch], [patch.label])
