@@ -19,12 +19,12 @@ import numpy as np
 from keras import ops
 
 from heed._numbers import real
-from heed._patching import Function, Patch, Replacement
+from heed._patching import Function, Patch, Replacement, unwrap_entry
 from heed.acceleration import _op, _switch
 from heed.acceleration._multi_head import is_training
-from heed.acceleration._parts import is_stock
 from heed.acceleration._readings import MODELS, PACKAGE
 from heed.layers.attend import dropout_options
+from heed.layers.overrides import is_replaceable
 
 _METHOD = "_compute_attention"
 # The queries, keys and values of several names, and the other parameters whose meaning heed knows.
@@ -144,8 +144,13 @@ def find_change(owner: type, known: Attention) -> str | None:
     expected |= {known.window, "_mask_sliding_window"} if known.window else set()
     expected |= {known.dropout} if known.dropout else set()
     new: list[str] = []
-    for function in (vars(owner)[name] for name in (_METHOD, *_PARTS) if name in vars(owner)):
-        code = inspect.unwrap(function).__code__
+    for name in (_METHOD, *_PARTS):
+        if name not in vars(owner):
+            continue
+        code = getattr(unwrap_entry(vars(owner)[name]), "__code__", None)
+        if code is None:
+            new.append(f"the code of `{name}`")
+            continue
         new += sorted(set(code.co_names) - expected)
         new += (str(x) for x in code.co_consts if real(x) is not None and x not in _NUMBERS)
     new += list(inspect.signature(vars(owner)[_METHOD]).parameters)[4:]
@@ -153,15 +158,14 @@ def find_change(owner: type, known: Attention) -> str | None:
     return f"heed does not know {', '.join(new)}" if new else None
 
 
-def _find_override(layer: Any, known: Attention, owner: type) -> str | None:
-    """Why a layer computes something else than its class, or None."""
-    for name in (*_PARTS, "_use_fused_attention_op"):
-        original = getattr(owner, name, None)
+def _find_override(layer: Any, known: Attention, originals: Mapping[str, Any]) -> str | None:
+    """Why a layer computes something else than its class did when it was patched, or None."""
+    for name, original in originals.items():
         if name in vars(layer) or getattr(type(layer), name, None) is not original:
             return f"{type(layer).__name__} overrides `{name}`"
     parts = {known.softmax: keras.layers.Softmax, known.dropout: keras.layers.Dropout}
     for part, cls in parts.items():
-        if part and not is_stock(getattr(layer, part), cls):
+        if part and not is_replaceable(getattr(layer, part), cls):
             return f"a `{part}` that is not Keras' own"
     if getattr(layer, known.softmax).axis != -1:
         return "a softmax along another axis"
@@ -172,9 +176,13 @@ def _find_override(layer: Any, known: Attention, owner: type) -> str | None:
 
 
 def _reason_to_leave(
-    known: Attention, owner: type, self: Any, attention_mask: Any = None, **arguments: Any
+    known: Attention,
+    originals: Mapping[str, Any],
+    self: Any,
+    attention_mask: Any = None,
+    **arguments: Any,
 ) -> str | None:
-    if reason := _find_override(self, known, owner):
+    if reason := _find_override(self, known, originals):
         return reason
     if arguments.get("kwargs"):
         return f"unknown arguments: {', '.join(arguments['kwargs'])}"
@@ -243,7 +251,9 @@ def _replace(owner: type, known: Attention, label: str) -> Replacement:
     def run(**arguments: Any) -> Any:
         return _compute(known, arguments)
 
-    reason_to_leave = functools.partial(_reason_to_leave, known, owner)
+    names = *_PARTS, "_use_fused_attention_op"
+    originals = {name: getattr(owner, name, None) for name in names}
+    reason_to_leave = functools.partial(_reason_to_leave, known, originals)
     return Replacement(_switch.make_replacement(label, reason_to_leave)(run).make)
 
 

@@ -14,9 +14,9 @@ from keras import ops
 
 from heed.acceleration import _loop, _notes, _switch
 from heed.acceleration._multi_head import is_training
-from heed.acceleration._parts import is_stock
 from heed.acceleration._repeated import merge_queries
 from heed.layers.attend import dropout_options
+from heed.layers.overrides import is_replaceable
 from heed.ops import dot_product_attention
 
 NAME = "keras_hub.T5MultiHeadAttention"
@@ -26,7 +26,7 @@ _NOTE = "_heed_bias_and_mask"
 def _reason_to_leave(self: Any, cache: Any, cache_update_index: Any, **_: Any) -> str | None:
     if cache is None and cache_update_index is not None:
         return "a cache index without a cache"  # KerasHub raises an error
-    if not is_stock(self.dropout_layer, keras.layers.Dropout):
+    if not is_replaceable(self.dropout_layer, keras.layers.Dropout):
         return "a `dropout_layer` that is not Keras' own"
     return "a dropout rate of 1" if self.dropout_layer.rate >= 1 else None
 
