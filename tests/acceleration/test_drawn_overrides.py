@@ -140,6 +140,7 @@ PARTS: dict[str, Callable[[Any], None]] = {
         layer, "_combine_equation", layer._combine_equation.replace("b", "B")
     ),
 }
+FLAGS = ("causal", "padded", "masked", "window", "scores", "dropout", "regularized")
 FORMS = ("function", "object", "wraps")
 
 
@@ -192,24 +193,22 @@ def changes(draw: Any) -> dict[str, Any]:
         "place": draw(st.sampled_from(["instance", "subclass", "class"])),
         "form": draw(st.sampled_from(FORMS)),
         "when": draw(st.sampled_from(["before build", "after build", "accelerated"])),
-        "causal": draw(st.booleans()),
-        "padded": draw(st.booleans()),
-        "masked": draw(st.booleans()),
-        "window": draw(st.booleans()),
-        "scores": draw(st.booleans()),
-        "dropout": draw(st.booleans()),
+        **{flag: draw(st.booleans()) for flag in FLAGS},
     }
 
 
 def case(cls: type, name: str, **options: Any) -> Any:
     """An example without options but those that are given."""
-    flags = dict.fromkeys(("causal", "padded", "masked", "window", "scores", "dropout"), False)
+    flags = dict.fromkeys(FLAGS, False)
     base = {"place": "instance", "form": "function", "when": "after build"}
     return example({"cls": cls, "name": name, **base, **flags, **options})
 
 
 def make(change: dict[str, Any]) -> Any:
-    cls, options = change["cls"], {"dropout": 0.1 if change["dropout"] else 0.0}
+    cls = change["cls"]
+    options: dict[str, Any] = {"dropout": 0.1 if change["dropout"] else 0.0}
+    if change["regularized"]:
+        options["activity_regularizer"] = "l2"
     if METHODS[cls] is SINGLE:
         return cls(use_scale=True, **options)
     # With padding, some queries would see no key; there heed differs on purpose.
@@ -227,7 +226,7 @@ def call(layer: Any, change: dict[str, Any], x: Any) -> Any:
     if isinstance(layer, Attention):
         if change["padded"]:
             options["mask"] = [None, PADDED]
-        return layer([x, x], **options)
+        return [layer([x, x], **options), *layer.losses]
     if change["padded"]:
         options["value_mask"] = PADDED
     if change["masked"]:
@@ -239,7 +238,7 @@ def call(layer: Any, change: dict[str, Any], x: Any) -> Any:
 @given(changes())
 @case(MultiHeadAttention, "_softmax, regularised", dropout=True)
 @case(MultiHeadAttention, "_key_dense.activation", padded=True)
-@case(MultiHeadAttention, "a scale")
+@case(MultiHeadAttention, "a scale", padded=True, regularized=True)
 @case(GroupQueryAttention, "_masked_softmax", place="class", form="object", scores=True)
 @case(AdditiveAttention, "_apply_scores", place="class", form="wraps", when="accelerated")
 def test_a_drawn_change_counts(change: dict[str, Any]) -> None:

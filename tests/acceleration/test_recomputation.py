@@ -117,7 +117,7 @@ def checkpoints() -> dict[str, Step]:
     return ways
 
 
-@pytest.mark.parametrize("make", [STOCK, OURS])
+@pytest.mark.parametrize("make", [STOCK, *slow([OURS])])
 @pytest.mark.parametrize("way", checkpoints())
 def test_dropout_and_meaning_are_those_of_the_first_computation(way: str, make: type) -> None:
     expected = gradient(plain, make)
@@ -164,7 +164,7 @@ def trained(make: type, remat: bool, **options: Any) -> float:
     return float(history["loss"][-1])
 
 
-@pytest.mark.parametrize("make", [STOCK, OURS])
+@pytest.mark.parametrize("make", [OURS, *slow([STOCK])])
 def test_training_in_a_scope_of_keras(make: type) -> None:
     assert trained(make, True) == pytest.approx(trained(make, False), rel=1e-6)
 
