@@ -213,3 +213,31 @@ def test_a_model_that_calls_the_op_itself() -> None:
     model, x = Whole(), randoms((2, T, D))[0]
     with heed.accelerate(model):
         assert runs(model, x)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="of TensorFlow")
+@pytest.mark.parametrize("traced_before", [True, *slow([False])])
+def test_a_program_inside_a_function_that_is_computed_again(traced_before: bool) -> None:
+    import tensorflow as tf
+
+    layer = OURS(2, 4, dropout=0.4, seed=3)
+    x = tf.constant(randoms((B, T, D))[0])
+    layer.build(x.shape, x.shape)
+    program = tf.function(lambda x: layer(x, x, training=True))
+
+    def call(x: Any) -> Any:
+        return program(x) + layer(x, x, training=True)
+
+    def compute(call: Callable[[Any], Any]) -> tuple[Any, Any]:
+        layer._dropout_layer.seed_generator.state.assign([3, 0])
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(call(x) ** 2)
+        return tape.gradient(loss, x), layer._dropout_layer.seed_generator.state.value
+
+    if traced_before:
+        expected = compute(call)
+        assert_close(compute(tf.recompute_grad(call)), expected)
+    else:
+        found = compute(tf.recompute_grad(call))
+        assert_close(found, compute(call))
