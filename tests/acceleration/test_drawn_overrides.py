@@ -131,8 +131,8 @@ PARTS: dict[str, Callable[[Any], None]] = {
     ),
     "_query_dense": lambda layer: put("_query_dense", Twice(layer._query_dense))(layer),
     "_output_dense": lambda layer: put("_output_dense", Twice(layer._output_dense))(layer),
-    "_key_dense.activation": put("_key_dense.activation", lambda _: centred),
-    "_value_dense.activation": put("_value_dense.activation", lambda _: ops.tanh),
+    "_value_dense.activation": put("_value_dense.activation", lambda _: centred),
+    "_key_dense.activation": put("_key_dense.activation", lambda _: ops.tanh),
     "_value_dense.call": put("_value_dense.call", lambda call: louder(call)),
     "a scale": lambda layer: setattr(layer, scale_name(layer), 0.9),
     "a learned scale": lambda layer: setattr(layer, scale_name(layer), keras.Variable(0.9)),
@@ -237,7 +237,7 @@ def call(layer: Any, change: dict[str, Any], x: Any) -> Any:
 
 @given(changes())
 @case(MultiHeadAttention, "_softmax, regularised", dropout=True)
-@case(MultiHeadAttention, "_key_dense.activation", padded=True)
+@case(MultiHeadAttention, "_value_dense.activation", padded=True)
 @case(MultiHeadAttention, "a scale", padded=True, regularized=True)
 @case(GroupQueryAttention, "_masked_softmax", place="class", form="object", scores=True)
 @case(AdditiveAttention, "_apply_scores", place="class", form="wraps", when="accelerated")

@@ -127,7 +127,8 @@ def from_keras(layer: keras.layers.Layer) -> MultiHeadAttention:
 
     Raises:
         TypeError: for another layer.
-        ValueError: for a layer that has been quantised, or that overrides the attention of Keras' class.
+        ValueError: for a layer that has been quantised, or whose methods, projections or scale are not those that its class and
+            config say.
 
     >>> import keras, numpy as np
     >>> stock = keras.layers.GroupQueryAttention(head_dim=4, num_query_heads=4, num_key_value_heads=2)
