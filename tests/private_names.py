@@ -50,7 +50,8 @@ NAMES = {
     "tests.private_names:built_attention('MultiHeadAttention')": "_attention_axes _combine_equation "
     "_dot_product_equation _dropout_layer "
     "_flash_attention _inverse_sqrt_key_dim _key_dense _output_dense _query_dense _value_dense",
-    "tests.private_names:built_attention('GroupQueryAttention')": "_combine_equation _dot_product_equation _dropout_layer _flash_attention "
+    "tests.private_names:built_attention('GroupQueryAttention')": "_combine_equation _dot_product_equation "
+    "_dropout_layer _flash_attention "
     "_inverse_sqrt_head_dim _key_dense _output_dense _query_dense _value_dense",
     # Keras' backends
     "jax._src": "core",  # tests
@@ -73,6 +74,7 @@ NAMES = {
     "tensorflow:Graph()": "_get_function",
     "tensorflow:lite.TFLiteConverter([], None)": "_experimental_calibrate_only",
     "torch": "_C",
+    "torch.utils.checkpoint": "_checkpoint_without_reentrant_generator",
     "torch._C": "_are_functorch_transforms_active",
     # KerasHub
     "keras_hub.src.models.causal_lm:CausalLM": "make_generate_function",

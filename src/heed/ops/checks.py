@@ -69,9 +69,7 @@ def as_tensor(name: str, x: Any, kind: str = "a tensor or array") -> Any:
     except (TypeError, ValueError, OverflowError) as error:
         layout = getattr(x, "layout", None)  # PyTorch: sparse tensors have no class of their own
         of = "" if layout is None else f" of {x.dtype}, {layout}"
-        raise TypeError(
-            f"`{name}` must be {kind}. Received: {name}={type(x).__name__}{of}"
-        ) from error
+        raise TypeError(f"`{name}` must be {kind}. Received: {name}={type(x).__name__}{of}") from error
 
 
 def common_type(**tensors: Any) -> tuple[list[Any], str]:

@@ -76,7 +76,9 @@ def is_tensor(x: Any) -> bool:
 
 def kind_of(query: Any, key: Any, value: Any) -> Any:
     """Shapes, dtypes and layouts of plain tensors; None for others, and while torch.compile traces."""
-    if is_recorded() or not (type(query) in PLAIN and type(key) in PLAIN and type(value) in PLAIN):
+    if is_recorded() or not (
+        type(query) in PLAIN and type(key) in PLAIN and type(value) in PLAIN
+    ):
         return None
     return (
         *(query.shape, query.dtype, query.layout),

@@ -163,7 +163,9 @@ class _Gradient(torch.autograd.Function):
         output, statistics, *incoming = inputs[:4]
         spec = _with_rules(spec, inputs[4 + _OPERANDS :])
         operands = Tensors(*inputs[4 : 4 + _OPERANDS])
-        return tuple(kernel.backward(spec, operands, output, statistics, incoming, bias_wanted))
+        return tuple(
+            kernel.backward(spec, operands, output, statistics, incoming, bias_wanted)
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -190,9 +192,13 @@ class _Gradient(torch.autograd.Function):
         found = _apply(_Second, ctx.spec, *of_operands, *inputs)[:5]
         if any(x is not None for x in of_incoming):
             received = output, statistics, *of_incoming
-            more = _apply(_Gradient, ctx.spec, ctx.kernel, ctx.bias_wanted, *received, *inputs[2:])
+            more = _apply(
+                _Gradient, ctx.spec, ctx.kernel, ctx.bias_wanted, *received, *inputs[2:]
+            )
             found = [x if y is None else x + y for x, y in zip(found, more, strict=True)]
-        return tuple(x if place != _BIAS or ctx.has_bias else None for place, x in enumerate(found))
+        return tuple(
+            x if place != _BIAS or ctx.has_bias else None for place, x in enumerate(found)
+        )
 
     @staticmethod
     def vmap(info: Any, dims: Any, *inputs: Any) -> Any:
@@ -299,11 +305,7 @@ def _map(
     numbers = batch * spec.heads[0] * spec.lengths[0]
     bias_rows = 1
     if bias is not None:
-        bias_rows = (
-            bias.movedim(dims[first + _BIAS], 0).shape[1]
-            if dims[first + _BIAS] is not None
-            else bias.shape[0]
-        )
+        bias_rows = bias.movedim(dims[first + _BIAS], 0).shape[1] if dims[first + _BIAS] is not None else bias.shape[0]
 
     def join(x: Any, dim: int | None, kind: str) -> Any:
         """(M * B, ...)."""
@@ -311,9 +313,7 @@ def _map(
             return None
         x = x.expand(count, *x.shape) if dim is None else x.movedim(dim, 0)
         if kind == "s":  # the numbers of all entries side by side
-            return (
-                x.reshape(count, -1, numbers).transpose(0, 1).flatten() if numbers else x.flatten()
-            )
+            return x.reshape(count, -1, numbers).transpose(0, 1).flatten() if numbers else x.flatten()
         if x.shape[1] != batch:
             x = x.expand(count, batch, *x.shape[2:])
         return x.reshape(count * batch, *x.shape[2:])
@@ -323,17 +323,12 @@ def _map(
         if x is None:
             return None
         if kind == "s":
-            return (
-                x.reshape(-1, count, numbers).transpose(0, 1).flatten(1)
-                if numbers and count
-                else x.reshape(count, 0)
-            )
+            return x.reshape(-1, count, numbers).transpose(0, 1).flatten(1) if numbers and count else x.reshape(count, 0)
         x = x.reshape(count, batch, *x.shape[1:])
         return x if kind != "b" or bias_rows == batch else x.sum(1, keepdim=True)
 
     joined = [
-        join(x, dim, kind)
-        for x, dim, kind in zip(inputs[constants:first], dims[constants:], others)
+        join(x, dim, kind) for x, dim, kind in zip(inputs[constants:first], dims[constants:], others)
     ]
     kinds = "rrrb"
     bias_is_shared = dims[first + _BIAS] is None and bias_rows == 1 and "b" not in others + results
@@ -379,7 +374,6 @@ def _one_by_one(
 
     found = [_apply(function, *entry(index)) for index in range(max(1, count))]
     outputs = tuple(
-        None if parts[0] is None else torch.stack(parts)[:count]
-        for parts in zip(*found, strict=True)
+        None if parts[0] is None else torch.stack(parts)[:count] for parts in zip(*found, strict=True)
     )
     return outputs, tuple(None if x is None else 0 for x in outputs)

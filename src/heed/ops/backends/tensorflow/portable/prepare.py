@@ -35,14 +35,7 @@ def prepare(spec: AttentionSpec, tensors: Tensors) -> tuple[BlockAttention, Oper
     operands, mask = check_operands(operands, spec.mask, lengths)
     per_pair = (8 if spec.batch is None else spec.batch) * spec.heads[0] * features
     attention = BlockAttention(
-        _score(spec),
-        mask,
-        tensors.slopes,
-        spec.dropout,
-        tensors.seed,
-        heads,
-        lengths,
-        max(1, per_pair),
+        _score(spec), mask, tensors.slopes, spec.dropout, tensors.seed, heads, lengths, max(1, per_pair)
     )
     return attention, operands
 

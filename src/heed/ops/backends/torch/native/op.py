@@ -103,9 +103,7 @@ class _Kernel:
         if output_gradient is None:
             output_gradient = torch.zeros_like(output)
         if is_observed() or not have_memory(tensors):
-            return _gradients_by_op(
-                spec, tensors, output, statistics, output_gradient, lse_gradient
-            )
+            return _gradients_by_op(spec, tensors, output, statistics, output_gradient, lse_gradient)
         return call.backward(
             spec, tensors, output, statistics, output_gradient, lse_gradient, bias_wanted
         )
@@ -237,7 +235,9 @@ def _attention_second_gradient(form: str, *arguments: Any) -> list[torch.Tensor]
     given = iter(cotangents)
     whole = [None if tensors[place] is None else next(given) for place in TRAINED]
     second = blockwise.second(spec, tensors, incoming, whole)
-    return [x.clone(memory_format=torch.contiguous_format) for x in second if x is not None]
+    return [
+        x.clone(memory_format=torch.contiguous_format) for x in second if x is not None
+    ]
 
 
 @_attention_second_gradient.register_fake
@@ -279,9 +279,7 @@ def _gradients_by_op(
     form, rules = _write(spec)
     if lse_gradient is None:
         axis = spec.heads_axis
-        shape = (
-            output.shape[:-1] if axis is None else (output.shape[0], spec.heads[0], spec.lengths[0])
-        )
+        shape = output.shape[:-1] if axis is None else (output.shape[0], spec.heads[0], spec.lengths[0])
         lse_gradient = statistics.new_zeros(shape)
     gradients = torch.ops.heed.attention_gradient(
         form, *tensors, rules, output, statistics, output_gradient, lse_gradient

@@ -136,9 +136,7 @@ def _through_prepare(
         totals = compute(attention, operands)
     pairs = [(x, y) for x, y in zip(operands, totals, strict=True) if x is not None]
     inner, incoming = zip(*pairs, strict=True)
-    found = iter(
-        torch.autograd.grad(inner, list(leaves.values()), incoming, materialize_grads=True)
-    )
+    found = iter(torch.autograd.grad(inner, list(leaves.values()), incoming, materialize_grads=True))
     return [next(found) if name in leaves else None for name in _TRAINED]
 
 
