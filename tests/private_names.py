@@ -43,12 +43,15 @@ NAMES = {
     "keras:layers.Layer()": "_flatten_layers _layers _non_trainable_variables _trainable_variables",
     "keras:layers.MultiHeadAttention": "_build_attention _compute_attention _compute_attention_mask "
     "_compute_causal_mask _masked_softmax",
+    "keras.src.layers.attention.multi_head_attention": "_build_attention_equation",
     "keras:layers.GroupQueryAttention": "_compute_attention _compute_attention_mask _compute_causal_mask "
     "_masked_softmax",
     "keras:layers.Attention": "_apply_scores _calculate_score_mask _calculate_scores _validate_inputs",
-    "tests.private_names:built_attention('MultiHeadAttention')": "_attention_axes _dropout_layer "
+    "tests.private_names:built_attention('MultiHeadAttention')": "_attention_axes _combine_equation "
+    "_dot_product_equation _dropout_layer "
     "_flash_attention _inverse_sqrt_key_dim _key_dense _output_dense _query_dense _value_dense",
-    "tests.private_names:built_attention('GroupQueryAttention')": "_dropout_layer _flash_attention "
+    "tests.private_names:built_attention('GroupQueryAttention')": "_combine_equation _dot_product_equation "
+    "_dropout_layer _flash_attention "
     "_inverse_sqrt_head_dim _key_dense _output_dense _query_dense _value_dense",
     # Keras' backends
     "jax._src": "core",  # tests
@@ -63,13 +66,15 @@ NAMES = {
     "tensorflow.python.framework.ops": "gradient_registry",
     "tensorflow.python.framework.ops:gradient_registry": "_registry",
     "tensorflow.python.framework.type_spec": "BatchableTypeSpec",
-    "tensorflow.python.framework.type_spec_registry": "register",
-    "tensorflow.python.ops": "control_flow_util gen_math_ops",
+    "tensorflow.python.framework.type_spec_registry": "_NAME_TO_TYPE_SPEC register",
+    "tensorflow.python.ops": "control_flow_util custom_gradient gen_math_ops",
+    "tensorflow.python.ops.custom_gradient": "_eager_mode_decorator _graph_mode_decorator",
     "tensorflow.python.ops.control_flow_util": "GraphOrParentsInXlaContext",
     "tensorflow.core.protobuf.saved_model_pb2": "SavedModel",  # tests
     "tensorflow:Graph()": "_get_function",
     "tensorflow:lite.TFLiteConverter([], None)": "_experimental_calibrate_only",
     "torch": "_C",
+    "torch.utils.checkpoint": "_checkpoint_without_reentrant_generator",
     "torch._C": "_are_functorch_transforms_active",
     # KerasHub
     "keras_hub.src.models.causal_lm:CausalLM": "make_generate_function",

@@ -76,7 +76,7 @@ class Patch:
         """Describes the difference between the expected and the found original; None if it can be replaced."""
         place = _places.get((self.owner, self.name))
         original = (
-            _unwrap(getattr(self.owner, self.name, None)) if place is None else place.original
+            unwrap_entry(getattr(self.owner, self.name, None)) if place is None else place.original
         )
         code = getattr(original, "__code__", None)
         if original is None or (self.package and code is None):
@@ -171,7 +171,7 @@ def is_entry(function: Any) -> bool:
     return function is not None and getattr(function, "heed_entry", None) is function
 
 
-def _unwrap(function: Any) -> Any:
+def unwrap_entry(function: Any) -> Any:
     """The original of a function that an earlier import of heed patched, as in a notebook that reloads modules."""
     while is_entry(function):
         function = function.__wrapped__
@@ -183,11 +183,11 @@ class _Place:
 
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self.name = owner, name
-        self.original = function = _unwrap(getattr(owner, name))
+        self.original = function = unwrap_entry(getattr(owner, name))
         self.users: dict[Patch, int] = {}
         self._function: Function = function
         # A class must get back the attribute as it was stored, or none where it inherits it.
-        self._stored = _unwrap(vars(owner).get(name, _INHERITED))
+        self._stored = unwrap_entry(vars(owner).get(name, _INHERITED))
 
         @functools.wraps(function)
         def entry(*args: Any, **kwargs: Any) -> Any:
@@ -200,7 +200,7 @@ class _Place:
         self.users[patch] = self.users.get(patch, 0) + 1
         self._compose()
         found = getattr(self.owner, self.name)
-        if _unwrap(found) is self.original:
+        if unwrap_entry(found) is self.original:
             setattr(self.owner, self.name, self._entry)
         if patch.copies:
             self._replace_copies(self._entry)
@@ -232,5 +232,5 @@ class _Place:
         for module in tuple(sys.modules.values()):
             # Not `getattr`, at which some modules load others.
             names = getattr(module, "__dict__", {})
-            if _unwrap(names.get(self.name)) is self.original:
+            if unwrap_entry(names.get(self.name)) is self.original:
                 names[self.name] = new

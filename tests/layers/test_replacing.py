@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import heed
-from heed.layers import MultiHeadAttention, replace_attention
+from heed.layers import MultiHeadAttention, from_keras, replace_attention
 from tests.framework import BACKEND
 from tests.layers.stock import HAS_WINDOW, randoms
 
@@ -108,3 +109,71 @@ def test_refusals() -> None:
         replace_attention(model)
     with pytest.raises(ValueError, match=r'`by` must be "heed" or "keras".*by=\'torch\''):
         replace_attention(model, by="torch")
+    with pytest.raises(
+        ValueError, match=r"`heed.accelerate\(model\)`; an attention by hand calls `heed.ops"
+    ):
+        replace_attention(model)
+
+
+def put(part: str, name: str, value: Any) -> Callable[[Any], None]:
+    """Sets an attribute of a part of a layer, or of the layer if the part is empty."""
+    return lambda layer: setattr(getattr(layer, part) if part else layer, name, value)
+
+
+class Other(keras.layers.Layer):
+    def call(self, x: Any, **_: Any) -> Any:
+        return x
+
+
+class Own(keras.layers.MultiHeadAttention):
+    def _masked_softmax(self, attention_scores: Any, attention_mask: Any = None) -> Any:
+        return attention_scores
+
+
+# A change of a built layer with dropout, and the reason for which it is refused.
+CHANGES: list[tuple[Callable[[Any], None], str]] = [
+    (put("", "_compute_attention", lambda *_: None), "first has its own `_compute_attention`"),
+    (put("", "__class__", Own), "Own overrides `_masked_softmax`"),
+    (put("", "_softmax", Other()), "a `_softmax` of its own, Other"),
+    (put("_softmax", "activity_regularizer", max), "a `_softmax` of its own, Softmax"),
+    (put("_softmax", "axis", 1), "a `_softmax` over other axes, 1"),
+    (put("", "_dropout_layer", Other()), "a `_dropout_layer` of its own, Other"),
+    (put("_dropout_layer", "rate", 0.5), "a `_dropout_layer` of another rate, 0.5"),
+    (put("", "_inverse_sqrt_key_dim", 0.3), "a scale of its own"),
+    (put("", "_combine_equation", "abc,abc->abc"), "equations of its own"),
+    (put("", "_query_dense", Other()), "a `_query_dense` of its own, Other"),
+    (put("", "_value_dense", None), "no `_value_dense`"),
+    (put("_output_dense", "activation", keras.ops.tanh), "its own `activation`, tanh"),
+    (put("_key_dense", "activity_regularizer", keras.regularizers.L2()), "`activity_regularizer`"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), CHANGES, ids=[reason for _, reason in CHANGES])
+def test_layers_that_differ_from_their_config(change: Any, reason: str) -> None:
+    x = keras.Input((5, 8))
+    layer = keras.layers.MultiHeadAttention(2, 4, dropout=0.1, name="first")
+    model = keras.Model(x, layer(x, x))
+    layer._tracker.locked = False
+    change(layer)
+    with pytest.raises(ValueError, match=f"`layer` must compute.*layer=first: .*{reason}"):
+        from_keras(layer)
+    if type(layer) is keras.layers.MultiHeadAttention:  # the copy keeps a layer of another class
+        text = f"`heed.accelerate\\(model\\)` leaves such a layer.*layer 'first': .*{reason}"
+        with pytest.raises(ValueError, match=text):
+            replace_attention(model)
+
+
+def test_unbuilt_layers_that_differ_from_their_config() -> None:
+    layer = keras.layers.GroupQueryAttention(4, 4, 2, name="grouped")
+    assert isinstance(from_keras(layer), MultiHeadAttention)
+    layer._inverse_sqrt_head_dim = 0.3
+    with pytest.raises(ValueError, match="layer=grouped: a scale of its own"):
+        from_keras(layer)
+
+
+def test_frozen_projections_stay_frozen() -> None:
+    layer = keras.layers.MultiHeadAttention(2, 4)
+    layer.build((1, 5, 8), (1, 5, 8))
+    layer._key_dense.trainable = False
+    frozen = [w.name for w in from_keras(layer).non_trainable_weights]
+    assert len(frozen) == len(layer.non_trainable_weights) == 2

@@ -16,6 +16,28 @@ FAULTS = (
         "layer = keras.layers.EinsumDense(",
         (f"{_OF_LAYERS}/test_flat_dense.py",),
     ),
+    # Layers of Keras that differ from their class
+    Fault(
+        "an override without code counts as Keras' own",
+        f"{_LAYERS}/overrides.py",
+        "if code is None or _KERAS not in",
+        "if code is not None and _KERAS not in",
+        ("tests/acceleration/test_drawn_overrides.py",),
+    ),
+    Fault(
+        "padding is hidden from a projection whose activation mixes positions",
+        f"{_LAYERS}/overrides.py",
+        "    if not _is_of_keras(dense.activation):\n        return False\n",
+        "",
+        ("tests/acceleration/test_drawn_overrides.py",),
+    ),
+    Fault(
+        "a softmax with a regularizer is not called",
+        f"{_LAYERS}/overrides.py",
+        "and is_plain(part, cls) and part.activity_regularizer is None",
+        "and is_plain(part, cls)",
+        ("tests/acceleration/test_drawn_overrides.py",),
+    ),
     # Masks
     Fault(
         "a separate key keeps what lies in its padding",

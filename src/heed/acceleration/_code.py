@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection, Iterable, Iterator
 from types import CodeType
 
 from heed._numbers import real
-from heed._patching import Function
+from heed._patching import Function, unwrap_entry
 
 
 def find_unknown(
@@ -24,8 +23,10 @@ def find_unknown(
         numbers: the constants that heed knows.
         others: further names that heed does not know.
     """
-    codes = [code for function in functions for code in _walk(inspect.unwrap(function).__code__)]
+    own = [getattr(unwrap_entry(function), "__code__", None) for function in functions]
+    codes = [code for one in own if one is not None for code in _walk(one)]
     found = {name for code in codes for name in code.co_names if name not in names} | {*others}
+    found |= {"a method without code"} if None in own else set()
     constants = (x for code in codes for x in code.co_consts if real(x) is not None)
     found |= {str(x) for x in constants if x not in numbers}
     return f"heed does not know {', '.join(sorted(found))}" if found else None

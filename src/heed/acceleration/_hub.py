@@ -53,7 +53,7 @@ class Hub(importlib.abc.MetaPathFinder):
     @property
     def patches(self) -> tuple[Patch, ...]:
         """The patches that are installed."""
-        return tuple(self._patches)
+        return *prompt_patches.values(), *self._patches
 
     def install(self) -> None:
         """Patches the modules that are loaded, and the others when they load."""
@@ -66,7 +66,7 @@ class Hub(importlib.abc.MetaPathFinder):
         """Undoes `install`."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        for patch in (*prompt_patches.values(), *self._patches):
+        for patch in self.patches:
             patch.uninstall()
         prompt_patches.clear()
         self._patches.clear()

@@ -22,9 +22,9 @@ from heed._patching import Function, Patch, Replacement
 from heed.acceleration import _op, _switch
 from heed.acceleration._code import find_unknown
 from heed.acceleration._multi_head import is_training
-from heed.acceleration._parts import is_stock
 from heed.acceleration._readings import MODELS, PACKAGE, is_foreign
 from heed.layers.attend import dropout_options
+from heed.layers.overrides import is_replaceable
 
 _METHOD = "_compute_attention"
 # The queries, keys and values of several names, and the other parameters whose meaning heed knows.
@@ -159,7 +159,7 @@ def _find_override(layer: Any, known: Attention, methods: Mapping[str, Any]) -> 
             return f"{type(layer).__name__} overrides `{name}`"
     parts = {known.softmax: keras.layers.Softmax, known.dropout: keras.layers.Dropout}
     for part, cls in parts.items():
-        if part and not is_stock(getattr(layer, part), cls):
+        if part and not is_replaceable(getattr(layer, part), cls):
             return f"a `{part}` that is not Keras' own"
     if getattr(layer, known.softmax).axis != -1:
         return "a softmax along another axis"

@@ -17,9 +17,9 @@ from heed._patching import Patch
 from heed.acceleration import _loop, _notes, _switch
 from heed.acceleration._code import find_unknown
 from heed.acceleration._multi_head import is_training
-from heed.acceleration._parts import is_stock
 from heed.acceleration._repeated import merge_queries
 from heed.layers.attend import dropout_options
+from heed.layers.overrides import is_replaceable
 from heed.ops import dot_product_attention
 
 NAME = "keras_hub.T5MultiHeadAttention"
@@ -36,7 +36,7 @@ _NUMBERS = {0, 1, 2, -1, -1e9}
 def _reason_to_leave(self: Any, cache: Any, cache_update_index: Any, **_: Any) -> str | None:
     if cache is None and cache_update_index is not None:
         return "a cache index without a cache"  # KerasHub raises an error
-    if not is_stock(self.dropout_layer, keras.layers.Dropout):
+    if not is_replaceable(self.dropout_layer, keras.layers.Dropout):
         return "a `dropout_layer` that is not Keras' own"
     return "a dropout rate of 1" if self.dropout_layer.rate >= 1 else None
 

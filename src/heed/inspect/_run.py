@@ -147,8 +147,8 @@ def run_observed(
         raise ValueError(
             "`model` must have attention that runs through heed, keras.ops or the attention layers of Keras and "
             f"KerasHub, outside of a compiled function. Received: {model.name!r}, which ran none that can be captured"
-            f"{known}. An attention by hand can be captured once it calls `heed.ops.dot_product_attention`, and a "
-            "compiled function when it is called as it was written"
+            f"{known}. To capture an attention by hand, let it call `heed.ops.dot_product_attention`; to capture one "
+            "inside a compiled function, call that function without compiling it"
         )
     if missed:
         warnings.warn(

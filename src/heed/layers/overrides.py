@@ -62,10 +62,12 @@ def is_pointwise(dense: Any) -> bool:
     """Whether a projection is known to compute each position from the features of that position alone, unobserved."""
     if getattr(dense, "quantization_mode", None) or getattr(dense, "activity_regularizer", None):
         return False  # which may look at the whole tensor
-    if is_plain(dense, keras.layers.Dense):
-        return True
-    if not is_plain(dense, keras.layers.EinsumDense):
+    if not any(is_plain(dense, cls) for cls in (keras.layers.Dense, keras.layers.EinsumDense)):
         return False
+    if not _is_of_keras(dense.activation):
+        return False
+    if isinstance(dense, keras.layers.Dense):
+        return True
     inputs, kernel, output = dense.equation.replace("->", ",").split(",")
     kept = inputs[:-1]
     return output.startswith(kept) and not set(kept) & set(kernel) and kernel[0] == inputs[-1]
@@ -85,18 +87,28 @@ def is_plain(part: Any, cls: type) -> bool:
     return type(part) is cls and find_override(part, cls, ("__call__", "call")) is None
 
 
+def is_replaceable(part: Any, cls: type) -> bool:
+    """Whether heed may compute in place of a softmax or dropout layer: a plain one that nothing else observes."""
+    whole = getattr(part, "noise_shape", None) is None
+    return whole and is_plain(part, cls) and part.activity_regularizer is None
+
+
 @functools.lru_cache(maxsize=1024)
 def _is_of_keras(function: Any) -> bool:
-    """Whether a method is Keras' own, or one that heed has replaced."""
+    """Whether a function, and each that it wraps, is Keras' own, or one that heed has replaced; or there is none."""
+    if function is None or is_entry(function):
+        return True
     code = getattr(function, "__code__", None)
-    return code is None or is_entry(function) or _KERAS in pathlib.Path(code.co_filename).parents
+    if code is None or _KERAS not in pathlib.Path(code.co_filename).parents:
+        return False
+    return _is_of_keras(getattr(function, "__wrapped__", None))
 
 
 def _find_other_softmax(layer: Any, axes: AttentionAxes) -> str | None:
     softmax = getattr(layer, "_softmax", None)
     if softmax is None:
         return None
-    if not is_plain(softmax, keras.layers.Softmax):
+    if not is_replaceable(softmax, keras.layers.Softmax):
         return f"a `_softmax` of its own, {type(softmax).__name__}"
     keys = len(axes.axes)
     rank = 2 + len(axes.free) + 2 * keys
@@ -110,10 +122,10 @@ def _find_other_dropout(layer: Any) -> str | None:
     part, rate = getattr(layer, "_dropout_layer", None), option(layer, "dropout")
     if part is None or not rate:
         return None
-    if not is_plain(part, keras.layers.Dropout):
+    if not is_replaceable(part, keras.layers.Dropout):
         return f"a `_dropout_layer` of its own, {type(part).__name__}"
-    if part.rate != rate or part.noise_shape is not None:
-        return f"a `_dropout_layer` with other options, rate={part.rate}, noise_shape={part.noise_shape}"
+    if part.rate != rate:
+        return f"a `_dropout_layer` of another rate, {part.rate}"
     if rate >= 1:
         return "a dropout rate of 1"
     return None

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from heed._numbers import real
 from heed.layers.axes import AttentionAxes
 from heed.layers.multi_head_attention import MultiHeadAttention
 from heed.layers.overrides import (
@@ -29,6 +30,7 @@ from heed.layers.stock_forms import (
 _Layer = tuple[str, str, str | None, dict[str, Any]]
 _OURS = "heed>MultiHeadAttention"
 _STOCK = ("MultiHeadAttention", "GroupQueryAttention", "GroupedQueryAttention")
+_PROJECTIONS = ("query", "key", "gate", "value", "output")
 _OTHER_WAYS = (
     " Models that make their attention themselves, such as KerasHub's and subclassed ones, and Keras' Attention and "
     "AdditiveAttention run on heed with `heed.accelerate(model)`; an attention by hand calls "
@@ -125,7 +127,8 @@ def from_keras(layer: keras.layers.Layer) -> MultiHeadAttention:
 
     Raises:
         TypeError: for another layer.
-        ValueError: for a layer that has been quantised, or that overrides the attention of Keras' class.
+        ValueError: for a layer that has been quantised, or whose methods, projections or scale are not those of its
+            class and config.
 
     >>> import keras, numpy as np
     >>> stock = keras.layers.GroupQueryAttention(head_dim=4, num_query_heads=4, num_key_value_heads=2)
@@ -148,8 +151,7 @@ def from_keras(layer: keras.layers.Layer) -> MultiHeadAttention:
     config = _from_grouped(layer.get_config())
     # Keras keeps this one out of the config.
     config["flash_attention"] = getattr(layer, "_flash_attention", None) or None
-    names = ("query", "key", "gate", "value", "output")
-    found = {name: getattr(layer, f"_{name}_dense", None) for name in names}
+    found = {name: getattr(layer, f"_{name}_dense", None) for name in _PROJECTIONS}
     parts = {name: part for name, part in found.items() if part is not None}
     if any(getattr(part, "quantization_mode", None) for part in parts.values()):
         raise ValueError(
@@ -158,30 +160,70 @@ def from_keras(layer: keras.layers.Layer) -> MultiHeadAttention:
         )
     made = MultiHeadAttention.from_config(config)
     if layer.built:
-        # The shapes of its inputs, but for batch and lengths.
-        free = (None,) * (len(parts["query"].equation.split(",")[0]) - 1)
-        made.build(*((*free, parts[name].kernel.shape[0]) for name in ("query", "value", "key")))
+        made.build(*_input_shapes(parts))
         for name, part in parts.items():
             weights = [part.kernel] if part.bias is None else [part.kernel, part.bias]
             arrays = [keras.ops.convert_to_numpy(x) for x in weights]
-            getattr(made, f"_{name}_dense").set_weights(arrays)
+            ours = getattr(made, f"_{name}_dense")
+            ours.set_weights(arrays)
+            ours.trainable = part.trainable
     return made
 
 
 def _find_override(layer: Any) -> str | None:
-    """Why a multi-head attention of Keras computes another attention than its class; None if it does not."""
+    """Why a multi-head attention of Keras computes another attention than its config says; None if it does not."""
     multi, grouped = keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention
     base = multi if isinstance(layer, multi) else grouped
     methods = "_compute_attention", "call"
+    if reason := find_override(layer, base, (*methods, *MASKS_AND_SOFTMAX)):
+        return reason
+    expected = base.from_config(base.get_config(layer))
+    scales = (option(x, "inverse_sqrt_key_dim", "inverse_sqrt_head_dim") for x in (layer, expected))
+    if len({real(scale) for scale in scales}) > 1:
+        return "a scale of its own"
     if not layer.built:
-        return find_override(layer, base, (*methods, *MASKS_AND_SOFTMAX))
-    for name in ("query", "key", "value", "gate", "output"):
-        part = getattr(layer, f"_{name}_dense", None)
-        if part is not None and not is_plain(part, keras.layers.EinsumDense):
-            return f"a `_{name}_dense` of its own, {type(part).__name__}"
+        return None
+    if reason := _find_other_projection(layer, expected):
+        return reason
     rank = len(layer._query_dense.equation.split(",")[0])
     axes = AttentionAxes(rank, option(layer, "attention_axes"))
     return find_multi_head_override(layer, base, axes, *methods)
+
+
+def _find_other_projection(layer: Any, expected: Any) -> str | None:
+    """The projection of a built layer that is not as its config says, as a reason; None if there is none.
+
+    Args:
+        layer: the layer.
+        expected: an unbuilt one, made from its config.
+    """
+    parts = {name: getattr(layer, f"_{name}_dense", None) for name in _PROJECTIONS}
+    for name, part in parts.items():
+        if part is None and name != "gate":
+            return f"no `_{name}_dense`"
+        if part is not None and not is_plain(part, keras.layers.EinsumDense):
+            return f"a `_{name}_dense` of its own, {type(part).__name__}"
+    expected.build(*_input_shapes(parts))
+    for name, part in parts.items():
+        like = getattr(expected, f"_{name}_dense", None)
+        configs = [None if x is None else x.get_config() for x in (part, like)]
+        for option_name in (
+            "equation",
+            "output_shape",
+            "activation",
+            "bias_axes",
+            "activity_regularizer",
+        ):
+            given, default = (config and config[option_name] for config in configs)
+            if given != default:
+                return f"a `_{name}_dense` with its own `{option_name}`, {given}"
+    return None
+
+
+def _input_shapes(parts: Mapping[str, Any]) -> list[tuple[int | None, ...]]:
+    """The shapes of query, value and key, with None for batch and lengths, by their projections."""
+    free = (None,) * (len(parts["query"].equation.split(",")[0]) - 1)
+    return [(*free, parts[name].kernel.shape[0]) for name in ("query", "value", "key")]
 
 
 def _from_grouped(config: Mapping[str, Any]) -> dict[str, Any]:

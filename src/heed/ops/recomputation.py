@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
+
+import keras
 
 from heed._patching import set_here
 from heed.ops.backends import constant_while_tracing, current
@@ -24,6 +27,10 @@ from heed.ops.backends import constant_while_tracing, current
 # Makes the context of a second computation.
 Restore = Callable[[], AbstractContextManager[Any]]
 
+# PyTorch and JAX trace what they compile together with its recomputation.
+_RUNS_PROGRAMS = keras.config.backend() == "tensorflow"
+# The seed generators that traced programs draw from, which run without Python.
+_in_programs: weakref.WeakSet[Any] = weakref.WeakSet()
 _keepers: list[Callable[[], Restore]] = []
 
 
@@ -44,10 +51,16 @@ class ForwardPass:
 
     Args:
         outside: makes a context in which tensors belong to the caller of the computation, where it has its own.
+        outside_programs: makes a context outside of traced programs, where such programs may run in the computation;
+            the seed generators that they draw from are set back for each repetition. Default: none run.
     """
 
-    def __init__(self, outside: Restore = contextlib.nullcontext) -> None:
+    def __init__(
+        self, outside: Restore = contextlib.nullcontext, outside_programs: Restore | None = None
+    ) -> None:
         self.outside = outside
+        self._outside_programs = outside_programs
+        self._states = {x: _state(x) for x in _in_programs} if outside_programs else {}
         self._restores = [remember() for remember in _keepers]
         self._drawn: dict[Hashable, list[Any]] = {}
 
@@ -64,8 +77,18 @@ class ForwardPass:
         with contextlib.ExitStack() as stack:
             for restore in self._restores:
                 stack.enter_context(restore())
-            stack.enter_context(set_here(_stage, _Stage(repeated=_Repetition(self._drawn))))
+            drawn = {x: draws for x, draws in self._drawn.items() if x not in self._states}
+            stack.enter_context(set_here(_stage, _Stage(repeated=_Repetition(drawn))))
+            for generator, state in self._states.items():
+                stack.callback(generator.state.assign, _state(generator))
+                generator.state.assign(state)
             yield
+
+    def remember_state(self, generator: Any) -> None:
+        """Remembers the state of a generator before its first draw in a program."""
+        if self._outside_programs and generator not in self._states:
+            with self._outside_programs():
+                self._states[generator] = _state(generator)
 
     def remember(self, source: Hashable, drawn: Any) -> None:
         """Remembers a draw."""
@@ -121,7 +144,16 @@ def draw(source: Hashable, make: Callable[[], Any]) -> Any:
 
 def next_seed(generator: Any) -> Any:
     """The next seed of a `keras.random.SeedGenerator`, which a second computation repeats."""
+    if _RUNS_PROGRAMS and current().is_tracing():
+        _in_programs.add(generator)
+        for forward in (_stage.get() or _Stage()).recorded if _may_repeat() else ():
+            forward.remember_state(generator)
     return draw(generator, generator.next)
+
+
+def _state(generator: Any) -> Any:
+    """A copy of the state of a seed generator."""
+    return generator.state.value * 1
 
 
 def _install() -> None:

@@ -13,13 +13,16 @@ from tensorflow.python.ops import custom_gradient
 from heed._patching import Function, Patch, Replacement
 
 
-def recomputation_patches(start: Callable[[], Any]) -> list[Patch]:
+def recomputation_patches(start: Callable[..., Any]) -> list[Patch]:
     """The patches; see `Backend`."""
 
     def make(original: Function) -> Function:
         @functools.wraps(original)
         def decorate(f: Function, args: Any, kwargs: Any) -> Any:
-            forward = start()
+            # A function of `tf.custom_gradient` by hand knows what it computes again.
+            repeats = getattr(f, "__qualname__", "").startswith(tf.recompute_grad.__name__)
+            eager = repeats and tf.executing_eagerly()
+            forward = start(outside_programs=tf.init_scope if eager else None)
 
             @functools.wraps(f)
             def compute(*args: Any, **kwargs: Any) -> tuple[Any, Function]:
