@@ -114,9 +114,17 @@ def test_nothing_flows_through_statistics() -> None:
     assert found is None or not np.any(found)
 
 
-@pytest.mark.parametrize("name", ["dot product", "additive", "layer normalization"])
-def test_forward_mode_through_a_function_is_refused(name: str) -> None:
-    with heed.set_implementation("native"):
+@pytest.mark.parametrize(
+    ("name", "implementation"),
+    [
+        ("dot product", "native"),
+        ("additive", "portable"),
+        ("layer normalization", "native"),
+        *slow([("additive", "native"), ("dot product", "portable")]),
+    ],
+)
+def test_forward_mode_through_a_function_is_refused(name: str, implementation: str) -> None:
+    with heed.set_implementation(implementation):
         function = tf.function(FUNCTIONS[name])
         with pytest.raises(NotImplementedError, match="no forward mode through"):
             tangent(function, tf.constant(ROWS))
