@@ -199,7 +199,7 @@ OF_OTHERS: dict[str, Callable[[Any], Any]] = {
     "forward_ad": lambda f: lambda x: tangent(f)(x),
     "is_grads_batched": lambda f: lambda x: batched(f)(x)[0],
     "linearize": lambda f: lambda x: linearized(f)(x)[2],
-    "make_fx": lambda f: lambda x: make_fx(torch.func.vjp(f, x)[1])(f(x))(f(x).cos())[0],
+    "make_fx": lambda f: make_fx(lambda x: torch.func.vjp(f, x)[1](f(x).cos())[0])(2 * ROWS),
     "hessian": lambda f: torch.func.hessian(lambda x: f(x).sin().sum()),
     "vmap": lambda f: lambda x: torch.vmap(f, 1)(torch.stack([x, 2 * x], 1)),
     "gradients of each sample": lambda f: (
