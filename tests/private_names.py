@@ -37,6 +37,7 @@ NAMES = {
         }.items()
     },
     "keras.src.layers": "attention",  # tests
+    "keras.src.layers.attention.multi_head_attention": "_build_attention_equation",
     "keras.src.ops": "nn",
     "keras.src.ops.nn": "DotProductAttention dot_product_attention",
     "keras.src.saving.object_registration": "get_registered_object",
@@ -47,20 +48,23 @@ NAMES = {
     "keras:layers.GroupQueryAttention": "_compute_attention _compute_attention_mask _compute_causal_mask "
     "_masked_softmax",
     "keras:layers.Attention": "_apply_scores _calculate_score_mask _calculate_scores _validate_inputs",
-    "tests.private_names:built_attention('MultiHeadAttention')": "_attention_axes _combine_equation "
-    "_dot_product_equation _dropout_layer "
-    "_flash_attention _inverse_sqrt_key_dim _key_dense _output_dense _query_dense _value_dense",
-    "tests.private_names:built_attention('GroupQueryAttention')": "_combine_equation _dot_product_equation "
-    "_dropout_layer _flash_attention "
-    "_inverse_sqrt_head_dim _key_dense _output_dense _query_dense _value_dense",
+    "tests.private_names:built_attention('MultiHeadAttention')": "_attention_axes "
+    "_combine_equation _dot_product_equation _dropout_layer _flash_attention _inverse_sqrt_key_dim _key_dense "
+    "_output_dense _query_dense _value_dense",
+    "tests.private_names:built_attention('GroupQueryAttention')": "_combine_equation "
+    "_dot_product_equation _dropout_layer _flash_attention _inverse_sqrt_head_dim _key_dense _output_dense "
+    "_query_dense _value_dense",
     # Keras' backends
-    "jax._src": "core",  # tests
-    "jax._src.core": "Trace",  # tests
+    "jax._src": "core",
+    "jax._src.core": "Trace jaxpr_as_fun set_current_trace trace_ctx",  # tests
     "tensorflow.lite.python": "convert schema_py_generated",
     "tensorflow.lite.python.convert": "mlir_quantize",
     "tensorflow.lite.python.schema_py_generated": "BuiltinOperator ModelT",
-    "tensorflow.python.eager": "context",  # tests
-    "tensorflow.python.framework": "config op_callbacks type_spec type_spec_registry",
+    "tensorflow.python.eager": "context",
+    "tensorflow.python.eager.context:context()": "_thread_local_data",
+    "tensorflow.python.eager.context:context()._thread_local_data": "op_callbacks",
+    "tensorflow.python.eager.forwardprop_util": "pack_tangents",
+    "tensorflow.python.framework": "config op_callbacks ops type_spec type_spec_registry",
     "tensorflow.python.framework.config": "disable_op_determinism enable_op_determinism",
     "tensorflow.python.framework.convert_to_constants": "convert_variables_to_constants_v2",  # tests
     "tensorflow.python.framework.ops": "gradient_registry",
@@ -68,18 +72,30 @@ NAMES = {
     "tensorflow.python.framework.type_spec": "BatchableTypeSpec",
     "tensorflow.python.framework.type_spec_registry": "_NAME_TO_TYPE_SPEC register",
     "tensorflow.python.ops": "control_flow_util custom_gradient gen_math_ops",
-    "tensorflow.python.ops.custom_gradient": "_eager_mode_decorator _graph_mode_decorator",
     "tensorflow.python.ops.control_flow_util": "GraphOrParentsInXlaContext",
+    "tensorflow.python.ops.custom_gradient": "_eager_mode_decorator _graph_mode_decorator",
     "tensorflow.core.protobuf.saved_model_pb2": "SavedModel",  # tests
     "tensorflow:Graph()": "_get_function",
     "tensorflow:lite.TFLiteConverter([], None)": "_experimental_calibrate_only",
-    "torch": "_C",
+    "torch": "_C _add_batch_dim _remove_batch_dim",
+    "torch:Tensor": "_is_zerotensor",
+    "torch._C": "DispatchKey DispatchKeySet _are_functorch_transforms_active "
+    "_dispatch_tls_local_include_set _functorch _vmapmode_decrement_nesting _vmapmode_increment_nesting",
+    "torch._C._functorch": "is_functorch_wrapped_tensor unwrap_if_dead",
+    "torch.autograd.forward_ad": "_current_level",
     "torch.utils.checkpoint": "_checkpoint_without_reentrant_generator",
-    "torch._C": "_are_functorch_transforms_active",
     # KerasHub
+    "keras_hub.src.models.blip2": "blip2_custom_opt blip2_flan_t5_lm blip2_qformer blip2_vision_encoder",  # tests
     "keras_hub.src.models.causal_lm:CausalLM": "make_generate_function",
-    "keras_hub.src.models.gemma.gemma_attention:CachedGemmaAttention": "_use_fused_attention_op",
+    "keras_hub.src.models.gemma.gemma_attention:CachedGemmaAttention": "_compute_attention "
+    "_mask_sliding_window _use_fused_attention_op",
+    "keras_hub.src.models.gpt_neo_x.gpt_neo_x_attention:GPTNeoXAttention": "_compute_attention _masked_softmax",
+    "tests.private_names:built_attention_of_hub('gpt_neo_x')": "_attn_dropout_layer _inv_norm_factor _softmax",
+    "tests.private_names:built_attention_of_hub('llama')": "_combine_equation _dot_product_equation "
+    "_inv_norm_factor _softmax",
     "keras_hub.src.models.t5.t5_multi_head_attention:T5MultiHeadAttention": "call",
+    "keras_hub.src.models.t5gemma.t5gemma_attention:T5GemmaAttention": "_compute_attention "
+    "_compute_attention_without_fused_op",
     "keras_hub.src.samplers.beam_sampler:BeamSampler": "__call__",
     "keras_hub.src.samplers.sampler:Sampler": "__call__ run_loop",
     "keras_hub.src.utils.keras_utils": "fused_attention_op_available",
@@ -113,7 +129,7 @@ PUBLIC = {
 
 _PRIVATE_MODULE = re.compile(
     r"(?!.*_test$)(?:(keras|keras_hub)\.src\.|tensorflow\.(core|lite\.python|python)\.|uvicorn\.(protocols|server)\."
-    r"|(?!heed|tests|benchmarks|keras\.layers|self)\w+(\.\w+)*\._(?!_))"
+    r"|(?!heed|tests|benchmarks|keras\.layers|keras_hub\.[A-Z]|self)\w+(\.\w+)*\._(?!_))"
 )
 _HINT = re.compile(
     r"\bsrc\.|\.src import|tensorflow\.[clp]|uvicorn\.|(from|import) (?!heed|tests|bench)[\w.]+\._"
@@ -132,6 +148,17 @@ def built_attention(name: str) -> Any:
         }[name]
     )
     layer.build((1, 3, 8), (1, 3, 8))
+    return layer
+
+
+def built_attention_of_hub(name: str) -> Any:
+    """A layer of KerasHub with its projections."""
+    module = pytest.importorskip(f"keras_hub.src.models.{name}.{name}_attention")
+    layer = {
+        "gpt_neo_x": lambda: module.GPTNeoXAttention(num_heads=2, hidden_dim=16),
+        "llama": lambda: module.LlamaAttention(num_query_heads=2, num_key_value_heads=2),
+    }[name]()
+    layer.build((1, 3, 16))
     return layer
 
 

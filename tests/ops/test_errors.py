@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
@@ -397,3 +398,17 @@ def test_scaled_attention_speaks_of_what_it_was_given() -> None:
             ops.scaled_dot_product_attention(*arguments)
     with pytest.raises(TypeError, match=r"1 means ignore.*Mask.blocked.*`dot_product_attention`"):
         ops.scaled_dot_product_attention(query, key, value, zeros(4, 10, 12))
+
+
+def test_a_known_call_says_nothing_of_others_like_it() -> None:
+    x = keras.ops.ones((1, 3, 1, 4), "float32")
+    for _ in range(2):
+        ops.dot_product_attention(x, x, x, is_causal=True, scale=1.0)
+    for options in ({"scale": True}, {"layout": "BTHN"}, {"dropout": False}):
+        with pytest.raises((TypeError, ValueError), match=f"`{next(iter(options))}` must"):
+            ops.dot_product_attention(x, x, x, **{"is_causal": True, "scale": 1.0, **options})
+    half = keras.ops.cast(x, "float16")
+    for other in (half, keras.Variable(half), np.ones(x.shape, "float16")):
+        for tensors in ((other, x, x), (x, other, x), (x, x, other)):
+            output = ops.dot_product_attention(*tensors, is_causal=True, scale=1.0)
+            assert keras.backend.standardize_dtype(output.dtype) == "float32"

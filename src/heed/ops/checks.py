@@ -292,10 +292,13 @@ def check_indices(name: str, values: Any, length: Any) -> Any:
     """A list of integers in [0, length), or None; an unknown length is not checked."""
     if values is None:
         return None
-    array = _values(values)
-    if array is None or array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise TypeError(f"`{name}` must be a list of integers. Received: {name}={values!r}")
-    chosen = [int(i) for i in array]
+    if isinstance(values, list | tuple | range) and all(type(i) is int for i in values):
+        chosen = list(values)  # known in recorded code, too
+    else:
+        array = _values(values)
+        if array is None or array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise TypeError(f"`{name}` must be a list of integers. Received: {name}={values!r}")
+        chosen = [int(i) for i in array]
     known = isinstance(length, int)
     if any(i < 0 or (known and i >= length) for i in chosen):
         need = f"be in [0, {length})" if known else "not be negative"

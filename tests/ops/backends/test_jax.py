@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from pathlib import Path
 from types import SimpleNamespace
 
 import keras
@@ -234,6 +235,31 @@ def test_forward_mode_of_the_portable_form():
     with heed.set_implementation("portable"):
         found = jax.hessian(lambda q: (dot_product_attention(q, key, value) ** 2).sum())(query)
     assert np.isfinite(found).all()
+
+
+def test_forward_mode_as_in_the_docs(implementation):
+    docs = (Path(__file__).parents[3] / "docs" / "backends.md").read_text(encoding="utf-8")
+    names = {"jax": jax}
+    exec(docs[docs.index("def jvp(") :].partition("```")[0], names)
+    query, key, value = (x[:1, :3, :1, :2] for x in operands())
+
+    def call(query):
+        return dot_product_attention(query, key, value, is_causal=True)
+
+    def plain(query):
+        scores = jnp.einsum("btnh,bsnh->bnts", query, key) / 2**0.5
+        scores = jnp.where(jnp.tri(*scores.shape[2:], dtype=bool), scores, -jnp.inf)
+        return jnp.einsum("bnts,bsnv->btnv", jax.nn.softmax(scores), value)
+
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(call, (query,), (query,))
+    found = names["jvp"](call, query, jnp.cos(query))
+    expected = jax.jvp(plain, (query,), (jnp.cos(query),))
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+    hessian = jax.jacrev(jax.grad(lambda query: (call(query) ** 2).sum()))(query)
+    expected = jax.hessian(lambda query: (plain(query) ** 2).sum())(query)
+    np.testing.assert_allclose(hessian, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["causal", "lengths", "dense", "bias", "alibi"])

@@ -10,21 +10,46 @@ import pytest
 
 import heed
 from heed import Mask, ops
+from heed.ops.dispatch import select_fused_ops
 from tests.framework import skip_module_unless_on_tensorflow, tf
+from tests.slow import slow
 
 skip_module_unless_on_tensorflow()
 
 ROWS = np.random.default_rng(0).normal(size=(4, 6))
 VECTOR = ROWS[0]
+
+
+def _product(*arguments: Any) -> Any:
+    product = select_fused_ops().product(*arguments)
+    return tf.einsum("rk,gnk->rgn", *arguments[:2]) if product is None else product
+
+
+def _write(*arguments: Any) -> Any:
+    written = select_fused_ops().write(*arguments)
+    return arguments[0] if written is None else written
+
+
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "dot product": lambda x: ops.dot_product_attention(
         *[x[None, :, None]] * 3, mask=Mask.lengths([3]) & Mask.causal()
     ),
     "additive": lambda x: ops.additive_attention(x[None], x[None], x[None], VECTOR),
     "weights": lambda x: ops.attention_weights(x[None, :, None], x[None, :, None]),
-    "layer normalization": lambda x: ops.layer_normalization(x, VECTOR, VECTOR),
+    "weights by log-sum-exp": lambda x: ops.attention_weights(
+        x[None, :, None],
+        x[None, :, None],
+        keys=[1],
+        lse=ops.dot_product_attention(*[x[None, :, None]] * 3, return_lse=True)[1],
+    ),
+    "layer normalization": lambda x: ops.layer_normalization(x, x[0], x[1]),
+    "RMS normalization": lambda x: ops.rms_normalization(x, x[0]),
     "cross entropy": lambda x: ops.softmax_cross_entropy(x, [1, 0, 5, 2], label_smoothing=0.1),
-    "dropout": lambda x: ops.dropout(x, 0.5, seed=3, residual=x),
+    "dropout": lambda x: ops.dropout(x * x, 0.5, seed=3, residual=x),
+    "rotary embedding": lambda x: ops.rotary_embedding((x * x)[None, :, None]),
+    "position bias": lambda x: ops.relative_position_bias(x * x, 3, 5),
+    "product": lambda x: _product(x, tf.stack([x, x * x]), True),
+    "cache write": lambda x: _write(x[None], (x * x)[None, :2], tf.constant(1)),
 }
 
 
@@ -46,9 +71,60 @@ def test_forward_mode_agrees_with_differences(implementation: str, name: str) ->
     np.testing.assert_allclose(found, numeric, atol=1e-8, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["dot product", "additive", "layer normalization"])
-def test_forward_mode_through_a_function_is_refused(name: str) -> None:
-    with heed.set_implementation("native"):
+def jacobian(function: Callable[[Any], Any], x: Any) -> Any:
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = function(x)
+    return tape.jacobian(y, x)
+
+
+def batch_jacobian(function: Callable[[Any], Any], x: Any) -> Any:
+    with tf.GradientTape() as tape:
+        entries = x[None]
+        tape.watch(entries)
+        y = function(entries[0])[None]
+    return tape.batch_jacobian(y, entries)[0]
+
+
+@pytest.mark.filterwarnings("ignore")  # of loops for ops without a rule
+@pytest.mark.parametrize(
+    ("name", "transform"),
+    [
+        ("layer normalization", jacobian),
+        *slow([(name, f) for name in FUNCTIONS for f in (jacobian, batch_jacobian)]),
+    ],
+)
+def test_jacobians_agree_with_forward_mode(name: str, transform: Callable[..., Any]) -> None:
+    function, x = FUNCTIONS[name], tf.constant(ROWS)
+    found = tf.tensordot(transform(function, x), tf.cos(x), 2)
+    np.testing.assert_allclose(found, tangent(function, x), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["layer normalization", *slow(list(FUNCTIONS))])
+def test_functions_are_mapped(name: str) -> None:
+    function, x = FUNCTIONS[name], tf.constant(np.stack([ROWS, 2 * ROWS]))
+    expected = [function(entry) for entry in x]
+    np.testing.assert_allclose(tf.vectorized_map(function, x), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_nothing_flows_through_statistics() -> None:
+    x = tf.constant(ROWS)
+    found = tangent(lambda x: ops.attention_statistics(*[x[None, :, None]] * 2).entropy, x)
+    assert found is None or not np.any(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "implementation"),
+    [
+        ("dot product", "native"),
+        ("additive", "portable"),
+        ("layer normalization", "native"),
+        *slow([("additive", "native"), ("dot product", "portable")]),
+    ],
+)
+def test_forward_mode_through_a_function_is_refused(name: str, implementation: str) -> None:
+    with heed.set_implementation(implementation):
         function = tf.function(FUNCTIONS[name])
         with pytest.raises(NotImplementedError, match="no forward mode through"):
             tangent(function, tf.constant(ROWS))

@@ -157,6 +157,113 @@ def test_other_attentions_are_transformed(kind: str, name: str) -> None:
     torch.testing.assert_close(found, numeric, atol=1e-8, rtol=1e-6)
 
 
+ROWS = inputs()[0][0, :4].flatten(1)[:, :6]
+LABELS = torch.tensor([1, 0, 5, 2])
+
+
+def as_heads(x: torch.Tensor) -> torch.Tensor:
+    return x[None, :, None]
+
+
+# Functions of (4, 6).
+OTHERS: dict[str, Callable[[Any], Any]] = {
+    "layer normalization": lambda x: ops.layer_normalization(x, x[0], x[1]),
+    "RMS normalization": lambda x: ops.rms_normalization(x, x[0]),
+    "cross entropy": lambda x: ops.softmax_cross_entropy(
+        x, LABELS, label_smoothing=0.1, ignore_class=2
+    ),
+    "dropout": lambda x: ops.dropout(x * x, 0.5, seed=3, residual=x),
+    "rotary embedding": lambda x: ops.rotary_embedding(as_heads(x * x)),
+    "position bias": lambda x: ops.relative_position_bias(x * x, 3, 5),
+    "weights": lambda x: ops.attention_weights(
+        as_heads(x),
+        as_heads(x),
+        mask=Mask.lengths(LENGTHS[:1] - 1),
+        rows=[0, 2],
+        dropout=0.4,
+        seed=1,
+    ),
+    "weights by log-sum-exp": lambda x: ops.attention_weights(
+        as_heads(x),
+        as_heads(x),
+        keys=[1],
+        lse=ops.dot_product_attention(*[as_heads(x)] * 3, soft_cap=2.0, return_lse=True)[1],
+        soft_cap=2.0,
+    ),
+    "additive weights": lambda x: ops.additive_attention_weights(x[None], x[None], x[0]),
+    "any leading axes": lambda x: ops.scaled_dot_product_attention(x, x, x, return_weights=True)[1],
+}
+OF_OTHERS: dict[str, Callable[[Any], Any]] = {
+    "jacfwd": torch.func.jacfwd,
+    "jacrev": torch.func.jacrev,
+    "forward_ad": lambda f: lambda x: tangent(f)(x),
+    "is_grads_batched": lambda f: lambda x: batched(f)(x)[0],
+    "linearize": lambda f: lambda x: linearized(f)(x)[2],
+    "make_fx": lambda f: make_fx(lambda x: torch.func.vjp(f, x)[1](f(x).cos())[0])(2 * ROWS),
+    "hessian": lambda f: torch.func.hessian(lambda x: f(x).sin().sum()),
+    "vmap": lambda f: lambda x: torch.vmap(f, 1)(torch.stack([x, 2 * x], 1)),
+    "gradients of each sample": lambda f: (
+        lambda x: torch.vmap(torch.func.grad(lambda x: f(x).sin().sum()))(torch.stack([x, 2 * x]))
+    ),
+}
+
+
+def differences(function: Callable[[Any], Any], x: torch.Tensor) -> torch.Tensor:
+    """The Jacobian by central differences."""
+    steps = (1e-6 * torch.eye(x.numel(), dtype=x.dtype)).reshape(-1, *x.shape)
+    columns = [(function(x + step) - function(x - step)).detach() / 2e-6 for step in steps]
+    return torch.stack(columns, -1).reshape(*columns[0].shape, *x.shape)
+
+
+def expected_of(name: str, function: Callable[[Any], Any]) -> torch.Tensor:
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        leaf = x.detach().clone().requires_grad_()
+        return torch.autograd.grad(function(leaf).sin().sum(), leaf)[0]
+
+    if name == "hessian":
+        return differences(slope, ROWS)
+    if name in ("vmap", "gradients of each sample"):
+        each = function if name == "vmap" else slope
+        return torch.stack([each(ROWS), each(2 * ROWS)])
+    jacobian, y = differences(function, ROWS), function(ROWS)
+    if name.startswith("jac"):
+        return jacobian
+    if name in ("forward_ad", "linearize"):
+        return torch.tensordot(jacobian, ROWS.cos(), 2)
+    incoming = y.cos() if name == "make_fx" else torch.stack([y.cos(), y.sin(), y])
+    return torch.tensordot(incoming, jacobian, y.ndim)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("transform", ["jacfwd", *slow([x for x in OF_OTHERS if x != "jacfwd"])])
+def test_other_ops_are_transformed(transform: str, name: str) -> None:
+    function = OTHERS[name]
+    found = OF_OTHERS[transform](function)(ROWS)
+    # Central differences err by their step squared, and by rounding over the step.
+    torch.testing.assert_close(found, expected_of(transform, function), atol=1e-8, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_gradcheck_of_other_ops(name: str) -> None:
+    leaf = ROWS.clone().requires_grad_()
+    every = {"check_batched_grad": True}
+    assert torch.autograd.gradcheck(
+        OTHERS[name], [leaf], check_forward_ad=True, check_batched_forward_grad=True, **every
+    )
+    assert torch.autograd.gradgradcheck(OTHERS[name], [leaf], check_fwd_over_rev=True, **every)
+
+
+def test_nothing_flows_through_statistics() -> None:
+    def call(x: torch.Tensor) -> Any:
+        return ops.attention_statistics(as_heads(x), as_heads(x), keys=[1])
+
+    for found in torch.func.jvp(call, (ROWS,), (ROWS,))[1], torch.func.jacrev(call)(ROWS):
+        assert not any(x.any() for x in found)
+    mapped = torch.vmap(call)(torch.stack([ROWS, 2 * ROWS]))
+    assert_same(tuple(x[1] for x in mapped), tuple(call(2 * ROWS)))
+
+
 def test_masks_and_biases_are_mapped() -> None:
     query, key, value = inputs()
     lengths = torch.tensor([[4, 6], [1, 2], [6, 0]])

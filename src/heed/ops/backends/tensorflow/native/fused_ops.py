@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from heed.ops import checks
-from heed.ops.backends.tensorflow.forward_mode import check_tapes
+from heed.ops.backends.tensorflow.forward_mode import check_tapes, has_tangents
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.backends.tensorflow.portable.fused_ops import PortableFusedOps
 from heed.ops.backends.tensorflow.registry import register_gradient
@@ -77,6 +77,8 @@ class NativeFusedOps(PortableFusedOps):
         """See `FusedOps`."""
         rows = x.shape[0]
         if rows is None or rows > _FEW_ROWS or 0 in x.shape or 0 in weights.shape:
+            return None
+        if has_tangents((x, weights)):  # forward mode hides the settings from the gradient
             return None
         y = library.ops().heed_product(
             x=x, weights=weights, bias=[], settings=_settings(ProductSettings, transposed)

@@ -120,6 +120,7 @@ class _Op:
             results = backward(self.attention, self.plan, self._guarded(stopped[:count]), received)
 
             def gradient(*cotangents: tf.Tensor) -> Any:
+                check_tapes()
                 operands = self.operands.with_tensors(tensors[:count])
                 return second_gradient(self.attention, operands, tensors[count:], cotangents)
 

@@ -48,17 +48,15 @@ class Portable:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See `Implementation.statistics`."""
         chosen = checks.check_indices("keys", keys, spec.lengths[1])
-        with torch.no_grad():
-            attention, operands = prepare(spec, tensors, keep_mask)
-            shape, dtype = operands.query.shape[:4], operands.query.dtype
-            device = operands.query.device
-            parts = [
-                torch.zeros((*shape, width), dtype=dtype, device=device)
-                for width in (1, 1, len(chosen))
-            ]
-            for queries, _ in spans(attention, 4):
-                found = statistics_of(attention, operands, queries, chosen)
-                for part, rows in zip(parts, found, strict=True):
-                    part[:, :, :, queries.begin : queries.end] = rows
-        entropy, distance, mass = map(attention.join_heads, parts)
+        # In forward mode, too, nothing flows through them.
+        stopped = Tensors(*(None if x is None else x.detach() for x in tensors))
+        attention, operands = prepare(spec, stopped, keep_mask)
+        like = operands.query
+        blocks = [
+            statistics_of(attention, operands, queries, chosen)
+            for queries, _ in spans(attention, 4)
+        ] or [[like.new_zeros((*like.shape[:4], width)) for width in (1, 1, len(chosen))]]
+        entropy, distance, mass = (
+            attention.join_heads(torch.cat(parts, 3)) for parts in zip(*blocks, strict=True)
+        )
         return entropy[..., 0], distance[..., 0], mass
