@@ -19,8 +19,8 @@ import pytest
 NAMES = {
     # Python and NumPy
     "numpy._core | numpy.core": "_multiarray_umath",  # tests
-    "argparse": "_SubParsersAction",
-    "argparse:ArgumentParser()": "_actions _option_string_actions",
+    "argparse": "_AppendAction _SubParsersAction",
+    "argparse:ArgumentParser()": "_actions _get_positional_actions _option_string_actions",
     # Keras
     "keras.src": "backend layers",
     "keras.src.backend": "rnn",
@@ -44,7 +44,6 @@ NAMES = {
     "keras:layers.Layer()": "_flatten_layers _layers _non_trainable_variables _trainable_variables",
     "keras:layers.MultiHeadAttention": "_build_attention _compute_attention _compute_attention_mask "
     "_compute_causal_mask _masked_softmax",
-    "keras.src.layers.attention.multi_head_attention": "_build_attention_equation",
     "keras:layers.GroupQueryAttention": "_compute_attention _compute_attention_mask _compute_causal_mask "
     "_masked_softmax",
     "keras:layers.Attention": "_apply_scores _calculate_score_mask _calculate_scores _validate_inputs",
