@@ -1,15 +1,40 @@
-"""New folders as a whole or not at all, and the names of what is not whole yet."""
+"""Regular files, new folders as a whole or not at all, and the names of what is not whole yet."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 
 _LONGEST = 100  # bytes of a file's name in a temporary one; file systems allow 143 or 255 in all
+
+
+def open_regular(path: str | os.PathLike[str], mode: str = "rb", **options: Any) -> IO[Any]:
+    """Opens a file as `open` does, but refuses pipes and devices at once: reading one could block forever.
+
+    Args:
+        path, mode, **options: as for `open`.
+
+    Raises:
+        OSError: if it cannot be opened, or is not a regular file.
+    """
+    wait_for_nobody = getattr(os, "O_NONBLOCK", 0)  # Windows has none
+    file = open(  # noqa: SIM115 (the caller closes it)
+        path,
+        mode,
+        opener=lambda name, flags: os.open(name, flags | wait_for_nobody, 0o666),
+        **options,
+    )
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return file
 
 
 def temporary_prefix(name: str) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import math
 import os
-import stat
 import struct
 import zipfile
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from heed._files import open_regular
 
 _END = 22  # bytes of the last record of a zip
 _COUNT = 10  # offset of the number of entries in it
@@ -20,28 +20,6 @@ _READERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-
-
-def open_regular(path: str | os.PathLike[str], mode: str = "rb", **options: Any) -> IO[Any]:
-    """Opens a file as `open` does, but refuses pipes and devices at once: reading one could block forever.
-
-    Args:
-        path, mode, **options: as for `open`.
-
-    Raises:
-        OSError: if it cannot be opened, or is not a regular file.
-    """
-    wait_for_nobody = getattr(os, "O_NONBLOCK", 0)  # Windows has none
-    file = open(  # noqa: SIM115 (the caller closes it)
-        path,
-        mode,
-        opener=lambda name, flags: os.open(name, flags | wait_for_nobody, 0o666),
-        **options,
-    )
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return file
 
 
 def read_npz(path: str | os.PathLike[str], most: float = math.inf) -> dict[str, NDArray[Any]]:

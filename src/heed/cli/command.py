@@ -14,7 +14,7 @@ from heed._ray import RayError
 from heed._signals import EndedBySignal, clean_up_on_signals
 from heed.cli.arguments import Parser
 from heed.cli.completion import SHELLS, completion_script
-from heed.cli.streams import drop_output, prepare_streams, print_line, print_note
+from heed.cli.streams import drop_output, prepare_streams, print_note
 from heed.distributed.cluster import ClusterError
 from heed.seq2seq.errors import TaskError, UsageError
 
@@ -53,7 +53,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if not arguments:
-        return argparse.Namespace(command=lambda _: print_line(_WELCOME))
+        return argparse.Namespace(command=lambda _: print(_WELCOME, flush=True))
     if arguments[0] == "help":  # `heed help train` is `heed train --help`
         arguments = [*arguments[1:], "--help"]
     parser = _parser(arguments[:1])
@@ -121,7 +121,7 @@ class _PrintCompletion(argparse.Action):
     """Prints the script that completes commands and options in a shell."""
 
     def __call__(self, parser: argparse.ArgumentParser, _: Any, shell: Any, *__: Any) -> None:
-        print_line(completion_script(_parser(_COMMANDS), shell))
+        print(completion_script(_parser(_COMMANDS), shell), flush=True)
         parser.exit()
 
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from heed._files import sync_folder, temporary_path
-from heed._npz import open_regular
+from heed._files import open_regular, sync_folder, temporary_path
 from heed.seq2seq.errors import TaskError
 
 

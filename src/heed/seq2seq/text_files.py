@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
-from heed._npz import open_regular
+from heed._files import open_regular
 from heed.seq2seq.errors import TaskError
 
 _GZIP = b"\x1f\x8b"

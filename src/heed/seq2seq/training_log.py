@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from heed._npz import open_regular
+from heed._files import open_regular
 from heed.seq2seq.atomic_files import write_atomically
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import RunFolder

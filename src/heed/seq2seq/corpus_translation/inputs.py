@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from heed._npz import open_regular
+from heed._files import open_regular
 from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.text_files import unpack
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heed import __version__
-from heed._npz import open_regular
+from heed._files import open_regular
 from heed.seq2seq.corpus_translation.inputs import Shard
 from heed.seq2seq.decoding_options import DecodingOptions
 from heed.seq2seq.errors import TaskError

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from heed._npz import open_regular
+from heed._files import open_regular
 from heed.seq2seq.atomic_files import write_atomically
 from heed.seq2seq.corpus_translation.inputs import InputFile
 from heed.seq2seq.errors import TaskError

@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from heed._files import temporary_prefix
-from heed._npz import open_regular
+from heed._files import open_regular, temporary_prefix
 from heed.seq2seq.atomic_files import lock, write_atomically
 from heed.seq2seq.corpus_translation.inputs import InputFile
 from heed.seq2seq.corpus_translation.job import ShardResult
