@@ -913,7 +913,7 @@ FAULTS = (
     ),
     Fault(
         "a pipe is read as if it were a file",
-        "src/heed/_npz.py",
+        "src/heed/_files.py",
         "if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):",
         "if False:",
         (f"{_OF_SEQ2SEQ}/test_refusals.py",),
