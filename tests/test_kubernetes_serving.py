@@ -32,7 +32,7 @@ def container(pod):
 
 def serving_options(container):
     """The options of `heed serve` in the manifest, as heed reads them."""
-    from heed.cli import _parse
+    from heed.cli.command import _parse
 
     command, *words = container["command"]
     assert command == "heed"

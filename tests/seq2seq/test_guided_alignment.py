@@ -127,7 +127,8 @@ def test_a_check_counts_bad_links_together(tmp_path):
     found = check_corpus(corpus_of(tmp_path, ["1-1", "3-1", "9-9", "", "x"]))
     assert found.stops
     told = [str(finding) for finding in found.findings if finding.stops]
-    assert len(told) == 2
+    assert len(told) == 3
+    assert told[2].startswith("1 different sentences: training needs")
     assert told[0].startswith("2 ")
     assert told[0].endswith("counted from 0: line 2, 3")
     assert told[1].endswith("a hyphen between them: line 5")

@@ -35,7 +35,9 @@ def test_a_column_is_translated(finished_run):
     assert problems[1].startswith("a number must be digits")
     assert problems[3] == "it is missing"
     assert problems[5] == "it is no text: 3.5"
-    assert problems[0] == problems[2] == problems[4] == ""
+    assert problems[2] == ""
+    for problem in (problems[0], problems[4]):  # of a run that has hardly learnt
+        assert problem == "" or problem.startswith("the translation is cut at ")
     with pytest.raises(TaskError, match=r"there is no column 'line'. Received: \['id'\]"):
         translate({"id": batch["id"]})
     with pytest.raises(TaskError, match="the column 'problem' exists already"):
