@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import functools
 import re
 from collections.abc import Iterator
@@ -170,7 +171,9 @@ def connection_of_uvicorn() -> Any:
     config = uvicorn.Config(
         lambda *_: None, http=HttpToolsProtocol, log_config=None, lifespan="off"
     )
-    return HttpToolsProtocol(config, ServerState(), {})
+    loop = asyncio.new_event_loop()  # other tests may have left the thread without one
+    loop.close()
+    return HttpToolsProtocol(config, ServerState(), {}, _loop=loop)
 
 
 @functools.cache
@@ -194,6 +197,7 @@ def unlisted(folder: Path, attributes: bool = True) -> list[str]:
     if attributes:
         known |= {name for path in paths for name in _definitions(_nodes(path))}
         known |= {part for path in folder.rglob("*") for part in (path.name, path.stem)}
+        known.add("_lib")  # the build makes it
     found = []
     for path in paths:
         for line, name in _uses(_nodes(path)):
