@@ -216,6 +216,8 @@ def _find_other_projection(layer: Any, expected: Any) -> str | None:
         ):
             given, default = (config and config[option_name] for config in configs)
             if given != default:
+                if isinstance(given, dict):  # as Keras writes objects, and functions from 3.16 on
+                    given = given.get("registered_name") or given.get("class_name")
                 return f"a `_{name}_dense` with its own `{option_name}`, {given}"
     return None
 
