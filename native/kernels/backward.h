@@ -37,9 +37,9 @@ template <class Products>
 struct BackwardScratch {
   typedef typename Products::Real Real;
   QueryTile<Real> tiles[kTilesTogether];
-  Real *weights, *weight_gradients, *slope, *factors, *key_copy, *value_copy;
+  Real *weights, *weight_gradients, *slope, *raw, *factors, *key_copy, *value_copy;
   uint64_t* hidden;  // a word for each key
-  char* products;
+  char *products, *program;
 
   BackwardScratch(const HeedAttention& a, Arena& arena) {
     const int h = gradient_row<Real>(a.head_dim), v = gradient_row<Real>(a.value_dim);
@@ -54,10 +54,12 @@ struct BackwardScratch {
     weight_gradients = arena.take<Real>(kQueryTile * kKeyBlock);
     slope = arena.take<Real>(kQueryTile * kKeyBlock);
     factors = arena.take<Real>(kQueryTile * kKeyBlock);
+    raw = arena.take<Real>(a.program ? kQueryTile * kKeyBlock : 0);
     hidden = arena.take<uint64_t>(kKeyBlock);
     key_copy = arena.take<Real>(kKeyBlock * h);
     value_copy = arena.take<Real>(kKeyBlock * v);
     products = arena.take<char>(static_cast<int64_t>(Products::bytes(a)));
+    program = arena.take<char>(static_cast<int64_t>(program_bytes<Real>(a)));
   }
 };
 
@@ -211,7 +213,8 @@ inline void block_gradients(const HeedAttention& a, const BackwardScratch<Produc
   products.scores(tile, p, of_keys, strips, s.weights);
   for (int x = 0; p.any_idle && x < p.queries.length; ++x)
     for (int y = 0; p.row_max[x] == kInfinity<Real> && y < keys.length; ++y) s.weights[y * kQueryTile + x] = 0;
-  const Real unit = apply_score_mods<Real>(a, block, columns, mask, s.hidden, products.unit(), s.weights, s.slope);
+  const Real unit = apply_score_mods<Real>(a, block, columns, mask, s.hidden, products.unit(), s.weights, s.slope,
+                                         a.program ? s.raw : nullptr);
   products.weight_gradients(tile, p, of_keys, strips, s.weight_gradients);
   if (a.dropout > 0) {
     for (int y = 0; y < keys.length; ++y) p.dropout.factors(keys.begin + y, columns, s.factors + y * kQueryTile);
@@ -230,7 +233,7 @@ void tile_against_keys(const HeedAttention& a, const BackwardScratch<Products>& 
   const int head_dim = static_cast<int>(a.head_dim), value_dim = static_cast<int>(a.value_dim);
   const int key_row = gradient_row<Real>(head_dim), value_row = gradient_row<Real>(value_dim);
   const int columns = round_up(p.queries.length, kLanes<Real>), rows = p.queries.length;
-  const Block block{b, p.n, p.queries, keys};
+  const Block block{b, p.n, p.queries, keys, s.program};
   const BlockMask mask = classify_block(a, block, s.hidden);
   if (mask == BlockMask::kEmpty) return;
   const VisiblePairs<Real> pairs(block, Products::kStrips ? mask : BlockMask::kFull, s.hidden, columns);

@@ -24,7 +24,7 @@ void bias_gradient(const HeedAttention& a, const HeedBackward& pass, const uint8
         products.load_tile(0, p);
         for (int64_t at = p.lo / kKeyBlock; at * kKeyBlock < p.hi; ++at) {
           const Span keys = block_keys(a, at, p.lo, p.hi, Products::kKeyUnit);
-          const Block block{b, n, p.queries, keys};
+          const Block block{b, n, p.queries, keys, s.program};
           const BlockMask mask = classify_block(a, block, s.hidden);
           if (mask == BlockMask::kEmpty) continue;
           const bool has_nonfinite = block_has_nonfinite(a, finite, b, kv_head, at);

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "../include/heed.h"
+#include "plan.h"
 #include "tuning.h"
 
 namespace heed {
@@ -83,6 +84,8 @@ struct AdditiveKernels {
 
 struct Kernels {
   const RuleNeeds* (*rule_needs)(int32_t kind);  // null for an unknown kind
+  // Of operations that have operands but for LOAD; null for other codes.
+  const OperationNeeds* (*operation_needs)(int32_t code);
   // `finite` below: see `scan_finite`. With null, the forward pass of dot products checks as it goes.
   // Bytes of scratch for one thread.
   size_t (*forward_bytes)(const HeedAttention&);

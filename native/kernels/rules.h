@@ -7,21 +7,12 @@
 // A new rule is a struct here, its name in `MaskRules` below, and its kind in heed.h.
 #pragma once
 
-#include "block.h"
+#include "program.h"
 
 namespace heed {
 namespace HEED_ISA {
 
 enum class BlockMask { kEmpty, kFull, kPartial };
-
-// Some queries and some keys of a head.
-struct Block {
-  int64_t b, n;
-  Span queries, keys;
-
-  int64_t last_query() const { return queries.begin + queries.length - 1; }
-  int64_t last_key() const { return keys.begin + keys.length - 1; }
-};
 
 HEED_INLINE const int32_t* row_of(const HeedIntegers& x, int64_t b) {
   return x.data + (x.rows == 1 ? 0 : b * x.length);
@@ -213,6 +204,54 @@ struct Dilated {
   }
 };
 
+// What a program keeps. `left` and `right` are the numbers of keys and of heads.
+struct Programmed {
+  static constexpr int32_t kKind = kProgramRule;
+  static constexpr RuleNeeds kNeeds = {{}};
+  static constexpr int kUnit = 16;  // of the keys of a range
+
+  static const Plan& plan(const HeedMaskRule& rule) { return *static_cast<const Plan*>(rule.dense.data); }
+
+  static Bounds judge(const HeedMaskRule& rule, const PairRange& range) {
+    return bounds_of_step(plan(rule), plan(rule).keep, plan(rule).keep_step, range);
+  }
+  // The first (or the last) unit of keys of [first, end) that may be seen, or -1. Most units are judged together.
+  template <bool kLast>
+  static int64_t find(const HeedMaskRule& rule, const PairRange& queries, int64_t first, int64_t end) {
+    PairRange range = queries;
+    range.first_key = first * kUnit, range.last_key = min(end * kUnit, rule.left) - 1;
+    if (judge(rule, range).is(0)) return -1;
+    if (end - first == 1) return first;
+    const int64_t middle = first + (end - first) / 2;
+    const int64_t found = kLast ? find<kLast>(rule, queries, middle, end) : find<kLast>(rule, queries, first, middle);
+    if (found >= 0) return found;
+    return kLast ? find<kLast>(rule, queries, first, middle) : find<kLast>(rule, queries, middle, end);
+  }
+
+  static void key_range(const HeedMaskRule& rule, int64_t b, Span queries, int64_t* lo, int64_t* hi) {
+    const PairRange range{b, 0, rule.right - 1, queries.begin, queries.begin + queries.length - 1, 0, 0};
+    const int64_t units = (rule.left + kUnit - 1) / kUnit;
+    const int64_t first = units > 0 ? find<false>(rule, range, 0, units) : -1;
+    if (first < 0) {
+      *hi = 0;
+      return;
+    }
+    *lo = max(*lo, first * kUnit);
+    *hi = min(*hi, (find<true>(rule, range, first, units) + 1) * kUnit);
+  }
+  static BlockMask classify(const HeedMaskRule& rule, const Block& block) {
+    const Bounds kept = judge(rule, {block.b, block.n, block.n, block.queries.begin, block.last_query(),
+                                     block.keys.begin, block.last_key()});
+    return kept.is(0) ? BlockMask::kEmpty : full_if(kept.is(1));
+  }
+  static void hide(const HeedMaskRule& rule, const Block& block, uint64_t* hidden) {
+    if (plan(rule).is_double)
+      hide_by_program<double>(plan(rule), block, hidden);
+    else
+      hide_by_program<float>(plan(rule), block, hidden);
+  }
+};
+
 // All rules, and the mapping from a kind to its struct.
 template <class... Rules>
 struct RuleList {
@@ -222,7 +261,7 @@ struct RuleList {
     (void)((kind == Rules::kKind && (function(Rules{}), true)) || ...);
   }
 };
-using MaskRules = RuleList<Window, Prefix, Lengths, Segments, Dense, Dilated>;
+using MaskRules = RuleList<Window, Prefix, Lengths, Segments, Dense, Dilated, Programmed>;
 
 inline const RuleNeeds* rule_needs(int32_t kind) {
   const RuleNeeds* needs = nullptr;
@@ -246,23 +285,27 @@ inline BlockMask classify(const HeedMaskRule& rule, const Block& block) {
   return mask;
 }
 
-// Whether some rule hides a whole block, for every head.
-inline bool rules_out(const HeedAttention& a, const Block& block) {
+// Whether heads may see different keys.
+inline bool differs_by_head(const HeedMaskRule& rule) {
+  return rule.kind == HEED_DENSE ? rule.dense.stride[1] != 0
+                                 : rule.kind == kProgramRule && Programmed::plan(rule).keep.by_head;
+}
+inline bool mask_differs_by_head(const HeedAttention& a) {
   for (int r = 0; r < a.rule_count; ++r)
-    if (classify(a.rules[r], block) == BlockMask::kEmpty) return true;
+    if (differs_by_head(a.rules[r])) return true;
   return false;
 }
 
-// Whether heads may see different keys.
-inline bool mask_differs_by_head(const HeedAttention& a) {
+// Whether some rule hides a whole block, for every head.
+inline bool rules_out(const HeedAttention& a, const Block& block) {
   for (int r = 0; r < a.rule_count; ++r)
-    if (a.rules[r].kind == HEED_DENSE && a.rules[r].dense.stride[1] != 0) return true;
+    if (!differs_by_head(a.rules[r]) && classify(a.rules[r], block) == BlockMask::kEmpty) return true;
   return false;
 }
 
 // Whether a block is empty, full or partial; for a partial one `hidden` has its hidden pairs.
 inline BlockMask classify_block(const HeedAttention& a, const Block& block, uint64_t* hidden) {
-  bool partial[HEED_MAX_RULES], full = true;
+  bool partial[kMostRules], full = true;
   for (int r = 0; r < a.rule_count; ++r) {
     const BlockMask mask = classify(a.rules[r], block);
     if (mask == BlockMask::kEmpty) return mask;

@@ -23,6 +23,7 @@ constexpr Kernels kernels_of() {
   typedef VectorGradients<Stored> Gradients;
   Kernels k = {};
   k.rule_needs = rule_needs;
+  k.operation_needs = operation_needs;
   k.forward_bytes = scratch_bytes<ForwardScratch<Products>, HeedAttention>;
   k.backward_bytes = scratch_bytes<BackwardScratch<Gradients>, HeedAttention>;
   k.gradient_row = gradient_row<Real>;

@@ -24,7 +24,7 @@ from typing import Any
 
 from heed.ops.spec import AttentionSpec
 
-VERSION = 5
+VERSION = 6
 DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
 # Limits of the header.
 MOST_RULES = 8
