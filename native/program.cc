@@ -176,6 +176,7 @@ Planned::Planned(const HeedAttention& attention) : attention_(attention) {
 void Planned::plan(const HeedProgram& p) {
   Plan& plan = plan_;
   plan.captures = p.captures;
+  plan.capture_count = p.capture_count;
   plan.is_double = attention_.dtype == HEED_FLOAT64;
   plan.modifies = p.score >= 0;
   plan.score_step = plan.keep_step = plan.gradient_step = -1;
@@ -187,12 +188,7 @@ void Planned::plan(const HeedProgram& p) {
   if (p.keep >= 0) {
     plan.keep = code(p.forward, {p.keep}, &step_of);
     plan.keep_step = step_of[static_cast<size_t>(p.keep)];
-    for (int32_t i = 0; i < plan.keep.count; ++i) {
-      const Step& step = plan.keep.steps[i];
-      const bool summed_up = step.opcode == HEED_OP_LOAD && step.type != HEED_FLOAT;
-      if (summed_up && plan.summaries[step.capture].levels == 0)
-        plan.summaries[step.capture] = summary(p.captures[step.capture]);
-    }
+    summarise(plan.keep);
   }
   if (p.score < 0) return;
   std::vector<int32_t> results;
@@ -203,10 +199,21 @@ void Planned::plan(const HeedProgram& p) {
   }
   plan.derivative = code(p.derivative, results, &step_of);
   if (p.score_gradient >= 0) plan.gradient_step = step_of[static_cast<size_t>(p.score_gradient)];
+  summarise(plan.derivative);
   plan.scatter_count = p.scatter_count;
   for (int32_t s = 0; s < p.scatter_count; ++s)
     plan.scatters[s] = {p.scatters[s].capture, step_of[static_cast<size_t>(p.scatters[s].index)],
                         step_of[static_cast<size_t>(p.scatters[s].gradient)]};
+}
+
+// Of the arrays that bounds of a code's values ask for.
+void Planned::summarise(const Code& code) {
+  for (int32_t i = 0; i < code.count; ++i) {
+    const Step& step = code.steps[i];
+    const bool needed = step.opcode == HEED_OP_LOAD && step.type != HEED_FLOAT;
+    if (needed && plan_.summaries[step.capture].levels == 0)
+      plan_.summaries[step.capture] = summary(plan_.captures[step.capture]);
+  }
 }
 
 // The instructions that `results` need, as steps; `step_of` gets their numbers.

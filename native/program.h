@@ -23,6 +23,7 @@ class Planned {
  private:
   void plan(const HeedProgram& program);
   Code code(const HeedInstructions& instructions, const std::vector<int32_t>& results, std::vector<int32_t>* steps_of);
+  void summarise(const Code& code);
   Summary summary(const HeedCapture& capture);
 
   HeedAttention attention_;

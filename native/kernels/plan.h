@@ -46,6 +46,7 @@ struct Summary {
 
 struct Plan {
   const HeedCapture* captures;
+  int32_t capture_count;
   bool is_double;
   bool modifies;  // whether there is a score
   Code score, keep, derivative;

@@ -36,6 +36,8 @@ constexpr Kernels kernels_of() {
   k.combine_splits = combine_splits<Stored>;
   k.backward = backward<Stored, Gradients>;
   k.bias_gradient = bias_gradient<Stored, Gradients>;
+  k.capture_gradients = capture_gradients<Stored, Gradients>;
+  k.scatter_range = scatter_range;
   k.write_rows = write_rows<Stored>;
   k.sum_parts = sum_parts<Real>;
   k.compute_bytes = sizeof(Real);

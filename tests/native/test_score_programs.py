@@ -233,6 +233,14 @@ def test_random_programs(library, seed: int) -> None:
     wanted = Expected(program, arrays, **expected)
     assert_close(output, wanted.forward.out, f"output, seed {seed}")
     assert_close(lse, wanted.forward.lse, f"lse, seed {seed}")
+    d_lse = rng.normal(size=lse.shape).astype(lse.dtype)
+    gradients = call.backward(output, d_out, d_lse)
+    right, captured = wanted.backward(d_out, d_lse)
+    for name, actual, expected_one in zip(("query", "key", "value"), gradients, right, strict=True):
+        assert_close(actual, expected_one, f"gradient of {name}, seed {seed}", 10)
+    for i, (actual, expected_one) in enumerate(zip(call.capture_gradients, captured, strict=True)):
+        if expected_one is not None:
+            assert_close(actual, expected_one, f"gradient of captured array {i}, seed {seed}", 100)
 
 
 def small_program() -> Program:

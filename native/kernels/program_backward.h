@@ -1,0 +1,104 @@
+// The derivative of a program: turns the gradients of modified scores into those of the scores before, and adds to the
+// gradients of captured arrays.
+#pragma once
+
+#include "program.h"
+
+namespace heed {
+namespace HEED_ISA {
+
+// Adds the gradients of one scatter in a block to the sums of its captured array, strip by strip. The more pairs share
+// an index, the more of them are summed first.
+template <class Real>
+class ScatterRun {
+  typedef Vector<Real> V;
+  typedef typename Kit<Real>::I I;
+
+ public:
+  ScatterRun(const Plan& plan, const Plan::Scatter& scatter, const ProgramRun<Real>& run, double* sums)
+      : dependence_(plan.derivative.steps[scatter.index].dependence),
+        capture_(plan.captures + scatter.capture),
+        index_(run.values(scatter.index)),
+        gradient_(run.values(scatter.gradient)),
+        vectors_(run.vectors()),
+        sums_(sums) {}
+
+  void add(const Real* upstream, int first, int rows) const {
+    V of_queries[kQueryTile / kLanes<Real>] = {};
+    for (int y = 0; y < rows; ++y) {
+      const char* from = gradient_.at(first, y);
+      const char* index = index_.at(first, y);
+      V of_key{};
+      for (int v = 0; v < vectors_; ++v, from += gradient_.column, index += index_.column) {
+        const V above = load(upstream + (first + y) * kQueryTile + v * kLanes<Real>);
+        const V gradient = above == 0 ? V{} : load_as<V>(from);
+        if (dependence_ == kOnKey)
+          of_key += gradient;
+        else if (dependence_ == kOnPair)
+          add_lanes(index, gradient);
+        else
+          of_queries[v] += gradient;
+      }
+      if (dependence_ == kOnKey) sums_[index_of(index_.at(first, y))] += static_cast<double>(sum_of_lanes<Real>(of_key));
+    }
+    if (dependence_ == kOnQuery)
+      for (int v = 0; v < vectors_; ++v) add_lanes(index_.at(first, 0) + v * index_.column, of_queries[v]);
+    if (dependence_ == kOnNothing) {
+      V of_all{};
+      for (int v = 0; v < vectors_; ++v) of_all += of_queries[v];
+      sums_[index_of(index_.at(first, 0))] += static_cast<double>(sum_of_lanes<Real>(of_all));
+    }
+  }
+
+ private:
+  I bounded(const char* index) const { return bounded_index<Kit<Real>>(load_as<I>(index), *capture_); }
+  int32_t index_of(const char* index) const { return bounded(index)[0]; }
+  HEED_INLINE void add_lanes(const char* index, V gradient) const {
+    int32_t at[kLanes<Real>];
+    Real numbers[kLanes<Real>];
+    store(at, bounded(index));
+    store(numbers, gradient);
+    for (int lane = 0; lane < kLanes<Real>; ++lane) sums_[at[lane]] += static_cast<double>(numbers[lane]);
+  }
+
+  Dependence dependence_;
+  const HeedCapture* capture_;
+  Operand index_, gradient_;
+  int vectors_;
+  double* sums_;
+};
+
+// Turns `gradients` of the modified scores of a block into those of the scores `raw`, in place, and adds those of
+// captured arrays to `sums`, an array for each of them or null. Pairs with gradient 0 add nothing.
+template <class Real>
+inline void derive_scores(const Plan& plan, const Block& block, const Real* raw, double* const* sums, Real* gradients) {
+  typedef Vector<Real> V;
+  const ProgramRun<Real> run(plan, plan.derivative, block, kTileLayout, raw, gradients);
+  run.strips([&](int first, int rows) {
+    for (int i = 0; sums && i < plan.scatter_count; ++i)
+      if (double* of_capture = sums[plan.scatters[i].capture])
+        ScatterRun<Real>(plan, plan.scatters[i], run, of_capture).add(gradients, first, rows);
+    const Operand derived = plan.gradient_step < 0 ? Operand{} : run.values(plan.gradient_step);
+    for (int y = 0; y < rows; ++y) {
+      const char* from = plan.gradient_step < 0 ? nullptr : derived.at(first, y);
+      Real* to = gradients + (first + y) * kQueryTile;
+      for (int v = 0; v < run.vectors(); ++v, from += derived.column, to += kLanes<Real>)
+        store(to, load(to) == 0 || !from ? V{} : load_as<V>(from));
+    }
+  });
+}
+
+// The indices [*first, *end) of a captured array to which a scatter of a query tile may add.
+inline void scatter_range(const HeedAttention& a, int scatter, int64_t b, int64_t n, int64_t tile, int64_t* first,
+                          int64_t* end) {
+  const Plan& plan = *plan_of(a);
+  const Span queries = query_tile(a, tile);
+  const PairRange pairs{b, n, n, queries.begin, queries.begin + queries.length - 1, 0, max(a.key_length - 1, 0)};
+  const Bounds index = bounds_of_step(plan, plan.derivative, plan.scatters[scatter].index, pairs);
+  const double last = static_cast<double>(plan.captures[plan.scatters[scatter].capture].size - 1);
+  *first = static_cast<int64_t>(lower(higher(index.least, 0), last));
+  *end = static_cast<int64_t>(lower(higher(index.most, 0), last)) + 1;
+}
+
+}  // namespace HEED_ISA
+}  // namespace heed
