@@ -98,7 +98,7 @@ typedef struct HeedMaskRule {
 } HeedMaskRule;
 
 // The operations of programs, on operands a, b, c. Floats are computed in the compute type; integers are int32 and wrap
-// around. Results for arguments outside of a function's domain are IEEE's.
+// around. Results for arguments outside of a function's domain are IEEE's; denormal numbers count as 0.
 enum HeedOpcode {
   HEED_OP_CONSTANT = 0,  // `constant`: for int an int32, for bool 0 or 1
   HEED_OP_SCORE,         // scaled, after the soft cap

@@ -78,12 +78,13 @@ inline void derive_scores(const Plan& plan, const Block& block, const Real* raw,
     for (int i = 0; sums && i < plan.scatter_count; ++i)
       if (double* of_capture = sums[plan.scatters[i].capture])
         ScatterRun<Real>(plan, plan.scatters[i], run, of_capture).add(gradients, first, rows);
-    const Operand derived = plan.gradient_step < 0 ? Operand{} : run.values(plan.gradient_step);
+    const bool is_zero = plan.gradient_step < 0;
+    const Operand derived = is_zero ? Operand{} : run.values(plan.gradient_step);
     for (int y = 0; y < rows; ++y) {
-      const char* from = plan.gradient_step < 0 ? nullptr : derived.at(first, y);
+      const char* from = derived.at(first, y);
       Real* to = gradients + (first + y) * kQueryTile;
       for (int v = 0; v < run.vectors(); ++v, from += derived.column, to += kLanes<Real>)
-        store(to, load(to) == 0 || !from ? V{} : load_as<V>(from));
+        store(to, is_zero ? V{} : load(to) == 0 ? V{} : load_as<V>(from));
     }
   });
 }

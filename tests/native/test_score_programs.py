@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from tests import reference
-from tests.native import core
-from tests.native.core import LENGTHS, LIBRARY, WINDOW
+from tests.native import core, fuzz_problems
+from tests.native.core import DENSE, LENGTHS, LIBRARY, WINDOW
 from tests.native.score_programs import (
     FIXED_TYPES,
     FLOAT,
@@ -23,6 +24,7 @@ from tests.native.score_programs import (
     operands_of,
 )
 from tests.slow import slow
+from tests.tolerances import assert_statistics, assert_values
 
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
 
@@ -178,8 +180,11 @@ def test_operations(library, name: str, kinds: list[int], compute: Any) -> None:
     inputs = operation_inputs(name, kinds, np.random.default_rng(0))
     with np.errstate(all="ignore"):
         p.captures = [x.astype(compute) if x.dtype.kind == "f" else x for x in inputs]
-        if compute == np.float32:  # threads may flush denormal numbers
+        if compute == np.float32:  # denormal numbers count as 0, a quotient's too
             p.captures = [np.where(np.abs(x) < 1e-37, 0, x) if x.dtype.kind == "f" else x for x in p.captures]
+            if name == "FLOORDIV" and kinds == [FLOAT, FLOAT]:
+                quotient = np.abs(p.captures[0] / p.captures[1])
+                p.captures = [x[(quotient == 0) | ~(quotient < 1e-37)] for x in p.captures]
     count = p.captures[0].size
     query = np.zeros((2, count, 1, 1), compute)
     key = np.zeros((2, 1, 1, 1), compute)
@@ -228,6 +233,9 @@ def test_random_programs(library, seed: int) -> None:
         options["rules"] = [{"rule": WINDOW, "left": 40, "right": 3}]
         i, j = np.arange(shape[2])[:, None], np.arange(shape[3])[None]
         expected["mask"] = ((j >= i - 40) & (j <= i + 3))[None, None]
+    if rng.random() < 0.2:
+        options |= {"dropout": 0.4, "seed": (seed, 7)}
+        expected |= {"dropout": 0.4, "keep": fuzz_problems.kept(0.4, (seed, 7), shape)}
     call = core.Call(library, *arrays, program=program, **options)
     output, lse = call.forward()
     wanted = Expected(program, arrays, **expected)
@@ -304,3 +312,236 @@ def test_malformed_programs_are_refused_or_run(library, seed: int) -> None:
             call.backward(output, d_out)
         except ValueError as error:
             assert "program" in str(error) or "captured" in str(error)  # noqa: PT017
+
+
+def table_program(shape: tuple[int, ...]) -> Program:
+    """A learned table by distance, a bias (T, S) of all heads, one (N, T, S), gates of keys and a temperature."""
+    batch, heads, queries, keys = shape
+    rng = np.random.default_rng(0)
+    p = Program()
+    sizes = [(queries + keys,), (queries, keys), (heads, queries, keys), (batch, heads, keys), ()]
+    p.captures = [rng.normal(size=size) for size in sizes]
+
+    def indices(write: Writer) -> list[int]:
+        query, key = write.leaf("QUERY"), write.leaf("KEY")
+        head, batch_index = write.leaf("HEAD"), write.leaf("BATCH")
+
+        def flat(x: int, size: int, y: int) -> int:
+            return write("ADD", write("MUL", x, write.constant(size)), y)
+
+        distance = write("ADD", write("SUB", key, query), write.constant(queries))
+        gate = flat(flat(batch_index, heads, head), keys, key)
+        return [distance, flat(query, keys, key), flat(flat(head, queries, query), keys, key), gate, write.constant(0)]
+
+    write = Writer(p.forward)
+    loads = [write.load(i, FLOAT, at) for i, at in enumerate(indices(write))]
+    p.score = write("MUL", write.leaf("SCORE"), write("EXP", write("TANH", loads[4])))
+    for x in loads[:4]:
+        p.score = write("ADD", p.score, x)
+    back = Writer(p.derivative)
+    at = indices(back)
+    upstream, squashed = back.leaf("UPSTREAM"), back("TANH", back.load(4, FLOAT, at[4]))
+    scaled = back("MUL", upstream, back("EXP", squashed))
+    slope = back("SUB", back.constant(1.0), back("SQUARE", squashed))
+    temperature = back("MUL", back("MUL", scaled, back.leaf("SCORE")), slope)
+    p.score_gradient = scaled
+    p.scatters = [*((i, at[i], upstream) for i in range(4)), (4, at[4], temperature)]
+    return p
+
+
+# Few heads, each of which is split into parts; several; and many, where (T, S) gets a pass of its own.
+TABLE_SHAPES = [((1, 2, 300, 300),), ((2, 16, 130, 140),), *slow([((5, 8, 512, 512),)])]
+
+
+@pytest.mark.parametrize(("shape",), TABLE_SHAPES)
+def test_gradients_of_captured_arrays(library, shape: tuple[int, ...]) -> None:
+    """They are right, and the same bits for any number of threads."""
+    *arrays, d_out = tensors(shape, shape[1], 0, np.float32)
+    call = core.Call(library, *arrays, program=table_program(shape))
+    output, lse = call.forward()
+    results = []
+    for threads in (1, 2, 5):
+        gradients = call.backward(output, d_out, threads=threads)
+        results.append([*gradients, *call.capture_gradients])
+    for other in results[1:]:
+        for x, y in zip(results[0], other, strict=True):
+            np.testing.assert_array_equal(x, y)
+    if shape[0] == 5:
+        return  # too many scores for the reference
+    wanted = Expected(call.program, arrays)
+    gradients, captured = wanted.backward(d_out, np.zeros_like(lse))
+    for actual, right in zip(results[0], [*gradients, *captured], strict=True):
+        assert_close(actual, right, "a gradient", 10)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+@pytest.mark.parametrize("seed", range(3))
+def test_programs_of_two_bytes(library, dtype: Any, seed: int) -> None:
+    """Scores are float32 between the products, whatever multiplies."""
+    shape = (2, 4, 70, 150)
+    rng = np.random.default_rng(seed)
+    *arrays, d_out = tensors(shape, 2, seed, dtype)
+    call = core.Call(library, *arrays, program=Draw(rng, shape).draw(2))
+    output, lse = call.forward()
+    wide = [x.astype(np.float32) for x in arrays]
+    wanted = Expected(call.program, wide)
+    name = np.dtype(dtype).name
+    assert_values(output, wanted.forward.out, name)
+    assert_statistics(lse, wanted.forward.lse, name)
+    gradients = call.backward(output, d_out)
+    right, captured = wanted.backward(d_out.astype(np.float64), np.zeros(lse.shape))
+    for actual, expected in zip([*gradients, *call.capture_gradients], [*right, *captured], strict=True):
+        if expected is not None:
+            error = np.abs(np.asarray(actual, np.float64) - expected).max()
+            assert error <= 3e-2 * max(1, np.abs(expected).max())
+
+
+def windowed(left: int) -> Program:
+    """A causal window, as a function."""
+    p = Program()
+    write = Writer(p.forward)
+    query, key = write.leaf("QUERY"), write.leaf("KEY")
+    near = write("LE", write("SUB", query, key), write.constant(left))
+    p.keep = write("AND", write("GE", query, key), near)
+    return p
+
+
+@pytest.mark.parametrize("length", [1, 3, 64, 300])
+def test_a_window_as_a_function_is_the_rule(library, length: int) -> None:
+    *arrays, d_out = tensors((2, 2, length, 300), 1, 0, np.float32)
+    results = []
+    for options in ({"program": windowed(40)}, {"rules": [{"rule": WINDOW, "left": 40, "right": 0}]}):
+        call = core.Call(library, *arrays, **options)
+        output, lse = call.forward()
+        results.append([output, lse, *call.backward(output, d_out)])
+    for x, y in zip(*results, strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=2e-6)
+
+
+def by_documents(p: Program, write: Writer, positions: int) -> int:
+    """Whether query and key have the same number in captured array 0, (B, positions)."""
+
+    def document(name: str) -> int:
+        row = write("MUL", write.leaf("BATCH"), write.constant(positions))
+        return write.load(0, INT, write("ADD", row, write.leaf(name)))
+
+    return write("EQ", document("QUERY"), document("KEY"))
+
+
+def by_length(p: Program, write: Writer, positions: int) -> int:
+    return write("LT", write.leaf("KEY"), write.constant(100))
+
+
+def by_float(p: Program, write: Writer, positions: int) -> int:
+    half = write("MUL", write("TO_FLOAT", write.leaf("KEY")), write.constant(0.5))
+    return write("LT", write("FLOOR", half), write.constant(50.0))
+
+
+@pytest.mark.parametrize("keep", [by_documents, by_length, by_float])
+@pytest.mark.parametrize("queries", [2, 90])
+def test_blocks_that_the_program_hides_are_not_read(library, keep: Any, queries: int) -> None:
+    """Their keys and values lie in pages that nobody may read."""
+    positions, width = 4096, 16
+    documents = np.where(np.arange(positions) < 100, 0, 1).astype(np.int32)[None]
+    p = Program(captures=[documents])
+    p.keep = keep(p, Writer(p.forward), positions)
+    rng = np.random.default_rng(0)
+    query = rng.normal(size=(1, queries, 1, width)).astype(np.float32)
+    key = core.pages(positions * width * 4).view(np.float32).reshape(1, positions, 1, width)
+    key[:, :128] = rng.normal(size=(1, 128, 1, width))
+    core.protect(key.ctypes.data + 128 * width * 4, (positions - 128) * width * 4)
+    output, _ = core.Call(library, query, key, key, program=p).forward()
+    short = np.ascontiguousarray(key[:, :128])
+    wanted, _ = core.Call(library, query, short, short, rules=[{"rule": LENGTHS, "first": [100]}]).forward()
+    np.testing.assert_allclose(output, wanted, rtol=0, atol=2e-6)
+
+
+def test_what_is_not_a_number(library) -> None:
+    """NaN takes its query along, -inf hides a key, and rows without keys are 0, forward and backward."""
+    shape = (1, 1, 70, 140)
+    *arrays, d_out = tensors(shape, 1, 0, np.float32)
+    p = Program()
+    write = Writer(p.forward)
+    query, key = write.leaf("QUERY"), write.leaf("KEY")
+    of_query = write("EQ", query, write.constant(3))
+    hidden = write("OR", write("LT", key, write.constant(20)), write("EQ", query, write.constant(5)))
+    low = write("WHERE", hidden, write.constant(float("-inf")), write.leaf("SCORE"))
+    p.score = write("WHERE", of_query, write.constant(float("nan")), low)
+    back = Writer(p.derivative)
+    seen = back("GE", back.leaf("KEY"), back.constant(20))
+    # Not a number where the key is hidden, as the derivative of a logarithm may be.
+    bad = back("WHERE", seen, back.constant(1.0), back.constant(float("nan")))
+    p.score_gradient = back("MUL", back.leaf("UPSTREAM"), bad)
+    call = core.Call(library, *arrays, program=p)
+    output, lse = call.forward()
+    assert np.isnan(output[0, 3]).all()
+    assert (output[0, 5] == 0).all()
+    assert lse[0, 0, 5] == -np.inf
+    others = [x for x in range(70) if x != 3]
+    rules = [{"rule": DENSE, "dense": (np.arange(140) >= 20)[None, None, None]}]
+    wanted, _ = core.Call(library, *arrays, rules=rules).forward()
+    np.testing.assert_allclose(output[0, others[6:]], wanted[0, others[6:]], rtol=0, atol=2e-6)
+    p.score = low
+    call = core.Call(library, *arrays, program=p)
+    output, _ = call.forward()
+    for gradient in call.backward(output, d_out):
+        assert np.isfinite(gradient).all()
+
+
+def test_a_row_that_sees_nothing_may_have_any_score(library) -> None:
+    """Its scores are computed of 0 in the backward pass, where the reciprocal is infinite."""
+    shape = (1, 1, 70, 140)
+    *arrays, d_out = tensors(shape, 1, 0, np.float32)
+    p = Program()
+    write = Writer(p.forward)
+    hidden = write("EQ", write.leaf("QUERY"), write.constant(5))
+    score = write("ADD", write.leaf("SCORE"), write.constant(9.0))
+    low = write("MUL", write.constant(-1e32), write("RECIPROCAL", score))
+    p.score = write("WHERE", hidden, low, write("RECIPROCAL", score))
+    back = Writer(p.derivative)
+    p.score_gradient = back.leaf("UPSTREAM")
+    call = core.Call(library, *arrays, program=p)
+    output, _ = call.forward()
+    assert (output[0, 5] == 0).all()
+    for gradient in call.backward(output, d_out):
+        assert np.isfinite(gradient).all()
+
+
+def test_empty_calls_have_gradients_of_zero(library) -> None:
+    for shape in ((0, 2, 3, 4), (1, 2, 0, 4), (1, 2, 3, 0)):
+        *arrays, d_out = tensors(shape, 1, 0, np.float32)
+        call = core.Call(library, *arrays, program=small_program())
+        output, _ = call.forward()
+        call.backward(output, d_out)
+        assert (call.capture_gradients[0] == 0).all()
+
+
+def refused(change: Any) -> str:
+    """The message for a program with a change."""
+    p = small_program()
+    change(p)
+    x = np.ones((1, 3, 1, 2), np.float32)
+    with pytest.raises(ValueError) as caught:
+        core.Call(core.load(LIBRARY), x, x, x, program=p).forward()
+    return str(caught.value)
+
+
+def test_messages_name_the_instruction_and_what_is_wrong() -> None:
+    def opcode(p: Program) -> None:
+        p.forward[2].opcode = 999
+
+    def later(p: Program) -> None:
+        p.forward[2].a = 2
+
+    def types(p: Program) -> None:
+        p.forward[2].a = Writer(p.forward).constant(1.0)
+        p.forward[0], p.forward[-1] = p.forward[-1], p.forward[0]
+        p.forward[2].a = 0
+
+    def score(p: Program) -> None:
+        p.keep = p.score
+
+    assert refused(opcode) == "instruction 2 of the forward pass of a program has an unknown operation"
+    assert refused(later) == "instruction 2 of the forward pass of a program must have earlier values as operands"
+    assert "must have operands of one type" in refused(types)
+    assert refused(score) == "`keep` of a program must be a bool. Received: a float"

@@ -574,8 +574,8 @@ FAULTS = (
     Fault(
         "the gradient of a bias takes each batch entry's rows from the first",
         f"{_KERNELS}/bias_gradient.h",
-        "static_cast<Real*>(pass.bias_gradient) + b * stride[0] + n * stride[1]",
-        "static_cast<Real*>(pass.bias_gradient) + n * stride[1]",
+        "static_cast<Real*>(pass.bias_gradient) + block.b * stride[0] + block.n * stride[1]",
+        "static_cast<Real*>(pass.bias_gradient) + block.n * stride[1]",
         (_CORE, "tests/ops/test_gradients.py::test_the_gradient_of_a_bias_that_broadcasts"),
     ),
     # AMX
