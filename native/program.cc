@@ -182,22 +182,22 @@ void Planned::plan(const HeedProgram& p) {
   plan.score_step = plan.keep_step = plan.gradient_step = -1;
   std::vector<int32_t> step_of;
   if (p.score >= 0) {
-    plan.score = code(p.forward, {p.score}, &step_of);
+    plan.score = code(p.forward, {p.score}, {}, &step_of);
     plan.score_step = step_of[static_cast<size_t>(p.score)];
   }
   if (p.keep >= 0) {
-    plan.keep = code(p.forward, {p.keep}, &step_of);
+    plan.keep = code(p.forward, {p.keep}, {}, &step_of);
     plan.keep_step = step_of[static_cast<size_t>(p.keep)];
     summarise(plan.keep);
   }
   if (p.score < 0) return;
-  std::vector<int32_t> results;
+  std::vector<int32_t> results, indices;
   if (p.score_gradient >= 0) results.push_back(p.score_gradient);
   for (int32_t s = 0; s < p.scatter_count; ++s) {
-    results.push_back(p.scatters[s].index);
     results.push_back(p.scatters[s].gradient);
+    indices.push_back(p.scatters[s].index);
   }
-  plan.derivative = code(p.derivative, results, &step_of);
+  plan.derivative = code(p.derivative, results, indices, &step_of);
   if (p.score_gradient >= 0) plan.gradient_step = step_of[static_cast<size_t>(p.score_gradient)];
   summarise(plan.derivative);
   plan.scatter_count = p.scatter_count;
@@ -216,11 +216,14 @@ void Planned::summarise(const Code& code) {
   }
 }
 
-// The instructions that `results` need, as steps; `step_of` gets their numbers.
-Code Planned::code(const HeedInstructions& list, const std::vector<int32_t>& results, std::vector<int32_t>* step_of) {
+// The instructions that `results` and `indices` of scatters need, as steps; `step_of` gets their numbers.
+Code Planned::code(const HeedInstructions& list, const std::vector<int32_t>& results,
+                   const std::vector<int32_t>& indices, std::vector<int32_t>* step_of) {
+  std::vector<int32_t> roots = results;
+  roots.insert(roots.end(), indices.begin(), indices.end());
   const auto at = [](int32_t i) { return static_cast<size_t>(i); };
-  std::vector<bool> needed(at(list.count)), by_pairs(at(list.count));
-  for (int32_t result : results) needed[at(result)] = by_pairs[at(result)] = true;
+  std::vector<bool> needed(at(list.count));
+  for (int32_t root : roots) needed[at(root)] = true;
   for (int32_t i = list.count - 1; i >= 0; --i) {
     if (!needed[at(i)]) continue;
     const Operands operands = operands_of(attention_, list.data[i]);
@@ -245,8 +248,8 @@ Code Planned::code(const HeedInstructions& list, const std::vector<int32_t>& res
       step.input_type = list.data[operands.of[k]].type;
     }
     step.dependence = static_cast<Dependence>(dependence);
-    code.by_batch |= x.opcode == HEED_OP_BATCH;
     code.by_head |= x.opcode == HEED_OP_HEAD;
+    code.follows_lines |= x.opcode == HEED_OP_LOAD && x.type == HEED_FLOAT && dependence == kOnPair;
     (*step_of)[at(i)] = static_cast<int32_t>(steps.size());
     steps.push_back(step);
   }
@@ -261,10 +264,15 @@ Code Planned::code(const HeedInstructions& list, const std::vector<int32_t>& res
       last_reader[at(operand)] = i;
       if (steps[at(i)].dependence == kOnPair) spread[at(operand)] = true;
     }
-  for (int32_t result : results) {
-    spread[at((*step_of)[at(result)])] = true;
-    last_reader[at((*step_of)[at(result)])] = code.count;
+  for (int32_t root : roots) {
+    spread[at((*step_of)[at(root)])] = true;
+    last_reader[at((*step_of)[at(root)])] = code.count;
   }
+  for (int32_t index : indices) code.follows_lines |= steps[at((*step_of)[at(index)])].dependence == kOnPair;
+  std::vector<int32_t>& result_steps = results_.emplace_back();
+  for (int32_t result : results) result_steps.push_back((*step_of)[at(result)]);
+  code.results = result_steps.data();
+  code.result_count = static_cast<int32_t>(result_steps.size());
   int32_t spreads[4] = {};
   std::vector<int32_t> unused;  // slots of pairs
   for (int32_t i = 0; i < code.count; ++i) {

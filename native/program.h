@@ -22,7 +22,8 @@ class Planned {
 
  private:
   void plan(const HeedProgram& program);
-  Code code(const HeedInstructions& instructions, const std::vector<int32_t>& results, std::vector<int32_t>* steps_of);
+  Code code(const HeedInstructions& instructions, const std::vector<int32_t>& results,
+            const std::vector<int32_t>& indices, std::vector<int32_t>* step_of);
   void summarise(const Code& code);
   Summary summary(const HeedCapture& capture);
 
@@ -30,6 +31,7 @@ class Planned {
   HeedMaskRule rules_[kMostRules];
   Plan plan_ = {};
   std::vector<std::vector<Step>> steps_;
+  std::vector<std::vector<int32_t>> results_;
   std::vector<std::vector<int32_t>> levels_;  // of summaries
 };
 

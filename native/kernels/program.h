@@ -22,6 +22,151 @@ struct Block {
   int64_t last_key() const { return keys.begin + keys.length - 1; }
 };
 
+// ---- Judging
+
+// Some pairs: ranges of indices, last ones included.
+struct PairRange {
+  int64_t b, first_head, last_head, first_query, last_query, first_key, last_key;
+};
+
+inline Bounds bounds_by(Bounds (*of)(int), const Bounds*, int type) { return of(type); }
+inline Bounds bounds_by(Bounds (*of)(Bounds), const Bounds* x, int) { return of(x[0]); }
+inline Bounds bounds_by(Bounds (*of)(Bounds, int), const Bounds* x, int type) { return of(x[0], type); }
+inline Bounds bounds_by(Bounds (*of)(Bounds, Bounds), const Bounds* x, int) { return of(x[0], x[1]); }
+inline Bounds bounds_by(Bounds (*of)(Bounds, Bounds, int), const Bounds* x, int type) { return of(x[0], x[1], type); }
+inline Bounds bounds_by(Bounds (*of)(Bounds, Bounds, Bounds), const Bounds* x, int) { return of(x[0], x[1], x[2]); }
+
+typedef Bounds (*BoundsFunction)(const Bounds*, int type);
+struct BoundsFunctions {
+  BoundsFunction of[kOperationCodes] = {};
+
+  constexpr BoundsFunctions() {
+    Operations::each([this](auto operation) {
+      typedef decltype(operation) Operation;
+      of[Operation::kCode] = [](const Bounds* x, int type) { return bounds_by(&Operation::bounds, x, type); };
+    });
+  }
+};
+inline constexpr BoundsFunctions kBoundsFunctions;
+
+// The least and the greatest number with an index within these bounds.
+inline Bounds bounds_of_numbers(const HeedCapture& capture, const Summary& summary, Bounds index) {
+  const double last = static_cast<double>(capture.size - 1);
+  int64_t first = static_cast<int64_t>(lower(higher(index.least, 0), last));
+  int64_t end = static_cast<int64_t>(lower(higher(index.most, 0), last)) + 1;
+  int32_t least = INT32_MAX, most = INT32_MIN;
+  for (int level = -1;; ++level) {
+    const auto see = [&](int64_t i) {
+      int32_t low = 0, high = 0;
+      if (level >= 0)
+        low = summary.least[level][i], high = summary.most[level][i];
+      else if (capture.type == HEED_INT)
+        low = high = static_cast<const int32_t*>(capture.data)[i];
+      else
+        low = high = static_cast<const uint8_t*>(capture.data)[i] != 0;
+      least = low < least ? low : least;
+      most = high > most ? high : most;
+    };
+    const bool highest = level + 1 == summary.levels;
+    const int64_t size = level < 0 ? capture.size : summary.size[level];
+    while (first < end && (highest || first % kSummaryFactor)) see(first++);
+    while (first < end && end % kSummaryFactor && end < size) see(--end);  // the last one may be short
+    if (first == end) break;
+    first = first / kSummaryFactor;
+    end = (end + kSummaryFactor - 1) / kSummaryFactor;
+  }
+  return {static_cast<double>(least), static_cast<double>(most), false};
+}
+
+// Sets known[i] to what is known of the value of step i, up to the last one, for all of some pairs.
+inline void follow_bounds(const Plan& plan, const Code& code, int last, const PairRange& range, Bounds* known) {
+  const auto between = [](int64_t first, int64_t last) {
+    return Bounds{static_cast<double>(first), static_cast<double>(last), false};
+  };
+  for (int i = 0; i <= last; ++i) {
+    const Step& step = code.steps[i];
+    switch (step.opcode) {
+      case HEED_OP_CONSTANT: {
+        const double x = step.constant;
+        known[i] = step.type == HEED_BOOL ? boolean(x == 0, x != 0) : Bounds{x, x, x != x};
+        break;
+      }
+      case HEED_OP_BATCH: known[i] = between(range.b, range.b); break;
+      case HEED_OP_HEAD: known[i] = between(range.first_head, range.last_head); break;
+      case HEED_OP_QUERY: known[i] = between(range.first_query, range.last_query); break;
+      case HEED_OP_KEY: known[i] = between(range.first_key, range.last_key); break;
+      case HEED_OP_SCORE:
+      case HEED_OP_UPSTREAM: known[i] = unknown(HEED_FLOAT); break;
+      case HEED_OP_LOAD: {
+        const Summary& summary = plan.summaries[step.capture];
+        known[i] = summary.levels ? bounds_of_numbers(plan.captures[step.capture], summary, known[step.operands[0]])
+                                 : unknown(step.type);
+        break;
+      }
+      default: {
+        Bounds operands[3] = {};
+        for (int k = 0; k < step.operand_count; ++k) operands[k] = known[step.operands[k]];
+        known[i] = kBoundsFunctions.of[step.opcode](operands, step.type);
+      }
+    }
+    // Integers may have wrapped around; floats are rounded, and that is monotonic.
+    if (step.type == HEED_INT && !(known[i].least >= kLeastInt && known[i].most <= kMostInt)) known[i] = unknown(HEED_INT);
+    if (step.type == HEED_FLOAT && !plan.is_double)
+      known[i] = {static_cast<float>(known[i].least), static_cast<float>(known[i].most), known[i].maybe_nan};
+  }
+}
+
+// What is known of the value of one step.
+inline Bounds bounds_of_step(const Plan& plan, const Code& code, int step, const PairRange& range) {
+  Bounds known[HEED_MAX_INSTRUCTIONS];
+  follow_bounds(plan, code, step, range, known);
+  return known[step];
+}
+
+// ---- Lines
+
+// An integer that is start + by_query * x + by_key * y for query x and key y of a block, as most indices are: adjacent
+// numbers of a captured array are read as vectors.
+struct Line {
+  bool known;
+  int64_t start, by_query, by_key;
+
+  // Whether all of rows and columns from 0 on lie in [least, end).
+  bool within(int queries, int keys, int64_t least, int64_t end) const {
+    const int64_t across = by_query * (queries - 1), down = by_key * (keys - 1);
+    return known && start + min(across, 0) + min(down, 0) >= least && start + max(across, 0) + max(down, 0) < end;
+  }
+};
+
+inline Line sum_of(const Line& a, const Line& b, int64_t sign) {
+  return {a.known && b.known, a.start + sign * b.start, a.by_query + sign * b.by_query, a.by_key + sign * b.by_key};
+}
+
+// The line of a step, from those of its operands and the bounds that are known.
+inline Line line_of(const Step& step, const Block& block, const Bounds* known, const Line* lines, Bounds own) {
+  const int a = step.operands[0], b = step.operands[1], c = step.operands[2];
+  if (step.type != HEED_INT) return {};
+  if (own.least == own.most) return {true, static_cast<int64_t>(own.least), 0, 0};
+  switch (step.opcode) {
+    case HEED_OP_QUERY: return {true, block.queries.begin, 1, 0};
+    case HEED_OP_KEY: return {true, block.keys.begin, 0, 1};
+    case HEED_OP_NEG: return sum_of({true, 0, 0, 0}, lines[a], -1);
+    case HEED_OP_ADD: return sum_of(lines[a], lines[b], 1);
+    case HEED_OP_SUB: return sum_of(lines[a], lines[b], -1);
+    case HEED_OP_MUL: {
+      const bool of_constant = known[a].least == known[a].most;
+      if (!of_constant && known[b].least != known[b].most) return {};
+      const Line& line = of_constant ? lines[b] : lines[a];
+      const int64_t times = of_constant ? lines[a].start : lines[b].start;
+      return {line.known, line.start * times, line.by_query * times, line.by_key * times};
+    }
+    case HEED_OP_MIN: return known[a].most <= known[b].least ? lines[a] : known[b].most <= known[a].least ? lines[b] : Line{};
+    case HEED_OP_MAX: return known[a].least >= known[b].most ? lines[a] : known[b].least >= known[a].most ? lines[b] : Line{};
+    case HEED_OP_WHERE: return known[a].is(1) ? lines[b] : known[a].is(0) ? lines[c] : Line{};
+    default: return {};
+  }
+}
+
 // ---- Running
 
 // Where the vectors of a value lie: `row` bytes from one row to the next, `column` from one vector of a row to the
@@ -39,6 +184,7 @@ struct ReadyStep {
   void (*run)(const ReadyStep&, int first, int rows, int vectors);
   Operand operands[3], result;
   const HeedCapture* capture;
+  int64_t start, across, down;  // the line of its index
 };
 typedef decltype(ReadyStep::run) StepFunction;
 
@@ -116,6 +262,44 @@ void run_load(const ReadyStep& s, int first, int rows, int vectors) {
   }
 }
 
+// The same where each row of indices is start, start + 1, ... or, with kReversed, start, start - 1, ...
+template <class K, bool kReversed>
+void run_load_rows(const ReadyStep& s, int first, int rows, int vectors) {
+  typedef typename K::Real Real;
+  for (int y = 0; y < rows; ++y) {
+    const Real* from = static_cast<const Real*>(s.capture->data) + s.start + (first + y) * s.down;
+    Real* to = reinterpret_cast<Real*>(s.result.at(first, y));
+    for (int v = 0; v < vectors; ++v, to += kLanes<Real>) {
+      if constexpr (kReversed) {
+        const Vector<Real> x = load(from - (v + 1) * kLanes<Real> + 1);
+        store(to, shuffle<Real>(x, x, Reversed<kLanes<Real>>{}));
+      } else {
+        store(to, load(from + v * kLanes<Real>));
+      }
+    }
+  }
+}
+
+// The same where each column of indices is start, start + 1, ...
+template <class K>
+void run_load_columns(const ReadyStep& s, int first, int rows, int vectors) {
+  typedef typename K::Real Real;
+  constexpr int kSquare = kLanes<Real>;
+  for (int v = 0; v < vectors; ++v)
+    for (int y = 0; y < rows; y += kSquare) {
+      Vector<Real> square[kSquare];
+#pragma GCC unroll 16
+      for (int r = 0; r < kSquare; ++r) {
+        const int64_t at = s.start + (v * kSquare + r) * s.across + first + y;
+        square[r] = load_some(static_cast<const Real*>(s.capture->data) + at,
+                              static_cast<int>(min(s.capture->size - at, kSquare)));
+      }
+      transpose<Real>(square);
+      for (int i = 0; i < kSquare && y + i < rows; ++i)
+        store(s.result.at(first, y + i) + v * static_cast<ptrdiff_t>(sizeof(*square)), square[i]);
+    }
+}
+
 // The functions of all operations, by code and type of the last operand; of LOAD by the type of its value.
 template <class K>
 struct StepFunctions {
@@ -170,6 +354,8 @@ class ProgramRun {
         across == kOnQuery ? static_cast<int>(max(1, kStripRows / max(1, code.slots[kOnPair]))) : 1;
     vectors_ = round_up(across == kOnQuery ? queries.length : keys.length, kLanes<Real>) / kLanes<Real>;
     const int down_vectors = round_up(rows_, kLanes<Real>) / kLanes<Real>;
+    across_ = across;
+    if (code.follows_lines) follow_lines(plan, block);
     for (int i = 0; i < code.count; ++i) {
       const Step& step = code.steps[i];
       const ptrdiff_t vector = vector_bytes(step);
@@ -203,9 +389,17 @@ class ProgramRun {
           break;
         default: {
           const int type = step.opcode == HEED_OP_LOAD ? step.type : step.input_type;
-          ReadyStep ready{kStepFunctions<K>.of[step.opcode][type], {}, place, plan.captures + step.capture};
+          if (code.follows_lines && !buffers_.live[i]) continue;
+          ReadyStep ready{kStepFunctions<K>.of[step.opcode][type], {}, place, plan.captures + step.capture, 0, 0, 0};
           for (int k = 0; k < step.operand_count; ++k)
             ready.operands[k] = view(step.operands[k], step.dependence == kOnPair, down);
+          if (code.follows_lines && loads_line(plan, step)) {
+            const Line& line = buffers_.lines[step.operands[0]];
+            ready.start = line.start, ready.across = along(line), ready.down = beside(line);
+            ready.run = ready.across == 1    ? run_load_rows<K, false>
+                        : ready.across == -1 ? run_load_rows<K, true>
+                                             : run_load_columns<K>;
+          }
           if (step.dependence == kOnPair)
             buffers_.pairs[pair_steps_++] = ready;
           else
@@ -221,6 +415,13 @@ class ProgramRun {
   int rows() const { return rows_; }
   // Where the values of a step are for the rows of the strip at hand.
   Operand values(int step) const { return view(step, true, down_); }
+
+  // The line of the index of a scatter of pairs, if there is one and it stays within its captured array; else null.
+  const Line* line(const Plan& plan, const Plan::Scatter& scatter) const {
+    const bool of_pairs = code_.steps[scatter.index].dependence == kOnPair;
+    const Line* found = of_pairs ? buffers_.lines + scatter.index : nullptr;
+    return found && stays(*found, plan.captures[scatter.capture].size) ? found : nullptr;
+  }
 
   // Calls function(first, rows) for strips of rows, when their values have been computed.
   template <class Function>
@@ -241,6 +442,10 @@ class ProgramRun {
     Real *nothing, *query, *key, *pair, *spreads;
     Operand* places;
     ReadyStep* pairs;
+    // If lines are followed, for each step: bounds and line of its value, and whether it must be computed.
+    Bounds* known;
+    Line* lines;
+    bool* live;
 
     Buffers(const Code& code, Arena& arena)
         : nothing(arena.take<Real>(code.slots[kOnNothing] * kLanes<Real>)),
@@ -249,7 +454,10 @@ class ProgramRun {
           pair(arena.take<Real>(max(kStripRows * kQueryTile, code.slots[kOnPair] * kAxis))),
           spreads(arena.take<Real>(code.spread_slots * kAxis * kLanes<Real>)),
           places(arena.take<Operand>(code.count)),
-          pairs(arena.take<ReadyStep>(code.count)) {}
+          pairs(arena.take<ReadyStep>(code.count)),
+          known(arena.take<Bounds>(code.follows_lines ? code.count : 0)),
+          lines(arena.take<Line>(code.follows_lines ? code.count : 0)),
+          live(arena.take<bool>(code.follows_lines ? code.count : 0)) {}
 
     char* slot(Dependence dependence, int index, int rows_in_strip, int row) const {
       switch (dependence) {
@@ -276,6 +484,41 @@ class ProgramRun {
     return {buffers_.spread(s.spread), vector_bytes(s), 0, true};
   }
 
+  int64_t along(const Line& line) const { return across_ == kOnQuery ? line.by_query : line.by_key; }
+  int64_t beside(const Line& line) const { return across_ == kOnQuery ? line.by_key : line.by_query; }
+  // Whether a line stays within a captured array, in whole vectors.
+  bool stays(const Line& line, int64_t size) const {
+    const int columns = vectors_ * kLanes<Real>;
+    return across_ == kOnQuery ? line.within(columns, rows_, 0, size) : line.within(rows_, columns, 0, size);
+  }
+  // Whether a step reads captured floats of pairs along a line of adjacent ones.
+  bool loads_line(const Plan& plan, const Step& step) const {
+    if (step.opcode != HEED_OP_LOAD || step.type != HEED_FLOAT || step.dependence != kOnPair) return false;
+    const Line& line = buffers_.lines[step.operands[0]];
+    if (!stays(line, plan.captures[step.capture].size)) return false;
+    return along(line) == 1 || along(line) == -1 || beside(line) == 1;
+  }
+
+  void follow_lines(const Plan& plan, const Block& block) {
+    const Code& code = code_;
+    const PairRange range{block.b,           block.n,          block.n,           block.queries.begin,
+                          block.last_query(), block.keys.begin, block.last_key()};
+    follow_bounds(plan, code, code.count - 1, range, buffers_.known);
+    for (int i = 0; i < code.count; ++i) {
+      buffers_.live[i] = false;
+      Line& line = buffers_.lines[i];
+      line = line_of(code.steps[i], block, buffers_.known, buffers_.lines, buffers_.known[i]);
+      // Beyond int32 it wraps around.
+      line.known = line.within(block.queries.length, block.keys.length, INT32_MIN, int64_t{INT32_MAX} + 1);
+    }
+    for (int i = 0; i < code.result_count; ++i) buffers_.live[code.results[i]] = true;
+    for (int i = 0; &code == &plan.derivative && i < plan.scatter_count; ++i)
+      if (!line(plan, plan.scatters[i])) buffers_.live[plan.scatters[i].index] = true;
+    for (int i = code.count - 1; i >= 0; --i)
+      for (int k = 0; buffers_.live[i] && !loads_line(plan, code.steps[i]) && k < code.steps[i].operand_count; ++k)
+        buffers_.live[code.steps[i].operands[k]] = true;
+  }
+
   static void set_constant(char* to, const Step& step) {
     if (step.type == HEED_FLOAT)
       store(to, broadcast(static_cast<Real>(step.constant)));
@@ -299,7 +542,7 @@ class ProgramRun {
   const Code& code_;
   Arena arena_;
   Buffers buffers_;
-  Dependence down_;
+  Dependence across_, down_;
   int rows_in_strip_, rows_, vectors_, pair_steps_ = 0;
 };
 
@@ -361,102 +604,6 @@ inline void hide_by_program(const Plan& plan, const Block& block, uint64_t* hidd
       hidden[first + y] |= ~bits;
     }
   });
-}
-
-// ---- Judging
-
-// Some pairs: ranges of indices, last ones included.
-struct PairRange {
-  int64_t b, first_head, last_head, first_query, last_query, first_key, last_key;
-};
-
-inline Bounds bounds_by(Bounds (*of)(int), const Bounds*, int type) { return of(type); }
-inline Bounds bounds_by(Bounds (*of)(Bounds), const Bounds* x, int) { return of(x[0]); }
-inline Bounds bounds_by(Bounds (*of)(Bounds, int), const Bounds* x, int type) { return of(x[0], type); }
-inline Bounds bounds_by(Bounds (*of)(Bounds, Bounds), const Bounds* x, int) { return of(x[0], x[1]); }
-inline Bounds bounds_by(Bounds (*of)(Bounds, Bounds, int), const Bounds* x, int type) { return of(x[0], x[1], type); }
-inline Bounds bounds_by(Bounds (*of)(Bounds, Bounds, Bounds), const Bounds* x, int) { return of(x[0], x[1], x[2]); }
-
-typedef Bounds (*BoundsFunction)(const Bounds*, int type);
-struct BoundsFunctions {
-  BoundsFunction of[kOperationCodes] = {};
-
-  constexpr BoundsFunctions() {
-    Operations::each([this](auto operation) {
-      typedef decltype(operation) Operation;
-      of[Operation::kCode] = [](const Bounds* x, int type) { return bounds_by(&Operation::bounds, x, type); };
-    });
-  }
-};
-inline constexpr BoundsFunctions kBoundsFunctions;
-
-// The least and the greatest number with an index within these bounds.
-inline Bounds bounds_of_numbers(const HeedCapture& capture, const Summary& summary, Bounds index) {
-  const double last = static_cast<double>(capture.size - 1);
-  int64_t first = static_cast<int64_t>(lower(higher(index.least, 0), last));
-  int64_t end = static_cast<int64_t>(lower(higher(index.most, 0), last)) + 1;
-  int32_t least = INT32_MAX, most = INT32_MIN;
-  for (int level = -1;; ++level) {
-    const auto see = [&](int64_t i) {
-      int32_t low = 0, high = 0;
-      if (level >= 0)
-        low = summary.least[level][i], high = summary.most[level][i];
-      else if (capture.type == HEED_INT)
-        low = high = static_cast<const int32_t*>(capture.data)[i];
-      else
-        low = high = static_cast<const uint8_t*>(capture.data)[i] != 0;
-      least = low < least ? low : least;
-      most = high > most ? high : most;
-    };
-    const bool highest = level + 1 == summary.levels;
-    const int64_t size = level < 0 ? capture.size : summary.size[level];
-    while (first < end && (highest || first % kSummaryFactor)) see(first++);
-    while (first < end && end % kSummaryFactor && end < size) see(--end);  // the last one may be short
-    if (first == end) break;
-    first = first / kSummaryFactor;
-    end = (end + kSummaryFactor - 1) / kSummaryFactor;
-  }
-  return {static_cast<double>(least), static_cast<double>(most), false};
-}
-
-// What is known of a step's value for all of some pairs.
-inline Bounds bounds_of_step(const Plan& plan, const Code& code, int result, const PairRange& range) {
-  Bounds known[HEED_MAX_INSTRUCTIONS];
-  const auto between = [](int64_t first, int64_t last) {
-    return Bounds{static_cast<double>(first), static_cast<double>(last), false};
-  };
-  for (int i = 0; i <= result; ++i) {
-    const Step& step = code.steps[i];
-    switch (step.opcode) {
-      case HEED_OP_CONSTANT: {
-        const double x = step.constant;
-        known[i] = step.type == HEED_BOOL ? boolean(x == 0, x != 0) : Bounds{x, x, x != x};
-        break;
-      }
-      case HEED_OP_BATCH: known[i] = between(range.b, range.b); break;
-      case HEED_OP_HEAD: known[i] = between(range.first_head, range.last_head); break;
-      case HEED_OP_QUERY: known[i] = between(range.first_query, range.last_query); break;
-      case HEED_OP_KEY: known[i] = between(range.first_key, range.last_key); break;
-      case HEED_OP_SCORE:
-      case HEED_OP_UPSTREAM: known[i] = unknown(HEED_FLOAT); break;
-      case HEED_OP_LOAD: {
-        const Summary& summary = plan.summaries[step.capture];
-        known[i] = summary.levels ? bounds_of_numbers(plan.captures[step.capture], summary, known[step.operands[0]])
-                                 : unknown(step.type);
-        break;
-      }
-      default: {
-        Bounds operands[3] = {};
-        for (int k = 0; k < step.operand_count; ++k) operands[k] = known[step.operands[k]];
-        known[i] = kBoundsFunctions.of[step.opcode](operands, step.type);
-      }
-    }
-    // Integers may have wrapped around; floats are rounded, and that is monotonic.
-    if (step.type == HEED_INT && !(known[i].least >= kLeastInt && known[i].most <= kMostInt)) known[i] = unknown(HEED_INT);
-    if (step.type == HEED_FLOAT && !plan.is_double)
-      known[i] = {static_cast<float>(known[i].least), static_cast<float>(known[i].most), known[i].maybe_nan};
-  }
-  return known[result];
 }
 
 }  // namespace HEED_ISA

@@ -20,10 +20,12 @@ class ScatterRun {
         capture_(plan.captures + scatter.capture),
         index_(run.values(scatter.index)),
         gradient_(run.values(scatter.gradient)),
+        line_(run.line(plan, scatter)),
         vectors_(run.vectors()),
         sums_(sums) {}
 
   void add(const Real* upstream, int first, int rows) const {
+    if (line_) return add_line(upstream, first, rows);
     V of_queries[kQueryTile / kLanes<Real>] = {};
     for (int y = 0; y < rows; ++y) {
       const char* from = gradient_.at(first, y);
@@ -61,9 +63,39 @@ class ScatterRun {
     for (int lane = 0; lane < kLanes<Real>; ++lane) sums_[at[lane]] += static_cast<double>(numbers[lane]);
   }
 
+  // Of pairs whose indices lie on a line: adjacent sums one after the other.
+  void add_line(const Real* upstream, int first, int rows) const {
+    constexpr int kTogether = 16;
+    const int columns = vectors_ * kLanes<Real>;
+    Real numbers[kTogether][kQueryTile];
+    for (int done = 0; done < rows; done += kTogether) {
+      const int together = static_cast<int>(min(rows - done, kTogether));
+      for (int y = 0; y < together; ++y)
+        for (int v = 0; v < vectors_; ++v) {
+          const V above = load(upstream + (first + done + y) * kQueryTile + v * kLanes<Real>);
+          const V gradient = load_as<V>(gradient_.at(first, done + y) + v * gradient_.column);
+          store(numbers[y] + v * kLanes<Real>, above == 0 ? V{} : gradient);
+        }
+      double* to = sums_ + line_->start + (first + done) * line_->by_key;
+      if (line_->by_key == 1 && line_->by_query * line_->by_query != 1) {
+        for (int x = 0; x < columns; ++x)
+          for (int y = 0; y < together; ++y) to[x * line_->by_query + y] += static_cast<double>(numbers[y][x]);
+        continue;
+      }
+      for (int y = 0; y < together; ++y, to += line_->by_key)
+        if (line_->by_query == 1)
+          for (int x = 0; x < columns; ++x) to[x] += static_cast<double>(numbers[y][x]);
+        else if (line_->by_query == -1)
+          for (int x = 0; x < columns; ++x) to[-x] += static_cast<double>(numbers[y][x]);
+        else
+          for (int x = 0; x < columns; ++x) to[x * line_->by_query] += static_cast<double>(numbers[y][x]);
+    }
+  }
+
   Dependence dependence_;
   const HeedCapture* capture_;
   Operand index_, gradient_;
+  const Line* line_;
   int vectors_;
   double* sums_;
 };
