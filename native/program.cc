@@ -71,9 +71,7 @@ class ListCheck {
     must(x.type <= HEED_BOOL, "has an unknown type");
     switch (x.opcode) {
       case HEED_OP_CONSTANT: return check_constant(x);
-      case HEED_OP_UPSTREAM:
-        must(derivative_, "is of derivatives only");
-        [[fallthrough]];
+      case HEED_OP_UPSTREAM: must(derivative_, "is of derivatives only"); [[fallthrough]];
       case HEED_OP_SCORE: return must(x.type == HEED_FLOAT, "must be a float");
       case HEED_OP_BATCH:
       case HEED_OP_HEAD:
@@ -108,8 +106,7 @@ class ListCheck {
     const int32_t type = type_of(operands[last]);
     const bool where = x.opcode == HEED_OP_WHERE;
     must(!where || type_of(x.a) == HEED_BOOL, "must have a bool as condition");
-    for (int k = where ? 1 : 0; k < last; ++k)
-      must(type_of(operands[k]) == type, "must have operands of one type");
+    for (int k = where ? 1 : 0; k < last; ++k) must(type_of(operands[k]) == type, "must have operands of one type");
     must(needs->inputs >> type & 1, "has operands of a type that its operation does not take");
     const int32_t results[] = {type, HEED_FLOAT, HEED_INT, HEED_BOOL};
     must(x.type == results[needs->result], "has a type that its operation does not give");
@@ -168,7 +165,7 @@ Planned::Planned(const HeedAttention& attention) : attention_(attention) {
   std::copy_n(attention.rules, attention.rule_count, rules_);
   HeedMaskRule& rule = rules_[attention_.rule_count++] = {};
   rule.kind = kProgramRule;
-  rule.left = attention.key_length, rule.right = attention.heads;
+  rule.right = attention.heads;
   rule.dense.data = &plan_;
   attention_.rules = rules_;
 }
@@ -236,10 +233,10 @@ Code Planned::code(const HeedInstructions& list, const std::vector<int32_t>& res
     if (!needed[at(i)]) continue;
     const HeedInstruction& x = list.data[i];
     Step step = {x.opcode, x.type, x.type, x.capture, x.constant, 0, {}, kOnNothing, 0, -1};
-    int dependence = x.opcode == HEED_OP_QUERY                                      ? kOnQuery
-                     : x.opcode == HEED_OP_KEY                                      ? kOnKey
+    int dependence = x.opcode == HEED_OP_QUERY                                   ? kOnQuery
+                     : x.opcode == HEED_OP_KEY                                   ? kOnKey
                      : x.opcode == HEED_OP_SCORE || x.opcode == HEED_OP_UPSTREAM ? kOnPair
-                                                                                    : kOnNothing;
+                                                                                 : kOnNothing;
     const Operands operands = operands_of(attention_, x);
     step.operand_count = operands.count;
     for (int k = 0; k < operands.count; ++k) {

@@ -215,7 +215,7 @@ inline void block_gradients(const HeedAttention& a, const BackwardScratch<Produc
   for (int x = 0; p.any_idle && x < p.queries.length; ++x)
     for (int y = 0; p.row_max[x] == kInfinity<Real> && y < keys.length; ++y) s.weights[y * kQueryTile + x] = 0;
   const Real unit = apply_score_mods<Real>(a, block, columns, mask, s.hidden, products.unit(), s.weights, s.slope,
-                                         a.program ? s.raw : nullptr);
+                                           a.program ? s.raw : nullptr);
   for (int x = 0; p.any_idle && a.program && x < p.queries.length; ++x)  // 1 / 0, say
     for (int y = 0; p.row_max[x] == kInfinity<Real> && y < keys.length; ++y) s.weights[y * kQueryTile + x] = 0;
   products.weight_gradients(tile, p, of_keys, strips, s.weight_gradients);

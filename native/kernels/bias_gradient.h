@@ -1,7 +1,8 @@
 // Passes of their own over the gradients of the scores, so that other gradients do not pay for them.
 //
-// The gradient of a bias is that of the scores, summed over the axes along which the bias broadcasts; only the result may
-// have T x S numbers. The gradients of captured arrays are computed here if the backward pass cannot, see `Kernels`.
+// The gradient of a bias is that of the scores, summed over the axes along which the bias broadcasts; only the result
+// may have T x S numbers. The gradients of captured arrays are computed here if the backward pass cannot, see
+// `Kernels`.
 #pragma once
 
 #include "backward.h"

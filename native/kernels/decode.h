@@ -230,8 +230,9 @@ bool decode_split(const HeedAttention& a, Nonfinite mode, int64_t b, int64_t kv_
   for (int64_t at = max(first, lo / kKeyBlock); at < last && at * kKeyBlock < hi; ++at) {
     const Span keys = block_keys(at, lo, hi);
     // Before a key is read: boolean masks often hide whole blocks, such as padding.
-    const BlockMask of_all =
-        alike ? classify_block(a, {b, kv_head * queries_per_kv, queries, keys, s.program}, s.hidden) : BlockMask::kPartial;
+    const BlockMask of_all = alike
+                                 ? classify_block(a, {b, kv_head * queries_per_kv, queries, keys, s.program}, s.hidden)
+                                 : BlockMask::kPartial;
     if (of_all == BlockMask::kEmpty || (!alike && rules_out(a, {b, 0, queries, keys}))) continue;
     const bool has_nonfinite = mode == Nonfinite::kGuarded && !block_is_finite<Stored>(a, b, kv_head, keys);
     const Stored* key = row<Stored>(a.key, b, keys.begin, kv_head);

@@ -171,16 +171,16 @@ struct Square {
 };
 
 // A function of one float: `function` for vectors of either type, by overloads.
-#define HEED_FLOAT_FUNCTION(Name, NAME, expression)                         \
-  struct Name : NoBounds {                                                  \
-    static constexpr int kCode = HEED_OP_##NAME;                            \
-    static constexpr Needs kNeeds{#NAME, 1, kFloats, Needs::kAsInput};      \
-    template <class K>                                                      \
-    static HEED_INLINE Floats<K> of(Floats<K> x) {                          \
-      typedef typename K::Real Real;                                        \
-      (void)Real(0);                                                        \
-      return expression;                                                    \
-    }                                                                       \
+#define HEED_FLOAT_FUNCTION(Name, NAME, expression)                    \
+  struct Name : NoBounds {                                             \
+    static constexpr int kCode = HEED_OP_##NAME;                       \
+    static constexpr Needs kNeeds{#NAME, 1, kFloats, Needs::kAsInput}; \
+    template <class K>                                                 \
+    static HEED_INLINE Floats<K> of(Floats<K> x) {                     \
+      typedef typename K::Real Real;                                   \
+      (void)Real(0);                                                   \
+      return expression;                                               \
+    }                                                                  \
   };
 HEED_FLOAT_FUNCTION(Sqrt, SQRT, square_root<Real>(x))
 HEED_FLOAT_FUNCTION(Rsqrt, RSQRT, 1 / square_root<Real>(x))
@@ -551,19 +551,19 @@ struct Shr {
   }
 };
 
-#define HEED_COMPARISON(Name, NAME, inputs, operator_, bounds_)                  \
-  struct Name {                                                                  \
-    static constexpr int kCode = HEED_OP_##NAME;                                 \
-    static constexpr Needs kNeeds{#NAME, 2, inputs, Needs::kBool};               \
-    template <class K>                                                           \
-    static HEED_INLINE Ints<K> of(Floats<K> a, Floats<K> b) {                    \
-      return K::boolean(a operator_ b);                                          \
-    }                                                                            \
-    template <class K>                                                           \
-    static HEED_INLINE Ints<K> of(Ints<K> a, Ints<K> b) {                        \
-      return a operator_ b;                                                      \
-    }                                                                            \
-    static Bounds bounds(Bounds a, Bounds b) { return bounds_; }                 \
+#define HEED_COMPARISON(Name, NAME, inputs, operator_, bounds_)    \
+  struct Name {                                                    \
+    static constexpr int kCode = HEED_OP_##NAME;                   \
+    static constexpr Needs kNeeds{#NAME, 2, inputs, Needs::kBool}; \
+    template <class K>                                             \
+    static HEED_INLINE Ints<K> of(Floats<K> a, Floats<K> b) {      \
+      return K::boolean(a operator_ b);                            \
+    }                                                              \
+    template <class K>                                             \
+    static HEED_INLINE Ints<K> of(Ints<K> a, Ints<K> b) {          \
+      return a operator_ b;                                        \
+    }                                                              \
+    static Bounds bounds(Bounds a, Bounds b) { return bounds_; }   \
   };
 // Whether a < b, or a <= b: NaN is neither.
 inline Bounds is_less(Bounds a, Bounds b) {
@@ -613,10 +613,10 @@ struct OperationList {
     (function(All{}), ...);
   }
 };
-using Operations =
-    OperationList<Neg, Abs, Sign, Sqrt, Rsqrt, Exp, Expm1, Log, Log1p, Log2, Tanh, Sigmoid, Softplus, Relu, Sin, Cos, Erf,
-                  Floor, Ceil, Round, Square, Reciprocal, Add, Sub, Mul, Div, Pow, Min, Max, FloorDiv, Mod, And, Or, Xor,
-                  Not, Shl, Shr, Eq, Ne, Lt, Le, Gt, Ge, Where, ToFloat, ToInt, ToBool, IsNan, IsInf, IsFinite>;
+using Operations = OperationList<Neg, Abs, Sign, Sqrt, Rsqrt, Exp, Expm1, Log, Log1p, Log2, Tanh, Sigmoid, Softplus,
+                                 Relu, Sin, Cos, Erf, Floor, Ceil, Round, Square, Reciprocal, Add, Sub, Mul, Div, Pow,
+                                 Min, Max, FloorDiv, Mod, And, Or, Xor, Not, Shl, Shr, Eq, Ne, Lt, Le, Gt, Ge, Where,
+                                 ToFloat, ToInt, ToBool, IsNan, IsInf, IsFinite>;
 inline constexpr int kOperationCodes = HEED_OP_ISFINITE + 1;
 
 // What an operation takes; null for what has no operands or is unknown.

@@ -29,10 +29,10 @@ struct Step {
 struct Code {
   const Step* steps;
   int32_t count;
-  int32_t slots[4];       // buffers of each dependence
-  int32_t spread_slots;   // buffers of spread values of queries, or of keys, whichever are more
-  bool by_head;  // whether any step depends on the head
-  bool follows_lines;  // whether pairs read or add to captured floats: their indices may lie on lines, see `Line`
+  int32_t slots[4];        // buffers of each dependence
+  int32_t spread_slots;    // buffers of spread values of queries, or of keys, whichever are more
+  bool by_head;            // whether any step depends on the head
+  bool follows_lines;      // whether pairs read or add to captured floats: their indices may lie on lines, see `Line`
   const int32_t* results;  // steps whose values are asked for, but for the indices of scatters
   int32_t result_count;
 };

@@ -78,13 +78,16 @@ inline Bounds bounds_of_numbers(const HeedCapture& capture, const Summary& summa
   return {static_cast<double>(least), static_cast<double>(most), false};
 }
 
-// Sets known[i] to what is known of the value of step i, up to the last one, for all of some pairs.
-inline void follow_bounds(const Plan& plan, const Code& code, int last, const PairRange& range, Bounds* known) {
+// Sets known[i] to what is known of the value of step i, up to the last one, for all of some pairs. With `other_keys` the
+// same has been done with other keys alone.
+inline void follow_bounds(const Plan& plan, const Code& code, int last, const PairRange& range, Bounds* known,
+                          bool other_keys = false) {
   const auto between = [](int64_t first, int64_t last) {
     return Bounds{static_cast<double>(first), static_cast<double>(last), false};
   };
   for (int i = 0; i <= last; ++i) {
     const Step& step = code.steps[i];
+    if (other_keys && !(step.dependence & kOnKey)) continue;
     switch (step.opcode) {
       case HEED_OP_CONSTANT: {
         const double x = step.constant;
@@ -100,7 +103,7 @@ inline void follow_bounds(const Plan& plan, const Code& code, int last, const Pa
       case HEED_OP_LOAD: {
         const Summary& summary = plan.summaries[step.capture];
         known[i] = summary.levels ? bounds_of_numbers(plan.captures[step.capture], summary, known[step.operands[0]])
-                                 : unknown(step.type);
+                                  : unknown(step.type);
         break;
       }
       default: {
@@ -110,7 +113,8 @@ inline void follow_bounds(const Plan& plan, const Code& code, int last, const Pa
       }
     }
     // Integers may have wrapped around; floats are rounded, and that is monotonic.
-    if (step.type == HEED_INT && !(known[i].least >= kLeastInt && known[i].most <= kMostInt)) known[i] = unknown(HEED_INT);
+    if (step.type == HEED_INT && !(known[i].least >= kLeastInt && known[i].most <= kMostInt))
+      known[i] = unknown(HEED_INT);
     if (step.type == HEED_FLOAT && !plan.is_double)
       known[i] = {static_cast<float>(known[i].least), static_cast<float>(known[i].most), known[i].maybe_nan};
   }
@@ -160,12 +164,101 @@ inline Line line_of(const Step& step, const Block& block, const Bounds* known, c
       const int64_t times = of_constant ? lines[a].start : lines[b].start;
       return {line.known, line.start * times, line.by_query * times, line.by_key * times};
     }
-    case HEED_OP_MIN: return known[a].most <= known[b].least ? lines[a] : known[b].most <= known[a].least ? lines[b] : Line{};
-    case HEED_OP_MAX: return known[a].least >= known[b].most ? lines[a] : known[b].least >= known[a].most ? lines[b] : Line{};
+    case HEED_OP_MIN:
+      return known[a].most <= known[b].least ? lines[a] : known[b].most <= known[a].least ? lines[b] : Line{};
+    case HEED_OP_MAX:
+      return known[a].least >= known[b].most ? lines[a] : known[b].least >= known[a].most ? lines[b] : Line{};
     case HEED_OP_WHERE: return known[a].is(1) ? lines[b] : known[a].is(0) ? lines[c] : Line{};
     default: return {};
   }
 }
+
+// The lines of all steps of a code in a block, from what is known of their values there.
+inline void follow_lines(const Code& code, const Block& block, const Bounds* known, Line* lines) {
+  for (int i = 0; i < code.count; ++i) {
+    lines[i] = line_of(code.steps[i], block, known, lines, known[i]);
+    // Beyond int32 it wraps around.
+    lines[i].known = lines[i].within(block.queries.length, block.keys.length, INT32_MIN, int64_t{INT32_MAX} + 1);
+  }
+}
+
+// Sets bits[y], bit x to whether an integer start + by_query * x + by_key * y, with |by_query| <= 1, is below 0 or, with
+// kEqual, is 0.
+template <bool kEqual>
+inline void compare_line(Line line, int keys, uint64_t* bits) {
+  for (int y = 0; y < keys; ++y, line.start += line.by_key) {
+    const auto from = [](int64_t x) { return ~bits_below(x); };
+    const int64_t x = line.by_query < 0 ? line.start : -line.start;  // where it is 0
+    if (kEqual)
+      bits[y] = line.by_query ? bits_below(x + 1) & from(x) : line.start == 0 ? ~uint64_t{0} : 0;
+    else
+      bits[y] = line.by_query < 0 ? from(x + 1) : line.by_query > 0 ? bits_below(x) : line.start < 0 ? ~uint64_t{0} : 0;
+  }
+}
+
+// Booleans as bits, a word for each key, where all of them are comparisons of lines and combinations of these: a window,
+// say, without a number for each pair.
+class BitRun {
+ public:
+  BitRun(const Plan& plan, const Block& block) : code_(plan.keep), keys_(block.keys.length) {
+    const PairRange range{block.b,           block.n,          block.n,           block.queries.begin,
+                          block.last_query(), block.keys.begin, block.last_key()};
+    follow_bounds(plan, code_, code_.count - 1, range, known_);
+    follow_lines(code_, block, known_, lines_);
+  }
+
+  // Returns false if it cannot.
+  bool run(int at, uint64_t* bits, int depth = 0) {
+    const Step& step = code_.steps[at];
+    const int a = step.operands[0], b = step.operands[1];
+    if (--left_ < 0 || depth > kDepth || step.type != HEED_BOOL) return false;
+    if (known_[at].least == known_[at].most) {
+      for (int y = 0; y < keys_; ++y) bits[y] = known_[at].is(1) ? ~uint64_t{0} : 0;
+      return true;
+    }
+    switch (step.opcode) {
+      case HEED_OP_NOT:
+        if (!run(a, bits, depth + 1)) return false;
+        for (int y = 0; y < keys_; ++y) bits[y] = ~bits[y];
+        return true;
+      case HEED_OP_AND:
+      case HEED_OP_OR:
+      case HEED_OP_XOR: {
+        uint64_t other[kKeyBlock];
+        if (!run(a, bits, depth + 1) || !run(b, other, depth + 1)) return false;
+        for (int y = 0; y < keys_; ++y)
+          bits[y] = step.opcode == HEED_OP_AND  ? bits[y] & other[y]
+                    : step.opcode == HEED_OP_OR ? bits[y] | other[y]
+                                                : bits[y] ^ other[y];
+        return true;
+      }
+      case HEED_OP_LT: return compare<false>(a, b, false, bits);
+      case HEED_OP_GT: return compare<false>(b, a, false, bits);
+      case HEED_OP_GE: return compare<false>(a, b, true, bits);
+      case HEED_OP_LE: return compare<false>(b, a, true, bits);
+      case HEED_OP_EQ: return compare<true>(a, b, false, bits);
+      case HEED_OP_NE: return compare<true>(a, b, true, bits);
+      default: return false;
+    }
+  }
+
+ private:
+  static constexpr int kDepth = 12, kMostSteps = 64;
+
+  template <bool kEqual>
+  bool compare(int a, int b, bool negated, uint64_t* bits) const {
+    const Line line = sum_of(lines_[a], lines_[b], -1);
+    if (!line.known || line.by_query < -1 || line.by_query > 1) return false;
+    compare_line<kEqual>(line, keys_, bits);
+    for (int y = 0; negated && y < keys_; ++y) bits[y] = ~bits[y];
+    return true;
+  }
+
+  const Code& code_;
+  int keys_, left_ = kMostSteps;
+  Bounds known_[HEED_MAX_INSTRUCTIONS];
+  Line lines_[HEED_MAX_INSTRUCTIONS];
+};
 
 // ---- Running
 
@@ -215,7 +308,8 @@ void run_operation(const ReadyStep& s, int first, int rows, int vectors) {
     for (int v = 0; v < vectors; ++v, from_a += a_step) {
       if constexpr (kNeeds.operands == 1) {
         V x = load_as<V>(from_a);
-        if constexpr (kType == HEED_BOOL && kNeeds.result != OperationNeeds::kBool && kNeeds.result != OperationNeeds::kAsInput)
+        if constexpr (kType == HEED_BOOL && kNeeds.result != OperationNeeds::kBool &&
+                      kNeeds.result != OperationNeeds::kAsInput)
           x &= 1;  // the number of a boolean
         put(Operation::template of<K>(x));
       } else if constexpr (kNeeds.operands == 2) {
@@ -350,8 +444,7 @@ class ProgramRun {
     const Span keys = block.keys, queries = block.queries;
     rows_ = across == kOnQuery ? keys.length : queries.length;
     // Rows of tiles fill the buffers; of the other layout, whose rows are longer, there is one.
-    rows_in_strip_ =
-        across == kOnQuery ? static_cast<int>(max(1, kStripRows / max(1, code.slots[kOnPair]))) : 1;
+    rows_in_strip_ = across == kOnQuery ? static_cast<int>(max(1, kStripRows / max(1, code.slots[kOnPair]))) : 1;
     vectors_ = round_up(across == kOnQuery ? queries.length : keys.length, kLanes<Real>) / kLanes<Real>;
     const int down_vectors = round_up(rows_, kLanes<Real>) / kLanes<Real>;
     across_ = across;
@@ -367,21 +460,11 @@ class ProgramRun {
       else
         place = {slot, 0, step.dependence == kOnNothing ? 0 : vector, true};
       switch (step.opcode) {
-        case HEED_OP_SCORE:
-          place = whole_block(scores, row, vector);
-          continue;
-        case HEED_OP_UPSTREAM:
-          place = whole_block(upstream, row, vector);
-          continue;
-        case HEED_OP_CONSTANT:
-          set_constant(slot, step);
-          continue;
-        case HEED_OP_BATCH:
-          store(slot, I{} + static_cast<int32_t>(block.b));
-          continue;
-        case HEED_OP_HEAD:
-          store(slot, I{} + static_cast<int32_t>(block.n));
-          continue;
+        case HEED_OP_SCORE: place = whole_block(scores, row, vector); continue;
+        case HEED_OP_UPSTREAM: place = whole_block(upstream, row, vector); continue;
+        case HEED_OP_CONSTANT: set_constant(slot, step); continue;
+        case HEED_OP_BATCH: store(slot, I{} + static_cast<int32_t>(block.b)); continue;
+        case HEED_OP_HEAD: store(slot, I{} + static_cast<int32_t>(block.n)); continue;
         case HEED_OP_QUERY:
         case HEED_OP_KEY:
           count_up(slot, step.opcode == HEED_OP_QUERY ? queries.begin : keys.begin,
@@ -403,7 +486,10 @@ class ProgramRun {
           if (step.dependence == kOnPair)
             buffers_.pairs[pair_steps_++] = ready;
           else
-            ready.run(ready, 0, 1, step.dependence == kOnNothing ? 1 : step.dependence == across ? vectors_ : down_vectors);
+            ready.run(ready, 0, 1,
+                      step.dependence == kOnNothing ? 1
+                      : step.dependence == across   ? vectors_
+                                                    : down_vectors);
         }
       }
       if (step.dependence == down && step.spread >= 0) spread(step, slot, buffers_.spread(step.spread));
@@ -501,16 +587,11 @@ class ProgramRun {
 
   void follow_lines(const Plan& plan, const Block& block) {
     const Code& code = code_;
-    const PairRange range{block.b,           block.n,          block.n,           block.queries.begin,
-                          block.last_query(), block.keys.begin, block.last_key()};
+    const PairRange range{block.b,          block.n,         block.n, block.queries.begin, block.last_query(),
+                          block.keys.begin, block.last_key()};
     follow_bounds(plan, code, code.count - 1, range, buffers_.known);
-    for (int i = 0; i < code.count; ++i) {
-      buffers_.live[i] = false;
-      Line& line = buffers_.lines[i];
-      line = line_of(code.steps[i], block, buffers_.known, buffers_.lines, buffers_.known[i]);
-      // Beyond int32 it wraps around.
-      line.known = line.within(block.queries.length, block.keys.length, INT32_MIN, int64_t{INT32_MAX} + 1);
-    }
+    HEED_ISA::follow_lines(code, block, buffers_.known, buffers_.lines);
+    for (int i = 0; i < code.count; ++i) buffers_.live[i] = false;
     for (int i = 0; i < code.result_count; ++i) buffers_.live[code.results[i]] = true;
     for (int i = 0; &code == &plan.derivative && i < plan.scatter_count; ++i)
       if (!line(plan, plan.scatters[i])) buffers_.live[plan.scatters[i].index] = true;
@@ -527,7 +608,8 @@ class ProgramRun {
   }
 
   static void count_up(char* to, int64_t begin, int vectors) {
-    for (int x = 0; x < vectors * kLanes<Real>; ++x) reinterpret_cast<int32_t*>(to)[x] = static_cast<int32_t>(begin + x);
+    for (int x = 0; x < vectors * kLanes<Real>; ++x)
+      reinterpret_cast<int32_t*>(to)[x] = static_cast<int32_t>(begin + x);
   }
 
   void spread(const Step& step, const char* from, char* to) const {

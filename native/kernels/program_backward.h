@@ -41,7 +41,8 @@ class ScatterRun {
         else
           of_queries[v] += gradient;
       }
-      if (dependence_ == kOnKey) sums_[index_of(index_.at(first, y))] += static_cast<double>(sum_of_lanes<Real>(of_key));
+      if (dependence_ == kOnKey)
+        sums_[index_of(index_.at(first, y))] += static_cast<double>(sum_of_lanes<Real>(of_key));
     }
     if (dependence_ == kOnQuery)
       for (int v = 0; v < vectors_; ++v) add_lanes(index_.at(first, 0) + v * index_.column, of_queries[v]);

@@ -204,47 +204,51 @@ struct Dilated {
   }
 };
 
-// What a program keeps. `left` and `right` are the numbers of keys and of heads.
+// What a program keeps. `right` is the number of heads.
 struct Programmed {
   static constexpr int32_t kKind = kProgramRule;
   static constexpr RuleNeeds kNeeds = {{}};
-  static constexpr int kUnit = 16;  // of the keys of a range
+  static constexpr int kUnit = 8;  // of the keys of a range
 
   static const Plan& plan(const HeedMaskRule& rule) { return *static_cast<const Plan*>(rule.dense.data); }
 
-  static Bounds judge(const HeedMaskRule& rule, const PairRange& range) {
-    return bounds_of_step(plan(rule), plan(rule).keep, plan(rule).keep_step, range);
-  }
-  // The first (or the last) unit of keys of [first, end) that may be seen, or -1. Most units are judged together.
-  template <bool kLast>
-  static int64_t find(const HeedMaskRule& rule, const PairRange& queries, int64_t first, int64_t end) {
-    PairRange range = queries;
-    range.first_key = first * kUnit, range.last_key = min(end * kUnit, rule.left) - 1;
-    if (judge(rule, range).is(0)) return -1;
-    if (end - first == 1) return first;
-    const int64_t middle = first + (end - first) / 2;
-    const int64_t found = kLast ? find<kLast>(rule, queries, middle, end) : find<kLast>(rule, queries, first, middle);
-    if (found >= 0) return found;
-    return kLast ? find<kLast>(rule, queries, first, middle) : find<kLast>(rule, queries, middle, end);
-  }
-
   static void key_range(const HeedMaskRule& rule, int64_t b, Span queries, int64_t* lo, int64_t* hi) {
-    const PairRange range{b, 0, rule.right - 1, queries.begin, queries.begin + queries.length - 1, 0, 0};
-    const int64_t units = (rule.left + kUnit - 1) / kUnit;
-    const int64_t first = units > 0 ? find<false>(rule, range, 0, units) : -1;
-    if (first < 0) {
-      *hi = 0;
+    Bounds known[HEED_MAX_INSTRUCTIONS];
+    bool again = false;
+    const auto hides = [&](int64_t first, int64_t end) {
+      const PairRange range{b,     0, rule.right - 1, queries.begin, queries.begin + queries.length - 1,
+                            first, end - 1};
+      follow_bounds(plan(rule), plan(rule).keep, plan(rule).keep_step, range, known, again);
+      again = true;
+      return known[plan(rule).keep_step].is(0);
+    };
+    if (*lo >= *hi) return;
+    if (hides(*lo, *hi)) {
+      *hi = *lo;
       return;
     }
-    *lo = max(*lo, first * kUnit);
-    *hi = min(*hi, (find<true>(rule, range, first, units) + 1) * kUnit);
+    // Halves what may be seen until its first unit, and then its last one, is found.
+    for (int64_t first = *lo, end = *hi; end - first > kUnit;) {
+      const int64_t middle = first + (end - first) / 2;
+      (hides(first, middle) ? first = *lo = middle : end = middle);
+    }
+    for (int64_t first = *lo, end = *hi; end - first > kUnit;) {
+      const int64_t middle = first + (end - first) / 2;
+      (hides(middle, end) ? end = *hi = middle : first = middle);
+    }
   }
   static BlockMask classify(const HeedMaskRule& rule, const Block& block) {
-    const Bounds kept = judge(rule, {block.b, block.n, block.n, block.queries.begin, block.last_query(),
-                                     block.keys.begin, block.last_key()});
+    const PairRange range{block.b,           block.n,          block.n,           block.queries.begin,
+                          block.last_query(), block.keys.begin, block.last_key()};
+    const Bounds kept = bounds_of_step(plan(rule), plan(rule).keep, plan(rule).keep_step, range);
     return kept.is(0) ? BlockMask::kEmpty : full_if(kept.is(1));
   }
   static void hide(const HeedMaskRule& rule, const Block& block, uint64_t* hidden) {
+    uint64_t kept[kKeyBlock];
+    if (BitRun(plan(rule), block).run(plan(rule).keep_step, kept)) {
+      for (int y = 0; y < block.keys.length; ++y) hidden[y] |= ~kept[y];
+      return;
+    }
     if (plan(rule).is_double)
       hide_by_program<double>(plan(rule), block, hidden);
     else

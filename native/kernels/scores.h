@@ -38,9 +38,9 @@ inline void add_bias(const HeedAttention& a, const Block& block, int columns, Re
     }
 }
 
-// Applies soft cap, program, bias, ALiBi and mask to scores[y][x] of a block, in place. The true scores are `unit` times
-// the given numbers; returns the unit of the results. For the backward pass, unless null: writes the derivative of the
-// soft cap to `slope`, and the scores that the program reads to `raw`.
+// Applies soft cap, program, bias, ALiBi and mask to scores[y][x] of a block, in place. The true scores are `unit`
+// times the given numbers; returns the unit of the results. For the backward pass, unless null: writes the derivative
+// of the soft cap to `slope`, and the scores that the program reads to `raw`.
 template <class Real>
 inline Real apply_score_mods(const HeedAttention& a, const Block& block, int columns, BlockMask mask,
                              const uint64_t* hidden, Real unit, Real* scores, Real* slope, Real* raw) {

@@ -149,8 +149,8 @@ HEED_INLINE Vector<Real> power_of(Vector<Real> x, Vector<Real> y) {
 template <class Real>
 HEED_INLINE Vector<Real> remainder_of(Vector<Real> x, Vector<Real> y) {
   return map_lanes<Real>(x, y, [](Real a, Real b) -> Real {
-    const Real rest =
-        sizeof(Real) == 4 ? static_cast<Real>(__builtin_fmodf(static_cast<float>(a), static_cast<float>(b)))
+    const Real rest = sizeof(Real) == 4
+                          ? static_cast<Real>(__builtin_fmodf(static_cast<float>(a), static_cast<float>(b)))
                           : __builtin_fmod(a, b);
     return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
   });

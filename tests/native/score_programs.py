@@ -152,7 +152,11 @@ def _power(a: Any, b: Any) -> Any:
     out = np.empty(wide.shape, np.int32)
     for at in np.ndindex(wide.shape):
         x, n = int(wide[at]), int(powers[at])
-        exact = pow(x, n, 2**32) if n >= 0 else (1 if x == 1 or (x == -1 and n % 2 == 0) else -(x == -1))
+        exact = (
+            pow(x, n, 2**32)
+            if n >= 0
+            else (1 if x == 1 or (x == -1 and n % 2 == 0) else -(x == -1))
+        )
         out[at] = np.uint32(exact % 2**32).astype(np.int32)
     return out
 
@@ -234,7 +238,9 @@ def evaluate(
     """All values of a list for scores (B, N, T, S). What no score enters has the compute type, as in the core."""
     names = ("BATCH", "HEAD", "QUERY", "KEY")
     indices = {
-        name: np.arange(shape[axis], dtype=np.int32).reshape([-1 if i == axis else 1 for i in range(4)])
+        name: np.arange(shape[axis], dtype=np.int32).reshape(
+            [-1 if i == axis else 1 for i in range(4)]
+        )
         for axis, name in enumerate(names)
     }
     values: list[Any] = []
@@ -253,7 +259,9 @@ def evaluate(
                 array = array.astype(compute) if x.type == FLOAT else array
                 value = array[np.clip(operands[0], 0, array.size - 1)]
             elif name == "TO_FLOAT":
-                value = operands[0] if operands[0].dtype.kind == "f" else operands[0].astype(compute)
+                value = (
+                    operands[0] if operands[0].dtype.kind == "f" else operands[0].astype(compute)
+                )
             else:
                 value = MEANINGS[name](*operands)
             values.append(np.asarray(value))
@@ -265,9 +273,10 @@ def operands_of(name: str) -> int:
     at = OPERATIONS.index(name)
     if name == "WHERE":
         return 3
-    if name == "NOT" or name == "LOAD" or "NEG" == name or OPERATIONS.index("NEG") < at < OPERATIONS.index("ADD"):
+    first, binary, last = (OPERATIONS.index(x) for x in ("NEG", "ADD", "WHERE"))
+    if name in ("NOT", "LOAD") or first <= at < binary or at > last:
         return 1
-    return 0 if at < OPERATIONS.index("NEG") else 1 if at > OPERATIONS.index("WHERE") else 2
+    return 0 if at < first else 2
 
 
 class Draw:
@@ -298,14 +307,22 @@ class Draw:
         """An int value."""
         write_leaf = lambda: write.leaf(str(self.rng.choice(["BATCH", "HEAD", "QUERY", "KEY"])))  # noqa: E731
         if depth <= 0:
-            return self.choose(write_leaf, write_leaf, lambda: write.constant(int(self.rng.integers(-3, 9))))
+            return self.choose(
+                write_leaf, write_leaf, lambda: write.constant(int(self.rng.integers(-3, 9)))
+            )
 
         def two() -> int:
-            name = str(self.rng.choice(["ADD", "SUB", "MUL", "MIN", "MAX", "FLOORDIV", "MOD", "AND", "OR", "XOR"]))
+            name = str(
+                self.rng.choice(
+                    ["ADD", "SUB", "MUL", "MIN", "MAX", "FLOORDIV", "MOD", "AND", "OR", "XOR"]
+                )
+            )
             return write(name, self.integer(write, depth - 1), self.integer(write, depth - 1))
 
         def one() -> int:
-            return write(str(self.rng.choice(["NEG", "ABS", "SIGN", "NOT"])), self.integer(write, depth - 1))
+            return write(
+                str(self.rng.choice(["NEG", "ABS", "SIGN", "NOT"])), self.integer(write, depth - 1)
+            )
 
         def load() -> int:
             return write.load(4, INT, self.integer(write, depth - 1))
@@ -325,8 +342,14 @@ class Draw:
         def exact_floats() -> int:
             half = write.constant(float(self.rng.integers(-4, 9)) / 2)
             scaled = write("MUL", write("TO_FLOAT", self.integer(write, 1)), half)
-            rounded = write(str(self.rng.choice(["FLOOR", "CEIL", "ROUND", "ABS", "NEG", "SIGN"])), scaled)
-            return write(str(self.rng.choice(["LT", "GE", "NE"])), rounded, write.constant(float(self.rng.integers(-9, 9))))
+            rounded = write(
+                str(self.rng.choice(["FLOOR", "CEIL", "ROUND", "ABS", "NEG", "SIGN"])), scaled
+            )
+            return write(
+                str(self.rng.choice(["LT", "GE", "NE"])),
+                rounded,
+                write.constant(float(self.rng.integers(-9, 9))),
+            )
 
         if depth <= 0:
             return self.choose(compare, lambda: write.constant(bool(self.rng.random() < 0.7)))
@@ -369,12 +392,30 @@ class Draw:
             return write("MUL", self.bounded(write, again()), again())
 
         def quotient() -> int:
-            return write("DIV", again(), write("ADD", write.constant(1.0), write("SQUARE", self.bounded(write, again()))))
+            return write(
+                "DIV",
+                again(),
+                write("ADD", write.constant(1.0), write("SQUARE", self.bounded(write, again()))),
+            )
 
         def special() -> int:
             within = self.bounded(write, again())
             shifted = write("ADD", within, write.constant(2.0))  # in [1, 3]
-            name = str(self.rng.choice(["EXP", "EXPM1", "LOG", "LOG1P", "LOG2", "SQRT", "RSQRT", "RECIPROCAL", "SQUARE"]))
+            name = str(
+                self.rng.choice(
+                    [
+                        "EXP",
+                        "EXPM1",
+                        "LOG",
+                        "LOG1P",
+                        "LOG2",
+                        "SQRT",
+                        "RSQRT",
+                        "RECIPROCAL",
+                        "SQUARE",
+                    ]
+                )
+            )
             return self.choose(lambda: write(name, shifted), lambda: write("POW", shifted, within))
 
         return self.choose(
@@ -406,4 +447,3 @@ class Draw:
             gradient = back("MUL", back.leaf("UPSTREAM"), self.float(back, 2, both))
             p.scatters.append((int(capture), self.integer(back, 2), gradient))
         return p
-
