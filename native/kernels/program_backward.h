@@ -79,8 +79,10 @@ class ScatterRun {
         }
       double* to = sums_ + line_->start + (first + done) * line_->by_key;
       if (line_->by_key == 1 && line_->by_query * line_->by_query != 1) {
-        for (int x = 0; x < columns; ++x)
-          for (int y = 0; y < together; ++y) to[x * line_->by_query + y] += static_cast<double>(numbers[y][x]);
+        for (int v = 0; v < vectors_; ++v)
+          for (int y = 0; y < together; y += kLanes<Real>)
+            add_columns(&numbers[y][v * kLanes<Real>], static_cast<int>(min(together - y, kLanes<Real>)),
+                        to + v * kLanes<Real> * line_->by_query + y);
         continue;
       }
       for (int y = 0; y < together; ++y, to += line_->by_key)
@@ -90,6 +92,21 @@ class ScatterRun {
           for (int x = 0; x < columns; ++x) to[-x] += static_cast<double>(numbers[y][x]);
         else
           for (int x = 0; x < columns; ++x) to[x * line_->by_query] += static_cast<double>(numbers[y][x]);
+    }
+  }
+
+  // Adds up to a square of numbers, transposed.
+  HEED_INLINE void add_columns(const Real* numbers, int rows, double* to) const {
+    V square[kLanes<Real>] = {};
+    for (int y = 0; y < rows; ++y) square[y] = load(numbers + y * kQueryTile);
+    transpose<Real>(square);
+    for (int x = 0; x < kLanes<Real>; ++x, to += line_->by_query) {
+      Real column[kLanes<Real>];
+      store(column, square[x]);
+      if (rows == kLanes<Real>)
+        for (int y = 0; y < kLanes<Real>; ++y) to[y] += static_cast<double>(column[y]);
+      else
+        for (int y = 0; y < rows; ++y) to[y] += static_cast<double>(column[y]);
     }
   }
 
