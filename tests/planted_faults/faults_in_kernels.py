@@ -48,12 +48,12 @@ FAULTS = (
         "context, &kCache, 0, 0, dims.data()",
         ("tests/ops/test_decoding_steps.py",),
     ),
-    # The wire
+    # Forms
     Fault(
-        "two settings change places",
-        "native/adapters/tensorflow/settings.h",
-        "double scale, soft_cap, dropout,",
-        "double soft_cap, scale, dropout,",
+        "two numbers of a form change places",
+        "native/adapters/shared/call.h",
+        "double scale, soft_cap, dropout;",
+        "double soft_cap, scale, dropout;",
         ("tests/native/test_settings.py",),
     ),
     # Rows

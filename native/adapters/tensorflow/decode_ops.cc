@@ -1,33 +1,37 @@
 // TensorFlow ops for decoding in a graph, token by token. No arithmetic.
 #include "registration.h"
-#include "settings.h"
 
 namespace heed::tf {
 namespace {
 
+// The form of HeedProduct. Flags are 0 or 1.
+struct ProductSettings {
+  double threads, transposed;
+};
+
 // HeedProduct: x (R, K), weights (G, K, N) or, `transposed`, (G, N, K), one bias (G, N) or none.
-void run_product(void*, TF_OpKernelContext* context) {
+void run_product(void* form, TF_OpKernelContext* context) {
   guarded(context, [&] {
     constexpr int kBias = 2;
     const Status status;
     const std::vector<Tensor> inputs = inputs_of(context, status);
-    const Tensor &x = inputs[0], &weights = inputs[1], &settings = inputs.back();
-    const bool has_bias = inputs.size() > kBias + 1;
-    if (inputs.size() > kBias + 2) fail("there must be one bias or none");
-    const auto s = read_settings<ProductSettings>(settings);
+    const Tensor &x = inputs[0], &weights = inputs[1];
+    const bool has_bias = inputs.size() > kBias;
+    if (inputs.size() > kBias + 1) fail("there must be one bias or none");
+    const auto& settings = *static_cast<const Numbers<ProductSettings>*>(form);
     if (x.rank() != 2) fail("`x` must have shape (R, K)" + x.described());
     if (weights.rank() != 3) fail("`weights` must have shape (G, K, N)" + weights.described());
-    const bool transposed = s.transposed != 0;
+    const bool transposed = settings.transposed != 0;
     const int64_t groups = weights.dim(0), columns = weights.dim(transposed ? 1 : 2);
     if (weights.dim(transposed ? 2 : 1) != x.dim(1))
       fail("`weights` must have as many rows as `x` has features (K)" + weights.described());
     if (has_bias && inputs[kBias].dims() != Dims{groups, columns})
       fail("`bias` must have shape (G, N)" + inputs[kBias].described());
     const HeedProduct call{
-        {dtype_of(x.type()), x.dim(0), x.dim(1)}, groups, columns, transposed, x.data(), weights.data(),
+        {x.type(), x.dim(0), x.dim(1)},           groups, columns, transposed, x.data(), weights.data(),
         has_bias ? inputs[kBias].data() : nullptr};
-    const Tensor y = allocated(context, status, 0, x.type(), {x.dim(0), groups, columns}, bytes_of(x.type()));
-    check(heed_product(&call, y.data(), thread_count(s.threads)));
+    const Tensor y = allocated(context, status, 0, x.type(), {x.dim(0), groups, columns});
+    check(heed_product(&call, y.data(), settings.thread_count()));
   });
 }
 
@@ -59,27 +63,23 @@ void run_cache_write(void*, TF_OpKernelContext* context) {
     int taken = -1;
     const Tensor result{Owned<TF_Tensor>(TF_ForwardInputOrAllocateOutput(
         context, &kCache, 1, 0, dims.data(), static_cast<int>(dims.size()), &taken, status.get()))};
-    if (!status.ok() || !result.tensor) throw Failed{"out of memory for the cache", kResourceExhausted};
+    if (!status.ok() || !result.tensor) throw Failed{"out of memory for the cache", true};
     const std::vector<Tensor> inputs = inputs_of(context, status);
     call.cache = taken == kCache ? result.data() : cache, call.update = inputs[1].data();
     check(heed_cache_write(&call, result.data()));
   });
 }
 
-void shape_of_cache(TF_ShapeInferenceContext* context, TF_Status* status) {
-  const Tracing trace(context, status);
-  trace.output(0, trace.input(0));
-}
-
 }  // namespace
 
 void register_decode_ops() {
-  // N is where a number among the inputs says.
-  register_op("HeedProduct", TF_ShapeInferenceContextSetUnknownShape, run_product, {"B: int >= 0"},
-              {"x: T", "weights: T", "bias: B * T", "settings: double"}, {"y: T"});
-  const Types any{"T: {float, double, bfloat16, half, int32}", {kFloat, kDouble, kBfloat16, kHalf, kInt32}};
-  register_op("HeedCacheWrite", shape_of_cache, run_cache_write, {}, {"cache: T", "update: T", "index: int32"},
-              {"result: T"}, any);
+  // N is where the form says.
+  register_op("HeedProduct", TF_ShapeInferenceContextSetUnknownShape, run_product, {"B: int >= 0", "form: string"},
+              {"x: T", "weights: T", "bias: B * T"}, {"y: T"}, create<Numbers<ProductSettings>>,
+              destroy<Numbers<ProductSettings>>);
+  const Types any{"T: {float, double, bfloat16, half, int32}", {kFloat32, kFloat64, kBfloat16, kFloat16, kInt32}};
+  register_op("HeedCacheWrite", shapes_of_first<1>, run_cache_write, {}, {"cache: T", "update: T", "index: int32"},
+              {"result: T"}, create_nothing, destroy_nothing, any);
 }
 
 }  // namespace heed::tf

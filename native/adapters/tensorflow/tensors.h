@@ -1,13 +1,12 @@
 // Tensors and errors of TensorFlow's C API, which release themselves.
 #pragma once
 
-#include <algorithm>
 #include <initializer_list>
+#include <iterator>
 #include <memory>
-#include <string>
 #include <vector>
 
-#include "../../include/heed.h"
+#include "../shared/array.h"
 #include "tensorflow_c.h"
 
 namespace heed::tf {
@@ -57,16 +56,19 @@ inline std::string described(const Dims& dims) {
   return text + ")";
 }
 
-// a * b, for sizes of tensors. It may wrap for empty ones, whose other sizes can be any: nothing uses the product then.
-inline int64_t times(int64_t a, int64_t b) {
-  return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
-}
+// The TF_DataType of each Type but the last.
+inline constexpr int kDataTypes[] = {1, 2, 14, 19, 3, 22, 10};
+
+inline size_t bytes_of(Type type) { return type == kFloat64 ? 8 : type == kFloat32 || type == kInt32 ? 4 : 2; }
 
 // An input or an output of an op.
 struct Tensor {
   Owned<TF_Tensor> tensor;
 
-  int type() const { return TF_TensorType(tensor.get()); }
+  Type type() const {
+    const int* found = std::find(std::begin(kDataTypes), std::end(kDataTypes), TF_TensorType(tensor.get()));
+    return static_cast<Type>(found - kDataTypes);  // kOther if it is none of them
+  }
   int rank() const { return TF_NumDims(tensor.get()); }
   int64_t dim(int axis) const { return TF_Dim(tensor.get(), axis); }
   Dims dims() const {
@@ -78,6 +80,12 @@ struct Tensor {
     int64_t numbers = 1;
     for (int64_t n : dims()) numbers = times(numbers, n);
     return numbers;
+  }
+  Array array() const {
+    Array result{type(), {}, data()};
+    result.shape.rank = rank();
+    for (int axis = 0; axis < rank() && axis < Shape::kMostAxes; ++axis) result.shape.dims[axis] = dim(axis);
+    return result;
   }
   // ". Received: shape (2, 3)"
   std::string described() const { return ". Received: " + tf::described(dims()); }
@@ -92,18 +100,6 @@ struct Status : Owned<TF_Status> {
   bool ok() const { return TF_GetCode(get()) == 0; }
 };
 
-struct Failed {
-  std::string text;
-  int code = kInvalidArgument;
-};
-
-[[noreturn]] inline void fail(const std::string& text) { throw Failed{text}; }
-
-// Throws an error of the core.
-inline void check(const char* problem) {
-  if (problem) fail(problem);
-}
-
 inline std::vector<Tensor> inputs_of(TF_OpKernelContext* context, const Status& status) {
   std::vector<Tensor> inputs(static_cast<size_t>(TF_NumInputs(context)));
   int i = 0;
@@ -116,41 +112,41 @@ inline std::vector<Tensor> inputs_of(TF_OpKernelContext* context, const Status& 
   return inputs;
 }
 
-// Allocates an output, `bytes` for each number. TensorFlow ends the process if an int64 cannot count the numbers.
-inline Tensor allocated(TF_OpKernelContext* context, const Status& status, int index, int type, const Dims& dims,
-                        size_t bytes) {
+// Allocates an output. TensorFlow ends the process if an int64 cannot count the numbers.
+inline Tensor allocated(TF_OpKernelContext* context, const Status& status, int index, Type type, const Dims& dims) {
   int64_t numbers = 1;
   for (int64_t n : dims)
     if (__builtin_mul_overflow(numbers, n, &numbers))
       fail("a result must have less than 2^63 numbers. Received: inputs that make its " + described(dims));
-  Tensor made{Owned<TF_Tensor>(TF_AllocateOutput(context, index, type, dims.data(), static_cast<int>(dims.size()),
-                                                 static_cast<size_t>(numbers) * bytes, status.get()))};
-  if (!status.ok() || !made.tensor) throw Failed{"out of memory for the result", kResourceExhausted};
+  const size_t bytes = static_cast<size_t>(numbers) * bytes_of(type);
+  Tensor made{Owned<TF_Tensor>(TF_AllocateOutput(context, index, kDataTypes[type], dims.data(),
+                                                 static_cast<int>(dims.size()), bytes, status.get()))};
+  if (!status.ok() || !made.tensor) throw Failed{"out of memory for the result", true};
   return made;
 }
 
-// Runs the function of an op and passes on its errors to TensorFlow.
-template <class Function>
-void guarded(TF_OpKernelContext* context, const Function& function) {
-  Failed failed{"", 0};
+// Passes on an error to TensorFlow.
+template <class Function, class Context>
+void guarded(Context* context, void (*refuse)(Context*, TF_Status*), const Function& function) {
+  Failed failed;
   try {
     function();
     return;
   } catch (const Failed& f) {
     failed = f;
   } catch (...) {
-    failed = {"out of memory", kResourceExhausted};
+    failed = {"out of memory", true};
   }
   const Status status;
-  TF_SetStatus(status.get(), failed.code, failed.text.c_str());
-  TF_OpKernelContext_Failure(context, status.get());
+  constexpr int kInvalidArgument = 3, kResourceExhausted = 8;  // TF_Code
+  TF_SetStatus(status.get(), failed.lacks_memory ? kResourceExhausted : kInvalidArgument, failed.text.c_str());
+  refuse(context, status.get());
 }
 
-inline int32_t dtype_of(int type) {
-  if (type == kFloat) return HEED_FLOAT32;
-  return type == kDouble ? HEED_FLOAT64 : type == kBfloat16 ? HEED_BFLOAT16 : HEED_FLOAT16;
+// Runs the function of an op.
+template <class Function>
+void guarded(TF_OpKernelContext* context, const Function& function) {
+  guarded(context, TF_OpKernelContext_Failure, function);
 }
-
-inline size_t bytes_of(int type) { return type == kDouble ? 8 : type == kFloat || type == kInt32 ? 4 : 2; }
 
 }  // namespace heed::tf

@@ -21,8 +21,8 @@ from heed.ops.backends.jax.portable.dropout import keep_mask
 from heed.ops.backends.jax.portable.implementation import Portable
 from heed.ops.backends.jax.recomputation import recomputation_patches  # noqa: F401  (of the protocol)
 from heed.ops.backends.protocol import Implementation
-from heed.ops.backends.shared import core
 from heed.ops.backends.shared.fused_ops import PlainFusedOps
+from heed.ops.core import library as core
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

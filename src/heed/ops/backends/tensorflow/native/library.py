@@ -10,7 +10,7 @@ import tensorflow as tf
 # No public function tells whether a trace is for XLA; TensorFlow itself uses this one.
 from tensorflow.python.ops import control_flow_util
 
-from heed.ops.backends.shared import core
+from heed.ops.core import library as core
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The native core through `native/include/heed.h` by ctypes, for backends without an adapter of their own.
+"""The structs of `native/include/heed.h` by ctypes, for calls that pass addresses of numbers, and the limits of calls.
 
 Structures are those of the header, field by field; see there for their meaning.
 """
@@ -6,33 +6,18 @@ Structures are those of the header, field by field; see there for their meaning.
 from __future__ import annotations
 
 import ctypes
-import functools
-import sys
-from ctypes import (
-    POINTER,
-    Structure,
-    c_char_p,
-    c_double,
-    c_int,
-    c_int32,
-    c_int64,
-    c_uint32,
-    c_void_p,
-)
-from pathlib import Path
+from collections.abc import Callable
+from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint32, c_void_p
 from typing import Any
 
+from heed.ops.core.form import NONE, NUMBER, Form
 from heed.ops.spec import AttentionSpec
 
-VERSION = 5
 DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
 # Limits of the header.
 MOST_RULES = 8
 WIDEST = 65536
-NOT_BUILT = (
-    "this installation of heed has no native library: it comes from the wheel for other systems, "
-    "or was built without a C++ compiler"
-)
+_NOTHING = ctypes.c_int64()
 
 
 class Tensor(Structure):
@@ -124,59 +109,53 @@ class Backward(Structure):
     )
 
 
-class BlockSizes(Structure):
-    """`HeedBlockSizes`."""
-
-    _fields_ = tuple((name, c_int32) for name in ("queries", "keys", "rows", "columns", "terms"))
+# An array in memory: its address, its shape and its strides.
+Place = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
-def library_path(name: str) -> Path | None:
-    """The path of the library "core" or "tf", or None. Editable installs keep it outside the sources."""
-    package = sys.modules[__name__.partition(".")[0]]
-    files = (Path(folder) / "_lib" / f"libheed_{name}.so" for folder in package.__path__)
-    return next((file for file in files if file.exists()), None)
+def mask_rules(form: Form, place: Callable[[int], Place]) -> tuple[Integers, Any, list[Any]]:
+    """Return the align of ALiBi, the rules of the mask as an array, and the memory to which they point.
 
+    Args:
+        form: the form of a call.
+        place: where the operand of that number is; integers are contiguous.
+    """
+    numbers: list[Any] = []
 
-@functools.cache
-def load() -> tuple[Any, str]:
-    """The core library, and the reason if it cannot be loaded."""
-    path = library_path("core")
-    if path is None:
-        return None, NOT_BUILT
-    try:
-        library: Any = ctypes.CDLL(str(path))
-        version = library.heed_version()
-    except (OSError, AttributeError) as error:
-        return None, f"the native library could not be loaded: {error}"
-    if version != VERSION:
-        return None, f"the native library has version {version} of heed.h, and this heed {VERSION}"
-    # Of a `HeedAttention` and of the results: `ctypes.byref` of a structure, or its bytes.
-    for name in ("heed_forward", "heed_backward", "heed_bias_gradient"):
-        function = getattr(library, name)
-        function.argtypes = [c_void_p, c_void_p, c_int]
-        function.restype = c_char_p
-    library.heed_softmax_size.argtypes = [c_void_p]
-    library.heed_softmax_size.restype = c_int64
-    library.heed_instruction_set.restype = c_char_p
-    library.heed_block_sizes.restype = BlockSizes
-    return library, ""
+    def integers(value: int, at: int) -> Integers:
+        if at == NONE:
+            return Integers()
+        if at == NUMBER:
+            numbers.append(c_int32(value))
+            return Integers(ctypes.addressof(numbers[-1]), 1, 1)
+        address, shape, _ = place(at)
+        return Integers(address, *(*shape, 1, 1)[:2])
 
+    def scores(at: int) -> Scores:
+        if at == NONE:
+            return Scores()
+        address, shape, strides = place(at)
+        strides = tuple(0 if n == 1 else x for n, x in zip(shape, strides, strict=True))
+        # An empty array has no address, which would mean that there is none.
+        address = address or ctypes.addressof(_NOTHING)
+        return Scores(address, (c_int64 * 4)(*shape), (c_int64 * 4)(*strides))
 
-def instruction_set() -> str:
-    """The instruction set of the kernels here, or "none"."""
-    library = load()[0]
-    return "none" if library is None else library.heed_instruction_set().decode()
-
-
-def block_sizes() -> dict[str, int]:
-    """The sizes that the kernels work with, see `HeedBlockSizes` in `heed.h`; none without kernels."""
-    library = load()[0]
-    sizes = None if library is None else library.heed_block_sizes()
-    return {field[0]: getattr(sizes, field[0]) for field in BlockSizes._fields_} if sizes else {}
+    align, rules = Integers(), []
+    for rule in form.rules:
+        at = integers(rule.align, rule.align_in)
+        if rule.is_alibi:
+            align = at
+            continue
+        several = integers(rule.first, rule.first_in), integers(0, rule.second_in)
+        rules.append(
+            MaskRule(rule.kind, rule.left, rule.right, at, *several, scores(rule.dense_in))
+        )
+    array = (MaskRule * len(rules))(*rules)
+    return align, array, [array, *numbers]
 
 
 def reasons_against(spec: AttentionSpec) -> list[str]:
-    """Returns why the kernels cannot run a call, as sentences."""
+    """Return why the kernels cannot run a call, as sentences."""
     reasons = []
     count = 0 if spec.mask is None else len(spec.mask.rules)
     if count > MOST_RULES:
