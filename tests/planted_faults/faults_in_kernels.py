@@ -44,8 +44,8 @@ FAULTS = (
     Fault(
         "a cache is copied for every token",
         "native/adapters/tensorflow/decode_ops.cc",
-        "context, &kCache, 1, 0, dims.data()",
-        "context, &kCache, 0, 0, dims.data()",
+        "allocated_over(context, status, 0, 0, shape)",
+        "std::pair(allocated(context, status, 0, kFloat32, shape), false)",
         ("tests/ops/test_decoding_steps.py",),
     ),
     # Forms

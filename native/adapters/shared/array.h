@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <initializer_list>
 #include <string>
 
 #include "../../include/heed.h"
@@ -38,29 +39,47 @@ enum Type : int32_t {
   kOther
 };
 
-struct Shape {
-  static constexpr int64_t kMostAxes = 4;
-  int64_t rank = 0, dims[kMostAxes] = {};  // of a larger rank the first sizes
-
+// The sizes of an array, without an allocation: a small op would take as long for those as for its work.
+class Shape {
+ public:
   Shape() = default;
-  Shape(std::initializer_list<int64_t> sizes) : Shape(sizes.begin(), static_cast<int64_t>(sizes.size())) {}
-  Shape(const int64_t* sizes, int64_t count) : rank(count) {
-    std::copy(sizes, sizes + std::min(count, kMostAxes), dims);
+  Shape(std::initializer_list<int64_t> sizes) : Shape(sizes.begin(), sizes.end()) {}
+  Shape(const int64_t* first, const int64_t* last) : rank_(last - first) { std::copy(first, last, sizes_); }
+  Shape(const Shape& other) : Shape(other.begin(), other.end()) {}
+  Shape& operator=(const Shape& other) {
+    rank_ = other.rank_;
+    std::copy(other.begin(), other.end(), sizes_);
+    return *this;
   }
 
-  bool operator!=(const Shape& other) const {
-    return rank != other.rank || rank > kMostAxes || !std::equal(dims, dims + rank, other.dims);
+  int64_t rank() const { return rank_; }
+  const int64_t* begin() const { return sizes_; }
+  const int64_t* end() const { return sizes_ + rank_; }
+  int64_t& operator[](int64_t axis) { return sizes_[axis]; }
+  int64_t operator[](int64_t axis) const { return sizes_[axis]; }
+  int64_t& back() { return sizes_[rank_ - 1]; }
+  int64_t back() const { return sizes_[rank_ - 1]; }
+  void push_back(int64_t size) { sizes_[rank_++] = size; }
+  void pop_back() { --rank_; }
+  int64_t count() const {
+    int64_t numbers = 1;
+    for (int64_t n : *this) numbers = times(numbers, n);
+    return numbers;
   }
 
-  // ". Received: shape (2, 3)"
-  std::string described() const {
-    std::string text = ". Received: shape (";
-    for (int64_t axis = 0; axis < std::min(rank, kMostAxes); ++axis) {
-      if (axis) text += ", ";
-      text += std::to_string(dims[axis]);
-    }
-    return text + (rank > kMostAxes ? ", ...)" : ")");
+  bool operator==(const Shape& other) const { return std::equal(begin(), end(), other.begin(), other.end()); }
+  bool operator!=(const Shape& other) const { return !(*this == other); }
+
+  // "shape (2, 3)"
+  std::string text() const {
+    std::string text = "shape (";
+    for (int64_t axis = 0; axis < rank_; ++axis) text += (axis ? ", " : "") + std::to_string(sizes_[axis]);
+    return text + ")";
   }
+  std::string received() const { return ". Received: " + text(); }
+
+ private:
+  int64_t rank_ = 0, sizes_[254];  // no framework has more axes
 };
 
 // Contiguous numbers, which others hold.

@@ -91,7 +91,7 @@ class Call {
     }
     if (h.seed != kNone) {
       const Array& seed = operand(h.seed, kUint32);
-      if (seed.shape != Shape{2}) fail("a seed must have shape (2,)" + seed.shape.described());
+      if (seed.shape != Shape{2}) fail("a seed must have shape (2,)" + seed.shape.received());
       std::memcpy(a.seed, seed.data, sizeof(a.seed));
     }
     for (size_t i = 0; i < form.rules().size(); ++i) add_rule(form.rules()[i], form.numbers(i));
@@ -109,13 +109,13 @@ class Call {
   const Array& expect(size_t i, const char* name, Type type, const Shape& shape) const {
     const Array& x = arrays_[i];
     if (x.type != type || x.shape != shape)
-      fail(std::string("`") + name + "` does not fit the other inputs" + x.shape.described());
+      fail(std::string("`") + name + "` does not fit the other inputs" + x.shape.received());
     return x;
   }
 
   Shape output_shape() const {
     Shape shape = arrays_[0].shape;
-    shape.dims[shape.rank - 1] = attention.value_dim;
+    shape.back() = attention.value_dim;
     return shape;
   }
 
@@ -124,11 +124,13 @@ class Call {
     return form_.has_heads() ? Shape{a.batch, a.heads, a.query_length} : Shape{a.batch, a.query_length};
   }
 
+  Shape bias_shape() const { return {attention.bias.shape, attention.bias.shape + 4}; }
   Shape softmax_shape() const { return {heed_softmax_size(&attention)}; }
 
   // An array of the layout, as a HeedTensor.
   HeedTensor rows(const Array& x) const {
-    const int64_t *dims = x.shape.dims, last = dims[x.shape.rank - 1], both = times(dims[x.shape.rank - 2], last);
+    const Shape& dims = x.shape;
+    const int64_t last = dims.back(), both = times(dims[dims.rank() - 2], last);
     if (!form_.has_heads()) return {x.data, both, last, 0};
     const bool length_first = form_.header.layout == kLengthFirst;
     return {x.data, times(dims[1], both), length_first ? both : last, length_first ? last : both};
@@ -139,9 +141,9 @@ class Call {
     HeedAttention& a = attention;
     const int64_t rank = form_.has_heads() ? 4 : 3, last = rank - 1, length = form_.length_axis();
     for (int i = 0; i < 3; ++i)
-      if (arrays_[i].shape.rank != rank) fail("query, key and value must have rank " + std::to_string(rank));
-    const int64_t *query = arrays_[0].shape.dims, *key = arrays_[1].shape.dims, *value = arrays_[2].shape.dims;
-    const auto heads = [&](const int64_t* dims) { return form_.has_heads() ? dims[form_.heads_axis()] : 1; };
+      if (arrays_[i].shape.rank() != rank) fail("query, key and value must have rank " + std::to_string(rank));
+    const Shape &query = arrays_[0].shape, &key = arrays_[1].shape, &value = arrays_[2].shape;
+    const auto heads = [&](const Shape& dims) { return form_.has_heads() ? dims[form_.heads_axis()] : 1; };
     a.score = static_cast<int32_t>(form_.header.score), a.dtype = arrays_[0].type;
     a.batch = query[0], a.query_length = query[length], a.key_length = key[length];
     a.heads = heads(query), a.kv_heads = heads(key), a.head_dim = query[last], a.value_dim = value[last];
@@ -164,7 +166,7 @@ class Call {
     if (place == kNone) return nullptr;
     const Array& x = operand(place, compute_type());
     if (x.shape != Shape{length})
-      fail(std::string("`") + name + "` must have shape (" + letter + ",)" + x.shape.described());
+      fail(std::string("`") + name + "` must have shape (" + letter + ",)" + x.shape.received());
     return x.data;
   }
 
@@ -172,13 +174,13 @@ class Call {
     HeedScores result{};
     if (place == kNone) return result;
     const Array& x = operand(place, type);
-    if (x.shape.rank != 4) fail(std::string("`") + name + "` must have rank 4");
+    if (x.shape.rank() != 4) fail(std::string("`") + name + "` must have rank 4");
     result.data = x.data;
     int64_t stride = 1;
     for (int axis = 3; axis >= 0; --axis) {
-      result.shape[axis] = x.shape.dims[axis];
-      result.stride[axis] = x.shape.dims[axis] == 1 ? 0 : stride;
-      stride = times(stride, x.shape.dims[axis]);
+      result.shape[axis] = x.shape[axis];
+      result.stride[axis] = x.shape[axis] == 1 ? 0 : stride;
+      stride = times(stride, x.shape[axis]);
     }
     return result;
   }
@@ -187,8 +189,9 @@ class Call {
     if (place == kNone) return {};
     if (place == kNumber && number) return {number, 1, 1};
     const Array& x = operand(place, kInt32);
-    const int64_t rank = x.shape.rank, *dims = x.shape.dims;
-    if (rank > 2) fail("numbers of a mask must have rank 2 at most" + x.shape.described());
+    const Shape& dims = x.shape;
+    const int64_t rank = dims.rank();
+    if (rank > 2) fail("numbers of a mask must have rank 2 at most" + x.shape.received());
     return {static_cast<const int32_t*>(x.data), rank > 0 ? dims[0] : 1, rank > 1 ? dims[1] : 1};
   }
 
@@ -254,7 +257,7 @@ template <class Result>
 void run_bias_gradient(const Call& call, const Result& result, int threads) {
   if (!call.attention.bias.data) fail("there must be a `bias`");
   HeedBackward pass = read_backward(call);
-  pass.bias_gradient = result(0, call.compute_type(), Shape(call.attention.bias.shape, 4)).data;
+  pass.bias_gradient = result(0, call.compute_type(), call.bias_shape()).data;
   check(heed_bias_gradient(&call.attention, &pass, threads));
 }
 

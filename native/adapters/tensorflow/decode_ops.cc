@@ -19,14 +19,14 @@ void run_product(void* form, TF_OpKernelContext* context) {
     const bool has_bias = inputs.size() > kBias;
     if (inputs.size() > kBias + 1) fail("there must be one bias or none");
     const auto& settings = *static_cast<const Numbers<ProductSettings>*>(form);
-    if (x.rank() != 2) fail("`x` must have shape (R, K)" + x.described());
-    if (weights.rank() != 3) fail("`weights` must have shape (G, K, N)" + weights.described());
+    if (x.rank() != 2) fail("`x` must have shape (R, K)" + x.received());
+    if (weights.rank() != 3) fail("`weights` must have shape (G, K, N)" + weights.received());
     const bool transposed = settings.transposed != 0;
     const int64_t groups = weights.dim(0), columns = weights.dim(transposed ? 1 : 2);
     if (weights.dim(transposed ? 2 : 1) != x.dim(1))
-      fail("`weights` must have as many rows as `x` has features (K)" + weights.described());
-    if (has_bias && inputs[kBias].dims() != Dims{groups, columns})
-      fail("`bias` must have shape (G, N)" + inputs[kBias].described());
+      fail("`weights` must have as many rows as `x` has features (K)" + weights.received());
+    if (has_bias && inputs[kBias].shape() != Shape{groups, columns})
+      fail("`bias` must have shape (G, N)" + inputs[kBias].received());
     const HeedProduct call{
         {x.type(), x.dim(0), x.dim(1)},           groups, columns, transposed, x.data(), weights.data(),
         has_bias ? inputs[kBias].data() : nullptr};
@@ -41,31 +41,27 @@ void run_cache_write(void*, TF_OpKernelContext* context) {
   guarded(context, [&] {
     const Status status;
     HeedCacheWrite call{};
-    Dims dims;
+    Shape shape;
     const void* cache = nullptr;
     {
       // Released before the result is allocated: a buffer that is held is not reused.
       const std::vector<Tensor> inputs = inputs_of(context, status);
       const Tensor &update = inputs[1], &index = inputs[2];
-      dims = inputs[0].dims(), cache = inputs[0].data();
-      Dims expected = dims, given = update.dims();
-      if (dims.size() < 2 || given.size() != dims.size())
-        fail("`cache` and `update` must have the same rank, 2 or more" + update.described());
+      shape = inputs[0].shape(), cache = inputs[0].data();
+      Shape expected = shape, given = update.shape();
+      if (shape.rank() < 2 || given.rank() != shape.rank())
+        fail("`cache` and `update` must have the same rank, 2 or more" + update.received());
       expected[1] = given[1];
-      if (given != expected || given[1] > dims[1])
-        fail("`update` must have the shape of `cache` but for fewer positions" + update.described());
-      if (index.rank() != 0) fail("`index` must be a number" + index.described());
-      call.batch = dims[0], call.length = dims[1], call.written = given[1], call.index = *index.data<int32_t>();
+      if (given != expected || given[1] > shape[1])
+        fail("`update` must have the shape of `cache` but for fewer positions" + update.received());
+      if (index.rank() != 0) fail("`index` must be a number" + index.received());
+      call.batch = shape[0], call.length = shape[1], call.written = given[1], call.index = *index.data<int32_t>();
       call.bytes = static_cast<int64_t>(bytes_of(inputs[0].type()));
-      for (size_t axis = 2; axis < dims.size(); ++axis) call.bytes = times(call.bytes, dims[axis]);
+      call.bytes = times(call.bytes, Shape(shape.begin() + 2, shape.end()).count());
     }
-    constexpr int kCache = 0;
-    int taken = -1;
-    const Tensor result{Owned<TF_Tensor>(TF_ForwardInputOrAllocateOutput(
-        context, &kCache, 1, 0, dims.data(), static_cast<int>(dims.size()), &taken, status.get()))};
-    if (!status.ok() || !result.tensor) throw Failed{"out of memory for the cache", true};
+    const auto [result, is_cache] = allocated_over(context, status, 0, 0, shape);
     const std::vector<Tensor> inputs = inputs_of(context, status);
-    call.cache = taken == kCache ? result.data() : cache, call.update = inputs[1].data();
+    call.cache = is_cache ? result.data() : cache, call.update = inputs[1].data();
     check(heed_cache_write(&call, result.data()));
   });
 }

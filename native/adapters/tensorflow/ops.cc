@@ -13,9 +13,8 @@ struct Allocator {
   TF_OpKernelContext* context;
   const Status& status;
 
-  Array operator()(int index, Type type, const heed::Shape& shape) const {
-    const Dims dims(shape.dims, shape.dims + shape.rank);
-    return allocated(context, status, index, type, dims).array();
+  Array operator()(int index, Type type, const Shape& shape) const {
+    return allocated(context, status, index, type, shape).array();
   }
 };
 

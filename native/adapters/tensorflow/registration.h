@@ -10,7 +10,7 @@ namespace heed::tf {
 
 // The context of a shape function. After a step fails, `status` holds the error and later steps do nothing.
 struct Tracing {
-  using Shape = Owned<TF_ShapeHandle>;
+  using Handle = Owned<TF_ShapeHandle>;
   TF_ShapeInferenceContext* context;
   TF_Status* status;
 
@@ -19,22 +19,22 @@ struct Tracing {
   }
   bool ok() const { return TF_GetCode(status) == 0; }
 
-  Shape input(int i) const {
-    Shape shape(TF_NewShapeHandle());
+  Handle input(int i) const {
+    Handle shape(TF_NewShapeHandle());
     if (ok()) TF_ShapeInferenceContextGetInput(context, i, shape.get(), status);
     return shape;
   }
-  Shape part(const Shape& of, int64_t begin, int64_t end) const {
-    Shape shape(TF_NewShapeHandle());
+  Handle part(const Handle& of, int64_t begin, int64_t end) const {
+    Handle shape(TF_NewShapeHandle());
     if (ok()) TF_ShapeInferenceContextSubshape(context, of.get(), begin, end, shape.get(), status);
     return shape;
   }
-  Shape join(const Shape& first, const Shape& second) const {
-    Shape shape(TF_NewShapeHandle());
+  Handle join(const Handle& first, const Handle& second) const {
+    Handle shape(TF_NewShapeHandle());
     if (ok()) TF_ShapeInferenceContextConcatenateShapes(context, first.get(), second.get(), shape.get(), status);
     return shape;
   }
-  void output(int i, const Shape& shape) const {
+  void output(int i, const Handle& shape) const {
     if (ok()) TF_ShapeInferenceContextSetOutput(context, i, shape.get(), status);
   }
 };

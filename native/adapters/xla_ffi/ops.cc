@@ -17,7 +17,7 @@ Array read(const XLA_FFI_Args& list, int64_t i) {
   if (i < 0 || i >= list.size) fail("a buffer is missing");
   const auto& x = *static_cast<const XLA_FFI_Buffer*>(list.args[i]);
   const int32_t* found = std::find(std::begin(kDataTypes), std::end(kDataTypes), x.dtype);
-  return {static_cast<Type>(found - kDataTypes), Shape(x.dims, x.rank), x.data};
+  return {static_cast<Type>(found - kDataTypes), Shape(x.dims, x.dims + x.rank), x.data};
 }
 
 std::string read_form(const XLA_FFI_Attrs& attributes) {
@@ -36,8 +36,7 @@ struct Results {
 
   Array operator()(int64_t i, Type type, const Shape& shape) const {
     const Array found = read(list, i);
-    if (found.type != type || found.shape != shape)
-      fail("a result has a wrong type or shape" + found.shape.described());
+    if (found.type != type || found.shape != shape) fail("a result has a wrong type or shape" + found.shape.received());
     return found;
   }
 };

@@ -82,16 +82,14 @@ def _backward(form: Form, arrays: Several) -> tuple[jax.Array, ...]:
     like = [*arrays[:3]]
     if form.is_additive:
         like += [arrays[_BACKWARD + form.header.score_vector]] * 2
-    return tuple(_call("heed_xla_backward", list(map(_shape, like)), form, arrays))
+    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in like]
+    return tuple(_call("heed_xla_backward", results, form, arrays))
 
 
 def _bias_gradient(form: Form, arrays: Several) -> jax.Array:
     bias = arrays[_BACKWARD + form.header.bias]
-    return _call("heed_xla_bias_gradient", _shape(bias), form, arrays)
-
-
-def _shape(x: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+    result = jax.ShapeDtypeStruct(bias.shape, bias.dtype)
+    return _call("heed_xla_bias_gradient", result, form, arrays)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -81,8 +81,8 @@ def _gradients_forward(form: Form, *arrays: Any) -> tuple[Any, Any]:
 
 
 def _gradients_backward(form: Form, saved: Any, cotangents: Several) -> Any:
-    inputs, others, _, _, incoming = saved
-    spec, tensors = read(form, *inputs, others)
+    (query, key, value), others, _, _, incoming = saved
+    spec, tensors = read(form, query, key, value, others)
     names = ["query", "key", "value", *_trained(form)]
 
     def first(trained: list[Any], incoming: Any) -> tuple[Any, ...]:

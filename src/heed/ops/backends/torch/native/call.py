@@ -23,12 +23,7 @@ from heed.ops.core.form import write
 from heed.ops.core.library import load
 from heed.ops.spec import AttentionSpec, Tensors
 
-_DTYPES = {
-    torch.float32: core.DTYPES["float32"],
-    torch.float64: core.DTYPES["float64"],
-    torch.bfloat16: core.DTYPES["bfloat16"],
-    torch.float16: core.DTYPES["float16"],
-}
+_DTYPES = {getattr(torch, name): number for name, number in core.DTYPES.items()}
 _COMPUTE = {"float32": torch.float32, "float64": torch.float64}
 # The other operands of an attention that has none.
 _ALONE = (None, None, None, None)
@@ -95,7 +90,13 @@ def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
         return x.data_ptr(), x.shape, x.stride()
 
     align, rules, kept = core.mask_rules(form, place)
-    batch, T, S, H, V, heads, kv_heads = (spec.batch, *spec.lengths, *spec.widths, *spec.heads)
+    sizes: Any = (
+        spec.batch,
+        *spec.lengths,
+        *spec.widths,
+        *spec.heads,
+    )  # known: there are no graphs
+    batch, T, S, H, V, heads, kv_heads = sizes
     call = core.Attention(
         score=form.header.score,
         dtype=_DTYPES[tensors.query.dtype],

@@ -103,9 +103,12 @@ class _Kernel:
         if output_gradient is None:
             output_gradient = torch.zeros_like(output)
         if is_observed() or not have_memory(tensors):
-            return _gradients_by_op(
-                spec, tensors, output, statistics, output_gradient, lse_gradient
-            )
+            if lse_gradient is None:
+                heads = () if spec.heads_axis is None else spec.heads[:1]
+                lse_gradient = statistics.new_zeros(output.shape[:1] + heads + spec.lengths[:1])
+            received = output, statistics, output_gradient, lse_gradient
+            found = iter(torch.ops.heed.attention_gradient(*_Call.of(spec, tensors), *received))
+            return [None if tensors[place] is None else next(found) for place in TRAINED]
         return call.backward(
             spec, tensors, output, statistics, output_gradient, lse_gradient, bias_wanted
         )
@@ -191,9 +194,8 @@ def _(*arguments: Any) -> Any:
     query, layout = of.query, of.form.layout
     compute = torch.float64 if query.dtype == torch.float64 else torch.float32
     output = query.new_empty((*query.shape[:-1], of.value.shape[-1]))
-    batch, rows, heads = query.shape[0], query.shape[1], query.shape[2]
-    shape = {"BTNH": (batch, heads, rows), "BNTH": (batch, rows, heads), "BTU": (batch, rows)}
-    lse = query.new_empty(shape[layout], dtype=compute)
+    axes = {"BTNH": (0, 2, 1), "BNTH": (0, 1, 2), "BTU": (0, 1)}[layout]
+    lse = query.new_empty([query.shape[axis] for axis in axes], dtype=compute)
     numbers = 3 * lse.numel()
     if layout == "BTU":  # with the scores, if they are kept
         numbers = torch.library.get_ctx().new_dynamic_size()
@@ -214,9 +216,10 @@ def _dense(x: torch.Tensor) -> torch.Tensor:
     ),
 )
 def _attention_gradient(*arguments: Any) -> list[torch.Tensor]:
-    attention = _Call(*arguments[:_ARGUMENTS]).read()
-    received = arguments[_ARGUMENTS:]
-    gradients = call.backward(*attention, *received, True, strides=torch.contiguous_format)
+    spec, tensors = _Call(*arguments[:_ARGUMENTS]).read()
+    received: Any = arguments[_ARGUMENTS:]
+    options: Any = {"want_bias": True, "strides": torch.contiguous_format}
+    gradients = call.backward(spec, tensors, *received, **options)
     return [x for x in gradients if x is not None]
 
 
@@ -252,8 +255,9 @@ def _save(ctx: Any, arguments: Sequence[Any], *others: torch.Tensor) -> None:
 
 def _saved(ctx: Any, others: int) -> tuple[_Call, list[torch.Tensor]]:
     """The arguments of the op, and the other tensors, of which there are so many."""
-    saved = list(ctx.saved_tensors)
-    return _Call(*ctx.numbers, *saved[:3], saved[3:-others]), saved[-others:]
+    query, key, value, *saved = ctx.saved_tensors
+    reals, integers = ctx.numbers
+    return _Call(reals, integers, query, key, value, saved[:-others]), saved[-others:]
 
 
 def _save_forward(ctx: Any, inputs: Any, output: Any) -> None:
@@ -264,27 +268,6 @@ def _differentiate(ctx: Any, output_gradient: Any, lse_gradient: Any, _: Any) ->
     of, others = _saved(ctx, 2)
     found = torch.ops.heed.attention_gradient(*of, *others, output_gradient, lse_gradient)
     return tuple(of.gradients(found))
-
-
-def _gradients_by_op(
-    spec: AttentionSpec,
-    tensors: Tensors,
-    output: torch.Tensor,
-    statistics: torch.Tensor,
-    output_gradient: torch.Tensor,
-    lse_gradient: OptionalTensor,
-) -> list[OptionalTensor]:
-    if lse_gradient is None:
-        axis = spec.heads_axis
-        shape = (
-            output.shape[:-1] if axis is None else (output.shape[0], spec.heads[0], spec.lengths[0])
-        )
-        lse_gradient = statistics.new_zeros(shape)
-    found = torch.ops.heed.attention_gradient(
-        *_Call.of(spec, tensors), output, statistics, output_gradient, lse_gradient
-    )
-    given = iter(found)
-    return [None if tensors[place] is None else next(given) for place in TRAINED]
 
 
 def _save_gradient(ctx: Any, inputs: Any, output: Any) -> None:
