@@ -44,7 +44,9 @@ class Shape {
  public:
   Shape() = default;
   Shape(std::initializer_list<int64_t> sizes) : Shape(sizes.begin(), sizes.end()) {}
-  Shape(const int64_t* first, const int64_t* last) : rank_(last - first) { std::copy(first, last, sizes_); }
+  Shape(const int64_t* first, const int64_t* last) : rank_(std::min(last - first, kMostAxes)) {
+    std::copy(first, first + rank_, sizes_);
+  }
   Shape(const Shape& other) : Shape(other.begin(), other.end()) {}
   Shape& operator=(const Shape& other) {
     rank_ = other.rank_;
@@ -79,7 +81,8 @@ class Shape {
   std::string received() const { return ". Received: " + text(); }
 
  private:
-  int64_t rank_ = 0, sizes_[254];  // no framework has more axes
+  static constexpr int64_t kMostAxes = 254;  // no framework has more
+  int64_t rank_ = 0, sizes_[kMostAxes];
 };
 
 // Contiguous numbers, which others hold.

@@ -75,7 +75,7 @@ void register_decode_ops() {
               destroy<Numbers<ProductSettings>>);
   const Types any{"T: {float, double, bfloat16, half, int32}", {kFloat32, kFloat64, kBfloat16, kFloat16, kInt32}};
   register_op("HeedCacheWrite", shapes_of_first<1>, run_cache_write, {}, {"cache: T", "update: T", "index: int32"},
-              {"result: T"}, create_nothing, destroy_nothing, any);
+              {"result: T"}, nullptr, nullptr, any);
 }
 
 }  // namespace heed::tf

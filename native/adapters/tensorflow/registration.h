@@ -78,8 +78,6 @@ template <class Form>
 void destroy(void* form) {
   delete static_cast<Form*>(form);
 }
-inline void* create_nothing(TF_OpKernelConstruction*) { return nullptr; }
-inline void destroy_nothing(void*) {}
 
 // A form of doubles. src/heed/ops/backends/tensorflow/native/fused_ops.py has tuples of the same names and fields.
 template <class Settings>
@@ -93,8 +91,8 @@ struct Numbers : Settings {
 
 // `attributes`: those that inputs and outputs name, but for T.
 inline void register_op(const std::string& name, ShapeFunction shapes, Run run, const Arguments& attributes,
-                        const Arguments& inputs, const Arguments& outputs, Create create = create_nothing,
-                        Destroy destroy = destroy_nothing, const Types& types = floats()) {
+                        const Arguments& inputs, const Arguments& outputs, Create create = nullptr,
+                        Destroy destroy = nullptr, const Types& types = floats()) {
   const Status status;
   TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder(name.c_str());
   if (types.attribute) TF_OpDefinitionBuilderAddAttr(op, types.attribute);

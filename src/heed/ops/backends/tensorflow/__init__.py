@@ -25,6 +25,7 @@ from heed.ops.backends.tensorflow.portable.implementation import Portable
 from heed.ops.backends.tensorflow.recomputation import recomputation_patches  # noqa: F401  (of the protocol)
 from heed.ops.backends.tensorflow.ring.attention import Ring
 from heed.ops.backends.tensorflow.ring.workers import current_worker
+from heed.ops.core import library as core
 
 _EAGER = tf.__internal__.EagerTensor
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -43,8 +44,6 @@ convert_to_tensor = keras.ops.convert_to_tensor
 DECODER_OP = decoder
 COMPILES_NATIVE = False  # XLA has no kernel for an op of TensorFlow's
 MATH = tf.math
-instruction_set = library.instruction_set
-block_sizes = library.block_sizes
 
 
 def as_written(function: _F) -> _F:
@@ -55,6 +54,16 @@ def as_written(function: _F) -> _F:
 def constant_while_tracing(function: _F) -> _F:
     """The function itself: Python runs while TensorFlow traces."""
     return function
+
+
+def instruction_set() -> str:
+    """The instruction set of the native kernels here, or "none"."""
+    return "none" if library.ops() is None else core.instruction_set()
+
+
+def block_sizes() -> dict[str, int]:
+    """The block sizes of the native kernels here; empty without kernels."""
+    return {} if library.ops() is None else core.block_sizes()
 
 
 def is_tensor(x: Any) -> bool:

@@ -33,16 +33,6 @@ def ops() -> Any:
     return _load()[0]
 
 
-def instruction_set() -> str:
-    """The instruction set of the kernels here, or "none"."""
-    return "none" if ops() is None else core.instruction_set()
-
-
-def block_sizes() -> dict[str, int]:
-    """The sizes that the kernels work with, see `HeedBlockSizes` in `heed.h`; none without kernels."""
-    return {} if ops() is None else core.block_sizes()
-
-
 @functools.cache
 def machine_reasons() -> tuple[str, ...]:
     """Returns why the kernels cannot run on this machine, as sentences."""
