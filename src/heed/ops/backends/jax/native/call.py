@@ -18,7 +18,7 @@ from jax.custom_batching import custom_vmap
 
 from heed.ops.backends.jax.native import library
 from heed.ops.checks import compute_type
-from heed.ops.core import attention
+from heed.ops.core import structs
 from heed.ops.core.form import Form
 from heed.ops.core.library import load
 from heed.ops.layouts import LAYOUTS
@@ -57,9 +57,9 @@ def _forward(form: Form, arrays: Several) -> tuple[jax.Array, ...]:
     dtype = compute_type(query.dtype.name)
     batch, length = query.shape[0], query.shape[length_axis]
     heads, kv_heads = (1 if heads_axis is None else x.shape[heads_axis] for x in (query, key))
-    sizes = attention.Attention(
+    sizes = structs.Attention(
         score=form.header.score,
-        dtype=attention.DTYPES[query.dtype.name],
+        dtype=structs.DTYPES[query.dtype.name],
         batch=batch,
         heads=heads,
         kv_heads=kv_heads,

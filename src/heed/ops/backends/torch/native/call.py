@@ -18,22 +18,23 @@ from heed.ops.backends.torch.operands import (
     readable,
     resolved,
 )
-from heed.ops.core import attention as core
+from heed.ops.core import structs
+from heed.ops.core.attention import Place, mask_rules
 from heed.ops.core.form import write
 from heed.ops.core.library import load
 from heed.ops.spec import AttentionSpec, Tensors
 
-_DTYPES = {getattr(torch, name): number for name, number in core.DTYPES.items()}
+_DTYPES = {getattr(torch, name): number for name, number in structs.DTYPES.items()}
 _COMPUTE = {"float32": torch.float32, "float64": torch.float64}
 # The other operands of an attention that has none.
 _ALONE = (None, None, None, None)
 # Three of `HeedTensor`, and where they are.
 _OPERANDS = struct.Struct("=QqqqQqqqQqqq")
-_QUERY = core.Attention.query.offset
+_QUERY = structs.Attention.query.offset
 _REST = _QUERY + _OPERANDS.size
 _FORWARD = struct.Struct("=QqqqQQ")
 _SCORES = struct.Struct("=Q8q")
-_BIAS = core.Attention.bias.offset
+_BIAS = structs.Attention.bias.offset
 _SEED = struct.Struct("=2I")
 _POINTER = struct.Struct("=Q")
 
@@ -85,11 +86,11 @@ def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
     operands = [in_order(x) if x.dtype == torch.int32 else resolved(x) for x in operands]
     first = sum(x is not None for x in tensors[3:])
 
-    def place(operand: int) -> core.Place:
+    def place(operand: int) -> Place:
         x = operands[operand - first]
         return x.data_ptr(), x.shape, x.stride()
 
-    align, rules, kept = core.mask_rules(form, place)
+    align, rules, kept = mask_rules(form, place)
     sizes: Any = (
         spec.batch,
         *spec.lengths,
@@ -97,7 +98,7 @@ def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
         *spec.heads,
     )  # known: there are no graphs
     batch, T, S, H, V, heads, kv_heads = sizes
-    call = core.Attention(
+    call = structs.Attention(
         score=form.header.score,
         dtype=_DTYPES[tensors.query.dtype],
         batch=batch,
@@ -169,20 +170,20 @@ def _attention(plan: Plan, tensors: Tensors) -> bytes:
     packed, order = bytearray(whole), plan.order
     if tensors.bias is not None:
         if order[2] is None:
-            _POINTER.pack_into(packed, core.Attention.unit_bias.offset, tensors.bias.data_ptr())
+            _POINTER.pack_into(packed, structs.Attention.unit_bias.offset, tensors.bias.data_ptr())
         else:
             bias = tensors.bias
             strides = (0 if n == 1 else s for n, s in zip(bias.shape, bias.stride(), strict=True))
             _SCORES.pack_into(packed, _BIAS, bias.data_ptr(), *bias.shape, *strides)
     if tensors.score_vector is not None:
         _POINTER.pack_into(
-            packed, core.Attention.score_vector.offset, tensors.score_vector.data_ptr()
+            packed, structs.Attention.score_vector.offset, tensors.score_vector.data_ptr()
         )
     if tensors.slopes is not None:
-        _POINTER.pack_into(packed, core.Attention.alibi_slopes.offset, tensors.slopes.data_ptr())
+        _POINTER.pack_into(packed, structs.Attention.alibi_slopes.offset, tensors.slopes.data_ptr())
     if tensors.seed is not None:
         words = (word & 0xFFFFFFFF for word in tensors.seed.tolist())
-        _SEED.pack_into(packed, core.Attention.seed.offset, *words)
+        _SEED.pack_into(packed, structs.Attention.seed.offset, *words)
     return bytes(packed)
 
 
@@ -255,16 +256,16 @@ def backward(
     query = tensors.query
     gradients = [torch.empty_like(x, memory_format=strides) for x in tensors[:3]]
     order = plan.order
-    run = core.Backward(
-        core.Tensor(*_place(output, order)),
+    run = structs.Backward(
+        structs.Tensor(*_place(output, order)),
         statistics.data_ptr() + plan.rows * statistics.element_size(),
-        core.Tensor(*_place(output_gradient, order)),
+        structs.Tensor(*_place(output_gradient, order)),
     )
     if lse_gradient is not None:
         lse_gradient = in_order(lse_gradient.to(plan.compute))
         run.lse_gradient = lse_gradient.data_ptr()
     run.query_gradient, run.key_gradient, run.value_gradient = (
-        core.Tensor(*_place(x, order)) for x in gradients
+        structs.Tensor(*_place(x, order)) for x in gradients
     )
     library, threads = load()[0], torch.get_num_threads()
     of_bias = of_vector = None
