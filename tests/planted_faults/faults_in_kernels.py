@@ -44,16 +44,16 @@ FAULTS = (
     Fault(
         "a cache is copied for every token",
         "native/adapters/tensorflow/decode_ops.cc",
-        "context, &kCache, 1, 0, dims.data()",
-        "context, &kCache, 0, 0, dims.data()",
+        "allocated_over(context, status, 0, 0, shape)",
+        "std::pair(allocated(context, status, 0, kFloat32, shape), false)",
         ("tests/ops/test_decoding_steps.py",),
     ),
-    # The wire
+    # Forms
     Fault(
-        "two settings change places",
-        "native/adapters/tensorflow/settings.h",
-        "double scale, soft_cap, dropout,",
-        "double soft_cap, scale, dropout,",
+        "two numbers of a form change places",
+        "native/adapters/shared/call.h",
+        "double scale, soft_cap, dropout;",
+        "double soft_cap, scale, dropout;",
         ("tests/native/test_settings.py",),
     ),
     # Rows

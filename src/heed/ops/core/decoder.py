@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 
 from heed._weights import WEIGHTS
-from heed.ops.backends.shared import core
 from heed.ops.core import description
 from heed.ops.core.description import (
     ACTIVATIONS,
@@ -38,6 +37,7 @@ from heed.ops.core.description import (
     ScoreOptions,
     Search,
 )
+from heed.ops.core.library import load
 
 # Gets a null pointer, the target and its next token; 0 ends the target there.
 OnToken = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64, c_int32)
@@ -148,7 +148,7 @@ class Decoding(Structure):
 @functools.cache
 def _library() -> Any:
     """Return the core library with the types of the engine's functions."""
-    library = core.load()[0]
+    library = load()[0]
     library.heed_decoder_make.argtypes = [POINTER(Stack), POINTER(c_void_p)]
     library.heed_decode.argtypes = [c_void_p, POINTER(Decoding), c_void_p, c_void_p, c_int]
     library.heed_decoder_free.argtypes = [c_void_p]

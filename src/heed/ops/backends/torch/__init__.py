@@ -12,7 +12,6 @@ import torch
 
 from heed.ops.backends import NATIVE, PORTABLE, SDPA, FusedOps
 from heed.ops.backends.protocol import Implementation
-from heed.ops.backends.shared import core
 from heed.ops.backends.shared.fused_ops import PlainFusedOps
 from heed.ops.backends.torch.native.implementation import Native
 from heed.ops.backends.torch.operands import (
@@ -27,6 +26,7 @@ from heed.ops.backends.torch.portable.dropout import keep_mask
 from heed.ops.backends.torch.portable.implementation import Portable
 from heed.ops.backends.torch.recomputation import recomputation_patches  # noqa: F401  (of the protocol)
 from heed.ops.backends.torch.sdpa.implementation import Sdpa
+from heed.ops.core import library
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -39,8 +39,8 @@ FUSED_OPS: dict[str, FusedOps] = {PORTABLE: PlainFusedOps(keep_mask)}
 DECODER_OP = None  # PyTorch decodes at once, and torch.compile op by op
 COMPILES_NATIVE = False  # models under Keras' torch.compile are not tested
 MATH = torch
-instruction_set = core.instruction_set
-block_sizes = core.block_sizes
+instruction_set = library.instruction_set
+block_sizes = library.block_sizes
 
 
 def as_written(function: _F) -> _F:
