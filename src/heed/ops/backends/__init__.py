@@ -91,7 +91,8 @@ class Backend(Protocol):
         DECODER_OP: the decoder engine as an op of a graph, `decode(decoder, encoder, batch, search)` of tensors; None
             where graphs decode op by op. See `heed.ops.core.decoder` for the engine itself.
         COMPILES_NATIVE: whether Keras can compile a model (`jit_compile=True`) that runs on native kernels.
-        MATH: `sin`, `cos` and `tanh` of tensors. Those of `keras.ops` compute float64 in float32 on JAX.
+        MATH: `sin`, `cos`, `tanh`, `floor`, `ceil`, `minimum` and `maximum` of tensors. Some of `keras.ops` compute
+            float64 in float32.
     """
 
     IMPLEMENTATIONS: Mapping[str, Any]
