@@ -226,9 +226,9 @@ FAULTS = (
     ),
     Fault(
         "the default scale is 1 / H",
-        f"{_OPS}/checks.py",
-        "return 1 / math.sqrt(head_dim) if head_dim else 1.0",
-        "return 1 / head_dim if head_dim else 1.0",
+        f"{_OPS}/scores.py",
+        "scale = 1 / math.sqrt(width) if width else 1.0",
+        "scale = 1 / width if width else 1.0",
         (f"{_TESTS}/test_semantics.py::test_scale",),
     ),
     Fault(
