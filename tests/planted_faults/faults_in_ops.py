@@ -220,8 +220,8 @@ FAULTS = (
     Fault(
         "the soft cap has half its slope",
         f"{_OPS}/scores.py",
-        "_number(1 / self.soft_cap, query)",
-        "_number(0.5 / self.soft_cap, query)",
+        "_number(1 / self.soft_cap, products)",
+        "_number(0.5 / self.soft_cap, products)",
         (f"{_TESTS}/test_semantics.py::test_soft_cap",),
     ),
     Fault(

@@ -74,7 +74,7 @@ class DotScore(NamedTuple):
     """scale * q . k, capped at soft_cap if that is a number."""
 
     scale: float
-    soft_cap: float | None
+    soft_cap: float | None = None
 
     @classmethod
     def of(cls, options: AttentionOptions, width: int, dtype: str) -> DotScore:
@@ -92,11 +92,14 @@ class DotScore(NamedTuple):
         """Return the scores of a block; it has no score vector."""
         # Scales the query, which has fewer numbers than the scores.
         products = times(fold(query * _number(self.scale, query)), key)
-        scores = unfold(products, query.shape[2])
+        return self.cap(unfold(products, query.shape[2]))
+
+    def cap(self, products: Any) -> Any:
+        """Return the scores of scaled products, of any shape."""
         if self.soft_cap is None:
-            return scores
-        capped = current().MATH.tanh(scores * _number(1 / self.soft_cap, query))
-        return _number(self.soft_cap, query) * capped
+            return products
+        capped = current().MATH.tanh(products * _number(1 / self.soft_cap, products))
+        return _number(self.soft_cap, products) * capped
 
     def add_bias(self, query: Any, bias: Any) -> tuple[Any, Any]:
         """Return both as they are."""
