@@ -326,6 +326,8 @@ def _framework_import(relative: str, found: Import) -> str | None:
 def _foreign_import(relative: str, top: str, found: Import) -> str | None:
     if top in sys.stdlib_module_names or top in BASE_PACKAGES:
         return None
+    if top == "typing_extensions" and not found.at_import_time:  # which every type checker brings
+        return None
     if top not in EXTRA_PACKAGES:
         return f"imports `{top}`, which pyproject.toml does not bring"
     free = any(fnmatch.fnmatch(relative, pattern) for pattern in EXTRA_FILES)

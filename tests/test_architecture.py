@@ -190,6 +190,11 @@ def test_a_good_tree_has_no_breach(tmp_path):
             "import each other: heed.ops, heed.ops._plot, heed.ops.mask",
         ),
         ("ops/a.py", "import scipy", "imports `scipy`, which pyproject.toml does not bring"),
+        (
+            "ops/a.py",
+            "from typing_extensions import Unpack",
+            "imports `typing_extensions`, which pyproject.toml does not bring",
+        ),
     ],
 )
 def test_each_rule_can_fail(tmp_path, name, text, expected):

@@ -16,8 +16,8 @@ FAULTS = (
     Fault(
         "True is a scale after 1.0",
         f"{_OPS}/arguments.py",
-        "or not (scale is None or type(scale) is float)",
-        "or False",
+        "else (operands, types, values)",
+        "else (operands, values)",
         _KNOWN,
         "torch",
     ),

@@ -220,15 +220,15 @@ FAULTS = (
     Fault(
         "the soft cap has half its slope",
         f"{_OPS}/scores.py",
-        "_number(1 / self.soft_cap, query)",
-        "_number(0.5 / self.soft_cap, query)",
+        "_number(1 / self.soft_cap, products)",
+        "_number(0.5 / self.soft_cap, products)",
         (f"{_TESTS}/test_semantics.py::test_soft_cap",),
     ),
     Fault(
         "the default scale is 1 / H",
-        f"{_OPS}/checks.py",
-        "return 1 / math.sqrt(head_dim) if head_dim else 1.0",
-        "return 1 / head_dim if head_dim else 1.0",
+        f"{_OPS}/scores.py",
+        "scale = 1 / math.sqrt(width) if width else 1.0",
+        "scale = 1 / width if width else 1.0",
         (f"{_TESTS}/test_semantics.py::test_scale",),
     ),
     Fault(

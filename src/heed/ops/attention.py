@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from keras import ops
 
@@ -13,7 +13,11 @@ from heed.ops.backends import as_written
 from heed.ops.dispatch import select_for_weights, select_implementation
 from heed.ops.mask import Mask
 from heed.ops.observe import show
+from heed.ops.options import AttentionOptions, defaults_of, takes_options
 from heed.ops.sizes import shape_of, size, sizes
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @as_written
@@ -81,43 +85,38 @@ def dot_product_attention(
     >>> float(abs(output).numpy().max()), float(lse[0, 0, 0])
     (0.0, -inf)
     """
-    call = arguments.dot_product(
-        query,
-        key,
-        value,
-        mask=mask,
-        bias=bias,
-        is_causal=is_causal,
-        scale=scale,
-        soft_cap=soft_cap,
-        alibi_slopes=alibi_slopes,
-        dropout=dropout,
-        seed=seed,
-        layout=layout,
-    )
+    options: AttentionOptions = {
+        "mask": mask,
+        "bias": bias,
+        "is_causal": is_causal,
+        "scale": scale,
+        "soft_cap": soft_cap,
+        "alibi_slopes": alibi_slopes,
+        "dropout": dropout,
+        "seed": seed,
+        "layout": layout,
+    }
+    call = arguments.dot_product(options, query, key, value)
     output, lse = select_implementation(call[0]).attend(*call, return_lse=return_lse)
     output = show(output, *call)
     return (output, lse) if return_lse else output
 
 
+# The options of a call that names none.
+DEFAULT_OPTIONS = defaults_of(dot_product_attention)
+
+
 @as_written
+@takes_options(dot_product_attention, AttentionOptions)
 def attention_weights(
     query: Annotated[Any, "B T N H"],
     key: Annotated[Any, "B S K H"],
     *,
-    mask: Any = None,
-    bias: Any = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    soft_cap: float | None = None,
-    alibi_slopes: Annotated[Any, "N"] = None,
-    dropout: float = 0.0,
-    seed: Any = None,
-    layout: str = "BTNH",
     heads: Sequence[int] | None = None,
     rows: Sequence[int] | None = None,
     keys: Sequence[int] | None = None,
     lse: Annotated[Any, "B N T"] = None,
+    **options: Unpack[AttentionOptions],
 ) -> Annotated[Any, "B N T S"]:
     """The weights of the values in `dot_product_attention`.
 
@@ -128,8 +127,7 @@ def attention_weights(
     `attention_statistics` summarizes all weights in linear memory.
 
     Args:
-        query, key, mask, bias, is_causal, scale, soft_cap, alibi_slopes, dropout, seed, layout: see
-            `dot_product_attention`; with dropout, the same seed gives the weights used there.
+        query, key, {options}: see `dot_product_attention`; with dropout, the same seed gives the weights used there.
         heads: the heads to return, integers in [0, N). Default: all.
         rows: the queries to return, integers in [0, T). Default: all.
         keys: the keys to return, integers in [0, S). Default: all.
@@ -149,19 +147,7 @@ def attention_weights(
     >>> attention_weights(x, x, is_causal=True, heads=[1], rows=[0, 2]).numpy().round(2).tolist()
     [[[[1.0, 0.0, 0.0], [0.33000001311302185, 0.33000001311302185, 0.33000001311302185]]]]
     """
-    call = arguments.dot_product(
-        query,
-        key,
-        mask=mask,
-        bias=bias,
-        is_causal=is_causal,
-        scale=scale,
-        soft_cap=soft_cap,
-        alibi_slopes=alibi_slopes,
-        dropout=dropout,
-        seed=seed,
-        layout=layout,
-    )
+    call = arguments.dot_product({**DEFAULT_OPTIONS, **options}, query, key)
     return select_for_weights().weights(*call, heads=heads, rows=rows, keys=keys, lse=lse)
 
 
@@ -231,7 +217,7 @@ def scaled_dot_product_attention(
             mask = to_rank_4(ops.broadcast_to(mask, [*leading, length, keys]), length, keys)
         elif len(leading) == 1 and len(mask.shape) == 3:
             mask = mask[:, None]
-    options: dict[str, Any] = {
+    options: AttentionOptions = {
         "mask": mask,
         "is_causal": is_causal,
         "scale": scale,

@@ -6,6 +6,7 @@ a `CoreScore`. Backends ask it for what they need, and never for its class.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, Protocol
 
@@ -13,7 +14,10 @@ import keras
 import numpy as np
 from keras import ops
 
+from heed._numbers import check_real
 from heed.ops.backends import current
+from heed.ops.checks import check_magnitude
+from heed.ops.options import AttentionOptions
 from heed.ops.sizes import sizes
 
 # `HeedScore`.
@@ -70,17 +74,32 @@ class DotScore(NamedTuple):
     """scale * q . k, capped at soft_cap if that is a number."""
 
     scale: float
-    soft_cap: float | None
+    soft_cap: float | None = None
+
+    @classmethod
+    def of(cls, options: AttentionOptions, width: int, dtype: str) -> DotScore:
+        """Check the options of the op that make it, for H = `width`; `dtype` is that of the scores."""
+        scale: Any = options["scale"]
+        if scale is None:
+            scale = 1 / math.sqrt(width) if width else 1.0
+        else:
+            number = check_real("scale", scale, least=-math.inf, optional=True)
+            scale = check_magnitude("scale", number, 0, dtype)
+        cap = check_real("soft_cap", options["soft_cap"], least=0, exclusive=True, optional=True)
+        return cls(scale, None if cap is None else check_magnitude("soft_cap", cap, 1e-30, dtype))
 
     def apply(self, query: Any, key: Any, score_vector: Any, times: Times) -> Any:
         """Return the scores of a block; it has no score vector."""
         # Scales the query, which has fewer numbers than the scores.
         products = times(fold(query * _number(self.scale, query)), key)
-        scores = unfold(products, query.shape[2])
+        return self.cap(unfold(products, query.shape[2]))
+
+    def cap(self, products: Any) -> Any:
+        """Return the scores of scaled products, of any shape."""
         if self.soft_cap is None:
-            return scores
-        capped = current().MATH.tanh(scores * _number(1 / self.soft_cap, query))
-        return _number(self.soft_cap, query) * capped
+            return products
+        capped = current().MATH.tanh(products * _number(1 / self.soft_cap, products))
+        return _number(self.soft_cap, products) * capped
 
     def add_bias(self, query: Any, bias: Any) -> tuple[Any, Any]:
         """Return both as they are."""

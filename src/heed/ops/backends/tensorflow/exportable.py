@@ -21,6 +21,7 @@ from heed.ops.backends.tensorflow.portable.implementation import Portable
 from heed.ops.backends.tensorflow.portable.tile import HIDING_BIAS
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import as_column, offset
+from heed.ops.scores import DotScore
 from heed.ops.sizes import Size, Span, size, sizes
 from heed.ops.spec import AttentionSpec, Tensors
 
@@ -34,13 +35,11 @@ class Expression(NamedTuple):
     """The options of `attention`.
 
     Attributes:
-        scale: the factor of the products of query and key.
-        soft_cap: the bound of the scores, or None.
+        score: the products of query and key.
         is_causal: whether query i only sees keys j <= i, in addition to `visible`.
     """
 
-    scale: float
-    soft_cap: float | None
+    score: DotScore
     is_causal: bool
 
 
@@ -121,7 +120,7 @@ class Exportable(Portable):
         visible, is_causal = _visible(spec, query, key)
         if (product := spec.score.product) is not None:
             bias, visible = _bias(spec, tensors, query, key, visible)
-            expression = Expression(*product, is_causal)
+            expression = Expression(product, is_causal)
             output = _core.get()(query, key, value, visible, bias, expression)
             scores = _scores(query, key, bias, expression) if return_lse else None
         else:
@@ -148,7 +147,7 @@ class Exportable(Portable):
         visible, is_causal = _visible(spec, query, key)
         if (product := spec.score.product) is not None:
             bias, visible = _bias(spec, tensors, query, key, visible)
-            expression = Expression(*product, is_causal)
+            expression = Expression(product, is_causal)
             weights = _weights(query, key, visible, bias, expression)
         else:
             scores = _additive_scores(query, key, tensors.bias, tensors.score_vector)
@@ -233,11 +232,9 @@ def _scores(
     query: tf.Tensor, key: tf.Tensor, bias: tf.Tensor | None, expression: Expression
 ) -> tf.Tensor:
     """(B, N, T, S)."""
-    scaled = query * tf.constant(expression.scale, query.dtype)
-    scores = _unfold(tf.matmul(_fold(scaled, key), key, transpose_b=True), query)
-    if expression.soft_cap is not None:
-        cap = tf.constant(expression.soft_cap, query.dtype)
-        scores = cap * tf.tanh(scores / cap)
+    scaled = query * tf.constant(expression.score.scale, query.dtype)
+    products = _unfold(tf.matmul(_fold(scaled, key), key, transpose_b=True), query)
+    scores = expression.score.cap(products)
     return scores if bias is None else scores + bias
 
 
