@@ -17,7 +17,7 @@ from heed.ops.mask import Mask, as_mask
 from heed.ops.options import AttentionOptions
 from heed.ops.recomputation import draw
 from heed.ops.scores import AdditiveScore, DotScore, Score
-from heed.ops.sizes import shape_of
+from heed.ops.sizes import shape_of, size
 from heed.ops.spec import AttentionSpec, Tensors
 
 # Stands for the value where only weights are wanted.
@@ -45,7 +45,7 @@ def dot_product(
     query, key, value, signature = _check_operands(query, key, value, layout)
     target, dtype = list(signature.target), signature.dtype
     heads = target[1]
-    mask = _check_mask(options["mask"], target, "(B, N, T, S)")
+    mask = _check_mask(options["mask"], target, "(B, N, T, S)", query)
     if checks.check_flag("is_causal", options["is_causal"]):
         mask = _CAUSAL if mask is None else mask & _CAUSAL
     rate, seed = _check_dropout(options["dropout"], options["seed"])
@@ -122,7 +122,7 @@ def additive(
     if mask is not None:
         batch, _, *lengths = signature.target
         mask = with_heads(as_mask(mask), [batch, *lengths])
-        mask = _check_mask(mask, list(signature.target), "(B, 1, T, S)")
+        mask = _check_mask(mask, list(signature.target), "(B, 1, T, S)", query)
     rate, seed = _check_dropout(dropout, seed)
     tensors = Tensors(query, key, value, bias, None, seed, score_vector)
     return _make_spec(signature, "BTU", mask, AdditiveScore(), rate, tensors), tensors
@@ -216,9 +216,9 @@ def _check_dropout(dropout: Any, seed: Any) -> tuple[float, Any]:
     return rate, checks.check_seed(draw_seed(rate, seed)) if rate else None
 
 
-def _check_mask(mask: Any, target: list[Any], letters: str) -> Mask | None:
+def _check_mask(mask: Any, target: list[Any], letters: str, query: Any) -> Mask | None:
     if mask is None:
         return None
     mask = as_mask(mask)
     checks.check_rules(mask.rules, target, letters)
-    return mask if mask.rules else None
+    return mask.bind(size(query, 0), target[1]) if mask.rules else None

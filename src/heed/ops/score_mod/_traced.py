@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from heed.ops.score_mod.errors import UntraceableError, user_line
@@ -96,14 +97,14 @@ class Traced(keras.KerasTensor):
         return ops.logical_not(self) if self.dtype == "bool" else ops.bitwise_not(self)
 
     def __lshift__(self, other: Any) -> Any:
-        return ops.left_shift(self, other)
+        return ops.left_shift(self, _as_int32(other))
 
     def __rshift__(self, other: Any) -> Any:
-        return ops.right_shift(self, other)
+        return ops.right_shift(self, _as_int32(other))
 
     def _logical(self, other: Any, of_bools: Any, of_integers: Any) -> Any:
         both = self.dtype == "bool" and getattr(other, "dtype", type(other)) in ("bool", bool)
-        return (of_bools if both else of_integers)(self, other)
+        return of_bools(self, other) if both else of_integers(self, _as_int32(other))
 
     def __getitem__(self, key: Any) -> Any:
         """Return `x[i, j]` of a captured array, as `keras.ops.take` in turn."""
@@ -150,6 +151,11 @@ class Traced(keras.KerasTensor):
 
     def __torch_function__(self, function: Any, *_: Any) -> Any:
         return NotImplemented
+
+
+def _as_int32(x: Any) -> Any:
+    """Return a number of Python with a dtype, which Keras asks for here."""
+    return np.int32(x) if type(x) is int else x
 
 
 def place_in_user_code() -> str | None:

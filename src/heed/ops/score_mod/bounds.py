@@ -39,10 +39,10 @@ _EXACT_INTEGERS = 2.0**24
 class Place(NamedTuple):
     """Ranges of indices, both ends included: numbers, or arrays of one shape for several blocks."""
 
-    batch: Range = (np.array(0.0), np.array(_FAR))
-    head: Range = (np.array(0.0), np.array(_FAR))
-    query: Range = (np.array(0.0), np.array(_FAR))
-    key: Range = (np.array(0.0), np.array(_FAR))
+    batch: Range = (0.0, _FAR)
+    head: Range = (0.0, _FAR)
+    query: Range = (0.0, _FAR)
+    key: Range = (0.0, _FAR)
 
     def of(self, opcode: int) -> Range | None:
         """Return the range of an index; None for other leaves."""
@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 def indices(length: int | None) -> Range:
     """Return the range of the indices of an axis; None if its length is not known."""
-    return (np.array(0.0), np.array(_FAR if length is None else max(0.0, length - 1.0)))
+    return 0.0, _FAR if length is None else max(0.0, length - 1.0)
 
 
 def range_of(

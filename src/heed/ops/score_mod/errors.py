@@ -18,9 +18,10 @@ def describe(function: Any) -> str:
     """Return the name of a function and where it is defined, for a message."""
     while hasattr(function, "func"):  # functools.partial
         function = function.func
-    code = getattr(getattr(function, "call", function), "__code__", None)
-    if code is None:
-        code = getattr(getattr(function, "__call__", None), "__code__", None)
+    # A layer has its code in `call`, another object in its class.
+    code = None
+    for place in (getattr(function, "call", function), type(function).__call__):
+        code = code or getattr(place, "__code__", None)
     name = (
         getattr(function, "__qualname__", None) or getattr(function, "name", None) or repr(function)
     )

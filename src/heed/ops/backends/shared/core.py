@@ -178,7 +178,9 @@ def block_sizes() -> dict[str, int]:
 def reasons_against(spec: AttentionSpec) -> list[str]:
     """Returns why the kernels cannot run a call, as sentences."""
     reasons = []
-    count = 0 if spec.mask is None else len(spec.mask.rules)
+    rules = () if spec.mask is None else spec.mask.rules
+    reasons += [reason for rule in rules for reason in rule.core_reasons]
+    count = len(rules)
     if count > MOST_RULES:
         reasons.append(f"the mask has {count} rules, the native kernels take {MOST_RULES}")
     if 0 in spec.widths:
