@@ -16,7 +16,7 @@ from heed.ops import checks, mask_rules
 from heed.ops._mask_plot import plot_mask
 from heed.ops.score_mod.captures import flatten
 from heed.ops.score_mod.trace import trace_mask
-from heed.ops.sizes import Size, Span, maximum, minimum
+from heed.ops.sizes import Size, Span
 
 
 @keras.saving.register_keras_serializable(package="heed")
@@ -230,22 +230,17 @@ class Mask:
 
     def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Size, Size]:
         """Bounds 0 <= lo <= hi <= S outside which these queries see no key."""
-        lo, hi = 0, key_length
-        for rule in self.rules:
-            low, high = rule.key_range(queries, query_length, key_length)
-            lo, hi = maximum(lo, low), minimum(hi, high)
-        return minimum(lo, key_length), maximum(hi, minimum(lo, key_length))
+        return mask_rules.key_range(self.rules, queries, query_length, key_length)
 
     def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Mask:
         """The mask over a block of (T, S) alone, whose queries and keys count from 0."""
         return Mask([rule.at_block(queries, keys, query_length, key_length) for rule in self.rules])
 
-    def hides_block(self, queries: Span, keys: Span, query_length: int, key_length: int) -> bool:
-        """Whether it is known while tracing that none of these queries sees one of these keys."""
-        plain = Mask([rule for rule in self.rules if rule.is_plain])
-        block = plain.at_block(queries, keys, query_length, key_length)
-        lo, hi = block.key_range(Span(0, queries.length), queries.length, keys.length)
-        return lo >= hi
+    def classify_block(
+        self, queries: Span, keys: Span, query_length: Size, key_length: Size
+    ) -> str:
+        """Return what is known while tracing of a block: `EMPTY`, `FULL` or `PARTIAL`."""
+        return mask_rules.classify_block(self.rules, queries, keys, query_length, key_length)
 
     def map_dense(self, change: Callable[[Any], Any]) -> Mask:
         """The mask with `change` applied to the array of each dense rule."""

@@ -20,8 +20,10 @@ from heed.ops.score_mod.evaluation import evaluate
 from heed.ops.score_mod.keras_functions import KerasFunctions
 from heed.ops.score_mod.operations import Type
 from heed.ops.score_mod.program import Program
-from heed.ops.sizes import Size, Span, is_static, maximum, size, slice_axis
+from heed.ops.sizes import Size, Span, is_static, maximum, minimum, size, slice_axis
 
+# What a rule says of a block of queries and keys: it shows no pair, all, or has to be asked for each.
+EMPTY, FULL, PARTIAL = "empty", "full", "partial"
 # Bounds for "no limit" that survive the addition of any position.
 FAR = 2**30
 _INT32 = np.iinfo(np.int32)  # its ends are the extremes of an empty tensor
@@ -161,6 +163,21 @@ class MaskRule:
         """(lo, hi): these queries see no key before lo or from hi on."""
         return 0, key_length
 
+    def classify_block(
+        self, queries: Span, keys: Span, query_length: Size, key_length: Size
+    ) -> str:
+        """Return what is known while tracing of a block: `EMPTY`, `FULL`, or `PARTIAL`."""
+        if self.is_plain and is_static(*queries, *keys, query_length, key_length):
+            if _hides_all([self], queries, keys, query_length, key_length):
+                return EMPTY
+            if self._shows_all(queries, keys, query_length, key_length):
+                return FULL
+        return PARTIAL
+
+    def _shows_all(self, queries: Span, keys: Span, query_length: int, key_length: int) -> bool:
+        """Whether every pair of a block is known to be visible. Sizes are known; the rule is plain."""
+        return False
+
     def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:
         """The rule over a block of (T, S) alone, whose queries and keys count from 0."""
         if not hasattr(self, "align"):
@@ -221,6 +238,12 @@ class Window(MaskRule):
         lo = -FAR if self.left is None else queries.begin + least - self.left
         hi = FAR if self.right is None else queries.end + most + self.right
         return lo, hi
+
+    def _shows_all(self, queries: Span, keys: Span, query_length: int, key_length: int) -> bool:
+        align = offset(self.align, query_length, key_length)
+        first, last = queries.begin + align, queries.end - 1 + align
+        after = self.left is None or keys.begin >= last - self.left
+        return after and (self.right is None or keys.end - 1 <= first + self.right)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -493,6 +516,43 @@ def _plain(field: Any) -> Any:
 
 RULES: tuple[type[MaskRule], ...] = (Window, Prefix, Lengths, Segments, Dense, Dilated, Where)
 BY_NAME: dict[str, type[MaskRule]] = {rule.__name__: rule for rule in RULES}
+
+
+def classify_block(
+    rules: Sequence[MaskRule],
+    queries: Span,
+    keys: Span,
+    query_length: Size,
+    key_length: Size,
+) -> str:
+    """Return what rules that all have to allow a pair say of a block; see `MaskRule.classify_block`."""
+    if is_static(*queries, *keys, query_length, key_length):
+        plain = [rule for rule in rules if rule.is_plain]
+        if _hides_all(plain, queries, keys, query_length, key_length):
+            return EMPTY
+    found = {rule.classify_block(queries, keys, query_length, key_length) for rule in rules}
+    return EMPTY if EMPTY in found else PARTIAL if PARTIAL in found else FULL
+
+
+def _hides_all(
+    rules: Sequence[MaskRule], queries: Span, keys: Span, query_length: int, key_length: int
+) -> bool:
+    """Whether the ranges of plain rules within a block leave no key."""
+    block = [rule.at_block(queries, keys, query_length, key_length) for rule in rules]
+    lo, hi = key_range(block, Span(0, queries.length), queries.length, keys.length)
+    return bool(lo >= hi)
+
+
+def key_range(
+    rules: Sequence[MaskRule], queries: Span, query_length: Size, key_length: Size
+) -> tuple[Size, Size]:
+    """Return bounds 0 <= lo <= hi <= S outside which rules that all have to allow a pair let queries see no key."""
+    lo, hi = 0, key_length
+    for rule in rules:
+        low, high = rule.key_range(queries, query_length, key_length)
+        lo, hi = maximum(lo, low), minimum(hi, high)
+    return minimum(lo, key_length), maximum(hi, minimum(lo, key_length))
+
 
 # A rule without its tensors: its name and fields, with TENSOR in place of each tensor. TensorFlow serializes it.
 Outline = tuple[Any, ...]

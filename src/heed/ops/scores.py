@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import keras
 import numpy as np
@@ -18,7 +18,11 @@ from heed._numbers import check_real
 from heed.ops.backends import current
 from heed.ops.checks import check_magnitude
 from heed.ops.options import AttentionOptions
+from heed.ops.mask_rules import MaskRule
 from heed.ops.sizes import sizes
+
+if TYPE_CHECKING:
+    from heed.ops.backends.shared.block import Block
 
 # `HeedScore`.
 DOT_PRODUCT, ADDITIVE = range(2)
@@ -46,10 +50,36 @@ class CoreScore(NamedTuple):
 
 
 class Score(Hashable, Protocol):
-    """What backends ask of a score. Hashable, without tensors."""
+    """What backends ask of a score. Scores without `operands` are hashable by value.
 
-    def apply(self, query: Any, key: Any, score_vector: Any, times: Times) -> Any:
-        """Return the scores (B, K, G, t, s) of query (B, K, G, t, H) and key (B, K, s, H)."""
+    Attributes:
+        operands: tensors besides query, key and score vector that the scores are computed of, and that get gradients.
+            They travel as `Operands.others`, as other tensors where the call is traced or differentiated.
+        hides: whether a score may be -inf, which hides the pair.
+        limits: rules outside of which all scores are -inf: blocks that they rule out are not computed.
+    """
+
+    @property
+    def hides(self) -> bool:
+        """See above."""
+        ...
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        """See above."""
+        ...
+
+    @property
+    def limits(self) -> tuple[MaskRule, ...]:
+        """See above."""
+        ...
+
+    def with_operands(self, operands: tuple[Any, ...]) -> Score:
+        """Return the score with these operands; with none of them, it is hashable by value."""
+        ...
+
+    def apply(self, block: Block, times: Times) -> Any:
+        """Return the scores (B, K, G, t, s) of a block. Differentiable by the backend with respect to its operands."""
         ...
 
     def add_bias(self, query: Any, bias: Any) -> tuple[Any, Any]:
@@ -88,18 +118,38 @@ class DotScore(NamedTuple):
         cap = check_real("soft_cap", options["soft_cap"], least=0, exclusive=True, optional=True)
         return cls(scale, None if cap is None else check_magnitude("soft_cap", cap, 1e-30, dtype))
 
-    def apply(self, query: Any, key: Any, score_vector: Any, times: Times) -> Any:
-        """Return the scores of a block; it has no score vector."""
+    @property
+    def hides(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        """None."""
+        return ()
+
+    @property
+    def limits(self) -> tuple[MaskRule, ...]:
+        """None."""
+        return ()
+
+    def with_operands(self, operands: tuple[Any, ...]) -> DotScore:
+        """Return itself."""
+        return self
+
+    def apply(self, block: Block, times: Times) -> Any:
+        """Return the scores of a block."""
+        query, key = block.operands.query, block.operands.key
         # Scales the query, which has fewer numbers than the scores.
-        products = times(fold(query * _number(self.scale, query)), key)
+        products = times(fold(query * number(self.scale, query)), key)
         return self.cap(unfold(products, query.shape[2]))
 
     def cap(self, products: Any) -> Any:
         """Return the scores of scaled products, of any shape."""
         if self.soft_cap is None:
             return products
-        capped = current().MATH.tanh(products * _number(1 / self.soft_cap, products))
-        return _number(self.soft_cap, products) * capped
+        capped = current().MATH.tanh(products * number(1 / self.soft_cap, products))
+        return number(self.soft_cap, products) * capped
 
     def add_bias(self, query: Any, bias: Any) -> tuple[Any, Any]:
         """Return both as they are."""
@@ -122,8 +172,30 @@ class DotScore(NamedTuple):
 class AdditiveScore(NamedTuple):
     """sum_u score_vector_u * tanh(q_u + k_u + bias_u)."""
 
-    def apply(self, query: Any, key: Any, score_vector: Any, times: Times) -> Any:
+    @property
+    def hides(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        """None."""
+        return ()
+
+    @property
+    def limits(self) -> tuple[MaskRule, ...]:
+        """None."""
+        return ()
+
+    def with_operands(self, operands: tuple[Any, ...]) -> AdditiveScore:
+        """Return itself."""
+        return self
+
+    def apply(self, block: Block, times: Times) -> Any:
         """Return the scores of a block."""
+        query, key, score_vector = (
+            getattr(block.operands, x) for x in ("query", "key", "score_vector")
+        )
         hidden = current().MATH.tanh(query[..., :, None, :] + key[:, :, None, None])
         return (hidden @ score_vector[:, None])[..., 0]
 
@@ -150,8 +222,10 @@ def from_core(score: CoreScore) -> Score:
     return AdditiveScore() if score.is_additive else DotScore(score.scale, score.soft_cap or None)
 
 
-def _number(x: float, like: Any) -> Any:
+def number(x: Any, like: Any) -> Any:
     """Return a number of NumPy in the dtype of a tensor: TensorFlow keeps every number of Python forever."""
+    if ops.is_tensor(x):
+        return ops.cast(x, like.dtype)
     return np.dtype(keras.backend.standardize_dtype(like.dtype)).type(x)
 
 

@@ -93,6 +93,7 @@ class Backend(Protocol):
         COMPILES_NATIVE: whether Keras can compile a model (`jit_compile=True`) that runs on native kernels.
         MATH: `sin`, `cos`, `tanh`, `floor`, `ceil`, `minimum` and `maximum` of tensors. Some of `keras.ops` compute
             float64 in float32.
+        WORD: the dtype in which words of 32 bits are multiplied and shifted.
     """
 
     IMPLEMENTATIONS: Mapping[str, Any]
@@ -100,6 +101,7 @@ class Backend(Protocol):
     DECODER_OP: Any
     COMPILES_NATIVE: bool
     MATH: Any
+    WORD: str
 
     def as_written(self, function: _F) -> _F:
         """The function, protected from source transformations of the backend."""

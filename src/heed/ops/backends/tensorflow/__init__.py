@@ -21,8 +21,7 @@ from heed.ops.backends.tensorflow.exportable import Exportable, ExportableFusedO
 from heed.ops.backends.tensorflow.native import decoder, library
 from heed.ops.backends.tensorflow.native.fused_ops import NativeFusedOps
 from heed.ops.backends.tensorflow.native.implementation import Native
-from heed.ops.backends.tensorflow.portable.fused_ops import PortableFusedOps
-from heed.ops.backends.tensorflow.portable.implementation import Portable
+from heed.ops.backends.tensorflow.portable.implementation import Portable, PortableFusedOps
 from heed.ops.backends.tensorflow.recomputation import recomputation_patches  # noqa: F401  (of the protocol)
 from heed.ops.backends.tensorflow.ring.attention import Ring
 from heed.ops.backends.tensorflow.ring.workers import current_worker
@@ -43,6 +42,7 @@ convert_to_tensor = keras.ops.convert_to_tensor
 DECODER_OP = decoder
 COMPILES_NATIVE = False  # XLA has no kernel for an op of TensorFlow's
 MATH = tf.math
+WORD = "uint32"
 instruction_set = library.instruction_set
 block_sizes = library.block_sizes
 

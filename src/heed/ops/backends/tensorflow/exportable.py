@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from heed.ops import checks
-from heed.ops.backends.tensorflow.portable.fused_ops import PortableFusedOps
-from heed.ops.backends.tensorflow.portable.implementation import Portable
-from heed.ops.backends.tensorflow.portable.tile import HIDING_BIAS
+from heed.ops.backends.shared.block import HIDING_BIAS
+from heed.ops.backends.tensorflow.portable.implementation import Portable, PortableFusedOps
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import as_column, offset
 from heed.ops.scores import DotScore

@@ -23,7 +23,6 @@ from heed.ops.backends.torch.operands import (
     is_recorded,
     is_transformed,
 )
-from heed.ops.backends.torch.portable.dropout import keep_mask
 from heed.ops.backends.torch.portable.implementation import Portable
 from heed.ops.backends.torch.recomputation import recomputation_patches  # noqa: F401  (of the protocol)
 from heed.ops.backends.torch.sdpa.implementation import Sdpa
@@ -35,10 +34,11 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     SDPA: Sdpa(),
     PORTABLE: Portable(),
 }
-FUSED_OPS: dict[str, FusedOps] = {PORTABLE: PlainFusedOps(keep_mask)}
+FUSED_OPS: dict[str, FusedOps] = {PORTABLE: PlainFusedOps()}
 DECODER_OP = None  # PyTorch decodes at once, and torch.compile op by op
 COMPILES_NATIVE = False  # models under Keras' torch.compile are not tested
 MATH = torch
+WORD = "int64"  # there are few operations on uint32
 instruction_set = core.instruction_set
 block_sizes = core.block_sizes
 
