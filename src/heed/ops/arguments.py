@@ -16,7 +16,7 @@ from heed.ops.layouts import LAYOUTS
 from heed.ops.mask import Mask, as_mask
 from heed.ops.options import AttentionOptions
 from heed.ops.recomputation import draw
-from heed.ops.scores import AdditiveScore, DotScore, Score
+from heed.ops.scores import AdditiveScore, DotScore, FunctionScore, Score
 from heed.ops.sizes import shape_of, size
 from heed.ops.spec import AttentionSpec, Tensors
 
@@ -56,7 +56,9 @@ def dot_product(
             raise checks.shape_error(
                 f"`alibi_slopes` must have shape (N,) = ({heads},)", alibi_slopes=slopes
             )
-    score = DotScore.of(options, signature.operands[0].shape[3], dtype)
+    score: Score = DotScore.of(options, signature.operands[0].shape[3], dtype)
+    if options["score_mod"] is not None:
+        score = FunctionScore.of(score, options["score_mod"], target, dtype)
     bias = options["bias"]
     if bias is not None:
         bias = checks.check_bias(bias, target, dtype)
@@ -195,8 +197,8 @@ def _make_spec(
     dropout: float,
     tensors: Tensors,
 ) -> AttentionSpec:
-    # The cache would keep the tensors of a mask alive, and torch.compile cannot trace it.
-    cached = (mask is None or mask.is_plain) and not current().hides_values()
+    # The cache would keep the tensors of a mask or score alive, and torch.compile cannot trace it.
+    cached = (mask is None or mask.is_plain) and not score.operands and not current().hides_values()
     make = _cached_spec if cached else AttentionSpec.of
     return make(
         *signature.operands,

@@ -32,6 +32,7 @@ def dot_product_attention(
     scale: float | None = None,
     soft_cap: float | None = None,
     alibi_slopes: Annotated[Any, "N"] = None,
+    score_mod: Any = None,
     dropout: float = 0.0,
     seed: Any = None,
     layout: str = "BTNH",
@@ -39,8 +40,8 @@ def dot_product_attention(
 ) -> Annotated[Any, "B T N V"]:
     """Exact attention that never builds the T x S score matrix.
 
-    output_i = sum_j dropout(softmax_j(cap(scale * q_i . k_j) + bias_ij, over the j that mask allows)) v_j,
-    with cap(x) = soft_cap * tanh(x / soft_cap).
+    output_i = sum_j dropout(softmax_j(f(cap(scale * q_i . k_j)) + bias_ij, over the j that mask allows)) v_j,
+    with cap(x) = soft_cap * tanh(x / soft_cap), and f the `score_mod`.
 
     Args:
         query: (B, T, N, H), float16, bfloat16, float32 or float64.
@@ -56,6 +57,10 @@ def dot_product_attention(
             Default: no bound.
         alibi_slopes: (N,), adds -slope_n * |i + a - j| to the scores, where a is the alignment of the mask (0 without
             one). They get no gradient.
+        score_mod: a function (score, batch, head, query, key) -> score of single numbers, with Python's operators and
+            `keras.ops`; the indices are int32, `head` that of the query. It is traced once. Arrays and variables that
+            it reads get gradients. A result of -1e30 or less hides the key as -inf does. See [score
+            functions](../score_mod.md). Default: none.
         dropout: the fraction of the weights to drop, 0 <= dropout < 1; the others are divided by 1 - dropout.
         seed: of the dropout: an integer, or an integer tensor of shape () or (2,). The same seed drops the same
             weights. Default: a new one from Keras' global generator at each (eager) call.
@@ -71,7 +76,7 @@ def dot_product_attention(
     Numerics: scores, softmax and sums are float32 (float64 for float64) for every input dtype. A query that may attend
         to nothing gets output 0, log-sum-exp -inf and gradient 0. NaN or Inf in a key or value only reaches the
         queries that may attend to it: all their features under a mask, else the features that arithmetic carries it
-        to. Differentiable twice in query, key, value and bias.
+        to. Differentiable twice in query, key, value, bias and the arrays of `score_mod`.
 
     Source: Vaswani et al., "Attention Is All You Need", 2017 (Q, K, V, d_k are query, key, value, H); Dao et al.,
         "FlashAttention", 2022, for computing it in blocks; grouped heads: Ainslie et al., 2023; ALiBi: Press et al.,
@@ -92,6 +97,7 @@ def dot_product_attention(
         "scale": scale,
         "soft_cap": soft_cap,
         "alibi_slopes": alibi_slopes,
+        "score_mod": score_mod,
         "dropout": dropout,
         "seed": seed,
         "layout": layout,

@@ -29,6 +29,7 @@ class StatisticsOptions(SharedOptions, total=False):
     """The options of weights before dropout."""
 
     bias: Any
+    score_mod: Any
 
 
 class RingOptions(SharedOptions, total=False):

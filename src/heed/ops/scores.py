@@ -6,8 +6,9 @@ a `CoreScore`. Backends ask it for what they need, and never for its class.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import keras
@@ -17,8 +18,16 @@ from keras import ops
 from heed._numbers import check_real
 from heed.ops.backends import current
 from heed.ops.checks import check_magnitude
+from heed.ops.mask_rules import MaskRule, Where
 from heed.ops.options import AttentionOptions
-from heed.ops.mask_rules import MaskRule
+from heed.ops.score_mod.bounds import Place, indices
+from heed.ops.score_mod.captures import flatten, from_floats, to_floats
+from heed.ops.score_mod.evaluation import evaluate
+from heed.ops.score_mod.keras_functions import KerasFunctions
+from heed.ops.score_mod.operations import SINGULAR
+from heed.ops.score_mod.program import Program
+from heed.ops.score_mod.rewriting import specialize
+from heed.ops.score_mod.trace import trace_score
 from heed.ops.sizes import sizes
 
 if TYPE_CHECKING:
@@ -57,7 +66,13 @@ class Score(Hashable, Protocol):
             They travel as `Operands.others`, as other tensors where the call is traced or differentiated.
         hides: whether a score may be -inf, which hides the pair.
         limits: rules outside of which all scores are -inf: blocks that they rule out are not computed.
+        core_reasons: why the native kernels cannot compute it, as sentences.
     """
+
+    @property
+    def core_reasons(self) -> list[str]:
+        """See above."""
+        ...
 
     @property
     def hides(self) -> bool:
@@ -78,8 +93,14 @@ class Score(Hashable, Protocol):
         """Return the score with these operands; with none of them, it is hashable by value."""
         ...
 
-    def apply(self, block: Block, times: Times) -> Any:
-        """Return the scores (B, K, G, t, s) of a block. Differentiable by the backend with respect to its operands."""
+    def apply(self, block: Block, times: Times, visible: Any) -> Any:
+        """Return the scores (B, K, G, t, s) of a block. Differentiable by the backend with respect to its operands.
+
+        Args:
+            block: the queries and keys.
+            times: the transposed product.
+            visible: booleans that broadcast to the scores: others do not matter, but are finite. None for all.
+        """
         ...
 
     def add_bias(self, query: Any, bias: Any) -> tuple[Any, Any]:
@@ -119,6 +140,11 @@ class DotScore(NamedTuple):
         return cls(scale, None if cap is None else check_magnitude("soft_cap", cap, 1e-30, dtype))
 
     @property
+    def core_reasons(self) -> list[str]:
+        """None."""
+        return []
+
+    @property
     def hides(self) -> bool:
         """False."""
         return False
@@ -137,7 +163,7 @@ class DotScore(NamedTuple):
         """Return itself."""
         return self
 
-    def apply(self, block: Block, times: Times) -> Any:
+    def apply(self, block: Block, times: Times, visible: Any) -> Any:
         """Return the scores of a block."""
         query, key = block.operands.query, block.operands.key
         # Scales the query, which has fewer numbers than the scores.
@@ -173,6 +199,11 @@ class AdditiveScore(NamedTuple):
     """sum_u score_vector_u * tanh(q_u + k_u + bias_u)."""
 
     @property
+    def core_reasons(self) -> list[str]:
+        """None."""
+        return []
+
+    @property
     def hides(self) -> bool:
         """False."""
         return False
@@ -191,7 +222,7 @@ class AdditiveScore(NamedTuple):
         """Return itself."""
         return self
 
-    def apply(self, block: Block, times: Times) -> Any:
+    def apply(self, block: Block, times: Times, visible: Any) -> Any:
         """Return the scores of a block."""
         query, key, score_vector = (
             getattr(block.operands, x) for x in ("query", "key", "score_vector")
@@ -215,6 +246,115 @@ class AdditiveScore(NamedTuple):
     def product(self) -> DotScore | None:
         """None."""
         return None
+
+
+class FunctionScore(NamedTuple):
+    """function(score, b, n, i, j), of another score and the indices of the pair.
+
+    Attributes:
+        base: the score that is modified.
+        function: the program of the function, as text.
+        dtype: of the scores.
+        operands: the arrays that the function reads, as floats.
+    """
+
+    base: Score
+    function: str
+    dtype: str
+    operands: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(
+        cls, base: Score, function: Any, sizes: Sequence[int | None], dtype: str
+    ) -> FunctionScore:
+        """Trace a function of a user.
+
+        Args:
+            base: the score that it gets.
+            function: see `dot_product_attention`.
+            sizes: B, N, T and S, None where they are not known.
+            dtype: of the scores.
+        """
+        program, captures = trace_score(function, dtype)
+        arrays = flatten(program, captures, dtype)
+        text = _specialized(program, Place(*map(indices, sizes)))
+        return cls(base, text, dtype, to_floats(arrays, program.captures, dtype))
+
+    @property
+    def program(self) -> Program:
+        """The function, traced."""
+        return Program.from_text(self.function)
+
+    @property
+    def core_reasons(self) -> list[str]:
+        """That it is a function."""
+        return ["a function modifies the scores, which the native kernels do not take"]
+
+    @property
+    def hides(self) -> bool:
+        """True: a function may give -inf."""
+        return True
+
+    @property
+    def limits(self) -> tuple[MaskRule, ...]:
+        """The blocks in which the bounds of the function leave a score above -1e30."""
+        return (Where(self.function, 1, 1),)
+
+    def with_operands(self, operands: tuple[Any, ...]) -> FunctionScore:
+        """Return the score with other arrays."""
+        return self._replace(operands=operands)
+
+    def apply(self, block: Block, times: Times, visible: Any) -> Any:
+        """Return the modified scores of a block, -inf for those of -1e30 or less."""
+        scores = self.base.apply(block, times, visible)
+        program, functions = self.program, KerasFunctions(self.dtype)
+        captures = from_floats(block.operands.others, program.captures)
+        leaves = dict(zip(("BATCH", "HEAD", "QUERY", "KEY"), block.indices(), strict=True))
+
+        def modify(scores: Any, captures: Sequence[Any], visible: Any) -> Any:
+            leaves["SCORE"] = scores
+            values = evaluate(program.instructions, functions, leaves, captures, visible)
+            return ops.broadcast_to(values[program.score], sizes(scores))
+
+        least, shown = number(HIDING_SCORE, scores), visible
+        if any(x.name in SINGULAR for x in program.instructions):
+            # No gradient of a pair that the function itself hides is nonfinite.
+            before = modify(ops.stop_gradient(scores), [*map(ops.stop_gradient, captures)], visible)
+            seen = ~(before <= least)
+            shown = seen if visible is None else ops.logical_and(visible, seen)
+        modified = modify(scores, captures, shown)
+        hidden = modified <= least if shown is visible else ~seen
+        if visible is not None:
+            modified = ops.where(visible, modified, ops.zeros((), scores.dtype))
+        return ops.where(hidden, number(-math.inf, scores), modified)
+
+    def add_bias(self, query: Any, bias: Any) -> tuple[Any, Any]:
+        """Return both as the base does."""
+        return self.base.add_bias(query, bias)
+
+    def numbers_per_pair(self, width: int) -> int:
+        """Return as many as the base, and those of the operations of the function that are alive at a time."""
+        return self.base.numbers_per_pair(width) + _ALIVE
+
+    def to_core(self) -> CoreScore:
+        """Return the base as the core gets it."""
+        return self.base.to_core()
+
+    @property
+    def product(self) -> DotScore | None:
+        """None."""
+        return None
+
+
+# Tensors of the size of the scores that the operations of a function hold at a time.
+_ALIVE = 3
+# A modified score of this or less hides its key as -inf does; above, it is an ordinary number.
+HIDING_SCORE = -1e30
+
+
+@functools.lru_cache(maxsize=256)
+def _specialized(program: Program, place: Place) -> str:
+    return specialize(program, place).to_text()
 
 
 def from_core(score: CoreScore) -> Score:

@@ -82,6 +82,8 @@ class KerasFunctions:
 
     def load(self, array: Any, index: Any) -> Any:
         """Return the numbers of a flat array at the indices, clamped into it."""
+        # The gradient of a reshape is dense on TensorFlow; that of reading entries is not.
+        array = ops.reshape(array, (-1,))
         last = self.constant(int(array.shape[0]) - 1, Type.INT)
         return ops.take(
             array, ops.minimum(ops.maximum(index, self.constant(0, Type.INT)), last), axis=0

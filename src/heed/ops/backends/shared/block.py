@@ -312,7 +312,7 @@ class BlockAttention:
         """Return the results of queries and all keys that they may see. Differentiable by the backend."""
         visible = self.visible(block)
         nonfinite = self.nonfinite_rows(block, visible)
-        logits, seen = self.logits(self.scores(block), self.addend(block, visible))
+        logits, seen = self.logits(self.scores(block, visible), self.addend(block, visible))
         weights, row_max, row_sum = self.arithmetic.softmax(logits, want_lse)
         keep = self.keep_factor(block)
         if keep is not None:
@@ -336,10 +336,10 @@ class BlockAttention:
             flat = operands.flat()
             for place, x in zip(names, inputs, strict=True):
                 flat[place] = x
-            return self.scores(dataclasses.replace(block, operands=Operands.of(flat)))
+            return self.scores(dataclasses.replace(block, operands=Operands.of(flat)), visible)
 
-        scores, pull = vjp(scores_of, [operands.flat()[place] for place in names])
         visible = self.visible(block)
+        scores, pull = vjp(scores_of, [operands.flat()[place] for place in names])
         addend = self.addend(block, visible)
         if incoming.row_max is None:
             logits, seen = self.logits(scores, addend)
@@ -414,9 +414,9 @@ class BlockAttention:
             total = ops.where(visible, shown, ops.full((), -math.inf, dtype))
         return total
 
-    def scores(self, block: Block) -> Any:
-        """Return the scores of a block, (B, K, G, t, s)."""
-        return self.score.apply(block, self._times_transposed)
+    def scores(self, block: Block, visible: Any) -> Any:
+        """Return the scores of a block, (B, K, G, t, s); see `Score.apply`."""
+        return self.score.apply(block, self._times_transposed, visible)
 
     def _times_transposed(self, x: Any, y: Any) -> Any:
         return self.arithmetic.times(x, y, transpose_y=True)

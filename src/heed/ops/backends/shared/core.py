@@ -179,6 +179,7 @@ def reasons_against(spec: AttentionSpec) -> list[str]:
     """Returns why the kernels cannot run a call, as sentences."""
     reasons = []
     rules = () if spec.mask is None else spec.mask.rules
+    reasons += spec.score.core_reasons
     reasons += [reason for rule in rules for reason in rule.core_reasons]
     count = len(rules)
     if count > MOST_RULES:

@@ -27,7 +27,9 @@ def statistics_of(attention: BlockAttention, block: Block, chosen: Sequence[int]
     """
     visible = attention.visible(block)
     nonfinite = attention.nonfinite_rows(block, visible)
-    logits, seen = attention.logits(attention.scores(block), attention.addend(block, visible))
+    logits, seen = attention.logits(
+        attention.scores(block, visible), attention.addend(block, visible)
+    )
     if nonfinite is not None and seen is not None:
         nonfinite = ops.logical_and(nonfinite, seen)
     rows = Rows(None, None, None, None, seen, nonfinite, visible)

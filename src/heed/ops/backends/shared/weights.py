@@ -99,7 +99,7 @@ def _weights(attention: BlockAttention, block: Block, heads: Sequence[int] | Non
     shape = (batch, kv_heads * queries_per_kv, rows, block.keys.length)
     if 0 in [n for n in shape if is_static(n)]:
         return ops.zeros(shape, block.operands.query.dtype)
-    logits, seen = attention.logits(attention.scores(block), addend)
+    logits, seen = attention.logits(attention.scores(block, visible), addend)
     weights = (
         attention.arithmetic.softmax(logits, False)[0] if lse is None else ops.exp(logits - lse)
     )

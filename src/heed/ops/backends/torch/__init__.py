@@ -26,6 +26,7 @@ from heed.ops.backends.torch.operands import (
 from heed.ops.backends.torch.portable.implementation import Portable
 from heed.ops.backends.torch.recomputation import recomputation_patches  # noqa: F401  (of the protocol)
 from heed.ops.backends.torch.sdpa.implementation import Sdpa
+from heed.ops.score_mod import trace
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -49,6 +50,7 @@ def as_written(function: _F) -> _F:
 
 
 constant_while_tracing = torch.compiler.assume_constant_result
+trace.decorate(torch.compiler.disable)
 
 
 def convert_to_tensor(x: Any) -> Any:
