@@ -202,7 +202,11 @@ def _is_constant(x: Any) -> bool:
     """Whether an object is a module, class or function of a package that never changes it."""
     if isinstance(x, types.ModuleType):
         name = x.__name__
-    elif isinstance(x, (type, types.FunctionType, types.BuiltinFunctionType, np.ufunc)):
+    elif isinstance(x, types.FunctionType):
+        name = x.__module__
+        if name == "builtins":  # of code without a module
+            return False
+    elif isinstance(x, (type, types.BuiltinFunctionType, np.ufunc)):
         name = getattr(x, "__module__", None) or "builtins"
     else:
         return False
