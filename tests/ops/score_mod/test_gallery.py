@@ -192,7 +192,7 @@ def test_a_function_of_the_gallery_is_its_formula(name: str) -> None:
         given = {"score_mod": made} if is_score else {"mask": Mask.where(made)}
         output = dot_product_attention(query, key, value, **given, **options)
         outputs.append(output)
-        return ops.sum(output * upstream)
+        return ops.sum(output * ops.convert_to_tensor(upstream))
 
     gradients = current().gradients(loss)
     wanted = expected(case, is_score, case.arrays, inputs())
