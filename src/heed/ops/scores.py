@@ -18,7 +18,7 @@ from heed.ops.mask_rules import MaskRule
 from heed.ops.sizes import sizes
 
 if TYPE_CHECKING:
-    from heed.ops.backends.shared.block import Block
+    from heed.ops.backends.shared.operands import Block
 
 # `HeedScore`.
 DOT_PRODUCT, ADDITIVE = range(2)
