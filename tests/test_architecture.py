@@ -75,6 +75,8 @@ GOOD = {
     "ops/_plot.py": "from heed._figure import new_figure\n",
     "_figure.py": "",
     "ops/backends/tensorflow/op.py": "import tensorflow as tf\n",
+    "ops/backends/shared/plan.py": "class Group: pass\ndef _own(): pass\n",
+    "ops/backends/tensorflow/portable/loop.py": "def _own(): pass\n",
     "layers/block.py": """
         import keras
         from heed import ops
@@ -188,6 +190,16 @@ def test_a_good_tree_has_no_breach(tmp_path):
             "ops/_plot.py",
             "import typing\nif typing.TYPE_CHECKING:\n    from heed.ops import Mask",
             "import each other: heed.ops, heed.ops._plot, heed.ops.mask",
+        ),
+        (
+            "ops/backends/jax/native/a.py",
+            "class Group: pass",
+            "ops/backends/jax/native/a.py: `Group` has a twin in ops/backends/shared",
+        ),
+        (
+            "ops/backends/torch/portable/plan.py",
+            "",
+            "ops/backends/torch/portable/plan.py: `plan` has a twin in ops/backends/shared",
         ),
         ("ops/a.py", "import scipy", "imports `scipy`, which pyproject.toml does not bring"),
         (

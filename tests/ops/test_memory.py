@@ -18,7 +18,8 @@ from tests.about_tensorflow import tf
 import heed
 from heed import ops
 from heed.ops import Mask
-from heed.ops.backends.shared.block import Block, BlockAttention
+from heed.ops.backends.shared.block import BlockAttention
+from heed.ops.backends.shared.operands import Block
 from tests.ops.harness import small_blocks
 from tests.slow import slow
 from tests.strategies import Shape

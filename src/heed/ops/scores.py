@@ -31,7 +31,7 @@ from heed.ops.score_mod.trace import trace_score
 from heed.ops.sizes import sizes
 
 if TYPE_CHECKING:
-    from heed.ops.backends.shared.block import Block
+    from heed.ops.backends.shared.operands import Block
 
 # `HeedScore`.
 DOT_PRODUCT, ADDITIVE = range(2)

@@ -51,8 +51,7 @@ def spans(
         share: see `most_queries`.
         step: ranges begin at multiples of it, and end there or with the last key.
     """
-    length, keys = attention.lengths
-    begin = 0
+    length, begin = attention.lengths[0], 0
     while begin < length and attention.scores_per_pair:
         block = Span(begin, min(MOST_QUERIES, length - begin))
         visible = _visible_keys(attention, block, known, step)
@@ -70,7 +69,8 @@ def _visible_keys(
     ends = mask_rules.key_range(attention.limits, queries, *attention.lengths)
     if not all(map(known, ends)):
         return Span(0, length)
-    return _span(*map(int, ends), length, step)
+    lo, hi = map(int, ends)
+    return _span(lo, hi, length, step)
 
 
 def _span(lo: int, hi: int, length: int, step: int) -> Span:

@@ -7,7 +7,8 @@ from typing import Any
 
 from keras import ops
 
-from heed.ops.backends.shared.block import Block, BlockAttention, Rows, fill
+from heed.ops.backends.shared.block import BlockAttention, Rows
+from heed.ops.backends.shared.operands import Block, fill
 from heed.ops.backends.shared.weights import take
 from heed.ops.sizes import Span, is_static
 

@@ -10,16 +10,8 @@ from typing import Any
 from keras import ops
 
 from heed.ops import checks
-from heed.ops.backends.shared.block import (
-    ARITHMETIC,
-    Arithmetic,
-    Block,
-    BlockAttention,
-    Marks,
-    Operands,
-    fill,
-    prepare,
-)
+from heed.ops.backends.shared.block import ARITHMETIC, Arithmetic, BlockAttention, prepare
+from heed.ops.backends.shared.operands import Block, Marks, Operands, fill
 from heed.ops.sizes import Span, is_static, sizes, slice_axis
 from heed.ops.spec import AttentionSpec, Tensors
 

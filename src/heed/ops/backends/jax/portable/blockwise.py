@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from heed.ops.backends.shared import plan
-from heed.ops.backends.shared.block import Block, BlockAttention, Operands, fill
+from heed.ops.backends.shared.block import BlockAttention
+from heed.ops.backends.shared.operands import Block, Operands, fill
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import Outline, put_together, take_apart
 from heed.ops.sizes import Span, sizes

@@ -12,7 +12,8 @@ from jax import lax
 from heed.ops import checks
 from heed.ops.backends.jax.portable.blockwise import blockwise, run_blocks
 from heed.ops.backends.jax.shape_inference import has_symbols, placeholder
-from heed.ops.backends.shared.block import Block, join, prepare
+from heed.ops.backends.shared.block import join, prepare
+from heed.ops.backends.shared.operands import Block
 from heed.ops.backends.shared.statistics import statistics_of
 from heed.ops.backends.shared.weights import weights_of
 from heed.ops.spec import AttentionSpec, Tensors

@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from heed.ops.backends.shared import block as shared
 from heed.ops.backends.shared import plan
-from heed.ops.backends.shared.block import Arithmetic, Block, BlockAttention, Operands, Results
+from heed.ops.backends.shared.block import Arithmetic, BlockAttention, Results
+from heed.ops.backends.shared.operands import Block, Operands, fill
 from heed.ops.backends.tensorflow.forward_mode import check_tapes, has_tangents
 from heed.ops.backends.tensorflow.portable.custom_gradient import custom_gradient
 from heed.ops.backends.tensorflow.portable.loops import put
@@ -185,8 +186,10 @@ def _named(gradients: Sequence[Any], block: Block, totals: dict[str, Total]) -> 
     """Return the gradients of a block's operands by their places; that of a bias of all pairs for all keys."""
     named = {str(place): x for place, x in enumerate(gradients) if x is not None}
     bias = totals.get("3")
-    if bias is not None and bias.queries is not None and bias.shape[3] != 1:
-        named["3"] = put(named["3"], 3, block.keys.begin, bias.shape[3])
+    if bias is not None and bias.queries is not None:
+        keys = bias.shape[3]
+        if not (is_static(keys) and keys == 1):
+            named["3"] = put(named["3"], 3, block.keys.begin, keys)
     return named
 
 
@@ -238,6 +241,6 @@ def _differentiate_twice(
     weights = [x for x in cotangents.flat() if x is not None]
     found = outer.gradient(gradients, [*first, *incoming], weights, unconnected_gradients="zero")
     if rows.nonfinite is not None:
-        found[0] = shared.fill(rows.nonfinite, found[0], float("nan"))
+        found[0] = fill(rows.nonfinite, found[0], float("nan"))
     given = iter(found)
     return [None if x is None else next(given) for x in flat] + [*given]

@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from heed.ops import checks
 from heed.ops.backends import NO_LABEL
-from heed.ops.backends.shared.block import Block, BlockAttention, Operands, join
+from heed.ops.backends.shared.block import BlockAttention, join
 from heed.ops.backends.shared.block import prepare as prepare_unchecked
 from heed.ops.backends.shared.fused_ops import PlainFusedOps
+from heed.ops.backends.shared.operands import Block, Operands
 from heed.ops.backends.shared.statistics import statistics_of
 from heed.ops.backends.shared.weights import some_weights
 from heed.ops.backends.tensorflow.portable.blockwise import ARITHMETIC, blockwise

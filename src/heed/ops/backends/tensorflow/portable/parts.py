@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from heed.ops import mask_rules
 from heed.ops.backends.shared import plan
-from heed.ops.backends.shared.block import Block, BlockAttention
+from heed.ops.backends.shared.block import BlockAttention
+from heed.ops.backends.shared.operands import Block
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.backends.tensorflow.portable import loops
 from heed.ops.backends.tensorflow.portable.loops import Scattered, SideBySide, State, Sum, put

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from heed.ops.backends.shared.block import Operands
+from heed.ops.backends.shared.operands import Operands
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import axis_letters, put_together, take_apart
 from heed.ops.sizes import Size, is_static, size

@@ -13,14 +13,8 @@ from typing import Any
 import torch
 
 from heed.ops.backends.shared import plan
-from heed.ops.backends.shared.block import (
-    Block,
-    BlockAttention,
-    Operands,
-    fill,
-    join,
-    prepare,
-)
+from heed.ops.backends.shared.block import BlockAttention, join, prepare
+from heed.ops.backends.shared.operands import Block, Operands, fill
 from heed.ops.backends.torch.operands import has_values
 from heed.ops.sizes import Span
 from heed.ops.spec import AttentionSpec, Tensors
@@ -37,7 +31,7 @@ def forward(spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, torch.
     output = operands.query.new_empty((*shape, width))
     lse = operands.query.new_empty((*shape, 1))
     whole = attention.whole(operands)
-    for queries, keys in spans(attention):
+    for queries, keys in blocks_of(attention):
         rows = attention.attend(whole.cut(queries, keys))
         output[:, :, :, queries.begin : queries.end] = rows.output
         lse[:, :, :, queries.begin : queries.end] = rows.lse
@@ -89,7 +83,7 @@ def tangent(spec: AttentionSpec, tensors: Tensors, tangents: Several) -> list[to
     results = [len(inputs) - 2, len(inputs) - 1]
     parts = [
         _second_of_block(attention, whole.cut(*block), inputs, weights, results)
-        for block in spans(attention, 12)
+        for block in blocks_of(attention, 12)
     ]
     # Side by side rather than into one tensor: `torch.func.linearize` would keep that for all calls.
     rows = [torch.cat(blocks, 3) for blocks in zip(*parts, strict=True)] if parts else inputs[-2:]
@@ -169,7 +163,7 @@ def _first(
     whole = attention.whole(operands)
     totals = [None if x is None else torch.zeros_like(x) for x in operands.flat()]
     rows = _rows_of(spec, operands, incoming)
-    for block in spans(attention, 4):
+    for block in blocks_of(attention, 4):
         _add_block(attention, whole.cut(*block), rows, totals)
     return totals
 
@@ -188,7 +182,7 @@ def _second(
     inputs = [*whole.operands.flat(), *_rows_of(spec, operands, incoming)]
     totals = [None if x is None else torch.zeros_like(x) for x in inputs]
     wanted = [place for place, x in enumerate(inputs) if x is not None]
-    for queries, keys in spans(attention, 12):
+    for queries, keys in blocks_of(attention, 12):
         block = whole.cut(queries, keys)
         found = _second_of_block(attention, block, inputs, weights, wanted)
         for place, x in zip(wanted, found, strict=True):
@@ -207,7 +201,7 @@ def _directions(spec: AttentionSpec, tensors: Tensors, given: Several) -> list[A
     return _prepare_with(spec, tensors, whole)[1].flat()
 
 
-def spans(attention: BlockAttention, share: int = 1) -> Iterator[tuple[Span, Span]]:
+def blocks_of(attention: BlockAttention, share: int = 1) -> Iterator[tuple[Span, Span]]:
     """Return the blocks of queries and keys; see `plan.spans`. None for an empty batch."""
     return plan.spans(attention, has_values, share) if attention.scores_per_pair else iter(())
 

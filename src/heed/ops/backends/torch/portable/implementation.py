@@ -12,7 +12,7 @@ from heed.ops.backends.shared.block import prepare
 from heed.ops.backends.shared.statistics import statistics_of
 from heed.ops.backends.shared.weights import weights_of
 from heed.ops.backends.torch import derivatives
-from heed.ops.backends.torch.portable.blockwise import KERNEL, spans
+from heed.ops.backends.torch.portable.blockwise import KERNEL, blocks_of
 from heed.ops.spec import AttentionSpec, Tensors
 
 
@@ -53,7 +53,7 @@ class Portable:
         like = operands.query
         whole = attention.whole(operands._replace(value=None))
         blocks = [
-            statistics_of(attention, whole.cut(*block), chosen) for block in spans(attention, 4)
+            statistics_of(attention, whole.cut(*block), chosen) for block in blocks_of(attention, 4)
         ] or [[like.new_zeros((*like.shape[:4], width)) for width in (1, 1, len(chosen))]]
         entropy, distance, mass = (
             attention.join_heads(torch.cat(parts, 3)) for parts in zip(*blocks, strict=True)
