@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from heed.layers.layer_config import LayerConfig, options_of
 from heed.ops.backends import current
 from heed.ops.dispatch import uses_native
 
@@ -66,6 +67,15 @@ class KernelLayer(keras.layers.Layer):
 
 class AttentionLayer(KernelLayer, ConfiguredLayer):
     """A layer with an attention."""
+
+    def _set_score_options(self, config: LayerConfig) -> None:
+        """Keep the options of the scores, each in an attribute of its name."""
+        for name in options_of("scores"):
+            setattr(self, name, getattr(config, name))
+
+    def _score_options(self) -> dict[str, Any]:
+        """Return the options of the scores as the op takes them."""
+        return {name: getattr(self, name) for name in options_of("scores")}
 
 
 def _plain(value: Any) -> Any:

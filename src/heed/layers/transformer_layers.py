@@ -15,10 +15,10 @@ from heed.layers.base_layers import AttentionLayer, SequenceLayer
 from heed.layers.dropout import Dropout
 from heed.layers.feed_forward import FeedForward
 from heed.layers.layer_config import (
-    OPTIONS,
     LayerConfig,
     describes_options,
     options_of,
+    pop_options,
     takes_options,
 )
 from heed.layers.masks import check_positions, check_scores, implicit_mask
@@ -29,7 +29,7 @@ from heed.layers.normalization import NORMALIZATIONS
 class _TransformerLayer(SequenceLayer, AttentionLayer):
     """The base of both layers: their arguments, their parts, and the step around each part."""
 
-    @takes_options
+    @takes_options()
     def __init__(
         self,
         num_heads: int,
@@ -40,7 +40,7 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
+        options = pop_options(kwargs)
         super().__init__(**kwargs)
         options |= {"num_heads": num_heads, "feed_forward_width": feed_forward_width}
         config = LayerConfig(**options)
