@@ -45,6 +45,27 @@ def _check_activation(name: str, value: Any) -> Any:
     return value
 
 
+def _check_score_mod(name: str, value: Any) -> Any:
+    """Return a registered function as its name, which configs and files hold."""
+    if value is None or isinstance(value, str):
+        return value
+    import keras
+
+    if isinstance(value, dict):
+        value = keras.saving.deserialize_keras_object(value)
+    if not callable(value):
+        raise ValueError(f"`{name}` must be {_SCORE_FUNCTION.text}. Received: {name}={value!r}")
+    if isinstance(value, keras.layers.Layer):
+        return value
+    registered = keras.saving.get_registered_name(value)
+    known = keras.saving.get_registered_object(registered)
+    return registered if known is value else value
+
+
+_SCORE_FUNCTION = Range(
+    "a function (score, batch, head, query, key), a layer, the registered name of one, or None",
+    _check_score_mod,
+)
 _ACTIVATION = Range('an activation of Keras or its name, such as "silu"', _check_activation)
 _WINDOW = Range(
     "a positive integer or None",
@@ -79,6 +100,9 @@ class LayerConfig(Config):
     use_bias: bool = _option(True, FLAG, "biases in the dense layers", "attention", "feed_forward")
     soft_cap: float | None = _option(
         None, POSITIVE_OR_NONE, "c bounds attention scores x to c tanh(x / c)", "attention", "scores")
+    score_mod: Callable[..., Any] | str | None = _option(
+        None, _SCORE_FUNCTION, "changes each attention score: a function of it, or its registered name",
+        "attention", "scores")
     sliding_window: int | None = _option(None, _WINDOW, "self-attention sees tokens nearer than this")
     normalization: str = _option("layer", one_of(("layer", "rms")), "kind of normalisation: layer or rms")
     norm_epsilon: float = _option(1e-6, POSITIVE, "added to the variance by the normalisations")

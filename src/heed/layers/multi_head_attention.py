@@ -13,7 +13,7 @@ import keras
 from keras import ops
 
 from heed._numbers import check_integer, check_real, integer
-from heed.layers import _cache, _projections, masks
+from heed.layers import _cache, _projections, masks, score_functions
 from heed.layers._cache import Cache
 from heed.layers._head_widths import HeadWidths, check_widths
 from heed.layers.attend import (
@@ -343,6 +343,7 @@ class MultiHeadAttention(AttentionLayer):
         self._relative_bias = self._head_positions.make_bias(
             dtype=self.dtype_policy, name="relative_bias"
         )
+        score_functions.build(self._score_function)
         self.sinks = None
         if self._sinks:
             # Scores are float32: casting sinks to less would only cost precision.
@@ -466,6 +467,11 @@ class MultiHeadAttention(AttentionLayer):
             request or False,
             # Only those that there are: subclasses may have Keras' signature.
             **positions.score_terms(queries, keys, start, position_bias, alibi_slopes),
+            **(
+                {}
+                if cache_index is None or self.score_mod is None
+                else {"first_query": cache_index}
+            ),
         )
         if self._use_gate:
             heads = heads * self._gate(inputs.query)
@@ -484,6 +490,7 @@ class MultiHeadAttention(AttentionLayer):
         use_causal_mask: bool = False,
         position_bias: Any = None,
         alibi_slopes: Any = None,
+        first_query: Any = None,
     ) -> tuple[Any, Any]:
         """Attends with projected tensors; subclasses may override it, with the arguments of Keras' method.
 
@@ -496,6 +503,7 @@ class MultiHeadAttention(AttentionLayer):
             return_attention_scores: a `ScoresRequest`, or as in a call.
             use_causal_mask: whether query i sees only keys j <= i, in addition to `attention_mask`.
             position_bias, alibi_slopes: as in a call.
+            first_query: the position of the first query for `score_mod`. Default: 0.
 
         Returns:
             The heads (B, T, N, V), and the requested scores (B, N, T, S) or None.
@@ -504,6 +512,9 @@ class MultiHeadAttention(AttentionLayer):
         mask = attention_mask
         if not isinstance(mask, Mask):
             mask = masks.over_scores(masks.check_scores(mask), axes, query, key, heads)
+        options = self._score_options()
+        if first_query is not None:
+            options["score_mod"] = score_functions.shift(options["score_mod"], first_query)
         output, scores = many_heads(
             axes,
             query,
@@ -515,7 +526,7 @@ class MultiHeadAttention(AttentionLayer):
             mask=masks.join(mask, masks.structure(use_causal_mask, None)),
             bias=axes.flatten_scores_like(position_bias, query, key, heads, "position_bias"),
             alibi_slopes=alibi_slopes,
-            **self._score_options(),
+            **options,
         )
         return output, None if scores is None else ops.cast(scores, self.compute_dtype)
 

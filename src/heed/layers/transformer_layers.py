@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from heed._numbers import check_integer
+from heed.layers import score_functions
 from heed.layers._projections import clone_initializer
 from heed.layers.attend import ScoresRequest, pack_outputs
 from heed.layers.base_layers import AttentionLayer, SequenceLayer
@@ -58,7 +59,7 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
     def _arguments_of(self, part: str) -> dict[str, Any]:
         """The options that a part takes under their own names, and those that every part takes."""
         return {
-            **{name: getattr(self, name) for name in options_of(part)},
+            **{name: score_functions.copy(getattr(self, name)) for name in options_of(part)},
             "kernel_initializer": clone_initializer(self.kernel_initializer),
             "bias_initializer": clone_initializer(self.bias_initializer),
             "dtype": self.dtype_policy,

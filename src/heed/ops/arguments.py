@@ -112,6 +112,7 @@ def additive(
     score_vector: Any,
     bias: Any,
     mask: Any,
+    score_mod: Any,
     dropout: float,
     seed: Any,
 ) -> tuple[AttentionSpec, Tensors]:
@@ -127,7 +128,10 @@ def additive(
         mask = _check_mask(mask, list(signature.target), "(B, 1, T, S)", query)
     rate, seed = _check_dropout(dropout, seed)
     tensors = Tensors(query, key, value, bias, None, seed, score_vector)
-    return _make_spec(signature, "BTU", mask, AdditiveScore(), rate, tensors), tensors
+    score: Score = AdditiveScore()
+    if score_mod is not None:
+        score = FunctionScore.of(score, score_mod, signature.target, dtype)
+    return _make_spec(signature, "BTU", mask, score, rate, tensors), tensors
 
 
 def draw_seed(rate: float, seed: Any) -> Any:
