@@ -183,9 +183,35 @@ def breaches(package: Path) -> list[str]:
         for line, message in _breaches_of_file(path, package)
     ]
     found += _private_reads(package)
+    found += _twins(package)
     return found + [
         f"import each other: {', '.join(sorted(cycle))}" for cycle in import_cycles(package)
     ]
+
+
+def _twins(package: Path) -> Iterator[str]:
+    """Each function, class or module of a portable form with the name of one for all backends."""
+    folder = package / "ops" / "backends"
+    # Each backend reads what `core` says of the native library.
+    files = [x for x in folder.glob("shared/*.py") if x.stem not in ("__init__", "core")]
+    shared = {path.stem for path in files}
+    names = {name for path in files for name in _defined(path)}
+    for path in sorted(folder.glob("*/**/*.py")):
+        relative = path.relative_to(folder)
+        if relative.parts[0] == "shared":
+            continue
+        twins = [name for name in _defined(path) if name in names]
+        if path.parent.name == "portable" and path.stem in shared:
+            twins.append(path.stem)
+        for name in twins:
+            yield f"ops/backends/{relative.as_posix()}: `{name}` has a twin in ops/backends/shared"
+
+
+def _defined(path: Path) -> list[str]:
+    """The public functions and classes of a module."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    defined = [x.name for x in body if isinstance(x, (ast.ClassDef, ast.FunctionDef))]
+    return [name for name in defined if not name.startswith("_")]
 
 
 def _private_reads(package: Path) -> Iterator[str]:
@@ -325,6 +351,8 @@ def _framework_import(relative: str, found: Import) -> str | None:
 
 def _foreign_import(relative: str, top: str, found: Import) -> str | None:
     if top in sys.stdlib_module_names or top in BASE_PACKAGES:
+        return None
+    if top == "typing_extensions" and not found.at_import_time:  # which every type checker brings
         return None
     if top not in EXTRA_PACKAGES:
         return f"imports `{top}`, which pyproject.toml does not bring"

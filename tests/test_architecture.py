@@ -75,6 +75,8 @@ GOOD = {
     "ops/_plot.py": "from heed._figure import new_figure\n",
     "_figure.py": "",
     "ops/backends/tensorflow/op.py": "import tensorflow as tf\n",
+    "ops/backends/shared/plan.py": "class Group: pass\ndef _own(): pass\n",
+    "ops/backends/tensorflow/portable/loop.py": "def _own(): pass\n",
     "layers/block.py": """
         import keras
         from heed import ops
@@ -189,7 +191,22 @@ def test_a_good_tree_has_no_breach(tmp_path):
             "import typing\nif typing.TYPE_CHECKING:\n    from heed.ops import Mask",
             "import each other: heed.ops, heed.ops._plot, heed.ops.mask",
         ),
+        (
+            "ops/backends/jax/native/a.py",
+            "class Group: pass",
+            "ops/backends/jax/native/a.py: `Group` has a twin in ops/backends/shared",
+        ),
+        (
+            "ops/backends/torch/portable/plan.py",
+            "",
+            "ops/backends/torch/portable/plan.py: `plan` has a twin in ops/backends/shared",
+        ),
         ("ops/a.py", "import scipy", "imports `scipy`, which pyproject.toml does not bring"),
+        (
+            "ops/a.py",
+            "from typing_extensions import Unpack",
+            "imports `typing_extensions`, which pyproject.toml does not bring",
+        ),
     ],
 )
 def test_each_rule_can_fail(tmp_path, name, text, expected):

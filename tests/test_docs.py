@@ -203,6 +203,7 @@ def test_the_readme_quotes_measured_figures():
 # The most files that each extension of docs/extending.md may touch.
 LIMITS = {
     "A layer option": 6,
+    "A change of the score": 20,
     "A mask rule": 4,
     "A weight format of the engine": 4,
     "A backend": 2,
@@ -227,17 +228,25 @@ def test_an_extension_touches_few_files_that_exist(heading):
         assert path.parent.is_dir() if "NAME" in path.name else path.is_file(), name
 
 
-def test_the_layer_option_added_last_touches_the_listed_files():
-    text = EXTENDING.read_text(encoding="utf-8")
-    (option,) = re.findall(r"^`(\w+)` is the option added last", text, re.MULTILINE)
-    sources = [
+def sources_with(name: str) -> list[str]:
+    """The paths of the sources that contain this name, sorted."""
+    return sorted(
         path.relative_to(ROOT).as_posix()
         for folder, kinds in (("src", ("*.py",)), ("native", ("*.h", "*.cc", "*.inc")))
         for kind in kinds
         for path in (ROOT / folder).rglob(kind)
-        if re.search(rf"\b{option}\b", path.read_text(encoding="utf-8"))
-    ]
-    assert sorted(listed_files("A layer option")) == sorted(sources)
+        if re.search(rf"\b{name}\b", path.read_text(encoding="utf-8"))
+    )
+
+
+def test_the_layer_option_added_last_touches_the_listed_files():
+    text = EXTENDING.read_text(encoding="utf-8")
+    (option,) = re.findall(r"^`(\w+)` is the option added last", text, re.MULTILINE)
+    assert sorted(listed_files("A layer option")) == sources_with(option)
+
+
+def test_the_change_of_the_score_touches_the_listed_files():
+    assert sorted(listed_files("A change of the score")) == sources_with("soft_cap")
 
 
 def names_int8(path: Path) -> bool:

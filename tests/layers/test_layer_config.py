@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from heed.layers import (
+    DotProductAttention,
     FeedForward,
     MultiHeadAttention,
     TransformerDecoderLayer,
@@ -16,6 +17,7 @@ from heed.layers import (
 from heed.layers.layer_config import OPTIONS, LayerConfig, options_of
 from heed.layers.normalization import NORMALIZATIONS
 from heed.models import TransformerConfig, VisionTransformerConfig
+from heed.ops.options import AttentionOptions
 from heed.seq2seq.settings import MODEL
 
 
@@ -36,16 +38,34 @@ def test_layers_configs_and_settings_have_every_option() -> None:
     assert {name: fields[name] for name in OPTIONS} == LayerConfig().layer_options()
 
 
-@pytest.mark.parametrize(
-    ("part", "layer"), [("attention", MultiHeadAttention), ("feed_forward", FeedForward)]
-)
-def test_parts_of_a_layer_have_the_arguments_that_they_are_passed(part: str, layer: type) -> None:
-    assert set(options_of(part)) <= set(inspect.signature(layer).parameters)
-    assert len(options_of(part)) >= 4
-    assert {part for field in OPTIONS.values() for part in field.metadata["parts"]} == {
-        "attention",
-        "feed_forward",
-    }
+LAYERS = {
+    "attention": MultiHeadAttention,
+    "scores": DotProductAttention,
+    "feed_forward": FeedForward,
+}
+
+
+@pytest.mark.parametrize("part", LAYERS)
+def test_parts_of_a_layer_have_the_arguments_that_they_are_passed(part: str) -> None:
+    parameters = inspect.signature(LAYERS[part].__init__).parameters
+    assert options_of(part)
+    assert set(options_of(part)) <= set(parameters)
+    assert {part for field in OPTIONS.values() for part in field.metadata["parts"]} == set(LAYERS)
+
+
+@pytest.mark.parametrize("part", ["attention", "scores"])
+def test_an_attention_describes_the_options_of_its_part(part: str) -> None:
+    for name in options_of(part):
+        assert f" {name}: " in LAYERS[part].__doc__
+    assert " gated: " not in LAYERS[part].__doc__
+    arguments = (2, 4) if part == "attention" else ()
+    with pytest.raises(ValueError, match="Unrecognized keyword arguments"):
+        LAYERS[part](*arguments, gated=True)
+
+
+def test_options_of_the_scores_are_options_of_the_op() -> None:
+    assert set(options_of("scores")) <= set(AttentionOptions.__annotations__)
+    assert set(options_of("scores")) <= set(options_of("attention"))
 
 
 def test_the_names_of_normalisations_are_those_of_the_layers() -> None:

@@ -11,7 +11,6 @@ import numpy as np
 from hypothesis import settings
 
 from heed import ops
-from heed.ops.sizes import maximum, minimum
 from tests import reference, tolerances
 from tests.framework import BACKEND, tf
 from tests.strategies import MaskCase, Shape, cast
@@ -31,26 +30,21 @@ def small_blocks(block: tuple[int, int]) -> Iterator[None]:
     """Makes the portable form compute blocks of (queries, keys), so that small tests cross many block boundaries."""
     queries, keys = block
     if BACKEND == "torch":
-        from heed.ops.backends.torch.portable import blockwise
+        from heed.ops.backends.shared import plan
 
-        with mock.patch.object(blockwise, "_MOST_QUERIES", queries):
+        with mock.patch.object(plan, "MOST_QUERIES", queries):
             yield
         return
     if BACKEND == "jax":
         with _small_blocks_of_jax(queries):
             yield
         return
-    from heed.ops.backends.tensorflow.portable import blocks, second
-
-    sizes = {"_MOST_QUERIES": queries, "_FEWEST_QUERIES": queries, "_KEYS": keys, "_SHORT": keys}
-
-    def small_plan(attention: Any) -> blocks.Plan:
-        length = attention.lengths[0]
-        return blocks.Plan(*attention.lengths, maximum(1, minimum(length, queries)))
+    from heed.ops.backends.shared import plan
+    from heed.ops.backends.tensorflow.portable import parts
 
     with (
-        mock.patch.multiple(blocks, **sizes),
-        mock.patch.object(second, "small_plan", small_plan),
+        mock.patch.multiple(plan, MOST_QUERIES=queries, FEWEST_QUERIES=queries),
+        mock.patch.multiple(parts, _STEP=keys, _SHORT=keys),
     ):
         yield
 
@@ -60,12 +54,14 @@ def _small_blocks_of_jax(queries: int) -> Iterator[None]:
     import jax
 
     from heed.ops.backends.jax.portable import blockwise
+    from heed.ops.backends.shared import plan
 
     if queries not in _programs:
         # A function of its own: JAX keeps programs by function, whatever sizes they were traced with.
         _programs[queries] = jax.jit(lambda *args: blockwise._attend(*args), static_argnums=0)
-    with mock.patch.multiple(
-        blockwise, _MOST_QUERIES=queries, _GROUPS=1, _compiled=_programs[queries]
+    with (
+        mock.patch.multiple(plan, MOST_QUERIES=queries, GROUPS=1),
+        mock.patch.object(blockwise, "_compiled", _programs[queries]),
     ):
         yield
 

@@ -109,7 +109,7 @@ def test_what_was_refused_is_refused_again() -> None:
     for _ in range(3):
         with pytest.raises(ValueError, match="as many features"):
             ops.dot_product_attention(query, key[..., :4], value)
-    ops.dot_product_attention(*INPUTS, scale=1)
+    ops.dot_product_attention(*INPUTS, scale=1.0)
     for _ in range(2):
         with pytest.raises(ValueError, match="scale"):
             ops.dot_product_attention(*INPUTS, scale=True)

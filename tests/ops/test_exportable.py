@@ -16,6 +16,7 @@ import heed
 from heed import ops
 from heed.ops import Mask
 from heed.ops.backends.tensorflow import exportable
+from heed.ops.scores import DotScore
 from tests import reference, reference_masks, strategies, tolerances
 from tests.ops.harness import op_options, reference_options, share_of_examples, to_float64
 from tests.ops.test_additive_attention import draw_inputs
@@ -256,7 +257,7 @@ def test_a_core_takes_the_place_of_scaled_products() -> None:
     ((asked, keys, _, visible, bias, expression),) = seen
     assert (asked.shape, keys.shape) == ((2, 4, 6, 4), (2, 2, 6, 4))
     assert (visible.shape, bias) == ((2, 1, 1, 6), None)
-    assert expression == exportable.Expression(0.5, 3.0, True)
+    assert expression == exportable.Expression(DotScore(0.5, 3.0), True)
 
 
 def test_caches_grow_inside_of_growing_alone() -> None:

@@ -18,8 +18,8 @@ from tests.about_tensorflow import tf
 import heed
 from heed import ops
 from heed.ops import Mask
-from heed.ops.backends.tensorflow.portable.finite import Operands
-from heed.ops.backends.tensorflow.portable.tile import BlockAttention
+from heed.ops.backends.shared.block import BlockAttention
+from heed.ops.backends.shared.operands import Block
 from tests.ops.harness import small_blocks
 from tests.slow import slow
 from tests.strategies import Shape
@@ -205,7 +205,7 @@ def test_blocks_that_a_mask_rules_out_are_skipped(
     pairs: list[int] = []
     addend = BlockAttention.addend
 
-    def counted(self: BlockAttention, block: Operands, visible: Any) -> Any:
+    def counted(self: BlockAttention, block: Block, visible: Any) -> Any:
         pairs.append(int(block.queries.length) * int(block.keys.length))
         return addend(self, block, visible)
 

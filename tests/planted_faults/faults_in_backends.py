@@ -6,6 +6,7 @@ from tests.planted_faults.fault import Fault
 
 _OPS, _TESTS = "src/heed/ops", "tests/ops"
 _TORCH, _JAX = f"{_OPS}/backends/torch", f"{_OPS}/backends/jax"
+_SHARED = f"{_OPS}/backends/shared"
 _PINNED = (f"{_TESTS}/test_dropout.py::test_one_seed_drops_the_same_weights_on_every_backend",)
 _KNOWN = (
     f"{_TESTS}/backends/test_torch.py::test_a_call_of_a_known_kind_is_checked_where_it_differs",
@@ -16,8 +17,8 @@ FAULTS = (
     Fault(
         "True is a scale after 1.0",
         f"{_OPS}/arguments.py",
-        "or not (scale is None or type(scale) is float)",
-        "or False",
+        "else (operands, types, values)",
+        "else (operands, values)",
         _KNOWN,
         "torch",
     ),
@@ -65,9 +66,9 @@ FAULTS = (
     ),
     Fault(
         "PyTorch drops other weights",
-        f"{_TORCH}/portable/dropout.py",
-        "_FIRST, _SECOND = 0x7FEB352D, 0x846CA68B",
-        "_FIRST, _SECOND = 0x7FEB352D, 0x846CA68D",
+        f"{_SHARED}/dropout.py",
+        'x if current().WORD == "uint32" else x & _MASK',
+        "x",
         _PINNED,
         "torch",
     ),
@@ -98,14 +99,6 @@ FAULTS = (
         "torch",
     ),
     # JAX
-    Fault(
-        "JAX drops other weights",
-        f"{_JAX}/portable/dropout.py",
-        "np.uint32(0x7FEB352D), np.uint32(0x846CA68B)",
-        "np.uint32(0x7FEB352D), np.uint32(0x846CA68D)",
-        _PINNED,
-        "jax",
-    ),
     Fault(
         "the tanh of float64 is one of float32",
         f"{_JAX}/__init__.py",

@@ -213,7 +213,7 @@ def _compute(known: Attention, arguments: Mapping[str, Any]) -> Any:
         mask=mask,
         bias=bias,
         scale=getattr(layer, scale) if isinstance(scale, str) else scale(layer),
-        soft_cap=getattr(layer, "logit_soft_cap", None),
+        attn_logits_soft_cap=getattr(layer, "logit_soft_cap", None),
         **dropout,
     )
     if not known.merges_heads:

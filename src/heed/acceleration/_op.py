@@ -39,15 +39,17 @@ def attend(
     bias: Any = None,
     mask: Any = None,
     scale: Any,
+    attn_logits_soft_cap: float | None = None,
     **options: Any,
 ) -> Any:
-    """Calls heed's op with the dtypes of Keras' op.
+    """Calls heed's op with the arguments and dtypes of Keras' op.
 
     Args:
         query, key, value: (B, T, N, H), (B, S, K, H) and (B, S, K, V).
         bias: added to the scores.
         mask: of any dtype; everything but 0 means attend.
         scale: a number or a tensor; None for 1/sqrt(H).
+        attn_logits_soft_cap: a number, or None.
         options: further options of heed's op.
     """
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
@@ -66,6 +68,7 @@ def attend(
         mask=None if mask is None else _loop.limit_keys(to_bool(mask, "mask"), query),
         bias=None if bias is None else ops.convert_to_tensor(bias, dtype=dtype),
         scale=scale,
+        soft_cap=attn_logits_soft_cap,
         **options,
     )
     return ops.cast(output, dtype)
@@ -92,7 +95,7 @@ def backend_op(
         mask=mask,
         scale=scale,
         is_causal=is_causal,
-        soft_cap=attn_logits_soft_cap,
+        attn_logits_soft_cap=attn_logits_soft_cap,
     )
 
 

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from heed.ops import arguments, checks
+from heed.ops.attention import DEFAULT_OPTIONS, dot_product_attention
 from heed.ops.backends import as_written, current
 from heed.ops.dispatch import select_implementation, split_across_workers
 from heed.ops.mask import Mask, as_mask
+from heed.ops.options import AttentionOptions, RingOptions, takes_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @as_written
+@takes_options(dot_product_attention, RingOptions)
 def ring_attention(
     query: Annotated[Any, "B t N H"],
     key: Annotated[Any, "B s K H"],
     value: Annotated[Any, "B s K V"],
     *,
-    mask: Any = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    soft_cap: float | None = None,
-    alibi_slopes: Annotated[Any, "N"] = None,
-    dropout: float = 0.0,
-    seed: Any = None,
-    layout: str = "BTNH",
     return_lse: bool = False,
+    **options: Unpack[RingOptions],
 ) -> Annotated[Any, "B t N V"]:
     """`dot_product_attention` over a sequence split across the workers of a `tf.distribute` strategy.
 
@@ -39,9 +38,8 @@ def ring_attention(
         value: (B, s, K, V).
         mask: a `Mask` over the whole sequence, or an array that broadcasts to (B, N, T, S); the same on each worker.
             To split a sequence whose length is not a multiple of 2 R, pad it, and hide the padding with `Mask.lengths`.
-        is_causal, scale, soft_cap, alibi_slopes: as of `dot_product_attention`, over the whole sequence.
-        dropout, seed: as of `dot_product_attention`, but which weights are dropped depends on the number of workers.
-        layout: "BTNH" or "BNTH".
+        {options}: as of `dot_product_attention`, over the whole sequence. Which weights are dropped depends on the
+            number of workers.
         return_lse: also return the log-sum-exp of each row of scores.
 
     Returns: (B, t, N, V), the output of this worker's queries; with `return_lse` a pair of that and (B, N, t).
@@ -62,20 +60,9 @@ def ring_attention(
     >>> ring_attention(x, x, x, is_causal=True).shape
     TensorShape([1, 4, 2, 8])
     """
-    spec, tensors = arguments.dot_product(
-        query,
-        key,
-        value,
-        mask=None,
-        bias=None,
-        is_causal=is_causal,
-        scale=scale,
-        soft_cap=soft_cap,
-        alibi_slopes=alibi_slopes,
-        dropout=dropout,
-        seed=seed,
-        layout=layout,
-    )
+    local: AttentionOptions = {**DEFAULT_OPTIONS, **options, "mask": None}
+    spec, tensors = arguments.dot_product(local, query, key, value)
+    mask = options.get("mask")
     if mask is not None:
         spec = arguments.with_mask(spec, _check_mask(mask, spec))
     with split_across_workers():

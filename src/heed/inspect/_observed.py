@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from heed.inspect._statistics import Floats
 from heed.ops import Mask
 from heed.ops.arguments import dot_product
+from heed.ops.attention import DEFAULT_OPTIONS
 from heed.ops.dispatch import select_for_weights
 from heed.ops.mask_rules import offset
+from heed.ops.options import AttentionOptions
 from heed.ops.spec import AttentionSpec, Tensors
 
 # Pairs with scores below these are hidden: Keras and KerasHub set or add -1e9, or in float16 -3e4 or -65504.
@@ -91,21 +93,15 @@ class FusedAttention:
     ) -> FusedAttention:
         """Describes a call of the attention function of Keras' backend."""
         query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
-        spec, tensors = dot_product(
-            query,
-            ops.cast(key, query.dtype),
-            ops.cast(value, query.dtype),
-            mask=None if mask is None else Mask.dense(ops.cast(mask, "bool")),
-            bias=None if bias is None else ops.cast(bias, "float32"),
-            is_causal=is_causal,
-            scale=None if scale is None else float(scale),
-            soft_cap=None,  # Keras has a soft cap on TPUs only
-            alibi_slopes=None,
-            dropout=0.0,
-            seed=None,
-            layout="BTNH",
-        )
-        return cls(output, spec, tensors)
+        options: AttentionOptions = {  # Keras has a soft cap on TPUs only
+            **DEFAULT_OPTIONS,
+            "mask": None if mask is None else Mask.dense(ops.cast(mask, "bool")),
+            "bias": None if bias is None else ops.cast(bias, "float32"),
+            "is_causal": is_causal,
+            "scale": None if scale is None else float(scale),
+        }
+        key, value = (ops.cast(x, query.dtype) for x in (key, value))
+        return cls(output, *dot_product(options, query, key, value))
 
     @property
     def causal(self) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 
 import keras
 
+from heed.layers import score_functions
+from heed.layers.layer_config import LayerConfig, options_of
 from heed.ops.backends import current
 from heed.ops.dispatch import uses_native
 
@@ -25,11 +27,13 @@ class ConfiguredLayer(keras.layers.Layer):
         return keras.Operation.compute_output_spec(self, *args, **kwargs)
 
     def _arguments(self) -> Iterator[tuple[str, Any]]:
+        # PyTorch keeps layers apart from other attributes.
+        own = {*vars(self), *vars(self).get("_modules", ())}
         for cls in reversed(type(self).__mro__):
             if not issubclass(cls, ConfiguredLayer) or "__init__" not in vars(cls):
                 continue
             for name, parameter in inspect.signature(cls.__init__).parameters.items():
-                attribute = next((x for x in (f"_{name}", name) if x in vars(self)), None)
+                attribute = next((x for x in (f"_{name}", name) if x in own), None)
                 if attribute and parameter.kind is not parameter.VAR_KEYWORD:
                     yield name, _plain(getattr(self, attribute))
 
@@ -66,6 +70,18 @@ class KernelLayer(keras.layers.Layer):
 
 class AttentionLayer(KernelLayer, ConfiguredLayer):
     """A layer with an attention."""
+
+    def _set_score_options(self, config: LayerConfig) -> None:
+        """Keep the options of the scores, each in an attribute of its name."""
+        for name in options_of("scores"):
+            setattr(self, name, getattr(config, name))
+        # An attribute: Keras tracks the weights of a layer.
+        self._score_function = score_functions.resolve(config.score_mod)
+
+    def _score_options(self) -> dict[str, Any]:
+        """Return the options of the scores as the op takes them."""
+        options = {name: getattr(self, name) for name in options_of("scores")}
+        return options | {"score_mod": self._score_function}
 
 
 def _plain(value: Any) -> Any:

@@ -9,10 +9,17 @@ import keras
 
 from heed._numbers import check_real
 from heed.layers._single_head import SingleHeadAttention
+from heed.layers.layer_config import (
+    LayerConfig,
+    describes_options,
+    pop_options,
+    takes_options,
+)
 from heed.layers.shapes import same_width
 
 
 @keras.saving.register_keras_serializable(package="heed")
+@describes_options
 class DotProductAttention(SingleHeadAttention):
     r"""Attention by dot products without projections or variables.
 
@@ -24,8 +31,8 @@ class DotProductAttention(SingleHeadAttention):
     Args:
         scale: number that multiplies the dot products. Default: 1 / sqrt(D).
         dropout: rate in [0, 1) of dropped attention weights in training. Default 0.
-        soft_cap: c > 0: scores x become c tanh(x / c). Default: none.
         seed: int, seed of the dropout. Default: drawn.
+        {options}
         **kwargs: `name`, `dtype` and the like, as for every Keras layer.
 
     Call arguments:
@@ -65,20 +72,21 @@ class DotProductAttention(SingleHeadAttention):
         True
     """
 
+    @takes_options("scores")
     def __init__(
         self,
         scale: float | None = None,
         dropout: float = 0.0,
-        soft_cap: float | None = None,
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
+        config = LayerConfig(**pop_options(kwargs, "scores"))
         super().__init__(dropout=dropout, seed=seed, **kwargs)
+        self._set_score_options(config)
         self.scale = check_real("scale", scale, least=-math.inf, optional=True)
-        self.soft_cap = check_real("soft_cap", soft_cap, least=0, exclusive=True, optional=True)
 
     def _build_scores(self, query_width: int, key_width: int) -> None:
         same_width(query_width, key_width)
 
     def _score(self) -> dict[str, Any]:
-        return {"scale": self.scale, "soft_cap": self.soft_cap}
+        return {"scale": self.scale, **self._score_options()}

@@ -28,6 +28,7 @@ from heed._config import (
 from heed._numbers import check_integer
 
 _Class = TypeVar("_Class", bound=type)
+_Init = TypeVar("_Init", bound=Callable[..., None])
 
 
 def _check_activation(name: str, value: Any) -> Any:
@@ -44,6 +45,27 @@ def _check_activation(name: str, value: Any) -> Any:
     return value
 
 
+def _check_score_mod(name: str, value: Any) -> Any:
+    """Return a registered function as its name, which configs and files hold."""
+    if value is None or isinstance(value, str):
+        return value
+    import keras
+
+    if isinstance(value, dict):
+        value = keras.saving.deserialize_keras_object(value)
+    if not callable(value):
+        raise ValueError(f"`{name}` must be {_SCORE_FUNCTION.text}. Received: {name}={value!r}")
+    if isinstance(value, keras.layers.Layer):
+        return value
+    registered = keras.saving.get_registered_name(value)
+    known = keras.saving.get_registered_object(registered)
+    return registered if known is value else value
+
+
+_SCORE_FUNCTION = Range(
+    "a function (score, batch, head, query, key), a layer, the registered name of one, or None",
+    _check_score_mod,
+)
 _ACTIVATION = Range('an activation of Keras or its name, such as "silu"', _check_activation)
 _WINDOW = Range(
     "a positive integer or None",
@@ -59,7 +81,8 @@ def _option(default: Any, values: Range, help: str, *parts: str) -> Any:
 class LayerConfig(Config):
     """The options of a layer: default, range, help, and the parts of the layer with an argument of the same name.
 
-    The parts are "attention" (`MultiHeadAttention`) and "feed_forward" (`FeedForward`).
+    The parts are "attention" (`MultiHeadAttention`), "scores" (how it and `DotProductAttention` score; options of the
+    op) and "feed_forward" (`FeedForward`).
     """
 
     # fmt: off
@@ -75,7 +98,11 @@ class LayerConfig(Config):
     key_dim: int | None = _option(None, COUNT_OR_NONE, "width of a query and key head")
     value_dim: int | None = _option(None, COUNT_OR_NONE, "width of a value head", "attention")
     use_bias: bool = _option(True, FLAG, "biases in the dense layers", "attention", "feed_forward")
-    soft_cap: float | None = _option(None, POSITIVE_OR_NONE, "bound of the attention scores", "attention")
+    soft_cap: float | None = _option(
+        None, POSITIVE_OR_NONE, "c bounds attention scores x to c tanh(x / c)", "attention", "scores")
+    score_mod: Callable[..., Any] | str | None = _option(
+        None, _SCORE_FUNCTION, "changes each attention score: a function of it, or its registered name",
+        "attention", "scores")
     sliding_window: int | None = _option(None, _WINDOW, "self-attention sees tokens nearer than this")
     normalization: str = _option("layer", one_of(("layer", "rms")), "kind of normalisation: layer or rms")
     norm_epsilon: float = _option(1e-6, POSITIVE, "added to the variance by the normalisations")
@@ -97,22 +124,32 @@ class LayerConfig(Config):
 OPTIONS = {field.name: field for field in dataclasses.fields(LayerConfig)}
 
 
-def options_of(part: str) -> list[str]:
-    """The options that a part of a layer takes under their own names."""
-    return [name for name, field in OPTIONS.items() if part in field.metadata["parts"]]
+def options_of(part: str | None) -> list[str]:
+    """Return the options that a part of a layer takes under their own names; None for all options."""
+    parts = {name: field.metadata["parts"] for name, field in OPTIONS.items()}
+    return [name for name in parts if part is None or part in parts[name]]
 
 
-def takes_options(init: Callable[..., None]) -> Callable[..., None]:
-    """Shows the options in the signature of a constructor that takes them as keyword arguments."""
-    own = inspect.signature(init)
-    *parameters, rest = own.parameters.values()
-    parameters += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default)
-        for name, field in OPTIONS.items()
-        if name not in own.parameters
-    ]
-    init.__signature__ = own.replace(parameters=[*parameters, rest])  # type: ignore[attr-defined]
-    return init
+def takes_options(part: str | None = None) -> Callable[[_Init], _Init]:
+    """Show the options of a part in the signature of a constructor that takes them by `pop_options`."""
+
+    def decorate(init: _Init) -> _Init:
+        own = inspect.signature(init)
+        *parameters, rest = own.parameters.values()
+        parameters += [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=OPTIONS[name].default)
+            for name in options_of(part)
+            if name not in own.parameters
+        ]
+        init.__signature__ = own.replace(parameters=[*parameters, rest])  # type: ignore[attr-defined]
+        return init
+
+    return decorate
+
+
+def pop_options(arguments: dict[str, Any], part: str | None = None) -> dict[str, Any]:
+    """Move the options of a part out of keyword arguments, for a `LayerConfig`, which checks them."""
+    return {name: arguments.pop(name) for name in options_of(part) if name in arguments}
 
 
 def _sentence(field: dataclasses.Field[Any]) -> str:
@@ -121,12 +158,13 @@ def _sentence(field: dataclasses.Field[Any]) -> str:
 
 
 def describes_options(cls: _Class) -> _Class:
-    """Puts a line for each option where the docstring of a class has `{options}`."""
+    """Put a line for each option of the constructor where the docstring of a class has `{options}`."""
     doc = cls.__doc__ or ""
+    taken = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
     lines = [
         f"{name}: {_sentence(field)}"
         for name, field in OPTIONS.items()
-        if f"    {name}:" not in doc
+        if name in taken and f"    {name}:" not in doc
     ]
     cls.__doc__ = doc.replace("{options}", "\n        ".join(lines))
     return cls

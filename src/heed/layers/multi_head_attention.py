@@ -13,7 +13,7 @@ import keras
 from keras import ops
 
 from heed._numbers import check_integer, check_real, integer
-from heed.layers import _cache, _projections, masks
+from heed.layers import _cache, _projections, masks, score_functions
 from heed.layers._cache import Cache
 from heed.layers._head_widths import HeadWidths, check_widths
 from heed.layers.attend import (
@@ -27,6 +27,12 @@ from heed.layers.attend import (
 from heed.layers.axes import AttentionAxes
 from heed.layers.base_layers import AttentionLayer
 from heed.layers.head_positions import HeadPositions
+from heed.layers.layer_config import (
+    LayerConfig,
+    describes_options,
+    pop_options,
+    takes_options,
+)
 from heed.layers.normalization import RMSNormalization
 from heed.layers.shapes import (
     Shape,
@@ -48,6 +54,7 @@ def _check_dropout(dropout: Any) -> float:
 
 
 @keras.saving.register_keras_serializable(package="heed")
+@describes_options
 class MultiHeadAttention(AttentionLayer):
     r"""Multi-head attention: N heads attend in their own projections of the same inputs.
 
@@ -76,7 +83,7 @@ class MultiHeadAttention(AttentionLayer):
         seed: int, seed of the dropout. Default: drawn.
         num_key_value_heads: K, a divisor of N: query head n reads key/value head n // (N / K).
             Default N; 1 is multi-query attention.
-        soft_cap: c > 0: scores x become c tanh(x / c). Default: none.
+        {options}
         position: "rotary", "alibi" or "relative", or a dictionary with that as `kind` and its options (of
             `ops.rotary_embedding` and of `RelativePositionBias`): how the layer encodes positions. Queries and keys are
             at 0, 1, ..., with a cache from `cache_index` on. Default: it does not.
@@ -147,6 +154,7 @@ class MultiHeadAttention(AttentionLayer):
         ((2, 6, 48), [(16, 48), (48,)])
     """
 
+    @takes_options("attention")
     def __init__(
         self,
         num_heads: int,
@@ -168,18 +176,15 @@ class MultiHeadAttention(AttentionLayer):
         use_gate: bool = False,
         seed: int | None = None,
         *,
-        num_key_value_heads: int | None = None,
-        soft_cap: float | None = None,
         position: Any = None,
-        qk_norm: bool = False,
-        sinks: bool = False,
         shared_projection: bool = False,
         output_projection: bool = True,
         **kwargs: Any,
     ) -> None:
+        config = LayerConfig(num_heads=num_heads, **pop_options(kwargs, "attention"))
         super().__init__(**kwargs)
         self.supports_masking = True
-        self._num_heads = check_integer("num_heads", num_heads, least=1)
+        self._num_heads = config.num_heads
         self._key_dim = check_widths("key_dim", key_dim, self._num_heads)
         self._value_dim = (
             self._key_dim
@@ -205,18 +210,11 @@ class MultiHeadAttention(AttentionLayer):
         self._bias_constraint = keras.constraints.get(bias_constraint)
         self._use_gate = use_gate
         self.seed = check_integer("seed", seed, least=None, optional=True)
-        groups = check_integer("num_key_value_heads", num_key_value_heads, least=1, optional=True)
-        self._num_key_value_heads = groups or self._num_heads
-        if num_heads % self._num_key_value_heads:
-            raise ValueError(
-                "`num_key_value_heads` must divide `num_heads`. "
-                f"Received: num_key_value_heads={num_key_value_heads}, num_heads={num_heads}"
-            )
-        self._soft_cap = check_real("soft_cap", soft_cap, least=0, exclusive=True, optional=True)
+        self._num_key_value_heads = config.num_key_value_heads or config.num_heads
+        self._set_score_options(config)
         self._head_positions = HeadPositions(position, self._num_heads, self._key_widths)
         self._position = self._head_positions.options
-        self._qk_norm = bool(qk_norm)
-        self._sinks = bool(sinks)
+        self._qk_norm, self._sinks = config.qk_norm, config.sinks
         self._shared_projection = bool(shared_projection)
         self._output_projection = bool(output_projection)
         self._widths: dict[str, int] = {}
@@ -266,7 +264,6 @@ class MultiHeadAttention(AttentionLayer):
     sliding_window = property(
         attrgetter("_sliding_window"), doc="W: query i sees key j if |i - j| < W. None: no limit."
     )
-    soft_cap = property(attrgetter("_soft_cap"), doc="The bound of the scores, or None.")
     position = property(attrgetter("_position"), doc="The layer's own positions, or None.")
     attention_axes = property(attrgetter("_attention_axes"), doc="The axes attended over, or None.")
     query_dense = property(attrgetter("_query_dense"), doc="The projection of the query.")
@@ -346,6 +343,7 @@ class MultiHeadAttention(AttentionLayer):
         self._relative_bias = self._head_positions.make_bias(
             dtype=self.dtype_policy, name="relative_bias"
         )
+        score_functions.build(self._score_function)
         self.sinks = None
         if self._sinks:
             # Scores are float32: casting sinks to less would only cost precision.
@@ -469,6 +467,11 @@ class MultiHeadAttention(AttentionLayer):
             request or False,
             # Only those that there are: subclasses may have Keras' signature.
             **positions.score_terms(queries, keys, start, position_bias, alibi_slopes),
+            **(
+                {}
+                if cache_index is None or self.score_mod is None
+                else {"first_query": cache_index}
+            ),
         )
         if self._use_gate:
             heads = heads * self._gate(inputs.query)
@@ -487,6 +490,7 @@ class MultiHeadAttention(AttentionLayer):
         use_causal_mask: bool = False,
         position_bias: Any = None,
         alibi_slopes: Any = None,
+        first_query: Any = None,
     ) -> tuple[Any, Any]:
         """Attends with projected tensors; subclasses may override it, with the arguments of Keras' method.
 
@@ -499,6 +503,7 @@ class MultiHeadAttention(AttentionLayer):
             return_attention_scores: a `ScoresRequest`, or as in a call.
             use_causal_mask: whether query i sees only keys j <= i, in addition to `attention_mask`.
             position_bias, alibi_slopes: as in a call.
+            first_query: the position of the first query for `score_mod`. Default: 0.
 
         Returns:
             The heads (B, T, N, V), and the requested scores (B, N, T, S) or None.
@@ -507,6 +512,9 @@ class MultiHeadAttention(AttentionLayer):
         mask = attention_mask
         if not isinstance(mask, Mask):
             mask = masks.over_scores(masks.check_scores(mask), axes, query, key, heads)
+        options = self._score_options()
+        if first_query is not None:
+            options["score_mod"] = score_functions.shift(options["score_mod"], first_query)
         output, scores = many_heads(
             axes,
             query,
@@ -518,7 +526,7 @@ class MultiHeadAttention(AttentionLayer):
             mask=masks.join(mask, masks.structure(use_causal_mask, None)),
             bias=axes.flatten_scores_like(position_bias, query, key, heads, "position_bias"),
             alibi_slopes=alibi_slopes,
-            soft_cap=self._soft_cap,
+            **options,
         )
         return output, None if scores is None else ops.cast(scores, self.compute_dtype)
 

@@ -9,16 +9,17 @@ import keras
 from keras import ops
 
 from heed._numbers import check_integer
+from heed.layers import score_functions
 from heed.layers._projections import clone_initializer
 from heed.layers.attend import ScoresRequest, pack_outputs
 from heed.layers.base_layers import AttentionLayer, SequenceLayer
 from heed.layers.dropout import Dropout
 from heed.layers.feed_forward import FeedForward
 from heed.layers.layer_config import (
-    OPTIONS,
     LayerConfig,
     describes_options,
     options_of,
+    pop_options,
     takes_options,
 )
 from heed.layers.masks import check_positions, check_scores, implicit_mask
@@ -29,7 +30,7 @@ from heed.layers.normalization import NORMALIZATIONS
 class _TransformerLayer(SequenceLayer, AttentionLayer):
     """The base of both layers: their arguments, their parts, and the step around each part."""
 
-    @takes_options
+    @takes_options()
     def __init__(
         self,
         num_heads: int,
@@ -40,7 +41,7 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
+        options = pop_options(kwargs)
         super().__init__(**kwargs)
         options |= {"num_heads": num_heads, "feed_forward_width": feed_forward_width}
         config = LayerConfig(**options)
@@ -58,7 +59,7 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
     def _arguments_of(self, part: str) -> dict[str, Any]:
         """The options that a part takes under their own names, and those that every part takes."""
         return {
-            **{name: getattr(self, name) for name in options_of(part)},
+            **{name: score_functions.copy(getattr(self, name)) for name in options_of(part)},
             "kernel_initializer": clone_initializer(self.kernel_initializer),
             "bias_initializer": clone_initializer(self.bias_initializer),
             "dtype": self.dtype_policy,

@@ -20,6 +20,7 @@ def additive_attention(
     *,
     bias: Annotated[Any, "U"] = None,
     mask: Any = None,
+    score_mod: Any = None,
     dropout: float = 0.0,
     seed: Any = None,
     return_lse: bool = False,
@@ -35,7 +36,7 @@ def additive_attention(
         score_vector: (U,).
         bias: (U,), added inside the tanh. Default: none.
         mask: a `Mask`, or booleans or integers that broadcast to (B, T, S); True means "attend". Default: all.
-        dropout, seed: see `dot_product_attention`.
+        score_mod, dropout, seed: see `dot_product_attention`; `head` is 0.
         return_lse: also return the log-sum-exp of each row of scores.
 
     Returns: (B, T, V) in Keras' common dtype of query, key and value; with `return_lse` a pair of that and (B, T)
@@ -63,6 +64,7 @@ def additive_attention(
         score_vector=score_vector,
         bias=bias,
         mask=mask,
+        score_mod=score_mod,
         dropout=dropout,
         seed=seed,
     )
@@ -79,6 +81,7 @@ def additive_attention_weights(
     *,
     bias: Annotated[Any, "U"] = None,
     mask: Any = None,
+    score_mod: Any = None,
     dropout: float = 0.0,
     seed: Any = None,
     rows: Sequence[int] | None = None,
@@ -86,7 +89,7 @@ def additive_attention_weights(
     """The weights of the values in `additive_attention`.
 
     Args:
-        query, key, score_vector, bias, mask, dropout, seed: see `additive_attention`.
+        query, key, score_vector, bias, mask, score_mod, dropout, seed: see `additive_attention`.
         rows: the queries to return, integers in [0, T). Default: all. Memory holds the (B, rows, S, U) tensor of them.
 
     Returns: (B, T or len(rows), S), float32 (float64 for float64).
@@ -100,6 +103,13 @@ def additive_attention_weights(
     [[[0.5, 0.5]]]
     """
     call = arguments.additive(
-        query, key, score_vector=score_vector, bias=bias, mask=mask, dropout=dropout, seed=seed
+        query,
+        key,
+        score_vector=score_vector,
+        bias=bias,
+        mask=mask,
+        score_mod=score_mod,
+        dropout=dropout,
+        seed=seed,
     )
     return select_for_weights().weights(*call, heads=None, rows=rows, keys=None, lse=None)[:, 0]

@@ -14,9 +14,10 @@ from heed.ops import checks
 from heed.ops.backends import current
 from heed.ops.layouts import LAYOUTS
 from heed.ops.mask import Mask, as_mask
+from heed.ops.options import AttentionOptions
 from heed.ops.recomputation import draw
-from heed.ops.scores import AdditiveScore, DotScore, Score
-from heed.ops.sizes import shape_of
+from heed.ops.scores import AdditiveScore, DotScore, FunctionScore, Score
+from heed.ops.sizes import shape_of, size
 from heed.ops.spec import AttentionSpec, Tensors
 
 # Stands for the value where only weights are wanted.
@@ -27,47 +28,38 @@ _CACHE_SIZE = 1024
 
 
 def dot_product(
-    query: Any,
-    key: Any,
-    value: Any = _NO_VALUE,
-    *,
-    mask: Any,
-    bias: Any,
-    is_causal: bool,
-    scale: float | None,
-    soft_cap: float | None,
-    alibi_slopes: Any,
-    dropout: float,
-    seed: Any,
-    layout: str,
+    options: AttentionOptions, query: Any, key: Any, value: Any = _NO_VALUE
 ) -> tuple[AttentionSpec, Tensors]:
-    """Checks the arguments of `dot_product_attention`; without a value, those of its weights."""
-    kind = None
-    if bias is None and alibi_slopes is None and value is not _NO_VALUE:
-        kind = _kind_of(query, key, value, mask, is_causal, scale, soft_cap, dropout, layout)
-        spec = _known_specs.get(kind)
-        if spec is not None:
-            return spec, Tensors(query, key, value)
+    """Check the arguments of `dot_product_attention`; without a value, those of its weights.
+
+    Args:
+        options: all of them.
+    """
+    kind = _kind_of(options, query, key, value)
+    spec = _known_specs.get(kind)
+    if spec is not None:
+        return spec, Tensors(query, key, value)
     given = query, key, value
+    layout = options["layout"]
     checks.check_layout(layout)
     query, key, value, signature = _check_operands(query, key, value, layout)
     target, dtype = list(signature.target), signature.dtype
     heads = target[1]
-    mask = _check_mask(mask, target, "(B, N, T, S)")
-    if checks.check_flag("is_causal", is_causal):
+    mask = _check_mask(options["mask"], target, "(B, N, T, S)", query)
+    if checks.check_flag("is_causal", options["is_causal"]):
         mask = _CAUSAL if mask is None else mask & _CAUSAL
-    rate, seed = _check_dropout(dropout, seed)
-    slopes = None
-    if alibi_slopes is not None:
-        slopes = ops.cast(checks.check_numbers("alibi_slopes", alibi_slopes), dtype)
+    rate, seed = _check_dropout(options["dropout"], options["seed"])
+    slopes = options["alibi_slopes"]
+    if slopes is not None:
+        slopes = ops.cast(checks.check_numbers("alibi_slopes", slopes), dtype)
         if shape_of(slopes) != (heads,):
             raise checks.shape_error(
                 f"`alibi_slopes` must have shape (N,) = ({heads},)", alibi_slopes=slopes
             )
-    width = signature.operands[0].shape[3]
-    score = DotScore(
-        checks.check_scale(scale, width, dtype), checks.check_soft_cap(soft_cap, dtype)
-    )
+    score: Score = DotScore.of(options, signature.operands[0].shape[3], dtype)
+    if options["score_mod"] is not None:
+        score = FunctionScore.of(score, options["score_mod"], target, dtype)
+    bias = options["bias"]
     if bias is not None:
         bias = checks.check_bias(bias, target, dtype)
     tensors = Tensors(query, key, value, bias, slopes, seed)
@@ -82,35 +74,27 @@ def dot_product(
 
 # Specs of calls without tensors but query, key and value, by `_kind_of`.
 _known_specs: dict[Any, AttentionSpec] = {}
+# The types of options that a kind holds by their values.
+_PLAIN = {type(None), bool, float, str, Mask}
 
 
-def _kind_of(
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
-    is_causal: Any,
-    scale: Any,
-    soft_cap: Any,
-    dropout: Any,
-    layout: Any,
-) -> Any:
-    """A key for calls that need the same checks, and so none after the first; None where there is no such key.
+def _kind_of(options: AttentionOptions, query: Any, key: Any, value: Any) -> Any:
+    """Return a key for calls that need the same checks, and so none after the first; None where there is no such key.
 
     Types count: True equals 1.0, but is no scale.
     """
+    values = tuple(options.values())
+    types = tuple(map(type, values))
+    mask = options["mask"]
     if (
-        type(is_causal) is not bool
-        or not (scale is None or type(scale) is float)
-        or not (soft_cap is None or type(soft_cap) is float)
-        or dropout != 0.0
-        or type(dropout) is not float
-        or type(layout) is not str
-        or not (mask is None or (type(mask) is Mask and mask.is_plain))
+        value is _NO_VALUE
+        or not _PLAIN.issuperset(types)
+        or options["dropout"]
+        or (type(mask) is Mask and not mask.is_plain)
     ):
         return None
     operands = current().kind_of(query, key, value)
-    return None if operands is None else (operands, mask, is_causal, scale, soft_cap, layout)
+    return None if operands is None else (operands, types, values)
 
 
 def with_mask(spec: AttentionSpec, mask: Mask) -> AttentionSpec:
@@ -128,6 +112,7 @@ def additive(
     score_vector: Any,
     bias: Any,
     mask: Any,
+    score_mod: Any,
     dropout: float,
     seed: Any,
 ) -> tuple[AttentionSpec, Tensors]:
@@ -140,10 +125,13 @@ def additive(
     if mask is not None:
         batch, _, *lengths = signature.target
         mask = with_heads(as_mask(mask), [batch, *lengths])
-        mask = _check_mask(mask, list(signature.target), "(B, 1, T, S)")
+        mask = _check_mask(mask, list(signature.target), "(B, 1, T, S)", query)
     rate, seed = _check_dropout(dropout, seed)
     tensors = Tensors(query, key, value, bias, None, seed, score_vector)
-    return _make_spec(signature, "BTU", mask, AdditiveScore(), rate, tensors), tensors
+    score: Score = AdditiveScore()
+    if score_mod is not None:
+        score = FunctionScore.of(score, score_mod, signature.target, dtype)
+    return _make_spec(signature, "BTU", mask, score, rate, tensors), tensors
 
 
 def draw_seed(rate: float, seed: Any) -> Any:
@@ -213,8 +201,8 @@ def _make_spec(
     dropout: float,
     tensors: Tensors,
 ) -> AttentionSpec:
-    # The cache would keep the tensors of a mask alive, and torch.compile cannot trace it.
-    cached = (mask is None or mask.is_plain) and not current().hides_values()
+    # The cache would keep the tensors of a mask or score alive, and torch.compile cannot trace it.
+    cached = (mask is None or mask.is_plain) and not score.operands and not current().hides_values()
     make = _cached_spec if cached else AttentionSpec.of
     return make(
         *signature.operands,
@@ -234,9 +222,9 @@ def _check_dropout(dropout: Any, seed: Any) -> tuple[float, Any]:
     return rate, checks.check_seed(draw_seed(rate, seed)) if rate else None
 
 
-def _check_mask(mask: Any, target: list[Any], letters: str) -> Mask | None:
+def _check_mask(mask: Any, target: list[Any], letters: str, query: Any) -> Mask | None:
     if mask is None:
         return None
     mask = as_mask(mask)
     checks.check_rules(mask.rules, target, letters)
-    return mask if mask.rules else None
+    return mask.bind(size(query, 0), target[1]) if mask.rules else None

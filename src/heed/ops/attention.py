@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from keras import ops
 
@@ -13,7 +13,11 @@ from heed.ops.backends import as_written
 from heed.ops.dispatch import select_for_weights, select_implementation
 from heed.ops.mask import Mask
 from heed.ops.observe import show
+from heed.ops.options import AttentionOptions, defaults_of, takes_options
 from heed.ops.sizes import shape_of, size, sizes
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @as_written
@@ -28,6 +32,7 @@ def dot_product_attention(
     scale: float | None = None,
     soft_cap: float | None = None,
     alibi_slopes: Annotated[Any, "N"] = None,
+    score_mod: Any = None,
     dropout: float = 0.0,
     seed: Any = None,
     layout: str = "BTNH",
@@ -35,8 +40,8 @@ def dot_product_attention(
 ) -> Annotated[Any, "B T N V"]:
     """Exact attention that never builds the T x S score matrix.
 
-    output_i = sum_j dropout(softmax_j(cap(scale * q_i . k_j) + bias_ij, over the j that mask allows)) v_j,
-    with cap(x) = soft_cap * tanh(x / soft_cap).
+    output_i = sum_j dropout(softmax_j(f(cap(scale * q_i . k_j)) + bias_ij, over the j that mask allows)) v_j,
+    with cap(x) = soft_cap * tanh(x / soft_cap), and f the `score_mod`.
 
     Args:
         query: (B, T, N, H), float16, bfloat16, float32 or float64.
@@ -52,6 +57,10 @@ def dot_product_attention(
             Default: no bound.
         alibi_slopes: (N,), adds -slope_n * |i + a - j| to the scores, where a is the alignment of the mask (0 without
             one). They get no gradient.
+        score_mod: a function (score, batch, head, query, key) -> score of single numbers, with Python's operators and
+            `keras.ops`; the indices are int32, `head` that of the query. It is traced once. Arrays and variables that
+            it reads get gradients. A result of -1e30 or less hides the key as -inf does. See [score
+            functions](../score_mod.md). Default: none.
         dropout: the fraction of the weights to drop, 0 <= dropout < 1; the others are divided by 1 - dropout.
         seed: of the dropout: an integer, or an integer tensor of shape () or (2,). The same seed drops the same
             weights. Default: a new one from Keras' global generator at each (eager) call.
@@ -67,7 +76,7 @@ def dot_product_attention(
     Numerics: scores, softmax and sums are float32 (float64 for float64) for every input dtype. A query that may attend
         to nothing gets output 0, log-sum-exp -inf and gradient 0. NaN or Inf in a key or value only reaches the
         queries that may attend to it: all their features under a mask, else the features that arithmetic carries it
-        to. Differentiable twice in query, key, value and bias.
+        to. Differentiable twice in query, key, value, bias and the arrays of `score_mod`.
 
     Source: Vaswani et al., "Attention Is All You Need", 2017 (Q, K, V, d_k are query, key, value, H); Dao et al.,
         "FlashAttention", 2022, for computing it in blocks; grouped heads: Ainslie et al., 2023; ALiBi: Press et al.,
@@ -81,43 +90,39 @@ def dot_product_attention(
     >>> float(abs(output).numpy().max()), float(lse[0, 0, 0])
     (0.0, -inf)
     """
-    call = arguments.dot_product(
-        query,
-        key,
-        value,
-        mask=mask,
-        bias=bias,
-        is_causal=is_causal,
-        scale=scale,
-        soft_cap=soft_cap,
-        alibi_slopes=alibi_slopes,
-        dropout=dropout,
-        seed=seed,
-        layout=layout,
-    )
+    options: AttentionOptions = {
+        "mask": mask,
+        "bias": bias,
+        "is_causal": is_causal,
+        "scale": scale,
+        "soft_cap": soft_cap,
+        "alibi_slopes": alibi_slopes,
+        "score_mod": score_mod,
+        "dropout": dropout,
+        "seed": seed,
+        "layout": layout,
+    }
+    call = arguments.dot_product(options, query, key, value)
     output, lse = select_implementation(call[0]).attend(*call, return_lse=return_lse)
     output = show(output, *call)
     return (output, lse) if return_lse else output
 
 
+# The options of a call that names none.
+DEFAULT_OPTIONS = defaults_of(dot_product_attention)
+
+
 @as_written
+@takes_options(dot_product_attention, AttentionOptions)
 def attention_weights(
     query: Annotated[Any, "B T N H"],
     key: Annotated[Any, "B S K H"],
     *,
-    mask: Any = None,
-    bias: Any = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    soft_cap: float | None = None,
-    alibi_slopes: Annotated[Any, "N"] = None,
-    dropout: float = 0.0,
-    seed: Any = None,
-    layout: str = "BTNH",
     heads: Sequence[int] | None = None,
     rows: Sequence[int] | None = None,
     keys: Sequence[int] | None = None,
     lse: Annotated[Any, "B N T"] = None,
+    **options: Unpack[AttentionOptions],
 ) -> Annotated[Any, "B N T S"]:
     """The weights of the values in `dot_product_attention`.
 
@@ -128,8 +133,7 @@ def attention_weights(
     `attention_statistics` summarizes all weights in linear memory.
 
     Args:
-        query, key, mask, bias, is_causal, scale, soft_cap, alibi_slopes, dropout, seed, layout: see
-            `dot_product_attention`; with dropout, the same seed gives the weights used there.
+        query, key, {options}: see `dot_product_attention`; with dropout, the same seed gives the weights used there.
         heads: the heads to return, integers in [0, N). Default: all.
         rows: the queries to return, integers in [0, T). Default: all.
         keys: the keys to return, integers in [0, S). Default: all.
@@ -149,19 +153,7 @@ def attention_weights(
     >>> attention_weights(x, x, is_causal=True, heads=[1], rows=[0, 2]).numpy().round(2).tolist()
     [[[[1.0, 0.0, 0.0], [0.33000001311302185, 0.33000001311302185, 0.33000001311302185]]]]
     """
-    call = arguments.dot_product(
-        query,
-        key,
-        mask=mask,
-        bias=bias,
-        is_causal=is_causal,
-        scale=scale,
-        soft_cap=soft_cap,
-        alibi_slopes=alibi_slopes,
-        dropout=dropout,
-        seed=seed,
-        layout=layout,
-    )
+    call = arguments.dot_product({**DEFAULT_OPTIONS, **options}, query, key)
     return select_for_weights().weights(*call, heads=heads, rows=rows, keys=keys, lse=lse)
 
 
@@ -231,7 +223,7 @@ def scaled_dot_product_attention(
             mask = to_rank_4(ops.broadcast_to(mask, [*leading, length, keys]), length, keys)
         elif len(leading) == 1 and len(mask.shape) == 3:
             mask = mask[:, None]
-    options: dict[str, Any] = {
+    options: AttentionOptions = {
         "mask": mask,
         "is_causal": is_causal,
         "scale": scale,

@@ -236,21 +236,7 @@ def check_size(name: str, value: Any, *, least: int = 0, most: int = FAR) -> Any
     return number
 
 
-def check_scale(scale: Any, head_dim: int, dtype: str) -> float:
-    """The factor of the products of query and key; 1 / sqrt(H) for None."""
-    if scale is None:
-        return 1 / math.sqrt(head_dim) if head_dim else 1.0
-    number = check_real("scale", scale, least=-math.inf, optional=True)
-    return _check_magnitude("scale", number, 0, dtype)
-
-
-def check_soft_cap(cap: Any, dtype: str) -> float | None:
-    """A bound of the scores above 0, or None."""
-    number = check_real("soft_cap", cap, least=0, exclusive=True, optional=True)
-    return None if number is None else _check_magnitude("soft_cap", number, 1e-30, dtype)
-
-
-def _check_magnitude(
+def check_magnitude(
     name: str, value: float, least: float, dtype: str, operands: str = "scores"
 ) -> float:
     """Requires a number far within float32, so that results computed with it stay finite."""
@@ -359,7 +345,7 @@ def check_same_rows(x: Any, residual: Any = None) -> None:
 def check_epsilon(epsilon: Any, dtype: str) -> float:
     """The epsilon of a normalization: above 0 and far within the range of `dtype`."""
     number = check_real("epsilon", epsilon, least=0, exclusive=True)
-    return _check_magnitude("epsilon", number, 1e-30, dtype, "rows")
+    return check_magnitude("epsilon", number, 1e-30, dtype, "rows")
 
 
 def check_labels(labels: Any, logits: Any, ignored: int) -> Any:

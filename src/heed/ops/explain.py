@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, cast
 
 from heed.ops import arguments
 from heed.ops.additive import additive_attention
 from heed.ops.attention import dot_product_attention
 from heed.ops.dispatch import Dispatch, explain
+from heed.ops.options import AttentionOptions
 
 
 def explain_dispatch(query: Any, key: Any, value: Any, **options: Any) -> Dispatch:
@@ -38,7 +39,9 @@ def explain_dispatch(query: Any, key: Any, value: Any, **options: Any) -> Dispat
         )
     bound = signature.bind(query, key, value, **options)
     bound.apply_defaults()
-    del bound.arguments["return_lse"]
-    return explain(
-        (arguments.additive if additive else arguments.dot_product)(**bound.arguments)[0]
-    )
+    given = bound.arguments
+    del given["return_lse"]
+    if additive:
+        return explain(arguments.additive(**given)[0])
+    tensors = [given.pop(name) for name in ("query", "key", "value")]
+    return explain(arguments.dot_product(cast(AttentionOptions, given), *tensors)[0])

@@ -14,7 +14,9 @@ from keras import ops
 from heed._numbers import check_integer
 from heed.ops import checks, mask_rules
 from heed.ops._mask_plot import plot_mask
-from heed.ops.sizes import Size, Span, maximum, minimum
+from heed.ops.score_mod.captures import flatten
+from heed.ops.score_mod.trace import trace_mask
+from heed.ops.sizes import Size, Span
 
 
 @keras.saving.register_keras_serializable(package="heed")
@@ -156,6 +158,34 @@ class Mask:
             array = checks.check_numbers("array", array)
         return cls([mask_rules.Dense(ops.equal(array, ops.zeros((), array.dtype)))])
 
+    @classmethod
+    def where(cls, function: Callable[..., Any]) -> Mask:
+        """Key j is visible to query i if function(batch, head, query, key) is true.
+
+        The function is traced once, and blocks of which its bounds say that they hold no pair are never computed.
+        See [score functions](../score_mod.md).
+
+        Args:
+            function: of four integers, the indices of the pair, with Python's operators and `keras.ops`. It returns
+                one boolean. Arrays that it captures are read with `keras.ops.take`; they get no gradient.
+
+        Raises:
+            TypeError, ValueError: for a function that cannot be traced, with its name and line.
+
+        >>> print(Mask.where(lambda batch, head, query, key: (key <= query) & (query - key < 2)).draw(3, 4))
+        ■ · · ·
+        ■ ■ · ·
+        · ■ ■ ·
+        """
+        program, captures = trace_mask(function)
+        return cls([mask_rules.Where(program.to_text(), 1, 1, *flatten(program, captures))])
+
+    def bind(self, batch: Size, heads: int) -> Mask:
+        """Return the mask for so many batch entries and heads."""
+        rules = [rule.bind(batch, heads) for rule in self.rules]
+        same = all(new is rule for new, rule in zip(rules, self.rules, strict=True))
+        return self if same else Mask(rules)
+
     def __and__(self, other: Any) -> Mask:
         try:
             return Mask(self.rules + as_mask(other, "other").rules)
@@ -200,22 +230,17 @@ class Mask:
 
     def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Size, Size]:
         """Bounds 0 <= lo <= hi <= S outside which these queries see no key."""
-        lo, hi = 0, key_length
-        for rule in self.rules:
-            low, high = rule.key_range(queries, query_length, key_length)
-            lo, hi = maximum(lo, low), minimum(hi, high)
-        return minimum(lo, key_length), maximum(hi, minimum(lo, key_length))
+        return mask_rules.key_range(self.rules, queries, query_length, key_length)
 
     def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Mask:
         """The mask over a block of (T, S) alone, whose queries and keys count from 0."""
         return Mask([rule.at_block(queries, keys, query_length, key_length) for rule in self.rules])
 
-    def hides_block(self, queries: Span, keys: Span, query_length: int, key_length: int) -> bool:
-        """Whether it is known while tracing that none of these queries sees one of these keys."""
-        plain = Mask([rule for rule in self.rules if rule.is_plain])
-        block = plain.at_block(queries, keys, query_length, key_length)
-        lo, hi = block.key_range(Span(0, queries.length), queries.length, keys.length)
-        return lo >= hi
+    def classify_block(
+        self, queries: Span, keys: Span, query_length: Size, key_length: Size
+    ) -> str:
+        """Return what is known while tracing of a block: `EMPTY`, `FULL` or `PARTIAL`."""
+        return mask_rules.classify_block(self.rules, queries, keys, query_length, key_length)
 
     def map_dense(self, change: Callable[[Any], Any]) -> Mask:
         """The mask with `change` applied to the array of each dense rule."""
@@ -236,15 +261,22 @@ class Mask:
         """Whether a rule says where the queries are among the keys."""
         return any(hasattr(rule, "align") for rule in self.rules)
 
-    def to_dense(self, query_length: int, key_length: int) -> Any:
+    def to_dense(
+        self, query_length: int, key_length: int, *, batch_size: int = 1, num_heads: int = 1
+    ) -> Any:
         """The mask as booleans of shape (B or 1, N or 1, T, S).
+
+        Args:
+            query_length, key_length: T and S.
+            batch_size, num_heads: B and N, for functions of `Mask.where` that depend on them.
 
         >>> Mask.causal().to_dense(2, 2).numpy().tolist()
         [[[[True, False], [True, True]]]]
         """
         query_length = checks.check_size("query_length", query_length)
         key_length = checks.check_size("key_length", key_length)
-        allowed = self.visible(Span(0, query_length), Span(0, key_length), query_length, key_length)
+        whole = Span(0, query_length), Span(0, key_length)
+        allowed = self.bind(batch_size, num_heads).visible(*whole, query_length, key_length)
         full = ops.ones((1, 1, query_length, key_length), "bool")
         return full if allowed is None else ops.logical_and(allowed, full)
 
@@ -277,7 +309,8 @@ class Mask:
 
     def _picture(self, query_length: int, key_length: int, batch: int, head: int) -> Any:
         batch, head = check_integer("batch", batch), check_integer("head", head)
-        allowed = np.asarray(self.to_dense(query_length, key_length))
+        sizes = {"batch_size": batch + 1, "num_heads": head + 1}
+        allowed = np.asarray(self.to_dense(query_length, key_length, **sizes))
         return allowed[min(batch, len(allowed) - 1), min(head, allowed.shape[1] - 1)]
 
     def get_config(self) -> dict[str, Any]:

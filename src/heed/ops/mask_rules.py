@@ -7,14 +7,23 @@ A new rule is a class here, a constructor in `mask.py`, a struct in `native/kern
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from keras import ops
 
-from heed.ops.sizes import Size, Span, is_static, maximum, size, slice_axis
+from heed.ops.score_mod import rewriting
+from heed.ops.score_mod.bounds import Place, indices, may_keep
+from heed.ops.score_mod.evaluation import evaluate
+from heed.ops.score_mod.keras_functions import KerasFunctions
+from heed.ops.score_mod.operations import Type
+from heed.ops.score_mod.program import Program
+from heed.ops.sizes import Size, Span, is_static, maximum, minimum, size, slice_axis
 
+# What a rule says of a block of queries and keys: it shows no pair, all, or has to be asked for each.
+EMPTY, FULL, PARTIAL = "empty", "full", "partial"
 # Bounds for "no limit" that survive the addition of any position.
 FAR = 2**30
 _INT32 = np.iinfo(np.int32)  # its ends are the extremes of an empty tensor
@@ -108,6 +117,11 @@ class MaskRule:
         return None
 
     @property
+    def core_reasons(self) -> list[str]:
+        """Why the native kernels cannot run it, as sentences."""
+        return []
+
+    @property
     def is_causal(self) -> bool:
         """Whether it shows query i the keys up to i, and nothing else."""
         return False
@@ -119,6 +133,10 @@ class MaskRule:
 
     def map_dense(self, change: Callable[[Any], Any]) -> MaskRule:
         """The rule with changed booleans, if it has any."""
+        return self
+
+    def bind(self, batch: Size, heads: int) -> MaskRule:
+        """Return the rule for so many batch entries and heads."""
         return self
 
     def fields(self) -> list[Any]:
@@ -144,6 +162,21 @@ class MaskRule:
     def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:
         """(lo, hi): these queries see no key before lo or from hi on."""
         return 0, key_length
+
+    def classify_block(
+        self, queries: Span, keys: Span, query_length: Size, key_length: Size
+    ) -> str:
+        """Return what is known while tracing of a block: `EMPTY`, `FULL`, or `PARTIAL`."""
+        if self.is_plain and is_static(*queries, *keys, query_length, key_length):
+            if _hides_all([self], queries, keys, query_length, key_length):
+                return EMPTY
+            if self._shows_all(queries, keys, query_length, key_length):
+                return FULL
+        return PARTIAL
+
+    def _shows_all(self, queries: Span, keys: Span, query_length: int, key_length: int) -> bool:
+        """Whether every pair of a block is known to be visible. Sizes are known; the rule is plain."""
+        return False
 
     def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:
         """The rule over a block of (T, S) alone, whose queries and keys count from 0."""
@@ -205,6 +238,12 @@ class Window(MaskRule):
         lo = -FAR if self.left is None else queries.begin + least - self.left
         hi = FAR if self.right is None else queries.end + most + self.right
         return lo, hi
+
+    def _shows_all(self, queries: Span, keys: Span, query_length: int, key_length: int) -> bool:
+        align = offset(self.align, query_length, key_length)
+        first, last = queries.begin + align, queries.end - 1 + align
+        after = self.left is None or keys.begin >= last - self.left
+        return after and (self.right is None or keys.end - 1 <= first + self.right)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -346,6 +385,101 @@ class Dilated(MaskRule):
         return min(residues, default=0), key_length - min(from_end, default=0)
 
 
+class Where(MaskRule):
+    """function(b, n, i, j), traced.
+
+    Attributes:
+        function: the program, as text.
+        sizes: how many batch entries and heads there are, where it depends on them; 1 before that is known.
+        captures: the arrays that it reads, flat.
+    """
+
+    kind: ClassVar = -1  # travels to the core with the score's program, not as a rule
+
+    def __init__(self, function: str, batch: Any, heads: Any, *captures: Any):
+        self.function, self.batch, self.heads, self.captures = function, batch, heads, captures
+
+    def fields(self) -> list[Any]:  # noqa: D102
+        return [self.function, self.batch, self.heads, *self.captures]
+
+    def to_config(self) -> dict[str, Any]:  # noqa: D102
+        values = {str(place): _plain(field) for place, field in enumerate(self.fields())}
+        return {"kind": type(self).__name__, **values}
+
+    @property
+    def program(self) -> Program:
+        """The function, traced."""
+        return Program.from_text(self.function)
+
+    @property
+    def core_reasons(self) -> list[str]:  # noqa: D102
+        return ["the mask is a function, which the native kernels do not take"]
+
+    @property
+    def has_static_range(self) -> bool:  # noqa: D102
+        return True
+
+    def __repr__(self) -> str:
+        return f"Where({len(self.program.instructions)} operations, {len(self.captures)} arrays)"
+
+    def bind(self, batch: Size, heads: int) -> MaskRule:  # noqa: D102
+        by_batch, by_head = rewriting.uses(self.program)
+        sizes = batch if by_batch else 1, heads if by_head else 1
+        return Where(self.function, *sizes, *self.captures)
+
+    def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
+        leaves = {
+            "BATCH": Span(0, self.batch).positions[:, None, None, None],
+            "HEAD": Span(0, self.heads).positions[None, :, None, None],
+            "QUERY": queries.positions[None, None, :, None],
+            "KEY": keys.positions[None, None, None, :],
+        }
+        program = self._known(query_length, key_length)
+        functions = KerasFunctions("float32")
+        values = evaluate(program.instructions, functions, leaves, self.captures)
+        # A function that does not depend on an index has length 1 there.
+        found = values[program.keep]
+        return found if len(found.shape) == 4 else ops.reshape(found, (1, 1, 1, 1))
+
+    def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:  # noqa: D102
+        if not is_static(*queries, query_length, key_length):
+            return 0, key_length
+        return _range_of_keys(self._known(query_length, key_length), *queries, key_length)
+
+    def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:  # noqa: D102
+        begins = [
+            x if isinstance(x, int) else ops.reshape(ops.cast(x, "int32"), (1,))
+            for x in (queries.begin, keys.begin)
+        ]
+        moved = rewriting.shift(
+            self.program, *(x if isinstance(x, int) else Type.INT for x in begins)
+        )
+        new = [x for x in begins if not isinstance(x, int)]
+        return Where(moved.to_text(), self.batch, self.heads, *self.captures, *new)
+
+    def _known(self, query_length: Size, key_length: Size) -> Program:
+        """The program for these sizes."""
+        sizes = (self.batch, self.heads, query_length, key_length)
+        place = Place(*(indices(n if isinstance(n, int) else None) for n in sizes))
+        return rewriting.specialize(self.program, place)
+
+
+# Ranges of keys are multiples of it.
+_KEYS_AT_ONCE = 32
+
+
+@functools.lru_cache(maxsize=4096)
+def _range_of_keys(program: Program, begin: int, length: int, key_length: int) -> tuple[int, int]:
+    """The first and one past the last key of which a block of queries may see any, as bounds of the function say."""
+    firsts = np.arange(0, key_length, _KEYS_AT_ONCE, dtype=float)
+    lasts = np.minimum(firsts + _KEYS_AT_ONCE, key_length) - 1
+    queries = (float(begin), float(begin + max(1, length) - 1))
+    some = np.flatnonzero(may_keep(program, Place(query=queries, key=(firsts, lasts)))[0])
+    if not some.size:
+        return 0, 0
+    return int(firsts[some[0]]), int(lasts[some[-1]]) + 1
+
+
 def of_rank_4(array: Any) -> Any:
     """The array with leading axes of length 1."""
     missing = 4 - len(array.shape)
@@ -380,8 +514,45 @@ def _plain(field: Any) -> Any:
     return {"dtype": values.dtype.name, "values": values.tolist()}
 
 
-RULES: tuple[type[MaskRule], ...] = (Window, Prefix, Lengths, Segments, Dense, Dilated)
+RULES: tuple[type[MaskRule], ...] = (Window, Prefix, Lengths, Segments, Dense, Dilated, Where)
 BY_NAME: dict[str, type[MaskRule]] = {rule.__name__: rule for rule in RULES}
+
+
+def classify_block(
+    rules: Sequence[MaskRule],
+    queries: Span,
+    keys: Span,
+    query_length: Size,
+    key_length: Size,
+) -> str:
+    """Return what rules that all have to allow a pair say of a block; see `MaskRule.classify_block`."""
+    if is_static(*queries, *keys, query_length, key_length):
+        plain = [rule for rule in rules if rule.is_plain]
+        if _hides_all(plain, queries, keys, query_length, key_length):
+            return EMPTY
+    found = {rule.classify_block(queries, keys, query_length, key_length) for rule in rules}
+    return EMPTY if EMPTY in found else PARTIAL if PARTIAL in found else FULL
+
+
+def _hides_all(
+    rules: Sequence[MaskRule], queries: Span, keys: Span, query_length: int, key_length: int
+) -> bool:
+    """Whether the ranges of plain rules within a block leave no key."""
+    block = [rule.at_block(queries, keys, query_length, key_length) for rule in rules]
+    lo, hi = key_range(block, Span(0, queries.length), queries.length, keys.length)
+    return bool(lo >= hi)
+
+
+def key_range(
+    rules: Sequence[MaskRule], queries: Span, query_length: Size, key_length: Size
+) -> tuple[Size, Size]:
+    """Return bounds 0 <= lo <= hi <= S outside which rules that all have to allow a pair let queries see no key."""
+    lo, hi = 0, key_length
+    for rule in rules:
+        low, high = rule.key_range(queries, query_length, key_length)
+        lo, hi = maximum(lo, low), minimum(hi, high)
+    return minimum(lo, key_length), maximum(hi, minimum(lo, key_length))
+
 
 # A rule without its tensors: its name and fields, with TENSOR in place of each tensor. TensorFlow serializes it.
 Outline = tuple[Any, ...]
@@ -419,4 +590,5 @@ def from_config(config: dict[str, Any]) -> MaskRule:
         for name, x in config.items()
         if name != "kind"
     }
-    return BY_NAME[config["kind"]](**fields)
+    rule = BY_NAME[config["kind"]]
+    return rule(*fields.values()) if rule is Where else rule(**fields)

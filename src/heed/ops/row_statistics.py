@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from heed.ops import arguments
+from heed.ops.attention import DEFAULT_OPTIONS, dot_product_attention
 from heed.ops.backends import as_written
 from heed.ops.dispatch import select_for_weights
+from heed.ops.options import StatisticsOptions, takes_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class AttentionStatistics(NamedTuple):
@@ -31,18 +36,13 @@ class AttentionStatistics(NamedTuple):
 
 
 @as_written
+@takes_options(dot_product_attention, StatisticsOptions)
 def attention_statistics(
     query: Annotated[Any, "B T N H"],
     key: Annotated[Any, "B S K H"],
     *,
-    mask: Any = None,
-    bias: Any = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    soft_cap: float | None = None,
-    alibi_slopes: Annotated[Any, "N"] = None,
-    layout: str = "BTNH",
     keys: Sequence[int] = (),
+    **options: Unpack[StatisticsOptions],
 ) -> AttentionStatistics:
     """Entropy, mean distance and mass on chosen keys of every row of attention weights, in linear memory.
 
@@ -51,7 +51,7 @@ def attention_statistics(
     and memory holds one block of scores at a time.
 
     Args:
-        query, key, mask, bias, is_causal, scale, soft_cap, alibi_slopes, layout: see `dot_product_attention`.
+        query, key, {options}: see `dot_product_attention`.
         keys: the keys whose mass to report, integers in [0, S); for example (0,) for an attention sink.
 
     Returns: an `AttentionStatistics`. A row that may attend to nothing has 0 in all of them, a row that holds or sees
@@ -72,17 +72,5 @@ def attention_statistics(
     >>> rows.mass[0, 0, :, 0].numpy().round(3).tolist()
     [1.0, 0.5, 0.3330000042915344, 0.25]
     """
-    call = arguments.dot_product(
-        query,
-        key,
-        mask=mask,
-        bias=bias,
-        is_causal=is_causal,
-        scale=scale,
-        soft_cap=soft_cap,
-        alibi_slopes=alibi_slopes,
-        dropout=0.0,
-        seed=None,
-        layout=layout,
-    )
+    call = arguments.dot_product({**DEFAULT_OPTIONS, **options}, query, key)
     return AttentionStatistics(*select_for_weights().statistics(*call, keys=keys))

@@ -6,15 +6,32 @@ a `CoreScore`. Backends ask it for what they need, and never for its class.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, Protocol
+import functools
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import keras
 import numpy as np
 from keras import ops
 
+from heed._numbers import check_real
 from heed.ops.backends import current
+from heed.ops.checks import check_magnitude
+from heed.ops.mask_rules import MaskRule, Where
+from heed.ops.options import AttentionOptions
+from heed.ops.score_mod.bounds import Place, indices
+from heed.ops.score_mod.captures import flatten, from_floats, to_floats
+from heed.ops.score_mod.evaluation import evaluate
+from heed.ops.score_mod.keras_functions import KerasFunctions
+from heed.ops.score_mod.operations import SINGULAR
+from heed.ops.score_mod.program import Program
+from heed.ops.score_mod.rewriting import specialize
+from heed.ops.score_mod.trace import trace_score
 from heed.ops.sizes import sizes
+
+if TYPE_CHECKING:
+    from heed.ops.backends.shared.operands import Block
 
 # `HeedScore`.
 DOT_PRODUCT, ADDITIVE = range(2)
@@ -42,10 +59,48 @@ class CoreScore(NamedTuple):
 
 
 class Score(Hashable, Protocol):
-    """What backends ask of a score. Hashable, without tensors."""
+    """What backends ask of a score. Scores without `operands` are hashable by value.
 
-    def apply(self, query: Any, key: Any, score_vector: Any, times: Times) -> Any:
-        """Return the scores (B, K, G, t, s) of query (B, K, G, t, H) and key (B, K, s, H)."""
+    Attributes:
+        operands: tensors besides query, key and score vector that the scores are computed of, and that get gradients.
+            They travel as `Operands.others`, as other tensors where the call is traced or differentiated.
+        hides: whether a score may be -inf, which hides the pair.
+        limits: rules outside of which all scores are -inf: blocks that they rule out are not computed.
+        core_reasons: why the native kernels cannot compute it, as sentences.
+    """
+
+    @property
+    def core_reasons(self) -> list[str]:
+        """See above."""
+        ...
+
+    @property
+    def hides(self) -> bool:
+        """See above."""
+        ...
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        """See above."""
+        ...
+
+    @property
+    def limits(self) -> tuple[MaskRule, ...]:
+        """See above."""
+        ...
+
+    def with_operands(self, operands: tuple[Any, ...]) -> Score:
+        """Return the score with these operands; with none of them, it is hashable by value."""
+        ...
+
+    def apply(self, block: Block, times: Times, visible: Any) -> Any:
+        """Return the scores (B, K, G, t, s) of a block. Differentiable by the backend with respect to its operands.
+
+        Args:
+            block: the queries and keys.
+            times: the transposed product.
+            visible: booleans that broadcast to the scores: others do not matter, but are finite. None for all.
+        """
         ...
 
     def add_bias(self, query: Any, bias: Any) -> tuple[Any, Any]:
@@ -70,17 +125,57 @@ class DotScore(NamedTuple):
     """scale * q . k, capped at soft_cap if that is a number."""
 
     scale: float
-    soft_cap: float | None
+    soft_cap: float | None = None
 
-    def apply(self, query: Any, key: Any, score_vector: Any, times: Times) -> Any:
-        """Return the scores of a block; it has no score vector."""
+    @classmethod
+    def of(cls, options: AttentionOptions, width: int, dtype: str) -> DotScore:
+        """Check the options of the op that make it, for H = `width`; `dtype` is that of the scores."""
+        scale: Any = options["scale"]
+        if scale is None:
+            scale = 1 / math.sqrt(width) if width else 1.0
+        else:
+            number = check_real("scale", scale, least=-math.inf, optional=True)
+            scale = check_magnitude("scale", number, 0, dtype)
+        cap = check_real("soft_cap", options["soft_cap"], least=0, exclusive=True, optional=True)
+        return cls(scale, None if cap is None else check_magnitude("soft_cap", cap, 1e-30, dtype))
+
+    @property
+    def core_reasons(self) -> list[str]:
+        """None."""
+        return []
+
+    @property
+    def hides(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        """None."""
+        return ()
+
+    @property
+    def limits(self) -> tuple[MaskRule, ...]:
+        """None."""
+        return ()
+
+    def with_operands(self, operands: tuple[Any, ...]) -> DotScore:
+        """Return itself."""
+        return self
+
+    def apply(self, block: Block, times: Times, visible: Any) -> Any:
+        """Return the scores of a block."""
+        query, key = block.operands.query, block.operands.key
         # Scales the query, which has fewer numbers than the scores.
-        products = times(fold(query * _number(self.scale, query)), key)
-        scores = unfold(products, query.shape[2])
+        products = times(fold(query * number(self.scale, query)), key)
+        return self.cap(unfold(products, query.shape[2]))
+
+    def cap(self, products: Any) -> Any:
+        """Return the scores of scaled products, of any shape."""
         if self.soft_cap is None:
-            return scores
-        capped = current().MATH.tanh(scores * _number(1 / self.soft_cap, query))
-        return _number(self.soft_cap, query) * capped
+            return products
+        capped = current().MATH.tanh(products * number(1 / self.soft_cap, products))
+        return number(self.soft_cap, products) * capped
 
     def add_bias(self, query: Any, bias: Any) -> tuple[Any, Any]:
         """Return both as they are."""
@@ -103,8 +198,35 @@ class DotScore(NamedTuple):
 class AdditiveScore(NamedTuple):
     """sum_u score_vector_u * tanh(q_u + k_u + bias_u)."""
 
-    def apply(self, query: Any, key: Any, score_vector: Any, times: Times) -> Any:
+    @property
+    def core_reasons(self) -> list[str]:
+        """None."""
+        return []
+
+    @property
+    def hides(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        """None."""
+        return ()
+
+    @property
+    def limits(self) -> tuple[MaskRule, ...]:
+        """None."""
+        return ()
+
+    def with_operands(self, operands: tuple[Any, ...]) -> AdditiveScore:
+        """Return itself."""
+        return self
+
+    def apply(self, block: Block, times: Times, visible: Any) -> Any:
         """Return the scores of a block."""
+        query, key, score_vector = (
+            getattr(block.operands, x) for x in ("query", "key", "score_vector")
+        )
         hidden = current().MATH.tanh(query[..., :, None, :] + key[:, :, None, None])
         return (hidden @ score_vector[:, None])[..., 0]
 
@@ -126,13 +248,124 @@ class AdditiveScore(NamedTuple):
         return None
 
 
+class FunctionScore(NamedTuple):
+    """function(score, b, n, i, j), of another score and the indices of the pair.
+
+    Attributes:
+        base: the score that is modified.
+        function: the program of the function, as text.
+        dtype: of the scores.
+        operands: the arrays that the function reads, as floats.
+    """
+
+    base: Score
+    function: str
+    dtype: str
+    operands: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(
+        cls, base: Score, function: Any, sizes: Sequence[int | None], dtype: str
+    ) -> FunctionScore:
+        """Trace a function of a user.
+
+        Args:
+            base: the score that it gets.
+            function: see `dot_product_attention`.
+            sizes: B, N, T and S, None where they are not known.
+            dtype: of the scores.
+        """
+        program, captures = trace_score(function, dtype)
+        arrays = flatten(program, captures, dtype)
+        text = _specialized(program, Place(*map(indices, sizes)))
+        return cls(base, text, dtype, to_floats(arrays, program.captures, dtype))
+
+    @property
+    def program(self) -> Program:
+        """The function, traced."""
+        return Program.from_text(self.function)
+
+    @property
+    def core_reasons(self) -> list[str]:
+        """That it is a function."""
+        return ["a function modifies the scores, which the native kernels do not take"]
+
+    @property
+    def hides(self) -> bool:
+        """True: a function may give -inf."""
+        return True
+
+    @property
+    def limits(self) -> tuple[MaskRule, ...]:
+        """The blocks in which the bounds of the function leave a score above -1e30."""
+        return (Where(self.function, 1, 1),)
+
+    def with_operands(self, operands: tuple[Any, ...]) -> FunctionScore:
+        """Return the score with other arrays."""
+        return self._replace(operands=operands)
+
+    def apply(self, block: Block, times: Times, visible: Any) -> Any:
+        """Return the modified scores of a block, -inf for those of -1e30 or less."""
+        scores = self.base.apply(block, times, visible)
+        program, functions = self.program, KerasFunctions(self.dtype)
+        captures = from_floats(block.operands.others, program.captures)
+        leaves = dict(zip(("BATCH", "HEAD", "QUERY", "KEY"), block.indices(), strict=True))
+
+        def modify(scores: Any, captures: Sequence[Any], visible: Any) -> Any:
+            leaves["SCORE"] = scores
+            values = evaluate(program.instructions, functions, leaves, captures, visible)
+            return ops.broadcast_to(values[program.score], sizes(scores))
+
+        least, shown = number(HIDING_SCORE, scores), visible
+        if any(x.name in SINGULAR for x in program.instructions):
+            # No gradient of a pair that the function itself hides is nonfinite.
+            before = modify(ops.stop_gradient(scores), [*map(ops.stop_gradient, captures)], visible)
+            seen = ~(before <= least)
+            shown = seen if visible is None else ops.logical_and(visible, seen)
+        modified = modify(scores, captures, shown)
+        hidden = modified <= least if shown is visible else ~seen
+        if visible is not None:
+            modified = ops.where(visible, modified, ops.zeros((), scores.dtype))
+        return ops.where(hidden, number(-math.inf, scores), modified)
+
+    def add_bias(self, query: Any, bias: Any) -> tuple[Any, Any]:
+        """Return both as the base does."""
+        return self.base.add_bias(query, bias)
+
+    def numbers_per_pair(self, width: int) -> int:
+        """Return as many as the base, and those of the operations of the function that are alive at a time."""
+        return self.base.numbers_per_pair(width) + _ALIVE
+
+    def to_core(self) -> CoreScore:
+        """Return the base as the core gets it."""
+        return self.base.to_core()
+
+    @property
+    def product(self) -> DotScore | None:
+        """None."""
+        return None
+
+
+# Tensors of the size of the scores that the operations of a function hold at a time.
+_ALIVE = 3
+# A modified score of this or less hides its key as -inf does; above, it is an ordinary number.
+HIDING_SCORE = -1e30
+
+
+@functools.lru_cache(maxsize=256)
+def _specialized(program: Program, place: Place) -> str:
+    return specialize(program, place).to_text()
+
+
 def from_core(score: CoreScore) -> Score:
     """Return the score that `to_core` made this of."""
     return AdditiveScore() if score.is_additive else DotScore(score.scale, score.soft_cap or None)
 
 
-def _number(x: float, like: Any) -> Any:
+def number(x: Any, like: Any) -> Any:
     """Return a number of NumPy in the dtype of a tensor: TensorFlow keeps every number of Python forever."""
+    if ops.is_tensor(x):
+        return ops.cast(x, like.dtype)
     return np.dtype(keras.backend.standardize_dtype(like.dtype)).type(x)
 
 

@@ -29,8 +29,8 @@ from heed.ops import (
     dot_product_attention,
 )
 from heed.ops.backends.jax.native import library
-from heed.ops.backends.jax.portable import blockwise
-from heed.ops.backends.jax.portable.dropout import keep_mask
+from heed.ops.backends.shared import plan
+from heed.ops.backends.shared.dropout import keep_mask
 from heed.ops.sizes import Span
 from tests import reference, tolerances
 from tests.framework import enable_64_bits
@@ -72,8 +72,8 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    monkeypatch.setattr(blockwise, "_MOST_QUERIES", 5)
-    monkeypatch.setattr(blockwise, "_GROUPS", 1)  # a program of two blocks, and one of the rest
+    monkeypatch.setattr(plan, "MOST_QUERIES", 5)
+    monkeypatch.setattr(plan, "GROUPS", 1)  # a program of two blocks, and one of the rest
 
 
 def as_reference(options):
@@ -369,8 +369,8 @@ def test_a_derivative_needs_linear_memory(implementation):
     attend = functools.partial(dot_product_attention, is_causal=True)
     gradient = jax.jit(jax.grad(lambda x: attend(x, x, x).sum()))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blockwise, "_SCORES", 2**17)
-        patch.setattr(blockwise, "_MOST_QUERIES", 256)
+        patch.setattr(plan, "SCORES", 2**17)
+        patch.setattr(plan, "MOST_QUERIES", 256)
         memory = gradient.lower(x).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 4096 * 4096  # a quarter of the scores
 

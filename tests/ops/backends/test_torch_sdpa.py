@@ -93,7 +93,7 @@ def test_nonfinite_numbers_reach_the_rows_that_see_them(place: int) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"soft_cap": 2.0}, "no soft cap"),
+        ({"soft_cap": 2.0}, "scaled dot products only"),
         ({"scale": -1.0}, "scale above 0"),
         ({"dropout": 0.1, "seed": 1}, "drops other weights"),
         ({"bias": np.zeros((9, 9), "float32")}, "by a bias"),

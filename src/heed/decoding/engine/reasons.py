@@ -171,6 +171,8 @@ def _of_block(stack: Any, block: Any) -> Iterator[str]:
             yield f"{name} has heads of own widths"
         if attention.output_dense is None:
             yield f"{name} has no output projection"
+        if attention.score_mod is not None:
+            yield f"{name} has a `score_mod`, a function in Python"
         if attention.position is not None:
             yield f"{name} has a `position` of its own"
     if len(attentions(block)) > 1 and block.encoded_attention.sliding_window is not None:

@@ -91,7 +91,9 @@ class Backend(Protocol):
         DECODER_OP: the decoder engine as an op of a graph, `decode(decoder, encoder, batch, search)` of tensors; None
             where graphs decode op by op. See `heed.ops.core.decoder` for the engine itself.
         COMPILES_NATIVE: whether Keras can compile a model (`jit_compile=True`) that runs on native kernels.
-        MATH: `sin`, `cos` and `tanh` of tensors. Those of `keras.ops` compute float64 in float32 on JAX.
+        MATH: `sin`, `cos`, `tanh`, `floor`, `ceil`, `minimum` and `maximum` of tensors. Some of `keras.ops` compute
+            float64 in float32.
+        WORD: the dtype in which words of 32 bits are multiplied and shifted.
     """
 
     IMPLEMENTATIONS: Mapping[str, Any]
@@ -99,6 +101,7 @@ class Backend(Protocol):
     DECODER_OP: Any
     COMPILES_NATIVE: bool
     MATH: Any
+    WORD: str
 
     def as_written(self, function: _F) -> _F:
         """The function, protected from source transformations of the backend."""

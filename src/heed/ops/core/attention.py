@@ -61,7 +61,10 @@ def mask_rules(form: Form, place: Callable[[int], Place]) -> tuple[Integers, Any
 def reasons_against(spec: AttentionSpec) -> list[str]:
     """Return why the kernels cannot run a call, as sentences."""
     reasons = []
-    count = 0 if spec.mask is None else len(spec.mask.rules)
+    rules = () if spec.mask is None else spec.mask.rules
+    reasons += spec.score.core_reasons
+    reasons += [reason for rule in rules for reason in rule.core_reasons]
+    count = len(rules)
     if count > MOST_RULES:
         reasons.append(f"the mask has {count} rules, the native kernels take {MOST_RULES}")
     if 0 in spec.widths:

@@ -57,14 +57,15 @@ def attend(op: Op, g: Builder) -> Converted:
         return None
     query, key, value, *others = op.inputs
     given = dict(zip(options["masks"], others, strict=True))
+    scale, cap = options["score"]  # a `DotScore`
     return g.node(
         "Attention",
         query,
         key,
         value,
         _mask(g, query, key, given.get("visible"), given.get("bias")),
-        scale=float(options["scale"]),
-        softcap=None if options["soft_cap"] is None else float(options["soft_cap"]),
+        scale=float(scale),
+        softcap=None if cap is None else float(cap),
         is_causal=int(options["is_causal"]),
     )
 

@@ -17,7 +17,6 @@ from heed.ops.backends import NATIVE, PORTABLE, FusedOps
 from heed.ops.backends.jax import pytree_mask  # noqa: F401  (registers masks with JAX)
 from heed.ops.backends.jax.native import library
 from heed.ops.backends.jax.native.implementation import Native
-from heed.ops.backends.jax.portable.dropout import keep_mask
 from heed.ops.backends.jax.portable.implementation import Portable
 from heed.ops.backends.jax.recomputation import recomputation_patches  # noqa: F401  (of the protocol)
 from heed.ops.backends.protocol import Implementation
@@ -27,10 +26,11 @@ from heed.ops.core import library as core
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 IMPLEMENTATIONS: dict[str, Implementation] = {NATIVE: Native(), PORTABLE: Portable()}
-FUSED_OPS: dict[str, FusedOps] = {PORTABLE: PlainFusedOps(keep_mask)}
+FUSED_OPS: dict[str, FusedOps] = {PORTABLE: PlainFusedOps()}
 DECODER_OP = None  # programs of JAX decode op by op
 COMPILES_NATIVE = True
 MATH = jax.numpy
+WORD = "uint32"
 
 
 def as_written(function: _F) -> _F:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -9,53 +10,52 @@ from typing import Any
 from keras import ops
 
 from heed.ops import checks
-from heed.ops.backends.shared.block import (
-    BlockAttention,
-    KeepMask,
-    Operands,
-    fill,
-    finite_rows,
-    has_nonfinite,
-    prepare,
-    seen_rows,
-    softmax,
-    zero_nonfinite,
-)
-from heed.ops.sizes import Span, sizes, slice_axis
+from heed.ops.backends.shared.block import ARITHMETIC, Arithmetic, BlockAttention, prepare
+from heed.ops.backends.shared.operands import Block, Marks, Operands, fill
+from heed.ops.sizes import Span, is_static, sizes, slice_axis
 from heed.ops.spec import AttentionSpec, Tensors
 
 
 def weights_of(
+    spec: AttentionSpec, tensors: Tensors, arithmetic: Arithmetic = ARITHMETIC, **chosen: Any
+) -> Any:
+    """Return the weights as `Implementation.weights` does, whose keywords `chosen` are."""
+    lse = chosen["lse"]
+    if lse is not None:
+        lse = checks.check_lse(lse, [spec.batch, spec.heads[0], spec.lengths[0]], spec.dtype)
+    return some_weights(*prepare(spec, tensors, arithmetic), spec, **{**chosen, "lse": lse})
+
+
+def some_weights(
+    attention: BlockAttention,
+    operands: Operands,
     spec: AttentionSpec,
-    tensors: Tensors,
-    keep_mask: KeepMask,
     *,
     heads: Sequence[int] | None,
     rows: Sequence[int] | None,
     keys: Sequence[int] | None,
     lse: Any,
 ) -> Any:
-    """See `Implementation.weights`; `keep_mask` is the backend's dropout."""
-    length, key_length = spec.lengths
-    if lse is not None:
-        lse = checks.check_lse(lse, [spec.batch, spec.heads[0], length], spec.dtype)
+    """Return the weights of an attention; see `weights_of`."""
+    length, key_length = attention.lengths[0], spec.lengths[1]
+    key_length = attention.lengths[1] if key_length is None else key_length
     heads = checks.check_indices("heads", heads, spec.heads[0])
     rows = checks.check_indices("rows", rows, length)
     keys = checks.check_indices("keys", keys, key_length)
-    attention, operands = prepare(spec, tensors, keep_mask)
     if lse is not None:
         lse = ops.reshape(lse, (*sizes(operands.query)[:4], 1))
     # Without the log-sum-exp a block holds whole rows, and its keys are picked afterwards.
     key_runs = runs(keys if lse is not None else None, attention.lengths[1])
+    whole = attention.whole(operands._replace(value=None), guarded=True)
     parts = []
     for queries in runs(rows, length):
         rows_lse = None if lse is None else slice_axis(lse, 3, *queries)
-        across = [_block(attention, operands, queries, run, heads, rows_lse) for run in key_runs]
+        across = [_weights(attention, whole.cut(queries, run), heads, rows_lse) for run in key_runs]
         parts.append(ops.concatenate(across, 3) if len(across) != 1 else across[0])
     weights = ops.concatenate(parts, 2) if len(parts) != 1 else parts[0]
     if keys is not None and lse is None:
         weights = take(weights, keys, 3)
-    return weights if key_length else weights[..., :0]
+    return weights[..., :0] if is_static(key_length) and key_length == 0 else weights
 
 
 def runs(chosen: Sequence[int] | None, length: Any) -> list[Span]:
@@ -76,44 +76,47 @@ def take(x: Any, indices: Sequence[int], axis: int) -> Any:
     return ops.take(x, ops.convert_to_tensor(list(indices), "int32"), axis=axis)
 
 
-def _block(
-    attention: BlockAttention,
-    operands: Operands,
-    queries: Span,
-    keys: Span,
-    heads: Sequence[int] | None,
-    lse: Any,
-) -> Any:
-    """Weights (B, N or len(heads), t, s) of a block of queries and keys: of whole rows, unless `lse` is given."""
-    block = operands.cut(queries, keys)
-    visible = attention.visible(queries, keys)
-    addend = attention.addend(block, visible, queries, keys)
-    keep = attention.keep_factor(block, queries, keys)
-    query, key, split = block.query, block.key, attention.heads
+def _weights(attention: BlockAttention, block: Block, heads: Sequence[int] | None, lse: Any) -> Any:
+    """Return weights (B, N or len(heads), t, s) of a block: of whole rows, unless `lse` is given."""
+    visible = attention.visible(block)
+    addend = attention.addend(block, visible)
+    keep = attention.keep_factor(block)
     if heads is not None:
         # Only the scores of the chosen heads are computed, each with a copy of its key head.
-        query = _pick(query, heads, split)
-        key = take(key, [head // split[1] for head in heads], 1)
-        visible, addend, keep, lse = (_pick(x, heads, split) for x in (visible, addend, keep, lse))
-    if 0 in (query.shape[0], query.shape[1], queries.length, keys.length):
-        batch, kv_heads, queries_per_kv, rows, _ = sizes(query)
-        return ops.zeros((batch, kv_heads * queries_per_kv, rows, keys.length), query.dtype)
-    seen = seen_rows(addend)
-    safe = block._replace(query=zero_nonfinite(query), key=zero_nonfinite(key))
-    logits = attention.logits(safe, finite_rows(addend, seen))
-    weights = softmax(logits)[0] if lse is None else ops.exp(logits - lse)
+        block = _pick_heads(block, heads)
+        visible, addend, keep, lse = (
+            _pick(x, heads, attention.heads) for x in (visible, addend, keep, lse)
+        )
+    batch, kv_heads, queries_per_kv, rows, _ = sizes(block.operands.query)
+    shape = (batch, kv_heads * queries_per_kv, rows, block.keys.length)
+    if 0 in [n for n in shape if is_static(n)]:
+        return ops.zeros(shape, block.operands.query.dtype)
+    logits, seen = attention.logits(attention.scores(block, visible), addend)
+    weights = (
+        attention.arithmetic.softmax(logits, False)[0] if lse is None else ops.exp(logits - lse)
+    )
     if keep is not None:
         weights = weights * keep
-    wrong = ops.swapaxes(has_nonfinite(key), 2, 3)[:, :, None]
-    if visible is not None:
-        wrong = ops.logical_and(visible, wrong)
-    nonfinite = ops.logical_or(has_nonfinite(query), ops.any(wrong, axis=-1, keepdims=True))
-    weights = fill(nonfinite, weights, math.nan)
+    weights = fill(attention.nonfinite_rows(block, visible), weights, math.nan)
     for shown in (visible, seen):
         if shown is not None:
             weights = fill(~shown, weights, 0.0)
-    batch, kv_heads, queries_per_kv, rows, columns = sizes(weights)
-    return ops.reshape(weights, (batch, kv_heads * queries_per_kv, rows, columns))
+    return ops.reshape(weights, shape)
+
+
+def _pick_heads(block: Block, heads: Sequence[int]) -> Block:
+    """Return the block of chosen query heads, each with a key head of its own."""
+    kv_heads = [head // block.heads[1] for head in heads]
+    operands, marks = block.operands, block.marks
+    return dataclasses.replace(
+        block,
+        operands=operands._replace(
+            query=_pick(operands.query, heads, block.heads), key=take(operands.key, kv_heads, 1)
+        ),
+        marks=marks and Marks(_pick(marks.query, heads, block.heads), take(marks.key, kv_heads, 1)),
+        heads=(len(heads), 1),
+        head_numbers=tuple(heads),
+    )
 
 
 def _pick(x: Any, heads: Sequence[int], split: tuple[int, int]) -> Any:

@@ -20,8 +20,7 @@ from heed.ops.backends.tensorflow.exportable import Exportable, ExportableFusedO
 from heed.ops.backends.tensorflow.native import decoder, library
 from heed.ops.backends.tensorflow.native.fused_ops import NativeFusedOps
 from heed.ops.backends.tensorflow.native.implementation import Native
-from heed.ops.backends.tensorflow.portable.fused_ops import PortableFusedOps
-from heed.ops.backends.tensorflow.portable.implementation import Portable
+from heed.ops.backends.tensorflow.portable.implementation import Portable, PortableFusedOps
 from heed.ops.backends.tensorflow.recomputation import recomputation_patches  # noqa: F401  (of the protocol)
 from heed.ops.backends.tensorflow.ring.attention import Ring
 from heed.ops.backends.tensorflow.ring.workers import current_worker
@@ -44,6 +43,7 @@ convert_to_tensor = keras.ops.convert_to_tensor
 DECODER_OP = decoder
 COMPILES_NATIVE = False  # XLA has no kernel for an op of TensorFlow's
 MATH = tf.math
+WORD = "uint32"
 
 
 def as_written(function: _F) -> _F:

@@ -9,6 +9,7 @@ Numbers must be finite: a NaN hidden by a mask reaches the output.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -16,11 +17,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from heed.ops import checks
-from heed.ops.backends.tensorflow.portable.fused_ops import PortableFusedOps
-from heed.ops.backends.tensorflow.portable.implementation import Portable
-from heed.ops.backends.tensorflow.portable.tile import HIDING_BIAS
+from heed.ops.backends.shared.block import HIDING_BIAS, prepare
+from heed.ops.backends.tensorflow.portable.implementation import Portable, PortableFusedOps
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import as_column, offset
+from heed.ops.scores import DotScore
 from heed.ops.sizes import Size, Span, size, sizes
 from heed.ops.spec import AttentionSpec, Tensors
 
@@ -34,13 +35,11 @@ class Expression(NamedTuple):
     """The options of `attention`.
 
     Attributes:
-        scale: the factor of the products of query and key.
-        soft_cap: the bound of the scores, or None.
+        score: the products of query and key.
         is_causal: whether query i only sees keys j <= i, in addition to `visible`.
     """
 
-    scale: float
-    soft_cap: float | None
+    score: DotScore
     is_causal: bool
 
 
@@ -121,11 +120,11 @@ class Exportable(Portable):
         visible, is_causal = _visible(spec, query, key)
         if (product := spec.score.product) is not None:
             bias, visible = _bias(spec, tensors, query, key, visible)
-            expression = Expression(*product, is_causal)
+            expression = Expression(product, is_causal)
             output = _core.get()(query, key, value, visible, bias, expression)
             scores = _scores(query, key, bias, expression) if return_lse else None
         else:
-            scores = _additive_scores(query, key, tensors.bias, tensors.score_vector)
+            scores, visible = _other_scores(spec, tensors, query, key, visible)
             output = _apply_weights(_softmax(scores, visible, is_causal), value)
         output = tf.cast(_without_heads(output, spec), tensors.query.dtype)
         if not return_lse:
@@ -148,10 +147,10 @@ class Exportable(Portable):
         visible, is_causal = _visible(spec, query, key)
         if (product := spec.score.product) is not None:
             bias, visible = _bias(spec, tensors, query, key, visible)
-            expression = Expression(*product, is_causal)
+            expression = Expression(product, is_causal)
             weights = _weights(query, key, visible, bias, expression)
         else:
-            scores = _additive_scores(query, key, tensors.bias, tensors.score_vector)
+            scores, visible = _other_scores(spec, tensors, query, key, visible)
             weights = _softmax(scores, visible, is_causal)
         chosen = {"heads": heads, "rows": rows, "keys": keys}
         for axis, (name, indices) in enumerate(chosen.items(), start=1):
@@ -233,22 +232,29 @@ def _scores(
     query: tf.Tensor, key: tf.Tensor, bias: tf.Tensor | None, expression: Expression
 ) -> tf.Tensor:
     """(B, N, T, S)."""
-    scaled = query * tf.constant(expression.scale, query.dtype)
-    scores = _unfold(tf.matmul(_fold(scaled, key), key, transpose_b=True), query)
-    if expression.soft_cap is not None:
-        cap = tf.constant(expression.soft_cap, query.dtype)
-        scores = cap * tf.tanh(scores / cap)
+    scaled = query * tf.constant(expression.score.scale, query.dtype)
+    products = _unfold(tf.matmul(_fold(scaled, key), key, transpose_b=True), query)
+    scores = expression.score.cap(products)
     return scores if bias is None else scores + bias
 
 
-def _additive_scores(
-    query: tf.Tensor, key: tf.Tensor, bias: tf.Tensor | None, score_vector: tf.Tensor
-) -> tf.Tensor:
-    """Query (B, 1, T, U), key (B, 1, S, U), bias and score_vector (U,) to (B, 1, T, S)."""
-    if bias is not None:
-        query += bias
-    pairs = tf.tanh(tf.expand_dims(query[:, 0], 2) + key)  # (B, T, S, U)
-    return tf.expand_dims(tf.reduce_sum(pairs * score_vector, -1), 1)
+def _other_scores(
+    spec: AttentionSpec,
+    tensors: Tensors,
+    query: tf.Tensor,
+    key: tf.Tensor,
+    visible: tf.Tensor | None,
+) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """(B, N, T, S), finite, and the visible pairs, without those that bias or score hide."""
+    attention, operands = prepare(spec, tensors)
+    found = attention.scores(attention.whole(operands, guarded=False), None)
+    scores = attention.join_heads(found)
+    bias, visible = _bias(spec, tensors._replace(bias=operands.bias), query, key, visible)
+    if spec.score.hides:
+        seen = tf.not_equal(scores, -math.inf)
+        visible = seen if visible is None else tf.logical_and(visible, seen)
+        scores = tf.where(seen, scores, tf.zeros((), scores.dtype))
+    return scores if bias is None else scores + bias, visible
 
 
 def _weights(

@@ -22,11 +22,11 @@ from heed.ops.backends.torch.operands import (
     is_recorded,
     is_transformed,
 )
-from heed.ops.backends.torch.portable.dropout import keep_mask
 from heed.ops.backends.torch.portable.implementation import Portable
 from heed.ops.backends.torch.recomputation import recomputation_patches  # noqa: F401  (of the protocol)
 from heed.ops.backends.torch.sdpa.implementation import Sdpa
 from heed.ops.core import library
+from heed.ops.score_mod import trace
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -35,10 +35,11 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     SDPA: Sdpa(),
     PORTABLE: Portable(),
 }
-FUSED_OPS: dict[str, FusedOps] = {PORTABLE: PlainFusedOps(keep_mask)}
+FUSED_OPS: dict[str, FusedOps] = {PORTABLE: PlainFusedOps()}
 DECODER_OP = None  # PyTorch decodes at once, and torch.compile op by op
 COMPILES_NATIVE = False  # models under Keras' torch.compile are not tested
 MATH = torch
+WORD = "int64"  # there are few operations on uint32
 instruction_set = library.instruction_set
 block_sizes = library.block_sizes
 
@@ -49,6 +50,7 @@ def as_written(function: _F) -> _F:
 
 
 constant_while_tracing = torch.compiler.assume_constant_result
+trace.decorate(torch.compiler.disable)
 
 
 def convert_to_tensor(x: Any) -> Any:

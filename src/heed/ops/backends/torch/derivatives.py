@@ -47,7 +47,7 @@ class Kernel(Protocol):
         incoming: Sequence[OptionalTensor],
         bias_wanted: bool,
     ) -> list[OptionalTensor]:
-        """Return the gradients of query, key, value, bias and score vector, from those of output and log-sum-exp."""
+        """Return the gradients of query, key, value, bias, score vector and the score's operands, from the results'."""
 
 
 @torch.compiler.disable
@@ -56,7 +56,8 @@ def attend(
 ) -> tuple[torch.Tensor, OptionalTensor]:
     """Return the output, and the log-sum-exp if requested. `torch.compile` leaves the call to Python."""
     rules = [] if spec.is_plain or spec.mask is None else take_apart(spec.mask.rules)[0]
-    output, lse, _ = _apply(_Attention, spec, kernel, return_lse, *tensors, *rules)
+    rest = (*rules, *spec.score.operands)
+    output, lse, _ = _apply(_Attention, spec, kernel, return_lse, *tensors, *rest)
     return output, lse
 
 
@@ -96,12 +97,34 @@ def _apply_to_legacy(
     return tuple(None if x is None else torch._add_batch_dim(x, 0, level) for x in found)
 
 
-def _with_rules(spec: AttentionSpec, rules: Sequence[torch.Tensor]) -> AttentionSpec:
-    """The spec with these tensors in its mask: `torch.func` passes other ones than those that it was called with."""
-    if not rules or spec.mask is None:
+def _with_rest(spec: AttentionSpec, rest: Sequence[torch.Tensor]) -> AttentionSpec:
+    """Return the spec with these tensors in its mask and score: `torch.func` passes other ones than the call."""
+    if not rest:
         return spec
-    outlines = take_apart(spec.mask.rules)[1]
-    return dataclasses.replace(spec, mask=Mask(put_together(outlines, rules)))
+    rules, others = _split_rest(spec, rest)
+    score = spec.score.with_operands(tuple(others)) if others else spec.score
+    mask = spec.mask
+    if mask is not None and rules:
+        mask = Mask(put_together(take_apart(mask.rules)[1], rules))
+    return dataclasses.replace(spec, mask=mask, score=score)
+
+
+def _split_rest(spec: AttentionSpec, rest: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Return what comes after the operands as what belongs to the mask, and to the score."""
+    rules = len(rest) - len(spec.score.operands)
+    return rest[:rules], rest[rules:]
+
+
+def _number_trained(spec: AttentionSpec) -> int:
+    """Return how many operands get gradients: five, and those of the score."""
+    return len(TRAINED) + len(spec.score.operands)
+
+
+def _in_places(gradients: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+    """Return the gradients of the trained operands in their places among all operands, the mask's, and the score's."""
+    others = gradients[len(TRAINED) :]
+    rules = len(inputs) - _OPERANDS - len(others)
+    return [*spread(gradients[: len(TRAINED)]), *[None] * rules, *others]
 
 
 def _alive(saved: Sequence[Any]) -> Sequence[Any]:
@@ -112,8 +135,10 @@ def _alive(saved: Sequence[Any]) -> Sequence[Any]:
     return [None if x is None else torch._C._functorch.unwrap_if_dead(x) for x in saved]
 
 
-def _trained(tangents: Sequence[Any]) -> list[Any]:
-    return [tangents[place] for place in TRAINED]
+def _trained(spec: AttentionSpec, tangents: Sequence[Any]) -> list[Any]:
+    """Return those of the trained operands, of one for each operand, tensor of the mask and operand of the score."""
+    others = _split_rest(spec, tangents[_OPERANDS:])[1]
+    return [*(tangents[place] for place in TRAINED), *others]
 
 
 class _Attention(torch.autograd.Function):
@@ -121,7 +146,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(spec: AttentionSpec, kernel: Kernel, return_lse: bool, *inputs: Any) -> Any:
-        spec = _with_rules(spec, inputs[_OPERANDS:])
+        spec = _with_rest(spec, inputs[_OPERANDS:])
         output, lse, statistics = kernel.forward(spec, Tensors(*inputs[:_OPERANDS]))
         return output, lse if return_lse else None, statistics
 
@@ -143,11 +168,13 @@ class _Attention(torch.autograd.Function):
             found = _apply(_Gradient, ctx.spec, ctx.kernel, bias_wanted, *received, *inputs)
         else:
             found = _Gradient.forward(ctx.spec, ctx.kernel, bias_wanted, *received, *inputs)
-        return None, None, None, *spread(found), *[None] * (len(inputs) - _OPERANDS)
+        return None, None, None, *_in_places(found, inputs)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        output, lse = _apply(_Tangent, ctx.spec, *_trained(tangents[3:]), *ctx.saved_tensors)
+        output, lse = _apply(
+            _Tangent, ctx.spec, *_trained(ctx.spec, tangents[3:]), *ctx.saved_tensors
+        )
         return output, lse if ctx.return_lse else None, None
 
     @staticmethod
@@ -161,7 +188,7 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def forward(spec: AttentionSpec, kernel: Kernel, bias_wanted: bool, *inputs: Any) -> Any:
         output, statistics, *incoming = inputs[:4]
-        spec = _with_rules(spec, inputs[4 + _OPERANDS :])
+        spec = _with_rest(spec, inputs[4 + _OPERANDS :])
         operands = Tensors(*inputs[4 : 4 + _OPERANDS])
         return tuple(kernel.backward(spec, operands, output, statistics, incoming, bias_wanted))
 
@@ -178,16 +205,15 @@ class _Gradient(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Any) -> Any:
         inputs = _alive(ctx.saved_tensors)
         second = _apply(_Second, ctx.spec, *cotangents, *inputs)
-        rest = [None] * (len(inputs) - 2 - _OPERANDS)
-        return *[None] * 5, *second[5:], *spread(second[:5]), *rest
+        return *[None] * 5, *second[-2:], *_in_places(second[:-2], inputs[2:])
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         # Output and statistics are functions of the operands, whose derivatives are complete.
         output, statistics, *inputs = ctx.saved_tensors
-        of_incoming, of_operands = tangents[5:7], _trained(tangents[7:])
+        of_incoming, of_operands = tangents[5:7], _trained(ctx.spec, tangents[7:])
         # Second derivatives are symmetric.
-        found = _apply(_Second, ctx.spec, *of_operands, *inputs)[:5]
+        found = _apply(_Second, ctx.spec, *of_operands, *inputs)[:-2]
         if any(x is not None for x in of_incoming):
             received = output, statistics, *of_incoming
             more = _apply(_Gradient, ctx.spec, ctx.kernel, ctx.bias_wanted, *received, *inputs[2:])
@@ -204,8 +230,10 @@ class _Second(torch.autograd.Function):
 
     @staticmethod
     def forward(spec: AttentionSpec, *inputs: Any) -> Any:
-        cotangents, incoming, operands = inputs[:5], inputs[5:7], Tensors(*inputs[7:14])
-        spec = _with_rules(spec, inputs[14:])
+        count = _number_trained(spec)
+        cotangents, incoming = inputs[:count], inputs[count : count + 2]
+        inputs = inputs[count + 2 :]
+        operands, spec = Tensors(*inputs[:_OPERANDS]), _with_rest(spec, inputs[_OPERANDS:])
         return tuple(blockwise.second(spec, operands, incoming, cotangents))
 
     @staticmethod
@@ -227,12 +255,14 @@ class _Second(torch.autograd.Function):
 
 
 class _Tangent(torch.autograd.Function):
-    """The tangents of output and log-sum-exp, from those of query, key, value, bias and score vector."""
+    """The tangents of output and log-sum-exp, from those of the operands that get gradients."""
 
     @staticmethod
     def forward(spec: AttentionSpec, *inputs: Any) -> Any:
-        tangents, operands = inputs[:5], Tensors(*inputs[5:12])
-        return tuple(blockwise.tangent(_with_rules(spec, inputs[12:]), operands, tangents))
+        count = _number_trained(spec)
+        tangents, inputs = inputs[:count], inputs[count:]
+        operands, spec = Tensors(*inputs[:_OPERANDS]), _with_rest(spec, inputs[_OPERANDS:])
+        return tuple(blockwise.tangent(spec, operands, tangents))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -243,13 +273,14 @@ class _Tangent(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         saved = _alive(ctx.saved_tensors)
-        tangents, operands = saved[:5], saved[5:]
-        second = _apply(_Second, ctx.spec, *tangents, *cotangents, *operands)[:5]
+        count = _number_trained(ctx.spec)
+        tangents, operands = saved[:count], saved[count:]
+        second = _apply(_Second, ctx.spec, *tangents, *cotangents, *operands)[:-2]
         of_tangents = _apply(
             _Gradient, ctx.spec, blockwise.KERNEL, True, None, None, *cotangents, *operands
         )
         present = [None if x is None else y for x, y in zip(tangents, of_tangents, strict=True)]
-        return None, *present, *spread(second), *[None] * (len(operands) - _OPERANDS)
+        return None, *present, *_in_places(second, operands)
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> Any:
@@ -277,8 +308,8 @@ def _map(
 ) -> tuple[Any, Any]:
     """A rule for `vmap`: the mapped axis becomes part of the batch.
 
-    Additive attention, dropout, and slopes that differ between entries are mapped one entry at a time: their numbers
-    belong to a whole batch.
+    Additive attention, dropout, scores with operands, and slopes that differ between entries are mapped one entry at a
+    time: their numbers belong to a whole batch.
 
     Args:
         function: what is mapped.
@@ -290,8 +321,10 @@ def _map(
         dims: where each input has that axis; None for those that all entries share.
         inputs: of the function.
     """
-    first = constants + len(others)
-    spec, operands = inputs[0], Tensors(*inputs[first : first + _OPERANDS])
+    first, spec = constants + len(others), inputs[0]
+    if spec.score.operands:
+        return _one_by_one(function, count, dims, inputs)
+    operands = Tensors(*inputs[first : first + _OPERANDS])
     of_batch = operands.score_vector is not None or dims[first + Tensors._fields.index("slopes")]
     if spec.dropout or of_batch not in (False, None):
         return _one_by_one(function, count, dims, inputs)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,24 +16,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from heed.ops.backends.shared.block import BlockAttention, Operands, fill, keys_of_rows
+from heed.ops.backends.shared import plan
+from heed.ops.backends.shared.block import BlockAttention
+from heed.ops.backends.shared.operands import Block, Operands, fill
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import Outline, put_together, take_apart
 from heed.ops.sizes import Span, sizes
-
-# Scores in memory at a time, for all heads and batch entries: 2^22 take 16 MiB in float32.
-_SCORES = 2**22
-_MOST_QUERIES = 256
-# A causal mask hides half of the scores. In this many groups, each with its own number of keys, 1/16 of all scores are
-# computed and hidden.
-_GROUPS = 8
 
 
 class Kind(NamedTuple):
     """What is static in an attention: JAX traces once for each.
 
     Attributes:
-        attention: without mask, slopes and seed.
+        attention: without mask, slopes, seed and operands of the score.
         outlines: of the rules of the mask; None without a mask.
     """
 
@@ -65,14 +59,14 @@ def blockwise(attention: BlockAttention, operands: Operands) -> tuple[jax.Array,
 
 
 def run_blocks(
-    attention: BlockAttention, share: int, function: Callable[[Span, Span], Any]
+    attention: BlockAttention, whole: Block, share: int, function: Callable[[Block], Any]
 ) -> list[Any]:
-    """`function` of each block of queries and its visible keys: trees of (B, K, G, t, x), joined along T."""
+    """Return `function` of each block of queries and its visible keys: trees of (B, K, G, t, x), joined along T."""
 
-    def step(carry: None, block: tuple[Span, Span]) -> tuple[None, Any]:
-        return carry, function(*block)
+    def step(carry: None, block: Block) -> tuple[None, Any]:
+        return carry, function(block)
 
-    return _loop(attention, share, step, None)[1]
+    return _loop(attention, whole, share, step, None)[1]
 
 
 def _split(attention: BlockAttention) -> tuple[Kind, Extras]:
@@ -80,7 +74,8 @@ def _split(attention: BlockAttention) -> tuple[Kind, Extras]:
     outlines = None
     if attention.mask is not None:
         numbers, outlines = take_apart(attention.mask.rules)
-    bare = dataclasses.replace(attention, mask=None, slopes=None, seed=None)
+    score = attention.score.with_operands(())
+    bare = dataclasses.replace(attention, score=score, mask=None, slopes=None, seed=None)
     return Kind(bare, outlines), Extras(tuple(numbers), attention.slopes, attention.seed)
 
 
@@ -89,65 +84,16 @@ def _whole(kind: Kind, extras: Extras) -> BlockAttention:
     return dataclasses.replace(kind.attention, mask=mask, slopes=extras.slopes, seed=extras.seed)
 
 
-class _Group(NamedTuple):
-    """Blocks of one size.
-
-    Attributes:
-        queries: the begins of their queries, in steps of `length`.
-        length: the number of queries of a block.
-        keys: the begins of the keys.
-        width: the number of keys of a block, at least 1.
-    """
-
-    queries: list[int]
-    length: int
-    keys: list[int]
-    width: int
-
-
-def _groups(attention: BlockAttention, share: int) -> list[_Group]:
-    """All queries in order.
-
-    Args:
-        attention: the attention.
-        share: makes blocks smaller that hold this many tensors of the size of their scores.
-    """
-    total, keys = attention.lengths
-    rules = () if attention.mask is None else attention.mask.rules
-    # Other ranges are not known while tracing.
-    mask = Mask([rule for rule in rules if rule.has_static_range])
-
-    def reach(begin: int, length: int) -> tuple[int, int]:
-        lo, hi = map(int, mask.key_range(Span(begin, length), total, keys))
-        return (lo, hi) if hi > lo else (min(lo, keys - 1), min(lo, keys - 1) + 1)
-
-    def widest(length: int) -> int:
-        ranges = [reach(begin, length) for begin in range(0, total - length + 1, length)]
-        return max((hi - lo for lo, hi in ranges), default=1)
-
-    room = max(1, _SCORES // max(1, share * attention.scores_per_pair))
-    length = max(1, min(_MOST_QUERIES, total))
-    if length * widest(length) > room:
-        length = max(1, min(length, room // widest(length)))
-    count, rest = divmod(total, length)
-    bounds = sorted({count * group // _GROUPS for group in range(_GROUPS + 1)})
-    blocks = [[i * length for i in range(*pair)] for pair in itertools.pairwise(bounds)]
-    sized = [(begins, length) for begins in blocks] + [([count * length], rest)] * bool(rest)
-    groups = []
-    for begins, size in sized:
-        ranges = [reach(begin, size) for begin in begins]
-        width = max(hi - lo for lo, hi in ranges)
-        groups.append(_Group(begins, size, [min(lo, keys - width) for lo, _ in ranges], width))
-    return groups
-
-
-def _loop(attention: BlockAttention, share: int, step: Any, carry: Any) -> tuple[Any, list[Any]]:
-    """`carry, rows = step(carry, (queries, keys))` for all blocks: the last carry, and the rows joined along T."""
+def _loop(
+    attention: BlockAttention, whole: Block, share: int, step: Any, carry: Any
+) -> tuple[Any, list[Any]]:
+    """`carry, rows = step(carry, block)` for all blocks: the last carry, and the rows joined along T."""
     found = []
-    for group in _groups(attention, share):
+    for group in plan.groups(attention, share):
 
-        def body(carry: Any, begins: Any, group: _Group = group) -> tuple[Any, Any]:
-            return step(carry, (Span(begins[0], group.length), Span(begins[1], group.width)))
+        def body(carry: Any, begins: Any, group: plan.Group = group) -> tuple[Any, Any]:
+            spans = Span(begins[0], group.length), Span(begins[1], group.width)
+            return step(carry, whole.cut(*spans))
 
         if len(group.queries) == 1:
             carry, rows = body(carry, (group.queries[0], group.keys[0]))
@@ -176,14 +122,14 @@ def _forward(attention: BlockAttention, operands: Operands) -> tuple[jax.Array, 
         shape, dtype = sizes(operands.query)[:4], operands.query.dtype
         return jnp.zeros((*shape, operands.value.shape[3]), dtype), jnp.zeros((*shape, 1), dtype)
 
-    def rows(queries: Span, keys: Span) -> tuple[jax.Array, jax.Array]:
-        def attend(block: Operands) -> tuple[jax.Array, jax.Array]:
-            found = attention.attend(block, queries, keys)
+    def rows(block: Block) -> tuple[jax.Array, jax.Array]:
+        def attend(operands: Operands) -> tuple[jax.Array, jax.Array]:
+            found = attention.attend(dataclasses.replace(block, operands=operands))
             return found.output, found.lse
 
-        return _recomputed(attend)(operands.cut(queries, keys))
+        return _recomputed(attend)(block.operands)
 
-    output, lse = run_blocks(attention, 1, rows)
+    output, lse = run_blocks(attention, attention.whole(operands), 1, rows)
     return output, lse
 
 
@@ -194,12 +140,11 @@ def _backward(
     if attention.lengths[0] == 0:
         return jax.tree.map(jnp.zeros_like, operands)
 
-    def step(totals: Operands, spans: tuple[Span, Span]) -> tuple[Operands, jax.Array]:
-        queries, keys = spans
-        block = operands.cut(queries, keys)
+    def step(totals: Operands, block: Block) -> tuple[Operands, jax.Array]:
+        queries, keys = block.queries, block.keys
         rows = tuple(lax.dynamic_slice_in_dim(x, *queries, 3) for x in incoming)
-        differentiate = functools.partial(_block_gradients, attention, queries, keys)
-        gradients = _recomputed(differentiate)(block, rows)
+        differentiate = functools.partial(_block_gradients, attention, block)
+        gradients = _recomputed(differentiate)(block.operands, rows)
         places: Any = {
             "key": (0, 0, keys.begin, 0),
             "value": (0, 0, keys.begin, 0),
@@ -210,11 +155,12 @@ def _backward(
             name: _add(getattr(totals, name), getattr(gradients, name), place)
             for name, place in places.items()
         }
-        return totals._replace(**added), gradients.query
+        others = tuple(x + y for x, y in zip(totals.others, gradients.others, strict=True))
+        return totals._replace(**added, others=others), gradients.query
 
     # The gradients of queries come block by block, so nothing is added up.
     start = jax.tree.map(jnp.zeros_like, operands._replace(query=None))
-    totals, query = _loop(attention, 4, step, start)
+    totals, query = _loop(attention, attention.whole(operands), 4, step, start)
     return totals._replace(query=query)
 
 
@@ -238,23 +184,22 @@ def _add(total: Any, part: Any, begins: tuple[Any, ...]) -> Any:
 
 def _block_gradients(
     attention: BlockAttention,
-    queries: Span,
-    keys: Span,
-    block: Operands,
+    block: Block,
+    operands: Operands,
     incoming: tuple[jax.Array, jax.Array],
 ) -> Operands:
-    def attend(block: Operands) -> Any:
-        rows = attention.attend(block, queries, keys)
+    def attend(operands: Operands) -> Any:
+        rows = attention.attend(dataclasses.replace(block, operands=operands))
         return (rows.output, rows.lse), (rows.nonfinite, rows.visible)
 
-    _, pull, (bad, visible) = jax.vjp(attend, block, has_aux=True)
+    _, pull, (bad, visible) = jax.vjp(attend, operands, has_aux=True)
     if bad is None:
         return pull(incoming)[0]
     output, lse = incoming
     wrong = ~(jnp.isfinite(output).all(-1, keepdims=True) & jnp.isfinite(lse))
-    bad = bad | (wrong & visible.any(-1, keepdims=True))
+    bad = bad | (wrong if visible is None else wrong & visible.any(-1, keepdims=True))
     gradients = pull((fill(bad, output, 0.0), fill(bad, lse, 0.0)))[0]
-    hit = keys_of_rows(visible, bad)
+    hit = attention.keys_of_rows(visible, bad)
     return gradients._replace(
         query=fill(bad, gradients.query, jnp.nan),
         key=fill(hit, gradients.key, jnp.nan),

@@ -11,12 +11,11 @@ from jax import lax
 
 from heed.ops import checks
 from heed.ops.backends.jax.portable.blockwise import blockwise, run_blocks
-from heed.ops.backends.jax.portable.dropout import keep_mask
 from heed.ops.backends.jax.shape_inference import has_symbols, placeholder
 from heed.ops.backends.shared.block import join, prepare
-from heed.ops.backends.shared.row_statistics import statistics_of
+from heed.ops.backends.shared.operands import Block
+from heed.ops.backends.shared.statistics import statistics_of
 from heed.ops.backends.shared.weights import weights_of
-from heed.ops.sizes import Span
 from heed.ops.spec import AttentionSpec, Tensors
 
 
@@ -33,7 +32,7 @@ class Portable:
         """See `Implementation.attend`."""
         if has_symbols(tensors):
             return placeholder(spec, tensors, return_lse)
-        attention, operands = prepare(spec, tensors, keep_mask)
+        attention, operands = prepare(spec, tensors)
         output, lse = blockwise(attention, operands)
         return join(spec, tensors, output, lse if return_lse else None)
 
@@ -49,23 +48,24 @@ class Portable:
     ) -> jax.Array:
         """See `Implementation.weights`."""
         with jax.default_matmul_precision("highest"):
-            return weights_of(spec, tensors, keep_mask, heads=heads, rows=rows, keys=keys, lse=lse)
+            return weights_of(spec, tensors, heads=heads, rows=rows, keys=keys, lse=lse)
 
     def statistics(
         self, spec: AttentionSpec, tensors: Tensors, *, keys: Sequence[int]
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """See `Implementation.statistics`."""
         chosen = checks.check_indices("keys", keys, spec.lengths[1])
-        attention, operands = prepare(spec, tensors, keep_mask)
+        attention, operands = prepare(spec, tensors)
         operands = lax.stop_gradient(operands)
         shape, dtype = operands.query.shape[:4], operands.query.dtype
         parts = [jnp.zeros((*shape, width), dtype) for width in (1, 1, len(chosen))]
         if spec.lengths[0]:
 
-            def rows(queries: Span, keys: Span) -> list[jax.Array]:
-                return statistics_of(attention, operands, queries, chosen)
+            def rows(block: Block) -> list[jax.Array]:
+                return statistics_of(attention, block, chosen)
 
             with jax.default_matmul_precision("highest"):
-                parts = run_blocks(attention, 4, rows)
+                whole = attention.whole(operands._replace(value=None))
+                parts = run_blocks(attention, whole, 4, rows)
         entropy, distance, mass = map(attention.join_heads, parts)
         return entropy[..., 0], distance[..., 0], mass

@@ -15,7 +15,7 @@ import tensorflow as tf
 from heed.ops import checks
 from heed.ops.backends.tensorflow.forward_mode import check_tapes
 from heed.ops.backends.tensorflow.native import library
-from heed.ops.backends.tensorflow.portable.fused_ops import PortableFusedOps
+from heed.ops.backends.tensorflow.portable.implementation import PortableFusedOps
 from heed.ops.backends.tensorflow.registry import register_gradient
 
 Several = Sequence[tf.Tensor]

@@ -1,63 +1,66 @@
 """Attention in plain TensorFlow with linear memory: forward, backward and second derivatives, block by block.
 
 Memory traffic: each block of queries is read once, and for it all visible keys and values; its scores exist only while
-the block is processed. The backward pass recomputes the scores. From the forward pass it only needs the output and,
-for tiles, row_max and row_sum.
+the block is processed. The backward pass recomputes the scores. From the forward pass it only needs the output.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from heed.ops.backends.shared import block as shared
+from heed.ops.backends.shared import plan
+from heed.ops.backends.shared.block import Arithmetic, BlockAttention, Results
+from heed.ops.backends.shared.operands import Block, Operands, fill
 from heed.ops.backends.tensorflow.forward_mode import check_tapes, has_tangents
-from heed.ops.backends.tensorflow.portable.backward import Results, backward
-from heed.ops.backends.tensorflow.portable.blocks import Plan, make_plan, small_plan
 from heed.ops.backends.tensorflow.portable.custom_gradient import custom_gradient
-from heed.ops.backends.tensorflow.portable.finite import Operands
-from heed.ops.backends.tensorflow.portable.forward import forward, whole_rows
-from heed.ops.backends.tensorflow.portable.second import second_gradient
-from heed.ops.backends.tensorflow.portable.tile import BlockAttention
-from heed.ops.mask import Mask
-from heed.ops.sizes import Span, is_static
+from heed.ops.backends.tensorflow.portable.loops import put
+from heed.ops.backends.tensorflow.portable.parts import Total, make_plan, over_blocks
+from heed.ops.sizes import is_static, size, sizes, slice_axis
+
+Several = Sequence[tf.Tensor]
+
+
+def _times(
+    x: tf.Tensor, y: tf.Tensor, *, transpose_x: bool = False, transpose_y: bool = False
+) -> tf.Tensor:
+    return tf.matmul(x, y, transpose_a=transpose_x, transpose_b=transpose_y)
+
+
+def _row_max(x: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_max(x, -1, keepdims=True)
+
+
+def _softmax(logits: tf.Tensor, wanted: bool) -> tuple[tf.Tensor, Any, Any]:
+    weights = tf.nn.softmax(logits)
+    if not wanted:
+        return weights, None, None
+    # From the largest weight of a row, without a second exponential.
+    return weights, _row_max(logits), 1 / _row_max(weights)
+
+
+ARITHMETIC = Arithmetic(_times, _row_max, _softmax)
+# Where two scores have equal weights, the above has no right derivative.
+_DIFFERENTIABLE = ARITHMETIC._replace(softmax=shared.softmax)
 
 
 def blockwise(
     attention: BlockAttention, operands: Operands, *, return_lse: bool
-) -> tuple[tf.Tensor, ...]:
-    """Attention in linear memory, differentiable twice.
+) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """Return output (B, K, G, T, V) and, if requested, log-sum-exp (B, K, G, T, 1), differentiable twice."""
+    flat = operands.flat()
+    present = [i for i, x in enumerate(flat) if x is not None]
 
-    Returns: output (B, K, G, T, V) and, if requested, the log-sum-exp (B, K, G, T, 1).
-    """
-    queries = attention.lengths[0]
-    for place, names in enumerate((("query",), ("key", "value"))):
-        attention, operands = _never_empty(attention, operands, place, names)
-    results = _Op(attention, make_plan(attention), operands, return_lse).attend()
-    if is_static(queries) and queries == 0:
-        return tuple(x[:, :, :, :0] for x in results)
-    return results
+    def operands_of(tensors: Several) -> Operands:
+        given = dict(zip(present, tensors, strict=True))
+        return Operands.of([given.get(i) for i in range(len(flat))])
 
-
-def _never_empty(
-    attention: BlockAttention, operands: Operands, place: int, names: Sequence[str]
-) -> tuple[BlockAttention, Operands]:
-    """Replaces an empty axis of queries (place 0) or keys (place 1) by one position that sees nothing."""
-    lengths = list(attention.lengths)
-    if not is_static(lengths[place]) or lengths[place]:
-        return attention, operands
-
-    def padded(x: tf.Tensor, axis: int) -> tf.Tensor:
-        return tf.pad(x, [[0, int(other == axis)] for other in range(x.shape.rank)])
-
-    tensors = {name: padded(getattr(operands, name), 3 - place) for name in names}
-    if operands.bias is not None and operands.bias.shape[2 + place] == 0:
-        tensors["bias"] = padded(operands.bias, 2 + place)
-    lengths[place] = 1
-    attention = dataclasses.replace(attention, mask=Mask.dense(False), lengths=tuple(lengths))
-    return attention, dataclasses.replace(operands, **tensors)
+    results = _Op(attention, operands_of, return_lse).attend(*(flat[i] for i in present))
+    return results[0], results[1] if return_lse else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,68 +68,179 @@ class _Op:
     """Attention as a differentiable function of the operands' tensors."""
 
     attention: BlockAttention
-    plan: Plan
-    operands: Operands
+    operands_of: Callable[[Several], Operands]
     return_lse: bool
 
-    def attend(self) -> tuple[tf.Tensor, ...]:
-        if has_tangents(self.operands.tensors.values()):
-            return self._plain()
+    def attend(self, *inputs: tf.Tensor) -> Several:
+        if has_tangents(inputs):
+            return self._plain(inputs)
 
         @custom_gradient
-        def op(*inputs: tf.Tensor) -> Any:
+        def op(*tensors: tf.Tensor) -> Any:
             # Without stop_gradient, an outer tape would keep every block of the loops.
-            operands = self._guarded([tf.stop_gradient(x) for x in inputs])
-            output, lse, softmax = forward(self.attention, self.plan, operands, self.return_lse)
+            operands = self.operands_of([tf.stop_gradient(x) for x in tensors])
+            names = ("output", "lse") if self.return_lse else ("output",)
+            results = forward(self.attention, operands, *names)
 
             def gradient(*incoming: tf.Tensor) -> Any:
-                return self._gradient(inputs, incoming, output, softmax)
+                return self._gradient(tensors, incoming, results[0])
 
-            return ((output, lse) if self.return_lse else (output,)), gradient
+            return tuple(results), gradient
 
-        return op(*self.operands.tensors.values())
+        return op(*inputs)
 
-    def _plain(self) -> tuple[tf.Tensor, ...]:
-        """The same in operations alone, which TensorFlow can differentiate in forward mode."""
-        mask, (length, keys) = self.attention.mask, self.attention.lengths
-        step = small_plan(self.attention).query_block
-        known = is_static(length, step)
-        spans = (
-            [Span(i, min(step, length - i)) for i in range(0, length, step)]
-            if known
-            else [Span(0, length)]
-        )
-        parts = []
-        for queries in spans:
-            block = self.operands.cut_queries(queries).cut_keys(Span(0, keys))
-            safe = block.guard(mask).finite("query", "key", "value")
-            parts.append(whole_rows(self.attention, safe, self.return_lse).finish())
-        return tuple(tf.concat(blocks, 3) for blocks in zip(*parts, strict=True))
+    def _plain(self, tensors: Several) -> Several:
+        """Return the same in operations alone, which TensorFlow can differentiate in forward mode."""
+        attention = dataclasses.replace(self.attention, arithmetic=_DIFFERENTIABLE)
+        whole = attention.whole(self.operands_of(tensors))
+        blocks = [(whole.queries, whole.keys)]
+        if is_static(*attention.lengths):
+            blocks = [*plan.spans(attention, lambda x: is_static(x) or hasattr(x, "numpy"), 8)]
+        parts = [attention.attend(whole.cut(*block)) for block in blocks]
+        if not parts:
+            return forward(attention, whole.operands, "output", "lse")
+        return [
+            tf.concat(x, 3) for x in zip(*((rows.output, rows.lse) for rows in parts), strict=True)
+        ]
 
-    def _gradient(
-        self,
-        inputs: Sequence[tf.Tensor],
-        incoming: Sequence[tf.Tensor],
-        output: tf.Tensor,
-        softmax: tf.Tensor | None,
-    ) -> Any:
+    def _gradient(self, inputs: Several, incoming: Several, output: tf.Tensor) -> Any:
         check_tapes()
         count = len(inputs)
 
         @custom_gradient
         def op(*tensors: tf.Tensor) -> Any:
             stopped = [tf.stop_gradient(x) for x in tensors]
-            received = Results(output, softmax, *stopped[count:])
-            results = backward(self.attention, self.plan, self._guarded(stopped[:count]), received)
+            operands = self.operands_of(stopped[:count])
+            found = backward(self.attention, operands, Results(output, *stopped[count:]))
 
             def gradient(*cotangents: tf.Tensor) -> Any:
                 check_tapes()
-                operands = self.operands.with_tensors(tensors[:count])
-                return second_gradient(self.attention, operands, tensors[count:], cotangents)
+                operands = self.operands_of(tensors[:count])
+                weights = self.operands_of(cotangents)
+                return _second(self.attention, operands, tensors[count:], weights)
 
-            return results, gradient
+            return found, gradient
 
         return op(*inputs, *incoming)
 
-    def _guarded(self, tensors: Sequence[tf.Tensor]) -> Operands:
-        return self.operands.with_tensors(tensors).guard(self.attention.mask)
+
+def forward(attention: BlockAttention, operands: Operands, *names: str) -> list[tf.Tensor]:
+    """Return `Rows` of these names for all queries."""
+    shape, dtype = sizes(operands.query)[:4], operands.query.dtype
+    widths = {name: size(operands.value, 3) if name == "output" else 1 for name in names}
+    totals = {name: Total([*shape, width], dtype, queries=3) for name, width in widths.items()}
+
+    def rows(block: Block) -> dict[str, tf.Tensor]:
+        found = attention.attend(block, want_lse=names != ("output",))
+        return {
+            name: x if name in ("output", "lse") else found.mark(x, 0.0)
+            for name in names
+            if (x := getattr(found, name)) is not None
+        }
+
+    found = over_blocks(attention.whole(operands), make_plan(attention), totals, rows)
+    return [found[name] for name in names]
+
+
+def backward(attention: BlockAttention, operands: Operands, results: Results) -> list[tf.Tensor]:
+    """Return the gradients of the operands that are there."""
+    whole = results.mark(attention.whole(operands))
+    if not attention.rate:
+        whole = whole.with_one()
+
+    def gradients(block: Block) -> dict[str, tf.Tensor]:
+        incoming = results.cut(block.queries, guarded=block.marks is not None)
+        return _named(attention.gradients(block, incoming, _vjp).flat(), block, totals)
+
+    totals = _totals(operands)
+    return [*over_blocks(whole, make_plan(attention), totals, gradients).values()]
+
+
+def _vjp(function: Callable[[Several], tf.Tensor], inputs: Several) -> Any:
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        result = function(inputs)
+
+    def pull(incoming: tf.Tensor) -> Several:
+        return tape.gradient(result, inputs, incoming, unconnected_gradients="zero")
+
+    return result, pull
+
+
+def _totals(operands: Operands) -> dict[str, Total]:
+    """Return how the gradients of the operands that are there combine, by their places."""
+    axes: dict[int, dict[str, int]] = {0: {"queries": 3}, 1: {"keys": 2}, 2: {"keys": 2}, 3: {}}
+    if (bias := operands.bias) is not None:
+        if bias.shape[2] != 1:
+            axes[3] = {"queries": 2}
+        elif bias.shape[3] != 1:
+            axes[3] = {"keys": 3}
+    return {
+        str(place): Total(sizes(x), x.dtype, **axes.get(place, {}))
+        for place, x in enumerate(operands.flat())
+        if x is not None
+    }
+
+
+def _named(gradients: Sequence[Any], block: Block, totals: dict[str, Total]) -> dict[str, Any]:
+    """Return the gradients of a block's operands by their places; that of a bias of all pairs for all keys."""
+    named = {str(place): x for place, x in enumerate(gradients) if x is not None}
+    bias = totals.get("3")
+    if bias is not None and bias.queries is not None:
+        keys = bias.shape[3]
+        if not (is_static(keys) and keys == 1):
+            named["3"] = put(named["3"], 3, block.keys.begin, keys)
+    return named
+
+
+def _second(
+    attention: BlockAttention, operands: Operands, incoming: Several, cotangents: Operands
+) -> list[tf.Tensor]:
+    """Return the gradients of sum(cotangents * first derivatives), by nested tapes over small blocks.
+
+    Args:
+        attention, operands: what is differentiated.
+        incoming: gradients of the output and, if requested, of the log-sum-exp.
+        cotangents: one for each operand.
+
+    Returns: one gradient for each of the operands and of `incoming`. Speed is not the aim.
+    """
+    attention = dataclasses.replace(attention, arithmetic=_DIFFERENTIABLE)
+    totals = _totals(operands)
+    for name, x in zip(("output", "lse"), incoming, strict=False):
+        totals[name] = Total(sizes(x), x.dtype, queries=3)
+    whole = attention.whole(operands)
+    directions = dataclasses.replace(whole, operands=cotangents, marks=None)
+
+    def gradients(block: Block) -> dict[str, tf.Tensor]:
+        rows = [slice_axis(x, 3, *block.queries) for x in incoming]
+        if block.fresh is not None:
+            # The result is linear in the incoming gradients.
+            rows = [tf.where(block.fresh, x, tf.zeros((), x.dtype)) for x in rows]
+        weights = directions.cut(block.queries, block.keys).operands
+        found = _differentiate_twice(attention, block, rows, weights)
+        named = _named(found[: -len(rows)], block, totals)
+        return named | dict(zip(("output", "lse"), found[-len(rows) :], strict=False))
+
+    return [*over_blocks(whole, make_plan(attention, 8), totals, gradients).values()]
+
+
+def _differentiate_twice(
+    attention: BlockAttention, block: Block, incoming: Several, cotangents: Operands
+) -> list[Any]:
+    """Return the same for a block, with None for operands that are missing."""
+    flat = block.operands.flat()
+    first = [x for x in flat if x is not None]
+    with tf.GradientTape() as outer:
+        outer.watch([*first, *incoming])
+        with tf.GradientTape() as inner:
+            inner.watch(first)
+            rows = attention.attend(block, want_lse=len(incoming) > 1)
+            outputs = [rows.output, rows.lse][: len(incoming)]
+        gradients = inner.gradient(outputs, first, incoming, unconnected_gradients="zero")
+    weights = [x for x in cotangents.flat() if x is not None]
+    found = outer.gradient(gradients, [*first, *incoming], weights, unconnected_gradients="zero")
+    if rows.nonfinite is not None:
+        found[0] = fill(rows.nonfinite, found[0], float("nan"))
+    given = iter(found)
+    return [None if x is None else next(given) for x in flat] + [*given]

@@ -1,22 +1,33 @@
-"""Attention in plain TensorFlow with linear memory, for every device and for XLA.
-
-Inside, shapes are query (B, K, G, T, H), key (B, K, S, H) and value (B, K, S, V), with G = N / K query heads for each
-key head; see `tile.py`.
-"""
+"""Attention and fused row-wise ops in plain TensorFlow, for every device and for XLA."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from heed.ops import checks
-from heed.ops.backends.tensorflow.portable.blockwise import blockwise
-from heed.ops.backends.tensorflow.portable.prepare import prepare
-from heed.ops.backends.tensorflow.portable.row_statistics import statistics_of
-from heed.ops.backends.tensorflow.portable.weights import weights_of
+from heed.ops.backends import NO_LABEL
+from heed.ops.backends.shared.block import BlockAttention, join
+from heed.ops.backends.shared.block import prepare as prepare_unchecked
+from heed.ops.backends.shared.fused_ops import PlainFusedOps
+from heed.ops.backends.shared.operands import Block, Operands
+from heed.ops.backends.shared.statistics import statistics_of
+from heed.ops.backends.shared.weights import some_weights
+from heed.ops.backends.tensorflow.portable.blockwise import ARITHMETIC, blockwise
+from heed.ops.backends.tensorflow.portable.parts import Total, make_plan, over_blocks
+from heed.ops.backends.tensorflow.portable.run_time_checks import check_operands
+from heed.ops.sizes import sizes
 from heed.ops.spec import AttentionSpec, Tensors
+
+
+def checked(spec: AttentionSpec, tensors: Tensors) -> tuple[BlockAttention, Operands]:
+    """Return the attention and its operands, which fail at run time if their sizes do not fit."""
+    attention, operands = prepare_unchecked(spec, tensors, ARITHMETIC)
+    operands, mask = check_operands(operands, attention.mask, attention.lengths)
+    return dataclasses.replace(attention, mask=mask), operands
 
 
 class Portable:
@@ -30,15 +41,8 @@ class Portable:
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """See `Implementation.attend`."""
-        attention, operands = prepare(spec, tensors)
-        output, *lse = blockwise(attention, operands, return_lse=return_lse)
-        output = tf.cast(output, tensors.query.dtype)
-        if spec.heads_axis is None:
-            return output[:, 0, 0], lse[0][:, 0, 0, :, 0] if return_lse else None
-        output = attention.join_heads(output)
-        if spec.heads_axis == 2:
-            output = tf.transpose(output, (0, 2, 1, 3))
-        return output, attention.join_heads(lse[0])[..., 0] if return_lse else None
+        results = blockwise(*checked(spec, tensors), return_lse=return_lse)
+        return join(spec, tensors, *results)
 
     def weights(
         self,
@@ -51,21 +55,56 @@ class Portable:
         lse: Any,
     ) -> tf.Tensor:
         """See `Implementation.weights`."""
-        attention, operands = prepare(spec, tensors)
         if lse is not None:
             lse = checks.check_lse(lse, [spec.batch, spec.heads[0], spec.lengths[0]], spec.dtype)
-        heads = checks.check_indices("heads", heads, spec.heads[0])
-        rows = checks.check_indices("rows", rows, attention.lengths[0])
-        keys = checks.check_indices("keys", keys, attention.lengths[1])
-        return weights_of(attention, operands, heads=heads, rows=rows, keys=keys, lse=lse)
+        attention, operands = checked(spec, tensors)
+        return some_weights(attention, operands, spec, heads=heads, rows=rows, keys=keys, lse=lse)
 
     def statistics(
         self, spec: AttentionSpec, tensors: Tensors, *, keys: Sequence[int]
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """See `Implementation.statistics`."""
         stopped = Tensors(*(None if x is None else tf.stop_gradient(x) for x in tensors))
-        attention, operands = prepare(spec, stopped)
-        chosen = checks.check_indices("keys", keys, attention.lengths[1])
-        rows = statistics_of(attention, operands, chosen)
-        entropy, distance, mass = (attention.join_heads(x) for x in rows)
+        attention, operands = checked(spec, stopped)
+        length = spec.lengths[1]
+        chosen = checks.check_indices(
+            "keys", keys, attention.lengths[1] if length is None else length
+        )
+        shape, dtype = sizes(operands.query)[:4], operands.query.dtype
+        totals = {
+            name: Total([*shape, width], dtype, queries=3)
+            for name, width in {"entropy": 1, "distance": 1, "mass": len(chosen)}.items()
+        }
+
+        def rows(block: Block) -> dict[str, Any]:
+            return dict(zip(totals, statistics_of(attention, block, chosen), strict=True))
+
+        whole = attention.whole(operands._replace(value=None))
+        found = over_blocks(whole, make_plan(attention, 4), totals, rows)
+        entropy, distance, mass = map(attention.join_heads, found.values())
         return entropy[..., 0], distance[..., 0], mass
+
+
+class PortableFusedOps(PlainFusedOps):
+    """See `FusedOps`. Labels are checked at run time."""
+
+    def cross_entropy(
+        self, logits: tf.Tensor, labels: tf.Tensor, smoothing: Any, ignored: Any
+    ) -> tf.Tensor:
+        """See `FusedOps`."""
+        classes = tf.shape(logits)[-1]
+        fits = tf.logical_and(labels >= 0, labels < classes)
+        text = [
+            "`labels` must be in [0, ",
+            classes,
+            "), or `ignore_class`. Received: labels ",
+            labels,
+        ]
+        may_be = tf.logical_and(tf.equal(labels, ignored), tf.not_equal(labels, NO_LABEL))
+        met = tf.reduce_all(tf.logical_or(fits, may_be))
+        with tf.control_dependencies([tf.raw_ops.Assert(condition=met, data=text, summarize=9)]):
+            return super().cross_entropy(tf.identity(logits), labels, smoothing, ignored)
+
+    def argmax(self, x: tf.Tensor) -> tf.Tensor:
+        """See `FusedOps`."""
+        return tf.argmax(x, -1, tf.int32)

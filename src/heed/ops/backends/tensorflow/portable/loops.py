@@ -1,4 +1,4 @@
-"""Loops over blocks, plain Python for a single block, else one `tf.while_loop`; and how their results combine."""
+"""Loops over blocks: plain Python where code runs step by step, else `tf.while_loop`; and how their results combine."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from heed.ops.sizes import Size, Span, is_static, maximum, slice_axis
+from heed.ops.sizes import Size, Span, ceil_div, is_static, maximum, minimum, size, slice_axis
 
+# Copies of so few pieces are no loop.
+_UNROLLED = 32
 State = Any  # a list or dictionary of tensors and lists of tensors
 
 
 def loop(first: Size, last: Size, body: Callable[[Size, State], State], state: State) -> State:
-    """`state = body(index, state)` for each index from first to last - 1, in order."""
-    if is_static(first, last) and last - first <= 1:
-        return body(first, state) if last > first else state
+    """Return the state after `state = body(index, state)` for each index from first to last - 1, in order."""
+    if is_static(first, last) and (last - first <= 1 or tf.executing_eagerly()):
+        for index in range(first, last):
+            state = body(index, state)
+        return state
 
     def keep_shape(new: Any, old: Any) -> None:
         if isinstance(new, tf.Tensor) and not tf.executing_eagerly():
@@ -34,94 +38,172 @@ def loop(first: Size, last: Size, body: Callable[[Size, State], State], state: S
 
 @dataclasses.dataclass(frozen=True)
 class Sum:
-    """The sum of the results of all blocks; each is a tensor like `like`."""
+    """The sum of the results of all blocks; each is a tensor of one shape."""
 
-    like: tf.Tensor
+    shape: list[Size]
+    dtype: tf.DType
 
     def start(self) -> tf.Tensor:
-        """The initial state of the loop."""
-        return tf.zeros_like(self.like)
+        """Return the initial state of the loop."""
+        return tf.zeros(tf.stack(self.shape) if self.shape else (), self.dtype)
 
-    def add(self, total: tf.Tensor, index: Size, new: tf.Tensor) -> tf.Tensor:
-        """The state after a block."""
+    def add(self, total: tf.Tensor, index: Size, new: tf.Tensor, keys: Span) -> tf.Tensor:
+        """Return the state after a block."""
         return total + new
 
     def finish(self, total: tf.Tensor) -> tf.Tensor:
-        """The result."""
+        """Return the result."""
         return total
 
 
 @dataclasses.dataclass(frozen=True)
 class SideBySide:
-    """The results of the blocks, side by side along an axis; the last block may overlap the previous one.
+    """The results of blocks of queries, side by side along an axis; the last block may overlap the previous one.
 
     Attributes:
-        count: the number of blocks, each of `shape`.
+        count: the number of blocks.
         length: of the result along `axis`.
-        sparse: a block without a result counts as zeros.
-        summed: a block may have several results, which are added.
+        axis: that of the queries.
+        shape: of a block; None where blocks differ, which are known then.
     """
 
     count: Size
     length: Size
     axis: int
-    shape: list[Size]
+    shape: list[Size] | None
     dtype: tf.DType
-    sparse: bool = False
-    summed: bool = False
 
     def start(self) -> tf.TensorArray:
-        """The initial state of the loop."""
-        if is_static(self.count) and not (self.sparse or self.summed):
-            return tf.TensorArray(self.dtype, size=self.count, clear_after_read=False)
-        # At least one, as an empty list cannot be stacked; `finish` cuts it away.
-        count = maximum(1, self.count)
-        known = [n if isinstance(n, int) else None for n in self.shape]
-        array = tf.TensorArray(self.dtype, size=count, clear_after_read=False, element_shape=known)
-        return array.unstack(tf.zeros(tf.stack([count, *self.shape]), self.dtype))
+        """Return the initial state of the loop."""
+        return _blocks(self.count, self.shape, self.dtype, filled=not is_static(self.count))
 
-    def add(self, blocks: tf.TensorArray, index: Size, new: tf.Tensor) -> tf.TensorArray:
-        """The state after a block."""
-        return blocks.write(index, blocks.read(index) + new if self.summed else new)
+    def add(self, blocks: tf.TensorArray, index: Size, new: tf.Tensor, keys: Span) -> Any:
+        """Return the state after a block."""
+        return blocks.write(index, new)
 
     def finish(self, blocks: tf.TensorArray) -> tf.Tensor:
-        """The result."""
-        if is_static(self.count) and self.count == 1:
-            return blocks.read(0)
-        count, axis, block = maximum(1, self.count), self.axis, self.shape[self.axis]
-        order = [*range(1, axis + 1), 0, *range(axis + 1, len(self.shape) + 1)]
-        joined = [*self.shape[:axis], count * block, *self.shape[axis + 1 :]]
-        result = tf.reshape(tf.transpose(blocks.stack(), order), tf.stack(joined))
-        if is_static(self.length, block) and self.length % block == 0:
-            return result
-        before = maximum(0, (count - 1) * block)
-        rest = self.length - before
-        last = slice_axis(result, axis, count * block - rest, rest)
-        return tf.concat([slice_axis(result, axis, 0, before), last], axis)
+        """Return the result."""
+        if is_static(self.count) and (self.shape is None or self.count == 1):
+            return tf.concat([blocks.read(i) for i in range(self.count)], self.axis)
+        return _join(blocks, maximum(1, self.count), self.shape, self.axis, self.length)
 
 
-Totals = Mapping[str, "Sum | SideBySide"]
+@dataclasses.dataclass(frozen=True)
+class Scattered:
+    """The sum of results of blocks of keys that begin at multiples of a step.
+
+    Attributes:
+        step: the step.
+        length: of the result along `axis`.
+        axis: that of the keys.
+        shape: of a piece of so many keys.
+    """
+
+    step: int
+    length: Size
+    axis: int
+    shape: list[Size]
+    dtype: tf.DType
+
+    @property
+    def _count(self) -> Size:
+        return ceil_div(self.length, self.step)
+
+    def start(self) -> tf.TensorArray:
+        """Return the initial state of the loop."""
+        return _blocks(self._count, self.shape, self.dtype, filled=True)
+
+    def add(self, pieces: tf.TensorArray, index: Size, new: tf.Tensor, keys: Span) -> Any:
+        """Return the state after a block."""
+        first = keys.begin // self.step
+
+        def body(place: Size, pieces: tf.TensorArray) -> tf.TensorArray:
+            begin = place * self.step
+            length = minimum(self.step, keys.length - begin)
+            piece = put(slice_axis(new, self.axis, begin, length), self.axis, 0, self.step)
+            return pieces.write(first + place, pieces.read(first + place) + piece)
+
+        count = ceil_div(keys.length, self.step)
+        if is_static(count) and count <= _UNROLLED:
+            for place in range(count):
+                pieces = body(place, pieces)
+            return pieces
+        return loop(0, count, body, pieces)
+
+    def finish(self, pieces: tf.TensorArray) -> tf.Tensor:
+        """Return the result."""
+        count = maximum(1, self._count)
+        whole = _join(pieces, count, self.shape, self.axis, count * self.step)
+        return slice_axis(whole, self.axis, 0, self.length)
+
+
+Totals = Mapping[str, "Sum | SideBySide | Scattered"]
 
 
 def start(totals: Totals) -> dict[str, Any]:
-    """The initial state of the loop."""
+    """Return the initial state of the loop."""
     return {name: total.start() for name, total in totals.items()}
 
 
-def add(totals: Totals, state: State, index: Size, new: Mapping[str, Any]) -> dict[str, Any]:
-    """The state after a block."""
-    return {name: total.add(state[name], index, new[name]) for name, total in totals.items()}
+def add(
+    totals: Totals, state: State, index: Size, new: Mapping[str, Any], keys: Span
+) -> dict[str, Any]:
+    """Return the state after a block of these keys."""
+    return {name: total.add(state[name], index, new[name], keys) for name, total in totals.items()}
 
 
 def finish(totals: Totals, state: State) -> dict[str, tf.Tensor]:
-    """The results."""
+    """Return the results."""
     return {name: total.finish(state[name]) for name, total in totals.items()}
 
 
-def put(x: tf.Tensor, axis: int, span: Span, length: Size) -> tf.Tensor:
-    """`x` at `span` within zeros of the given length."""
-    if is_static(span.begin, span.length, length) and span.length == length:
+def put(x: tf.Tensor, axis: int, begin: Size, length: Size) -> tf.Tensor:
+    """Return `x` from a position on within zeros of the given length."""
+    have = size(x, axis)
+    if is_static(begin, have, length) and have == length:
         return x
     paddings: list[list[Size]] = [[0, 0] for _ in range(x.shape.rank)]
-    paddings[axis] = [span.begin, length - span.end]
-    return tf.pad(x, paddings)
+    if is_static(begin):
+        paddings[axis] = [begin, length - begin - have]
+        return _of_length(tf.pad(x, paddings), axis, length)
+    # Compilers know the paddings alone.
+    paddings[axis] = [0, length - have]
+    return _of_length(tf.roll(tf.pad(x, paddings), begin, axis), axis, length)
+
+
+def _of_length(x: tf.Tensor, axis: int, length: Size) -> tf.Tensor:
+    if is_static(length):
+        x.set_shape([*x.shape[:axis], length, *x.shape[axis + 1 :]])
+    return x
+
+
+def _blocks(
+    count: Size, shape: list[Size] | None, dtype: tf.DType, *, filled: bool
+) -> tf.TensorArray:
+    """Return room for tensors, of zeros if filled. Compilers have to know the shape of empty room."""
+    sizes = shape or []
+    known = None if shape is None else [n if isinstance(n, int) else None for n in sizes]
+    if not filled:
+        like = {"infer_shape": shape is not None, "element_shape": known}
+        return tf.TensorArray(dtype, size=count, clear_after_read=False, **like)
+    # At least one, as an empty list cannot be stacked; `finish` cuts it away.
+    count = maximum(1, count)
+    array = tf.TensorArray(dtype, size=count, clear_after_read=False, element_shape=known)
+    return array.unstack(tf.zeros(tf.stack([count, *sizes]), dtype))
+
+
+def _join(
+    blocks: tf.TensorArray, count: Size, shape: list[Size] | None, axis: int, length: Size
+) -> tf.Tensor:
+    """Return blocks of one shape side by side along an axis, the last of which ends at the given length."""
+    sizes = shape or []
+    block = sizes[axis]
+    order = [*range(1, axis + 1), 0, *range(axis + 1, len(sizes) + 1)]
+    joined = [*sizes[:axis], count * block, *sizes[axis + 1 :]]
+    result = tf.reshape(tf.transpose(blocks.stack(), order), tf.stack(joined))
+    if is_static(length, block) and length % block == 0:
+        return result
+    before = maximum(0, (count - 1) * block)
+    rest = length - before
+    last = slice_axis(result, axis, count * block - rest, rest)
+    return tf.concat([slice_axis(result, axis, 0, before), last], axis)

@@ -6,12 +6,11 @@ fail while compiling.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import tensorflow as tf
 
-from heed.ops.backends.tensorflow.portable.finite import Operands
+from heed.ops.backends.shared.operands import Operands
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import axis_letters, put_together, take_apart
 from heed.ops.sizes import Size, is_static, size
@@ -92,5 +91,6 @@ def check_operands(
         demands.broadcast("bias", bias, target)
         known = zip(bias.shape.as_list(), target, strict=True)
         shape = tf.stack([other if length is None else length for length, other in known])
-        operands = dataclasses.replace(operands, bias=tf.broadcast_to(demands.before(bias), shape))
-    return operands.with_tensors([demands.before(x) for x in operands.tensors.values()]), mask
+        operands = operands._replace(bias=tf.broadcast_to(demands.before(bias), shape))
+    checked = [None if x is None else demands.before(x) for x in operands.flat()]
+    return Operands.of(checked), mask

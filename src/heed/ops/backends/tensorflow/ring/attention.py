@@ -32,6 +32,7 @@ from heed.ops.backends.tensorflow.ring.blocks import (
 from heed.ops.backends.tensorflow.ring.routes import Plan, make_plan
 from heed.ops.backends.tensorflow.ring.workers import Worker, receive, send
 from heed.ops.mask import Mask
+from heed.ops.mask_rules import EMPTY
 from heed.ops.sequence_split import stretches_of
 from heed.ops.sizes import Span, slice_axis
 from heed.ops.spec import AttentionSpec, Tensors
@@ -150,7 +151,7 @@ class _Ring:
         def sees(queries: int, keys: int) -> bool:
             if 0 in self._lengths:
                 return False
-            return mask is None or not mask.hides_block(*self._place(queries, keys))
+            return mask is None or mask.classify_block(*self._place(queries, keys)) != EMPTY
 
         return make_plan(self.worker.workers, sees)
 

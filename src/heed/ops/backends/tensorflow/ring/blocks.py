@@ -13,12 +13,10 @@ from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
+from heed.ops.backends.shared.block import BlockAttention, Results
 from heed.ops.backends.tensorflow.native import op
-from heed.ops.backends.tensorflow.portable.backward import Results, backward
-from heed.ops.backends.tensorflow.portable.blocks import tile_plan
-from heed.ops.backends.tensorflow.portable.forward import forward
-from heed.ops.backends.tensorflow.portable.prepare import prepare
-from heed.ops.backends.tensorflow.portable.tile import BlockAttention
+from heed.ops.backends.tensorflow.portable.blockwise import backward, forward
+from heed.ops.backends.tensorflow.portable.implementation import checked
 from heed.ops.spec import AttentionSpec, Tensors
 
 
@@ -141,10 +139,9 @@ class PortableBlocks:
 
     def attend(self, spec: AttentionSpec, tensors: Tensors) -> Part:
         """See `Blocks`."""
-        attention, operands = prepare(spec, tensors)
-        guarded = operands.guard(attention.mask)
-        output, _, softmax = forward(attention, tile_plan(attention), guarded, True)
-        row_max, total = tf.unstack(attention.join_heads(softmax), axis=-1)
+        attention, operands = checked(spec, tensors)
+        output, *softmax = forward(attention, operands, "output", "row_max", "row_sum")
+        row_max, total = (attention.join_heads(x)[..., 0] for x in softmax)
         level = tf.where(tf.equal(total, 0), tf.constant(-math.inf, total.dtype), row_max)
         return Part(
             _from_heads(spec, attention.join_heads(output)),
@@ -162,14 +159,12 @@ class PortableBlocks:
         output_gradient: tf.Tensor,
         lse_gradient: tf.Tensor,
     ) -> Sequence[tf.Tensor]:
-        attention, operands = prepare(spec, tensors)
+        attention, operands = checked(spec, tensors)
         split = _Split(spec, attention)
         rows = [split.rows(x) for x in (*tf.unstack(softmax), lse_gradient)]
-        results = Results(
-            split.output(output), tf.concat(rows[:2], -1), split.output(output_gradient), rows[2]
-        )
-        guarded = operands.guard(attention.mask)
-        query, key, value = backward(attention, tile_plan(attention), guarded, results)
+        outputs = split.output(output), split.output(output_gradient)
+        results = Results(*outputs, rows[2], tf.concat(rows[:2], -1))
+        query, key, value = backward(attention, operands, results)
         return [_from_heads(spec, x) for x in (attention.join_heads(query), key, value)]
 
 
@@ -180,7 +175,7 @@ def _from_heads(spec: AttentionSpec, x: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class _Split:
-    """Turns results into the shapes of `tile.py`."""
+    """Turns results into the shapes of `shared/block.py`."""
 
     spec: AttentionSpec
     attention: BlockAttention

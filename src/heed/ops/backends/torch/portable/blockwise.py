@@ -6,49 +6,40 @@ the block is processed. Both derivatives recompute the scores, and PyTorch diffe
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from heed.ops.backends.shared.block import (
-    BlockAttention,
-    Operands,
-    Rows,
-    fill,
-    join,
-    keys_of_rows,
-    prepare,
-)
+from heed.ops.backends.shared import plan
+from heed.ops.backends.shared.block import BlockAttention, join, prepare
+from heed.ops.backends.shared.operands import Block, Operands, fill
 from heed.ops.backends.torch.operands import has_values
-from heed.ops.backends.torch.portable.dropout import keep_mask
 from heed.ops.sizes import Span
 from heed.ops.spec import AttentionSpec, Tensors
 
-# Scores in memory at a time, for all heads and batch entries: 2^23 take 32 MiB in float32.
-_SCORES = 2**23
-_MOST_QUERIES = 256
-
 Several = Sequence[torch.Tensor | None]
-# The operands with gradients, as in `Operands`.
+# The operands with gradients, as in `Operands`; those of the score come after them.
 _TRAINED = ("query", "key", "value", "bias", "score_vector")
 
 
 def forward(spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
     """Return output and log-sum-exp."""
-    attention, operands = prepare(spec, tensors, keep_mask)
+    attention, operands = prepare(spec, tensors)
     shape, width = operands.query.shape[:4], operands.value.shape[3]
     output = operands.query.new_empty((*shape, width))
     lse = operands.query.new_empty((*shape, 1))
-    for queries, keys in spans(attention):
-        rows = attention.attend(operands.cut(queries, keys), queries, keys)
+    whole = attention.whole(operands)
+    for queries, keys in blocks_of(attention):
+        rows = attention.attend(whole.cut(queries, keys))
         output[:, :, :, queries.begin : queries.end] = rows.output
         lse[:, :, :, queries.begin : queries.end] = rows.lse
     return join(spec, tensors, output, lse)
 
 
 def gradients(spec: AttentionSpec, tensors: Tensors, incoming: Several) -> list[Any]:
-    """Return the gradients of query, key, value, bias and score vector, from those of output and log-sum-exp."""
+    """Return the gradients of query, key, value, bias, score vector and what else the score has, from the results'."""
     return _through_prepare(
         spec, tensors, lambda attention, operands: _first(attention, operands, incoming, spec)
     )
@@ -62,7 +53,7 @@ def second(
     Args:
         spec, tensors: the attention.
         incoming: gradients of output and log-sum-exp; None for 0.
-        cotangents: of the gradients of query, key, value, bias and score vector; None for 0.
+        cotangents: of what `gradients` returns; None for 0.
 
     Returns: one for each of these operands and of `incoming`, None where that is None.
     """
@@ -70,8 +61,8 @@ def second(
 
     def compute(attention: BlockAttention, operands: Operands) -> list[Any]:
         totals = _second(attention, operands, incoming, cotangents, spec, tensors)
-        of_incoming[:] = totals[5:]
-        return totals[:5]
+        of_incoming[:] = totals[-2:]
+        return totals[:-2]
 
     of_operands = _through_prepare(spec, tensors, compute)
     of_results = join(spec, tensors, *of_incoming)
@@ -81,19 +72,21 @@ def second(
 
 
 def tangent(spec: AttentionSpec, tensors: Tensors, tangents: Several) -> list[torch.Tensor]:
-    """Return the tangents of output and log-sum-exp, from those of query, key, value, bias and score vector.
+    """Return the tangents of output and log-sum-exp, from those of the operands that get gradients.
 
     The gradients are linear in those of the results, and the tangents are their derivatives with respect to these.
     """
-    attention, operands = prepare(spec, tensors, keep_mask)
-    inputs = [*operands, *_rows_of(spec, operands, (None, None))]
+    attention, operands = prepare(spec, tensors)
+    whole = attention.whole(operands)
+    inputs = [*whole.operands.flat(), *_rows_of(spec, operands, (None, None))]
     weights = _directions(spec, tensors, tangents)
+    results = [len(inputs) - 2, len(inputs) - 1]
     parts = [
-        _second_of_block(attention, inputs, weights, block, [5, 6])
-        for block in spans(attention, 12)
+        _second_of_block(attention, whole.cut(*block), inputs, weights, results)
+        for block in blocks_of(attention, 12)
     ]
     # Side by side rather than into one tensor: `torch.func.linearize` would keep that for all calls.
-    rows = [torch.cat(blocks, 3) for blocks in zip(*parts, strict=True)] if parts else inputs[5:]
+    rows = [torch.cat(blocks, 3) for blocks in zip(*parts, strict=True)] if parts else inputs[-2:]
     return list(join(spec, tensors, *rows))
 
 
@@ -124,22 +117,29 @@ def _through_prepare(
     tensors: Tensors,
     compute: Callable[[BlockAttention, Operands], Several],
 ) -> list[Any]:
-    """The gradients of the trained operands, where `compute` gives those of the operands in the shapes of a block."""
+    """Return the gradients of the trained operands, of those that `compute` gives in the shapes of a block."""
     with torch.enable_grad():
-        leaves = {
-            name: x.detach().requires_grad_()
-            for name in _TRAINED
-            if (x := getattr(tensors, name)) is not None
-        }
-        attention, operands = prepare(spec, tensors._replace(**leaves), keep_mask)
+        leaves = [_leaf(getattr(tensors, name)) for name in _TRAINED]
+        others = [_leaf(x) for x in spec.score.operands]
+        attention, operands = _prepare_with(spec, tensors, [*leaves, *others])
     with torch.no_grad():
         totals = compute(attention, operands)
-    pairs = [(x, y) for x, y in zip(operands, totals, strict=True) if x is not None]
+    pairs = [(x, y) for x, y in zip(operands.flat(), totals, strict=True) if x is not None]
     inner, incoming = zip(*pairs, strict=True)
-    found = iter(
-        torch.autograd.grad(inner, list(leaves.values()), incoming, materialize_grads=True)
-    )
-    return [next(found) if name in leaves else None for name in _TRAINED]
+    return _gradients(inner, [*leaves, *others], incoming, create_graph=False)
+
+
+def _leaf(x: torch.Tensor | None) -> torch.Tensor | None:
+    return None if x is None else x.detach().requires_grad_()
+
+
+def _prepare_with(
+    spec: AttentionSpec, tensors: Tensors, trained: Several
+) -> tuple[BlockAttention, Operands]:
+    """`prepare` with other tensors in place of the trained ones, in the order of `gradients`."""
+    tensors = tensors._replace(**dict(zip(_TRAINED, trained, strict=False)))
+    attention, operands = prepare(spec, tensors)
+    return attention, operands._replace(others=tuple(trained[len(_TRAINED) :]))
 
 
 def _rows_of(spec: AttentionSpec, operands: Operands, incoming: Several) -> list[torch.Tensor]:
@@ -160,10 +160,11 @@ def _rows_of(spec: AttentionSpec, operands: Operands, incoming: Several) -> list
 def _first(
     attention: BlockAttention, operands: Operands, incoming: Several, spec: AttentionSpec
 ) -> list[torch.Tensor | None]:
-    totals = [None if x is None else torch.zeros_like(x) for x in operands]
+    whole = attention.whole(operands)
+    totals = [None if x is None else torch.zeros_like(x) for x in operands.flat()]
     rows = _rows_of(spec, operands, incoming)
-    for block in spans(attention, 4):
-        _add_block(attention, operands, rows, block, totals)
+    for block in blocks_of(attention, 4):
+        _add_block(attention, whole.cut(*block), rows, totals)
     return totals
 
 
@@ -175,93 +176,75 @@ def _second(
     spec: AttentionSpec,
     tensors: Tensors,
 ) -> list[torch.Tensor | None]:
-    """The same as `second` in the shapes of a block."""
+    """Return the same as `second` in the shapes of a block."""
     weights = _directions(spec, tensors, cotangents)
-    inputs = [*operands, *_rows_of(spec, operands, incoming)]
+    whole = attention.whole(operands)
+    inputs = [*whole.operands.flat(), *_rows_of(spec, operands, incoming)]
     totals = [None if x is None else torch.zeros_like(x) for x in inputs]
     wanted = [place for place, x in enumerate(inputs) if x is not None]
-    for block in spans(attention, 12):
-        found = _second_of_block(attention, inputs, weights, block, wanted)
+    for queries, keys in blocks_of(attention, 12):
+        block = whole.cut(queries, keys)
+        found = _second_of_block(attention, block, inputs, weights, wanted)
         for place, x in zip(wanted, found, strict=True):
-            _view(totals[place], place, block).add_(x)
+            _view(totals[place], _kind(place, inputs), block).add_(x)
     return totals
 
 
-def _directions(spec: AttentionSpec, tensors: Tensors, given: Several) -> Operands:
-    """Directions of query, key, value, bias and score vector (None for 0) in the shapes of a block."""
-    whole = {
-        name: torch.zeros_like(x) if y is None else y
-        for name, y in zip(_TRAINED, given, strict=True)
-        if (x := getattr(tensors, name)) is not None
-    }
+def _directions(spec: AttentionSpec, tensors: Tensors, given: Several) -> list[Any]:
+    """Return directions of the trained operands (None for 0) in the shapes of a block."""
+    trained = [*(getattr(tensors, name) for name in _TRAINED), *spec.score.operands]
+    whole = [
+        torch.zeros_like(x) if x is not None and y is None else y
+        for x, y in zip(trained, given, strict=True)
+    ]
     # What `prepare` does to the operands is linear.
-    return prepare(spec, tensors._replace(**whole), keep_mask)[1]
+    return _prepare_with(spec, tensors, whole)[1].flat()
 
 
-def spans(attention: BlockAttention, share: int = 1) -> Iterator[tuple[Span, Span]]:
-    """Blocks of queries, each with the range of keys that it may see, at least one.
-
-    Args:
-        attention: the attention.
-        share: makes blocks smaller that hold this many tensors of the size of their scores.
-    """
-    length = attention.lengths[0] if attention.scores_per_pair else 0
-    room = max(1, _SCORES // max(1, share * attention.scores_per_pair))
-    begin = 0
-    while begin < length:
-        block = Span(begin, min(_MOST_QUERIES, length - begin))
-        visible = _visible_keys(attention, block)
-        if block.length * visible.length > room:
-            block = Span(begin, max(1, min(block.length, room // max(1, visible.length))))
-            visible = _visible_keys(attention, block)
-        yield block, visible
-        begin = block.end
+def blocks_of(attention: BlockAttention, share: int = 1) -> Iterator[tuple[Span, Span]]:
+    """Return the blocks of queries and keys; see `plan.spans`. None for an empty batch."""
+    return plan.spans(attention, has_values, share) if attention.scores_per_pair else iter(())
 
 
-def _visible_keys(attention: BlockAttention, queries: Span) -> Span:
-    length = attention.lengths[1]
-    if attention.mask is None:
-        return Span(0, length)
-    ends = attention.mask.key_range(queries, *attention.lengths)
-    if not all(map(has_values, ends)):
-        return Span(0, length)
-    lo, hi = map(int, ends)
-    return Span(lo, hi - lo) if hi > lo else Span(0, 1)
+def _kind(place: int, inputs: Sequence[Any]) -> str:
+    """Return how a block reads an input: operands in the order of `Operands`, then output and log-sum-exp."""
+    kinds = ("query", "key", "key", "bias")
+    if place < len(kinds):
+        return kinds[place]
+    return "query" if place >= len(inputs) - 2 else "whole"
 
 
-def _view(x: torch.Tensor | None, place: int, block: tuple[Span, Span]) -> Any:
-    """The part of an operand (by its place, or of an incoming gradient) that a block reads."""
-    if x is None:
-        return None
-    queries, keys = (slice(span.begin, span.end) for span in block)
-    if place in (1, 2):
+def _view(x: torch.Tensor | None, kind: str, block: Block) -> Any:
+    """Return the part of a tensor that a block reads."""
+    if x is None or kind == "whole":
+        return x
+    queries, keys = (slice(span.begin, span.end) for span in (block.queries, block.keys))
+    if kind == "query":
+        return x[:, :, :, queries]
+    if kind == "key":
         return x[:, :, keys]
-    if place == 3:
-        return x[
-            :,
-            :,
-            queries if x.shape[2] != 1 else slice(None),
-            keys if x.shape[3] != 1 else slice(None),
-        ]
-    return x if place == 4 else x[:, :, :, queries]
+    everything = slice(None)
+    rows, columns = x.shape[2] != 1, x.shape[3] != 1
+    return x[:, :, queries if rows else everything, keys if columns else everything]
 
 
-def _leaves(tensors: Several, block: tuple[Span, Span]) -> list[torch.Tensor | None]:
-    """The parts of the tensors as leaves of a graph of their own."""
-    cut = (_view(x, place, block) for place, x in enumerate(tensors))
-    return [None if x is None else x.detach().requires_grad_() for x in cut]
+def _leaves(tensors: Several, block: Block) -> list[torch.Tensor | None]:
+    """Return the parts of operands, output and log-sum-exp as leaves of a graph of their own."""
+    return [_leaf(_view(x, _kind(place, tensors), block)) for place, x in enumerate(tensors)]
 
 
 def _differentiate(
-    attention: BlockAttention,
-    leaves: Several,
-    incoming: Sequence[torch.Tensor],
-    block: tuple[Span, Span],
-    twice: bool,
-) -> tuple[list[torch.Tensor | None], Rows, torch.Tensor | None]:
-    """The gradients of a block, its results, and the rows (B, K, G, t, 1) that hold or receive nonfinite numbers."""
-    rows = attention.attend(Operands(*leaves), *block)
-    output, lse = incoming
+    attention: BlockAttention, block: Block, leaves: Several, twice: bool
+) -> tuple[list[torch.Tensor | None], Any, torch.Tensor | None]:
+    """Return the gradients of a block, what it sees, and the rows that hold or receive nonfinite numbers.
+
+    Args:
+        attention, block: what is differentiated.
+        leaves: the operands, and gradients of output and log-sum-exp.
+        twice: whether the gradients will be differentiated.
+    """
+    *operands, output, lse = leaves
+    rows = attention.attend(dataclasses.replace(block, operands=Operands.of(operands)))
     bad = rows.nonfinite
     if bad is not None:
         wrong = ~(torch.isfinite(output).all(-1, keepdim=True) & torch.isfinite(lse))
@@ -269,8 +252,8 @@ def _differentiate(
             wrong = wrong & rows.visible.any(-1, keepdim=True)
         bad = bad | wrong
         output, lse = fill(bad, output, 0.0), fill(bad, lse, 0.0)
-    gradients = _gradients([rows.output, rows.lse], leaves, [output, lse], create_graph=twice)
-    return gradients, rows, bad
+    gradients = _gradients([rows.output, rows.lse], operands, [output, lse], create_graph=twice)
+    return gradients, rows.visible, bad
 
 
 def _gradients(
@@ -287,38 +270,37 @@ def _gradients(
 
 def _add_block(
     attention: BlockAttention,
-    operands: Operands,
+    block: Block,
     incoming: Sequence[torch.Tensor],
-    block: tuple[Span, Span],
     totals: list[torch.Tensor | None],
 ) -> None:
-    """Adds the gradients of a block to those of the operands."""
+    """Add the gradients of a block to those of the operands."""
     with torch.enable_grad():
-        leaves = _leaves(operands, block)
-        rows_incoming = [_view(x, 5, block) for x in incoming]
-        gradients, rows, bad = _differentiate(attention, leaves, rows_incoming, block, False)
+        leaves = [_leaf(x) for x in block.operands.flat()]
+        leaves += [_view(x, "query", block) for x in incoming]
+        gradients, visible, bad = _differentiate(attention, block, leaves, False)
     if bad is not None:
         gradients[0] = fill(bad, gradients[0], torch.nan)
-        hit = keys_of_rows(rows.visible, bad)
+        hit = attention.keys_of_rows(visible, bad)
         gradients[1], gradients[2] = (fill(hit, x, torch.nan) for x in gradients[1:3])
     for place, (total, gradient) in enumerate(zip(totals, gradients, strict=True)):
         if total is not None:
-            _view(total, place, block).add_(gradient)
+            _view(total, _kind(place, leaves), block).add_(gradient)
 
 
 def _second_of_block(
     attention: BlockAttention,
+    block: Block,
     tensors: Several,
-    cotangents: Operands,
-    block: tuple[Span, Span],
+    cotangents: Several,
     wanted: Sequence[int],
 ) -> list[Any]:
-    """The gradients of sum(cotangents * first derivatives) of a block, for tensors in the wanted places."""
+    """Return the gradients of sum(cotangents * first derivatives) of a block, for tensors in the wanted places."""
     with torch.enable_grad():
         leaves = _leaves(tensors, block)
-        gradients, _, bad = _differentiate(attention, leaves[:5], leaves[5:], block, True)
+        gradients, _, bad = _differentiate(attention, block, leaves, True)
         pairs = [
-            (x, _view(weight, place, block))
+            (x, _view(weight, _kind(place, tensors), block))
             for place, (x, weight) in enumerate(zip(gradients, cotangents, strict=True))
             if x is not None
         ]
@@ -326,6 +308,6 @@ def _second_of_block(
         found = _gradients(results, [leaves[place] for place in wanted], weights, False)
     # Rows of queries, or of results: a tangent of NaN is one.
     return [
-        fill(bad, x, torch.nan) if bad is not None and place in (0, 5, 6) else x
+        fill(bad, x, torch.nan) if bad is not None and _kind(place, tensors) == "query" else x
         for place, x in zip(wanted, found, strict=True)
     ]

@@ -9,11 +9,10 @@ import torch
 
 from heed.ops import checks
 from heed.ops.backends.shared.block import prepare
-from heed.ops.backends.shared.row_statistics import statistics_of
+from heed.ops.backends.shared.statistics import statistics_of
 from heed.ops.backends.shared.weights import weights_of
 from heed.ops.backends.torch import derivatives
-from heed.ops.backends.torch.portable.blockwise import KERNEL, spans
-from heed.ops.backends.torch.portable.dropout import keep_mask
+from heed.ops.backends.torch.portable.blockwise import KERNEL, blocks_of
 from heed.ops.spec import AttentionSpec, Tensors
 
 
@@ -41,7 +40,7 @@ class Portable:
         lse: Any,
     ) -> torch.Tensor:
         """See `Implementation.weights`."""
-        return weights_of(spec, tensors, keep_mask, heads=heads, rows=rows, keys=keys, lse=lse)
+        return weights_of(spec, tensors, heads=heads, rows=rows, keys=keys, lse=lse)
 
     def statistics(
         self, spec: AttentionSpec, tensors: Tensors, *, keys: Sequence[int]
@@ -50,11 +49,11 @@ class Portable:
         chosen = checks.check_indices("keys", keys, spec.lengths[1])
         # In forward mode, too, nothing flows through them.
         stopped = Tensors(*(None if x is None else x.detach() for x in tensors))
-        attention, operands = prepare(spec, stopped, keep_mask)
+        attention, operands = prepare(spec, stopped)
         like = operands.query
+        whole = attention.whole(operands._replace(value=None))
         blocks = [
-            statistics_of(attention, operands, queries, chosen)
-            for queries, _ in spans(attention, 4)
+            statistics_of(attention, whole.cut(*block), chosen) for block in blocks_of(attention, 4)
         ] or [[like.new_zeros((*like.shape[:4], width)) for width in (1, 1, len(chosen))]]
         entropy, distance, mass = (
             attention.join_heads(torch.cat(parts, 3)) for parts in zip(*blocks, strict=True)

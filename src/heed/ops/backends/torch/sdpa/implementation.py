@@ -8,6 +8,7 @@ from heed.ops.backends.torch.operands import is_observed, is_transformed
 from heed.ops.backends.torch.portable.implementation import Portable
 from heed.ops.backends.torch.sdpa import attention
 from heed.ops.mask import Mask
+from heed.ops.scores import DotScore
 from heed.ops.spec import AttentionSpec, Tensors
 
 # Equal over as many keys as queries.
@@ -46,12 +47,11 @@ class Sdpa(Portable):
 def _reasons_against(spec: AttentionSpec) -> list[str]:
     """Why PyTorch's kernels do not give heed's result, as sentences."""
     product = spec.score.product
-    if product is None:
-        return ["PyTorch's fused attention has dot products only"]
+    if product is None or product != DotScore(product.scale):
+        return ["PyTorch's fused attention has scaled dot products only"]
     length, keys = spec.lengths
     causal = spec.mask in _CAUSAL and length == keys
     found = {
-        "has no soft cap": product.soft_cap is not None,
         "needs a scale above 0": product.scale <= 0,
         "drops other weights than heed": bool(spec.dropout),
         "hides no keys by a bias of -1e30": spec.has_bias,

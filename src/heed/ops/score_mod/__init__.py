@@ -1,0 +1,1 @@
+"""Score functions that users write: traced once to a small program, with its derivative and its bounds."""
