@@ -16,6 +16,7 @@ inline Matrix take_matrix(Arena& arena, int64_t rows, int64_t numbers) {
 struct Layers {
   const PackedStack& stack;
   Matrix x, normal, wide, attended;  // (rows, D), (rows, D), the widest projection of a layer, (rows, N V)
+  Matrix aside;                      // (rows, D): the input of a parallel feed-forward part
   CachedAttention attention;
 
   // `queries` rows attend together, to at most `keys` keys.
@@ -25,6 +26,7 @@ struct Layers {
         normal(take_matrix(arena, rows, s.width)),
         wide(take_matrix(arena, rows, widest(s))),
         attended(take_matrix(arena, rows, s.heads * s.value_dim)),
+        aside(take_matrix(arena, has_parallel(s) ? rows : 0, s.width)),
         attention(s, queries, keys, arena) {}
 
   // x = the embedding of the token, plus that of its position unless null; normalised if the stack asks for it.
@@ -38,15 +40,14 @@ struct Layers {
     if (stack.embedding_norm.gamma) normalise(stack.embedding_norm, x[row], stack.width, x[row]);
   }
 
-  // x = x + last(part(x)), normalised before the part or after the sum; part(input) writes `result`.
+  // x = x + last(part(x)), normalised before the part, before the sum or after it; part(input) writes `result`.
   template <class Part>
-  void add_residual(const PackedLayer& layer, const PackedNorm& norm, int rows, const PackedDense& last, Matrix result,
-                    const Part& part) const {
-    if (layer.norm_first)
-      for (int r = 0; r < rows; ++r) normalise(norm, x[r], stack.width, normal[r]);
-    part(layer.norm_first ? normal : x);
+  void add_residual(const PackedLayer& layer, const PackedNorm& norm, const PackedNorm& post_norm, int rows,
+                    const PackedDense& last, Matrix result, const Part& part) const {
+    part(layer.norm_first ? normalised(norm, rows, normal) : x);
     apply_dense(stack.team, last, result, rows, normal);
     for (int r = 0; r < rows; ++r) {
+      if (post_norm.gamma) normalise(post_norm, normal[r], stack.width, normal[r]);
       for (int c = 0; c < stack.width; c += kLanes<float>) store(x[r] + c, load(x[r] + c) + load(normal[r] + c));
       if (!layer.norm_first) normalise(norm, x[r], stack.width, x[r]);
     }
@@ -56,7 +57,9 @@ struct Layers {
   template <class Attend>
   void apply_attention(const PackedLayer& layer, const PackedNorm& norm, const PackedAttention& how, int rows,
                        const Attend& attend) const {
-    add_residual(layer, norm, rows, how.output, attended, [&](Matrix from) {
+    const bool own = &how == &layer.self;
+    if (own && layer.parallel) normalised(layer.feed_forward_norm, rows, aside);
+    add_residual(layer, norm, own ? layer.self_post_norm : PackedNorm{}, rows, how.output, attended, [&](Matrix from) {
       apply_dense(stack.team, how.projected, from, rows, wide);
       attend();
       if (how.gate_at > 0)
@@ -65,9 +68,11 @@ struct Layers {
   }
 
   void apply_feed_forward(const PackedLayer& layer, int rows) const {
-    add_residual(layer, layer.feed_forward_norm, rows, layer.back, wide, [&](Matrix from) {
-      apply_activated_dense(stack.team, layer.hidden, from, rows, wide, layer.activation, layer.gated);
-    });
+    add_residual(layer, layer.feed_forward_norm, layer.feed_forward_post_norm, rows, layer.back, wide,
+                 [&](Matrix from) {
+                   apply_activated_dense(stack.team, layer.hidden, layer.parallel ? aside : from, rows, wide,
+                                         layer.activation, layer.gated);
+                 });
   }
 
   // All layers of a decoder: attend_self(layer) and attend_source(layer) write the attention of the queries in `wide`
@@ -110,11 +115,16 @@ struct Layers {
   }
 
  private:
-  // Rotates each pair of features (c, c + H/2) of the queries and keys in a row of `wide`. `angles`: cosines, then
-  // sines; null: no rotation.
+  Matrix normalised(const PackedNorm& norm, int rows, Matrix to) const {
+    for (int r = 0; r < rows; ++r) normalise(norm, x[r], stack.width, to[r]);
+    return to;
+  }
+
+  // Rotates each pair of features (c, c + P/2) of the queries and keys in a row of `wide`, P = `rotary_dim`. `angles`:
+  // cosines, then sines; null: no rotation.
   void rotate(int row, const float* angles) const {
     if (!angles) return;
-    const int half = stack.head_dim / 2;
+    const int half = stack.rotary_dim / 2;
     float* heads = wide[row];
     for (int n = 0; n < stack.heads + stack.kv_heads; ++n, heads += stack.head_dim)
       for (int c = 0; c < half; ++c) {
@@ -128,6 +138,12 @@ struct Layers {
   void gate(const float* x, float* heads) const {
     for (int c = 0, count = stack.heads * stack.value_dim; c < count; c += kLanes<float>)
       store_some(heads + c, count - c, load_some(heads + c, count - c) * sigmoid(load_some(x + c, count - c)));
+  }
+
+  static bool has_parallel(const PackedStack& s) {
+    for (int i = 0; i < s.layer_count; ++i)
+      if (s.layers[i].parallel) return true;
+    return false;
   }
 
   static int64_t widest(const PackedStack& s) {
@@ -144,6 +160,12 @@ struct Layers {
 // A row of a table of `numbers` columns, or null if there is no table.
 inline const float* table_row(const float* table, int64_t row, int64_t numbers) {
   return table ? table + row * numbers : nullptr;
+}
+
+// The angles of an attention at a position, of tables (R, count, rotary_dim); null where it rotates nothing.
+inline const float* angles_at(const PackedStack& stack, const PackedAttention& how, const float* rotation,
+                              int64_t count, int64_t position) {
+  return how.rotation < 0 ? nullptr : table_row(rotation, how.rotation * count + position, stack.rotary_dim);
 }
 
 }  // namespace HEED_ISA

@@ -64,6 +64,8 @@ HEED_INLINE Vector<float> activated(Vector<float> x) {
   if constexpr (kActivation == HEED_SILU) return x * sigmoid(x);
   if constexpr (kActivation == HEED_SIGMOID) return sigmoid(x);
   if constexpr (kActivation == HEED_TANH) return tanh<float>(x);
+  if constexpr (kActivation == HEED_GELU_TANH)
+    return 0.5f * x * (1 + tanh<float>(0.79788456080286536f * (x + 0.044715f * x * x * x)));
   return x;
 }
 
@@ -78,6 +80,7 @@ inline void with_activation(int activation, const Use& use) {
     HEED_ACTIVATION(HEED_SILU)
     HEED_ACTIVATION(HEED_SIGMOID)
     HEED_ACTIVATION(HEED_TANH)
+    HEED_ACTIVATION(HEED_GELU_TANH)
 #undef HEED_ACTIVATION
     default: return use([](Vector<float> v) { return v; });
   }

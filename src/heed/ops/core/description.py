@@ -14,7 +14,8 @@ from typing import Any
 from heed._weights import WEIGHTS
 
 # The activations of an engine, by Keras' names.
-ACTIVATIONS = ("linear", "relu", "gelu", "silu", "sigmoid", "tanh")
+# "gelu_tanh" is its `gelu(x, approximate=True)`.
+ACTIVATIONS = ("linear", "relu", "gelu", "silu", "sigmoid", "tanh", "gelu_tanh")
 
 METHODS = ("greedy", "sample", "beam")
 MOST_BEAMS = 32
@@ -69,12 +70,14 @@ class ScoreOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderAttention(ScoreOptions):
-    """Scores q.k / sqrt(H), bounded, plus a bias, through a softmax; heads times the gate; projected back.
+    """Scores q.k times the scale, bounded, plus a bias, through a softmax; heads times the gate; projected back.
 
     Attributes:
         query, key, value, output: D to N H; what is attended to, to K H and K V; N V to D.
         gate: D to N V: sigmoid(x W + b) multiplies the heads; or None.
         query_norm, key_norm: over the H features of each head, before it is rotated; or None.
+        scale: multiplies q.k; None: 1 / sqrt(H).
+        rotation: the table of `Positions.rotation` by which queries and keys are turned; None: they are not.
     """
 
     query: Dense
@@ -84,6 +87,8 @@ class DecoderAttention(ScoreOptions):
     gate: Dense | None = None
     query_norm: Norm | None = None
     key_norm: Norm | None = None
+    scale: float | None = None
+    rotation: int | None = 0
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,8 @@ class DecoderLayer:
         activation: one of `ACTIVATIONS`.
         cross_attention, cross_norm: None in an encoder, and where nothing is encoded.
         hidden, up, back: activation(x hidden) back, or with `up` (activation(x hidden) * (x up)) back.
+        parallel: whether the feed-forward part reads the input of the layer, as the attention does.
+        self_post_norm, feed_forward_post_norm: of what a part adds to its input, or None.
     """
 
     norm_first: bool
@@ -107,6 +114,9 @@ class DecoderLayer:
     up: Dense | None = None
     cross_norm: Norm | None = None
     cross_attention: DecoderAttention | None = None
+    parallel: bool = False
+    self_post_norm: Norm | None = None
+    feed_forward_post_norm: Norm | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +132,8 @@ class DecoderStack:
         layers: one after the other.
         weights: the format of dense layers' weights, one of `WEIGHTS`.
         logits: D to the vocabulary; None in an encoder.
+        logit_soft_cap: c bounds logits x to c tanh(x / c); or None.
+        rotary_dim: P, how many features of each head are turned, the first ones; None: all H.
     """
 
     heads: int
@@ -135,6 +147,8 @@ class DecoderStack:
     layers: tuple[DecoderLayer, ...]
     weights: str = field(metadata={"names": WEIGHTS})
     logits: Dense | None = None
+    logit_soft_cap: float | None = None
+    rotary_dim: int | None = None
 
 
 @dataclass(frozen=True)
@@ -143,7 +157,8 @@ class Positions:
 
     Attributes:
         table: (L, D), added to the embedded tokens.
-        rotation: (L, H), the cosines, then the sines by which pairs of features c and c + H / 2 are turned.
+        rotation: (L, P), the cosines, then the sines by which pairs of features c and c + P / 2 are turned; or of R$
+            tables (R, L, P).
         relative_bias: added to the scores of query i and key j: [n, L - 1 + j - i] of (N, L) for a decoder, which looks
             back alone, [n, L + j - i] of (N, 2 L) for an encoder.
     """
@@ -164,6 +179,7 @@ class Batch:
         positions, source_positions: of the tokens to decode, and of the sources if there is an encoder.
         prompt: (B, L) int32, the first tokens of each row, then padding; or None.
         uniform: (B, L) in [0, 1), for "sample"; or None.
+        first_tokens: (B,) int32, the token that each row reads first, in place of the start token; or None.
     """
 
     source: Any
@@ -173,6 +189,7 @@ class Batch:
     source_positions: Positions = Positions()
     prompt: Any = None
     uniform: Any = None
+    first_tokens: Any = None
 
 
 @dataclass(frozen=True)
@@ -181,12 +198,14 @@ class Search:
 
     Attributes:
         length: L, the number of tokens at most.
-        pad, start, end: their ids; the first two are never chosen.
+        pad, start, end: their ids; the first two are never chosen. -1: there is no such token.
         method: one of `METHODS`.
         temperature, top_k, top_p: of sampling, as in `heed.models.generate`; `top_k` and `top_p` 0: no such cut.
         beam_size, length_penalty: of a beam search, as in `heed.models.generate`; at most `MOST_BEAMS`.
         results: N, the number of hypotheses that a beam search returns for each row.
         return_scores: whether to return their scores; a greedy search has none.
+        stop_tokens: more tokens that end a row, after its prompt. A beam search ends when all hypotheses hold one.
+        top_p_of_all: whether `top_p` is a share of all tokens, also with a `top_k`.
     """
 
     length: int
@@ -201,3 +220,5 @@ class Search:
     length_penalty: float = 0.0
     results: int = 1
     return_scores: bool = False
+    stop_tokens: tuple[int, ...] = ()
+    top_p_of_all: bool = False
