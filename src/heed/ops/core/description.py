@@ -1,6 +1,6 @@
 """Describes a decoding for the engine: stacks of layers with their weights, a batch of sources, how to choose tokens.
 
-The fields hold tensors, variables or arrays: `map_tensors` turns one into another.
+The fields hold tensors, variables, arrays or `Computed`: `map_tensors` turns one into another.
 """
 
 from __future__ import annotations
@@ -23,12 +23,39 @@ MOST_BEAMS = 32
 
 def map_tensors(value: Any, function: Callable[[Any], Any]) -> Any:
     """Return a part with the result of `function` in place of each tensor in it and in its parts."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if dataclasses.is_dataclass(value) and not isinstance(value, (type, Computed)):
         parts = {part.name: getattr(value, part.name) for part in dataclasses.fields(value)}
         return type(value)(**{name: map_tensors(x, function) for name, x in parts.items()})
     if isinstance(value, tuple):
         return tuple(map_tensors(x, function) for x in value)
     return value if value is None or isinstance(value, (str, Real)) else function(value)
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """A weight that is computed from variables when weights are packed: function(*arrays, *settings).
+
+    Attributes:
+        function: of a module, so that two descriptions of the same weight agree.
+        variables: whose arrays it takes.
+        settings: numbers and tuples, its other arguments.
+    """
+
+    function: Callable[..., Any]
+    variables: tuple[Any, ...]
+    settings: tuple[Any, ...] = ()
+
+
+def variables_of(leaf: Any) -> tuple[Any, ...]:
+    """Return the variables of a weight of a description."""
+    return leaf.variables if isinstance(leaf, Computed) else (leaf,)
+
+
+def resolve(leaf: Any, read: Callable[[Any], Any]) -> Any:
+    """Return the array of a weight of a description; `read` returns that of a variable."""
+    if isinstance(leaf, Computed):
+        return leaf.function(*map(read, leaf.variables), *leaf.settings)
+    return read(leaf)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,35 @@
+"""The code of KerasHub's classes that heed knows: see `recognition.fingerprint`. Written by a test's command."""
+
+from __future__ import annotations
+
+FINGERPRINTS: dict[str, tuple[str, ...]] = {
+    "layers.modeling.cached_multi_head_attention.CachedMultiHeadAttention": ("3d85c0e89742f0c9",),
+    "layers.modeling.position_embedding.PositionEmbedding": ("e72fba0238270197",),
+    "layers.modeling.rotary_embedding.RotaryEmbedding": ("f80781b246a5f663",),
+    "layers.modeling.token_and_position_embedding.TokenAndPositionEmbedding": ("b1e5c48a4b0c30ac",),
+    "layers.modeling.transformer_decoder.TransformerDecoder": ("f43eeaa646796adb",),
+    "models.gpt2.gpt2_backbone.GPT2Backbone": ("09f5d9a1b301079d",),
+    "models.gpt2.gpt2_causal_lm.GPT2CausalLM": ("616fd233438cc596",),
+    "models.llama.llama_attention.LlamaAttention": ("cc46b3fdff75c76d",),
+    "models.llama.llama_backbone.LlamaBackbone": ("0aa65fcb5387000b",),
+    "models.llama.llama_causal_lm.LlamaCausalLM": ("778f588ad32d4ec2",),
+    "models.llama.llama_decoder.LlamaTransformerDecoder": ("04ffd9fdd34ab887",),
+    "models.llama.llama_layernorm.LlamaLayerNorm": ("e1e5d1a4d1d1872b",),
+    "models.llama.llama_rotary_embedding.LlamaRotaryEmbedding": ("bacc96212391489d",),
+    "models.llama3.llama3_backbone.Llama3Backbone": ("e3b0c44298fc1c14",),
+    "models.llama3.llama3_causal_lm.Llama3CausalLM": ("e3b0c44298fc1c14",),
+    "models.mistral.mistral_attention.CachedMistralAttention": ("62cfa27c743fd7d4",),
+    "models.mistral.mistral_backbone.MistralBackbone": ("12b857eaf126c08a",),
+    "models.mistral.mistral_causal_lm.MistralCausalLM": ("d58a1574fbbd7477",),
+    "models.mistral.mistral_layer_norm.MistralLayerNormalization": ("e1e5d1a4d1d1872b",),
+    "models.mistral.mistral_transformer_decoder.MistralTransformerDecoder": ("6cb65e2765eab1ac",),
+    "models.opt.opt_backbone.OPTBackbone": ("a536eea342bbdb02",),
+    "models.opt.opt_causal_lm.OPTCausalLM": ("1b1977e5c55ac2d0",),
+    "samplers.beam_sampler.BeamSampler": ("49791378f8c1d97d",),
+    "samplers.greedy_sampler.GreedySampler": ("e5615a756516a8f7",),
+    "samplers.random_sampler.RandomSampler": ("82cd438ab64ffec5",),
+    "samplers.sampler.Sampler": ("da18a9741c31fc24",),
+    "samplers.top_k_sampler.TopKSampler": ("62718a6cd36286b1",),
+    "samplers.top_p_sampler.TopPSampler": ("47a65abb4dde2ae2",),
+    "utils.pipeline_model.PipelineModel": ("b87ffd4117f1f5b1",),
+}

@@ -1,0 +1,39 @@
+"""Describes KerasHub's language models to the engine: one file a family of constructors, and this list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from heed.acceleration.hub.families import _gpt2, _llama
+from heed.acceleration.hub.parts import Description
+from heed.acceleration.hub.recognition import LeftToKerasError, class_name, require
+
+# By the class of a model, inside of KerasHub's sources: what describes its backbone, and the class of that.
+FAMILIES: dict[str, tuple[Callable[[Any], Description], str]] = {
+    f"models.{module}_causal_lm.{name}CausalLM": (
+        function,
+        f"models.{module}_backbone.{name}Backbone",
+    )
+    for module, name, function in (
+        ("gpt2.gpt2", "GPT2", _gpt2.describe_gpt2),
+        ("opt.opt", "OPT", _gpt2.describe_opt),
+        ("llama.llama", "Llama", _llama.describe_llama),
+        ("llama3.llama3", "Llama3", _llama.describe_llama),
+        ("mistral.mistral", "Mistral", _llama.describe_mistral),
+    )
+}
+
+
+def describe(model: Any) -> Description:
+    """Return the description of a model.
+
+    Raises:
+        LeftToKerasError: if the engine does not run it.
+    """
+    name = class_name(type(model))
+    if name not in FAMILIES:
+        raise LeftToKerasError(f"the engine does not know {type(model).__name__}")
+    function, backbone = FAMILIES[name]
+    require(model, name)
+    return function(require(model.backbone, backbone))
