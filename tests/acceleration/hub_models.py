@@ -199,6 +199,7 @@ class Hub(NamedTuple):
         left: how many of them are left to KerasHub, with a reason.
         off: options that change its masks, with the values that switch them off.
         loop: whether the loop of its `generate` runs on heed; None if it has none, or none with KerasHub's samplers.
+        engine: whether heed's decoder engine generates in its place.
     """
 
     prefix: str
@@ -207,6 +208,7 @@ class Hub(NamedTuple):
     left: int = 0
     off: Mapping[str, Any] = MappingProxyType({})
     loop: bool | None = None
+    engine: bool = False
 
 
 NO_WINDOW = {"use_sliding_window_attention": False}
@@ -267,7 +269,7 @@ MODELS: dict[str, Hub] = {
         off={"attention_logit_soft_cap": None, **NO_WINDOW},
         loop=True,
     ),
-    "GPT-2": Hub("GPT2", SHORT, loop=True),
+    "GPT-2": Hub("GPT2", SHORT, loop=True, engine=True),
     "GPT-NeoX": Hub("GPTNeoX", HEADS, loop=True),
     "GPT-OSS": Hub(
         "GptOss",
@@ -277,10 +279,14 @@ MODELS: dict[str, Hub] = {
         off={"sliding_window": 99},
         loop=True,
     ),
-    "Llama": Hub("Llama", GROUPS, loop=True),
-    "Llama 3": Hub("Llama3", GROUPS, loop=True),
+    "Llama": Hub("Llama", GROUPS, loop=True, engine=True),
+    "Llama 3": Hub("Llama3", GROUPS, loop=True, engine=True),
     "Mistral": Hub(
-        "Mistral", {**GROUPS, "sliding_window": 4}, off={"sliding_window": 99}, loop=True
+        "Mistral",
+        {**GROUPS, "sliding_window": 4},
+        off={"sliding_window": 99},
+        loop=True,
+        engine=True,
     ),
     "Mixtral": Hub(
         "Mixtral",
@@ -293,7 +299,7 @@ MODELS: dict[str, Hub] = {
         {**HEADS, "local_attention_window": 4, "global_attn_every_n_layers": 2},
         off={"local_attention_window": 99},
     ),
-    "OPT": Hub("OPT", SHORT, loop=True),
+    "OPT": Hub("OPT", SHORT, loop=True, engine=True),
     "PaliGemma": Hub("PaliGemma", PALI, loop=True),
     "PARSeq": Hub("PARSeq", _parseq, 7),
     "Phi-3": Hub("Phi3", GROUPS, loop=True),
@@ -408,6 +414,12 @@ def task(name: str, model: Any, cls: Any = None) -> Any:
     made = (cls or next(filter(None, found)))(backbone=model, preprocessor=None)
     made.compile(sampler="greedy")
     return made
+
+
+def subclass(name: str) -> Any:
+    """A class like that of the model's task, and of the same name: the engine leaves it to the sampler's loop."""
+    cls = type(task(name, build(name)))
+    return type(cls.__name__, (cls,), {})
 
 
 def prompts(name: str, *lengths: int, longest: int = LENGTH) -> dict[str, np.ndarray]:

@@ -15,6 +15,7 @@ from tests.acceleration.hub_models import (
     MODELS,
     build,
     prompts,
+    subclass,
     take_plain_branches,
     task,
     written,
@@ -98,7 +99,7 @@ def test_each_model_generates_the_same(
     name: str, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with without_64_bits():
-        model, inputs = task(name, build(name)), prompts(name, *lengths)
+        model, inputs = task(name, build(name), subclass(name)), prompts(name, *lengths)
         take_plain_branches(monkeypatch)
         # In a graph, their plain branches ask a tensor whether it is 0.
         windows = name in ("Qwen", "Qwen-MoE")

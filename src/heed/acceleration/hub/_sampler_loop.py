@@ -40,7 +40,7 @@ from heed.acceleration.hub._cache_readers import (
     reason_to_leave,
 )
 from heed.acceleration.hub._stand_in import StandIn
-from heed.acceleration.hub.generation import make_generate
+from heed.acceleration.hub.generation import Generate
 from heed.acceleration.hub.repeated import RepeatedRows
 from heed.ops.backends import current
 from heed.ops.dispatch import select_fused_ops, uses_native
@@ -128,7 +128,7 @@ def make_generate_function(original: Function) -> Function:
         if not _models.is_enabled_for(self):
             return original(self)
         _patch_prompts(type(self))
-        return make_generate(self, original(self))
+        return Generate(self, original(self))
 
     return accelerated
 

@@ -25,6 +25,7 @@ from heed.decoding.engine import machine_reasons
 from heed.decoding.engine.packed import PackedModel
 from heed.decoding.programs import keep
 from heed.ops.backends import current
+from heed.ops.core.decoder import PackedDecoder
 from heed.ops.core.description import Batch, Computed, Positions, Search, map_tensors
 from heed.ops.dispatch import allows_native, get_implementation
 from heed.ops.observe import is_watched
@@ -33,24 +34,35 @@ NAME = f"{PACKAGE}.models.CausalLM.generate"
 _INPUTS = {"token_ids", "padding_mask"}
 
 
-def make_generate(model: Any, original: Function) -> Function:
-    """Return the replacement of a model's `generate_function`, which is called with numbers, outside of any graph."""
+class Generate:
+    """Stands for a model's `generate_function`.
 
-    def generate(inputs: Any, stop_token_ids: Any = None) -> Any:
+    Args:
+        model: of KerasHub.
+        original: its function.
+    """
+
+    def __init__(self, model: Any, original: Function) -> None:
+        self._model, self._original = model, original
+
+    def __call__(self, inputs: Any, stop_token_ids: Any = None) -> Any:
+        """Generate by the engine or, where it does not do this call, by the original."""
         try:
-            made = _generate(model, inputs, stop_token_ids)
+            made = generate(self._model, inputs, stop_token_ids)
         except LeftToKerasError as reason:
             return _switch.leave_to_keras(
-                NAME, str(reason), original, inputs, stop_token_ids=stop_token_ids
+                NAME, str(reason), self._original, inputs, stop_token_ids=stop_token_ids
             )
         _switch.count(NAME)
         return made
 
-    return generate
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the original: `tf.function` and `jax.jit` make objects."""
+        return getattr(self._original, name)
 
 
 @dataclass
-class _Prompts:
+class Prompts:
     """The prompts of a call.
 
     Attributes:
@@ -68,7 +80,7 @@ class _Prompts:
         self.lengths = self.known.sum(1)
 
 
-def _generate(model: Any, inputs: Any, stop_token_ids: Any) -> dict[str, Any]:
+def generate(model: Any, inputs: Any, stop_token_ids: Any) -> dict[str, Any]:
     """Return what a model's `generate_function` returns.
 
     Raises:
@@ -86,18 +98,20 @@ def _generate(model: Any, inputs: Any, stop_token_ids: Any) -> dict[str, Any]:
     )
     if search.method == "beam" and prompts.lengths.min() < prompts.lengths.max():
         raise LeftToKerasError("the prompts of a beam search differ in length")
-    engine = keep(model, ("hub", _key_of(description)), lambda: _Engine(description))
-    decode = engine.prepare(search.length)
+    engine = keep(model, ("hub", _key_of(description)), lambda: Engine(description))
+    engine.prepare(search.length)  # which may raise, before the sampler's seed moves on
     uniform = draw(model.sampler, search, len(prompts.tokens))
-    tokens = decode(prompts, search, uniform)
+    tokens, _ = engine.decode(prompts, search, uniform)
     if search.method == "beam" or not _hides_ends(model):
-        tokens = _go_on(tokens, prompts, search, uniform, decode)
+        tokens = _go_on(tokens, prompts, search, uniform, engine)
     return _make_outputs(inputs, tokens, prompts)
 
 
 def _reasons() -> list[str]:
     """Return why the engine runs for no model of KerasHub here and now; empty if it does."""
     found = machine_reasons()
+    if not found and current().is_tracing():
+        found.append("a compiled function calls it, and the engine needs numbers")
     if not allows_native():
         found.append(f'heed.set_implementation chose "{get_implementation()}"')
     if is_watched():
@@ -110,7 +124,7 @@ def _reasons() -> list[str]:
     return found
 
 
-def _read_prompts(inputs: Any, stop_token_ids: Any, description: Description) -> _Prompts:
+def _read_prompts(inputs: Any, stop_token_ids: Any, description: Description) -> Prompts:
     if not isinstance(inputs, dict) or set(inputs) != _INPUTS:
         raise LeftToKerasError("the inputs are not `token_ids` and `padding_mask` alone")
     tokens = np.asarray(ops.convert_to_numpy(inputs["token_ids"]))
@@ -136,7 +150,7 @@ def _read_prompts(inputs: Any, stop_token_ids: Any, description: Description) ->
     stops = _read_stops(stop_token_ids)
     if stops is not None and np.isin(tokens[~known], stops).any():
         raise LeftToKerasError("a stop token pads the prompts")
-    return _Prompts(tokens.astype(np.int32), known, stops)
+    return Prompts(tokens.astype(np.int32), known, stops)
 
 
 def _read_stops(stop_token_ids: Any) -> tuple[int, ...] | None:
@@ -168,7 +182,7 @@ def _key_of(description: Description) -> tuple[Any, ...]:
     return *map_tensors(parts, key_of), rotations, description.slopes
 
 
-class _Engine:
+class Engine:
     """The packed weights of a model, and its tables of positions."""
 
     def __init__(self, description: Description) -> None:
@@ -178,30 +192,34 @@ class _Engine:
         )
         self._tables: dict[int, Positions] = {}
 
-    def prepare(self, length: int) -> Any:
-        """Return a function that decodes `length` tokens, with the weights of now."""
+    def prepare(self, length: int) -> tuple[PackedDecoder, Positions]:
+        """Return the weights of now, and the tables of `length` tokens."""
         version = self._packed.version()
         if length not in self._tables:
             self._tables = {length: self._make_positions(length)}  # of the last length alone
         table = version.tables[0]
-        positions = replace(self._tables[length], table=None if table is None else table[:length])
+        learned = None if table is None else table[:length]
+        return version.decoder, replace(self._tables[length], table=learned)
 
-        def decode(prompts: _Prompts, search: Search, uniform: np.ndarray | None) -> np.ndarray:
-            rows = len(prompts.tokens)
-            given = np.where(prompts.known, prompts.tokens, -1)
-            nothing = np.zeros((rows, 0), np.int32)
-            batch = Batch(
-                nothing,
-                nothing == 0,
-                positions=positions,
-                prompt=given[:, 1:],
-                uniform=uniform,
-                first_tokens=prompts.tokens[:, 0],
-            )
-            tokens, _ = version.decoder.decode(batch, search, current().native_threads())
-            return np.concatenate([given[:, :1], tokens[:, 0]], axis=1)
-
-        return decode
+    def decode(
+        self, prompts: Prompts, search: Search, uniform: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the tokens (B, 1 + L), -1 after their end, and their scores (B,) or None."""
+        decoder, positions = self.prepare(search.length)
+        given = np.where(prompts.known, prompts.tokens, -1)
+        nothing = np.zeros((len(given), 0), np.int32)
+        batch = Batch(
+            nothing,
+            nothing == 0,
+            positions=positions,
+            prompt=given[:, 1:],
+            uniform=uniform,
+            first_tokens=prompts.tokens[:, 0],
+        )
+        tokens, scores = decoder.decode(batch, search, current().native_threads())
+        return np.concatenate(
+            [given[:, :1], tokens[:, 0]], axis=1
+        ), None if scores is None else scores[:, 0]
 
     def _make_positions(self, length: int) -> Positions:
         given = self._description
@@ -220,7 +238,7 @@ def _require_finite(weight: np.ndarray) -> None:
 
 
 def _go_on(
-    tokens: np.ndarray, prompts: _Prompts, search: Search, uniform: Any, decode: Any
+    tokens: np.ndarray, prompts: Prompts, search: Search, uniform: np.ndarray | None, engine: Engine
 ) -> np.ndarray:
     """Continue the texts that ended before others: KerasHub writes all of them until the last one has ended."""
     written = (tokens >= 0).sum(1)
@@ -228,18 +246,16 @@ def _go_on(
     early = written < length
     if not early.any():
         return tokens
-    if search.method == "beam":  # its hypotheses go on
-        begun = _Prompts(prompts.tokens[early], prompts.known[early], None)
-    else:
-        begun = _Prompts(tokens[early], tokens[early] >= 0, None)
+    begun, known = tokens[early, :length], tokens[early, :length] >= 0
+    if search.method == "beam":  # whose other hypotheses may come to lead
+        begun, known = prompts.tokens[early, :length], prompts.known[early, :length]
     rest = replace(search, length=length - 1, stop_tokens=())
-    begun = _Prompts(begun.tokens[:, :length], begun.known[:, :length], None)
     uniform = None if uniform is None else uniform[early, : length - 1]
-    tokens[early, :length] = decode(begun, rest, uniform)
+    tokens[early, :length], _ = engine.decode(Prompts(begun, known, None), rest, uniform)
     return tokens
 
 
-def _make_outputs(inputs: Any, tokens: np.ndarray, prompts: _Prompts) -> dict[str, Any]:
+def _make_outputs(inputs: Any, tokens: np.ndarray, prompts: Prompts) -> dict[str, Any]:
     tokens = np.where(tokens < 0, prompts.tokens, tokens)
     mask = np.ones(tokens.shape, bool)
     if prompts.stops is not None:

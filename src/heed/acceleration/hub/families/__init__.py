@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from heed.acceleration.hub._cache_readers import PACKAGE
 from heed.acceleration.hub.families import _gpt2, _llama
 from heed.acceleration.hub.parts import Description
 from heed.acceleration.hub.recognition import LeftToKerasError, class_name, require
@@ -32,6 +33,8 @@ def describe(model: Any) -> Description:
         LeftToKerasError: if the engine does not run it.
     """
     name = class_name(type(model))
+    if not type(model).__module__.startswith(f"{PACKAGE}.src."):
+        raise LeftToKerasError(f"{type(model).__name__} is no class of KerasHub itself")
     if name not in FAMILIES:
         raise LeftToKerasError(f"the engine does not know {type(model).__name__}")
     function, backbone = FAMILIES[name]
