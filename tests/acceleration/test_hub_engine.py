@@ -14,7 +14,16 @@ from heed.acceleration.hub import families, generation, recognition
 from heed.acceleration.hub._fingerprints import FINGERPRINTS
 from heed.ops.core.description import Search
 from tests.acceleration import hub_models
-from tests.acceleration.hub_models import LENGTH, MODELS, build, prompts, subclass, task
+from tests.acceleration.hub_models import (
+    ASK_A_TENSOR,
+    LENGTH,
+    MODELS,
+    build,
+    prompts,
+    read_in_full,
+    subclass,
+    task,
+)
 from tests.acceleration.write_fingerprints import find_fingerprints
 from tests.framework import BACKEND, without_64_bits
 from tests.slow import slow
@@ -27,6 +36,8 @@ NAME = "keras_hub.models.CausalLM.generate"
 ENGINE = [name for name, hub in MODELS.items() if hub.engine]
 GENERATING = [name for name, hub in MODELS.items() if hub.loop is not None]
 BY_DEFAULT = ["GPT-2", "Llama"]
+# KerasHub's `generate` rotates the queries of GPT-NeoX otherwise than its model: docs/keras.md.
+NOT_AS_GENERATED = ("GPT-NeoX", *ASK_A_TENSOR)
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +85,9 @@ def test_greedy_tokens_are_those_of_keras_hub(name: str, monkeypatch: pytest.Mon
     model, inputs = make(name), prompts(name, 5, 3, 8)
     found = engine_tokens(model, inputs)
     assert len(np.unique(found)) > 5
+    if name in NOT_AS_GENERATED:
+        np.testing.assert_array_equal(found, read_in_full(model, inputs))
+        return
     # Texts end at different places, and one has an end in its prompt.
     stops = (int(found[0, 7]), int(found[1, 5]), int(found[2, 2]))
     mask = assert_the_same(model, inputs, stops)["padding_mask"]
@@ -310,7 +324,7 @@ def test_each_model_runs_on_the_engine_or_has_a_reason(name: str) -> None:
     if MODELS[name].engine:
         assert len(families.describe(model).stack.layers) == 2
         return
-    with pytest.raises(recognition.LeftToKerasError, match="^the engine does not know"):
+    with pytest.raises(recognition.LeftToKerasError, match=r"^the engine does not know"):
         families.describe(model)
 
 

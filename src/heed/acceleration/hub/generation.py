@@ -45,14 +45,14 @@ class Generate:
     def __init__(self, model: Any, original: Function) -> None:
         self._model, self._original = model, original
 
-    def __call__(self, inputs: Any, stop_token_ids: Any = None) -> Any:
+    def __call__(self, *args: Any, **options: Any) -> Any:
         """Generate by the engine or, where it does not do this call, by the original."""
         try:
-            made = generate(self._model, inputs, stop_token_ids)
+            if len(args) != 1 or set(options) != {"stop_token_ids"}:
+                raise LeftToKerasError("the call is not one of `CausalLM.generate`")
+            made = generate(self._model, args[0], **options)
         except LeftToKerasError as reason:
-            return _switch.leave_to_keras(
-                NAME, str(reason), self._original, inputs, stop_token_ids=stop_token_ids
-            )
+            return _switch.leave_to_keras(NAME, str(reason), self._original, *args, **options)
         _switch.count(NAME)
         return made
 
@@ -104,7 +104,8 @@ def generate(model: Any, inputs: Any, stop_token_ids: Any) -> dict[str, Any]:
     tokens, _ = engine.decode(prompts, search, uniform)
     if search.method == "beam" or not _hides_ends(model):
         tokens = _go_on(tokens, prompts, search, uniform, engine)
-    return _make_outputs(inputs, tokens, prompts)
+    made = _make_outputs(inputs, tokens, prompts)
+    return made | {name: inputs.get(name) for name in description.returned}
 
 
 def _reasons() -> list[str]:
@@ -125,7 +126,7 @@ def _reasons() -> list[str]:
 
 
 def _read_prompts(inputs: Any, stop_token_ids: Any, description: Description) -> Prompts:
-    if not isinstance(inputs, dict) or set(inputs) != _INPUTS:
+    if not isinstance(inputs, dict) or set(inputs) - description.ignored != _INPUTS:
         raise LeftToKerasError("the inputs are not `token_ids` and `padding_mask` alone")
     tokens = np.asarray(ops.convert_to_numpy(inputs["token_ids"]))
     mask = np.asarray(ops.convert_to_numpy(inputs["padding_mask"]))
@@ -141,9 +142,7 @@ def _read_prompts(inputs: Any, stop_token_ids: Any, description: Description) ->
     if known.all():
         raise LeftToKerasError("the prompts are as long as `max_length`")
     if description.longest is not None and length > description.longest:
-        raise LeftToKerasError(
-            f"the model has {description.longest} positions, fewer than `max_length`"
-        )
+        raise LeftToKerasError(f"the engine knows {description.longest} positions of this model")
     vocabulary = description.vocabulary
     if ((tokens < 0) | (tokens >= vocabulary)).any():
         raise LeftToKerasError("a token is not of the vocabulary")

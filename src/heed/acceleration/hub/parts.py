@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
+from heed._numbers import real
 from heed.acceleration.hub.recognition import (
     LeftToKerasError,
     require,
@@ -18,7 +19,16 @@ from heed.acceleration.hub.recognition import (
     require_float32,
     require_keras,
 )
-from heed.ops.core.description import Computed, DecoderStack, Dense, Norm, variables_of
+from heed.layers.overrides import is_replaceable
+from heed.ops.core.description import (
+    Computed,
+    DecoderAttention,
+    DecoderLayer,
+    DecoderStack,
+    Dense,
+    Norm,
+    variables_of,
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,9 @@ class Description:
         table: of learned positions, a variable (longest, D); or None.
         rotations: tables of angles, by their numbers in the layers.
         slopes: (N,): the score of a query and the key d positions before it gets -slope d; or None.
-        longest: the most tokens, or None.
+        longest: the most tokens of a text, or None.
+        ignored: inputs of `generate` that change nothing.
+        returned: inputs of `generate` that are returned as they are.
     """
 
     stack: DecoderStack
@@ -53,6 +65,8 @@ class Description:
     rotations: tuple[Rotation, ...] = ()
     slopes: tuple[float, ...] | None = None
     longest: int | None = None
+    ignored: frozenset[str] = frozenset()
+    returned: tuple[str, ...] = ()
 
     @property
     def vocabulary(self) -> int:
@@ -149,25 +163,6 @@ def rms_norm(layer: Any, name: str, plus_one: bool = False) -> Norm:
     return Norm(gamma, None, float(layer.epsilon), root_mean_square=True)
 
 
-def add_embedding(stack: Callable[..., DecoderStack], layer: Any, scale: float = 1.0) -> Any:
-    """Return the stack that a function makes, with a `ReversibleEmbedding` for its tokens and its logits."""
-    require_keras(layer, keras.layers.ReversibleEmbedding)
-    require_float32(layer)
-    require_equal(layer, mask_zero=False)
-    if layer.reverse_dtype not in (None, "float32"):
-        raise LeftToKerasError(f"{layer.name} computes logits in {layer.reverse_dtype}")
-    table = _with_lora(layer, "_embeddings", "lora_embeddings", None)
-    cap = layer.logit_soft_cap
-    if cap is not None and not cap > 0:
-        raise LeftToKerasError(f"{layer.name} has logit_soft_cap={cap!r}")
-    if layer.tie_weights:
-        logits = Dense(table, transposed=True)
-    else:
-        logits = Dense(layer.reverse_embeddings)
-    made = stack(embedding=table, embedding_scale=scale, logits=logits)
-    return replace(made, logit_soft_cap=None if cap is None else float(cap))
-
-
 def activation_name(function: Any) -> str:
     """Return the engine's name of an activation."""
     for name, functions in _activations().items():
@@ -192,15 +187,18 @@ def _activations() -> dict[str, tuple[Any, ...]]:
     }
 
 
-def rotation(layer: Any, name: str, width: int, key: tuple[Any, ...]) -> Rotation:
+def rotation(
+    layer: Any, width: int, name: str | None = None, key: tuple[str, ...] | None = None
+) -> Rotation:
     """Return the table of a `RotaryEmbedding` of KerasHub, or a subclass of it of this name, for heads of this width.
 
     Args:
         layer: of KerasHub.
-        name: of its class.
         width: P, how many features it turns.
-        key: the attributes that its numbers depend on.
+        name: of its class. Default: `RotaryEmbedding`.
+        key: the attributes that its numbers depend on. Default: those of that class.
     """
+    name, key = name or _ROTARY, key or _ROTARY_KEY
     require_float32(require(layer, name))
     require_equal(layer, sequence_axis=1, feature_axis=-1)
     if width % 2:
@@ -211,24 +209,124 @@ def rotation(layer: Any, name: str, width: int, key: tuple[Any, ...]) -> Rotatio
         both = [ops.convert_to_numpy(x).reshape(length, width)[:, : width // 2] for x in angles]
         return np.concatenate(both, axis=-1)
 
-    return Rotation(layer, (name, width, *(getattr(layer, x) for x in key)), table)
+    values = (getattr(layer, x) for x in key)
+    return Rotation(
+        layer, (name, width, *(tuple(x) if isinstance(x, list) else x for x in values)), table
+    )
 
 
 # Of a plain `RotaryEmbedding`.
-ROTARY = "layers.modeling.rotary_embedding.RotaryEmbedding"
-ROTARY_KEY = (
+_ROTARY = "layers.modeling.rotary_embedding.RotaryEmbedding"
+_ROTARY_KEY = (
     *("max_wavelength", "scaling_factor", "rope_type", "beta_fast", "beta_slow", "truncate"),
     *("original_max_position_embeddings", "denominator_dim"),
 )
 
 
-def same_sizes(sizes: list[Any], what: str) -> Any:
+def same(sizes: list[Any], what: str) -> Any:
     """Return the sizes that all layers share."""
-    if any(one != sizes[0] for one in sizes):
-        raise LeftToKerasError(f"layers have different {what}")
+    if not sizes or any(one != sizes[0] for one in sizes):
+        raise LeftToKerasError(f"the layers differ in their {what}, or there are none")
     return sizes[0]
 
 
-def inverse_root(width: int) -> float:
-    """Return 1 / sqrt(width)."""
-    return 1 / math.sqrt(width)
+def require_softmax(layer: Any) -> None:
+    """Raise `LeftToKerasError` unless a layer is a plain softmax over the last axis."""
+    axes = getattr(layer, "axis", None)
+    if not is_replaceable(layer, keras.layers.Softmax) or axes not in (-1, 3, (3,), [3]):
+        raise LeftToKerasError(f"{getattr(layer, 'name', layer)} is no plain softmax over keys")
+
+
+def attention(
+    heads: int, kv_heads: int, *layers: Any, scale: float, **options: Any
+) -> DecoderAttention:
+    """Return an attention of four dense layers of heads: of query, key and value, and back.
+
+    Raises:
+        LeftToKerasError: if a layer computes otherwise, or has another number of heads.
+    """
+    query, key, value, output = layers
+    for layer, count in ((query, heads), (key, kv_heads), (value, kv_heads)):
+        shape = layer.kernel.shape
+        place = layer.equation.replace("->", ",").split(",")[1].index(layer.equation[-2])
+        if len(shape) != 3 or shape[place] != count:
+            raise LeftToKerasError(f"{layer.name} has other heads than {count}")
+    return DecoderAttention(
+        query=dense(query),
+        key=dense(key),
+        value=dense(value),
+        output=dense(output),
+        scale=scale,
+        **options,
+    )
+
+
+def window(size: Any) -> int | None:
+    """Return the option of a sliding window, which a model may lack."""
+    if size is not None and (type(size) is not int or size < 1):
+        raise LeftToKerasError(f"the model has a sliding window of {size!r}")
+    return None if size is None else min(size, 2**20)
+
+
+def cap(value: Any) -> float | None:
+    """Return the option of a soft-cap, which a model may lack."""
+    number = real(value)
+    if value is not None and (number is None or not 0 < number < math.inf):
+        raise LeftToKerasError(f"the model has a soft-cap of {value!r}")
+    return None if number is None else float(number)
+
+
+def describe(
+    backbone: Any,
+    sizes: tuple[Any, Any, Any, Any],
+    layers: Iterable[DecoderLayer],
+    final_norm: Norm,
+    embedding: Any = None,
+    scale: float = 1.0,
+    embedding_norm: Norm | None = None,
+    rotations: Rotations | None = None,
+    rotary_dim: int | None = None,
+    **options: Any,
+) -> Description:
+    """Return the description of a model.
+
+    Args:
+        backbone: of the model.
+        sizes: N, K, H and V.
+        layers: one after the other.
+        final_norm: before the logits.
+        embedding: a `ReversibleEmbedding`. Default: the model's `token_embedding`.
+        scale: multiplies embedded tokens.
+        embedding_norm: of embedded tokens, or None.
+        rotations: of the layers.
+        rotary_dim: P, or None for all H.
+        options: further fields of the description.
+    """
+    layer = backbone.token_embedding if embedding is None else embedding
+    require_keras(layer, keras.layers.ReversibleEmbedding)
+    require_float32(layer)
+    require_equal(layer, mask_zero=False)
+    if layer.reverse_dtype not in (None, "float32"):
+        raise LeftToKerasError(f"{layer.name} computes logits in {layer.reverse_dtype}")
+    table = _with_lora(layer, "_embeddings", "lora_embeddings", None)
+    heads, kv_heads, head_dim, value_dim = map(int, sizes)
+    stack = DecoderStack(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        value_dim=value_dim,
+        embedding=table,
+        embedding_scale=scale,
+        embedding_norm=embedding_norm,
+        final_norm=final_norm,
+        layers=tuple(layers),
+        weights="float32",
+        logits=Dense(table, transposed=True)
+        if layer.tie_weights
+        else Dense(layer.reverse_embeddings),
+        logit_soft_cap=cap(layer.logit_soft_cap),
+        rotary_dim=rotary_dim,
+    )
+    return Description(
+        stack, rotations=() if rotations is None else tuple(rotations.found), **options
+    )

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from heed.decoding.engine.describe import describe_positions
 from heed.ops.backends import current
 from heed.ops.core.decoder import PackedDecoder
@@ -91,7 +93,10 @@ class PackedModel:
                         self._check(array)
                     return array
 
-                decoder, encoder, tables = map_tensors(self._parts, lambda x: resolve(x, read))
+                # What is computed may lie in another order, and the core reads numbers one after the other.
+                decoder, encoder, tables = map_tensors(
+                    self._parts, lambda x: np.ascontiguousarray(resolve(x, read), np.float32)
+                )
                 packed = PackedDecoder(decoder, encoder)
                 self._packed = Version(number, tensors, packed, tables, {})
             return self._packed

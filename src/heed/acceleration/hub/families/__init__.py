@@ -6,7 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from heed.acceleration.hub._cache_readers import PACKAGE
-from heed.acceleration.hub.families import _gpt2, _llama
+from heed.acceleration.hub.families import (
+    _alibi,
+    _gemma,
+    _gpt2,
+    _gpt_neox,
+    _llama,
+    _phi3,
+    _smollm3,
+)
 from heed.acceleration.hub.parts import Description
 from heed.acceleration.hub.recognition import LeftToKerasError, class_name, require
 
@@ -22,6 +30,15 @@ FAMILIES: dict[str, tuple[Callable[[Any], Description], str]] = {
         ("llama.llama", "Llama", _llama.describe_llama),
         ("llama3.llama3", "Llama3", _llama.describe_llama),
         ("mistral.mistral", "Mistral", _llama.describe_mistral),
+        ("smollm3.smollm3", "SmolLM3", _smollm3.describe_smollm3),
+        ("qwen.qwen", "Qwen", _llama.describe_qwen),
+        ("qwen3.qwen3", "Qwen3", _llama.describe_qwen3),
+        ("gemma.gemma", "Gemma", _gemma.describe_gemma),
+        ("gemma3.gemma3", "Gemma3", _gemma.describe_gemma3),
+        ("phi3.phi3", "Phi3", _phi3.describe_phi3),
+        ("gpt_neo_x.gpt_neo_x", "GPTNeoX", _gpt_neox.describe_gpt_neox),
+        ("bloom.bloom", "Bloom", _alibi.describe_bloom),
+        ("falcon.falcon", "Falcon", _alibi.describe_falcon),
     )
 }
 

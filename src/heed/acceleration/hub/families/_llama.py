@@ -1,14 +1,15 @@
-"""Llama, Llama 3 and Mistral: root-mean-square norms, rotated grouped heads, SwiGLU."""
+"""Llama and models like it, Mistral and Qwen: root-mean-square norms, rotated grouped heads, SwiGLU."""
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 
 from heed.acceleration.hub import parts
-from heed.acceleration.hub.parts import Description, Rotation, Rotations
+from heed.acceleration.hub.parts import Description, Rotations
 from heed.acceleration.hub.recognition import (
     LeftToKerasError,
     require,
@@ -16,164 +17,136 @@ from heed.acceleration.hub.recognition import (
     require_float32,
     require_keras,
 )
-from heed.layers.overrides import is_replaceable
-from heed.ops.core.description import DecoderAttention, DecoderLayer, DecoderStack, Norm
+from heed.ops.core.description import DecoderAttention, DecoderLayer
 
-_LLAMA, _MISTRAL = "models.llama.llama", "models.mistral.mistral"
 _LLAMA_ROTARY = (
     *("max_wavelength", "position_scaling_factor", "frequency_adjustment_factor"),
     *("low_freq_factor", "high_freq_factor", "pretraining_sequence_length"),
 )
 
 
-def describe_llama(backbone: Any) -> Description:
-    """Return the description of a Llama."""
-    norm = functools.partial(parts.rms_norm, name=f"{_LLAMA}_layernorm.LlamaLayerNorm")
+@dataclass(frozen=True)
+class _Family:
+    """The classes of a family, and where its attention keeps its options.
 
-    def attention(layer: Any, rotations: Rotations) -> tuple[dict[str, int], DecoderAttention]:
-        require_float32(require(layer, f"{_LLAMA}_attention.LlamaAttention"))
-        width = layer._query_dense.kernel.shape[-1]
-        rotary = parts.rotation(
-            layer.rotary_embedding_layer,
-            f"{_LLAMA}_rotary_embedding.LlamaRotaryEmbedding",
-            width,
-            _LLAMA_ROTARY,
-        )
-        return grouped(layer, layer.num_query_heads, layer.num_key_value_heads, rotary, rotations)
-
-    return describe_swiglu(backbone, f"{_LLAMA}_decoder.LlamaTransformerDecoder", attention, norm)
-
-
-def describe_mistral(backbone: Any) -> Description:
-    """Return the description of a Mistral."""
-    norm = functools.partial(
-        parts.rms_norm, name=f"{_MISTRAL}_layer_norm.MistralLayerNormalization"
-    )
-
-    def attention(layer: Any, rotations: Rotations) -> tuple[dict[str, int], DecoderAttention]:
-        require_float32(require(layer, f"{_MISTRAL}_attention.CachedMistralAttention"))
-        width = layer._query_dense.kernel.shape[-1]
-        rotary = parts.rotation(layer.rotary_embedding_layer, parts.ROTARY, width, parts.ROTARY_KEY)
-        return grouped(layer, layer._num_query_heads, layer._num_key_value_heads, rotary, rotations)
-
-    return describe_swiglu(
-        backbone,
-        f"{_MISTRAL}_transformer_decoder.MistralTransformerDecoder",
-        attention,
-        norm,
-        lambda layer: window(layer.sliding_window),
-    )
-
-
-def window(size: Any) -> dict[str, int]:
-    """Return the option of a sliding window, which a model may lack."""
-    if size is None:
-        return {}
-    if type(size) is not int or size < 1:
-        raise LeftToKerasError(f"the model has a sliding window of {size!r}")
-    return {"sliding_window": min(size, 2**20)}
-
-
-def grouped(
-    attention: Any,
-    heads: int,
-    kv_heads: int,
-    rotary: Rotation | None,
-    rotations: Rotations,
-    **options: Any,
-) -> tuple[dict[str, int], DecoderAttention]:
-    """Return the sizes and the description of an attention with `_query_dense` and so on, and the usual names."""
-    require_keras(attention._softmax, keras.layers.Softmax)
-    if not is_replaceable(attention._softmax, keras.layers.Softmax):
-        raise LeftToKerasError(f"{attention.name} has a softmax of its own")
-    require_equal(attention._softmax, axis=-1)
-    require_equal(
-        attention,
-        _dot_product_equation="bquh,bkuh->buqk",
-        _combine_equation="buqk,bkuh->bquh",
-    )
-    width, value_width = (
-        x.kernel.shape[-1] for x in (attention._query_dense, attention._value_dense)
-    )
-    sizes = {
-        "heads": int(heads),
-        "kv_heads": int(kv_heads),
-        "head_dim": int(width),
-        "value_dim": int(value_width),
-    }
-    given: dict[str, Any] = {
-        name: parts.dense(getattr(attention, f"_{name}_dense"))
-        for name in ("query", "key", "value", "output")
-    }
-    number = None if rotary is None else rotations.number(rotary)
-    options = {"scale": float(attention._inv_norm_factor), "rotation": number, **options}
-    return sizes, DecoderAttention(**{**given, **options})
-
-
-def describe_swiglu(
-    backbone: Any,
-    name: str,
-    describe_attention: Any,
-    norm: Any,
-    options: Any = lambda layer: {},
-) -> Description:
-    """Return the description of a model of layers like Llama's.
-
-    Args:
-        backbone: of the model.
-        name: of the class of its layers.
-        describe_attention: returns the sizes and the description of a layer's attention.
-        norm: returns the description of a normalisation.
-        options: returns further options of a layer's attention.
+    Attributes:
+        decoder, attention, norm: names of classes.
+        heads: the attributes with N and K.
+        window: returns the sliding window of a layer, or None.
+        rotary: the name and the key of the rotation. Default: those of `RotaryEmbedding`.
+        normed: whether queries and keys are normalised.
     """
-    rotations = Rotations()
 
-    def describe_layer(layer: Any) -> tuple[dict[str, int], DecoderLayer]:
-        require_float32(require(layer, name))
+    decoder: str
+    attention: str
+    norm: str
+    heads: tuple[str, str] = ("num_query_heads", "num_key_value_heads")
+    window: Callable[[Any], Any] = lambda layer: None
+    rotary: tuple[Any, Any] = (None, None)
+    normed: bool = False
+
+    def describe(self, backbone: Any) -> Description:
+        """Return the description of a model."""
+        rotations, layers = Rotations(), backbone.transformer_layers
+        return parts.describe(
+            backbone,
+            parts.same([self._sizes(layer) for layer in layers], "heads"),
+            [self._layer(layer, rotations) for layer in layers],
+            self._norm(backbone.layer_norm),
+            rotations=rotations,
+        )
+
+    def _norm(self, layer: Any) -> Any:
+        return parts.rms_norm(layer, self.norm)
+
+    def _sizes(self, layer: Any) -> tuple[Any, ...]:
+        require_float32(require(layer, self.decoder))
+        attention = require(layer._self_attention_layer, self.attention)
+        heads = (getattr(attention, name) for name in self.heads)
+        widths = (attention._query_dense.kernel, attention._value_dense.kernel)
+        return *heads, *(x.shape[-1] for x in widths)
+
+    def _layer(self, layer: Any, rotations: Rotations) -> DecoderLayer:
         require_keras(layer._self_attention_dropout, keras.layers.Dropout)
         if parts.activation_name(layer.activation) != "silu":
             raise LeftToKerasError(f"{layer.name} has another activation than silu")
-        sizes, attention = describe_attention(layer._self_attention_layer, rotations)
-        return sizes, DecoderLayer(
+        return DecoderLayer(
             norm_first=True,
             activation="silu",
-            self_norm=norm(layer._self_attention_layernorm),
-            self_attention=with_options(attention, **options(layer)),
-            feed_forward_norm=norm(layer._feedforward_layernorm),
+            self_norm=self._norm(layer._self_attention_layernorm),
+            self_attention=self._attention(
+                layer._self_attention_layer, self.window(layer), rotations
+            ),
+            feed_forward_norm=self._norm(layer._feedforward_layernorm),
             hidden=parts.dense(layer._feedforward_gate_dense),
             up=parts.dense(layer._feedforward_intermediate_dense),
             back=parts.dense(layer._feedforward_output_dense),
         )
 
-    layers = [describe_layer(x) for x in backbone.transformer_layers]
-    return finish(backbone.token_embedding, layers, norm(backbone.layer_norm), rotations)
+    def _attention(self, attention: Any, window: Any, rotations: Rotations) -> DecoderAttention:
+        require_float32(attention)
+        parts.require_softmax(attention._softmax)
+        require_keras(attention._dropout_layer, keras.layers.Dropout)
+        require_equal(
+            attention,
+            _dot_product_equation="bquh,bkuh->buqk",
+            _combine_equation="buqk,bkuh->bquh",
+        )
+        width = attention._query_dense.kernel.shape[-1]
+        rotation = parts.rotation(attention.rotary_embedding_layer, width, *self.rotary)
+        options: dict[str, Any] = {}
+        if self.normed:
+            options = {
+                "query_norm": self._norm(attention._query_dense_layer_norm),
+                "key_norm": self._norm(attention._key_dense_layer_norm),
+            }
+        return parts.attention(
+            *(getattr(attention, name) for name in self.heads),
+            attention._query_dense,
+            attention._key_dense,
+            attention._value_dense,
+            attention._output_dense,
+            scale=float(attention._inv_norm_factor),
+            sliding_window=parts.window(window),
+            rotation=rotations.number(rotation),
+            **options,
+        )
 
 
-def with_options(attention: DecoderAttention, **options: Any) -> DecoderAttention:
-    """Return an attention with other options."""
-    from dataclasses import replace
+describe_llama = _Family(
+    "models.llama.llama_decoder.LlamaTransformerDecoder",
+    "models.llama.llama_attention.LlamaAttention",
+    "models.llama.llama_layernorm.LlamaLayerNorm",
+    rotary=("models.llama.llama_rotary_embedding.LlamaRotaryEmbedding", _LLAMA_ROTARY),
+).describe
 
-    return replace(attention, **options)
+_MISTRAL = "models.mistral.mistral"
+
+describe_mistral = _Family(
+    f"{_MISTRAL}_transformer_decoder.MistralTransformerDecoder",
+    f"{_MISTRAL}_attention.CachedMistralAttention",
+    f"{_MISTRAL}_layer_norm.MistralLayerNormalization",
+    heads=("_num_query_heads", "_num_key_value_heads"),
+    window=lambda layer: layer.sliding_window,
+).describe
 
 
-def finish(
-    embedding: Any,
-    layers: list[tuple[dict[str, int], DecoderLayer]],
-    final_norm: Norm,
-    rotations: Rotations,
-    scale: float = 1.0,
-    **options: Any,
-) -> Description:
-    """Return the description of a model without learned positions."""
-    stack = functools.partial(
-        DecoderStack,
-        **parts.same_sizes([sizes for sizes, _ in layers], "heads"),
-        embedding_norm=None,
-        final_norm=final_norm,
-        layers=tuple(layer for _, layer in layers),
-        weights="float32",
-        **options,
-    )
-    return Description(
-        parts.add_embedding(stack, embedding, scale), rotations=tuple(rotations.found)
-    )
+def _qwen_window(layer: Any) -> Any:
+    attention = layer._self_attention_layer
+    return attention.sliding_window_size if attention.use_sliding_window_attention else None
+
+
+describe_qwen = _Family(
+    "models.qwen.qwen_decoder.QwenTransformerDecoder",
+    "models.qwen.qwen_attention.QwenAttention",
+    "models.qwen.qwen_layernorm.QwenLayerNorm",
+    window=_qwen_window,
+).describe
+
+describe_qwen3 = _Family(
+    "models.qwen3.qwen3_decoder.Qwen3TransformerDecoder",
+    "models.qwen3.qwen3_attention.Qwen3Attention",
+    "models.qwen3.qwen3_layernorm.Qwen3LayerNorm",
+    window=lambda layer: layer._self_attention_layer.sliding_window_size or None,
+    normed=True,
+).describe
