@@ -72,16 +72,35 @@ void check_attention(const HeedDecoderStack& s, const HeedDecoderAttention& a, i
 #undef CHECK
 }
 
+void check_experts(const HeedDecoderStack& s, const HeedDecoderLayer& layer) {
+  const HeedExperts& experts = layer.experts;
+  check_size(experts.count, 0, 65536, "experts");
+  if (experts.count == 0) return;
+  check_size(experts.top_k, 1, experts.count, "top_k of the experts");
+  check_dense(experts.router, s.width, experts.count, s.pack, "router");
+  if (!experts.shared_hidden.weight) return;
+  const int64_t hidden = experts.shared_hidden.outputs;
+  check_size(hidden, 1, kMostFeatures, "outputs of shared_hidden");
+  check_dense(experts.shared_hidden, s.width, hidden, s.pack, "shared_hidden");
+  require((layer.up.weight != nullptr) == (experts.shared_up.weight != nullptr), "experts are gated all or none");
+  if (experts.shared_up.weight) check_dense(experts.shared_up, s.width, hidden, s.pack, "shared_up");
+  check_dense(experts.shared_back, hidden, s.width, s.pack, "shared_back");
+  if (experts.shared_gate.weight) check_dense(experts.shared_gate, s.width, 1, s.pack, "shared_gate");
+}
+
 void check_layer(const HeedDecoderStack& s, const HeedDecoderLayer& layer) {
   const int64_t hidden = layer.hidden.outputs;
   check_norm(layer.self_norm, "self_norm");
   check_norm(layer.feed_forward_norm, "feed_forward_norm");
   check_attention(s, layer.self, s.width, "self");
   check_size(hidden, 1, kMostFeatures, "outputs of hidden");
+  check_experts(s, layer);
   check_dense(layer.hidden, s.width, hidden, s.pack, "hidden");
   if (layer.up.weight) check_dense(layer.up, s.width, hidden, s.pack, "up");
   check_dense(layer.back, hidden, s.width, s.pack, "back");
-  check_size(layer.activation, HEED_LINEAR, HEED_GELU_TANH, "activation");
+  check_size(layer.activation, HEED_LINEAR, HEED_QUICK_GELU, "activation");
+  check_option(layer.gate_limit, "gate_limit");
+  require(std::isfinite(layer.up_offset), "`up_offset` must be finite");
   if (layer.self_post_norm.gamma) check_norm(layer.self_post_norm, "self_post_norm");
   if (layer.feed_forward_post_norm.gamma) check_norm(layer.feed_forward_post_norm, "feed_forward_post_norm");
   require(!layer.parallel || (layer.norm_first && !layer.cross.query.weight),
@@ -322,6 +341,34 @@ struct HeedDecoder {
     return made;
   }
 
+  heed::PackedDense pack_hidden(const HeedDecoderStack& s, const HeedDense& hidden, const HeedDense& up) {
+    return up.weight ? pack(s, {&hidden, &up}) : pack(s, {&hidden});
+  }
+
+  heed::PackedExperts pack(const HeedDecoderStack& s, const HeedDecoderLayer& from) {
+    const HeedExperts& experts = from.experts;
+    heed::PackedExperts made{};
+    made.count = static_cast<int>(experts.count), made.top_k = static_cast<int>(experts.top_k);
+    made.normalized = experts.normalized != 0;
+    made.router = pack(s, {&experts.router});
+    const auto of_expert = [](HeedDense dense, int64_t e) {
+      if (dense.weight) dense.weight += e * dense.inputs * dense.outputs;
+      if (dense.bias) dense.bias += e * dense.outputs;
+      return dense;
+    };
+    heed::PackedExpert* parts = memory_.allocate_zeros<heed::PackedExpert>(experts.count);
+    for (int64_t e = 0; e < experts.count; ++e) {
+      const HeedDense back = of_expert(from.back, e);
+      parts[e] = {pack_hidden(s, of_expert(from.hidden, e), of_expert(from.up, e)), pack(s, {&back})};
+    }
+    made.parts = parts;
+    if (!experts.shared_hidden.weight) return made;
+    made.shared = {pack_hidden(s, experts.shared_hidden, experts.shared_up), pack(s, {&experts.shared_back})};
+    made.shared_gated = experts.shared_gate.weight != nullptr;
+    if (made.shared_gated) made.shared_gate = pack(s, {&experts.shared_gate});
+    return made;
+  }
+
   // All but the logits and the encoder.
   heed::PackedStack pack(const HeedDecoderStack& s, std::vector<heed::PackedLayer>& layers) {
     heed::PackedStack made{};
@@ -343,12 +390,15 @@ struct HeedDecoder {
       }
       layer.feed_forward_norm = pack(from.feed_forward_norm, s.width);
       layer.gated = from.up.weight != nullptr;
-      layer.hidden = layer.gated ? pack(s, {&from.hidden, &from.up}) : pack(s, {&from.hidden});
-      layer.back = pack(s, {&from.back});
+      if (from.experts.count > 0)
+        layer.experts = pack(s, from);
+      else
+        layer.hidden = pack_hidden(s, from.hidden, from.up), layer.back = pack(s, {&from.back});
       layer.self_post_norm = pack(from.self_post_norm, s.width);
       layer.feed_forward_post_norm = pack(from.feed_forward_post_norm, s.width);
       layer.parallel = from.parallel != 0;
-      layer.norm_first = from.norm_first != 0, layer.activation = from.activation;
+      layer.norm_first = from.norm_first != 0,
+      layer.activation = {from.activation, static_cast<float>(from.gate_limit), static_cast<float>(from.up_offset)};
       layers.push_back(layer);
     }
     made.layer_count = s.layer_count, made.layers = layers.data();

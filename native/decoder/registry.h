@@ -26,12 +26,30 @@ struct PackedAttention {
   int rotation;  // -1: none
 };
 
+struct PackedActivation {
+  int activation;  // HeedActivation
+  float limit, up_offset;
+};
+
+struct PackedExpert {
+  PackedDense hidden, back;
+};
+
+struct PackedExperts {
+  int count, top_k;  // 0: none
+  bool normalized, shared_gated;
+  PackedDense router, shared_gate;  // shared_gate: 0 outputs: none
+  PackedExpert shared;              // back: 0 outputs: none
+  const PackedExpert* parts;
+};
+
 struct PackedLayer {
   PackedNorm self_norm, cross_norm, feed_forward_norm, self_post_norm, feed_forward_post_norm;
   PackedAttention self, cross;
   PackedDense hidden, back;  // gated: `hidden` has the activated columns, then those that they multiply
+  PackedExperts experts;
   bool gated, norm_first, parallel;
-  int activation;
+  PackedActivation activation;
 };
 
 // Threads that share the stages of a decoding: see team.h.

@@ -22,7 +22,8 @@ enum HeedActivation {
   HEED_SILU = 3,
   HEED_SIGMOID = 4,
   HEED_TANH = 5,
-  HEED_GELU_TANH = 6  // x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
+  HEED_GELU_TANH = 6,  // x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
+  HEED_QUICK_GELU = 7  // x sigmoid(1.702 x)
 };
 
 // The formats of the packed weights of dense layers: DO(name, its text, the most inputs of a layer).
@@ -77,9 +78,20 @@ typedef struct HeedDecoderAttention {
   int32_t rotation;  // the table of HeedDecoding that rotates queries and keys, counted from 0; -1: none
 } HeedDecoderAttention;
 
+// A mixture of experts: of E feed-forward parts each token takes the `top_k` for which the router gives most, softmax(x
+// router), and sums them, multiplied by these weights. The same for a part that all tokens take.
+typedef struct HeedExperts {
+  int64_t count, top_k;                             // E; 0: the feed-forward part is a single one
+  HeedDense router;                                 // D to E
+  int32_t normalized;                               // the weights of the chosen parts are divided by their sum
+  HeedDense shared_hidden, shared_up, shared_back;  // D to any width twice, and back; no weight: none
+  HeedDense shared_gate;                            // D to 1: sigmoid(x W + b) multiplies the shared part; or none
+} HeedExperts;
+
 // Causal self-attention, cross-attention (none if cross.query has no weight) and a feed-forward part, each with a
 // residual connection and a normalisation, before it (norm_first) or after the sum. The feed-forward part is
-// activation(x hidden) back, or, if `up` has a weight, a gated linear unit: (activation(x hidden) * (x up)) back.
+// activation(x hidden) back, or, if `up` has a weight, a gated linear unit: (activation(x hidden) * (x up)) back. With
+// experts the weights of `hidden`, `up` and `back` are those of all of them, one after the other.
 typedef struct HeedDecoderLayer {
   HeedNorm self_norm, cross_norm, feed_forward_norm;
   HeedDecoderAttention self, cross;
@@ -88,6 +100,9 @@ typedef struct HeedDecoderLayer {
   int32_t norm_first;
   int32_t parallel;  // with norm_first: the feed-forward part reads the input of the layer; not with cross-attention
   HeedNorm self_post_norm, feed_forward_post_norm;  // of what a part adds to its input; no gamma: none
+  HeedExperts experts;
+  // Of a gated part: c: x hidden is at most c, and x up in [-c, c]; 0: no limit. And a number added to x up.
+  double gate_limit, up_offset;
 } HeedDecoderLayer;
 
 // The weights and settings of a decoder or an encoder.

@@ -21,6 +21,7 @@ ACTIVATIONS = {
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "tanh": np.tanh,
     "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    "quick_gelu": lambda x: x / (1 + np.exp(-1.702 * x)),
 }
 
 
@@ -61,6 +62,19 @@ class AttentionStruct(Structure):
     )
 
 
+SHARED = ("shared_hidden", "shared_up", "shared_back", "shared_gate")
+
+
+class ExpertsStruct(Structure):
+    _fields_ = (
+        ("count", c_int64),
+        ("top_k", c_int64),
+        ("router", DenseStruct),
+        ("normalized", c_int32),
+        *((name, DenseStruct) for name in SHARED),
+    )
+
+
 class LayerStruct(Structure):
     _fields_ = (
         *((name, NormStruct) for name in NORMS),
@@ -71,6 +85,9 @@ class LayerStruct(Structure):
         ("norm_first", c_int32),
         ("parallel", c_int32),
         *((name, NormStruct) for name in POST_NORMS),
+        ("experts", ExpertsStruct),
+        ("gate_limit", c_double),
+        ("up_offset", c_double),
     )
 
 
@@ -136,7 +153,8 @@ class Dense(NamedTuple):
         return x @ rounded(weight, self.pack) + (0 if self.bias is None else self.bias)
 
     def struct(self) -> DenseStruct:
-        shape = self.weight.shape[::-1] if self.transposed else self.weight.shape
+        shape = self.weight.shape[-2:]
+        shape = shape[::-1] if self.transposed else shape
         return DenseStruct(address(self.weight), address(self.bias), *shape, self.transposed)
 
 
@@ -163,6 +181,35 @@ class Norm(NamedTuple):
 
     def struct(self) -> NormStruct:
         return NormStruct(address(self.gamma), address(self.beta), 1e-6, self.root_mean_square)
+
+
+class Experts(NamedTuple):
+    """A mixture of feed-forward parts, and one that all tokens take."""
+
+    router: Dense
+    each: list[dict[str, Dense]]
+    shared: dict[str, Dense]
+    top_k: int
+    normalized: bool
+
+    def __call__(self, x: np.ndarray, feed: Any) -> np.ndarray:
+        shares = np.exp(self.router(x))
+        shares /= shares.sum(-1, keepdims=True)
+        least = np.sort(shares, -1)[:, -self.top_k, None]
+        shares = np.where(shares >= least, shares, 0)
+        if self.normalized:
+            shares /= shares.sum(-1, keepdims=True)
+        made = sum(shares[:, e, None] * feed(x, part) for e, part in enumerate(self.each))
+        if self.shared:
+            made = made + feed(x, self.shared) / (1 + np.exp(-self.shared["gate"](x)))
+        return made
+
+    def struct(self) -> ExpertsStruct:
+        shared = {f"shared_{name}": dense.struct() for name, dense in self.shared.items()}
+        router = self.router.struct()
+        return ExpertsStruct(
+            len(self.each), self.top_k, router, normalized=self.normalized, **shared
+        )
 
 
 class Attention(NamedTuple):
@@ -288,12 +335,36 @@ class Stack:
         )
         if self.options.get("gated"):
             parts["up"] = self.dense(self.width, hidden)
+        if self.options.get("experts"):
+            parts["experts"] = self.experts(parts, 3 + hidden // 2)
         return parts
+
+    def experts(self, parts: dict[str, Any], hidden: int) -> Experts:
+        """Some copies of the feed-forward part with weights of their own, and perhaps a part for all tokens."""
+        count, names = self.options["experts"], [x for x in ("hidden", "up", "back") if x in parts]
+        own = []
+        for name in names:
+            inputs, outputs = parts[name].weight.shape
+            copies = [self.dense(inputs, outputs) for _ in range(count)]
+            own.append(copies)
+            stacked = [np.stack([getattr(x, part) for x in copies]) for part in ("weight", "bias")]
+            parts[name] = Dense(self.place(stacked[0]), self.place(stacked[1]), False, self.pack)
+        each = [dict(zip(names, one, strict=True)) for one in zip(*own, strict=True)]
+        shared: dict[str, Dense] = {}
+        if self.options.get("shared"):
+            shared = {"hidden": self.dense(self.width, hidden), "gate": self.dense(self.width, 1)}
+            shared["back"] = self.dense(hidden, self.width)
+            if "up" in parts:
+                shared["up"] = self.dense(self.width, hidden)
+        router = self.dense(self.width, count)
+        return Experts(router, each, shared, *(self.options[x] for x in ("top_k", "normalized")))
 
     def struct(self) -> StackStruct:
         layers = [
             LayerStruct(
                 **{k: x.struct() for k, x in part.items()},
+                gate_limit=self.options.get("gate_limit", 0.0),
+                up_offset=self.options.get("up_offset", 0.0),
                 activation=list(ACTIVATIONS).index(self.activation),
                 norm_first=self.norm_first,
                 parallel=self.options.get("parallel", False),
@@ -350,6 +421,14 @@ class Stack:
         if "gate" in how.dense:
             heads = heads / (1 + np.exp(-how.dense["gate"](x)))
         return how.dense["output"](heads)
+
+    def feed(self, x: np.ndarray, part: dict[str, Any]) -> np.ndarray:
+        limit = self.options.get("gate_limit", 0.0) or np.inf
+        inner = part["hidden"](x)
+        if "up" not in part:
+            return part["back"](ACTIVATIONS[self.activation](inner))
+        up = part["up"](x).clip(-limit, limit) + self.options.get("up_offset", 0.0)
+        return part["back"](ACTIVATIONS[self.activation](np.minimum(inner, limit)) * up)
 
     def heads_of(self, x: np.ndarray, width: int) -> np.ndarray:
         return x.reshape(len(x), x.shape[1] // width, width)
@@ -414,8 +493,9 @@ class Stack:
                 return self.attend(how, x, queries, keys, values, nothing, lambda *_: 0)
 
             def feed(x: np.ndarray, layer: Any = layer) -> np.ndarray:
-                inner = ACTIVATIONS[self.activation](layer["hidden"](x))
-                return layer["back"](inner * layer["up"](x) if "up" in layer else inner)
+                if "experts" not in layer:
+                    return self.feed(x, layer)
+                return layer["experts"](x, self.feed)
 
             start = x
             x = self.change(x, layer["self_norm"], own, layer.get("self_post_norm"))

@@ -98,6 +98,28 @@ CASES: dict[str, dict[str, Any]] = {
     "gated heads": {"gate": True, "kv_heads": 2, "value_dim": 5, "encoded_width": 19},
     "scaled, logits bounded": {"scale": 0.2, "logit_soft_cap": 1.5, "encoded_width": 0},
     "post-norms": {"post_norms": True, "encoder": True, "width": 19},
+    "experts": {"experts": 5, "top_k": 2, "normalized": True, "gated": True, "encoder": True},
+    "experts, some shared": {
+        "experts": 4,
+        "top_k": 3,
+        "normalized": False,
+        "shared": True,
+        "gated": True,
+        "gate_limit": 0.5,
+        "up_offset": 1.0,
+        "activation": "quick_gelu",
+        "width": 19,
+        "encoded_width": 0,
+        "prompted": True,
+    },
+    "ungated experts of int8, one by one": {
+        "experts": 3,
+        "top_k": 1,
+        "normalized": False,
+        "shared": True,
+        "pack": "int8",
+        "encoded_width": 0,
+    },
     "parallel": {"parallel": True, "encoded_width": 0, "post_norms": True, "prompted": True},
     "partly rotated": {"rotary": True, "head_dim": 10, "rotary_dim": 6, "encoder": True},
     "rotated layer by layer": {
@@ -630,7 +652,7 @@ def faults() -> Iterator[tuple[str, Any, Any, str]]:
         s.pack, s.layers[0].hidden.outputs, s.layers[0].back.inputs = 2, 131073, 131073
 
     yield "deep", too_deep, None, "`back` must have at most 131072 inputs where weights are kept as"
-    yield "activation", field("activation", 99), None, "`activation` must be in [0, 6]"
+    yield "activation", field("activation", 99), None, "`activation` must be in [0, 7]"
     yield "embedding", stack("embedding", None), None, "the embedding is missing"
     missing = "the weights of `self.query` are missing"
     yield "query", layer("self.query", "weight", None), None, missing

@@ -82,6 +82,7 @@ class Stacks {
       for (HeedNorm* norm : {&layer.self_norm, &layer.cross_norm, &layer.feed_forward_norm, &layer.self_post_norm,
                              &layer.feed_forward_post_norm})
         find(*norm, s.width);
+      if (layer.experts.count != 0) fail("`stacks` must hold no experts");
       for (HeedDense* dense : {&layer.hidden, &layer.up, &layer.back}) find(*dense);
       for (HeedDecoderAttention* attention : {&layer.self, &layer.cross}) find(*attention, s);
     }

@@ -101,6 +101,21 @@ _NORMS = (
 )
 
 
+_SHARED = ("shared_hidden", "shared_up", "shared_back", "shared_gate")
+
+
+class Experts(Structure):
+    """`HeedExperts`."""
+
+    _fields_ = (
+        ("count", c_int64),
+        ("top_k", c_int64),
+        ("router", Dense),
+        ("normalized", c_int32),
+        *((name, Dense) for name in _SHARED),
+    )
+
+
 class Layer(Structure):
     """`HeedDecoderLayer`."""
 
@@ -113,6 +128,9 @@ class Layer(Structure):
         ("norm_first", c_int32),
         ("parallel", c_int32),
         *((name, Norm) for name in _NORMS[3:]),
+        ("experts", Experts),
+        ("gate_limit", c_double),
+        ("up_offset", c_double),
     )
 
 
@@ -321,12 +339,28 @@ class _Writer:
             if attention is not None:
                 whole = f"{path}/{name}_attention"
                 setattr(to, name, self._attention(whole, stack, attention, width))
-        hidden = math.prod(layer.hidden.kernel.shape) // max(stack.width, 1)
-        to.hidden = self._dense(f"{path}/hidden", layer.hidden, stack.width, hidden)
-        to.up = self._dense(f"{path}/up", layer.up, stack.width, hidden)
-        to.back = self._dense(f"{path}/back", layer.back, hidden, stack.width)
+        copies = 1
+        if layer.experts is not None:
+            to.experts = self._experts(f"{path}/experts", stack, layer.experts)
+            copies = layer.experts.count
+        hidden = math.prod(layer.hidden.kernel.shape) // max(copies * stack.width, 1)
+        to.hidden = self._dense(f"{path}/hidden", layer.hidden, stack.width, hidden, copies)
+        to.up = self._dense(f"{path}/up", layer.up, stack.width, hidden, copies)
+        to.back = self._dense(f"{path}/back", layer.back, hidden, stack.width, copies)
+        to.gate_limit, to.up_offset = layer.gate_limit or 0, layer.up_offset
         to.activation = ACTIVATIONS.index(layer.activation)
         to.norm_first, to.parallel = layer.norm_first, layer.parallel
+
+    def _experts(self, path: str, s: Stack, given: description.Experts) -> Experts:
+        made = Experts(count=given.count, top_k=given.top_k, normalized=given.normalized)
+        made.router = self._dense(f"{path}/router", given.router, s.width, given.count)
+        if given.shared_hidden is not None:
+            hidden = math.prod(given.shared_hidden.kernel.shape) // max(s.width, 1)
+            inputs = (s.width, s.width, hidden, s.width)
+            outputs = (hidden, hidden, s.width, 1)
+            for name, *sizes in zip(_SHARED, inputs, outputs, strict=True):
+                setattr(made, name, self._dense(f"{path}/{name}", getattr(given, name), *sizes))
+        return made
 
     def _attention(self, path: str, s: Stack, given: DecoderAttention, width: int) -> Attention:
         keys, attended = s.kv_heads * s.head_dim, s.heads * s.value_dim
@@ -360,13 +394,18 @@ class _Writer:
         return made
 
     def _dense(
-        self, path: str, given: description.Dense | None, inputs: int, outputs: int
+        self,
+        path: str,
+        given: description.Dense | None,
+        inputs: int,
+        outputs: int,
+        copies: int = 1,
     ) -> Dense:
         if given is None:
             return Dense()
         return Dense(
-            self._weight(f"{path}/kernel", given.kernel, inputs * outputs),
-            self._weight(f"{path}/bias", given.bias, outputs),
+            self._weight(f"{path}/kernel", given.kernel, copies * inputs * outputs),
+            self._weight(f"{path}/bias", given.bias, copies * outputs),
             inputs,
             outputs,
             given.transposed,

@@ -14,8 +14,8 @@ from typing import Any
 from heed._weights import WEIGHTS
 
 # The activations of an engine, by Keras' names.
-# "gelu_tanh" is its `gelu(x, approximate=True)`.
-ACTIVATIONS = ("linear", "relu", "gelu", "silu", "sigmoid", "tanh", "gelu_tanh")
+# "gelu_tanh" is its `gelu(x, approximate=True)`; "quick_gelu", which Keras has not, is x sigmoid(1.702 x).
+ACTIVATIONS = ("linear", "relu", "gelu", "silu", "sigmoid", "tanh", "gelu_tanh", "quick_gelu")
 
 METHODS = ("greedy", "sample", "beam")
 MOST_BEAMS = 32
@@ -119,6 +119,29 @@ class DecoderAttention(ScoreOptions):
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A mixture of experts: each token takes some of E feed-forward parts, and sums them by their weights.
+
+    Attributes:
+        count: E.
+        top_k: how many parts a token takes.
+        router: D to E; softmax(x router) are the weights.
+        normalized: whether the weights of the chosen parts are divided by their sum.
+        shared_hidden, shared_up, shared_back: a further part that all tokens take, or None.
+        shared_gate: D to 1: sigmoid(x W + b) multiplies that part; or None.
+    """
+
+    count: int
+    top_k: int
+    router: Dense
+    normalized: bool
+    shared_hidden: Dense | None = None
+    shared_up: Dense | None = None
+    shared_back: Dense | None = None
+    shared_gate: Dense | None = None
+
+
+@dataclass(frozen=True)
 class DecoderLayer:
     """Self-attention, attention to what is encoded, and a feed-forward part.
 
@@ -129,6 +152,9 @@ class DecoderLayer:
         hidden, up, back: activation(x hidden) back, or with `up` (activation(x hidden) * (x up)) back.
         parallel: whether the feed-forward part reads the input of the layer, as the attention does.
         self_post_norm, feed_forward_post_norm: of what a part adds to its input, or None.
+        experts: None for a single feed-forward part; else `hidden`, `up` and `back` are (E, inputs, outputs).
+        gate_limit, up_offset: of a gated part: x hidden is at most this limit, x up is in its bounds; and what is added
+            to x up.
     """
 
     norm_first: bool
@@ -144,6 +170,9 @@ class DecoderLayer:
     parallel: bool = False
     self_post_norm: Norm | None = None
     feed_forward_post_norm: Norm | None = None
+    experts: Experts | None = None
+    gate_limit: float | None = None
+    up_offset: float = 0.0
 
 
 @dataclass(frozen=True)
