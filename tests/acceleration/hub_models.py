@@ -280,6 +280,7 @@ MODELS: dict[str, Hub] = {
         2,
         off={"sliding_window": 99},
         loop=True,
+        engine=True,
     ),
     "Llama": Hub("Llama", GROUPS, loop=True, engine=True),
     "Llama 3": Hub("Llama3", GROUPS, loop=True, engine=True),
@@ -295,6 +296,7 @@ MODELS: dict[str, Hub] = {
         {**GROUPS, "num_experts": 2, "sliding_window": 4},
         off={"sliding_window": 99},
         loop=True,
+        engine=True,
     ),
     "ModernBERT": Hub(
         "ModernBert",
@@ -311,6 +313,7 @@ MODELS: dict[str, Hub] = {
         {**GROUPS, **EXPERTS, **WINDOW, "shared_expert_intermediate_dim": 16},
         off=NO_WINDOW,
         loop=True,
+        engine=True,
     ),
     "Qwen 3": Hub(
         "Qwen3",
@@ -324,6 +327,7 @@ MODELS: dict[str, Hub] = {
         {**WIDE, **EXPERTS, "sliding_window_size": 4},
         off={"sliding_window_size": None},
         loop=True,
+        engine=True,
     ),
     "Qwen 3.5": Hub("Qwen3_5", LINEAR, 1, off={"sliding_window_size": None}, loop=False),
     "Qwen 3.5 MoE": Hub(

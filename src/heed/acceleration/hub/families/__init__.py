@@ -8,9 +8,11 @@ from typing import Any
 from heed.acceleration.hub._cache_readers import PACKAGE
 from heed.acceleration.hub.families import (
     _alibi,
+    _experts,
     _gemma,
     _gpt2,
     _gpt_neox,
+    _gpt_oss,
     _llama,
     _phi3,
     _smollm3,
@@ -39,6 +41,10 @@ FAMILIES: dict[str, tuple[Callable[[Any], Description], str]] = {
         ("gpt_neo_x.gpt_neo_x", "GPTNeoX", _gpt_neox.describe_gpt_neox),
         ("bloom.bloom", "Bloom", _alibi.describe_bloom),
         ("falcon.falcon", "Falcon", _alibi.describe_falcon),
+        ("mixtral.mixtral", "Mixtral", _experts.describe_mixtral),
+        ("qwen_moe.qwen_moe", "QwenMoe", _experts.describe_qwen_moe),
+        ("qwen3_moe.qwen3_moe", "Qwen3Moe", _experts.describe_qwen3_moe),
+        ("gpt_oss.gpt_oss", "GptOss", _gpt_oss.describe_gpt_oss),
     )
 }
 

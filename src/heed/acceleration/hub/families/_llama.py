@@ -25,8 +25,25 @@ _LLAMA_ROTARY = (
 )
 
 
+def swiglu(layer: Any) -> dict[str, Any]:
+    """Return the fields of a feed-forward part of three dense layers, with KerasHub's usual names."""
+    if parts.activation_name(layer.activation) != "silu":
+        raise LeftToKerasError(f"{layer.name} has another activation than silu")
+    return {
+        "activation": "silu",
+        "hidden": parts.dense(layer._feedforward_gate_dense),
+        "up": parts.dense(layer._feedforward_intermediate_dense),
+        "back": parts.dense(layer._feedforward_output_dense),
+    }
+
+
+def _part(attention: Any, name: str) -> Any:
+    """Return a sub-layer, whose attribute has an underscore in some families."""
+    return getattr(attention, f"_{name}", None) or getattr(attention, name)
+
+
 @dataclass(frozen=True)
-class _Family:
+class Family:
     """The classes of a family, and where its attention keeps its options.
 
     Attributes:
@@ -35,6 +52,8 @@ class _Family:
         window: returns the sliding window of a layer, or None.
         rotary: the name and the key of the rotation. Default: those of `RotaryEmbedding`.
         normed: whether queries and keys are normalised.
+        feed_forward: returns the fields of a layer's feed-forward part.
+        final_norm: the class of the last norm. Default: `norm`.
     """
 
     decoder: str
@@ -44,6 +63,8 @@ class _Family:
     window: Callable[[Any], Any] = lambda layer: None
     rotary: tuple[Any, Any] = (None, None)
     normed: bool = False
+    feed_forward: Callable[[Any], dict[str, Any]] = swiglu
+    final_norm: str | None = None
 
     def describe(self, backbone: Any) -> Description:
         """Return the description of a model."""
@@ -52,7 +73,7 @@ class _Family:
             backbone,
             parts.same([self._sizes(layer) for layer in layers], "heads"),
             [self._layer(layer, rotations) for layer in layers],
-            self._norm(backbone.layer_norm),
+            parts.rms_norm(backbone.layer_norm, self.final_norm or self.norm),
             rotations=rotations,
         )
 
@@ -63,36 +84,31 @@ class _Family:
         require_float32(require(layer, self.decoder))
         attention = require(layer._self_attention_layer, self.attention)
         heads = (getattr(attention, name) for name in self.heads)
-        widths = (attention._query_dense.kernel, attention._value_dense.kernel)
+        widths = (_part(attention, x).kernel for x in ("query_dense", "value_dense"))
         return *heads, *(x.shape[-1] for x in widths)
 
     def _layer(self, layer: Any, rotations: Rotations) -> DecoderLayer:
         require_keras(layer._self_attention_dropout, keras.layers.Dropout)
-        if parts.activation_name(layer.activation) != "silu":
-            raise LeftToKerasError(f"{layer.name} has another activation than silu")
         return DecoderLayer(
             norm_first=True,
-            activation="silu",
             self_norm=self._norm(layer._self_attention_layernorm),
             self_attention=self._attention(
                 layer._self_attention_layer, self.window(layer), rotations
             ),
             feed_forward_norm=self._norm(layer._feedforward_layernorm),
-            hidden=parts.dense(layer._feedforward_gate_dense),
-            up=parts.dense(layer._feedforward_intermediate_dense),
-            back=parts.dense(layer._feedforward_output_dense),
+            **self.feed_forward(layer),
         )
 
     def _attention(self, attention: Any, window: Any, rotations: Rotations) -> DecoderAttention:
         require_float32(attention)
-        parts.require_softmax(attention._softmax)
-        require_keras(attention._dropout_layer, keras.layers.Dropout)
+        parts.require_softmax(_part(attention, "softmax"))
+        require_keras(_part(attention, "dropout_layer"), keras.layers.Dropout)
         require_equal(
             attention,
             _dot_product_equation="bquh,bkuh->buqk",
             _combine_equation="buqk,bkuh->bquh",
         )
-        width = attention._query_dense.kernel.shape[-1]
+        width = _part(attention, "query_dense").kernel.shape[-1]
         rotation = parts.rotation(attention.rotary_embedding_layer, width, *self.rotary)
         options: dict[str, Any] = {}
         if self.normed:
@@ -102,10 +118,7 @@ class _Family:
             }
         return parts.attention(
             *(getattr(attention, name) for name in self.heads),
-            attention._query_dense,
-            attention._key_dense,
-            attention._value_dense,
-            attention._output_dense,
+            *(_part(attention, f"{name}_dense") for name in ("query", "key", "value", "output")),
             scale=float(attention._inv_norm_factor),
             sliding_window=parts.window(window),
             rotation=rotations.number(rotation),
@@ -113,7 +126,7 @@ class _Family:
         )
 
 
-describe_llama = _Family(
+describe_llama = Family(
     "models.llama.llama_decoder.LlamaTransformerDecoder",
     "models.llama.llama_attention.LlamaAttention",
     "models.llama.llama_layernorm.LlamaLayerNorm",
@@ -122,7 +135,7 @@ describe_llama = _Family(
 
 _MISTRAL = "models.mistral.mistral"
 
-describe_mistral = _Family(
+describe_mistral = Family(
     f"{_MISTRAL}_transformer_decoder.MistralTransformerDecoder",
     f"{_MISTRAL}_attention.CachedMistralAttention",
     f"{_MISTRAL}_layer_norm.MistralLayerNormalization",
@@ -131,22 +144,29 @@ describe_mistral = _Family(
 ).describe
 
 
-def _qwen_window(layer: Any) -> Any:
+def qwen_window(layer: Any) -> Any:
+    """Return the window of Qwen's attention."""
     attention = layer._self_attention_layer
     return attention.sliding_window_size if attention.use_sliding_window_attention else None
 
 
-describe_qwen = _Family(
+describe_qwen = Family(
     "models.qwen.qwen_decoder.QwenTransformerDecoder",
     "models.qwen.qwen_attention.QwenAttention",
     "models.qwen.qwen_layernorm.QwenLayerNorm",
-    window=_qwen_window,
+    window=qwen_window,
 ).describe
 
-describe_qwen3 = _Family(
+
+def qwen3_window(layer: Any) -> Any:
+    """Return the window of Qwen 3's attention."""
+    return layer._self_attention_layer.sliding_window_size or None
+
+
+describe_qwen3 = Family(
     "models.qwen3.qwen3_decoder.Qwen3TransformerDecoder",
     "models.qwen3.qwen3_attention.Qwen3Attention",
     "models.qwen3.qwen3_layernorm.Qwen3LayerNorm",
-    window=lambda layer: layer._self_attention_layer.sliding_window_size or None,
+    window=qwen3_window,
     normed=True,
 ).describe
