@@ -17,7 +17,7 @@ HEADS = {**TEXT, "num_heads": 2}
 SHORT = {**HEADS, "max_sequence_length": LENGTH, "dropout": 0.0}
 GROUPS = {**TEXT, "num_query_heads": 4, "num_key_value_heads": 2}
 WIDE = {**GROUPS, "head_dim": 8}
-EXPERTS = {"num_experts": 4, "moe_intermediate_dim": 16}
+EXPERTS = {"num_experts": 4, "moe_intermediate_dim": 16, "top_k": 2}
 WINDOW = {"use_sliding_window_attention": True, "sliding_window_size": 4}
 CAP = {"attention_logit_soft_cap": 1.0}
 GEMMA_2 = {**CAP, **WINDOW, "use_post_ffw_norm": True, "use_post_attention_norm": True}
@@ -57,7 +57,6 @@ LINEAR_EXPERTS = {
     **{name: value for name, value in LINEAR.items() if name != "intermediate_dim"},
     **EXPERTS,
     "shared_expert_intermediate_size": 16,
-    "top_k": 2,
 }
 GEMMA_3N = {
     "text_vocab_size": WORDS,
@@ -275,7 +274,7 @@ MODELS: dict[str, Hub] = {
     "GPT-NeoX": Hub("GPTNeoX", HEADS, loop=True, engine=True),
     "GPT-OSS": Hub(
         "GptOss",
-        {**GROUPS, "num_experts": 2, "sliding_window": 4},
+        {**GROUPS, "num_experts": 4, "sliding_window": 4},
         0,
         2,
         off={"sliding_window": 99},
@@ -293,7 +292,7 @@ MODELS: dict[str, Hub] = {
     ),
     "Mixtral": Hub(
         "Mixtral",
-        {**GROUPS, "num_experts": 2, "sliding_window": 4},
+        {**GROUPS, "num_experts": 4, "sliding_window": 4},
         off={"sliding_window": 99},
         loop=True,
         engine=True,
@@ -383,6 +382,38 @@ MODELS: dict[str, Hub] = {
     "XLM-RoBERTa": Hub("XLMRoberta", SHORT),
     "XLNet": Hub("XLNet", HEADS, 0),
 }
+
+
+# Options that the models of the table do not have.
+LLAMA_3 = {
+    "rope_frequency_adjustment_factor": 8.0,
+    "rope_low_freq_factor": 1.0,
+    "rope_high_freq_factor": 4.0,
+    "rope_pretraining_sequence_length": 16,
+}
+SU_SCALED = {
+    "rope_scaling_type": "su",
+    "rope_scaling_short_factor": [1.5, 2.0],
+    "rope_scaling_long_factor": [3.0, 4.0],
+    "max_sequence_length": 4096,
+    "pretraining_sequence_length": 2048,
+}
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("Llama", {"rope_position_scaling_factor": 2.0, "tie_word_embeddings": True}),
+    ("Llama 3", LLAMA_3),
+    ("Mistral", {"sliding_window": None, "head_dim": 6, "rope_max_wavelength": 100}),
+    ("Qwen", {"use_sliding_window_attention": False, "tie_word_embeddings": False}),
+    ("Qwen 3", {"head_dim": None, "tie_word_embeddings": False}),
+    ("Qwen 3 MoE", {"norm_top_k_prob": True, "mlp_only_layers": [0]}),
+    ("Qwen-MoE", {"norm_top_k_prob": True, "decoder_sparse_step": 2}),
+    ("Gemma", {"final_logit_soft_cap": 3.0, "num_key_value_heads": 1}),
+    ("Gemma 3", {"num_layers": 7, "global_rope_scaling_factor": 8.0, "use_query_key_norm": False}),
+    ("Phi-3", SU_SCALED),
+    ("GPT-NeoX", {"rotary_percentage": 0.75}),
+    ("BLOOM", {"num_heads": 1}),
+    ("SmolLM3", {"attention_bias": True, "mlp_bias": True}),
+    ("GPT-OSS", {"rope_scaling_factor": 4.0, "num_layers": 3, "top_k": 3}),
+]
 
 
 def build(name: str, dtype: str = "float32", **changes: Any) -> Any:

@@ -18,6 +18,7 @@ from tests.acceleration.hub_models import (
     ASK_A_TENSOR,
     LENGTH,
     MODELS,
+    VARIANTS,
     build,
     prompts,
     read_in_full,
@@ -94,18 +95,25 @@ def test_greedy_tokens_are_those_of_keras_hub(name: str, monkeypatch: pytest.Mon
     assert not mask.all()
 
 
-@pytest.mark.parametrize("name", [*BY_DEFAULT, *slow(x for x in ENGINE if x not in BY_DEFAULT)])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        *((name, {}) for name in BY_DEFAULT),
+        *slow((name, {}) for name in ENGINE if name not in BY_DEFAULT),
+        *slow(VARIANTS),
+    ],
+)
 def test_log_probabilities_are_those_of_the_graph(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub_models.take_plain_branches(monkeypatch)
-    model = make(name)
+    model = make(name, **changes)
     engine = generation.Engine(families.describe(model))
     given = prompts(name, 1, 1)
     read = generation.Prompts(given["token_ids"], given["padding_mask"], None)
     search = Search(LENGTH - 1, -1, -1, -1, method="beam", return_scores=True)
     tokens, scores = engine.decode(read, search, None)
-    inputs = {**given, "token_ids": tokens, "padding_mask": np.ones(tokens.shape, bool)}
+    inputs = {"token_ids": tokens, "padding_mask": np.ones(tokens.shape, bool)}
     logits = keras.ops.convert_to_numpy(model(inputs)).astype(float)
     top = logits.max(-1, keepdims=True)
     shares = logits - top - np.log(np.exp(logits - top).sum(-1, keepdims=True))

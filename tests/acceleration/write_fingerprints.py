@@ -38,10 +38,11 @@ def find_fingerprints() -> dict[str, tuple[str, ...]]:
 
     known, recognition.FINGERPRINTS = recognition.FINGERPRINTS, _Recorder()
     try:
-        for name, hub in hub_models.MODELS.items():
-            cls = getattr(keras_hub.models, f"{hub.prefix}CausalLM", None)
+        models: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in hub_models.MODELS]
+        for name, changes in [*models, *hub_models.VARIANTS]:
+            cls = getattr(keras_hub.models, f"{hub_models.MODELS[name].prefix}CausalLM", None)
             if cls is not None and recognition.class_name(cls) in families.FAMILIES:
-                families.describe(hub_models.task(name, hub_models.build(name)))
+                families.describe(hub_models.task(name, hub_models.build(name, **changes)))
         for sampler in _samplers._MODULES:
             _samplers.make_search(getattr(keras_hub.samplers, sampler)(), 3, 50, ())
         return dict(recognition.FINGERPRINTS)
