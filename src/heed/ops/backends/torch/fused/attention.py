@@ -56,7 +56,8 @@ def _run(
     """Query, key and value as leaves of a graph, and the results that depend on them."""
     leaves = [x.detach().requires_grad_(trained) for x in operands]
     with torch.set_grad_enabled(trained):
-        return leaves, call.compute(spec, Tensors(*leaves, slopes=slopes))
+        query, key, value = leaves
+        return leaves, call.compute(spec, Tensors(query, key, value, slopes=slopes))
 
 
 def _gradients(
@@ -94,9 +95,9 @@ class _Attention(torch.autograd.Function):
             found = _Gradient.apply(ctx.call, ctx.spec, slopes, *operands, *incoming)
         else:
             # A compiled graph can be differentiated only once.
-            rows = ctx.rows or _run(ctx.call, ctx.spec, slopes, operands, True)
+            leaves, results = ctx.rows or _run(ctx.call, ctx.spec, slopes, operands, True)
             ctx.rows = None
-            found = _gradients(*rows, incoming)
+            found = _gradients(leaves, results, incoming)
         return None, None, None, *found
 
 

@@ -91,7 +91,8 @@ def _ends_at_last_key(spec: AttentionSpec) -> bool:
     """Whether it has no mask, or the last query sees all keys, and each one before it one key less."""
     if spec.mask is None:
         return True
-    length, keys = spec.lengths
+    lengths: Any = spec.lengths
+    length, keys = lengths
     band = spec.mask.as_band(length, keys)
     return band == Band(None, 0, keys - length) and keys >= length
 
