@@ -84,19 +84,36 @@ def _gradients_backward(form: Form, saved: Any, cotangents: Several) -> Any:
     (query, key, value), others, _, _, incoming = saved
     spec, tensors = read(form, query, key, value, others)
     names = ["query", "key", "value", *_trained(form)]
+    second, of_incoming = second_derivatives(spec, tensors, names, incoming, cotangents)
+    # Output and softmax are functions of the operands, whose gradients are complete.
+    return tuple(second[:3]), _in_place(form, others, second[3:]), None, None, of_incoming
+
+
+def second_derivatives(
+    spec: AttentionSpec, tensors: Tensors, names: Several, incoming: Several, cotangents: Several
+) -> tuple[list[Any], Any]:
+    """Return the gradients of sum(cotangents * gradients of the named operands), from the portable form.
+
+    Args:
+        spec, tensors: the attention.
+        names: the operands, in order.
+        incoming: gradients of output and log-sum-exp; None for a log-sum-exp that is no result.
+        cotangents: of the gradients of the named operands.
+
+    Returns: those of the named operands and of `incoming`.
+    """
 
     def first(trained: list[Any], incoming: Any) -> tuple[Any, ...]:
         def attend(trained: list[Any]) -> Any:
             named = tensors._replace(**dict(zip(names, trained, strict=True)))
-            return Portable().attend(spec, named, return_lse=True)
+            output, lse = Portable().attend(spec, named, return_lse=True)
+            return output, None if incoming[1] is None else lse
 
         return tuple(jax.vjp(attend, trained)[1](incoming)[0])
 
     trained = [getattr(tensors, name) for name in names]
     _, pull = jax.vjp(first, trained, tuple(incoming))
-    second, of_incoming = pull(tuple(cotangents))
-    # Output and softmax are functions of the operands, whose gradients are complete.
-    return tuple(second[:3]), _in_place(form, others, second[3:]), None, None, of_incoming
+    return pull(tuple(cotangents))
 
 
 _gradients.defvjp(_gradients_forward, _gradients_backward)
