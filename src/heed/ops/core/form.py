@@ -7,6 +7,7 @@ among them. Adapters get the form as bytes and read it in `native/adapters/share
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import struct
@@ -193,6 +194,16 @@ def trained_operands(spec: AttentionSpec) -> tuple[bool, ...]:
     program = joined([x.program for x in functions(spec)])
     trained = CoreProgram(program, tuple(range(len(program.captures)))).trained
     return trained[: len(spec.score.operands)]
+
+
+def with_trained(spec: AttentionSpec, trained: Sequence[Any]) -> AttentionSpec:
+    """Return a spec that `read` made, with other tensors in place of the captured arrays that get gradients."""
+    if not trained:
+        return spec
+    given = iter(trained)
+    places = zip(spec.score.operands, trained_operands(spec), strict=True)
+    operands = tuple(next(given) if is_trained else x for x, is_trained in places)
+    return dataclasses.replace(spec, score=spec.score.with_operands(operands))
 
 
 def functions(spec: AttentionSpec) -> list[Any]:
