@@ -7,14 +7,14 @@ mode through custom calls.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from heed.ops.backends.jax.native import call
 from heed.ops.backends.jax.portable.implementation import Portable
-from heed.ops.core.form import NONE, Form, operands, read, write
+from heed.ops.core.form import NONE, Form, operands, read, with_trained, write
 from heed.ops.spec import AttentionSpec, Tensors
 
 Several = Sequence[jax.Array]
@@ -50,15 +50,20 @@ _run.defvjp(_run_forward, _run_backward)
 
 
 def _trained(form: Form) -> list[str]:
-    """The operands with gradients besides query, key and value."""
+    """The operands with gradients besides query, key and value; captured arrays come after them."""
     return [name for name in ("score_vector", "bias") if getattr(form.header, name) != NONE]
+
+
+def _places(form: Form) -> list[int]:
+    """The places of all operands with gradients besides query, key and value."""
+    return [*(getattr(form.header, name) for name in _trained(form)), *form.captured_places]
 
 
 def _in_place(form: Form, others: Several, gradients: Several) -> list[Any]:
     """The gradients of the trained operands in the places of these; None for the others."""
     found: list[Any] = [None] * len(others)
-    for name, gradient in zip(_trained(form), gradients, strict=True):
-        found[getattr(form.header, name)] = gradient
+    for place, gradient in zip(_places(form), gradients, strict=True):
+        found[place] = gradient
     return found
 
 
@@ -73,7 +78,7 @@ def _gradients(
         return gradients[: 3 + len(_trained(form))]
     if form.header.bias == NONE:
         return gradients
-    return *gradients, call.bias_gradient(form, arrays)
+    return *gradients[:3], call.bias_gradient(form, arrays), *gradients[3:]
 
 
 def _gradients_forward(form: Form, *arrays: Any) -> tuple[Any, Any]:
@@ -84,36 +89,35 @@ def _gradients_backward(form: Form, saved: Any, cotangents: Several) -> Any:
     (query, key, value), others, _, _, incoming = saved
     spec, tensors = read(form, query, key, value, others)
     names = ["query", "key", "value", *_trained(form)]
-    second, of_incoming = second_derivatives(spec, tensors, names, incoming, cotangents)
+
+    def attend(trained: list[Any]) -> Any:
+        named = tensors._replace(**dict(zip(names, trained, strict=False)))
+        whole = with_trained(spec, trained[len(names) :])
+        return Portable().attend(whole, named, return_lse=True)
+
+    trained = [getattr(tensors, name) for name in names]
+    trained += [others[place] for place in form.captured_places]
+    second, of_incoming = second_derivatives(attend, trained, tuple(incoming), cotangents)
     # Output and softmax are functions of the operands, whose gradients are complete.
     return tuple(second[:3]), _in_place(form, others, second[3:]), None, None, of_incoming
 
 
 def second_derivatives(
-    spec: AttentionSpec, tensors: Tensors, names: Several, incoming: Several, cotangents: Several
-) -> tuple[list[Any], Any]:
-    """Return the gradients of sum(cotangents * gradients of the named operands), from the portable form.
+    attend: Callable[[list[Any]], Any], trained: list[Any], incoming: Any, cotangents: Several
+) -> Any:
+    """Return the gradients of sum(cotangents * gradients of the trained operands): theirs, and those of `incoming`.
 
     Args:
-        spec, tensors: the attention.
-        names: the operands, in order.
-        incoming: gradients of output and log-sum-exp; None for a log-sum-exp that is no result.
-        cotangents: of the gradients of the named operands.
-
-    Returns: those of the named operands and of `incoming`.
+        attend: the portable form, as a function of the trained operands.
+        trained: the operands.
+        incoming: gradients of the results of `attend`.
+        cotangents: of the gradients of the operands.
     """
 
     def first(trained: list[Any], incoming: Any) -> tuple[Any, ...]:
-        def attend(trained: list[Any]) -> Any:
-            named = tensors._replace(**dict(zip(names, trained, strict=True)))
-            output, lse = Portable().attend(spec, named, return_lse=True)
-            return output, None if incoming[1] is None else lse
-
         return tuple(jax.vjp(attend, trained)[1](incoming)[0])
 
-    trained = [getattr(tensors, name) for name in names]
-    _, pull = jax.vjp(first, trained, tuple(incoming))
-    return pull(tuple(cotangents))
+    return jax.vjp(first, trained, incoming)[1](tuple(cotangents))
 
 
 _gradients.defvjp(_gradients_forward, _gradients_backward)
