@@ -297,9 +297,13 @@ def test_odd_inputs_are_left_to_keras_hub(reason: str) -> None:
         generation.generate(make(), inputs, stops)
 
 
-def test_where_the_engine_is_off() -> None:
+def test_where_the_engine_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = prompts("GPT-2", 4)
     refusal = recognition.LeftToKerasError
+    with monkeypatch.context() as patched:
+        patched.setattr(generation, "_device_of", lambda _: "cuda:0")
+        with pytest.raises(refusal, match="the weights lie on cuda:0"):
+            generation.generate(make(), inputs, None)
     with heed.set_implementation("portable"), pytest.raises(refusal, match='chose "portable"'):
         generation.generate(make(), inputs, None)
     model = task("GPT-2", build("GPT-2"), subclass("GPT-2"))
