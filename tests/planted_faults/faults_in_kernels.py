@@ -310,7 +310,7 @@ FAULTS = (
     Fault(
         "a weight of another size is read in a graph",
         "native/adapters/tensorflow/decode.cc",
-        "x.count() != count)",
+        "x.shape().count() != count)",
         "x.count() < 0)",
         (_ENGINE,),
     ),
