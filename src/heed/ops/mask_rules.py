@@ -446,6 +446,12 @@ class Where(MaskRule):
             return 0, key_length
         return _range_of_keys(self._known(query_length, key_length), *queries, key_length)
 
+    def _shows_all(self, queries: Span, keys: Span, query_length: int, key_length: int) -> bool:
+        ends = [(float(x.begin), float(x.end - 1)) for x in (queries, keys)]
+        return bool(
+            may_keep(self._known(query_length, key_length), Place(query=ends[0], key=ends[1]))[1]
+        )
+
     def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:  # noqa: D102
         begins = [
             x if isinstance(x, int) else ops.reshape(ops.cast(x, "int32"), (1,))
