@@ -25,7 +25,7 @@ NAMES = {
     "sys": "_getframe",
     # Keras
     "keras:Operation()": "_outbound_nodes",
-    "keras:ops.abs(keras.KerasTensor(()))": "_keras_history",
+    "keras:ops.abs(KerasTensor(()))": "_keras_history",
     "keras.src": "backend layers",
     "keras.src.backend": "rnn",
     "keras.src.backend.common": "global_state",
