@@ -15,7 +15,7 @@ from benchmarks.backends import alternate, ratio
 from benchmarks.bars import NARROW
 from benchmarks.scale import Row
 from heed import Mask, ops
-from heed.ops.backends.shared import core
+from heed.ops.core.library import load
 
 _CALL_MICROSECONDS = 15.0
 
@@ -98,7 +98,7 @@ def measure_call(rounds: int) -> Iterator[Row]:
 
 def _core_alone(x: list[torch.Tensor]) -> tuple[Callable[[], Any], Any]:
     """A function that repeats the core's part of a call, and the results that it writes into."""
-    library = core.load()[0]
+    library = load()[0]
     forward, calls = library.heed_forward, []
 
     def note(*arguments: Any) -> Any:

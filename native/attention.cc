@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <vector>
 
+#include "capture_gradients.h"
 #include "work.h"
 
 namespace heed {
@@ -62,9 +64,14 @@ void dot_forward(const HeedAttention& a, const HeedForward& results, int threads
 }
 
 void dot_backward(const HeedAttention& a, const HeedBackward& pass, int threads) {
-  if (a.batch == 0 || a.kv_heads == 0 || (a.query_length == 0 && a.key_length == 0)) return;
   const Kernels& kernels = kernels_for(a);
   threads = useful_threads(threads, backward_work(a));
+  std::optional<CaptureGradients> captured;
+  if (a.program && pass.capture_gradients) captured.emplace(a, pass, kernels, threads);
+  if (a.batch == 0 || a.kv_heads == 0 || (a.query_length == 0 && a.key_length == 0)) {
+    if (captured) captured->write_zeros();
+    return;
+  }
   const std::vector<uint8_t> finite = scan_finite(a, kernels, threads);
   const KeySums gradients{a, pass, kernels, kernels.gradient_row(a.head_dim)};
   // Few key heads: their queries are split into parts with their own sums, in 64 MiB at most.
@@ -74,6 +81,12 @@ void dot_backward(const HeedAttention& a, const HeedBackward& pass, int threads)
       parts_within_memory(std::min(ceil_div(kPartTasks, all_kv_heads), head_tiles), all_kv_heads, gradients.bytes);
   const int64_t tasks = all_kv_heads * parts;
   threads = limit_threads(threads, tasks);
+  const int64_t queries_per_kv = a.heads / a.kv_heads, tiles = query_tiles(a);
+  if (captured)
+    captured->plan(tasks, [&](const Unit& unit) {
+      const int64_t bk = unit.b * a.kv_heads + unit.n / queries_per_kv;
+      return bk * parts + (unit.n % queries_per_kv * tiles + unit.tile) % parts;
+    });
   Scratch memory;
   const auto scratch = memory.plan(threads, kernels.backward_bytes(a));
   const auto sums = memory.plan(parts > 1 ? tasks : threads, gradients.bytes);
@@ -82,14 +95,18 @@ void dot_backward(const HeedAttention& a, const HeedBackward& pass, int threads)
     const int64_t bk = task / parts, part = task % parts;
     char* own = sums[parts > 1 ? task : worker];
     std::memset(own, 0, gradients.bytes);
+    const std::vector<double*> capture_sums = captured ? captured->sums_of(task) : std::vector<double*>();
     // A part takes every `parts`-th tile: under a causal mask each part gets long and short ones.
     kernels.backward(a, pass, finite.data(), bk / a.kv_heads, bk % a.kv_heads, part, parts, own,
-                     own + gradients.values_at, scratch[worker]);
+                     own + gradients.values_at, captured ? capture_sums.data() : nullptr, scratch[worker]);
     if (parts == 1) gradients.write(bk, 0, a.key_length, own, 1);
   });
   if (parts > 1)
     for_each(all_kv_heads, threads,
              [&](int64_t bk, int) { gradients.write(bk, 0, a.key_length, sums[bk * parts], parts); });
+  if (!captured) return;
+  captured->write();
+  if (captured->any()) captured->compute(finite.data());
 }
 
 void dot_bias_gradient(const HeedAttention& a, const HeedBackward& pass, int threads) {

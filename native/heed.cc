@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "kernels/registry.h"
+#include "program.h"
 #include "refusal.h"
 
 namespace heed {
@@ -40,7 +41,7 @@ constexpr RuleNeeds::Integers kAlign = {"align", Per::kBatch, false};
 
 void check_rule(const HeedAttention& a, const HeedMaskRule& rule) {
   const RuleNeeds* needs = kernels_for(a).rule_needs(rule.kind);
-  require(needs, "unknown kind of mask rule. Received: %d", static_cast<int>(rule.kind));
+  require(needs && rule.kind != kProgramRule, "unknown kind of mask rule. Received: %d", static_cast<int>(rule.kind));
   require(rule.left >= needs->least_left && rule.right >= needs->least_right, "%s. Received: %" PRId64 ", %" PRId64,
           needs->reach, rule.left, rule.right);
   check_integers(a, rule.align, kAlign);
@@ -88,6 +89,7 @@ void check(const HeedAttention& a) {
   require(a.rule_count >= 0 && a.rule_count <= HEED_MAX_RULES, "a mask may have at most %d mask rules", HEED_MAX_RULES);
   require(a.rules || a.rule_count == 0, "the mask rules are missing");
   for (int r = 0; r < a.rule_count; ++r) check_rule(a, a.rules[r]);
+  if (a.program) check_program(a);
 }
 
 bool has_rows(const HeedAttention& a) { return a.batch > 0 && a.heads > 0 && a.query_length > 0; }
@@ -128,7 +130,7 @@ const char* run(const HeedAttention& a, const Results& results,
   return catch_refusal(kNoMemory, [&] {
     check(a);
     check_results(a, results);
-    work(a, results, cap_threads(threads));
+    work(Planned(a).attention(), results, cap_threads(threads));
   });
 }
 

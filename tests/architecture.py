@@ -363,7 +363,7 @@ def _foreign_import(relative: str, top: str, found: Import) -> str | None:
 
 
 # Native folders: each includes its own files and those of lower floors. An adapter has a folder of its own and
-# includes only the C interface of the core.
+# includes only the C interface of the core, and what adapters share.
 NATIVE_FLOORS = {
     "include": 0,
     "simd": 1,
@@ -371,7 +371,8 @@ NATIVE_FLOORS = {
     "decoder/packs": 3,
     "decoder": 4,
     ".": 5,
-    "adapters/*": 6,
+    "adapters/shared": 6,
+    "adapters/*": 7,
 }
 # heed.h is C. Kernels are compiled for instruction sets that a machine may lack: no inline function of the standard
 # library. The compiler's own are always inlined.
@@ -407,7 +408,8 @@ def native_breaches(folder: Path) -> list[str]:
 def _native_part(own: Path) -> str:
     """The part of `native/` that a file belongs to; adapters lie one folder deeper."""
     folder = own.parent
-    return "adapters/*" if folder.parent == Path("adapters") else str(folder)
+    is_adapter = folder.parent == Path("adapters") and folder.name != "shared"
+    return "adapters/*" if is_adapter else str(folder)
 
 
 def _include(kind: str, name: str, path: Path, folder: Path) -> str | None:
@@ -420,7 +422,7 @@ def _include(kind: str, name: str, path: Path, folder: Path) -> str | None:
     target = (path.parent / name).resolve().relative_to(folder.resolve())
     if target.parent == own.parent:
         return None
-    if part == "adapters/*" and _native_part(target) != "include":
+    if part.startswith("adapters") and _native_part(target) not in ("include", "adapters/shared"):
         return f"`{own.parent}` includes `{target}`: of the core an adapter knows heed.h alone"
     if NATIVE_FLOORS[_native_part(target)] >= NATIVE_FLOORS[part]:
         return f"`{own.parent}` includes `{target}` of a higher floor"

@@ -63,10 +63,11 @@ NAMES = {
     "tensorflow.lite.python": "convert schema_py_generated",
     "tensorflow.lite.python.convert": "mlir_quantize",
     "tensorflow.lite.python.schema_py_generated": "BuiltinOperator ModelT",
+    "tensorflow.python": "pywrap_tfe",
     "tensorflow.python.eager": "context",
     "tensorflow.python.eager.context:context()": "_thread_local_data",
-    "tensorflow.python.eager.context:context()._thread_local_data": "op_callbacks",
-    "tensorflow.python.eager.forwardprop_util": "pack_tangents",
+    "tensorflow.python.eager.context:context()._thread_local_data": "is_eager op_callbacks",
+    "tensorflow.python.pywrap_tfe": "TFE_Py_PackJVPs",
     "tensorflow.python.framework": "config op_callbacks ops type_spec type_spec_registry",
     "tensorflow.python.framework.config": "disable_op_determinism enable_op_determinism",
     "tensorflow.python.framework.convert_to_constants": "convert_variables_to_constants_v2",  # tests
@@ -79,6 +80,8 @@ NAMES = {
     "tensorflow.python.ops.custom_gradient": "_eager_mode_decorator _graph_mode_decorator",
     "tensorflow.core.protobuf.saved_model_pb2": "SavedModel",  # tests
     "tensorflow:Graph()": "_get_function",
+    "tensorflow:__internal__": "EagerTensor",
+    "tensorflow:constant(0)": "_datatype_enum _shape_tuple",
     "tensorflow:lite.TFLiteConverter([], None)": "_experimental_calibrate_only",
     "torch": "_C _add_batch_dim _remove_batch_dim",
     "torch:Tensor": "_is_zerotensor",

@@ -250,6 +250,7 @@ def test_native_keeps_its_floors():
         ("include/heed.h", '#include "../attention.h"', "of a higher floor"),
         ("adapters/xla/a.h", '#include "../../attention.h"', "an adapter knows heed.h alone"),
         ("adapters/xla/a.h", '#include "../tensorflow/call.h"', "an adapter knows heed.h alone"),
+        ("adapters/shared/a.h", '#include "../xla/a.h"', "an adapter knows heed.h alone"),
         ("kernels/a.h", "#include <algorithm>", "uses the compiler alone"),
         ("include/heed.h", "#include <cstdint>", "uses the compiler alone"),
         ("other/a.h", "", "has no floor"),

@@ -6,7 +6,8 @@
 // V head dim of value, U units of additive attention.
 //
 // Meaning, for each batch entry b, head n (whose key/value head is n / (N / K)), query i and key j:
-//   score   = scale * q_i . k_j, then soft_cap * tanh(score / soft_cap), then + bias, then - slope_n * |i + a - j|
+//   score   = scale * q_i . k_j, then soft_cap * tanh(score / soft_cap), then the program, then + bias,
+//             then - slope_n * |i + a - j|
 //             additive attention: sum_u score_vector_u * tanh(q_iu + k_ju + unit_bias_u)
 //   weight  = softmax over the keys that the mask shows to i, with dropout after it
 //   output  = sum over j of weight * v_j
@@ -34,7 +35,7 @@
 
 // The version of this interface, raised whenever a struct, a function or a meaning changes. A program fits the library
 // that it runs with if heed_version() == HEED_VERSION.
-#define HEED_VERSION 5
+#define HEED_VERSION 6
 
 // The dtype of query, key, value, output and their gradients.
 enum HeedDtype { HEED_FLOAT32 = 0, HEED_FLOAT64 = 1, HEED_BFLOAT16 = 2, HEED_FLOAT16 = 3 };
@@ -96,6 +97,122 @@ typedef struct HeedMaskRule {
   HeedScores dense;            // bytes
 } HeedMaskRule;
 
+// The operations of programs, on operands a, b, c. Floats are computed in the compute type; integers are int32 and wrap
+// around. Results for arguments outside of a function's domain are IEEE's; denormal numbers count as 0.
+enum HeedOpcode {
+  HEED_OP_CONSTANT = 0,  // `constant`: for int an int32, for bool 0 or 1
+  HEED_OP_SCORE,         // scaled, after the soft cap
+  HEED_OP_BATCH,         // b, n (the query head), i and j
+  HEED_OP_HEAD,
+  HEED_OP_QUERY,
+  HEED_OP_KEY,
+  HEED_OP_LOAD,      // the number at index a of captured array `capture`; beyond its ends the nearest one
+  HEED_OP_UPSTREAM,  // the gradient of the modified score, in derivatives only
+  // Of one float
+  HEED_OP_NEG,  // or int, as the next two
+  HEED_OP_ABS,
+  HEED_OP_SIGN,
+  HEED_OP_SQRT,
+  HEED_OP_RSQRT,
+  HEED_OP_EXP,
+  HEED_OP_EXPM1,
+  HEED_OP_LOG,
+  HEED_OP_LOG1P,
+  HEED_OP_LOG2,
+  HEED_OP_TANH,
+  HEED_OP_SIGMOID,
+  HEED_OP_SOFTPLUS,
+  HEED_OP_RELU,  // or int; NaN stays NaN
+  HEED_OP_SIN,
+  HEED_OP_COS,
+  HEED_OP_ERF,
+  HEED_OP_FLOOR,
+  HEED_OP_CEIL,
+  HEED_OP_ROUND,   // halves to even
+  HEED_OP_SQUARE,  // or int
+  HEED_OP_RECIPROCAL,
+  // Of two floats, or two ints
+  HEED_OP_ADD,
+  HEED_OP_SUB,
+  HEED_OP_MUL,
+  HEED_OP_DIV,  // floats only
+  HEED_OP_POW,
+  HEED_OP_MIN,  // NaN if either is
+  HEED_OP_MAX,
+  HEED_OP_FLOORDIV,  // of ints by 0: 0
+  HEED_OP_MOD,       // with the sign of b; of ints by 0: 0
+  // Of bools or ints
+  HEED_OP_AND,
+  HEED_OP_OR,
+  HEED_OP_XOR,
+  HEED_OP_NOT,
+  HEED_OP_SHL,  // ints only; by b modulo 32
+  HEED_OP_SHR,
+  // Of two of one type, to bool
+  HEED_OP_EQ,
+  HEED_OP_NE,
+  HEED_OP_LT,
+  HEED_OP_LE,
+  HEED_OP_GT,
+  HEED_OP_GE,
+  HEED_OP_WHERE,     // a ? b : c
+  HEED_OP_TO_FLOAT,  // of any type
+  HEED_OP_TO_INT,    // truncates and saturates; NaN: 0
+  HEED_OP_TO_BOOL,   // whether it is not 0
+  HEED_OP_ISNAN,
+  HEED_OP_ISINF,
+  HEED_OP_ISFINITE
+};
+
+// The types of a program's values and captured arrays. Arrays hold the compute type, int32, or bytes that are 0 or not.
+enum HeedType { HEED_FLOAT = 0, HEED_INT = 1, HEED_BOOL = 2 };
+
+// One value of a program. Values are numbered in the order of their instructions; operands are earlier ones.
+typedef struct HeedInstruction {
+  uint16_t opcode;  // HeedOpcode
+  uint8_t type;     // HeedType of the value
+  uint8_t capture;
+  int32_t a, b, c;
+  double constant;
+} HeedInstruction;
+
+typedef struct HeedInstructions {
+  const HeedInstruction* data;
+  int32_t count;  // at most HEED_MAX_INSTRUCTIONS
+} HeedInstructions;
+
+// A captured array: contiguous.
+typedef struct HeedCapture {
+  const void* data;
+  int64_t size;
+  int32_t type;  // HeedType
+} HeedCapture;
+
+// Value `gradient` of a derivative is added to index `index`, an int value of it, of the gradient of a captured array.
+typedef struct HeedScatter {
+  int32_t capture, index, gradient;
+} HeedScatter;
+
+#define HEED_MAX_INSTRUCTIONS 256
+#define HEED_MAX_CAPTURES 16
+#define HEED_MAX_SCATTERS 64
+
+// User-defined functions of a score and its indices. A modified score of HEED_MASK_VALUE or less hides its key, as a
+// bias does; one that is NaN makes the results of its query NaN.
+typedef struct HeedProgram {
+  HeedInstructions forward;
+  int32_t score;  // the value that replaces the score; -1: none
+  int32_t keep;   // whether the query sees the key, a bool value that no score enters; -1: always
+  int32_t capture_count;
+  const HeedCapture* captures;
+  // The derivative for the backward pass: the gradient of the score, -1 for 0, and those of captured arrays. What it
+  // needs of the forward pass it computes itself. Pairs whose upstream gradient is 0 add nothing, not even NaN.
+  HeedInstructions derivative;
+  int32_t score_gradient;
+  int32_t scatter_count;
+  const HeedScatter* scatters;
+} HeedProgram;
+
 // An attention and its inputs, for all functions below.
 typedef struct HeedAttention {
   int32_t score;                     // HeedScore
@@ -114,6 +231,7 @@ typedef struct HeedAttention {
   uint32_t seed[2];                      // with b, n, i, j decides which weights are dropped
   int32_t rule_count;                    // at most HEED_MAX_RULES
   const HeedMaskRule* rules;
+  const HeedProgram* program;  // of dot-product attention, or NULL
 } HeedAttention;
 
 // The results of the forward pass. `lse` and `softmax` are contiguous in the compute type.
@@ -137,6 +255,8 @@ typedef struct HeedBackward {
   // Contiguous in the compute type. Additive attention: (U,), written by heed_backward even without a bias; else of the
   // shape of `bias`, written by heed_bias_gradient.
   void* bias_gradient;
+  // Of the program's captured arrays, in the compute type, NULL where none is wanted; or NULL for none at all.
+  void* const* capture_gradients;
 } HeedBackward;
 
 // Fused row-wise ops work on a contiguous (R, D) array, row by row. Their compute type is that of attention.

@@ -101,7 +101,7 @@ struct AdditiveTile {
     });
     for (int y = 0; y < keys.length; ++y)
       for (int x = queries.length; x < columns; ++x) scores[y * kQueryTile + x] = 0;
-    apply_score_mods<Real>(a, block(), columns, mask, hidden, Real(1), scores, nullptr);
+    apply_score_mods<Real>(a, block(), columns, mask, hidden, Real(1), scores, nullptr, nullptr);
   }
 
   // The place of the block's scores in `softmax`, after the statistics of rows.

@@ -8,6 +8,7 @@
 
 #include "decode.h"
 #include "forward.h"
+#include "program_backward.h"
 
 namespace heed {
 namespace HEED_ISA {
@@ -37,9 +38,9 @@ template <class Products>
 struct BackwardScratch {
   typedef typename Products::Real Real;
   QueryTile<Real> tiles[kTilesTogether];
-  Real *weights, *weight_gradients, *slope, *factors, *key_copy, *value_copy;
+  Real *weights, *weight_gradients, *slope, *raw, *factors, *key_copy, *value_copy;
   uint64_t* hidden;  // a word for each key
-  char* products;
+  char *products, *program;
 
   BackwardScratch(const HeedAttention& a, Arena& arena) {
     const int h = gradient_row<Real>(a.head_dim), v = gradient_row<Real>(a.value_dim);
@@ -54,10 +55,12 @@ struct BackwardScratch {
     weight_gradients = arena.take<Real>(kQueryTile * kKeyBlock);
     slope = arena.take<Real>(kQueryTile * kKeyBlock);
     factors = arena.take<Real>(kQueryTile * kKeyBlock);
+    raw = arena.take<Real>(a.program ? kQueryTile * kKeyBlock : 0);
     hidden = arena.take<uint64_t>(kKeyBlock);
     key_copy = arena.take<Real>(kKeyBlock * h);
     value_copy = arena.take<Real>(kKeyBlock * v);
     products = arena.take<char>(static_cast<int64_t>(Products::bytes(a)));
+    program = arena.take<char>(static_cast<int64_t>(program_bytes<Real>(a)));
   }
 };
 
@@ -211,7 +214,10 @@ inline void block_gradients(const HeedAttention& a, const BackwardScratch<Produc
   products.scores(tile, p, of_keys, strips, s.weights);
   for (int x = 0; p.any_idle && x < p.queries.length; ++x)
     for (int y = 0; p.row_max[x] == kInfinity<Real> && y < keys.length; ++y) s.weights[y * kQueryTile + x] = 0;
-  const Real unit = apply_score_mods<Real>(a, block, columns, mask, s.hidden, products.unit(), s.weights, s.slope);
+  const Real unit = apply_score_mods<Real>(a, block, columns, mask, s.hidden, products.unit(), s.weights, s.slope,
+                                           a.program ? s.raw : nullptr);
+  for (int x = 0; p.any_idle && a.program && x < p.queries.length; ++x)  // 1 / 0, say
+    for (int y = 0; p.row_max[x] == kInfinity<Real> && y < keys.length; ++y) s.weights[y * kQueryTile + x] = 0;
   products.weight_gradients(tile, p, of_keys, strips, s.weight_gradients);
   if (a.dropout > 0) {
     for (int y = 0; y < keys.length; ++y) p.dropout.factors(keys.begin + y, columns, s.factors + y * kQueryTile);
@@ -221,20 +227,35 @@ inline void block_gradients(const HeedAttention& a, const BackwardScratch<Produc
   if (a.dropout > 0) multiply(s.weights, s.factors, keys.length, columns);
 }
 
+// Turns the gradients of the scores into those before the program, after `block_gradients`; `capture_sums` as in
+// `Kernels`.
+template <class Real, class Products>
+inline void derive_block(const HeedAttention& a, const BackwardScratch<Products>& s, const QueryTile<Real>& p,
+                         const Block& block, BlockMask mask, double* const* capture_sums) {
+  const Plan* plan = plan_of(a);
+  if (!plan || !plan->modifies) return;
+  for (int x = 0; p.any_nonfinite && x < p.queries.length; ++x)
+    for (int y = 0; p.nonfinite[x] && y < block.keys.length; ++y)
+      if (sees(mask, s.hidden, y, x)) s.weight_gradients[y * kQueryTile + x] = kNaN<Real>;
+  derive_scores<Real>(*plan, block, s.raw, capture_sums, s.weight_gradients);
+}
+
 // The same, and adds to the gradients of queries, keys and values.
 template <class Real, class Products>
 void tile_against_keys(const HeedAttention& a, const BackwardScratch<Products>& s, Products& products, int tile,
-                       int64_t b, const KeyBlock<Real>& of_keys, Real* key_gradient, Real* value_gradient) {
+                       int64_t b, const KeyBlock<Real>& of_keys, Real* key_gradient, Real* value_gradient,
+                       double* const* capture_sums) {
   const QueryTile<Real>& p = s.tiles[tile];
   const Span keys = of_keys.keys;
   const int head_dim = static_cast<int>(a.head_dim), value_dim = static_cast<int>(a.value_dim);
   const int key_row = gradient_row<Real>(head_dim), value_row = gradient_row<Real>(value_dim);
   const int columns = round_up(p.queries.length, kLanes<Real>), rows = p.queries.length;
-  const Block block{b, p.n, p.queries, keys};
+  const Block block{b, p.n, p.queries, keys, s.program};
   const BlockMask mask = classify_block(a, block, s.hidden);
   if (mask == BlockMask::kEmpty) return;
   const VisiblePairs<Real> pairs(block, Products::kStrips ? mask : BlockMask::kFull, s.hidden, columns);
   block_gradients(a, s, products, tile, block, of_keys, mask, pairs.strips);
+  derive_block(a, s, p, block, mask, capture_sums);
   if (a.soft_cap > 0) multiply(s.weight_gradients, s.slope, keys.length, columns);
   products.add(tile, p, of_keys, pairs, s.weights, s.weight_gradients, key_gradient + keys.begin * key_row,
                value_gradient + keys.begin * value_row);
@@ -263,7 +284,8 @@ inline KeyBlock<Real> load_keys(const HeedAttention& a, const BackwardScratch<Pr
 // See `Kernels`: the partial gradients are S rows of gradient_row(H) and gradient_row(V) numbers.
 template <class Stored, class Products>
 void backward(const HeedAttention& a, const HeedBackward& pass, const uint8_t* finite, int64_t b, int64_t kv_head,
-              int64_t part, int64_t parts, void* key_gradient, void* value_gradient, char* memory) {
+              int64_t part, int64_t parts, void* key_gradient, void* value_gradient, double* const* capture_sums,
+              char* memory) {
   typedef typename Compute<Stored>::Type Real;
   Arena arena(memory);
   BackwardScratch<Products> s(a, arena);
@@ -300,7 +322,7 @@ void backward(const HeedAttention& a, const HeedBackward& pass, const uint8_t* f
                                      {block.value.data + skipped * block.value.row, block.value.row, 1},
                                      has_nonfinite};
         tile_against_keys<Real>(a, s, products, i, b, of_keys, static_cast<Real*>(key_gradient),
-                                static_cast<Real*>(value_gradient));
+                                static_cast<Real*>(value_gradient), capture_sums);
       }
     }
     for (int i = 0; i < together; ++i) {

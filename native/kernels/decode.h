@@ -31,13 +31,15 @@ struct DecodeScratch {
   Real *query, *weights;  // rows of round_up(H) and kKeyBlock numbers
   Real* copy;             // a block of keys or values in the compute type
   uint64_t* hidden;       // a word for each key
+  char* program;
 
   static int wide(const HeedAttention& a) { return round_up(a.head_dim, kLanes<Real>); }
   DecodeScratch(const HeedAttention& a, Arena& arena)
       : query(arena.take<Real>(Split<Real>::rows(a) * wide(a))),
         weights(arena.take<Real>(Split<Real>::rows(a) * kKeyBlock)),
         copy(arena.take<Real>(kKeyBlock * round_up(max(a.head_dim, a.value_dim), kLanes<Real>))),
-        hidden(arena.take<uint64_t>(kKeyBlock)) {}
+        hidden(arena.take<uint64_t>(kKeyBlock)),
+        program(arena.take<char>(static_cast<int64_t>(program_bytes<Real>(a)))) {}
 };
 
 // Keys and values of a block are read as streams of consecutive rows, in turns: several streams keep more of the
@@ -147,6 +149,9 @@ inline void apply_score_mods_to_row(const HeedAttention& a, const Block& block, 
     const Real cap = static_cast<Real>(a.soft_cap), inverse = static_cast<Real>(1 / a.soft_cap);
     each([&](int, V score) { return tanh<Real>(score * inverse) * cap; });
   }
+  if (const Plan* plan = plan_of(a); plan && plan->modifies)
+    modify_scores(*plan, {block.b, block.n, {block.queries.begin + x, 1}, block.keys, block.program}, kRowLayout,
+                  scores);
   if (a.bias.data) {
     const int64_t* s = a.bias.stride;
     const Real* from = static_cast<const Real*>(a.bias.data) + block.b * s[0] + block.n * s[1] +
@@ -211,7 +216,7 @@ bool decode_split(const HeedAttention& a, Nonfinite mode, int64_t b, int64_t kv_
   const int head_dim = static_cast<int>(a.head_dim), value_dim = static_cast<int>(a.value_dim);
   const Span queries{0, length};
   const bool alike = queries_per_kv == 1 || !mask_differs_by_head(a);
-  const bool plain = !(a.soft_cap > 0) && !a.bias.data && !a.alibi_slopes;
+  const bool plain = !(a.soft_cap > 0) && !a.bias.data && !a.alibi_slopes && !a.program;
   for (int m = 0; m < queries_per_kv; ++m)
     load_rows<Stored, Real>(a.query, b, kv_head * queries_per_kv + m, queries, head_dim, static_cast<Real>(a.scale),
                             s.query + m * length * query_wide, query_wide);
@@ -225,8 +230,9 @@ bool decode_split(const HeedAttention& a, Nonfinite mode, int64_t b, int64_t kv_
   for (int64_t at = max(first, lo / kKeyBlock); at < last && at * kKeyBlock < hi; ++at) {
     const Span keys = block_keys(at, lo, hi);
     // Before a key is read: boolean masks often hide whole blocks, such as padding.
-    const BlockMask of_all =
-        alike ? classify_block(a, {b, kv_head * queries_per_kv, queries, keys}, s.hidden) : BlockMask::kPartial;
+    const BlockMask of_all = alike
+                                 ? classify_block(a, {b, kv_head * queries_per_kv, queries, keys, s.program}, s.hidden)
+                                 : BlockMask::kPartial;
     if (of_all == BlockMask::kEmpty || (!alike && rules_out(a, {b, 0, queries, keys}))) continue;
     const bool has_nonfinite = mode == Nonfinite::kGuarded && !block_is_finite<Stored>(a, b, kv_head, keys);
     const Stored* key = row<Stored>(a.key, b, keys.begin, kv_head);
@@ -240,7 +246,7 @@ bool decode_split(const HeedAttention& a, Nonfinite mode, int64_t b, int64_t kv_
     if (mode == Nonfinite::kWatched)
       for (int y = 0; y < keys.length; y += kLanes<Real>) watch.see(load(s.weights + y));
     for (int m = 0; m < queries_per_kv; ++m) {
-      const Block block{b, kv_head * queries_per_kv + m, queries, keys};
+      const Block block{b, kv_head * queries_per_kv + m, queries, keys, s.program};
       const BlockMask mask = alike ? of_all : classify_block(a, block, s.hidden);
       Real* weights = s.weights + m * length * kKeyBlock;
       if (mask == BlockMask::kEmpty) {

@@ -79,14 +79,15 @@ struct ForwardScratch {
   Real *output, *scores;  // V rows of kQueryTile numbers, or a row of features for each query; kKeyBlock rows
   Real* weights;          // the scores, in place, or pairs, see `pair_at`
   uint64_t* hidden;       // a word for each key
-  char* products;
+  char *products, *program;
 
   ForwardScratch(const HeedAttention& a, Arena& arena)
       : output(arena.take<Real>(kQueryTile * round_up(Products::value_rows(a), kLanes<Real>))),
         scores(arena.take<Real>(kQueryTile * kKeyBlock)),
         weights(Products::kPairs ? arena.take<Real>(kQueryTile * kKeyBlock / 2) : scores),
         hidden(arena.take<uint64_t>(kKeyBlock)),
-        products(arena.take<char>(static_cast<int64_t>(Products::bytes(a)))) {}
+        products(arena.take<char>(static_cast<int64_t>(Products::bytes(a)))),
+        program(arena.take<char>(static_cast<int64_t>(program_bytes<Real>(a)))) {}
 };
 
 // The treatment of non-finite keys and values.
@@ -340,7 +341,7 @@ bool forward_tile(const HeedAttention& a, const HeedForward& results, Nonfinite 
 
   for (int64_t at = lo / kKeyBlock; at * kKeyBlock < hi; ++at) {
     const Span keys = block_keys(a, at, lo, hi, Products::kKeyUnit);
-    const Block block{b, n, queries, keys};
+    const Block block{b, n, queries, keys, s.program};
     const BlockMask mask = classify_block(a, block, s.hidden);
     if (mask == BlockMask::kEmpty) continue;
     const bool has_nonfinite = mode == Nonfinite::kGuarded && (finite ? block_has_nonfinite(a, finite, b, kv_head, at)
@@ -352,7 +353,7 @@ bool forward_tile(const HeedAttention& a, const HeedForward& results, Nonfinite 
     if (mode == Nonfinite::kWatched)
       for (const auto& strip : strips)
         for (int y = 0; y < strip.keys; ++y) watch.see(load(s.scores + strip.at() + y * kQueryTile));
-    unit = apply_score_mods<Real>(a, block, columns, mask, s.hidden, products.unit(), s.scores, nullptr);
+    unit = apply_score_mods<Real>(a, block, columns, mask, s.hidden, products.unit(), s.scores, nullptr, nullptr);
     const int shrunk_rows = row_width ? 0 : value_rows;
     if (a.dropout > 0) {  // drops single weights, before they are packed as pairs
       online_softmax_strips<Real, false>(running, strips, s.scores, unit, s.scores, s.output, shrunk_rows);

@@ -7,21 +7,12 @@
 // A new rule is a struct here, its name in `MaskRules` below, and its kind in heed.h.
 #pragma once
 
-#include "block.h"
+#include "program.h"
 
 namespace heed {
 namespace HEED_ISA {
 
 enum class BlockMask { kEmpty, kFull, kPartial };
-
-// Some queries and some keys of a head.
-struct Block {
-  int64_t b, n;
-  Span queries, keys;
-
-  int64_t last_query() const { return queries.begin + queries.length - 1; }
-  int64_t last_key() const { return keys.begin + keys.length - 1; }
-};
 
 HEED_INLINE const int32_t* row_of(const HeedIntegers& x, int64_t b) {
   return x.data + (x.rows == 1 ? 0 : b * x.length);
@@ -213,6 +204,58 @@ struct Dilated {
   }
 };
 
+// What a program keeps. `right` is the number of heads.
+struct Programmed {
+  static constexpr int32_t kKind = kProgramRule;
+  static constexpr RuleNeeds kNeeds = {{}};
+  static constexpr int kUnit = 8;  // of the keys of a range
+
+  static const Plan& plan(const HeedMaskRule& rule) { return *static_cast<const Plan*>(rule.dense.data); }
+
+  static void key_range(const HeedMaskRule& rule, int64_t b, Span queries, int64_t* lo, int64_t* hi) {
+    Bounds known[HEED_MAX_INSTRUCTIONS];
+    bool again = false;
+    const auto hides = [&](int64_t first, int64_t end) {
+      const PairRange range{b,     0, rule.right - 1, queries.begin, queries.begin + queries.length - 1,
+                            first, end - 1};
+      follow_bounds(plan(rule), plan(rule).keep, plan(rule).keep_step, range, known, again);
+      again = true;
+      return known[plan(rule).keep_step].is(0);
+    };
+    if (*lo >= *hi) return;
+    if (hides(*lo, *hi)) {
+      *hi = *lo;
+      return;
+    }
+    // Halves what may be seen until its first unit, and then its last one, is found.
+    for (int64_t first = *lo, end = *hi; end - first > kUnit;) {
+      const int64_t middle = first + (end - first) / 2;
+      (hides(first, middle) ? first = *lo = middle : end = middle);
+    }
+    for (int64_t first = *lo, end = *hi; end - first > kUnit;) {
+      const int64_t middle = first + (end - first) / 2;
+      (hides(middle, end) ? end = *hi = middle : first = middle);
+    }
+  }
+  static BlockMask classify(const HeedMaskRule& rule, const Block& block) {
+    const PairRange range{block.b,           block.n,          block.n,           block.queries.begin,
+                          block.last_query(), block.keys.begin, block.last_key()};
+    const Bounds kept = bounds_of_step(plan(rule), plan(rule).keep, plan(rule).keep_step, range);
+    return kept.is(0) ? BlockMask::kEmpty : full_if(kept.is(1));
+  }
+  static void hide(const HeedMaskRule& rule, const Block& block, uint64_t* hidden) {
+    uint64_t kept[kKeyBlock];
+    if (BitRun(plan(rule), block).run(plan(rule).keep_step, kept)) {
+      for (int y = 0; y < block.keys.length; ++y) hidden[y] |= ~kept[y];
+      return;
+    }
+    if (plan(rule).is_double)
+      hide_by_program<double>(plan(rule), block, hidden);
+    else
+      hide_by_program<float>(plan(rule), block, hidden);
+  }
+};
+
 // All rules, and the mapping from a kind to its struct.
 template <class... Rules>
 struct RuleList {
@@ -222,7 +265,7 @@ struct RuleList {
     (void)((kind == Rules::kKind && (function(Rules{}), true)) || ...);
   }
 };
-using MaskRules = RuleList<Window, Prefix, Lengths, Segments, Dense, Dilated>;
+using MaskRules = RuleList<Window, Prefix, Lengths, Segments, Dense, Dilated, Programmed>;
 
 inline const RuleNeeds* rule_needs(int32_t kind) {
   const RuleNeeds* needs = nullptr;
@@ -246,23 +289,27 @@ inline BlockMask classify(const HeedMaskRule& rule, const Block& block) {
   return mask;
 }
 
-// Whether some rule hides a whole block, for every head.
-inline bool rules_out(const HeedAttention& a, const Block& block) {
+// Whether heads may see different keys.
+inline bool differs_by_head(const HeedMaskRule& rule) {
+  return rule.kind == HEED_DENSE ? rule.dense.stride[1] != 0
+                                 : rule.kind == kProgramRule && Programmed::plan(rule).keep.by_head;
+}
+inline bool mask_differs_by_head(const HeedAttention& a) {
   for (int r = 0; r < a.rule_count; ++r)
-    if (classify(a.rules[r], block) == BlockMask::kEmpty) return true;
+    if (differs_by_head(a.rules[r])) return true;
   return false;
 }
 
-// Whether heads may see different keys.
-inline bool mask_differs_by_head(const HeedAttention& a) {
+// Whether some rule hides a whole block, for every head.
+inline bool rules_out(const HeedAttention& a, const Block& block) {
   for (int r = 0; r < a.rule_count; ++r)
-    if (a.rules[r].kind == HEED_DENSE && a.rules[r].dense.stride[1] != 0) return true;
+    if (!differs_by_head(a.rules[r]) && classify(a.rules[r], block) == BlockMask::kEmpty) return true;
   return false;
 }
 
 // Whether a block is empty, full or partial; for a partial one `hidden` has its hidden pairs.
 inline BlockMask classify_block(const HeedAttention& a, const Block& block, uint64_t* hidden) {
-  bool partial[HEED_MAX_RULES], full = true;
+  bool partial[kMostRules], full = true;
   for (int r = 0; r < a.rule_count; ++r) {
     const BlockMask mask = classify(a.rules[r], block);
     if (mask == BlockMask::kEmpty) return mask;

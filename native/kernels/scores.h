@@ -1,4 +1,4 @@
-// Score modifications between product and softmax (soft cap, bias, ALiBi, mask), and dropout after it.
+// Score modifications between product and softmax (soft cap, program, bias, ALiBi, mask), and dropout after it.
 #pragma once
 
 #include "rules.h"
@@ -38,12 +38,12 @@ inline void add_bias(const HeedAttention& a, const Block& block, int columns, Re
     }
 }
 
-// Applies soft cap, bias, ALiBi and mask to scores[y][x] of a block, in place. The true scores are `unit` times the
-// given numbers; returns the unit of the results. Writes the derivative of the soft cap to `slope` unless null, for the
-// backward pass.
+// Applies soft cap, program, bias, ALiBi and mask to scores[y][x] of a block, in place. The true scores are `unit`
+// times the given numbers; returns the unit of the results. For the backward pass, unless null: writes the derivative
+// of the soft cap to `slope`, and the scores that the program reads to `raw`.
 template <class Real>
 inline Real apply_score_mods(const HeedAttention& a, const Block& block, int columns, BlockMask mask,
-                             const uint64_t* hidden, Real unit, Real* scores, Real* slope) {
+                             const uint64_t* hidden, Real unit, Real* scores, Real* slope, Real* raw) {
   typedef Vector<Real> V;
   const Span queries = block.queries, keys = block.keys;
   if (a.soft_cap > 0) {
@@ -54,6 +54,16 @@ inline Real apply_score_mods(const HeedAttention& a, const Block& block, int col
         store(scores + y * kQueryTile + x, t * cap);
         if (slope) store(slope + y * kQueryTile + x, 1 - t * t);
       }
+    unit = 1;
+  }
+  if (const Plan* plan = plan_of(a); plan && plan->modifies) {
+    for (int y = 0; y < keys.length && (raw || unit != 1); ++y)
+      for (int x = 0; x < columns; x += kLanes<Real>) {
+        const V score = load(scores + y * kQueryTile + x) * unit;
+        store(scores + y * kQueryTile + x, score);
+        if (raw) store(raw + y * kQueryTile + x, score);
+      }
+    modify_scores(*plan, block, kTileLayout, scores);
     unit = 1;
   }
   if (a.bias.data) {

@@ -23,6 +23,7 @@ constexpr Kernels kernels_of() {
   typedef VectorGradients<Stored> Gradients;
   Kernels k = {};
   k.rule_needs = rule_needs;
+  k.operation_needs = operation_needs;
   k.forward_bytes = scratch_bytes<ForwardScratch<Products>, HeedAttention>;
   k.backward_bytes = scratch_bytes<BackwardScratch<Gradients>, HeedAttention>;
   k.gradient_row = gradient_row<Real>;
@@ -35,6 +36,8 @@ constexpr Kernels kernels_of() {
   k.combine_splits = combine_splits<Stored>;
   k.backward = backward<Stored, Gradients>;
   k.bias_gradient = bias_gradient<Stored, Gradients>;
+  k.capture_gradients = capture_gradients<Stored, Gradients>;
+  k.scatter_range = scatter_range;
   k.write_rows = write_rows<Stored>;
   k.sum_parts = sum_parts<Real>;
   k.compute_bytes = sizeof(Real);

@@ -23,6 +23,7 @@ const Kernels& tile_kernels(const HeedAttention& a) {
     k.backward_bytes = scratch_bytes<BackwardScratch<Gradients>, HeedAttention>;
     k.backward = backward<Bfloat16, Gradients>;
     k.bias_gradient = bias_gradient<Bfloat16, Gradients>;
+    k.capture_gradients = capture_gradients<Bfloat16, Gradients>;
     return k;
   }();
   return with_tiles;

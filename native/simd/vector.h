@@ -116,6 +116,12 @@ struct Interleaved
 template <int kCount, int kFrom, int... kIndices>
 struct Interleaved<kCount, kFrom, 0, kIndices...> : Order<kIndices...> {};
 
+// Which lanes of a vector reverse it.
+template <int kCount, int... kIndices>
+struct Reversed : Reversed<kCount - 1, kIndices..., kCount - 1> {};
+template <int... kIndices>
+struct Reversed<0, kIndices...> : Order<kIndices...> {};
+
 template <class Real, int... kIndices>
 HEED_INLINE Vector<Real> shuffle(Vector<Real> a, Vector<Real> b, Order<kIndices...>) {
 #if defined(__clang__)

@@ -17,8 +17,8 @@ from tests.about_tensorflow import tf
 
 # isort: split
 import heed
-from heed.ops.backends.shared import core
 from heed.ops.backends.tensorflow.native import library
+from heed.ops.core import library as core
 from tests.graphs import Traced, traced
 from tests.slow import slow
 
@@ -86,7 +86,7 @@ COMPILED = [
 
 def native_ops(model: str, gradient: bool) -> set[str]:
     """The ops that this model runs, and those of their gradients."""
-    names = {"HeedAdditive" if model == "additive" else "HeedAttention"}
+    names = {"HeedAttention"}
     if model in ("encoder layer", "late"):
         names.add("HeedNormalization")
     return names | {f"{name}Gradient" for name in names if gradient}

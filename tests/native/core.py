@@ -18,6 +18,7 @@ from ctypes import (
     c_size_t,
     c_uint32,
     c_void_p,
+    pointer,
 )
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,8 +27,9 @@ from typing import Any
 import numpy as np
 
 from tests.native import emulated
+from tests.native.score_programs import HeedProgram, Program
 
-VERSION = 5
+VERSION = 6
 DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
 DOT_PRODUCT, ADDITIVE = range(2)
 WINDOW, PREFIX, LENGTHS, SEGMENTS, DENSE, DILATED = RULES = range(6)
@@ -80,6 +82,7 @@ class Attention(Structure):
         ("seed", c_uint32 * 2),
         ("rule_count", c_int32),
         ("rules", POINTER(MaskRule)),
+        ("program", POINTER(HeedProgram)),
     )
 
 
@@ -96,6 +99,7 @@ class Backward(Structure):
         *((name, Tensor) for name in ("query_gradient", "key_gradient", "value_gradient")),
         ("score_vector_gradient", c_void_p),
         ("bias_gradient", c_void_p),
+        ("capture_gradients", POINTER(c_void_p)),
     )
 
 
@@ -284,6 +288,10 @@ class Call:
         a.seed = (c_uint32 * 2)(*options.get("seed", (0, 0)))
         rules = [self.rule(shape, **rule) for rule in options.get("rules", ())]
         a.rule_count, a.rules = len(rules), (MaskRule * MAX_RULES)(*rules)
+        self.program: Program | None = options.get("program")
+        if self.program is not None:
+            made, self.kept_program = self.program.travel(self.compute)
+            a.program = pointer(made)
         self.softmax_size = library.heed_softmax_size(a)
 
     def keep(self, x: np.ndarray) -> np.ndarray:
@@ -325,7 +333,16 @@ class Call:
         results = [self.make(x.shape, x.dtype) for x in (self.query, self.key, self.value)]
         pass_ = self.received(output, output_gradient, lse_gradient)
         pass_.query_gradient, pass_.key_gradient, pass_.value_gradient = map(tensor, results)
+        floats = self.program.captures if self.program else []
+        floats = [x if x.dtype.kind == "f" else None for x in floats]
+        # One axis: without gaps.
+        made = [None if x is None else self.make((x.size,), self.compute) for x in floats]
+        addresses = [None if x is None else x.ctypes.data for x in made]
+        pass_.capture_gradients = (c_void_p * max(1, len(made)))(*addresses)
         self._run("heed_backward", pass_, threads)
+        self.capture_gradients = [
+            x if x is None else x.reshape(of.shape) for x, of in zip(made, floats, strict=True)
+        ]
         return results
 
     def bias_gradient(

@@ -3,7 +3,8 @@
     python -m tests.native.fuzz LIBRARY MODES INSTRUCTION_SETS FIRST_SEED COUNT
 
 Each mode runs COUNT seeds on each instruction set; both lists are joined by commas. A mode is decode, or legal,
-page-end, illegal or large, or one of these with `additive-` before it; or rows-legal or rows-page-end.
+page-end, illegal or large, or one of these with `additive-` before it; or rows-legal or rows-page-end; or programs,
+programs-page-end or programs-malformed.
 
 It prints each seed before its call, so that whoever started it knows the last one if the process dies, and ends with
 an error at the first seed whose call did wrong. `test_fuzz.py` and `test_sanitizers.py` run it.
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.native import core, decoder, fuzz_additive, fuzz_large, rows
+from tests.native import core, decoder, fuzz_additive, fuzz_large, fuzz_programs, rows
 from tests.native.fuzz_problems import draw
 
 Draw = Callable[[np.random.Generator], Any]
@@ -369,6 +370,19 @@ def decode(library: Any, seed: int) -> None:
     check(stack, call, tokens)
 
 
+def programs(library: Any, seed: int) -> None:
+    """As `legal`, for programs of scores."""
+    guards = Guards(np.random.default_rng(seed))
+    fuzz_programs.check(library, seed, make=guards)
+    guards.check()
+
+
+def programs_page_end(library: Any, seed: int) -> None:
+    """As `page_end`: captured arrays, too."""
+    ends = PageEnds(np.random.default_rng(seed))
+    fuzz_programs.check(library, seed, ends, ends.copy)
+
+
 ADDITIVE = {"draw": fuzz_additive.draw, "kind": core.AdditiveCall}
 MODES = {
     "decode": decode,
@@ -382,6 +396,9 @@ MODES = {
     "additive-large": additive_large,
     "rows-legal": rows_legal,
     "rows-page-end": rows_page_end,
+    "programs": programs,
+    "programs-page-end": programs_page_end,
+    "programs-malformed": fuzz_programs.check_malformed,
 }
 
 

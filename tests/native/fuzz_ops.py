@@ -18,11 +18,13 @@ import numpy as np
 import tensorflow as tf
 
 from heed.ops.backends.tensorflow.native import library
+from heed.ops.core.form import Form, Header, Reals, Rule
 
 # What TensorFlow raises for bad input, while tracing and when running.
 REFUSALS = (tf.errors.InvalidArgumentError, ValueError, TypeError, tf.errors.ResourceExhaustedError)
 SIZES = (0, 1, 2, 3, 7)
-NUMBERS = (-1, 0, 1, 2, 8, 10**6, 2**31 - 1, 2**62, -(2**63))
+NUMBERS = (-2, -1, 0, 1, 2, 8, 10**6, 2**31 - 1, 2**62, -(2**63))
+REALS = (np.nan, np.inf, -np.inf, -1, 0, 1, 2, 1e300)
 
 
 def good(rng: np.random.Generator, heads_first: bool, gradient: bool) -> dict[str, Any]:
@@ -38,38 +40,39 @@ def good(rng: np.random.Generator, heads_first: bool, gradient: bool) -> dict[st
         "query": tensor(queries, heads, width),
         "key": tensor(keys, kv_heads, width),
         "value": tensor(keys, kv_heads, value_width),
-        "settings": np.array([0.5, 0, 0, 1, 1, 2], np.float64),
-        "seeds": [np.zeros(2, np.uint32)],
         # Lengths, segments, a dense mask, dilation, and where ALiBi stands.
-        "rules": [
-            np.array(
-                [
-                    [2, 0, 0, -1, 0, -1, -1],
-                    [3, 0, 0, -1, 1, 2, -1],
-                    [4, 0, 0, -1, -1, -1, 0],
-                    [5, 2, 0, 0, -1, -1, -1],
-                    [-1, 0, 0, 0, -1, -1, -1],
-                ],
-                np.int64,
-            )
-        ],
-        "reals": [
+        "form": Form(
+            Reals(0.5, 0, 0),
+            Header(0, int(heads_first), 2, score_vector=-1, bias=0, slopes=1, seed=2, rules=5),
+            (
+                Rule(2, 0, 0, 0, 0, -1, 3, -1, -1),
+                Rule(3, 0, 0, 0, 0, -1, 4, 5, -1),
+                Rule(4, 0, 0, 0, 0, -1, -1, -1, 6),
+                Rule(5, 2, 0, 0, 0, 3, -1, -1, -1),
+                Rule(-1, 0, 0, 4, 0, -2, -1, -1, -1),
+            ),
+        ).pack(),
+        "operands": [
             rng.normal(size=(1, heads, 1, keys)).astype(np.float32),
             np.ones(heads, np.float32),
-        ],
-        "numbers": [
+            np.zeros(2, np.uint32),
             np.full(batch, keys, np.int32),
             np.zeros((batch, queries), np.int32),
             np.zeros((batch, keys), np.int32),
+            np.ones((1, 1, queries, keys), bool),
         ],
-        "arrays": [np.ones((1, 1, queries, keys), bool)],
     }
     if gradient:
         output = tensor(queries, heads, value_width)
         row = np.ones((batch, heads, queries), np.float32)
         arguments |= {"output": output, "softmax": np.ones(2 * row.size, np.float32)}
-        arguments |= {"output_gradient": output, "lse_gradient": row}
+        arguments |= {"output_gradient": output, "lse_gradient": row, "G": 0}
     return arguments
+
+
+def packed(*numbers: float) -> bytes:
+    """The form of an op that works row by row."""
+    return np.array(numbers).tobytes()
 
 
 def good_rows(rng: np.random.Generator) -> tuple[str, dict[str, Any]]:
@@ -81,15 +84,10 @@ def good_rows(rng: np.random.Generator) -> tuple[str, dict[str, Any]]:
         "logits": x,
         "labels": np.zeros(shape[:-1], np.int32),
         "smoothing": np.zeros((), np.float32),
-        "settings": np.array([2.0, -1.0]),
+        "form": packed(2.0, -1.0),
     }
-    norm = {"x": x, "scale": vector, "offset": vector, "settings": np.array([2.0, 1e-6, 0.0])}
-    drop = {
-        "x": x,
-        "seed": np.zeros(2, np.uint32),
-        "residual": [x],
-        "settings": np.array([2.0, 0.5]),
-    }
+    norm = {"x": x, "scale": vector, "offset": vector, "form": packed(2.0, 1e-6, 0.0)}
+    drop = {"x": x, "seed": np.zeros(2, np.uint32), "residual": [x], "form": packed(2.0, 0.5)}
     ops: list[tuple[str, dict[str, Any]]] = [
         ("heed_cross_entropy", loss),
         ("heed_cross_entropy_gradient", loss | {"softmax": pair, "losses_gradient": numbers}),
@@ -104,26 +102,33 @@ def spoil(rng: np.random.Generator, arguments: dict[str, Any]) -> None:
     """One change, which may or may not make the call wrong."""
     name = str(rng.choice(sorted(arguments)))
     value = arguments[name]
-    if name == "rules" and value and rng.random() < 0.7:
-        value[0][int(rng.integers(0, len(value[0]))), int(rng.integers(0, 7))] = rng.choice(NUMBERS)
+    if name == "form":
+        arguments[name] = _spoil_form(rng, value)
+    elif name == "G":
+        arguments[name] = int(rng.choice(SIZES))
     elif isinstance(value, list):
         change = rng.integers(0, 3)
         if not value:
             return
-        first = int(name == "reals")  # one of them sets the type
-        if change == 0 and len(value) > first:
-            del value[int(rng.integers(first, len(value)))]
+        if change == 0:
+            del value[int(rng.integers(0, len(value)))]
         elif change == 1:
             value.append(value[int(rng.integers(0, len(value)))])
         else:
             index = int(rng.integers(0, len(value)))
             value[index] = _reshaped(rng, value[index])
-    elif name == "settings" and rng.random() < 0.8:
-        value[int(rng.integers(0, len(value)))] = rng.choice(
-            [np.nan, np.inf, -np.inf, -1, 0, 1, 2, 1e300]
-        )
     else:
         arguments[name] = _reshaped(rng, value)
+
+
+def _spoil_form(rng: np.random.Generator, form: bytes) -> bytes:
+    """One other number, or bytes too few."""
+    if rng.random() < 0.1:
+        return form[: int(rng.integers(0, len(form)))]
+    place = 8 * int(rng.integers(0, len(form) // 8))
+    real, integer = rng.choice(REALS), rng.choice(NUMBERS)
+    number = np.float64(real) if rng.random() < 0.5 else np.int64(integer)
+    return form[:place] + number.tobytes() + form[place + 8 :]
 
 
 def _reshaped(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
@@ -141,22 +146,23 @@ def _reshaped(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
 
 def empty_and_huge() -> list[tuple[str, dict[str, Any]]]:
     """Calls whose inputs are empty, but whose results or strides no int64 holds."""
-    rows = {"scale": [], "offset": [], "settings": [1.0, 1e-6, 0.0]}
+    rows = {"scale": [], "offset": [], "form": packed(1.0, 1e-6, 0.0)}
 
     def zeros(*shape: int) -> Any:
         return tf.zeros(shape)
 
     def attention(*shape: int) -> dict[str, Any]:
         x = tf.zeros(shape)
-        lists = {"reals": [0.0], "numbers": [], "arrays": [], "rules": [], "seeds": []}
-        settings = [1.0, 0.0, 0.0, 0.0, 0.0, 1.0]
-        return {"query": x, "key": x, "value": x, "settings": settings, **lists}
+        return {"query": x, "key": x, "value": x, "form": form(-1), "operands": []}
+
+    def form(bias: int) -> bytes:
+        return Form(Reals(1, 0, 0), Header(0, 0, 1, -1, bias, -1, -1, 0), ()).pack()
 
     product = {"x": zeros(2**40, 0), "weights": zeros(2**24, 0, 1), "bias": []}
     cache = {"cache": zeros(0, 1, 2**62, 4), "update": zeros(0, 1, 2**62, 4), "index": 0}
-    bias = {"settings": [1.0, 0.0, 0.0, 1.0, 0.0, 1.0], "reals": [zeros(0, 2**62, 4, 4)]}
+    bias = {"form": form(0), "operands": [zeros(0, 2**62, 4, 4)]}
     return [
-        ("heed_product", product | {"settings": [1.0, 0.0]}),
+        ("heed_product", product | {"form": packed(1.0, 0.0)}),
         ("heed_normalization", rows | {"x": zeros(2**40, 2**22, 0)}),
         ("heed_cache_write", cache),
         ("heed_attention", attention(1, 0, 2**62, 4)),
@@ -173,7 +179,7 @@ def call(seed: int) -> bool:
     if in_rows:
         name, arguments = good_rows(rng)
     else:
-        name = f"heed_attention{'_heads' * heads_first}{'_gradient' * gradient}"
+        name = f"heed_attention{'_gradient' * gradient}"
         arguments = good(rng, heads_first, gradient)
     for _ in range(int(rng.integers(0, 3))):
         spoil(rng, arguments)

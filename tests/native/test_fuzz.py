@@ -51,7 +51,7 @@ def test_legal_calls_are_right_and_write_nowhere_else() -> None:
 
 
 def test_nothing_beyond_the_last_number_is_touched() -> None:
-    run("page-end,additive-page-end,rows-page-end", EVERY_SET, 0, 30)
+    run("page-end,additive-page-end,rows-page-end,programs-page-end", EVERY_SET, 0, 30)
 
 
 def test_decoding_is_right() -> None:

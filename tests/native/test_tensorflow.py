@@ -21,6 +21,7 @@ import heed
 from heed import ops
 from heed.ops import Mask
 from heed.ops.backends.tensorflow.native import library
+from heed.ops.core.form import Form, Header, Reals, Rule
 from tests import reference, tolerances
 from tests.graphs import traced
 
@@ -276,7 +277,7 @@ FORK_WHILE_WEIGHTS_ARE_PACKED = """
     def decode():
         # Other buffers are another version of the weights: they are packed again.
         current().DECODER_OP.decode(*map_tensors(arrays, tf.constant), batch, search)
-        PackedModel(model, "float32", True).version()
+        PackedModel(*stacks).version()
 
     stop = False
 
@@ -412,16 +413,11 @@ def test_values_that_are_not_numbers_or_denormal(dtype: str) -> None:
 def test_the_ops_take_dilation(heads_first: bool) -> None:
     query, key, value = (np.array(x) for x in tensors(1))
     axes = (0, 2, 1, 3) if heads_first else (0, 1, 2, 3)
-    op = library.ops().heed_attention_heads if heads_first else library.ops().heed_attention
     align = np.array([-7, 5], np.int32)
-    output, lse, _ = op(
-        *(x.transpose(axes) for x in (query, key, value)),
-        settings=np.array([0.25, 0, 0, 0, 0, 0]),
-        reals=[np.float32(0)],
-        numbers=[align],
-        arrays=[],
-        rules=[np.array([[5, 3, 0, 0, -1, -1, -1]], np.int64)],
-        seeds=[],
+    header = Header(0, int(heads_first), 0, -1, -1, -1, -1, rules=1)
+    form = Form(Reals(0.25, 0, 0), header, (Rule(5, 3, 0, 0, 0, 0, -1, -1, -1),))
+    output, lse, _ = library.ops().heed_attention(
+        *(x.transpose(axes) for x in (query, key, value)), operands=[align], form=form.pack()
     )
     i, j = np.arange(150)[:, None], np.arange(150)
     mask = (i + align[:, None, None, None] - j) % 3 == 0

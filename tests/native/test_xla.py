@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from heed.ops.backends.shared import core
+from heed.ops.core import library
 
 OURS = Path(__file__).resolve().parents[2] / "native" / "adapters" / "xla_ffi" / "xla_c.h"
 # Structs, and fields of structs, that a later version of the interface named anew.
@@ -140,7 +140,7 @@ class Frame(ctypes.Structure):
 
 def answer(version: tuple[int, int] | None) -> tuple[int, int]:
     """The version that a handler names when this version of XLA asks at its registration. None: it does not say."""
-    path = core.library_path("xla")
+    path = library.library_path("xla")
     if path is None:
         pytest.skip("the library for XLA is not built")
     metadata = Metadata(version=Version(major=-1, minor=-1), traits=7)

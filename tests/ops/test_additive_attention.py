@@ -375,7 +375,7 @@ def test_the_native_kernels_are_what_runs() -> None:
     tensors = [tf.constant(x) for x in draw_inputs(dtype="float32")[:4]]
     traced = tf.function(run).get_concrete_function(*tensors)
     kinds = {op.type for op in traced.graph.get_operations()}
-    assert {"HeedAdditive", "HeedAdditiveGradient"} <= kinds
+    assert {"HeedAttention", "HeedAttentionGradient"} <= kinds
     with heed.set_implementation("portable"):
         plain = tf.function(run).get_concrete_function(*tensors)
     assert not any(op.type.startswith("Heed") for op in plain.graph.get_operations())

@@ -44,16 +44,16 @@ FAULTS = (
     Fault(
         "a cache is copied for every token",
         "native/adapters/tensorflow/decode_ops.cc",
-        "context, &kCache, 1, 0, dims.data()",
-        "context, &kCache, 0, 0, dims.data()",
+        "allocated_over(context, status, 0, 0, shape)",
+        "std::pair(allocated(context, status, 0, kFloat32, shape), false)",
         ("tests/ops/test_decoding_steps.py",),
     ),
-    # The wire
+    # Forms
     Fault(
-        "two settings change places",
-        "native/adapters/tensorflow/settings.h",
-        "double scale, soft_cap, dropout,",
-        "double soft_cap, scale, dropout,",
+        "two numbers of a form change places",
+        "native/adapters/shared/call.h",
+        "double scale, soft_cap, dropout;",
+        "double soft_cap, scale, dropout;",
         ("tests/native/test_settings.py",),
     ),
     # Rows
@@ -310,7 +310,7 @@ FAULTS = (
     Fault(
         "a weight of another size is read in a graph",
         "native/adapters/tensorflow/decode.cc",
-        "x.count() != count)",
+        "x.shape().count() != count)",
         "x.count() < 0)",
         (_ENGINE,),
     ),
@@ -574,8 +574,8 @@ FAULTS = (
     Fault(
         "the gradient of a bias takes each batch entry's rows from the first",
         f"{_KERNELS}/bias_gradient.h",
-        "static_cast<Real*>(pass.bias_gradient) + b * stride[0] + n * stride[1]",
-        "static_cast<Real*>(pass.bias_gradient) + n * stride[1]",
+        "static_cast<Real*>(pass.bias_gradient) + block.b * stride[0] + block.n * stride[1]",
+        "static_cast<Real*>(pass.bias_gradient) + block.n * stride[1]",
         (_CORE, "tests/ops/test_gradients.py::test_the_gradient_of_a_bias_that_broadcasts"),
     ),
     # AMX

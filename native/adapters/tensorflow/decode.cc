@@ -19,15 +19,13 @@
 // tensors, and nobody writes to a buffer that others hold. So the same address means the same numbers.
 #include <pthread.h>
 
-#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "../../include/heed_decoder.h"
-#include "settings.h"
-#include "tensors.h"
+#include "registration.h"
 
 namespace heed::tf {
 namespace {
@@ -79,7 +77,10 @@ class Stacks {
     find(s.embedding, s.vocabulary, s.width);
     find(s.embedding_norm, s.width), find(s.final_norm, s.width), find(s.logits);
     for (HeedDecoderLayer& layer : layers) {
-      for (HeedNorm* norm : {&layer.self_norm, &layer.cross_norm, &layer.feed_forward_norm}) find(*norm, s.width);
+      for (HeedNorm* norm : {&layer.self_norm, &layer.cross_norm, &layer.feed_forward_norm, &layer.self_post_norm,
+                             &layer.feed_forward_post_norm})
+        find(*norm, s.width);
+      if (layer.experts.count != 0) fail("`stacks` must hold no experts");
       for (HeedDense* dense : {&layer.hidden, &layer.up, &layer.back}) find(*dense);
       for (HeedDecoderAttention* attention : {&layer.self, &layer.cross}) find(*attention, s);
     }
@@ -104,8 +105,8 @@ class Stacks {
     if (number > weight_count_) fail("`stacks` must hold numbers of weights");
     const Tensor& x = weights_[number - 1];
     int64_t count = 0;
-    if (__builtin_mul_overflow(rows, columns, &count) || x.count() != count)
-      fail("a weight must hold " + std::to_string(rows) + " x " + std::to_string(columns) + " numbers" + x.described());
+    if (__builtin_mul_overflow(rows, columns, &count) || x.shape().count() != count)
+      fail("a weight must hold " + std::to_string(rows) + " x " + std::to_string(columns) + " numbers" + x.received());
     weight = x.data<float>();
   }
 
@@ -153,7 +154,7 @@ std::vector<int64_t> version_of(const std::vector<Tensor>& inputs) {
   std::vector<int64_t> version;
   for (size_t i = kWeights; i < inputs.size(); ++i) {
     version.push_back(reinterpret_cast<intptr_t>(inputs[i].data()));
-    for (int64_t size : inputs[i].dims()) version.push_back(size);
+    for (int64_t size : inputs[i].shape()) version.push_back(size);
   }
   return version;
 }
@@ -186,11 +187,11 @@ std::shared_ptr<const Packed> packed_for(Kernel& kernel, std::vector<Tensor>& in
 
 // The numbers of an input, or null if it is empty.
 template <class T = float>
-const T* optional(const Tensor& x, const char* name, const Dims& dims) {
-  if (x.count() == 0) return nullptr;
-  if (x.dims() != dims)
-    fail(std::string("`") + name + "` must fit the other inputs and the weights, which makes it " + described(dims) +
-         x.described());
+const T* optional(const Tensor& x, const char* name, const Shape& shape) {
+  if (x.shape().count() == 0) return nullptr;
+  if (x.shape() != shape)
+    fail(std::string("`") + name + "` must fit the other inputs and the weights, which makes it " + shape.text() +
+         x.received());
   return x.data<T>();
 }
 
@@ -200,16 +201,17 @@ void run(void* state, TF_OpKernelContext* context) {
     const Status status;
     std::vector<Tensor> inputs = inputs_of(context, status);
     const Tensor &source = inputs[kSource], &encoded = inputs[kEncoded];
-    if (source.rank() != 2) fail("`source` must have shape (B, S)" + source.described());
-    if (encoded.rank() != 3) fail("`encoded` must have shape (B, S, D)" + encoded.described());
+    if (source.rank() != 2) fail("`source` must have shape (B, S)" + source.received());
+    if (encoded.rank() != 3) fail("`encoded` must have shape (B, S, D)" + encoded.received());
     const int64_t batch = source.dim(0), positions = source.dim(1);
     // Before any of these sizes is multiplied: an empty tensor may have any.
     if (batch > HEED_MOST_BATCH || positions > HEED_MOST_LENGTH)
-      fail("`source` must have at most 2^31 rows of at most 2^20 tokens" + source.described());
+      fail("`source` must have at most 2^31 rows of at most 2^20 tokens" + source.received());
     HeedDecoding search{};
     if (kernel.search.size() != sizeof(search)) fail("`search` must hold a search");
     std::memcpy(&search, kernel.search.data(), sizeof(search));
     search.on_token = nullptr, search.listener = nullptr;
+    search.first_tokens = nullptr, search.stop_tokens = nullptr, search.stop_count = 0, search.rotations = 1;
     const int64_t length = search.length;
     if (length < 1 || length > HEED_MOST_LENGTH)
       fail("`search` must hold a length from 1 to 2^20. Received: " + std::to_string(length));
@@ -229,27 +231,17 @@ void run(void* state, TF_OpKernelContext* context) {
     search.source_relative_bias = optional(inputs[kSourceBias], "source_relative_bias", {encoder.heads, 2 * positions});
     search.prompt = optional<int32_t>(inputs[kPrompt], "prompt", {batch, length});
     const int64_t results = std::min<int64_t>(std::max(search.results, 1), HEED_MOST_BEAMS);
-    const Tensor tokens = allocated(context, status, 0, kInt32, {batch, results, length}, sizeof(int32_t));
-    const Tensor scores =
-        allocated(context, status, 1, kFloat, kernel.scored ? Dims{batch, results} : Dims{0, 0}, sizeof(float));
+    const Tensor tokens = allocated(context, status, 0, kInt32, {batch, results, length});
+    const Tensor scores = allocated(context, status, 1, kFloat32, kernel.scored ? Shape{batch, results} : Shape{0, 0});
     check(heed_decode(packed->decoder, &search, tokens.data<int32_t>(), kernel.scored ? scores.data<float>() : nullptr,
                       kernel.threads));
   });
 }
 
-std::string string_of(TF_OpKernelConstruction* construction, const char* name) {
-  const Status status;
-  int32_t list_size = 0, size = 0;
-  TF_OpKernelConstruction_GetAttrSize(construction, name, &list_size, &size, status.get());
-  std::string text(static_cast<size_t>(std::max(size, 0)), '\0');
-  if (status.ok()) TF_OpKernelConstruction_GetAttrString(construction, name, text.data(), text.size(), status.get());
-  return text;
-}
-
-void* create(TF_OpKernelConstruction* construction) {
+void* create_kernel(TF_OpKernelConstruction* construction) {
   const Status status;
   auto* made = new Kernel;
-  made->stacks = string_of(construction, "stacks"), made->search = string_of(construction, "search");
+  made->stacks = read_string(construction, "stacks"), made->search = read_string(construction, "search");
   TF_OpKernelConstruction_GetAttrInt32(construction, "threads", &made->threads, status.get());
   unsigned char scored = 0;
   TF_OpKernelConstruction_GetAttrBool(construction, "scored", &scored, status.get());
@@ -257,27 +249,20 @@ void* create(TF_OpKernelConstruction* construction) {
   return made;
 }
 
+void destroy_kernel(void* state) {
+  const std::unique_ptr<Kernel> made(static_cast<Kernel*>(state));
+  const std::lock_guard<std::mutex> lock(shared.mutex);
+  made->packed.reset();
+}
+
 __attribute__((constructor)) void register_decoder() {
   if (!bind()) return;
-  const Status status;
-  TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder("HeedDecode");
-  for (const char* attribute : {"W: int >= 1", "stacks: string", "search: string", "scored: bool", "threads: int"})
-    TF_OpDefinitionBuilderAddAttr(op, attribute);
-  for (const char* input :
-       {"source: int32", "source_mask: bool", "encoded: float", "uniform: float", "positions: float", "rotation: float",
-        "relative_bias: float", "source_positions: float", "source_rotation: float", "source_relative_bias: float",
-        "prompt: int32", "weights: W * float"})
-    TF_OpDefinitionBuilderAddInput(op, input);
-  for (const char* output : {"tokens: int32", "scores: float"}) TF_OpDefinitionBuilderAddOutput(op, output);
-  TF_OpDefinitionBuilderSetShapeInferenceFunction(op, TF_ShapeInferenceContextSetUnknownShape);
-  TF_RegisterOpDefinition(op, status.get());
-  TF_KernelBuilder* kernel = TF_NewKernelBuilder("HeedDecode", "CPU", create, run, [](void* state) {
-    const std::unique_ptr<Kernel> made(static_cast<Kernel*>(state));
-    const std::lock_guard<std::mutex> lock(shared.mutex);
-    made->packed.reset();
-  });
-  TF_RegisterKernelBuilder("HeedDecode", kernel, status.get());
-  if (!status.ok()) std::fprintf(stderr, "heed: TensorFlow did not take the op HeedDecode\n");
+  register_op("HeedDecode", TF_ShapeInferenceContextSetUnknownShape, run,
+              {"W: int >= 1", "stacks: string", "search: string", "scored: bool", "threads: int"},
+              {"source: int32", "source_mask: bool", "encoded: float", "uniform: float", "positions: float",
+               "rotation: float", "relative_bias: float", "source_positions: float", "source_rotation: float",
+               "source_relative_bias: float", "prompt: int32", "weights: W * float"},
+              {"tokens: int32", "scores: float"}, create_kernel, destroy_kernel, {nullptr, {kOther}});
 }
 
 }  // namespace

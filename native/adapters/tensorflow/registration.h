@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdio>
+#include <cstring>
 
 #include "tensors.h"
 
@@ -9,7 +10,7 @@ namespace heed::tf {
 
 // The context of a shape function. After a step fails, `status` holds the error and later steps do nothing.
 struct Tracing {
-  using Shape = Owned<TF_ShapeHandle>;
+  using Handle = Owned<TF_ShapeHandle>;
   TF_ShapeInferenceContext* context;
   TF_Status* status;
 
@@ -18,27 +19,22 @@ struct Tracing {
   }
   bool ok() const { return TF_GetCode(status) == 0; }
 
-  Shape input(int i) const {
-    Shape shape(TF_NewShapeHandle());
+  Handle input(int i) const {
+    Handle shape(TF_NewShapeHandle());
     if (ok()) TF_ShapeInferenceContextGetInput(context, i, shape.get(), status);
     return shape;
   }
-  Shape input(int i, int64_t rank) const {
-    Shape shape = input(i);
-    if (ok()) TF_ShapeInferenceContextWithRank(context, shape.get(), rank, shape.get(), status);
-    return shape;
-  }
-  Shape part(const Shape& of, int64_t begin, int64_t end) const {
-    Shape shape(TF_NewShapeHandle());
+  Handle part(const Handle& of, int64_t begin, int64_t end) const {
+    Handle shape(TF_NewShapeHandle());
     if (ok()) TF_ShapeInferenceContextSubshape(context, of.get(), begin, end, shape.get(), status);
     return shape;
   }
-  Shape join(const Shape& first, const Shape& second) const {
-    Shape shape(TF_NewShapeHandle());
+  Handle join(const Handle& first, const Handle& second) const {
+    Handle shape(TF_NewShapeHandle());
     if (ok()) TF_ShapeInferenceContextConcatenateShapes(context, first.get(), second.get(), shape.get(), status);
     return shape;
   }
-  void output(int i, const Shape& shape) const {
+  void output(int i, const Handle& shape) const {
     if (ok()) TF_ShapeInferenceContextSetOutput(context, i, shape.get(), status);
   }
 };
@@ -51,29 +47,73 @@ inline constexpr const char* kComputeType = "C: {float, double}";
 // The types that T, the type of tensors, may be.
 struct Types {
   const char* attribute;
-  std::vector<int> numbers;
+  std::vector<Type> each;
 };
 // A function: ops are registered before the globals of this library exist.
-inline Types floats() { return {"T: {float, double, bfloat16, half}", {kFloat, kDouble, kBfloat16, kHalf}}; }
+inline Types floats() { return {"T: {float, double, bfloat16, half}", {kFloat32, kFloat64, kBfloat16, kFloat16}}; }
+
+inline std::string read_string(TF_OpKernelConstruction* construction, const char* name) {
+  const Status status;
+  int32_t list_size = 0, size = 0;
+  TF_OpKernelConstruction_GetAttrSize(construction, name, &list_size, &size, status.get());
+  std::string text(static_cast<size_t>(std::max(size, 0)), '\0');
+  if (status.ok()) TF_OpKernelConstruction_GetAttrString(construction, name, text.data(), text.size(), status.get());
+  return text;
+}
+
+// 0: as many as there are.
+template <class Number>
+int thread_count(Number threads) {
+  return threads >= 1 ? static_cast<int>(std::min(threads, Number{65536})) : 0;
+}
+
+// What an op keeps: a Form, read from its attribute `form`.
+template <class Form>
+void* create(TF_OpKernelConstruction* construction) {
+  void* made = nullptr;
+  guarded(construction, TF_OpKernelConstruction_Failure, [&] { made = new Form(read_string(construction, "form")); });
+  return made;
+}
+template <class Form>
+void destroy(void* form) {
+  delete static_cast<Form*>(form);
+}
+
+// A form of doubles. src/heed/ops/backends/tensorflow/native/fused_ops.py has tuples of the same names and fields.
+template <class Settings>
+struct Numbers : Settings {
+  explicit Numbers(const std::string& bytes) {
+    if (bytes.size() != sizeof(Settings)) fail("`form` must have as many numbers as the op lists");
+    std::memcpy(static_cast<Settings*>(this), bytes.data(), sizeof(Settings));
+  }
+  int thread_count() const { return tf::thread_count(this->threads); }
+};
 
 // `attributes`: those that inputs and outputs name, but for T.
 inline void register_op(const std::string& name, ShapeFunction shapes, Run run, const Arguments& attributes,
-                        const Arguments& inputs, const Arguments& outputs, const Types& types = floats()) {
+                        const Arguments& inputs, const Arguments& outputs, Create create = nullptr,
+                        Destroy destroy = nullptr, const Types& types = floats()) {
   const Status status;
   TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder(name.c_str());
-  TF_OpDefinitionBuilderAddAttr(op, types.attribute);
+  if (types.attribute) TF_OpDefinitionBuilderAddAttr(op, types.attribute);
   for (const char* attribute : attributes) TF_OpDefinitionBuilderAddAttr(op, attribute);
   for (const char* input : inputs) TF_OpDefinitionBuilderAddInput(op, input);
   for (const char* output : outputs) TF_OpDefinitionBuilderAddOutput(op, output);
   TF_OpDefinitionBuilderSetShapeInferenceFunction(op, shapes);
   TF_RegisterOpDefinition(op, status.get());
-  for (int type : types.numbers) {
-    TF_KernelBuilder* kernel = TF_NewKernelBuilder(
-        name.c_str(), "CPU", [](TF_OpKernelConstruction*) -> void* { return nullptr; }, run, [](void*) {});
-    TF_KernelBuilder_TypeConstraint(kernel, "T", type, status.get());
+  for (Type type : types.each) {
+    TF_KernelBuilder* kernel = TF_NewKernelBuilder(name.c_str(), "CPU", create, run, destroy);
+    if (types.attribute) TF_KernelBuilder_TypeConstraint(kernel, "T", kDataTypes[type], status.get());
     TF_RegisterKernelBuilder(name.c_str(), kernel, status.get());
   }
   if (!status.ok()) std::fprintf(stderr, "heed: TensorFlow did not take the op %s\n", name.c_str());
+}
+
+// Outputs have the shapes of the first inputs.
+template <int outputs>
+void shapes_of_first(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const Tracing trace(context, status);
+  for (int i = 0; i < outputs; ++i) trace.output(i, trace.input(i));
 }
 
 // The ops of row_ops.cc and of decode_ops.cc.

@@ -1,84 +1,87 @@
 // The fused row-wise ops of TensorFlow. No arithmetic.
 //
-// Tensors are of the type T; some ops also take numbers and vectors of the compute type C. The last input of each op is
-// `settings`, see settings.h.
+// Tensors are of the type T; some ops also take numbers and vectors of the compute type C. The form is an attribute.
 #include "registration.h"
-#include "settings.h"
 
 namespace heed::tf {
 namespace {
+
+// Forms. Flags are 0 or 1.
+struct CrossEntropySettings {
+  double threads, ignored;
+};
+struct NormalizationSettings {
+  double threads, epsilon, rms;
+};
+struct DropoutSettings {
+  double threads, rate;
+};
 
 // A call of an op on rows: the last axis of the first input is a row.
 template <class Settings>
 class RowCall {
  public:
-  explicit RowCall(TF_OpKernelContext* context) : context_(context) {
+  RowCall(void* form, TF_OpKernelContext* context)
+      : settings(*static_cast<const Numbers<Settings>*>(form)), context_(context) {
     const Tensor x = input(0);
-    type_ = x.type(), dims_ = x.dims();
-    if (dims_.empty()) fail("the first input must have rows" + x.described());
-    settings = read_settings<Settings>(input(TF_NumInputs(context) - 1));
-    rows_ = {dtype_of(type_), 1, dims_.back()};
-    for (size_t axis = 0; axis + 1 < dims_.size(); ++axis) rows_.count = times(rows_.count, dims_[axis]);
+    type_ = x.type(), shape_ = x.shape();
+    if (shape_.rank() == 0) fail("the first input must have rows" + x.received());
+    rows_ = {type_, 1, shape_.back()};
+    rows_.count = row_shape().count();
   }
 
-  Tensor input(int i) const {
-    TF_Tensor* tensor = nullptr;
-    TF_GetInput(context_, i, &tensor, status_.get());
-    Tensor read{Owned<TF_Tensor>(tensor)};
-    if (!status_.ok()) fail("an input could not be read");
-    return read;
-  }
+  Tensor input(int i) const { return input_of(context_, status_, i); }
 
   // An input that must have this shape.
-  Tensor input(int i, const char* name, const Dims& dims) const {
+  Tensor input(int i, const char* name, const Shape& shape) const {
     Tensor x = input(i);
-    if (x.dims() != dims) fail(std::string("`") + name + "` does not fit the other inputs" + x.described());
+    if (x.shape() != shape) fail(std::string("`") + name + "` does not fit the other inputs" + x.received());
     return x;
   }
 
-  Tensor allocate(int index, int type, const Dims& dims) const {
-    return allocated(context_, status_, index, type, dims, bytes_of(type));
+  Tensor allocate(int index, Type type, const Shape& shape) const {
+    return allocated(context_, status_, index, type, shape);
   }
 
   // A result like `x`, in the memory of the input `over` if no one else uses it. The caller must not hold that input.
   Tensor allocate_over(int over, int index) const {
-    int taken = -1;
-    Tensor result{Owned<TF_Tensor>(TF_ForwardInputOrAllocateOutput(
-        context_, &over, 1, index, dims_.data(), static_cast<int>(dims_.size()), &taken, status_.get()))};
-    if (!status_.ok() || !result.tensor) throw Failed{"out of memory for the result", kResourceExhausted};
-    return result;
+    return allocated_over(context_, status_, over, index, shape_).first;
   }
 
   const HeedRows& rows() const { return rows_; }
-  const Dims& dims() const { return dims_; }
+  const Shape& shape() const { return shape_; }
   // The shapes of one number, and of two, for each row.
-  Dims row_dims() const { return Dims(dims_.begin(), dims_.end() - 1); }
-  Dims pair_dims() const {
-    Dims result{2};
-    for (int64_t size : row_dims()) result.push_back(size);
+  Shape row_shape() const {
+    Shape result = shape_;
+    result.pop_back();
     return result;
   }
-  int type() const { return type_; }
-  int compute_type() const { return type_ == kDouble ? kDouble : kFloat; }
-  int threads() const { return thread_count(settings.threads); }
+  Shape pair_shape() const {
+    Shape result{2};
+    for (int64_t size : row_shape()) result.push_back(size);
+    return result;
+  }
+  Type type() const { return type_; }
+  Type compute_type() const { return type_ == kFloat64 ? kFloat64 : kFloat32; }
+  int threads() const { return settings.thread_count(); }
 
-  Settings settings{};
+  const Numbers<Settings>& settings;
 
  private:
   TF_OpKernelContext* const context_;
   const Status status_;
-  int type_ = kFloat;
-  Dims dims_;
+  Type type_ = kFloat32;
+  Shape shape_;
   HeedRows rows_{};
 };
 
 // Reads a number of the compute type.
 double number(const Tensor& x, const char* name) {
-  if (x.rank() != 0) fail(std::string("`") + name + "` must be a number" + x.described());
-  return x.type() == kDouble ? *x.data<double>() : static_cast<double>(*x.data<float>());
+  if (x.rank() != 0) fail(std::string("`") + name + "` must be a number" + x.received());
+  return x.type() == kFloat64 ? *x.data<double>() : static_cast<double>(*x.data<float>());
 }
 
-void expect_type(int type, const Tensor& x, const char* name) {
+void expect_type(Type type, const Tensor& x, const char* name) {
   if (x.type() != type) fail(std::string("`") + name + "` must be of the type that is computed with");
 }
 
@@ -88,7 +91,7 @@ struct CrossEntropy {
   HeedCrossEntropy call;
 
   explicit CrossEntropy(const RowCall<CrossEntropySettings>& of)
-      : logits(of.input(0)), labels(of.input(1, "labels", of.row_dims())) {
+      : logits(of.input(0)), labels(of.input(1, "labels", of.row_shape())) {
     const Tensor smoothing = of.input(2);
     expect_type(of.compute_type(), smoothing, "smoothing");
     const double ignored = of.settings.ignored;
@@ -98,24 +101,24 @@ struct CrossEntropy {
   }
 };
 
-void run_cross_entropy(void*, TF_OpKernelContext* context) {
+void run_cross_entropy(void* form, TF_OpKernelContext* context) {
   guarded(context, [&] {
-    const RowCall<CrossEntropySettings> of(context);
+    const RowCall<CrossEntropySettings> of(form, context);
     const CrossEntropy read(of);
-    const Tensor losses = of.allocate(0, of.compute_type(), of.row_dims());
-    const Tensor softmax = of.allocate(1, of.compute_type(), of.pair_dims());
+    const Tensor losses = of.allocate(0, of.compute_type(), of.row_shape());
+    const Tensor softmax = of.allocate(1, of.compute_type(), of.pair_shape());
     check(heed_cross_entropy(&read.call, losses.data(), softmax.data(), of.threads()));
   });
 }
 
 // The extra inputs are softmax and losses_gradient.
-void run_cross_entropy_gradient(void*, TF_OpKernelContext* context) {
+void run_cross_entropy_gradient(void* form, TF_OpKernelContext* context) {
   guarded(context, [&] {
-    const RowCall<CrossEntropySettings> of(context);
+    const RowCall<CrossEntropySettings> of(form, context);
     const Tensor gradient = of.allocate_over(0, 0);
     CrossEntropy read(of);
-    const Tensor softmax = of.input(3, "softmax", of.pair_dims());
-    const Tensor losses_gradient = of.input(4, "losses_gradient", of.row_dims());
+    const Tensor softmax = of.input(3, "softmax", of.pair_shape());
+    const Tensor losses_gradient = of.input(4, "losses_gradient", of.row_shape());
     check(
         heed_cross_entropy_gradient(&read.call, softmax.data(), losses_gradient.data(), gradient.data(), of.threads()));
   });
@@ -139,33 +142,33 @@ struct Normalization {
  private:
   static const void* optional_vector(const RowCall<NormalizationSettings>& of, const Tensor& vector, const char* name) {
     expect_type(of.compute_type(), vector, name);
-    if (vector.dims() == Dims{0}) return nullptr;
-    if (vector.dims() != Dims{of.rows().width})
-      fail(std::string("`") + name + "` must have as many numbers as a row (D)" + vector.described());
+    if (vector.shape() == Shape{0}) return nullptr;
+    if (vector.shape() != Shape{of.rows().width})
+      fail(std::string("`") + name + "` must have as many numbers as a row (D)" + vector.received());
     return vector.data();
   }
 };
 
-void run_normalization(void*, TF_OpKernelContext* context) {
+void run_normalization(void* form, TF_OpKernelContext* context) {
   guarded(context, [&] {
-    const RowCall<NormalizationSettings> of(context);
+    const RowCall<NormalizationSettings> of(form, context);
     const Normalization read(of);
-    const Tensor y = of.allocate(0, of.type(), of.dims());
-    const Tensor moments = of.allocate(1, of.compute_type(), of.pair_dims());
+    const Tensor y = of.allocate(0, of.type(), of.shape());
+    const Tensor moments = of.allocate(1, of.compute_type(), of.pair_shape());
     check(heed_normalization(&read.call, y.data(), moments.data(), of.threads()));
   });
 }
 
 // The extra inputs are moments and y_gradient.
-void run_normalization_gradient(void*, TF_OpKernelContext* context) {
+void run_normalization_gradient(void* form, TF_OpKernelContext* context) {
   guarded(context, [&] {
-    const RowCall<NormalizationSettings> of(context);
-    of.input(4, "y_gradient", of.dims());
+    const RowCall<NormalizationSettings> of(form, context);
+    of.input(4, "y_gradient", of.shape());
     const Tensor x_gradient = of.allocate_over(4, 0);
     const Normalization read(of);
-    const Tensor scale_gradient = of.allocate(1, of.compute_type(), read.scale.dims());
-    const Tensor offset_gradient = of.allocate(2, of.compute_type(), read.offset.dims());
-    const Tensor moments = of.input(3, "moments", of.pair_dims()), y_gradient = of.input(4);
+    const Tensor scale_gradient = of.allocate(1, of.compute_type(), read.scale.shape());
+    const Tensor offset_gradient = of.allocate(2, of.compute_type(), read.offset.shape());
+    const Tensor moments = of.input(3, "moments", of.pair_shape()), y_gradient = of.input(4);
     check(heed_normalization_gradient(&read.call, moments.data(), y_gradient.data(), x_gradient.data(),
                                       read.call.scale ? scale_gradient.data() : nullptr,
                                       read.call.offset ? offset_gradient.data() : nullptr, of.threads()));
@@ -173,13 +176,13 @@ void run_normalization_gradient(void*, TF_OpKernelContext* context) {
 }
 
 // HeedDropout: x, seed, one residual or none.
-void run_dropout(void*, TF_OpKernelContext* context) {
+void run_dropout(void* form, TF_OpKernelContext* context) {
   guarded(context, [&] {
-    const RowCall<DropoutSettings> of(context);
+    const RowCall<DropoutSettings> of(form, context);
     constexpr int kResidual = 2;
-    const bool has_residual = TF_NumInputs(context) > kResidual + 1;
-    if (TF_NumInputs(context) > kResidual + 2) fail("there must be one residual or none");
-    if (has_residual) of.input(kResidual, "residual", of.dims());
+    const bool has_residual = TF_NumInputs(context) > kResidual;
+    if (TF_NumInputs(context) > kResidual + 1) fail("there must be one residual or none");
+    if (has_residual) of.input(kResidual, "residual", of.shape());
     const Tensor y = of.allocate_over(has_residual ? kResidual : 0, 0);
     const Tensor x = of.input(0), residual = of.input(has_residual ? kResidual : 0), key = of.input(1, "seed", {2});
     const uint32_t* seed = key.data<uint32_t>();
@@ -196,36 +199,34 @@ void shape_of_rows(TF_ShapeInferenceContext* context, TF_Status* status) {
   trace.output(0, trace.part(x, 0, -1));
 }
 
-// Outputs have the shapes of the first inputs.
-template <int outputs>
-void shapes_of_first(TF_ShapeInferenceContext* context, TF_Status* status) {
-  const Tracing trace(context, status);
-  for (int i = 0; i < outputs; ++i) trace.output(i, trace.input(i));
-}
-
 }  // namespace
 
 void register_row_ops() {
-  const Arguments cross_entropy{"logits: T", "labels: int32", "smoothing: C"};
-  auto with = [](Arguments inputs, const Arguments& extra) {
+  const auto with = [](Arguments inputs, const Arguments& extra) {
     inputs.insert(inputs.end(), extra.begin(), extra.end());
-    inputs.push_back("settings: double");
     return inputs;
   };
-  register_op("HeedCrossEntropy", shape_of_rows, run_cross_entropy, {kComputeType}, with(cross_entropy, {}),
-              {"losses: C", "softmax: C"});
-  register_op("HeedCrossEntropyGradient", shapes_of_first<1>, run_cross_entropy_gradient, {kComputeType},
-              with(cross_entropy, {"softmax: C", "losses_gradient: C"}), {"logits_gradient: T"});
+  const auto add = [](const char* name, auto settings, ShapeFunction shapes, Run run, const char* attribute,
+                      const Arguments& inputs, const Arguments& outputs) {
+    using Form = Numbers<decltype(settings)>;
+    register_op(name, shapes, run, {attribute, "form: string"}, inputs, outputs, create<Form>, destroy<Form>);
+  };
+  const char* const compute_type = "C: {float, double}";
+  const Arguments cross_entropy{"logits: T", "labels: int32", "smoothing: C"};
+  add("HeedCrossEntropy", CrossEntropySettings{}, shape_of_rows, run_cross_entropy, compute_type, cross_entropy,
+      {"losses: C", "softmax: C"});
+  add("HeedCrossEntropyGradient", CrossEntropySettings{}, shapes_of_first<1>, run_cross_entropy_gradient, compute_type,
+      with(cross_entropy, {"softmax: C", "losses_gradient: C"}), {"logits_gradient: T"});
 
   const Arguments normalization{"x: T", "scale: C", "offset: C"};
-  register_op("HeedNormalization", shapes_of_first<1>, run_normalization, {kComputeType}, with(normalization, {}),
-              {"y: T", "moments: C"});
-  register_op("HeedNormalizationGradient", shapes_of_first<3>, run_normalization_gradient, {kComputeType},
-              with(normalization, {"moments: C", "y_gradient: T"}),
-              {"x_gradient: T", "scale_gradient: C", "offset_gradient: C"});
+  add("HeedNormalization", NormalizationSettings{}, shapes_of_first<1>, run_normalization, compute_type, normalization,
+      {"y: T", "moments: C"});
+  add("HeedNormalizationGradient", NormalizationSettings{}, shapes_of_first<3>, run_normalization_gradient,
+      compute_type, with(normalization, {"moments: C", "y_gradient: T"}),
+      {"x_gradient: T", "scale_gradient: C", "offset_gradient: C"});
 
-  register_op("HeedDropout", shapes_of_first<1>, run_dropout, {"R: int >= 0"},
-              {"x: T", "seed: uint32", "residual: R * T", "settings: double"}, {"y: T"});
+  add("HeedDropout", DropoutSettings{}, shapes_of_first<1>, run_dropout, "R: int >= 0",
+      {"x: T", "seed: uint32", "residual: R * T"}, {"y: T"});
 }
 
 }  // namespace heed::tf

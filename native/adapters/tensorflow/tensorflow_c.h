@@ -45,8 +45,6 @@ using Destroy = void (*)(void*);
   F(TF_ShapeInferenceContextGetInput, void, (TF_ShapeInferenceContext*, int, TF_ShapeHandle*, TF_Status*))          \
   F(TF_ShapeInferenceContextSetOutput, void, (TF_ShapeInferenceContext*, int, TF_ShapeHandle*, TF_Status*))         \
   F(TF_ShapeInferenceContextSetUnknownShape, void, (TF_ShapeInferenceContext*, TF_Status*))                         \
-  F(TF_ShapeInferenceContextWithRank, void,                                                                         \
-    (TF_ShapeInferenceContext*, TF_ShapeHandle*, int64_t, TF_ShapeHandle*, TF_Status*))                             \
   F(TF_ShapeInferenceContextSubshape, void,                                                                         \
     (TF_ShapeInferenceContext*, TF_ShapeHandle*, int64_t, int64_t, TF_ShapeHandle*, TF_Status*))                    \
   F(TF_ShapeInferenceContextConcatenateShapes, void,                                                                \
@@ -60,6 +58,7 @@ using Destroy = void (*)(void*);
     (TF_OpKernelConstruction*, const char*, char*, std::size_t, TF_Status*))                                        \
   F(TF_OpKernelConstruction_GetAttrInt32, void, (TF_OpKernelConstruction*, const char*, std::int32_t*, TF_Status*)) \
   F(TF_OpKernelConstruction_GetAttrBool, void, (TF_OpKernelConstruction*, const char*, unsigned char*, TF_Status*)) \
+  F(TF_OpKernelConstruction_Failure, void, (TF_OpKernelConstruction*, TF_Status*))                                  \
   F(TF_NumInputs, int, (TF_OpKernelContext*))                                                                       \
   F(TF_GetInput, void, (TF_OpKernelContext*, int, TF_Tensor**, TF_Status*))                                         \
   F(TF_AllocateOutput, TF_Tensor*, (TF_OpKernelContext*, int, int, const int64_t*, int, size_t, TF_Status*))        \
@@ -91,10 +90,5 @@ inline bool bind() {
 #undef HEED_FIND
   return all;
 }
-
-// Numbers of TF_DataType and TF_Code.
-inline constexpr int kFloat = 1, kDouble = 2, kInt32 = 3, kInt64 = 9, kBool = 10, kBfloat16 = 14, kHalf = 19,
-                     kUint32 = 22;
-inline constexpr int kInvalidArgument = 3, kResourceExhausted = 8;
 
 }  // namespace heed::tf

@@ -1,51 +1,56 @@
 // Attention as custom calls of XLA, for JAX: they read buffers, call the core, and pass on its errors. No arithmetic.
-#include <new>
+//
+// The arguments of a call are the arrays of ../shared/call.h, in its order; its form is the attribute `form`, an array
+// of int64 with its bytes.
+#include <iterator>
 
-#include "call.h"
+#include "../shared/call.h"
+#include "xla_c.h"
 
 namespace heed::xla {
 namespace {
 
-// The arguments that the backward pass has after the value.
-constexpr int64_t kNoExtra = 0, kOfForward = 4;
+// The data type of each Type but the last.
+constexpr int32_t kDataTypes[] = {kXlaFloat32, kXlaFloat64, kXlaBfloat16, kXlaFloat16, kXlaInt32, kXlaUint32, kXlaBool};
 
-void run_forward(const Call& call) {
-  HeedForward results{};
-  results.output = call.output(call.result(0));
-  results.lse = call.numbers(call.result(1), call.lse_count());
-  results.softmax = call.numbers(call.result(2), heed_softmax_size(&call.attention));
-  check(heed_forward(&call.attention, &results, call.threads()));
+Array read(const XLA_FFI_Args& list, int64_t i) {
+  if (i < 0 || i >= list.size) fail("a buffer is missing");
+  const auto& x = *static_cast<const XLA_FFI_Buffer*>(list.args[i]);
+  const int32_t* found = std::find(std::begin(kDataTypes), std::end(kDataTypes), x.dtype);
+  return {static_cast<Type>(found - kDataTypes), Shape(x.dims, x.dims + x.rank), x.data};
 }
 
-HeedBackward read_backward(const Call& call) {
-  HeedBackward pass{};
-  pass.softmax = call.numbers(call.input(3), heed_softmax_size(&call.attention));
-  pass.output = call.output(call.input(4));
-  pass.output_gradient = call.output(call.input(5));
-  pass.lse_gradient = call.numbers(call.input(6), call.lse_count());
-  return pass;
-}
-
-void run_backward(const Call& call) {
-  const HeedAttention& a = call.attention;
-  HeedBackward pass = read_backward(call);
-  pass.query_gradient = call.rows(call.result(0), a.query_length, a.heads, a.head_dim);
-  pass.key_gradient = call.rows(call.result(1), a.key_length, a.kv_heads, a.head_dim);
-  pass.value_gradient = call.rows(call.result(2), a.key_length, a.kv_heads, a.value_dim);
-  if (call.additive()) {
-    pass.score_vector_gradient = call.numbers(call.result(3), a.head_dim);
-    pass.bias_gradient = call.numbers(call.result(4), a.head_dim);
+std::string read_form(const XLA_FFI_Attrs& attributes) {
+  for (int64_t i = 0; i < attributes.size; ++i) {
+    const XLA_FFI_ByteSpan& name = *attributes.names[i];
+    if (std::string(name.ptr, name.len) != "form" || attributes.types[i] != kXlaArray) continue;
+    const auto& array = *static_cast<const XLA_FFI_Array*>(attributes.attrs[i]);
+    if (array.dtype == kXlaInt64) return {static_cast<const char*>(array.data), sizeof(int64_t) * array.size};
   }
-  check(heed_backward(&a, &pass, call.threads()));
+  fail("the attribute `form` is missing or has a wrong type");
 }
 
-void run_bias_gradient(const Call& call) {
-  const HeedAttention& a = call.attention;
-  if (!a.bias.data) fail("there must be a bias");
-  HeedBackward pass = read_backward(call);
-  const int64_t* shape = a.bias.shape;
-  pass.bias_gradient = call.numbers(call.result(0), shape[0] * shape[1] * shape[2] * shape[3]);
-  check(heed_bias_gradient(&a, &pass, call.threads()));
+// Results, which XLA has allocated.
+struct Results {
+  const XLA_FFI_Args& list;
+
+  Array operator()(int64_t i, Type type, const Shape& shape) const {
+    const Array found = read(list, i);
+    if (found.type != type || found.shape != shape) fail("a result has a wrong type or shape" + found.shape.received());
+    return found;
+  }
+};
+
+// As many as XLA's own pool has: one setting for both. 0, all, where there is no pool.
+int thread_count(const XLA_FFI_CallFrame& frame) {
+  int64_t count = 0;
+  XLA_FFI_ThreadPool_NumThreads_Args args{sizeof(args), nullptr, frame.ctx, &count};
+  if (XLA_FFI_Error* error = frame.api->XLA_FFI_ThreadPool_NumThreads(&args)) {
+    XLA_FFI_Error_Destroy_Args destroyed{sizeof(destroyed), nullptr, error};
+    frame.api->XLA_FFI_Error_Destroy(&destroyed);
+    return 0;
+  }
+  return static_cast<int>(std::clamp<int64_t>(count, 0, 256));
 }
 
 // Whether XLA only asks for the version of a handler, which it does when the handler is registered. XLA takes a handler
@@ -63,16 +68,19 @@ bool answers_metadata(const XLA_FFI_CallFrame* frame) {
   return true;
 }
 
-template <void (*run)(const Call&), int64_t extra>
+template <void (*pass)(const Call&, const Results&, int threads), size_t extra>
 XLA_FFI_Error* handle(const XLA_FFI_CallFrame* frame) {
   if (answers_metadata(frame)) return nullptr;
   std::string message = "out of memory";
   try {
-    run(Call(frame, extra));
+    std::vector<Array> arrays;
+    for (int64_t i = 0; i < frame->args.size; ++i) arrays.push_back(read(frame->args, i));
+    const Form form(read_form(frame->attrs));
+    pass(Call(form, arrays.data(), arrays.size(), extra), Results{frame->rets}, thread_count(*frame));
     return nullptr;
-  } catch (const std::bad_alloc&) {
-  } catch (const std::exception& error) {
-    message = error.what();
+  } catch (const Failed& failed) {
+    message = failed.text;
+  } catch (...) {
   }
   XLA_FFI_Error_Create_Args args{sizeof(args), nullptr, message.c_str(), kXlaInvalidArgument};
   return frame->api->XLA_FFI_Error_Create(&args);
@@ -84,15 +92,15 @@ XLA_FFI_Error* handle(const XLA_FFI_CallFrame* frame) {
 extern "C" {
 
 HEED_API XLA_FFI_Error* heed_xla_forward(XLA_FFI_CallFrame* frame) {
-  return heed::xla::handle<heed::xla::run_forward, heed::xla::kNoExtra>(frame);
+  return heed::xla::handle<heed::run_forward, heed::kNoExtra>(frame);
 }
 
 HEED_API XLA_FFI_Error* heed_xla_backward(XLA_FFI_CallFrame* frame) {
-  return heed::xla::handle<heed::xla::run_backward, heed::xla::kOfForward>(frame);
+  return heed::xla::handle<heed::run_backward, heed::kOfForward>(frame);
 }
 
 HEED_API XLA_FFI_Error* heed_xla_bias_gradient(XLA_FFI_CallFrame* frame) {
-  return heed::xla::handle<heed::xla::run_bias_gradient, heed::xla::kOfForward>(frame);
+  return heed::xla::handle<heed::run_bias_gradient, heed::kOfForward>(frame);
 }
 
 }  // extern "C"

@@ -20,8 +20,8 @@ from heed.ops.backends.jax.native.implementation import Native
 from heed.ops.backends.jax.portable.implementation import Portable
 from heed.ops.backends.jax.recomputation import recomputation_patches  # noqa: F401  (of the protocol)
 from heed.ops.backends.protocol import Implementation
-from heed.ops.backends.shared import core
 from heed.ops.backends.shared.fused_ops import PlainFusedOps
+from heed.ops.core import library as core
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -66,8 +66,12 @@ def convert_to_tensor(x: Any) -> Any:
     return keras.ops.convert_to_tensor(x)
 
 
-def kind_of(query: Any, key: Any, value: Any) -> None:
-    """None: each call is checked."""
+def kind_of(query: Any, key: Any, value: Any) -> Any:
+    """Return shapes and dtypes of arrays with values; None for those that are traced, whose sizes may be symbols."""
+    operands = query, key, value
+    if not all(is_tensor(x) and has_values(x) for x in operands):
+        return None
+    return tuple([(x.shape, x.dtype) for x in operands])
 
 
 def widest_integer() -> str:

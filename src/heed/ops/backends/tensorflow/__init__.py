@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
@@ -25,7 +24,9 @@ from heed.ops.backends.tensorflow.portable.implementation import Portable, Porta
 from heed.ops.backends.tensorflow.recomputation import recomputation_patches  # noqa: F401  (of the protocol)
 from heed.ops.backends.tensorflow.ring.attention import Ring
 from heed.ops.backends.tensorflow.ring.workers import current_worker
+from heed.ops.core import library as core
 
+_EAGER = tf.__internal__.EagerTensor
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 IMPLEMENTATIONS: dict[str, Implementation] = {
@@ -43,25 +44,26 @@ DECODER_OP = decoder
 COMPILES_NATIVE = False  # XLA has no kernel for an op of TensorFlow's
 MATH = tf.math
 WORD = "uint32"
-instruction_set = library.instruction_set
-block_sizes = library.block_sizes
 
 
 def as_written(function: _F) -> _F:
     """The function, protected from AutoGraph, which only matters in graphs, and from checks of numbers."""
-    function = exempt(function)
-    traced: Any = tf.autograph.experimental.do_not_convert(function)
-
-    @functools.wraps(traced)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return (function if tf.executing_eagerly() else traced)(*args, **kwargs)
-
-    return cast(_F, run)
+    return exempt(function, tf.autograph.experimental.do_not_convert(function))
 
 
 def constant_while_tracing(function: _F) -> _F:
     """The function itself: Python runs while TensorFlow traces."""
     return function
+
+
+def instruction_set() -> str:
+    """The instruction set of the native kernels here, or "none"."""
+    return "none" if library.ops() is None else core.instruction_set()
+
+
+def block_sizes() -> dict[str, int]:
+    """The block sizes of the native kernels here; empty without kernels."""
+    return {} if library.ops() is None else core.block_sizes()
 
 
 def is_tensor(x: Any) -> bool:
@@ -70,13 +72,14 @@ def is_tensor(x: Any) -> bool:
 
 
 def kind_of(query: Any, key: Any, value: Any) -> Any:
-    """Return shapes and dtypes of tensors with values; None while a graph is traced, where shapes may be unknown."""
-    if not (tf.executing_eagerly() and is_tensor(query) and is_tensor(key) and is_tensor(value)):
+    """Return shapes and dtypes of tensors with values; None for those of graphs, whose shapes may be unknown."""
+    if not (type(query) is _EAGER and type(key) is _EAGER and type(value) is _EAGER):
         return None
+    # Far quicker than `shape` and `dtype`.
     return (
-        *(query.shape, query.dtype),
-        *(key.shape, key.dtype),
-        *(value.shape, value.dtype),
+        *(query._shape_tuple(), query._datatype_enum()),
+        *(key._shape_tuple(), key._datatype_enum()),
+        *(value._shape_tuple(), value._datatype_enum()),
     )
 
 

@@ -15,20 +15,21 @@ from tensorflow.python.eager import context
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def exempt(function: _F) -> _F:
-    """Return the function, whose operations are not checked."""
+def exempt(function: _F, in_graphs: Any = None) -> _F:
+    """Return the function, or what stands for it in graphs. Its operations are not checked."""
+    in_graphs = in_graphs or function
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         thread = context.context()._thread_local_data
-        callbacks = thread.op_callbacks
+        callbacks, called = thread.op_callbacks, function if thread.is_eager else in_graphs
         if not callbacks:  # nearly always
-            return function(*args, **kwargs)
+            return called(*args, **kwargs)
         thread.op_callbacks = [
             x for x in callbacks if "check_numerics" not in getattr(x, "__module__", "")
         ]
         try:
-            return function(*args, **kwargs)
+            return called(*args, **kwargs)
         finally:
             thread.op_callbacks = callbacks
 

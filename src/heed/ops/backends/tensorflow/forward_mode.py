@@ -8,12 +8,13 @@ from typing import Any
 import tensorflow as tf
 
 # There is no public question whether a tensor has a tangent.
-from tensorflow.python.eager.forwardprop_util import pack_tangents
+from tensorflow.python import pywrap_tfe
 
 
 def has_tangents(tensors: Iterable[Any]) -> bool:
     """Whether an accumulator watches one of the tensors; None is no tensor."""
-    return bool(pack_tangents([x for x in tensors if x is not None]).tangents)
+    _, tangents = pywrap_tfe.TFE_Py_PackJVPs([x for x in tensors if x is not None])
+    return bool(tangents)
 
 
 def check_tapes() -> None:

@@ -12,7 +12,6 @@ import torch
 
 from heed.ops.backends import NATIVE, PORTABLE, SDPA, FusedOps
 from heed.ops.backends.protocol import Implementation
-from heed.ops.backends.shared import core
 from heed.ops.backends.shared.fused_ops import PlainFusedOps
 from heed.ops.backends.torch.native.implementation import Native
 from heed.ops.backends.torch.operands import (
@@ -26,6 +25,7 @@ from heed.ops.backends.torch.operands import (
 from heed.ops.backends.torch.portable.implementation import Portable
 from heed.ops.backends.torch.recomputation import recomputation_patches  # noqa: F401  (of the protocol)
 from heed.ops.backends.torch.sdpa.implementation import Sdpa
+from heed.ops.core import library
 from heed.ops.score_mod import trace
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -40,8 +40,8 @@ DECODER_OP = None  # PyTorch decodes at once, and torch.compile op by op
 COMPILES_NATIVE = False  # models under Keras' torch.compile are not tested
 MATH = torch
 WORD = "int64"  # there are few operations on uint32
-instruction_set = core.instruction_set
-block_sizes = core.block_sizes
+instruction_set = library.instruction_set
+block_sizes = library.block_sizes
 
 
 def as_written(function: _F) -> _F:

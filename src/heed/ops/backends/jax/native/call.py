@@ -1,81 +1,110 @@
 """The custom calls, with rules for `jax.vmap`: the mapped axis becomes part of the batch.
 
-Additive attention, dropout, and slopes or seeds that differ between entries are mapped one entry at a time: their
-numbers belong to a whole batch.
+Their arguments are arrays in the order of `native/adapters/shared/call.h`. Additive attention, dropout, and slopes that
+differ between entries are mapped one entry at a time: their numbers belong to a whole batch.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_batching import custom_vmap
 
 from heed.ops.backends.jax.native import library
-from heed.ops.backends.jax.native.wire import Inputs, Kind, shape, softmax_size
+from heed.ops.checks import compute_type
+from heed.ops.core import structs
+from heed.ops.core.form import Form
+from heed.ops.core.library import load
+from heed.ops.layouts import LAYOUTS
 
-# Of the backward pass: softmax and output of the forward pass, and the gradients of output and log-sum-exp.
-Extras = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+Several = Sequence[jax.Array]
+# The arrays before the operands: query, key and value, and in the backward pass output, softmax, and the gradients of
+# output and log-sum-exp.
+_FORWARD, _BACKWARD = 3, 7
+_SOFTMAX = 4
 
 
-def forward(kind: Kind, inputs: Inputs) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Output, log-sum-exp (B, N, T) and the numbers for the backward pass."""
-    return _mapped(_forward, _forward_folded, kind)(inputs)
+def forward(form: Form, arrays: Several) -> tuple[jax.Array, ...]:
+    """Output, log-sum-exp and the numbers for the backward pass."""
+    return _mapped(_forward, _forward_folded, form)(arrays)
 
 
-def backward(kind: Kind, inputs: Inputs, extras: Extras) -> tuple[jax.Array, ...]:
+def backward(form: Form, arrays: Several) -> tuple[jax.Array, ...]:
     """The gradients of query, key and value; for additive attention of score vector and bias (U,), too."""
-    return _mapped(_backward, _backward_folded, kind)(inputs, extras)
+    return _mapped(_backward, _backward_folded, form)(arrays)
 
 
-def bias_gradient(kind: Kind, inputs: Inputs, extras: Extras) -> jax.Array:
+def bias_gradient(form: Form, arrays: Several) -> jax.Array:
     """The gradient of the bias of dot-product attention."""
-    return _mapped(_bias_gradient, _bias_gradient_folded, kind)(inputs, extras)
+    return _mapped(_bias_gradient, _bias_gradient_folded, form)(arrays)
 
 
-def _call(target: str, results: Any, kind: Kind, arguments: list[Any]) -> Any:
+def _call(target: str, results: Any, form: Form, arrays: Several) -> Any:
     ffi = library.load()[0]
-    return ffi.ffi_call(target, results)(*arguments, **kind.attributes())
+    packed = np.frombuffer(form.pack(), np.int64)
+    return ffi.ffi_call(target, results)(*arrays, form=packed)
 
 
-def _forward(kind: Kind, inputs: Inputs) -> tuple[jax.Array, ...]:
-    query, value = inputs.query, inputs.value
-    batch, heads, length, _ = kind.sizes(query, inputs.key)
+def _forward(form: Form, arrays: Several) -> tuple[jax.Array, ...]:
+    query, key, value = arrays[:3]
+    _, heads_axis, length_axis = LAYOUTS[form.layout]
+    dtype = compute_type(query.dtype.name)
+    batch, length = query.shape[0], query.shape[length_axis]
+    heads, kv_heads = (1 if heads_axis is None else x.shape[heads_axis] for x in (query, key))
+    sizes = structs.Attention(
+        score=form.header.score,
+        dtype=structs.DTYPES[query.dtype.name],
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        query_length=length,
+        key_length=key.shape[length_axis],
+        head_dim=query.shape[-1],
+        value_dim=value.shape[-1],
+    )
     results = [
         jax.ShapeDtypeStruct((*query.shape[:-1], value.shape[-1]), query.dtype),
-        jax.ShapeDtypeStruct((batch, heads, length), kind.dtype),
-        jax.ShapeDtypeStruct((softmax_size(kind, inputs),), kind.dtype),
+        jax.ShapeDtypeStruct(
+            (batch, length) if heads_axis is None else (batch, heads, length), dtype
+        ),
+        jax.ShapeDtypeStruct((load()[0].heed_softmax_size(ctypes.byref(sizes)),), dtype),
     ]
-    return tuple(_call("heed_xla_forward", results, kind, inputs.arguments()))
+    return tuple(_call("heed_xla_forward", results, form, arrays))
 
 
-def _backward(kind: Kind, inputs: Inputs, extras: Extras) -> tuple[jax.Array, ...]:
-    results = [shape(x) for x in inputs[:3]]
-    if kind.is_additive:
-        results += [shape(inputs.score_vector)] * 2
-    return tuple(_call("heed_xla_backward", results, kind, inputs.arguments(*extras)))
+def _backward(form: Form, arrays: Several) -> tuple[jax.Array, ...]:
+    like = [*arrays[:3]]
+    if form.is_additive:
+        like += [arrays[_BACKWARD + form.header.score_vector]] * 2
+    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in like]
+    return tuple(_call("heed_xla_backward", results, form, arrays))
 
 
-def _bias_gradient(kind: Kind, inputs: Inputs, extras: Extras) -> jax.Array:
-    arguments = inputs.arguments(*extras)
-    return _call("heed_xla_bias_gradient", shape(inputs.bias), kind, arguments)
+def _bias_gradient(form: Form, arrays: Several) -> jax.Array:
+    bias = arrays[_BACKWARD + form.header.bias]
+    result = jax.ShapeDtypeStruct(bias.shape, bias.dtype)
+    return _call("heed_xla_bias_gradient", result, form, arrays)
 
 
 @functools.lru_cache(maxsize=1024)
-def _mapped(function: Callable[..., Any], folded: Callable[..., Any], kind: Kind) -> Any:
+def _mapped(function: Callable[..., Any], folded: Callable[..., Any], form: Form) -> Any:
     """The function of arrays with its rule for `vmap`, which may apply several times."""
-    call = custom_vmap(functools.partial(function, kind))
+    call = custom_vmap(functools.partial(function, form))
+    slopes = form.header.slopes + (_FORWARD if function is _forward else _BACKWARD)
 
     @call.def_vmap
-    def rule(count: int, batched: Any, *arrays: Any) -> tuple[Any, Any]:
-        of_batch = (kind.is_additive, kind.settings.dropout, batched[0].slopes)
-        if any(of_batch):
-            result = _one_by_one(call, batched, arrays)
+    def rule(count: int, batched: Any, arrays: Any) -> tuple[Any, Any]:
+        has_slopes = form.header.slopes >= 0 and batched[0][slopes]
+        if form.is_additive or form.reals.dropout or has_slopes:
+            result = _one_by_one(call, batched, [arrays])
         else:
-            result = folded(kind, count, batched, *arrays)
+            result = folded(form, count, batched[0], arrays)
         return result, jax.tree.map(lambda _: True, result)
 
     return call
@@ -103,26 +132,31 @@ def _fold(x: Any, is_batched: bool, count: int, rows: int | None = None) -> Any:
     return x.reshape(-1, *x.shape[2:])
 
 
-def _fold_inputs(count: int, batched: Inputs, inputs: Inputs, every_bias: bool = False) -> Inputs:
-    rows = inputs.query.shape[1] if batched.query else inputs.query.shape[0]
+def _fold_all(
+    form: Form, first: int, count: int, batched: Any, arrays: Several, every_bias: bool = False
+) -> list[Any]:
+    """All arrays of a call with the mapped axis as part of the batch.
 
-    def of_batch(x: Any, is_batched: bool, always: bool = False) -> Any:
+    Args:
+        first: the number of arrays before the operands.
+        every_bias: whether each entry gets a bias of its own, even where all have the same.
+    """
+    rows = arrays[0].shape[1 if batched[0] else 0]
+
+    def operand(place: int, x: Any, is_batched: bool) -> Any:
         """Unchanged where one entry serves all."""
-        if x is None or not (is_batched or always or x.shape[0] != 1):
+        if x.ndim == int(is_batched):  # a number of a mask
+            x = x[..., None]
+        always = every_bias and place == form.header.bias
+        if place == form.header.slopes or not (is_batched or always or x.shape[0] != 1):
             return x
         return _fold(x, is_batched, count, rows)
 
-    def each(several: Any, flags: Any) -> Any:
-        return tuple(map(of_batch, several, flags))
-
-    return inputs._replace(
-        query=_fold(inputs.query, batched.query, count),
-        key=_fold(inputs.key, batched.key, count),
-        value=_fold(inputs.value, batched.value, count),
-        bias=of_batch(inputs.bias, batched.bias, every_bias),
-        numbers=each(inputs.numbers, batched.numbers),
-        arrays=each(inputs.arrays, batched.arrays),
-    )
+    pairs = list(zip(arrays, batched, strict=True))
+    folded = [_fold(x, flag, count) for x, flag in pairs[:first]]
+    if first > _SOFTMAX:
+        folded[_SOFTMAX] = _fold_softmax(*pairs[_SOFTMAX], count)
+    return folded + [operand(place, *pair) for place, pair in enumerate(pairs[first:])]
 
 
 def _unfold(x: Any, count: int) -> Any:
@@ -135,28 +169,21 @@ def _fold_softmax(x: Any, is_batched: bool, count: int) -> Any:
     return jnp.swapaxes(x.reshape(count, 2, -1), 0, 1).reshape(-1)
 
 
-def _fold_extras(count: int, batched: Any, extras: Extras) -> Extras:
-    others = (_fold(x, flag, count) for x, flag in zip(extras[1:], batched[1:], strict=True))
-    return (_fold_softmax(extras[0], batched[0], count), *others)
-
-
-def _forward_folded(kind: Kind, count: int, batched: Any, inputs: Inputs) -> Any:
-    output, lse, softmax = forward(kind, _fold_inputs(count, batched[0], inputs))
+def _forward_folded(form: Form, count: int, batched: Any, arrays: Several) -> Any:
+    output, lse, softmax = forward(form, _fold_all(form, _FORWARD, count, batched, arrays))
     softmax = jnp.swapaxes(softmax.reshape(2, count, -1), 0, 1).reshape(count, -1)
     return _unfold(output, count), _unfold(lse, count), softmax
 
 
-def _backward_folded(kind: Kind, count: int, batched: Any, inputs: Inputs, extras: Extras) -> Any:
-    folded = _fold_inputs(count, batched[0], inputs), _fold_extras(count, batched[1], extras)
-    return tuple(_unfold(x, count) for x in backward(kind, *folded))
+def _backward_folded(form: Form, count: int, batched: Any, arrays: Several) -> Any:
+    found = backward(form, _fold_all(form, _BACKWARD, count, batched, arrays))
+    return tuple(_unfold(x, count) for x in found)
 
 
-def _bias_gradient_folded(
-    kind: Kind, count: int, batched: Any, inputs: Inputs, extras: Extras
-) -> Any:
+def _bias_gradient_folded(form: Form, count: int, batched: Any, arrays: Several) -> Any:
     # A gradient for each entry, even where all entries have one bias.
-    folded = _fold_inputs(count, batched[0], inputs, every_bias=True)
-    found = bias_gradient(kind, folded, _fold_extras(count, batched[1], extras))
-    rows = inputs.bias.shape[1] if batched[0].bias else inputs.bias.shape[0]
-    found = _unfold(found, count)
+    folded = _fold_all(form, _BACKWARD, count, batched, arrays, every_bias=True)
+    found = _unfold(bias_gradient(form, folded), count)
+    place = _BACKWARD + form.header.bias
+    rows = arrays[place].shape[1 if batched[place] else 0]
     return found if rows == found.shape[1] else found.sum(1, keepdims=True)

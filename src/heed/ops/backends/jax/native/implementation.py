@@ -7,7 +7,7 @@ import jax
 from heed.ops.backends.jax.native import library, op
 from heed.ops.backends.jax.portable.implementation import Portable
 from heed.ops.backends.jax.shape_inference import has_symbols, placeholder
-from heed.ops.backends.shared import core
+from heed.ops.core.attention import reasons_against
 from heed.ops.spec import AttentionSpec, Tensors
 
 
@@ -17,7 +17,7 @@ class Native(Portable):
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
         """See `Implementation`."""
         reasons = list(library.machine_reasons())
-        return reasons if reasons or spec is None else core.reasons_against(spec)
+        return reasons if reasons or spec is None else reasons_against(spec)
 
     def attend(
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
@@ -26,6 +26,4 @@ class Native(Portable):
         if has_symbols(tensors):
             return placeholder(spec, tensors, return_lse)
         output, lse = op.run(spec, tensors)
-        if spec.heads_axis is None:
-            lse = lse[:, 0]
         return output, lse if return_lse else None

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from heed.ops.backends.shared import core
+from heed.ops.core import library as core
 
 TARGETS = ("heed_xla_forward", "heed_xla_backward", "heed_xla_bias_gradient")
 

@@ -6,125 +6,97 @@ mode through custom calls.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from heed.ops.backends.jax.native import call
-from heed.ops.backends.jax.native.wire import Inputs, Kind, write
 from heed.ops.backends.jax.portable.implementation import Portable
-from heed.ops.mask import Mask
-from heed.ops.mask_rules import Outline, put_together, take_apart
+from heed.ops.core.form import NONE, Form, operands, read, write
 from heed.ops.spec import AttentionSpec, Tensors
 
-# The operands with gradients.
-_TRAINED = ("query", "key", "value", "bias", "score_vector")
-Results = tuple[jax.Array, jax.Array, jax.Array]
-
-
-class Static(NamedTuple):
-    """What is static in an attention.
-
-    Attributes:
-        spec: without the mask.
-        outlines: of the rules of the mask; None without a mask.
-    """
-
-    spec: AttentionSpec
-    outlines: tuple[Outline, ...] | None
-
-    def whole(self, numbers: Sequence[Any]) -> AttentionSpec:
-        """The spec with its mask."""
-        if self.outlines is None:
-            return self.spec
-        return dataclasses.replace(self.spec, mask=Mask(put_together(self.outlines, numbers)))
-
-    def write(self, tensors: Tensors, numbers: Sequence[Any]) -> tuple[Kind, Inputs]:
-        """The attention as a custom call."""
-        return write(self.whole(numbers), tensors)
+Several = Sequence[jax.Array]
 
 
 def run(spec: AttentionSpec, tensors: Tensors) -> tuple[jax.Array, jax.Array]:
-    """Output and log-sum-exp (B, N, T); differentiable any number of times in reverse mode."""
-    numbers, outlines = ([], None) if spec.mask is None else take_apart(spec.mask.rules)
-    static = Static(dataclasses.replace(spec, mask=None), outlines)
-    output, lse, _ = _run(static, tensors, tuple(numbers))
+    """Output and log-sum-exp; differentiable any number of times in reverse mode."""
+    form, of_mask = write(spec, tensors)
+    output, lse, _ = _run(form, tensors[:3], operands(tensors, of_mask))
     return output, lse
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _run(static: Static, tensors: Tensors, numbers: Sequence[Any]) -> Results:
-    return call.forward(*static.write(tensors, numbers))
+def _run(form: Form, inputs: Several, others: Several) -> Several:
+    return call.forward(form, [*inputs, *others])
 
 
-def _run_forward(static: Static, tensors: Tensors, numbers: Sequence[Any]) -> tuple[Results, Any]:
+def _run_forward(form: Form, inputs: Several, others: Several) -> tuple[Several, Any]:
     # By the function itself, whose derivative an outer differentiation then finds.
-    results = _run(static, tensors, numbers)
+    results = _run(form, inputs, others)
     output, _, softmax = results
-    return results, (tensors, numbers, output, softmax)
+    return results, (inputs, others, output, softmax)
 
 
-def _run_backward(static: Static, saved: Any, cotangents: Results) -> Any:
-    tensors, numbers, output, softmax = saved
+def _run_backward(form: Form, saved: Any, cotangents: Several) -> Any:
+    inputs, others, output, softmax = saved
     # The numbers for the backward pass are no result of the attention: their gradient counts nowhere.
-    found = _gradients(static, tensors, numbers, output, softmax, cotangents[:2])
-    return Tensors(**_by_name(tensors, found)), None
+    found = _gradients(form, inputs, others, output, softmax, cotangents[:2])
+    return tuple(found[:3]), _in_place(form, others, found[3:])
 
 
 _run.defvjp(_run_forward, _run_backward)
 
 
-def _by_name(tensors: Tensors, gradients: Sequence[Any]) -> dict[str, Any]:
-    """The gradients by name; None for the other tensors."""
-    named = dict(zip(_trained(tensors), gradients, strict=True))
-    return {name: named.get(name) for name in Tensors._fields}
+def _trained(form: Form) -> list[str]:
+    """The operands with gradients besides query, key and value."""
+    return [name for name in ("score_vector", "bias") if getattr(form.header, name) != NONE]
 
 
-def _trained(tensors: Tensors) -> list[str]:
-    return [name for name in _TRAINED if getattr(tensors, name) is not None]
+def _in_place(form: Form, others: Several, gradients: Several) -> list[Any]:
+    """The gradients of the trained operands in the places of these; None for the others."""
+    found: list[Any] = [None] * len(others)
+    for name, gradient in zip(_trained(form), gradients, strict=True):
+        found[getattr(form.header, name)] = gradient
+    return found
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gradients(
-    static: Static, tensors: Tensors, numbers: Any, output: Any, softmax: Any, incoming: Any
-) -> tuple[jax.Array, ...]:
-    """The gradients of the trained operands, in order."""
-    kind, inputs = static.write(tensors, numbers)
-    extras = softmax, output, *incoming
-    query, key, value, *units = call.backward(kind, inputs, extras)
-    found = {"query": query, "key": key, "value": value}
-    if kind.is_additive:
-        found["score_vector"], found["bias"] = units
-    elif inputs.bias is not None:
-        found["bias"] = call.bias_gradient(kind, inputs, extras)
-    return tuple(found[name].reshape(getattr(tensors, name).shape) for name in _trained(tensors))
+    form: Form, inputs: Several, others: Several, output: Any, softmax: Any, incoming: Several
+) -> Several:
+    """The gradients of query, key, value and the trained operands."""
+    arrays = [*inputs, output, softmax, *incoming, *others]
+    gradients = call.backward(form, arrays)
+    if form.is_additive:
+        return gradients[: 3 + len(_trained(form))]
+    if form.header.bias == NONE:
+        return gradients
+    return *gradients, call.bias_gradient(form, arrays)
 
 
-def _gradients_forward(static: Static, *arrays: Any) -> tuple[Any, Any]:
-    return _gradients(static, *arrays), arrays
+def _gradients_forward(form: Form, *arrays: Any) -> tuple[Any, Any]:
+    return _gradients(form, *arrays), arrays
 
 
-def _gradients_backward(static: Static, saved: Any, cotangents: Sequence[Any]) -> Any:
-    tensors, numbers, _, _, incoming = saved
-    spec, names = static.whole(numbers), _trained(tensors)
+def _gradients_backward(form: Form, saved: Any, cotangents: Several) -> Any:
+    (query, key, value), others, _, _, incoming = saved
+    spec, tensors = read(form, query, key, value, others)
+    names = ["query", "key", "value", *_trained(form)]
 
-    def first(operands: list[Any], incoming: Any) -> tuple[Any, ...]:
-        def attend(operands: list[Any]) -> Any:
-            named = tensors._replace(**dict(zip(names, operands, strict=True)))
-            results: Any = Portable().attend(spec, named, return_lse=True)
-            output, lse = results
-            return output, lse.reshape(incoming[1].shape)
+    def first(trained: list[Any], incoming: Any) -> tuple[Any, ...]:
+        def attend(trained: list[Any]) -> Any:
+            named = tensors._replace(**dict(zip(names, trained, strict=True)))
+            return Portable().attend(spec, named, return_lse=True)
 
-        return tuple(jax.vjp(attend, operands)[1](incoming)[0])
+        return tuple(jax.vjp(attend, trained)[1](incoming)[0])
 
-    operands = [getattr(tensors, name) for name in names]
-    _, pull = jax.vjp(first, operands, incoming)
+    trained = [getattr(tensors, name) for name in names]
+    _, pull = jax.vjp(first, trained, tuple(incoming))
     second, of_incoming = pull(tuple(cotangents))
     # Output and softmax are functions of the operands, whose gradients are complete.
-    return Tensors(**_by_name(tensors, second)), None, None, None, of_incoming
+    return tuple(second[:3]), _in_place(form, others, second[3:]), None, None, of_incoming
 
 
 _gradients.defvjp(_gradients_forward, _gradients_backward)

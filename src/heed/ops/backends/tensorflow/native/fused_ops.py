@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from heed.ops import checks
-from heed.ops.backends.tensorflow.forward_mode import check_tapes, has_tangents
+from heed.ops.backends.tensorflow.forward_mode import check_tapes
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.backends.tensorflow.portable.implementation import PortableFusedOps
 from heed.ops.backends.tensorflow.registry import register_gradient
@@ -25,7 +25,7 @@ Several = Sequence[tf.Tensor]
 _FEW_ROWS = 16
 
 
-# Fields as in `native/adapters/tensorflow/settings.h`.
+# Fields as in `native/adapters/tensorflow/row_ops.cc` and `decode_ops.cc`.
 CrossEntropySettings = namedtuple("CrossEntropySettings", "threads ignored")
 NormalizationSettings = namedtuple("NormalizationSettings", "threads epsilon rms")
 DropoutSettings = namedtuple("DropoutSettings", "threads rate")
@@ -44,7 +44,7 @@ class NativeFusedOps(PortableFusedOps):
             logits=logits,
             labels=labels,
             smoothing=smooth,
-            settings=_settings(CrossEntropySettings, ignored),
+            form=_form(CrossEntropySettings, ignored),
         )
         return losses
 
@@ -60,7 +60,7 @@ class NativeFusedOps(PortableFusedOps):
         none = np.zeros(0, checks.compute_type(x.dtype.name))
         scale, offset = (none if vector is None else vector for vector in (scale, offset))
         y, _ = library.ops().heed_normalization(
-            x=x, scale=scale, offset=offset, settings=_settings(NormalizationSettings, epsilon, rms)
+            x=x, scale=scale, offset=offset, form=_form(NormalizationSettings, epsilon, rms)
         )
         return y
 
@@ -70,7 +70,7 @@ class NativeFusedOps(PortableFusedOps):
         """See `FusedOps`."""
         residuals = [] if residual is None else [residual]
         return library.ops().heed_dropout(
-            x=x, seed=seed, residual=residuals, settings=_settings(DropoutSettings, rate)
+            x=x, seed=seed, residual=residuals, form=_form(DropoutSettings, rate)
         )
 
     def product(self, x: tf.Tensor, weights: tf.Tensor, transposed: bool) -> tf.Tensor | None:
@@ -78,10 +78,8 @@ class NativeFusedOps(PortableFusedOps):
         rows = x.shape[0]
         if rows is None or rows > _FEW_ROWS or 0 in x.shape or 0 in weights.shape:
             return None
-        if has_tangents((x, weights)):  # forward mode hides the settings from the gradient
-            return None
         y = library.ops().heed_product(
-            x=x, weights=weights, bias=[], settings=_settings(ProductSettings, transposed)
+            x=x, weights=weights, bias=[], form=_form(ProductSettings, transposed)
         )
         y.set_shape((rows, weights.shape[0], weights.shape[1 if transposed else 2]))
         return y
@@ -91,9 +89,14 @@ class NativeFusedOps(PortableFusedOps):
         return library.ops().heed_cache_write(cache=cache, update=update, index=index)
 
 
-def _settings(fields: Callable[..., Any], *numbers: float) -> np.ndarray:
-    """The last input of an op: the number of threads, then its own numbers."""
-    return np.array(fields(library.threads(), *numbers), np.float64)
+def _form(fields: Callable[..., Any], *numbers: float) -> bytes:
+    """The form of an op: the number of threads, then its own numbers."""
+    return np.array(fields(library.threads(), *numbers), np.float64).tobytes()
+
+
+def _read(fields: Callable[..., Any], op: tf.Operation) -> Any:
+    """The numbers of the form of an op."""
+    return fields(*np.frombuffer(op.get_attr("form")).tolist())
 
 
 def _differentiate_twice(
@@ -118,29 +121,29 @@ def _differentiate_twice(
 
 @register_gradient("HeedCrossEntropy")
 def _of_cross_entropy(op: tf.Operation, losses_gradient: tf.Tensor, _: Any) -> list[Any]:
-    logits, labels, smoothing, settings = op.inputs
+    logits, labels, smoothing = op.inputs
     gradient = library.ops().heed_cross_entropy_gradient(
         logits=logits,
         labels=labels,
         smoothing=smoothing,
         softmax=op.outputs[1],
         losses_gradient=losses_gradient,
-        settings=settings,
+        form=op.get_attr("form"),
     )
-    return [gradient, None, None, None]
+    return [gradient, None, None]
 
 
 @register_gradient("HeedCrossEntropyGradient")
 def _of_cross_entropy_gradient(op: tf.Operation, cotangent: tf.Tensor) -> list[Any]:
-    logits, labels, smoothing, _, incoming, settings = op.inputs
-    ignored = tf.cast(CrossEntropySettings(*tf.unstack(settings, 2)).ignored, tf.int32)
+    logits, labels, smoothing, _, incoming = op.inputs
+    ignored = int(_read(CrossEntropySettings, op).ignored)
 
     def losses(logits: tf.Tensor) -> tf.Tensor:
         return PortableFusedOps().cross_entropy(logits, labels, smoothing, ignored)
 
     of_logits, of_incoming = _differentiate_twice(losses, [logits], incoming, [cotangent])
     # The softmax is a function of the logits, whose gradient is complete.
-    return [of_logits, None, None, None, of_incoming, None]
+    return [of_logits, None, None, None, of_incoming]
 
 
 def _is_none(vector: tf.Tensor) -> bool:
@@ -150,26 +153,26 @@ def _is_none(vector: tf.Tensor) -> bool:
 
 @register_gradient("HeedNormalization")
 def _of_normalization(op: tf.Operation, y_gradient: tf.Tensor, _: Any) -> list[Any]:
-    x, scale, offset, settings = op.inputs
+    x, scale, offset = op.inputs
     gradients = library.ops().heed_normalization_gradient(
         x=x,
         scale=scale,
         offset=offset,
         moments=op.outputs[1],
         y_gradient=y_gradient,
-        settings=settings,
+        form=op.get_attr("form"),
     )
     of_vectors = (
         None if _is_none(vector) else gradient
         for vector, gradient in zip((scale, offset), gradients[1:], strict=True)
     )
-    return [gradients[0], *of_vectors, None]
+    return [gradients[0], *of_vectors]
 
 
 @register_gradient("HeedNormalizationGradient")
 def _of_normalization_gradient(op: tf.Operation, *cotangents: tf.Tensor) -> list[Any]:
-    *operands, _, incoming, inputs = op.inputs
-    settings = NormalizationSettings(*tf.unstack(inputs, 3))
+    *operands, _, incoming = op.inputs
+    settings = _read(NormalizationSettings, op)
     present = [i for i, operand in enumerate(operands) if not _is_none(operand)]
 
     def normalization(*tensors: tf.Tensor) -> tf.Tensor:
@@ -182,29 +185,29 @@ def _of_normalization_gradient(op: tf.Operation, *cotangents: tf.Tensor) -> list
     *gradients, of_incoming = _differentiate_twice(normalization, values, incoming, weights)
     of_operands = map(dict(zip(present, gradients, strict=True)).get, range(3))
     # The moments are functions of x, whose gradient is complete.
-    return [*of_operands, None, of_incoming, None]
+    return [*of_operands, None, of_incoming]
 
 
 @register_gradient("HeedDropout")
 def _of_dropout(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
     """The same dropout of the incoming gradient, which also gives second derivatives."""
-    _, seed, *residual, settings = op.inputs
-    of_x = library.ops().heed_dropout(x=y_gradient, seed=seed, residual=[], settings=settings)
-    return [of_x, None, *[y_gradient] * len(residual), None]
+    _, seed, *residual = op.inputs
+    of_x = library.ops().heed_dropout(
+        x=y_gradient, seed=seed, residual=[], form=op.get_attr("form")
+    )
+    return [of_x, None, *[y_gradient] * len(residual)]
 
 
 @register_gradient("HeedProduct")
 def _of_product(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
     """In plain TensorFlow, for second derivatives."""
-    x, weights, *bias, settings = op.inputs
-    transposed = ProductSettings(*tf.get_static_value(settings)).transposed != 0
-    letters = "gnk" if transposed else "gkn"
+    x, weights, *bias = op.inputs
+    letters = "gnk" if _read(ProductSettings, op).transposed else "gkn"
     of_bias = [tf.reduce_sum(y_gradient, 0) for _ in bias]
     return [
         tf.einsum(f"rgn,{letters}->rk", y_gradient, weights),
         tf.einsum(f"rgn,rk->{letters}", y_gradient, x),
         *of_bias,
-        None,
     ]
 
 

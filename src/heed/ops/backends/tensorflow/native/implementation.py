@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from heed.ops.backends.shared import core
 from heed.ops.backends.tensorflow.forward_mode import has_tangents
 from heed.ops.backends.tensorflow.native import library, op
 from heed.ops.backends.tensorflow.portable.implementation import Portable
+from heed.ops.core.attention import reasons_against
 from heed.ops.spec import AttentionSpec, Tensors
 
 
@@ -21,7 +21,7 @@ class Native(Portable):
             return reasons
         if library.compiled_by_xla():
             reasons.append("XLA compiles this function, and it cannot compile the native ops")
-        return reasons if spec is None else reasons + core.reasons_against(spec)
+        return reasons if spec is None else reasons + reasons_against(spec)
 
     def attend(
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
@@ -29,5 +29,5 @@ class Native(Portable):
         """See `Implementation`."""
         if has_tangents(tensors):
             return super().attend(spec, tensors, return_lse=return_lse)
-        output, lse = op.run(spec, tensors)
+        output, lse, _ = op.run(spec, tensors)
         return output, lse if return_lse else None

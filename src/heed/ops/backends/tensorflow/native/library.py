@@ -10,7 +10,7 @@ import tensorflow as tf
 # No public function tells whether a trace is for XLA; TensorFlow itself uses this one.
 from tensorflow.python.ops import control_flow_util
 
-from heed.ops.backends.shared import core
+from heed.ops.core import library as core
 
 
 @functools.cache
@@ -31,16 +31,6 @@ def _load() -> tuple[Any, str]:
 def ops() -> Any:
     """TensorFlow's Python wrappers of the native ops."""
     return _load()[0]
-
-
-def instruction_set() -> str:
-    """The instruction set of the kernels here, or "none"."""
-    return "none" if ops() is None else core.instruction_set()
-
-
-def block_sizes() -> dict[str, int]:
-    """The sizes that the kernels work with, see `HeedBlockSizes` in `heed.h`; none without kernels."""
-    return {} if ops() is None else core.block_sizes()
 
 
 @functools.cache

@@ -105,7 +105,7 @@ class NativeBlocks:
 
     def attend(self, spec: AttentionSpec, tensors: Tensors) -> Part:
         """See `Blocks`."""
-        output, lse, softmax = op.run_part(spec, tensors)
+        output, lse, softmax = op.run(spec, tensors)
         softmax = tf.reshape(softmax, tf.concat([[2], tf.shape(lse)], 0))
         softmax.set_shape([2, *lse.shape])
         level, total = lse, tf.cast(tf.not_equal(lse, -math.inf), lse.dtype)

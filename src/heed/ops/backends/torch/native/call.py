@@ -12,33 +12,29 @@ from typing import Any, NamedTuple
 
 import torch
 
-from heed.ops.backends.shared import core
 from heed.ops.backends.torch.operands import (
     have_memory,
     in_order,
     readable,
     resolved,
 )
-from heed.ops.mask_rules import WireRule, of_rank_4, offset
+from heed.ops.core import structs
+from heed.ops.core.attention import Place, mask_rules
+from heed.ops.core.form import write
+from heed.ops.core.library import load
 from heed.ops.spec import AttentionSpec, Tensors
 
-_DTYPES = {
-    torch.float32: core.DTYPES["float32"],
-    torch.float64: core.DTYPES["float64"],
-    torch.bfloat16: core.DTYPES["bfloat16"],
-    torch.float16: core.DTYPES["float16"],
-}
+_DTYPES = {getattr(torch, name): number for name, number in structs.DTYPES.items()}
 _COMPUTE = {"float32": torch.float32, "float64": torch.float64}
-_NOTHING = ctypes.c_int64()
 # The other operands of an attention that has none.
 _ALONE = (None, None, None, None)
 # Three of `HeedTensor`, and where they are.
 _OPERANDS = struct.Struct("=QqqqQqqqQqqq")
-_QUERY = core.Attention.query.offset
+_QUERY = structs.Attention.query.offset
 _REST = _QUERY + _OPERANDS.size
 _FORWARD = struct.Struct("=QqqqQQ")
 _SCORES = struct.Struct("=Q8q")
-_BIAS = core.Attention.bias.offset
+_BIAS = structs.Attention.bias.offset
 _SEED = struct.Struct("=2I")
 _POINTER = struct.Struct("=Q")
 
@@ -85,7 +81,16 @@ def plan_of(spec: AttentionSpec, tensors: Tensors) -> Plan:
 
 
 def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
-    kept: list[Any] = []
+    form, operands = write(spec, tensors)
+    # Numbers are read in order; other arrays at any strides.
+    operands = [in_order(x) if x.dtype == torch.int32 else resolved(x) for x in operands]
+    first = sum(x is not None for x in tensors[3:])
+
+    def place(operand: int) -> Place:
+        x = operands[operand - first]
+        return x.data_ptr(), x.shape, x.stride()
+
+    align, rules, kept = mask_rules(form, place)
     sizes: Any = (
         spec.batch,
         *spec.lengths,
@@ -93,9 +98,8 @@ def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
         *spec.heads,
     )  # known: there are no graphs
     batch, T, S, H, V, heads, kv_heads = sizes
-    score = spec.score.to_core()
-    call = core.Attention(
-        score=score.kind,
+    call = structs.Attention(
+        score=form.header.score,
         dtype=_DTYPES[tensors.query.dtype],
         batch=batch,
         heads=heads,
@@ -104,19 +108,12 @@ def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
         key_length=S,
         head_dim=H,
         value_dim=V,
-        scale=score.scale,
-        soft_cap=score.soft_cap,
-        dropout=spec.dropout,
+        alibi_align=align,
+        rule_count=len(rules),
+        rules=rules,
+        **form.reals._asdict(),
     )
-    mask = spec.mask
-    if spec.has_slopes and mask is not None:
-        call.alibi_align = _integers(offset(mask.alignment, T, S), kept, none=0)
-    if mask is not None:
-        rules = [_rule(rule.to_wire(), (batch, heads, T, S), kept) for rule in mask.rules]
-        array = (core.MaskRule * len(rules))(*rules)
-        kept.append(array)
-        call.rule_count, call.rules = len(rules), array
-    softmax = core.load()[0].heed_softmax_size(ctypes.byref(call))
+    softmax = load()[0].heed_softmax_size(ctypes.byref(call))
     rows = batch * heads * T
     order = (
         (0, 1, 2) if spec.layout == "BTNH" else (0, 2, 1) if spec.layout == "BNTH" else (0, 1, None)
@@ -127,7 +124,7 @@ def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
     return Plan(
         packed[:_QUERY],
         packed[_REST:],
-        kept,
+        [*operands, *kept],
         order,
         shape[spec.layout],
         strides.get(spec.layout, (T * V, V, 0)),
@@ -137,38 +134,6 @@ def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
         tensors.query.dtype,
         tuple(tuple(x.shape) for x in tensors[:3]),
     )
-
-
-def _rule(wire: WireRule, target: tuple[int, ...], kept: list[Any]) -> core.MaskRule:
-    rule = core.MaskRule(kind=wire.kind, left=wire.left, right=wire.right)
-    rule.align = _integers(offset(wire.align, *target[2:]), kept, none=0)
-    rule.first, rule.second = _integers(wire.first, kept), _integers(wire.second, kept)
-    if wire.dense is not None:
-        dense = of_rank_4(resolved(wire.dense))
-        kept.append(dense)
-        strides = [
-            0 if n == 1 else stride for n, stride in zip(dense.shape, dense.stride(), strict=True)
-        ]
-        # An empty array has no address, which would mean that there is none.
-        address = dense.data_ptr() or ctypes.addressof(_NOTHING)
-        rule.dense = core.Scores(
-            address, (ctypes.c_int64 * 4)(*dense.shape), (ctypes.c_int64 * 4)(*strides)
-        )
-    return rule
-
-
-def _integers(x: Any, kept: list[Any], none: int | None = None) -> core.Integers:
-    """An integer, or integers (), (B,) or (B, length)."""
-    if x is None or (isinstance(x, int) and x == none):
-        return core.Integers()
-    if isinstance(x, int):
-        number = ctypes.c_int32(x)
-        kept.append(number)
-        return core.Integers(ctypes.addressof(number), 1, 1)
-    x = in_order(x.to(torch.int32))
-    kept.append(x)
-    rows = x.shape[0] if x.ndim else 1
-    return core.Integers(x.data_ptr(), rows, x.shape[1] if x.ndim > 1 else 1)
 
 
 def _place(x: torch.Tensor, order: tuple[int, int, int | None]) -> tuple[int, int, int, int]:
@@ -205,20 +170,20 @@ def _attention(plan: Plan, tensors: Tensors) -> bytes:
     packed, order = bytearray(whole), plan.order
     if tensors.bias is not None:
         if order[2] is None:
-            _POINTER.pack_into(packed, core.Attention.unit_bias.offset, tensors.bias.data_ptr())
+            _POINTER.pack_into(packed, structs.Attention.unit_bias.offset, tensors.bias.data_ptr())
         else:
             bias = tensors.bias
             strides = (0 if n == 1 else s for n, s in zip(bias.shape, bias.stride(), strict=True))
             _SCORES.pack_into(packed, _BIAS, bias.data_ptr(), *bias.shape, *strides)
     if tensors.score_vector is not None:
         _POINTER.pack_into(
-            packed, core.Attention.score_vector.offset, tensors.score_vector.data_ptr()
+            packed, structs.Attention.score_vector.offset, tensors.score_vector.data_ptr()
         )
     if tensors.slopes is not None:
-        _POINTER.pack_into(packed, core.Attention.alibi_slopes.offset, tensors.slopes.data_ptr())
+        _POINTER.pack_into(packed, structs.Attention.alibi_slopes.offset, tensors.slopes.data_ptr())
     if tensors.seed is not None:
         words = (word & 0xFFFFFFFF for word in tensors.seed.tolist())
-        _SEED.pack_into(packed, core.Attention.seed.offset, *words)
+        _SEED.pack_into(packed, structs.Attention.seed.offset, *words)
     return bytes(packed)
 
 
@@ -252,7 +217,7 @@ def forward(spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, torch.
     lse = statistics.data_ptr()
     softmax = lse + plan.rows * statistics.element_size()
     results = _FORWARD.pack(output.data_ptr(), *plan.output_strides, lse, softmax)
-    _check(core.load()[0].heed_forward(call, results, torch.get_num_threads()))
+    _check(load()[0].heed_forward(call, results, torch.get_num_threads()))
     return output, statistics, plan
 
 
@@ -291,18 +256,18 @@ def backward(
     query = tensors.query
     gradients = [torch.empty_like(x, memory_format=strides) for x in tensors[:3]]
     order = plan.order
-    run = core.Backward(
-        core.Tensor(*_place(output, order)),
+    run = structs.Backward(
+        structs.Tensor(*_place(output, order)),
         statistics.data_ptr() + plan.rows * statistics.element_size(),
-        core.Tensor(*_place(output_gradient, order)),
+        structs.Tensor(*_place(output_gradient, order)),
     )
     if lse_gradient is not None:
         lse_gradient = in_order(lse_gradient.to(plan.compute))
         run.lse_gradient = lse_gradient.data_ptr()
     run.query_gradient, run.key_gradient, run.value_gradient = (
-        core.Tensor(*_place(x, order)) for x in gradients
+        structs.Tensor(*_place(x, order)) for x in gradients
     )
-    library, threads = core.load()[0], torch.get_num_threads()
+    library, threads = load()[0], torch.get_num_threads()
     of_bias = of_vector = None
     if tensors.score_vector is not None:
         of_vector, of_bias = (torch.empty_like(tensors.score_vector) for _ in range(2))

@@ -6,9 +6,10 @@ import functools
 
 import torch
 
-from heed.ops.backends.shared import core
 from heed.ops.backends.torch.native import op
 from heed.ops.backends.torch.portable.implementation import Portable
+from heed.ops.core.attention import reasons_against
+from heed.ops.core.library import load
 from heed.ops.spec import AttentionSpec, Tensors
 
 
@@ -20,7 +21,7 @@ def machine_reasons() -> tuple[str, ...]:
 
 @functools.cache
 def _find_reasons() -> tuple[str, ...]:
-    if reason := core.load()[1]:
+    if reason := load()[1]:
         return (reason,)
     if (
         torch.accelerator.is_available()
@@ -37,7 +38,7 @@ class Native(Portable):
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
         """See `Implementation`."""
         reasons = machine_reasons()
-        return [*reasons] if reasons or spec is None else core.reasons_against(spec)
+        return [*reasons] if reasons or spec is None else reasons_against(spec)
 
     def attend(
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool

@@ -6,8 +6,6 @@ Eager calls use `derivatives.attend`, which costs the least. Where PyTorch recor
 
 from __future__ import annotations
 
-import ast
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +13,7 @@ import torch
 from torch.autograd import forward_ad
 
 from heed.ops.backends.torch import derivatives
-from heed.ops.backends.torch.derivatives import TRAINED, OptionalTensor, spread
+from heed.ops.backends.torch.derivatives import TRAINED, OptionalTensor
 from heed.ops.backends.torch.native import call
 from heed.ops.backends.torch.operands import (
     are_transforms_active,
@@ -25,9 +23,8 @@ from heed.ops.backends.torch.operands import (
     legacy_vmap_level,
 )
 from heed.ops.backends.torch.portable import blockwise
-from heed.ops.mask import Mask
-from heed.ops.mask_rules import put_together, take_apart
-from heed.ops.scores import CoreScore, from_core
+from heed.ops.core.form import NONE, Form, operands, read, write
+from heed.ops.mask_rules import take_apart
 from heed.ops.spec import AttentionSpec, Tensors
 
 
@@ -89,8 +86,7 @@ class _Kernel:
     def forward(self, spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, ...]:
         # Recorded below a transformation, as in `torch.func.linearize`.
         if is_observed() or not have_memory(tensors):
-            form, rules = _write(spec)
-            return torch.ops.heed.attention(*form, *tensors, rules)
+            return torch.ops.heed.attention(*_Call.of(spec, tensors))
         output, statistics, plan = call.forward(spec, tensors)
         return output, call.lse_of(spec, plan, statistics).clone(), statistics
 
@@ -107,9 +103,12 @@ class _Kernel:
         if output_gradient is None:
             output_gradient = torch.zeros_like(output)
         if is_observed() or not have_memory(tensors):
-            return _gradients_by_op(
-                spec, tensors, output, statistics, output_gradient, lse_gradient
-            )
+            if lse_gradient is None:
+                heads = () if spec.heads_axis is None else spec.heads[:1]
+                lse_gradient = statistics.new_zeros(output.shape[:1] + heads + spec.lengths[:1])
+            received = output, statistics, output_gradient, lse_gradient
+            found = iter(torch.ops.heed.attention_gradient(*_Call.of(spec, tensors), *received))
+            return [None if tensors[place] is None else next(found) for place in TRAINED]
         return call.backward(
             spec, tensors, output, statistics, output_gradient, lse_gradient, bias_wanted
         )
@@ -121,90 +120,68 @@ KERNEL: Any = _Kernel()
 # Ops of torch.library
 
 
-class _Form(NamedTuple):
-    """A spec without sizes and tensors. Its numbers are arguments of their own: they may be symbols while tracing.
+class _Call(NamedTuple):
+    """The first arguments of an op: an attention as `heed.ops.core.form` writes it.
 
-    Attributes:
-        text: the rest, as text.
-        reals: the numbers of the score, then the rate of dropout.
-        integers: those of the mask's rules.
+    Its numbers are arguments of their own: they may be symbols while tracing.
     """
 
-    text: str
-    reals: list[float]
-    integers: list[int]
+    reals: Sequence[float]
+    integers: Sequence[int]
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    operands: Sequence[torch.Tensor]
 
+    @classmethod
+    def of(cls, spec: AttentionSpec, tensors: Tensors) -> _Call:
+        form, of_mask = write(spec, tensors)
+        return cls(form.reals, form.integers, *tensors[:3], operands(tensors, of_mask))
 
-_NUMBER = "number"  # stands for one in the text
+    @property
+    def form(self) -> Form:
+        return Form.of(self.reals, self.integers)
 
+    def read(self) -> tuple[AttentionSpec, Tensors]:
+        """The attention, for tensors of any sizes."""
+        return read(self.form, self.query, self.key, self.value, self.operands)
 
-def _write(spec: AttentionSpec) -> tuple[_Form, list[torch.Tensor]]:
-    """A spec without sizes, and the tensors of its mask."""
-    rules, outlines = ([], ()) if spec.mask is None else take_apart(spec.mask.rules)
+    def places(self) -> list[int]:
+        """Where the operands are that get gradients, among all of them."""
+        header = self.form.header
+        return [place for place in (header.bias, header.score_vector) if place != NONE]
 
-    def is_number(x: Any) -> bool:
-        return x is not None and not isinstance(x, str)
+    def trained(self) -> list[torch.Tensor]:
+        """Query, key, value, and the operands that get gradients."""
+        return [*self[2:5], *(self.operands[place] for place in self.places())]
 
-    names = tuple(tuple(_NUMBER if is_number(x) else x for x in outline) for outline in outlines)
-    kind, *numbers = spec.score.to_core()
-    integers = [x for outline in outlines for x in outline if is_number(x)]
-    text = repr((spec.layout, kind, names, spec.dtype))
-    return _Form(text, [*numbers, spec.dropout], integers), rules
-
-
-@functools.lru_cache(maxsize=1024)
-def _parse(text: str) -> tuple[Any, ...]:
-    return ast.literal_eval(text)
-
-
-def _read(form: _Form, tensors: Tensors, rules: Sequence[torch.Tensor]) -> AttentionSpec:
-    """The inverse of `_write`, for tensors of any sizes."""
-    layout, kind, names, dtype = _parse(form.text)
-    *numbers, dropout = form.reals
-    integers = iter(form.integers)
-    outlines = tuple(
-        tuple(next(integers) if x == _NUMBER else x for x in outline) for outline in names
-    )
-    return AttentionSpec.of(
-        *tensors[:3],
-        layout,
-        score=from_core(CoreScore(kind, *numbers)),
-        mask=Mask(put_together(outlines, rules)) if outlines else None,
-        dtype=dtype,
-        has_bias=tensors.bias is not None,
-        has_slopes=tensors.slopes is not None,
-        dropout=dropout,
-    )
+    def gradients(self, found: Sequence[Any]) -> list[Any]:
+        """The gradients of the arguments of an op, from those of the trained ones."""
+        of_operands: list[Any] = [None] * len(self.operands)
+        for place, gradient in zip(self.places(), found[3:], strict=True):
+            of_operands[place] = gradient
+        # PyTorch takes an empty list for one of tensors, and wants one.
+        return [None, None if self.integers else [], *found[:3], of_operands]
 
 
 def _run_op(
     spec: AttentionSpec, tensors: Tensors, return_lse: bool
 ) -> tuple[torch.Tensor, OptionalTensor]:
-    form, rules = _write(spec)
-    output, lse, _ = torch.ops.heed.attention(*form, *tensors, rules)
+    output, lse, _ = torch.ops.heed.attention(*_Call.of(spec, tensors))
     return output, lse if return_lse else None
 
 
-_OPERANDS = (
-    "str form, float[] reals, SymInt[] integers, Tensor query, Tensor key, Tensor value, Tensor? bias, "
-    "Tensor? slopes, Tensor? seed, Tensor? score_vector, Tensor[] rules"
+_CALL = (
+    "float[] reals, SymInt[] integers, Tensor query, Tensor key, Tensor value, Tensor[] operands"
 )
-
-
-def _split(arguments: Sequence[Any]) -> tuple[_Form, Sequence[Any], Sequence[Any]]:
-    """Form, the seven operands, and the other arguments of an op, the tensors of the mask first."""
-    return _Form(*arguments[:3]), arguments[3:10], arguments[10:]
+_ARGUMENTS = len(_Call._fields)
 
 
 @torch.library.custom_op(
-    "heed::attention",
-    mutates_args=(),
-    schema=f"({_OPERANDS}) -> (Tensor, Tensor, Tensor)",
+    "heed::attention", mutates_args=(), schema=f"({_CALL}) -> (Tensor, Tensor, Tensor)"
 )
 def _attention_op(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    form, operands, (rules,) = _split(arguments)
-    tensors = Tensors(*operands)
-    spec = _read(form, tensors, rules)
+    spec, tensors = _Call(*arguments).read()
     if tensors.query.device.type != "cpu":
         raise NotImplementedError("heed's native kernels are for tensors on a CPU")
     output, statistics, plan = call.forward(spec, tensors)
@@ -213,13 +190,12 @@ def _attention_op(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 @_attention_op.register_fake
 def _(*arguments: Any) -> Any:
-    form, (query, _, value, *_), _ = _split(arguments)
-    layout, _, _, dtype = _parse(form.text)
-    compute = torch.float64 if dtype == "float64" else torch.float32
-    output = query.new_empty((*query.shape[:-1], value.shape[-1]))
-    batch, rows, heads = query.shape[0], query.shape[1], query.shape[2]
-    shape = {"BTNH": (batch, heads, rows), "BNTH": (batch, rows, heads), "BTU": (batch, rows)}
-    lse = query.new_empty(shape[layout], dtype=compute)
+    of = _Call(*arguments)
+    query, layout = of.query, of.form.layout
+    compute = torch.float64 if query.dtype == torch.float64 else torch.float32
+    output = query.new_empty((*query.shape[:-1], of.value.shape[-1]))
+    axes = {"BTNH": (0, 2, 1), "BNTH": (0, 1, 2), "BTU": (0, 1)}[layout]
+    lse = query.new_empty([query.shape[axis] for axis in axes], dtype=compute)
     numbers = 3 * lse.numel()
     if layout == "BTU":  # with the scores, if they are kept
         numbers = torch.library.get_ctx().new_dynamic_size()
@@ -235,43 +211,31 @@ def _dense(x: torch.Tensor) -> torch.Tensor:
     "heed::attention_gradient",
     mutates_args=(),
     schema=(
-        f"({_OPERANDS}, Tensor output, Tensor statistics, Tensor output_gradient, Tensor lse_gradient)"
+        f"({_CALL}, Tensor output, Tensor statistics, Tensor output_gradient, Tensor lse_gradient)"
         " -> Tensor[]"
     ),
 )
 def _attention_gradient(*arguments: Any) -> list[torch.Tensor]:
-    form, operands, rest = _split(arguments)
-    rules, output, statistics, output_gradient, lse_gradient = rest
-    tensors = Tensors(*operands)
-    spec = _read(form, tensors, rules)
-    gradients = call.backward(
-        spec,
-        tensors,
-        output,
-        statistics,
-        output_gradient,
-        lse_gradient,
-        True,
-        strides=torch.contiguous_format,
-    )
+    spec, tensors = _Call(*arguments[:_ARGUMENTS]).read()
+    received: Any = arguments[_ARGUMENTS:]
+    options: Any = {"want_bias": True, "strides": torch.contiguous_format}
+    gradients = call.backward(spec, tensors, *received, **options)
     return [x for x in gradients if x is not None]
 
 
 @_attention_gradient.register_fake
 def _(*arguments: Any) -> list[Any]:
-    operands = _split(arguments)[1]
-    return [_dense(operands[place]) for place in TRAINED if operands[place] is not None]
+    return [_dense(x) for x in _Call(*arguments[:_ARGUMENTS]).trained()]
 
 
 @torch.library.custom_op(
     "heed::attention_second_gradient",
     mutates_args=(),
-    schema=f"({_OPERANDS}, Tensor output_gradient, Tensor lse_gradient, Tensor[] cotangents) -> Tensor[]",
+    schema=f"({_CALL}, Tensor output_gradient, Tensor lse_gradient, Tensor[] cotangents) -> Tensor[]",
 )
 def _attention_second_gradient(*arguments: Any) -> list[torch.Tensor]:
-    form, operands, (rules, *incoming, cotangents) = _split(arguments)
-    tensors = Tensors(*operands)
-    spec = _read(form, tensors, rules)
+    spec, tensors = _Call(*arguments[:_ARGUMENTS]).read()
+    *incoming, cotangents = arguments[_ARGUMENTS:]
     given = iter(cotangents)
     whole = [None if tensors[place] is None else next(given) for place in TRAINED]
     second = blockwise.second(spec, tensors, incoming, whole)
@@ -280,71 +244,40 @@ def _attention_second_gradient(*arguments: Any) -> list[torch.Tensor]:
 
 @_attention_second_gradient.register_fake
 def _(*arguments: Any) -> list[Any]:
-    _, operands, (_, *incoming, _) = _split(arguments)
-    present = [operands[place] for place in TRAINED if operands[place] is not None]
-    return [_dense(x) for x in (*present, *incoming)]
+    *incoming, _ = arguments[_ARGUMENTS:]
+    return [_dense(x) for x in (*_Call(*arguments[:_ARGUMENTS]).trained(), *incoming)]
 
 
-def _complete(gradients: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
-    """The gradients of the present operands, in their places among all seven."""
-    given = iter(gradients)
-    return spread([None if operands[place] is None else next(given) for place in TRAINED])
+def _save(ctx: Any, arguments: Sequence[Any], *others: torch.Tensor) -> None:
+    ctx.numbers, tensors = arguments[:2], arguments[2:_ARGUMENTS]
+    ctx.save_for_backward(*tensors[:3], *tensors[3], *others)
 
 
-def _no_gradients(form: _Form) -> tuple[Any, ...]:
-    """Those of a form. PyTorch takes an empty list for one of tensors, and wants one."""
-    return None, None, None if form.integers else []
+def _saved(ctx: Any, others: int) -> tuple[_Call, list[torch.Tensor]]:
+    """The arguments of the op, and the other tensors, of which there are so many."""
+    query, key, value, *saved = ctx.saved_tensors
+    reals, integers = ctx.numbers
+    return _Call(reals, integers, query, key, value, saved[:-others]), saved[-others:]
 
 
 def _save_forward(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.form, operands, (rules,) = _split(inputs)
-    ctx.save_for_backward(*operands, *rules, output[0], output[2])
+    _save(ctx, inputs, output[0], output[2])
 
 
 def _differentiate(ctx: Any, output_gradient: Any, lse_gradient: Any, _: Any) -> Any:
-    saved = ctx.saved_tensors
-    operands, rules, (output, statistics) = saved[:7], list(saved[7:-2]), saved[-2:]
-    gradients = torch.ops.heed.attention_gradient(
-        *ctx.form, *operands, rules, output, statistics, output_gradient, lse_gradient
-    )
-    return *_no_gradients(ctx.form), *_complete(gradients, operands), [None] * len(rules)
-
-
-def _gradients_by_op(
-    spec: AttentionSpec,
-    tensors: Tensors,
-    output: torch.Tensor,
-    statistics: torch.Tensor,
-    output_gradient: torch.Tensor,
-    lse_gradient: OptionalTensor,
-) -> list[OptionalTensor]:
-    form, rules = _write(spec)
-    if lse_gradient is None:
-        axis = spec.heads_axis
-        shape = (
-            output.shape[:-1] if axis is None else (output.shape[0], spec.heads[0], spec.lengths[0])
-        )
-        lse_gradient = statistics.new_zeros(shape)
-    gradients = torch.ops.heed.attention_gradient(
-        *form, *tensors, rules, output, statistics, output_gradient, lse_gradient
-    )
-    complete = _complete(gradients, tensors)
-    return [complete[place] for place in TRAINED]
+    of, others = _saved(ctx, 2)
+    found = torch.ops.heed.attention_gradient(*of, *others, output_gradient, lse_gradient)
+    return tuple(of.gradients(found))
 
 
 def _save_gradient(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.form, operands, (rules, _, _, output_gradient, lse_gradient) = _split(inputs)
-    ctx.save_for_backward(*operands, *rules, output_gradient, lse_gradient)
+    _save(ctx, inputs, *inputs[-2:])
 
 
 def _differentiate_gradient(ctx: Any, cotangents: Any) -> Any:
-    saved = ctx.saved_tensors
-    operands, rules, incoming = saved[:7], list(saved[7:-2]), saved[-2:]
-    second = torch.ops.heed.attention_second_gradient(
-        *ctx.form, *operands, rules, *incoming, list(cotangents)
-    )
-    of_operands = _complete(second[:-2], operands)
-    return *_no_gradients(ctx.form), *of_operands, [None] * len(rules), None, None, *second[-2:]
+    of, incoming = _saved(ctx, 2)
+    second = torch.ops.heed.attention_second_gradient(*of, *incoming, list(cotangents))
+    return *of.gradients(second[:-2]), None, None, *second[-2:]
 
 
 _attention_op.register_autograd(_differentiate, setup_context=_save_forward)

@@ -1,0 +1,95 @@
+// What adapters share: arrays of a framework, as the core's callers read them, and refusals.
+#pragma once
+
+#include <algorithm>
+#include <initializer_list>
+#include <string>
+
+#include "../../include/heed.h"
+
+namespace heed {
+
+// A call that cannot run, and why.
+struct Failed {
+  std::string text;
+  bool lacks_memory = false;
+};
+
+[[noreturn]] inline void fail(const std::string& text) { throw Failed{text}; }
+
+// Throws an error of the core.
+inline void check(const char* problem) {
+  if (problem) fail(problem);
+}
+
+// a * b, for sizes of arrays. It may wrap for empty ones, whose other sizes can be any: nothing uses the product then.
+inline int64_t times(int64_t a, int64_t b) {
+  return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+}
+
+// Types of numbers: those of HeedDtype, and others.
+enum Type : int32_t {
+  kFloat32 = HEED_FLOAT32,
+  kFloat64 = HEED_FLOAT64,
+  kBfloat16 = HEED_BFLOAT16,
+  kFloat16 = HEED_FLOAT16,
+  kInt32,
+  kUint32,
+  kBool,
+  kOther
+};
+
+// The sizes of an array, without an allocation: a small op would take as long for those as for its work.
+class Shape {
+ public:
+  Shape() = default;
+  Shape(std::initializer_list<int64_t> sizes) : Shape(sizes.begin(), sizes.end()) {}
+  Shape(const int64_t* first, const int64_t* last) : rank_(std::min(last - first, kMostAxes)) {
+    std::copy(first, first + rank_, sizes_);
+  }
+  Shape(const Shape& other) : Shape(other.begin(), other.end()) {}
+  Shape& operator=(const Shape& other) {
+    rank_ = other.rank_;
+    std::copy(other.begin(), other.end(), sizes_);
+    return *this;
+  }
+
+  int64_t rank() const { return rank_; }
+  const int64_t* begin() const { return sizes_; }
+  const int64_t* end() const { return sizes_ + rank_; }
+  int64_t& operator[](int64_t axis) { return sizes_[axis]; }
+  int64_t operator[](int64_t axis) const { return sizes_[axis]; }
+  int64_t& back() { return sizes_[rank_ - 1]; }
+  int64_t back() const { return sizes_[rank_ - 1]; }
+  void push_back(int64_t size) { sizes_[rank_++] = size; }
+  void pop_back() { --rank_; }
+  int64_t count() const {
+    int64_t numbers = 1;
+    for (int64_t n : *this) numbers = times(numbers, n);
+    return numbers;
+  }
+
+  bool operator==(const Shape& other) const { return std::equal(begin(), end(), other.begin(), other.end()); }
+  bool operator!=(const Shape& other) const { return !(*this == other); }
+
+  // "shape (2, 3)"
+  std::string text() const {
+    std::string text = "shape (";
+    for (int64_t axis = 0; axis < rank_; ++axis) text += (axis ? ", " : "") + std::to_string(sizes_[axis]);
+    return text + ")";
+  }
+  std::string received() const { return ". Received: " + text(); }
+
+ private:
+  static constexpr int64_t kMostAxes = 254;  // no framework has more
+  int64_t rank_ = 0, sizes_[kMostAxes];
+};
+
+// Contiguous numbers, which others hold.
+struct Array {
+  Type type = kOther;
+  Shape shape;
+  void* data = nullptr;
+};
+
+}  // namespace heed

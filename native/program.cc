@@ -1,0 +1,325 @@
+#include "program.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cmath>
+
+#include "kernels/registry.h"
+#include "refusal.h"
+
+namespace heed {
+namespace {
+
+constexpr const char* kTypeNames[] = {"float", "int", "bool"};
+
+// Of the operands of an instruction, in order.
+struct Operands {
+  int32_t count, of[3];
+};
+
+Operands operands_of(const HeedAttention& a, const HeedInstruction& x) {
+  if (x.opcode == HEED_OP_LOAD) return {1, {x.a, 0, 0}};
+  const OperationNeeds* needs = kernels_for(a).operation_needs(x.opcode);
+  return {needs ? needs->operands : 0, {x.a, x.b, x.c}};
+}
+
+bool is_leaf(int32_t opcode) { return opcode < HEED_OP_NEG && opcode != HEED_OP_LOAD; }
+
+// Checks the instructions of one list; `what` names it.
+class ListCheck {
+ public:
+  ListCheck(const HeedAttention& a, const HeedInstructions& list, const char* what, bool derivative)
+      : a_(a), program_(*a.program), list_(list), what_(what), derivative_(derivative) {
+    require(list.count >= 0 && list.count <= HEED_MAX_INSTRUCTIONS,
+            "the %s of a program may have at most %d instructions. Received: %d", what, HEED_MAX_INSTRUCTIONS,
+            list.count);
+    require(list.data || list.count == 0, "the instructions of the %s of a program are missing", what);
+    for (at_ = 0; at_ < list.count; ++at_) check(list.data[at_]);
+  }
+
+  // Value `index` must exist and have this type; `name` says what it is for.
+  void result(int32_t index, int32_t type, const char* name) const {
+    require(index >= 0 && index < list_.count, "`%s` of a program must be a value of its %s. Received: %d of %d", name,
+            what_, index, list_.count);
+    require(list_.data[index].type == type, "`%s` of a program must be a %s. Received: a %s", name, kTypeNames[type],
+            kTypeNames[list_.data[index].type]);
+  }
+
+  // Whether value `index` is computed of the score.
+  bool reads_score(int32_t index) const {
+    std::vector<bool> needed(static_cast<size_t>(list_.count));
+    needed[static_cast<size_t>(index)] = true;
+    for (int32_t i = index; i >= 0; --i) {
+      if (!needed[static_cast<size_t>(i)]) continue;
+      if (list_.data[i].opcode == HEED_OP_SCORE) return true;
+      const Operands operands = operands_of(a_, list_.data[i]);
+      for (int k = 0; k < operands.count; ++k) needed[static_cast<size_t>(operands.of[k])] = true;
+    }
+    return false;
+  }
+
+ private:
+  void must(bool holds, const char* problem) const {
+    require(holds, "instruction %d of the %s of a program %s", at_, what_, problem);
+  }
+  int32_t type_of(int32_t operand) const {
+    must(operand >= 0 && operand < at_, "must have earlier values as operands");
+    return list_.data[operand].type;
+  }
+
+  void check(const HeedInstruction& x) const {
+    must(x.type <= HEED_BOOL, "has an unknown type");
+    switch (x.opcode) {
+      case HEED_OP_CONSTANT: return check_constant(x);
+      case HEED_OP_UPSTREAM: must(derivative_, "is of derivatives only"); [[fallthrough]];
+      case HEED_OP_SCORE: return must(x.type == HEED_FLOAT, "must be a float");
+      case HEED_OP_BATCH:
+      case HEED_OP_HEAD:
+      case HEED_OP_QUERY:
+      case HEED_OP_KEY: return must(x.type == HEED_INT, "must be an int");
+      case HEED_OP_LOAD: return check_load(x);
+      default: return check_operation(x);
+    }
+  }
+
+  void check_constant(const HeedInstruction& x) const {
+    const double c = x.constant;
+    must(x.type != HEED_INT || (c >= INT32_MIN && c <= INT32_MAX && c == std::floor(c)), "must hold an int32");
+    must(x.type != HEED_BOOL || c == 0 || c == 1, "must hold 0 or 1");
+  }
+
+  void check_load(const HeedInstruction& x) const {
+    must(x.capture < program_.capture_count, "reads a captured array that there is not");
+    const HeedCapture& capture = program_.captures[x.capture];
+    must(type_of(x.a) == HEED_INT, "must have an int as index");
+    must(x.type == capture.type, "must have the type of its captured array");
+    const bool empty = a_.batch == 0 || a_.heads == 0 || a_.query_length == 0 || a_.key_length == 0;
+    must(empty || capture.size > 0, "reads an empty captured array");
+  }
+
+  void check_operation(const HeedInstruction& x) const {
+    const OperationNeeds* needs = kernels_for(a_).operation_needs(x.opcode);
+    must(needs, "has an unknown operation");
+    const int32_t operands[3] = {x.a, x.b, x.c};
+    const int last = needs->operands - 1;
+    for (int k = 0; k <= last; ++k) type_of(operands[k]);
+    const int32_t type = type_of(operands[last]);
+    const bool where = x.opcode == HEED_OP_WHERE;
+    must(!where || type_of(x.a) == HEED_BOOL, "must have a bool as condition");
+    for (int k = where ? 1 : 0; k < last; ++k) must(type_of(operands[k]) == type, "must have operands of one type");
+    must(needs->inputs >> type & 1, "has operands of a type that its operation does not take");
+    const int32_t results[] = {type, HEED_FLOAT, HEED_INT, HEED_BOOL};
+    must(x.type == results[needs->result], "has a type that its operation does not give");
+  }
+
+  const HeedAttention& a_;
+  const HeedProgram& program_;
+  const HeedInstructions& list_;
+  const char* what_;
+  bool derivative_;
+  int32_t at_ = 0;
+};
+
+}  // namespace
+
+void check_program(const HeedAttention& a) {
+  const HeedProgram& p = *a.program;
+  require(a.score == HEED_DOT_PRODUCT, "additive attention has no program");
+  require(p.capture_count >= 0 && p.capture_count <= HEED_MAX_CAPTURES,
+          "a program may have at most %d captured arrays. Received: %d", HEED_MAX_CAPTURES, p.capture_count);
+  require(p.captures || p.capture_count == 0, "the captured arrays of a program are missing");
+  for (int32_t c = 0; c < p.capture_count; ++c) {
+    const HeedCapture& capture = p.captures[c];
+    require(capture.type >= HEED_FLOAT && capture.type <= HEED_BOOL, "captured array %d has an unknown type", c);
+    require(capture.size >= 0 && capture.size <= INT32_MAX,
+            "captured array %d must have a size in [0, 2^31). Received: %" PRId64, c, capture.size);
+    require(capture.data || capture.size == 0, "the data of captured array %d are missing", c);
+  }
+  const ListCheck forward(a, p.forward, "forward pass", false);
+  require(p.score >= -1 && p.keep >= -1, "`score` and `keep` of a program must be values of it, or -1");
+  if (p.score >= 0) forward.result(p.score, HEED_FLOAT, "score");
+  if (p.keep >= 0) {
+    forward.result(p.keep, HEED_BOOL, "keep");
+    require(!forward.reads_score(p.keep), "`keep` of a program must not depend on the score");
+  }
+  const ListCheck derivative(a, p.derivative, "derivative", true);
+  require(p.score_gradient >= -1, "`score_gradient` of a program must be a value of its derivative, or -1");
+  if (p.score_gradient >= 0) derivative.result(p.score_gradient, HEED_FLOAT, "score_gradient");
+  require(p.scatter_count >= 0 && p.scatter_count <= HEED_MAX_SCATTERS,
+          "a program may have at most %d scatters. Received: %d", HEED_MAX_SCATTERS, p.scatter_count);
+  require(p.scatters || p.scatter_count == 0, "the scatters of a program are missing");
+  for (int32_t s = 0; s < p.scatter_count; ++s) {
+    const HeedScatter& scatter = p.scatters[s];
+    require(scatter.capture >= 0 && scatter.capture < p.capture_count && p.captures[scatter.capture].type == HEED_FLOAT,
+            "scatter %d of a program must have a captured array of floats", s);
+    derivative.result(scatter.index, HEED_INT, "index");
+    derivative.result(scatter.gradient, HEED_FLOAT, "gradient");
+  }
+}
+
+Planned::Planned(const HeedAttention& attention) : attention_(attention) {
+  if (!attention.program) return;
+  plan(*attention.program);
+  attention_.program = reinterpret_cast<const HeedProgram*>(&plan_);
+  if (attention.program->keep < 0) return;
+  std::copy_n(attention.rules, attention.rule_count, rules_);
+  HeedMaskRule& rule = rules_[attention_.rule_count++] = {};
+  rule.kind = kProgramRule;
+  rule.right = attention.heads;
+  rule.dense.data = &plan_;
+  attention_.rules = rules_;
+}
+
+void Planned::plan(const HeedProgram& p) {
+  Plan& plan = plan_;
+  plan.captures = p.captures;
+  plan.capture_count = p.capture_count;
+  plan.is_double = attention_.dtype == HEED_FLOAT64;
+  plan.modifies = p.score >= 0;
+  plan.score_step = plan.keep_step = plan.gradient_step = -1;
+  std::vector<int32_t> step_of;
+  if (p.score >= 0) {
+    plan.score = code(p.forward, {p.score}, {}, &step_of);
+    plan.score_step = step_of[static_cast<size_t>(p.score)];
+  }
+  if (p.keep >= 0) {
+    plan.keep = code(p.forward, {p.keep}, {}, &step_of);
+    plan.keep_step = step_of[static_cast<size_t>(p.keep)];
+    summarise(plan.keep);
+  }
+  if (p.score < 0) return;
+  std::vector<int32_t> results, indices;
+  if (p.score_gradient >= 0) results.push_back(p.score_gradient);
+  for (int32_t s = 0; s < p.scatter_count; ++s) {
+    results.push_back(p.scatters[s].gradient);
+    indices.push_back(p.scatters[s].index);
+  }
+  plan.derivative = code(p.derivative, results, indices, &step_of);
+  if (p.score_gradient >= 0) plan.gradient_step = step_of[static_cast<size_t>(p.score_gradient)];
+  summarise(plan.derivative);
+  plan.scatter_count = p.scatter_count;
+  for (int32_t s = 0; s < p.scatter_count; ++s)
+    plan.scatters[s] = {p.scatters[s].capture, step_of[static_cast<size_t>(p.scatters[s].index)],
+                        step_of[static_cast<size_t>(p.scatters[s].gradient)]};
+}
+
+// Of the arrays that bounds of a code's values ask for.
+void Planned::summarise(const Code& code) {
+  for (int32_t i = 0; i < code.count; ++i) {
+    const Step& step = code.steps[i];
+    const bool needed = step.opcode == HEED_OP_LOAD && step.type != HEED_FLOAT;
+    if (needed && plan_.summaries[step.capture].levels == 0)
+      plan_.summaries[step.capture] = summary(plan_.captures[step.capture]);
+  }
+}
+
+// The instructions that `results` and `indices` of scatters need, as steps; `step_of` gets their numbers.
+Code Planned::code(const HeedInstructions& list, const std::vector<int32_t>& results,
+                   const std::vector<int32_t>& indices, std::vector<int32_t>* step_of) {
+  std::vector<int32_t> roots = results;
+  roots.insert(roots.end(), indices.begin(), indices.end());
+  const auto at = [](int32_t i) { return static_cast<size_t>(i); };
+  std::vector<bool> needed(at(list.count));
+  for (int32_t root : roots) needed[at(root)] = true;
+  for (int32_t i = list.count - 1; i >= 0; --i) {
+    if (!needed[at(i)]) continue;
+    const Operands operands = operands_of(attention_, list.data[i]);
+    for (int k = 0; k < operands.count; ++k) needed[at(operands.of[k])] = true;
+  }
+  Code code = {};
+  std::vector<Step>& steps = steps_.emplace_back();
+  step_of->assign(at(list.count), -1);
+  for (int32_t i = 0; i < list.count; ++i) {
+    if (!needed[at(i)]) continue;
+    const HeedInstruction& x = list.data[i];
+    Step step = {x.opcode, x.type, x.type, x.capture, x.constant, 0, {}, kOnNothing, 0, -1};
+    int dependence = x.opcode == HEED_OP_QUERY                                   ? kOnQuery
+                     : x.opcode == HEED_OP_KEY                                   ? kOnKey
+                     : x.opcode == HEED_OP_SCORE || x.opcode == HEED_OP_UPSTREAM ? kOnPair
+                                                                                 : kOnNothing;
+    const Operands operands = operands_of(attention_, x);
+    step.operand_count = operands.count;
+    for (int k = 0; k < operands.count; ++k) {
+      step.operands[k] = (*step_of)[at(operands.of[k])];
+      dependence |= steps[at(step.operands[k])].dependence;
+      step.input_type = list.data[operands.of[k]].type;
+    }
+    step.dependence = static_cast<Dependence>(dependence);
+    code.by_head |= x.opcode == HEED_OP_HEAD;
+    code.follows_lines |= x.opcode == HEED_OP_LOAD && x.type == HEED_FLOAT && dependence == kOnPair;
+    (*step_of)[at(i)] = static_cast<int32_t>(steps.size());
+    steps.push_back(step);
+  }
+  code.count = static_cast<int32_t>(steps.size());
+
+  // Values of queries or keys alone that pairs read, and the last reader of values of pairs.
+  std::vector<bool> spread(at(code.count));
+  std::vector<int32_t> last_reader(at(code.count), -1);
+  for (int32_t i = 0; i < code.count; ++i)
+    for (int k = 0; k < steps[at(i)].operand_count; ++k) {
+      const int32_t operand = steps[at(i)].operands[k];
+      last_reader[at(operand)] = i;
+      if (steps[at(i)].dependence == kOnPair) spread[at(operand)] = true;
+    }
+  for (int32_t root : roots) {
+    spread[at((*step_of)[at(root)])] = true;
+    last_reader[at((*step_of)[at(root)])] = code.count;
+  }
+  for (int32_t index : indices) code.follows_lines |= steps[at((*step_of)[at(index)])].dependence == kOnPair;
+  std::vector<int32_t>& result_steps = results_.emplace_back();
+  for (int32_t result : results) result_steps.push_back((*step_of)[at(result)]);
+  code.results = result_steps.data();
+  code.result_count = static_cast<int32_t>(result_steps.size());
+  int32_t spreads[4] = {};
+  std::vector<int32_t> unused;  // slots of pairs
+  for (int32_t i = 0; i < code.count; ++i) {
+    Step& step = steps[at(i)];
+    const bool of_one = step.dependence == kOnQuery || step.dependence == kOnKey;
+    if (of_one && spread[at(i)]) step.spread = spreads[step.dependence]++;
+    if (step.opcode == HEED_OP_SCORE || step.opcode == HEED_OP_UPSTREAM) continue;  // these have their own
+    if (step.dependence != kOnPair || unused.empty()) {
+      step.slot = code.slots[step.dependence]++;
+    } else {
+      step.slot = unused.back();
+      unused.pop_back();
+    }
+    if (step.dependence != kOnPair) continue;
+    // A result never takes the place of an operand: their numbers may have different sizes.
+    for (int k = 0; k < step.operand_count; ++k) {
+      Step& operand = steps[at(step.operands[k])];
+      const bool own = operand.dependence == kOnPair && !is_leaf(operand.opcode);
+      const bool repeated = std::count(step.operands, step.operands + k, step.operands[k]) > 0;
+      if (own && !repeated && last_reader[at(step.operands[k])] == i) unused.push_back(operand.slot);
+    }
+  }
+  code.spread_slots = std::max(spreads[kOnQuery], spreads[kOnKey]);
+  code.steps = steps.data();
+  return code;
+}
+
+Summary Planned::summary(const HeedCapture& capture) {
+  Summary made = {};
+  int64_t below = capture.size;
+  while (below > kSummaryFactor || made.levels == 0) {
+    const int64_t size = (below + kSummaryFactor - 1) / kSummaryFactor;
+    std::vector<int32_t>& least = levels_.emplace_back(static_cast<size_t>(size), INT32_MAX);
+    int32_t* const least_data = least.data();
+    int32_t* const most_data = levels_.emplace_back(static_cast<size_t>(size), INT32_MIN).data();
+    for (int64_t i = 0; i < below; ++i) {
+      int32_t low = 0, high = 0;
+      if (made.levels > 0)
+        low = made.least[made.levels - 1][i], high = made.most[made.levels - 1][i];
+      else if (capture.type == HEED_INT)
+        low = high = static_cast<const int32_t*>(capture.data)[i];
+      else
+        low = high = static_cast<const uint8_t*>(capture.data)[i] != 0;
+      int32_t &of_least = least_data[i / kSummaryFactor], &of_most = most_data[i / kSummaryFactor];
+      of_least = std::min(of_least, low), of_most = std::max(of_most, high);
+    }
+    made.least[made.levels] = least_data, made.most[made.levels] = most_data;
+    made.size[made.levels++] = below = size;
+  }
+  return made;
+}
+
+}  // namespace heed

@@ -1,0 +1,38 @@
+// Checks a program of a call and prepares it for the kernels.
+#pragma once
+
+#include <vector>
+
+#include "kernels/plan.h"
+
+namespace heed {
+
+// Throws `Refused`. The program reads no captured array beyond its end, whatever its operands are.
+void check_program(const HeedAttention& attention);
+
+// An attention as the kernels take it: its program is a plan, and what it keeps is one more mask rule. The attention
+// must have passed the check, and outlive this.
+class Planned {
+ public:
+  explicit Planned(const HeedAttention& attention);
+  Planned(const Planned&) = delete;
+  Planned& operator=(const Planned&) = delete;
+
+  const HeedAttention& attention() const { return attention_; }
+
+ private:
+  void plan(const HeedProgram& program);
+  Code code(const HeedInstructions& instructions, const std::vector<int32_t>& results,
+            const std::vector<int32_t>& indices, std::vector<int32_t>* step_of);
+  void summarise(const Code& code);
+  Summary summary(const HeedCapture& capture);
+
+  HeedAttention attention_;
+  HeedMaskRule rules_[kMostRules];
+  Plan plan_ = {};
+  std::vector<std::vector<Step>> steps_;
+  std::vector<std::vector<int32_t>> results_;
+  std::vector<std::vector<int32_t>> levels_;  // of summaries
+};
+
+}  // namespace heed

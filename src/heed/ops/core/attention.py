@@ -1,0 +1,76 @@
+"""Attention through the structs of `native/include/heed.h`, and the limits of its calls."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from ctypes import c_int32, c_int64
+from typing import Any
+
+from heed.ops.core.form import NONE, NUMBER, Form
+from heed.ops.core.structs import MOST_RULES, WIDEST, Integers, MaskRule, Scores
+from heed.ops.spec import AttentionSpec
+
+_NOTHING = c_int64()
+
+# An array in memory: its address, its shape and its strides.
+Place = tuple[int, tuple[int, ...], tuple[int, ...]]
+
+
+def mask_rules(form: Form, place: Callable[[int], Place]) -> tuple[Integers, Any, list[Any]]:
+    """Return the align of ALiBi, the rules of the mask as an array, and the memory to which they point.
+
+    Args:
+        form: the form of a call.
+        place: where the operand of that number is; integers are contiguous.
+    """
+    numbers: list[Any] = []
+
+    def integers(value: int, at: int) -> Integers:
+        if at == NONE:
+            return Integers()
+        if at == NUMBER:
+            numbers.append(c_int32(value))
+            return Integers(ctypes.addressof(numbers[-1]), 1, 1)
+        address, shape, _ = place(at)
+        return Integers(address, *(*shape, 1, 1)[:2])
+
+    def scores(at: int) -> Scores:
+        if at == NONE:
+            return Scores()
+        address, shape, strides = place(at)
+        strides = tuple(0 if n == 1 else x for n, x in zip(shape, strides, strict=True))
+        # An empty array has no address, which would mean that there is none.
+        address = address or ctypes.addressof(_NOTHING)
+        return Scores(address, (c_int64 * 4)(*shape), (c_int64 * 4)(*strides))
+
+    align, rules = Integers(), []
+    for rule in form.rules:
+        at = integers(rule.align, rule.align_in)
+        if rule.is_alibi:
+            align = at
+            continue
+        several = integers(rule.first, rule.first_in), integers(0, rule.second_in)
+        rules.append(
+            MaskRule(rule.kind, rule.left, rule.right, at, *several, scores(rule.dense_in))
+        )
+    array = (MaskRule * len(rules))(*rules)
+    return align, array, [array, *numbers]
+
+
+def reasons_against(spec: AttentionSpec) -> list[str]:
+    """Return why the kernels cannot run a call, as sentences."""
+    reasons = []
+    rules = () if spec.mask is None else spec.mask.rules
+    reasons += spec.score.core_reasons
+    reasons += [reason for rule in rules for reason in rule.core_reasons]
+    count = len(rules)
+    if count > MOST_RULES:
+        reasons.append(f"the mask has {count} rules, the native kernels take {MOST_RULES}")
+    if 0 in spec.widths:
+        reasons.append("vectors of width 0 have nothing to compute")
+    if max(spec.widths) > WIDEST:
+        reasons.append(
+            f"vectors of {max(spec.widths)} features are too wide, the native kernels take {WIDEST}"
+        )
+    return reasons

@@ -1,0 +1,200 @@
+"""How an attention travels to the core: the one table for all backends.
+
+A call is a `Form`, numbers that all calls of one kind share, and operands, tensors that the form names by their places
+among them. Adapters get the form as bytes and read it in `native/adapters/shared/call.h`; on PyTorch
+`heed.ops.core.attention` fills the struct of `native/include/heed.h` from it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from keras import ops
+
+from heed.ops.layouts import LAYOUTS
+from heed.ops.mask import Mask
+from heed.ops.mask_rules import RULES, WireRule, of_rank_4, offset
+from heed.ops.scores import CoreScore, from_core
+from heed.ops.sizes import size
+from heed.ops.spec import AttentionSpec, Tensors
+
+# Places of operands: there is none; a plain number stands beside it.
+NONE, NUMBER = -1, -2
+_LAYOUTS = tuple(LAYOUTS)
+# The operands that a form names itself, in their order.
+_NAMES = Tensors._fields[3:]
+_ALIBI = -1  # a kind that is no rule: its align is that of ALiBi
+
+
+class Reals(NamedTuple):
+    """The first fields of `Header` in `call.h`."""
+
+    scale: float
+    soft_cap: float
+    dropout: float
+
+
+class Header(NamedTuple):
+    """The other fields of `Header` in `call.h`: places of operands, but for the first three and the number of rules."""
+
+    score: int
+    layout: int
+    threads: int
+    score_vector: int
+    bias: int
+    slopes: int
+    seed: int
+    rules: int
+
+
+class Rule(NamedTuple):
+    """`Rule` in `call.h`: a `WireRule`. The last four are places; `align` and `first` are numbers without one."""
+
+    kind: int
+    left: int
+    right: int
+    align: int
+    first: int
+    align_in: int
+    first_in: int
+    second_in: int
+    dense_in: int
+
+    @property
+    def is_alibi(self) -> bool:
+        """Whether it is no rule of the mask, but holds the align of ALiBi."""
+        return self.kind == _ALIBI
+
+
+class Form(NamedTuple):
+    """What calls of one kind share."""
+
+    reals: Reals
+    header: Header
+    rules: tuple[Rule, ...]
+
+    @property
+    def is_additive(self) -> bool:
+        """Whether the attention is additive."""
+        return CoreScore(self.header.score).is_additive
+
+    @property
+    def layout(self) -> str:
+        """The layout of query, key, value and output."""
+        return _LAYOUTS[self.header.layout]
+
+    @property
+    def integers(self) -> list[int]:
+        """All but the reals, flat."""
+        return [*self.header, *itertools.chain(*self.rules)]
+
+    @classmethod
+    def of(cls, reals: Sequence[float], integers: Sequence[int]) -> Form:
+        """Return the form of its numbers."""
+        count, width = len(Header._fields), len(Rule._fields)
+        rows = range(count, len(integers), width)
+        rules = tuple(Rule(*integers[row : row + width]) for row in rows)
+        return cls(Reals(*reals), Header(*integers[:count]), rules)
+
+    def pack(self) -> bytes:
+        """Return the form as bytes."""
+        integers = self.integers
+        return struct.pack(f"={len(Reals._fields)}d{len(integers)}q", *self.reals, *integers)
+
+    @staticmethod
+    @functools.lru_cache(maxsize=1024)
+    def unpack(packed: bytes) -> Form:
+        """Return the form of these bytes."""
+        count = len(Reals._fields)
+        numbers = struct.unpack(f"={count}d{len(packed) // 8 - count}q", packed)
+        return Form.of(numbers[:count], numbers[count:])
+
+
+def write(spec: AttentionSpec, tensors: Tensors, threads: int = 0) -> tuple[Form, list[Any]]:
+    """Return the form of a call, and the operands that its mask adds to those of `operands`."""
+    names = [name for name in _NAMES if getattr(tensors, name) is not None]
+    added: list[Any] = []
+
+    def add(x: Any) -> int:
+        added.append(x)
+        return len(names) + len(added) - 1
+
+    def number(x: Any) -> tuple[Any, int]:
+        """A number and its place."""
+        if x is None:
+            return 0, NONE
+        return (0, add(ops.cast(x, "int32"))) if hasattr(x, "shape") else (x, NUMBER)
+
+    axis = spec.length_axis
+    lengths = size(tensors.query, axis), size(tensors.key, axis)
+
+    def rule(wire: WireRule) -> Rule:
+        align = offset(wire.align, *lengths)
+        align, align_in = number(None if isinstance(align, int) and align == 0 else align)
+        first, first_in = number(wire.first)
+        second_in = number(wire.second)[1]
+        dense_in = NONE if wire.dense is None else add(of_rank_4(wire.dense))
+        places = align_in, first_in, second_in, dense_in
+        return Rule(wire.kind, wire.left, wire.right, align, first, *places)
+
+    mask = Mask() if spec.mask is None else spec.mask
+    wires = [rule.to_wire() for rule in mask.rules]
+    if spec.has_slopes:
+        wires.append(WireRule(_ALIBI, align=mask.alignment))
+    rules = tuple(map(rule, wires))
+    score = spec.score.to_core()
+    header = Header(
+        score=score.kind,
+        layout=_LAYOUTS.index(spec.layout),
+        threads=threads,
+        rules=len(rules),
+        **{name: names.index(name) if name in names else NONE for name in _NAMES},
+    )
+    return Form(Reals(score.scale, score.soft_cap, spec.dropout), header, rules), added
+
+
+def operands(tensors: Tensors, of_mask: Sequence[Any]) -> list[Any]:
+    """Return all operands of a call but query, key and value, in order."""
+    return [*[x for x in tensors[3:] if x is not None], *of_mask]
+
+
+def read(
+    form: Form, query: Any, key: Any, value: Any, others: Sequence[Any]
+) -> tuple[AttentionSpec, Tensors]:
+    """Return the attention that `write` made this of."""
+
+    def operand(place: int, number: Any = None) -> Any:
+        return number if place == NUMBER else None if place == NONE else others[place]
+
+    def rule(x: Rule) -> Any:
+        align = operand(x.align_in, x.align)
+        wire = WireRule(
+            *x[:3],
+            align=0 if align is None else align,
+            first=operand(x.first_in, x.first),
+            second=operand(x.second_in),
+            dense=operand(x.dense_in),
+        )
+        return RULES[x.kind].from_wire(wire)
+
+    rules = [rule(x) for x in form.rules if not x.is_alibi]
+    header = form.header
+    named = {name: operand(getattr(header, name)) for name in _NAMES}
+    tensors = Tensors(query, key, value, **named)
+    spec = AttentionSpec.of(
+        query,
+        key,
+        value,
+        form.layout,
+        score=from_core(CoreScore(header.score, form.reals.scale, form.reals.soft_cap)),
+        mask=Mask(rules) if rules else None,
+        dtype="float64" if "float64" in str(query.dtype) else "float32",
+        has_bias=tensors.bias is not None,
+        has_slopes=tensors.slopes is not None,
+        dropout=form.reals.dropout,
+    )
+    return spec, tensors
