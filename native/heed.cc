@@ -41,7 +41,7 @@ constexpr RuleNeeds::Integers kAlign = {"align", Per::kBatch, false};
 
 void check_rule(const HeedAttention& a, const HeedMaskRule& rule) {
   const RuleNeeds* needs = kernels_for(a).rule_needs(rule.kind);
-  require(needs && rule.kind != kProgramRule, "unknown kind of mask rule. Received: %d", static_cast<int>(rule.kind));
+  require(needs && rule.kind >= 0, "unknown kind of mask rule. Received: %d", static_cast<int>(rule.kind));
   require(rule.left >= needs->least_left && rule.right >= needs->least_right, "%s. Received: %" PRId64 ", %" PRId64,
           needs->reach, rule.left, rule.right);
   check_integers(a, rule.align, kAlign);
@@ -130,7 +130,10 @@ const char* run(const HeedAttention& a, const Results& results,
   return catch_refusal(kNoMemory, [&] {
     check(a);
     check_results(a, results);
-    work(Planned(a).attention(), results, cap_threads(threads));
+    if (a.program)
+      work(Planned(a).attention(), results, cap_threads(threads));
+    else
+      work(a, results, cap_threads(threads));
   });
 }
 

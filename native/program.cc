@@ -158,16 +158,25 @@ void check_program(const HeedAttention& a) {
 }
 
 Planned::Planned(const HeedAttention& attention) : attention_(attention) {
-  if (!attention.program) return;
-  plan(*attention.program);
+  const HeedProgram& program = *attention.program;
+  plan(program);
   attention_.program = reinterpret_cast<const HeedProgram*>(&plan_);
-  if (attention.program->keep < 0) return;
   std::copy_n(attention.rules, attention.rule_count, rules_);
-  HeedMaskRule& rule = rules_[attention_.rule_count++] = {};
-  rule.kind = kProgramRule;
-  rule.right = attention.heads;
-  rule.dense.data = &plan_;
   attention_.rules = rules_;
+  if (program.keep >= 0) add_rule(kProgramRule);
+  // Only a constant lets bounds tell that a score hides its key.
+  const auto hides = [](const Step& step) {
+    return step.opcode == HEED_OP_CONSTANT && step.type == HEED_FLOAT && step.constant <= HEED_MASK_VALUE;
+  };
+  if (program.score >= 0 && std::any_of(plan_.score.steps, plan_.score.steps + plan_.score.count, hides))
+    add_rule(kScoreRule);
+}
+
+void Planned::add_rule(int32_t kind) {
+  HeedMaskRule& rule = rules_[attention_.rule_count++] = {};
+  rule.kind = kind;
+  rule.right = attention_.heads;
+  rule.dense.data = &plan_;
 }
 
 void Planned::plan(const HeedProgram& p) {
@@ -181,6 +190,7 @@ void Planned::plan(const HeedProgram& p) {
   if (p.score >= 0) {
     plan.score = code(p.forward, {p.score}, {}, &step_of);
     plan.score_step = step_of[static_cast<size_t>(p.score)];
+    summarise(plan.score);
   }
   if (p.keep >= 0) {
     plan.keep = code(p.forward, {p.keep}, {}, &step_of);

@@ -10,8 +10,8 @@ namespace heed {
 // Throws `Refused`. The program reads no captured array beyond its end, whatever its operands are.
 void check_program(const HeedAttention& attention);
 
-// An attention as the kernels take it: its program is a plan, and what it keeps is one more mask rule. The attention
-// must have passed the check, and outlive this.
+// An attention with a program as the kernels take it: the program is a plan, and what it keeps, and the scores that hide,
+// are further mask rules. The attention must have passed the check, and outlive this.
 class Planned {
  public:
   explicit Planned(const HeedAttention& attention);
@@ -22,6 +22,7 @@ class Planned {
 
  private:
   void plan(const HeedProgram& program);
+  void add_rule(int32_t kind);
   Code code(const HeedInstructions& instructions, const std::vector<int32_t>& results,
             const std::vector<int32_t>& indices, std::vector<int32_t>* step_of);
   void summarise(const Code& code);

@@ -61,12 +61,14 @@ struct Plan {
   Summary summaries[HEED_MAX_CAPTURES];
 };
 
-// The kind of the mask rule that `keep` becomes; callers cannot pass it. Its plan is `dense.data`.
-inline constexpr int32_t kProgramRule = INT32_MIN;
-inline constexpr int kMostRules = HEED_MAX_RULES + 1;
+// The kinds of the mask rules that `keep` and scores that hide their keys become; callers cannot pass them. `dense.data`
+// is the plan, `right` the number of heads.
+inline constexpr int32_t kProgramRule = INT32_MIN, kScoreRule = kProgramRule + 1;
+inline constexpr int kMostRules = HEED_MAX_RULES + 2;
 
 // In the attention that kernels get, `program` is a plan.
 inline const Plan* plan_of(const HeedAttention& a) { return reinterpret_cast<const Plan*>(a.program); }
+inline const Plan& plan_of(const HeedMaskRule& rule) { return *static_cast<const Plan*>(rule.dense.data); }
 
 // What an operation takes and gives.
 struct OperationNeeds {

@@ -204,23 +204,24 @@ struct Dilated {
   }
 };
 
-// What a program keeps. `right` is the number of heads.
-struct Programmed {
-  static constexpr int32_t kKind = kProgramRule;
+// Rules of programs, whose `code` and `result` give the step that is judged, and whose `hides` says whether its bounds
+// hide all pairs.
+template <class Rule>
+struct Judged {
   static constexpr RuleNeeds kNeeds = {{}};
   static constexpr int kUnit = 8;  // of the keys of a range
 
-  static const Plan& plan(const HeedMaskRule& rule) { return *static_cast<const Plan*>(rule.dense.data); }
-
   static void key_range(const HeedMaskRule& rule, int64_t b, Span queries, int64_t* lo, int64_t* hi) {
+    const Plan& plan = plan_of(rule);
+    const int result = Rule::result(plan);
     Bounds known[HEED_MAX_INSTRUCTIONS];
     bool again = false;
     const auto hides = [&](int64_t first, int64_t end) {
-      const PairRange range{b,     0, rule.right - 1, queries.begin, queries.begin + queries.length - 1,
+      const PairRange range{b,     0,      rule.right - 1, queries.begin, queries.begin + queries.length - 1,
                             first, end - 1};
-      follow_bounds(plan(rule), plan(rule).keep, plan(rule).keep_step, range, known, again);
+      follow_bounds(plan, Rule::code(plan), result, range, known, again);
       again = true;
-      return known[plan(rule).keep_step].is(0);
+      return Rule::hides(known[result]);
     };
     if (*lo >= *hi) return;
     if (hides(*lo, *hi)) {
@@ -237,23 +238,47 @@ struct Programmed {
       (hides(middle, end) ? end = *hi = middle : first = middle);
     }
   }
-  static BlockMask classify(const HeedMaskRule& rule, const Block& block) {
+  static Bounds judge(const HeedMaskRule& rule, const Block& block) {
     const PairRange range{block.b,           block.n,          block.n,           block.queries.begin,
                           block.last_query(), block.keys.begin, block.last_key()};
-    const Bounds kept = bounds_of_step(plan(rule), plan(rule).keep, plan(rule).keep_step, range);
-    return kept.is(0) ? BlockMask::kEmpty : full_if(kept.is(1));
+    const Plan& plan = plan_of(rule);
+    return bounds_of_step(plan, Rule::code(plan), Rule::result(plan), range);
+  }
+};
+
+// What a program keeps.
+struct Programmed : Judged<Programmed> {
+  static constexpr int32_t kKind = kProgramRule;
+
+  static const Code& code(const Plan& plan) { return plan.keep; }
+  static int result(const Plan& plan) { return plan.keep_step; }
+  static bool hides(Bounds kept) { return kept.is(0); }
+  static BlockMask classify(const HeedMaskRule& rule, const Block& block) {
+    const Bounds kept = judge(rule, block);
+    return hides(kept) ? BlockMask::kEmpty : full_if(kept.is(1));
   }
   static void hide(const HeedMaskRule& rule, const Block& block, uint64_t* hidden) {
+    const Plan& plan = plan_of(rule);
     uint64_t kept[kKeyBlock];
-    if (BitRun(plan(rule), block).run(plan(rule).keep_step, kept)) {
+    if (BitRun(plan, block).run(plan.keep_step, kept)) {
       for (int y = 0; y < block.keys.length; ++y) hidden[y] |= ~kept[y];
       return;
     }
-    if (plan(rule).is_double)
-      hide_by_program<double>(plan(rule), block, hidden);
-    else
-      hide_by_program<float>(plan(rule), block, hidden);
+    (plan.is_double ? hide_by_program<double> : hide_by_program<float>)(plan, block, hidden);
   }
+};
+
+// The blocks whose modified scores all hide their keys. Single ones become -inf.
+struct Scored : Judged<Scored> {
+  static constexpr int32_t kKind = kScoreRule;
+
+  static const Code& code(const Plan& plan) { return plan.score; }
+  static int result(const Plan& plan) { return plan.score_step; }
+  static bool hides(Bounds score) { return score.most <= HEED_MASK_VALUE && !score.maybe_nan; }
+  static BlockMask classify(const HeedMaskRule& rule, const Block& block) {
+    return hides(judge(rule, block)) ? BlockMask::kEmpty : BlockMask::kFull;
+  }
+  static void hide(const HeedMaskRule&, const Block&, uint64_t*) {}
 };
 
 // All rules, and the mapping from a kind to its struct.
@@ -265,7 +290,7 @@ struct RuleList {
     (void)((kind == Rules::kKind && (function(Rules{}), true)) || ...);
   }
 };
-using MaskRules = RuleList<Window, Prefix, Lengths, Segments, Dense, Dilated, Programmed>;
+using MaskRules = RuleList<Window, Prefix, Lengths, Segments, Dense, Dilated, Programmed, Scored>;
 
 inline const RuleNeeds* rule_needs(int32_t kind) {
   const RuleNeeds* needs = nullptr;
@@ -292,7 +317,8 @@ inline BlockMask classify(const HeedMaskRule& rule, const Block& block) {
 // Whether heads may see different keys.
 inline bool differs_by_head(const HeedMaskRule& rule) {
   return rule.kind == HEED_DENSE ? rule.dense.stride[1] != 0
-                                 : rule.kind == kProgramRule && Programmed::plan(rule).keep.by_head;
+                                 : (rule.kind == kProgramRule && plan_of(rule).keep.by_head) ||
+                                       (rule.kind == kScoreRule && plan_of(rule).score.by_head);
 }
 inline bool mask_differs_by_head(const HeedAttention& a) {
   for (int r = 0; r < a.rule_count; ++r)

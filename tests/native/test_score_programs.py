@@ -318,7 +318,13 @@ def by_float(p: Program, write: Writer, positions: int) -> int:
     return write("LT", write("FLOOR", half), write.constant(50.0))
 
 
-@pytest.mark.parametrize("keep", [by_documents, by_length, by_float])
+def by_score(p: Program, write: Writer, positions: int) -> int:
+    low = write.constant(float("-inf"))
+    p.score = write("WHERE", by_length(p, write, positions), write.leaf("SCORE"), low)
+    return -1
+
+
+@pytest.mark.parametrize("keep", [by_documents, by_length, by_float, by_score])
 @pytest.mark.parametrize("queries", [2, 90])
 def test_blocks_that_the_program_hides_are_not_read(library, keep: Any, queries: int) -> None:
     """Their keys and values lie in pages that nobody may read."""

@@ -1,7 +1,8 @@
 """The custom calls, with rules for `jax.vmap`: the mapped axis becomes part of the batch.
 
-Their arguments are arrays in the order of `native/adapters/shared/call.h`. Additive attention, dropout, and slopes that
-differ between entries are mapped one entry at a time: their numbers belong to a whole batch.
+Their arguments are arrays in the order of `native/adapters/shared/call.h`. Additive attention, dropout, functions of
+scores or masks, and slopes that differ between entries are mapped one entry at a time: their numbers belong to a whole
+batch.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def forward(form: Form, arrays: Several) -> tuple[jax.Array, ...]:
 
 
 def backward(form: Form, arrays: Several) -> tuple[jax.Array, ...]:
-    """The gradients of query, key and value; for additive attention of score vector and bias (U,), too."""
+    """The gradients of query, key, value; of additive attention of score vector and bias (U,); of captured arrays."""
     return _mapped(_backward, _backward_folded, form)(arrays)
 
 
@@ -82,6 +83,7 @@ def _backward(form: Form, arrays: Several) -> tuple[jax.Array, ...]:
     like = [*arrays[:3]]
     if form.is_additive:
         like += [arrays[_BACKWARD + form.header.score_vector]] * 2
+    like += [arrays[_BACKWARD + place] for place in form.captured_places]
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in like]
     return tuple(_call("heed_xla_backward", results, form, arrays))
 
@@ -101,7 +103,7 @@ def _mapped(function: Callable[..., Any], folded: Callable[..., Any], form: Form
     @call.def_vmap
     def rule(count: int, batched: Any, arrays: Any) -> tuple[Any, Any]:
         has_slopes = form.header.slopes >= 0 and batched[0][slopes]
-        if form.is_additive or form.reals.dropout or has_slopes:
+        if form.is_additive or form.reals.dropout or form.words or has_slopes:
             result = _one_by_one(call, batched, [arrays])
         else:
             result = folded(form, count, batched[0], arrays)

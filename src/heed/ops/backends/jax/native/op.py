@@ -14,7 +14,7 @@ import jax
 
 from heed.ops.backends.jax.native import call
 from heed.ops.backends.jax.portable.implementation import Portable
-from heed.ops.core.form import NONE, Form, operands, read, write
+from heed.ops.core.form import NONE, Form, operands, read, with_trained, write
 from heed.ops.spec import AttentionSpec, Tensors
 
 Several = Sequence[jax.Array]
@@ -50,15 +50,20 @@ _run.defvjp(_run_forward, _run_backward)
 
 
 def _trained(form: Form) -> list[str]:
-    """The operands with gradients besides query, key and value."""
+    """The operands with gradients besides query, key and value; captured arrays come after them."""
     return [name for name in ("score_vector", "bias") if getattr(form.header, name) != NONE]
+
+
+def _places(form: Form) -> list[int]:
+    """The places of all operands with gradients besides query, key and value."""
+    return [*(getattr(form.header, name) for name in _trained(form)), *form.captured_places]
 
 
 def _in_place(form: Form, others: Several, gradients: Several) -> list[Any]:
     """The gradients of the trained operands in the places of these; None for the others."""
     found: list[Any] = [None] * len(others)
-    for name, gradient in zip(_trained(form), gradients, strict=True):
-        found[getattr(form.header, name)] = gradient
+    for place, gradient in zip(_places(form), gradients, strict=True):
+        found[place] = gradient
     return found
 
 
@@ -73,7 +78,7 @@ def _gradients(
         return gradients[: 3 + len(_trained(form))]
     if form.header.bias == NONE:
         return gradients
-    return *gradients, call.bias_gradient(form, arrays)
+    return *gradients[:3], call.bias_gradient(form, arrays), *gradients[3:]
 
 
 def _gradients_forward(form: Form, *arrays: Any) -> tuple[Any, Any]:
@@ -87,12 +92,14 @@ def _gradients_backward(form: Form, saved: Any, cotangents: Several) -> Any:
 
     def first(trained: list[Any], incoming: Any) -> tuple[Any, ...]:
         def attend(trained: list[Any]) -> Any:
-            named = tensors._replace(**dict(zip(names, trained, strict=True)))
-            return Portable().attend(spec, named, return_lse=True)
+            named = tensors._replace(**dict(zip(names, trained, strict=False)))
+            whole = with_trained(spec, trained[len(names) :])
+            return Portable().attend(whole, named, return_lse=True)
 
         return tuple(jax.vjp(attend, trained)[1](incoming)[0])
 
     trained = [getattr(tensors, name) for name in names]
+    trained += [others[place] for place in form.captured_places]
     _, pull = jax.vjp(first, trained, tuple(incoming))
     second, of_incoming = pull(tuple(cotangents))
     # Output and softmax are functions of the operands, whose gradients are complete.

@@ -18,7 +18,7 @@ from heed.ops.backends.tensorflow.forward_mode import check_tapes
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.backends.tensorflow.portable.implementation import Portable
 from heed.ops.backends.tensorflow.registry import register_gradient
-from heed.ops.core.form import NONE, Form, operands, read, write
+from heed.ops.core.form import NONE, Form, operands, read, with_trained, write
 from heed.ops.spec import AttentionSpec, Tensors
 
 Several = Sequence[tf.Tensor]
@@ -69,7 +69,7 @@ class _Call(NamedTuple):
 
 
 def _differentiate(inputs: Several, others: Several, form: bytes, **received: tf.Tensor) -> Several:
-    """Gradients of query, key and value; of additive attention those of score vector and bias, too.
+    """Gradients of query, key and value; of additive attention those of score vector and bias; and of captured arrays.
 
     Args:
         inputs: query, key and value.
@@ -79,9 +79,10 @@ def _differentiate(inputs: Several, others: Several, form: bytes, **received: tf
             `lse_gradient`).
     """
     query, key, value = inputs
-    units = 2 if Form.unpack(form).is_additive else 0
+    of = Form.unpack(form)
+    further = 2 if of.is_additive else len(of.captured_places)
     *gradients, of_operands = library.ops().heed_attention_gradient(
-        query=query, key=key, value=value, operands=others, form=form, G=units, **received
+        query=query, key=key, value=value, operands=others, form=form, G=further, **received
     )
     return [*gradients, *of_operands]
 
@@ -111,6 +112,9 @@ def _first(op: tf.Operation, output_gradient: Any, lse_gradient: Any, _: Any) ->
     if bias != NONE:
         of_bias.set_shape(rest[bias].shape)
         found[bias] = of_bias
+    for place, gradient in zip(form.captured_places, gradients[3:], strict=False):
+        gradient.set_shape(rest[place].shape)
+        found[place] = gradient
     return [*gradients[:3], *found]
 
 
@@ -124,21 +128,27 @@ def _second(op: tf.Operation, *cotangents: tf.Tensor, of_bias: bool) -> Any:
     names = ["query", "key", "value"]
     names += [x for x in ("score_vector", "bias") if getattr(tensors, x) is not None]
     named = {name: tf.identity(getattr(tensors, name)) for name in names}
-    watched, incoming = list(named.values()), [tf.identity(x) for x in incoming]
+    captured = [tf.identity(rest[place]) for place in form.captured_places]
+    watched, incoming = [*named.values(), *captured], [tf.identity(x) for x in incoming]
     everything = [*watched, *incoming]
     with tf.GradientTape() as outer:
         outer.watch(everything)
         with tf.GradientTape() as inner:
             inner.watch(watched)
-            results = Portable().attend(spec, tensors._replace(**named), return_lse=True)
+            whole = with_trained(spec, captured)
+            results = Portable().attend(whole, tensors._replace(**named), return_lse=True)
         gradients = inner.gradient(results, watched, incoming, unconnected_gradients="zero")
-    gradients = gradients[3:] if of_bias else gradients if form.is_additive else gradients[:3]
+    if of_bias:
+        gradients = [gradients[names.index("bias")]]
+    elif not form.is_additive:
+        gradients = [*gradients[:3], *gradients[len(names) :]]
     second = outer.gradient(
         gradients, everything, cotangents[: len(gradients)], unconnected_gradients="zero"
     )
     found = [None] * len(rest)
-    for name, gradient in zip(names[3:], second[3:-2], strict=True):
-        found[getattr(form.header, name)] = gradient
+    places = [*(getattr(form.header, name) for name in names[3:]), *form.captured_places]
+    for place, gradient in zip(places, second[3:-2], strict=True):
+        found[place] = gradient
     # Output and softmax are functions of the operands, whose gradients are complete.
     return [*second[:3], None, None, *second[-2:], *found]
 
