@@ -98,7 +98,7 @@ def test_each_layer_of_a_model_has_weights_of_its_own() -> None:
     assert len({id(x) for x in temperatures}) == 2
     options = {"method": "greedy", "use_cache": True, "beam_size": 1, "coverage_penalty": 0}
     reasons = "; ".join(unsupported_reasons(model, options))
-    assert "has a `score_mod`, a function in Python" in reasons
+    assert "score_mod='test_score_functions>Temperature', a function of Python" in reasons
     block = TransformerEncoderLayer(4, 32, score_mod=Temperature())
     again = TransformerEncoderLayer.from_config(block.get_config())
     again(X)
