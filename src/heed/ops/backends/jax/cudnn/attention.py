@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from heed.ops.backends.jax.native.op import second_derivatives
+from heed.ops.backends.jax.portable.implementation import Portable
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import Outline, put_together, take_apart
 from heed.ops.spec import AttentionSpec, Tensors
@@ -183,10 +184,13 @@ def _gradients_forward(static: Static, *arrays: Any) -> tuple[Any, Any]:
 
 def _gradients_backward(static: Static, saved: Any, cotangents: Sequence[Any]) -> Any:
     tensors, numbers, _, incoming = saved
-    second, of_incoming = second_derivatives(
-        static.whole(numbers), tensors, Tensors._fields[:3], (incoming, None), cotangents
-    )
-    return Tensors(*second), None, None, of_incoming[0]
+    spec = static.whole(numbers)
+
+    def attend(trained: list[Any]) -> Any:
+        return Portable().attend(spec, Tensors(*trained), return_lse=False)[0]
+
+    second, of_incoming = second_derivatives(attend, list(tensors[:3]), incoming, cotangents)
+    return Tensors(*second), None, None, of_incoming
 
 
 _gradients.defvjp(_gradients_forward, _gradients_backward)
