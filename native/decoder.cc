@@ -16,6 +16,7 @@ namespace heed {
 namespace {
 
 constexpr int64_t kMostFeatures = HEED_MOST_FEATURES, kMostTokens = int64_t{1} << 24, kMostLength = HEED_MOST_LENGTH;
+constexpr int64_t kMostRotations = 1024;
 constexpr size_t kMostBytes = size_t{1} << 28;  // of scratch memory for one thread, if one source fits
 
 void check_size(int64_t n, int64_t least, int64_t most, const char* name) {
@@ -61,6 +62,8 @@ void check_attention(const HeedDecoderStack& s, const HeedDecoderAttention& a, i
   check_dense(a.key, width, keys, s.pack, named("key").c_str());
   check_dense(a.value, width, s.kv_heads * s.value_dim, s.pack, named("value").c_str());
   check_dense(a.output, attended, s.width, s.pack, named("output").c_str());
+  check_option(a.scale, named("scale").c_str());
+  check_size(a.rotation, -1, kMostRotations - 1, named("rotation").c_str());
   if (a.gate.weight) check_dense(a.gate, s.width, attended, s.pack, named("gate").c_str());
   if (a.query_norm.gamma) check_norm(a.query_norm, named("query_norm").c_str());
   if (a.key_norm.gamma) check_norm(a.key_norm, named("key_norm").c_str());
@@ -69,16 +72,39 @@ void check_attention(const HeedDecoderStack& s, const HeedDecoderAttention& a, i
 #undef CHECK
 }
 
+void check_experts(const HeedDecoderStack& s, const HeedDecoderLayer& layer) {
+  const HeedExperts& experts = layer.experts;
+  check_size(experts.count, 0, 65536, "experts");
+  if (experts.count == 0) return;
+  check_size(experts.top_k, 1, experts.count, "top_k of the experts");
+  check_dense(experts.router, s.width, experts.count, s.pack, "router");
+  if (!experts.shared_hidden.weight) return;
+  const int64_t hidden = experts.shared_hidden.outputs;
+  check_size(hidden, 1, kMostFeatures, "outputs of shared_hidden");
+  check_dense(experts.shared_hidden, s.width, hidden, s.pack, "shared_hidden");
+  require((layer.up.weight != nullptr) == (experts.shared_up.weight != nullptr), "experts are gated all or none");
+  if (experts.shared_up.weight) check_dense(experts.shared_up, s.width, hidden, s.pack, "shared_up");
+  check_dense(experts.shared_back, hidden, s.width, s.pack, "shared_back");
+  if (experts.shared_gate.weight) check_dense(experts.shared_gate, s.width, 1, s.pack, "shared_gate");
+}
+
 void check_layer(const HeedDecoderStack& s, const HeedDecoderLayer& layer) {
   const int64_t hidden = layer.hidden.outputs;
   check_norm(layer.self_norm, "self_norm");
   check_norm(layer.feed_forward_norm, "feed_forward_norm");
   check_attention(s, layer.self, s.width, "self");
   check_size(hidden, 1, kMostFeatures, "outputs of hidden");
+  check_experts(s, layer);
   check_dense(layer.hidden, s.width, hidden, s.pack, "hidden");
   if (layer.up.weight) check_dense(layer.up, s.width, hidden, s.pack, "up");
   check_dense(layer.back, hidden, s.width, s.pack, "back");
-  check_size(layer.activation, HEED_LINEAR, HEED_TANH, "activation");
+  check_size(layer.activation, HEED_LINEAR, HEED_QUICK_GELU, "activation");
+  check_option(layer.gate_limit, "gate_limit");
+  require(std::isfinite(layer.up_offset), "`up_offset` must be finite");
+  if (layer.self_post_norm.gamma) check_norm(layer.self_post_norm, "self_post_norm");
+  if (layer.feed_forward_post_norm.gamma) check_norm(layer.feed_forward_post_norm, "feed_forward_post_norm");
+  require(!layer.parallel || (layer.norm_first && !layer.cross.query.weight),
+          "a parallel layer needs `norm_first` and no cross-attention");
   if (!layer.cross.query.weight) return;
   require(s.encoded_width > 0, "`encoded_width` must be given where a layer attends to what is encoded");
   check_norm(layer.cross_norm, "cross_norm");
@@ -94,6 +120,8 @@ void check(const HeedDecoderStack& s, bool is_encoder) {
   require(s.heads % s.kv_heads == 0, "N must be a multiple of K");
   check_size(s.head_dim, 1, kMostFeatures / s.heads, "head_dim");
   check_size(s.value_dim, 1, kMostFeatures / s.heads, "value_dim");
+  check_size(s.rotary_dim, 0, s.head_dim, "rotary_dim");
+  check_option(s.logit_soft_cap, "logit_soft_cap");
   check_size(s.encoded_width, 0, kMostFeatures, "encoded_width");
   check_size(s.vocabulary, 1, kMostTokens, "vocabulary");
   check_size(s.pack, 0, HEED_PACKS - 1, "pack");
@@ -123,11 +151,20 @@ void check_source(const PackedStack& encoder, const HeedDecoding& d) {
               static_cast<int>(d.source[i]));
 }
 
+// The tables that attentions rotate by.
+void check_rotations(const PackedStack& s, int64_t tables) {
+  for (int i = 0; i < s.layer_count; ++i) {
+    const int rotation = s.layers[i].self.rotation;
+    require(rotation < tables, "`rotation` must have a table for each layer. Received: %" PRId64 " for the layer of %d",
+            tables, rotation);
+  }
+}
+
 // The prompts of the targets.
 void check_prompt(const PackedStack& s, const HeedDecoding& d) {
   for (int64_t i = 0; i < d.batch * d.length; ++i) {
-    require(d.prompt[i] >= 0 && d.prompt[i] < s.vocabulary, "`prompt` must hold tokens from 0 to %d. Received: %d",
-            s.vocabulary - 1, static_cast<int>(d.prompt[i]));
+    require((d.prompt[i] >= 0 || d.prompt[i] == d.pad_token) && d.prompt[i] < s.vocabulary,
+            "`prompt` must hold tokens from 0 to %d. Received: %d", s.vocabulary - 1, static_cast<int>(d.prompt[i]));
     require(i % d.length == 0 || d.prompt[i - 1] != d.pad_token || d.prompt[i] == d.pad_token,
             "`prompt` must hold padding from the end of a row's tokens on. Received: %d after it",
             static_cast<int>(d.prompt[i]));
@@ -141,11 +178,17 @@ void check(const PackedStack& s, const HeedDecoding& d, const int32_t* tokens, c
   const bool given = !s.encoder && s.encoded_width > 0 && d.batch > 0 && d.source_length > 0;
   require(d.encoded || !given, "`encoded` is missing");
   if (s.encoder) check_source(*s.encoder, d);
-  require(!s.encoder || !d.source_rotation || s.encoder->head_dim % 2 == 0, "a rotation needs an even `head_dim`");
-  require(!d.rotation || s.head_dim % 2 == 0, "a rotation needs an even `head_dim`");
-  check_size(d.pad_token, 0, s.vocabulary - 1, "pad_token");
-  check_size(d.start_token, 0, s.vocabulary - 1, "start_token");
-  check_size(d.end_token, 0, s.vocabulary - 1, "end_token");
+  require(!s.encoder || !d.source_rotation || s.encoder->rotary_dim % 2 == 0, "a rotation needs an even `head_dim`");
+  require(!d.rotation || s.rotary_dim % 2 == 0, "a rotation needs an even `head_dim`");
+  check_rotations(s, d.rotation ? std::max(d.rotations, 1) : kMostRotations);
+  if (s.encoder) check_rotations(*s.encoder, d.source_rotation ? 1 : kMostRotations);
+  check_size(d.pad_token, -1, s.vocabulary - 1, "pad_token");
+  check_size(d.start_token, d.first_tokens ? -1 : 0, s.vocabulary - 1, "start_token");
+  check_size(d.end_token, -1, s.vocabulary - 1, "end_token");
+  for (int64_t b = 0; d.first_tokens && b < d.batch; ++b)
+    check_size(d.first_tokens[b], 0, s.vocabulary - 1, "first_tokens");
+  require(d.stop_tokens || d.stop_count == 0, "`stop_tokens` is missing");
+  check_size(d.stop_count, 0, kMostTokens, "stop_count");
   if (d.prompt) check_prompt(s, d);
   check_size(d.search, HEED_GREEDY, HEED_BEAM, "search");
   require(tokens || d.batch == 0, "`tokens` is missing");
@@ -266,6 +309,8 @@ struct HeedDecoder {
     made.projected = pack(s, projected);
     if (cross) made.encoded = pack(s, {&from.key, &from.value});
     made.output = pack(s, {&from.output});
+    made.scale = static_cast<float>(from.scale > 0 ? from.scale : 1 / std::sqrt(static_cast<double>(s.head_dim)));
+    made.rotation = from.rotation;
     made.query_norm = pack(from.query_norm, s.head_dim), made.key_norm = pack(from.key_norm, s.head_dim);
 #define COPY(name) made.options.name = copy_option(from.options.name, s.heads);
     HEED_EACH_SCORE_OPTION(COPY)
@@ -296,6 +341,34 @@ struct HeedDecoder {
     return made;
   }
 
+  heed::PackedDense pack_hidden(const HeedDecoderStack& s, const HeedDense& hidden, const HeedDense& up) {
+    return up.weight ? pack(s, {&hidden, &up}) : pack(s, {&hidden});
+  }
+
+  heed::PackedExperts pack(const HeedDecoderStack& s, const HeedDecoderLayer& from) {
+    const HeedExperts& experts = from.experts;
+    heed::PackedExperts made{};
+    made.count = static_cast<int>(experts.count), made.top_k = static_cast<int>(experts.top_k);
+    made.normalized = experts.normalized != 0;
+    made.router = pack(s, {&experts.router});
+    const auto of_expert = [](HeedDense dense, int64_t e) {
+      if (dense.weight) dense.weight += e * dense.inputs * dense.outputs;
+      if (dense.bias) dense.bias += e * dense.outputs;
+      return dense;
+    };
+    heed::PackedExpert* parts = memory_.allocate_zeros<heed::PackedExpert>(experts.count);
+    for (int64_t e = 0; e < experts.count; ++e) {
+      const HeedDense back = of_expert(from.back, e);
+      parts[e] = {pack_hidden(s, of_expert(from.hidden, e), of_expert(from.up, e)), pack(s, {&back})};
+    }
+    made.parts = parts;
+    if (!experts.shared_hidden.weight) return made;
+    made.shared = {pack_hidden(s, experts.shared_hidden, experts.shared_up), pack(s, {&experts.shared_back})};
+    made.shared_gated = experts.shared_gate.weight != nullptr;
+    if (made.shared_gated) made.shared_gate = pack(s, {&experts.shared_gate});
+    return made;
+  }
+
   // All but the logits and the encoder.
   heed::PackedStack pack(const HeedDecoderStack& s, std::vector<heed::PackedLayer>& layers) {
     heed::PackedStack made{};
@@ -303,6 +376,8 @@ struct HeedDecoder {
     made.kv_heads = static_cast<int>(s.kv_heads), made.head_dim = static_cast<int>(s.head_dim);
     made.value_dim = static_cast<int>(s.value_dim), made.encoded_width = static_cast<int>(s.encoded_width);
     made.vocabulary = static_cast<int>(s.vocabulary);
+    made.rotary_dim = static_cast<int>(s.rotary_dim > 0 ? s.rotary_dim : s.head_dim);
+    made.logit_soft_cap = static_cast<float>(s.logit_soft_cap);
     made.embedding = s.embedding, made.embedding_scale = static_cast<float>(s.embedding_scale);
     for (int i = 0; i < s.layer_count; ++i) {
       const HeedDecoderLayer& from = s.layers[i];
@@ -315,9 +390,15 @@ struct HeedDecoder {
       }
       layer.feed_forward_norm = pack(from.feed_forward_norm, s.width);
       layer.gated = from.up.weight != nullptr;
-      layer.hidden = layer.gated ? pack(s, {&from.hidden, &from.up}) : pack(s, {&from.hidden});
-      layer.back = pack(s, {&from.back});
-      layer.norm_first = from.norm_first != 0, layer.activation = from.activation;
+      if (from.experts.count > 0)
+        layer.experts = pack(s, from);
+      else
+        layer.hidden = pack_hidden(s, from.hidden, from.up), layer.back = pack(s, {&from.back});
+      layer.self_post_norm = pack(from.self_post_norm, s.width);
+      layer.feed_forward_post_norm = pack(from.feed_forward_post_norm, s.width);
+      layer.parallel = from.parallel != 0;
+      layer.norm_first = from.norm_first != 0,
+      layer.activation = {from.activation, static_cast<float>(from.gate_limit), static_cast<float>(from.up_offset)};
       layers.push_back(layer);
     }
     made.layer_count = s.layer_count, made.layers = layers.data();

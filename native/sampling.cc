@@ -21,6 +21,10 @@ int32_t draw_token(const HeedDecoding& decoding, float uniform, int vocabulary, 
   float max_logit = -INFINITY, total = 0;
   for (int i = 0; i < count; ++i) max_logit = std::max(max_logit, logits[order[i]] / temperature);
   for (int i = 0; i < count; ++i) total += mass[i] = std::exp(logits[order[i]] / temperature - max_logit);
+  if (decoding.top_p_of_all && count < vocabulary) {
+    total = 0;
+    for (int i = 0; i < vocabulary; ++i) total += std::exp(logits[i] / temperature - max_logit);
+  }
   float before = 0, kept = 0;
   for (int i = 0; i < count; ++i) {
     const float own = mass[i] / total;

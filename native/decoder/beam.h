@@ -88,6 +88,8 @@ class Beams {
         sequences_(arena.take<int32_t>(sources * beams_ * decoding.length)),
         grown_(arena.take<int32_t>(beams_ * decoding.length)),
         ancestors_(arena.take<uint8_t>(beams_ * decoding.length)),
+        stopped_(arena.take<uint8_t>(sources * beams_)),
+        new_stopped_(arena.take<uint8_t>(beams_)),
         candidates_(arena.take<Candidate>(candidate_count_)) {}
 
   void decode(SourceRange range, int32_t* tokens, float* scores) const {
@@ -110,8 +112,8 @@ class Beams {
         const int32_t source = s_.source[place], position = s_.position[place];
         int32_t* to = tokens + source * results_ * length;
         if (grow(source, place, still_open, position, to)) continue;
-        if (position + 1 == length) {
-          finish(source, to);
+        if (position + 1 == length || all_stopped(source)) {
+          finish(source, position + 1, to);
           continue;
         }
         s_.source[still_open] = source, s_.position[still_open++] = position + 1;
@@ -158,7 +160,7 @@ class Beams {
     prompt_length_[source] = s_.position[place];
     for (int n = 0; n < results_; ++n) finished_[source * results_ + n] = kNoScore;
     for (int64_t k = 0; k < beams_; ++k) {
-      scores_[first_row + k] = k == 0 ? 0 : kNoScore;
+      scores_[first_row + k] = k == 0 ? 0 : kNoScore, stopped_[first_row + k] = 0;
       for (int j = 0; j < s_.position[place]; ++j) {
         sequences_[(first_row + k) * length + j] = tokens[source * results_ * length + j];
         if (beams_ > 1) s_.ancestors[(first_row + k) * length + j] = 0;
@@ -166,16 +168,24 @@ class Beams {
     }
   }
 
-  // At full length, the best open hypotheses take the places of missing results; the first place gets one in any case.
-  void finish(int32_t source, int32_t* tokens) const {
+  bool all_stopped(int32_t source) const {
+    for (int64_t k = 0; k < beams_; ++k)
+      if (!stopped_[int64_t{source} * beams_ + k]) return false;
+    return true;
+  }
+
+  // At the end, the best open hypotheses of `count` tokens take the places of missing results; the first place gets one
+  // in any case.
+  void finish(int32_t source, int64_t count, int32_t* tokens) const {
     const int64_t length = decoding_.length;
-    const float full = length_penalty(decoding_, length - prompt_length_[source]);
+    const float full = length_penalty(decoding_, count - prompt_length_[source]);
     for (int n = 0, open = 0; n < results_; ++n) {
       float* finished = finished_ + source * results_ + n;
       if (is_real(*finished)) continue;
       const int64_t row = int64_t{source} * beams_ + open++;
       if (n > 0 && !is_real(scores_[row])) break;
-      for (int64_t j = 0; j < length; ++j) tokens[n * length + j] = sequences_[row * length + j];
+      for (int64_t j = 0; j < length; ++j)
+        tokens[n * length + j] = j < count ? sequences_[row * length + j] : decoding_.pad_token;
       *finished = is_real(scores_[row]) ? scores_[row] / full : kNoScore;
     }
   }
@@ -214,6 +224,7 @@ class Beams {
           grown[position] = candidate.token;
           for (int j = 0; beams_ > 1 && j <= position; ++j)
             ancestors_[kept * length + j] = ancestors[candidate.beam * length + j];
+          new_stopped_[kept] = stopped_[first_row + candidate.beam] || is_stop(decoding_, candidate.token);
           new_scores_[kept++] = candidate.score;
         }
         continue;
@@ -223,12 +234,12 @@ class Beams {
     }
     // A small vocabulary has too few extensions: missing hypotheses fill the beams.
     for (; kept < beams_; ++kept) {
-      new_scores_[kept] = kNoScore;
-      for (int j = 0; j <= position; ++j) grown_[kept * length + j] = decoding_.end_token;
+      new_scores_[kept] = kNoScore, new_stopped_[kept] = 1;
+      for (int j = 0; j <= position; ++j) grown_[kept * length + j] = max(decoding_.end_token, 0);
       for (int j = 0; beams_ > 1 && j <= position; ++j) ancestors_[kept * length + j] = static_cast<uint8_t>(kept);
     }
     for (int k = 0; k < beams_; ++k) {
-      scores_[first_row + k] = new_scores_[k];
+      scores_[first_row + k] = new_scores_[k], stopped_[first_row + k] = new_stopped_[k];
       s_.token[to * beams_ + k] = grown_[k * length + position];
       for (int j = 0; j <= position; ++j) sequences[k * length + j] = grown_[k * length + j];
       for (int j = 0; beams_ > 1 && j <= position; ++j) ancestors[k * length + j] = ancestors_[k * length + j];
@@ -252,7 +263,7 @@ class Beams {
   // Of each row of each source; of the rows of one source after a step; of each result, divided by the penalty.
   float *const scores_, *const new_scores_, *const finished_;
   int32_t *const prompt_length_, *const sequences_, *const grown_;
-  uint8_t* const ancestors_;
+  uint8_t *const ancestors_, *const stopped_, *const new_stopped_;
   Candidate* const candidates_;
 };
 

@@ -142,9 +142,7 @@ struct SharedCache {
 class CachedAttention {
  public:
   CachedAttention(const PackedStack& stack, int64_t rows, int64_t keys, Arena& arena)
-      : stack_(stack),
-        scratch_(stack, rows, keys, arena),
-        scale_(1 / __builtin_sqrtf(static_cast<float>(stack.head_dim))) {}
+      : stack_(stack), scratch_(stack, rows, keys, arena) {}
 
   // attended (rows, N V) = attention of the queries (rows, N H); 0 where they see no key. For each i < count,
   // part(i), a SharedCache, describes some of the rows.
@@ -218,7 +216,7 @@ class CachedAttention {
     const int64_t first_head = k * queries_per_kv;
     for (int r = 0; r < q.count; ++r)
       for (int c = 0; c < queries_per_kv * head_dim; ++c)
-        s.query[r * queries_per_kv * head_dim + c] = q.rows[r][first_head * head_dim + c] * scale_;
+        s.query[r * queries_per_kv * head_dim + c] = q.rows[r][first_head * head_dim + c] * q.how.scale;
     for (int i = 0; i < q.cache_count; ++i) {
       const int begin = q.ranges[i].begin / kLanes<float> * kLanes<float>, end = q.ranges[i].end;
       if (begin < end)
@@ -279,7 +277,6 @@ class CachedAttention {
 
   const PackedStack& stack_;
   const AttentionScratch scratch_;
-  const float scale_;
 };
 
 }  // namespace HEED_ISA

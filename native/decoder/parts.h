@@ -64,6 +64,9 @@ HEED_INLINE Vector<float> activated(Vector<float> x) {
   if constexpr (kActivation == HEED_SILU) return x * sigmoid(x);
   if constexpr (kActivation == HEED_SIGMOID) return sigmoid(x);
   if constexpr (kActivation == HEED_TANH) return tanh<float>(x);
+  if constexpr (kActivation == HEED_QUICK_GELU) return x * sigmoid(1.702f * x);
+  if constexpr (kActivation == HEED_GELU_TANH)
+    return 0.5f * x * (1 + tanh<float>(0.79788456080286536f * (x + 0.044715f * x * x * x)));
   return x;
 }
 
@@ -78,24 +81,32 @@ inline void with_activation(int activation, const Use& use) {
     HEED_ACTIVATION(HEED_SILU)
     HEED_ACTIVATION(HEED_SIGMOID)
     HEED_ACTIVATION(HEED_TANH)
+    HEED_ACTIVATION(HEED_GELU_TANH)
+    HEED_ACTIVATION(HEED_QUICK_GELU)
 #undef HEED_ACTIVATION
     default: return use([](Vector<float> v) { return v; });
   }
 }
 
 // y = activation(x W + b); of a gated part the activated half of it times the other half.
-inline void apply_activated_dense(Team* team, const PackedDense& weights, Matrix x, int rows, Matrix y, int activation,
-                                  bool gated) {
+inline void apply_activated_dense(Team* team, const PackedDense& weights, Matrix x, int rows, Matrix y,
+                                  const PackedActivation& how, bool gated) {
   if (!gated)
-    return with_activation(activation, [&](auto function) { apply_dense(team, weights, x, rows, y, function); });
+    return with_activation(how.activation, [&](auto function) { apply_dense(team, weights, x, rows, y, function); });
   apply_dense(team, weights, x, rows, y);
   const int half = weights.outputs / 2;
-  with_activation(activation, [&](auto function) {
+  const float limit = how.limit, offset = how.up_offset;
+  with_activation(how.activation, [&](auto function) {
     for (int r = 0; r < rows; ++r)
       for (int c = 0; c < half; c += kLanes<float>) {
         float* at = y[r] + c;
         // The last vector may reach into the other half, which has been read there by then.
-        store(at, keep_lanes(function(load(at)) * load_some(at + half, half - c), half - c));
+        Vector<float> gate = load(at), up = load_some(at + half, half - c);
+        if (limit > 0) {
+          gate = gate > limit ? broadcast(limit) : gate;
+          up = up > limit ? broadcast(limit) : up < -limit ? broadcast(-limit) : up;
+        }
+        store(at, keep_lanes(function(gate) * (up + offset), half - c));
       }
   });
 }

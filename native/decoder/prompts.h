@@ -31,15 +31,14 @@ class Prompts {
       if (count == length || (count > 0 && to[count - 1] == decoding_.end_token)) continue;
       const int32_t source = static_cast<int32_t>(b - range.begin);
       s_.source[open] = source, s_.position[open] = count;
-      for (int k = 0; k < s_.beams; ++k)
-        s_.token[open * s_.beams + k] = count > 0 ? to[count - 1] : decoding_.start_token;
+      for (int k = 0; k < s_.beams; ++k) s_.token[open * s_.beams + k] = count > 0 ? to[count - 1] : first_token(b);
       ++open;
       for (int at = 0; at < count; at += TokenRows::kTile) {
         const int some = static_cast<int>(min(TokenRows::kTile, count - at));
         if (rows + some > capacity_) read_tiles(tiles, rows), tiles = rows = 0;
         tiles_[tiles++] = {source, rows, some};
         for (int position = at; position < at + some; ++position, ++rows)
-          rows_.token[rows] = position > 0 ? to[position - 1] : decoding_.start_token, rows_.position[rows] = position;
+          rows_.token[rows] = position > 0 ? to[position - 1] : first_token(b), rows_.position[rows] = position;
       }
     }
     if (rows > 0) read_tiles(tiles, rows);
@@ -51,6 +50,10 @@ class Prompts {
   struct Tile {
     int32_t source, row, count;
   };
+
+  int32_t first_token(int64_t b) const {
+    return decoding_.first_tokens ? decoding_.first_tokens[b] : decoding_.start_token;
+  }
 
   // Writes the prompt of a target up to its end, then padding. Returns the number of its tokens.
   int copy(int64_t b, int32_t* to) const {
@@ -79,8 +82,8 @@ class Prompts {
     for (int t = 0; t < tiles; ++t)
       for (int r = tiles_[t].row; r < tiles_[t].row + tiles_[t].count; ++r) {
         const int position = rows_.position[r];
-        rows_.layers.cache_row(how, r, table_row(decoding_.rotation, position, stack_.head_dim),
-                               cache_of(layer, tiles_[t]), position);
+        const float* angles = angles_at(stack_, how, decoding_.rotation, decoding_.length, position);
+        rows_.layers.cache_row(how, r, angles, cache_of(layer, tiles_[t]), position);
       }
     rows_.layers.attend(how, tiles, [&](int t) {
       const Tile& tile = tiles_[t];

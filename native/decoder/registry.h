@@ -22,14 +22,34 @@ struct PackedAttention {
   int gate_at;            // the gate's first column in `projected`; 0: no gate
   PackedNorm query_norm, key_norm;
   HeedScoreOptions options;
+  float scale;
+  int rotation;  // -1: none
+};
+
+struct PackedActivation {
+  int activation;  // HeedActivation
+  float limit, up_offset;
+};
+
+struct PackedExpert {
+  PackedDense hidden, back;
+};
+
+struct PackedExperts {
+  int count, top_k;  // 0: none
+  bool normalized, shared_gated;
+  PackedDense router, shared_gate;  // shared_gate: 0 outputs: none
+  PackedExpert shared;              // back: 0 outputs: none
+  const PackedExpert* parts;
 };
 
 struct PackedLayer {
-  PackedNorm self_norm, cross_norm, feed_forward_norm;
+  PackedNorm self_norm, cross_norm, feed_forward_norm, self_post_norm, feed_forward_post_norm;
   PackedAttention self, cross;
   PackedDense hidden, back;  // gated: `hidden` has the activated columns, then those that they multiply
-  bool gated, norm_first;
-  int activation;
+  PackedExperts experts;
+  bool gated, norm_first, parallel;
+  PackedActivation activation;
 };
 
 // Threads that share the stages of a decoding: see team.h.
@@ -40,13 +60,14 @@ class Team;
 void share(Team& team, int64_t count, void (*task)(void* context, int64_t index, int worker), void* context);
 
 struct PackedStack {
-  int width, heads, kv_heads, head_dim, value_dim, encoded_width, vocabulary;
+  int width, heads, kv_heads, head_dim, value_dim, encoded_width, vocabulary, rotary_dim;
   const float* embedding;
   float embedding_scale;
   int layer_count;
   const PackedLayer* layers;
   PackedNorm embedding_norm, final_norm;
   PackedDense logits;
+  float logit_soft_cap;        // 0: none
   const PackedStack* encoder;  // or null
   Team* team;                  // that decodes with it; null: one thread
   int team_threads;            // the most threads of the team

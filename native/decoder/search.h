@@ -10,11 +10,22 @@ namespace HEED_ISA {
 // Added to the logits of tokens that are never decoded.
 inline constexpr float kForbidden = -1e30f;
 
+inline bool is_stop(const HeedDecoding& decoding, int32_t token) {
+  for (int64_t i = 0; i < decoding.stop_count; ++i)
+    if (decoding.stop_tokens[i] == token) return true;
+  return false;
+}
+
 // first, first + 1, ...
 HEED_INLINE Integers<float> count_from(int first) {
   Integers<float> numbers;
   for (int lane = 0; lane < kLanes<float>; ++lane) numbers[lane] = first + lane;
   return numbers;
+}
+
+HEED_INLINE Vector<float> capped(const PackedStack& stack, Vector<float> logit) {
+  const float cap = stack.logit_soft_cap;
+  return cap > 0 ? cap * tanh<float>(logit / cap) : logit;
 }
 
 // Memory for the logits of some rows: one panel of the vocabulary or, of a team, which shares the panels, all.
@@ -38,7 +49,7 @@ inline void visit_logits(const PackedStack& stack, const HeedDecoding& decoding,
       for (int c = 0; c < columns; c += kLanes<float>) {
         float* at = memory[r] + column(first) + c;
         const Integers<float> token = count_from(first + c);
-        Vector<float> logit = load(at) + load(stack.logits.bias + first + c);
+        Vector<float> logit = capped(stack, load(at) + load(stack.logits.bias + first + c));
         logit = token == decoding.pad_token || token == decoding.start_token ? logit + kForbidden : logit;
         store(at, token < stack.vocabulary ? logit : broadcast(-kInfinity<float>));
       }
@@ -111,10 +122,10 @@ class Sample {
 
   // Adds the log probability of each token to the score of its source, unless `scores` is null.
   void operator()(Matrix hidden, int rows, const DecoderScratch& s, int64_t first_source, float* scores) const {
-    apply_dense(stack_.team, stack_.logits, hidden, rows, logits_);
+    apply_dense(stack_.team, stack_.logits, hidden, rows, logits_, [&](Vector<float> v) { return capped(stack_, v); });
     for (int r = 0; r < rows; ++r) {
-      logits_[r][decoding_.pad_token] += kForbidden;
-      logits_[r][decoding_.start_token] += kForbidden;
+      if (decoding_.pad_token >= 0) logits_[r][decoding_.pad_token] += kForbidden;
+      if (decoding_.start_token >= 0) logits_[r][decoding_.start_token] += kForbidden;
       const float uniform = decoding_.uniform[(first_source + s.source[r]) * decoding_.length + s.position[r]];
       s.token[r] = draw_token(decoding_, uniform, stack_.vocabulary, logits_[r], mass_, order_);
       if (scores) scores[s.source[r]] += log_probability(stack_.vocabulary, logits_[r], s.token[r]);
@@ -150,7 +161,7 @@ void decode_rows(const PackedStack& stack, const HeedDecoding& decoding, SourceR
       const int32_t source = s.source[r], position = s.position[r], token = s.token[r];
       tokens[(range.begin + source) * length + position] = token;
       if (decoding.on_token && !decoding.on_token(decoding.listener, range.begin + source, token)) continue;
-      if (token == decoding.end_token || position + 1 == length) continue;
+      if (token == decoding.end_token || is_stop(decoding, token) || position + 1 == length) continue;
       s.source[still_open] = source, s.position[still_open] = position + 1, s.token[still_open++] = token;
     }
   }

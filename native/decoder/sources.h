@@ -83,7 +83,7 @@ class Sources {
     const Cache cache = cache_.at(0, 0);
     const int32_t* position = rows_.position + row;
     for (int j = 0; j < count; ++j)
-      rows_.layers.cache_row(how, row + j, table_row(decoding_.source_rotation, position[j], encoder_.head_dim), cache,
+      rows_.layers.cache_row(how, row + j, angles_at(encoder_, how, decoding_.source_rotation, 0, position[j]), cache,
                              j);
     const RelativeBias bias{decoding_.source_relative_bias, 2 * decoding_.source_length, decoding_.source_length};
     constexpr int kTile = TokenRows::kTile;

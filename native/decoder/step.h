@@ -66,8 +66,8 @@ class Step {
     const PackedAttention& how = stack_.layers[layer].self;
     for (int row = 0; row < open * s_.beams; ++row) {
       const int position = s_.position[row / s_.beams];
-      layers_.cache_row(how, row, table_row(decoding_.rotation, position, stack_.head_dim), cache_of(layer, row),
-                        position);
+      const float* angles = angles_at(stack_, how, decoding_.rotation, decoding_.length, position);
+      layers_.cache_row(how, row, angles, cache_of(layer, row), position);
     }
     if (s_.beams == 1)
       return layers_.attend(how, open,

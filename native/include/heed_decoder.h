@@ -21,7 +21,9 @@ enum HeedActivation {
   HEED_GELU = 2,  // exact: x (1 + erf(x / sqrt(2))) / 2
   HEED_SILU = 3,
   HEED_SIGMOID = 4,
-  HEED_TANH = 5
+  HEED_TANH = 5,
+  HEED_GELU_TANH = 6,  // x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
+  HEED_QUICK_GELU = 7  // x sigmoid(1.702 x)
 };
 
 // The formats of the packed weights of dense layers: DO(name, its text, the most inputs of a layer).
@@ -65,23 +67,42 @@ typedef struct HeedScoreOptions {
 // Their names. The engine checks, reads and copies each by its type: weights (N,), numbers and counts, at least 0.
 #define HEED_EACH_SCORE_OPTION(DO) DO(sinks) DO(soft_cap) DO(sliding_window)
 
-// Scores q.k / sqrt(H), bounded by the soft-cap, plus a bias, through a softmax; heads times the gate; projected back.
+// Scores q.k times the scale, bounded by the soft-cap, plus a bias, through a softmax; heads times the gate; projected
+// back.
 typedef struct HeedDecoderAttention {
   HeedDense query, key, value, output;  // D to N H; the attended sequence to K H and K V; N V to D
   HeedDense gate;                       // D to N V: sigmoid(x W + b) multiplies the heads; no weight: none
   HeedNorm query_norm, key_norm;        // over the H features of each head, before it is rotated; no gamma: none
   HeedScoreOptions options;
+  double scale;      // 0: 1 / sqrt(H)
+  int32_t rotation;  // the table of HeedDecoding that rotates queries and keys, counted from 0; -1: none
 } HeedDecoderAttention;
+
+// A mixture of experts: of E feed-forward parts each token takes the `top_k` for which the router gives most, softmax(x
+// router), and sums them, multiplied by these weights. The same for a part that all tokens take.
+typedef struct HeedExperts {
+  int64_t count, top_k;                             // E; 0: the feed-forward part is a single one
+  HeedDense router;                                 // D to E
+  int32_t normalized;                               // the weights of the chosen parts are divided by their sum
+  HeedDense shared_hidden, shared_up, shared_back;  // D to any width twice, and back; no weight: none
+  HeedDense shared_gate;                            // D to 1: sigmoid(x W + b) multiplies the shared part; or none
+} HeedExperts;
 
 // Causal self-attention, cross-attention (none if cross.query has no weight) and a feed-forward part, each with a
 // residual connection and a normalisation, before it (norm_first) or after the sum. The feed-forward part is
-// activation(x hidden) back, or, if `up` has a weight, a gated linear unit: (activation(x hidden) * (x up)) back.
+// activation(x hidden) back, or, if `up` has a weight, a gated linear unit: (activation(x hidden) * (x up)) back. With
+// experts the weights of `hidden`, `up` and `back` are those of all of them, one after the other.
 typedef struct HeedDecoderLayer {
   HeedNorm self_norm, cross_norm, feed_forward_norm;
   HeedDecoderAttention self, cross;
   HeedDense hidden, up, back;  // D to F twice, F to D
   int32_t activation;          // HeedActivation
   int32_t norm_first;
+  int32_t parallel;  // with norm_first: the feed-forward part reads the input of the layer; not with cross-attention
+  HeedNorm self_post_norm, feed_forward_post_norm;  // of what a part adds to its input; no gamma: none
+  HeedExperts experts;
+  // Of a gated part: c: x hidden is at most c, and x up in [-c, c]; 0: no limit. And a number added to x up.
+  double gate_limit, up_offset;
 } HeedDecoderLayer;
 
 // The weights and settings of a decoder or an encoder.
@@ -96,7 +117,9 @@ typedef struct HeedDecoderStack {
   const HeedDecoderLayer* layers;
   HeedNorm embedding_norm;  // of the embedded tokens with their positions; without a gamma: none
   HeedNorm final_norm;
-  HeedDense logits;  // D to vocabulary; an encoder has none
+  HeedDense logits;       // D to vocabulary; an encoder has none
+  double logit_soft_cap;  // c: logits x become c tanh(x / c); 0: none
+  int64_t rotary_dim;     // features of each head that are rotated, the first ones; 0: all H
   // Encodes the sources, with bidirectional attention and no cross-attention. NULL: they come encoded.
   const struct HeedDecoderStack* encoder;
 } HeedDecoderStack;
@@ -112,12 +135,13 @@ typedef struct HeedDecoding {
   const float* encoded;                  // contiguous (B, S, encoded_width); of a stack with an encoder NULL
   const uint8_t* source_mask;            // contiguous (B, S), 0: hidden; NULL: none is
   // Tables of the positions, each contiguous or NULL.
-  const float* positions;      // (L, D), added to the embedded token at each position
-  const float* rotation;       // (L, H): cosines, then sines of the angles of the pairs of features (c, c + H/2)
+  const float* positions;  // (L, D), added to the embedded token at each position
+  // (R, L, P) for P = `rotary_dim`: cosines, then sines of the angles of the pairs of features (c, c + P/2)
+  const float* rotation;
   const float* relative_bias;  // (N, L): [n][L - 1 + j - i] is added to the score of query i and key j
-  // The same for sources: (S, D), (S, H) and (N, 2 S), where it is [n][S + j - i].
+  // The same for sources: (S, D), (1, S, P) and (N, 2 S), where it is [n][S + j - i].
   const float *source_positions, *source_rotation, *source_relative_bias;
-  int32_t pad_token, start_token, end_token;  // the first two are never decoded
+  int32_t pad_token, start_token, end_token;  // the first two are never decoded; -1: no such token
   // The first tokens of each target, then padding, contiguous (B, L). Neither their probability nor their length
   // counts. NULL: none.
   const int32_t* prompt;
@@ -137,6 +161,13 @@ typedef struct HeedDecoding {
   // from the thread that decodes its target (an index of the batch). 0 ends the target there, like a cut. NULL: none.
   int32_t (*on_token)(void* listener, int64_t target, int32_t token);
   void* listener;
+  const int32_t* first_tokens;  // (B,): the first token that each target reads, in place of the start token; or NULL
+  // More tokens that end a target, (stop_count,), unlike the end token only after its prompt. Of a beam search they do
+  // not end hypotheses, but the search of a target whose hypotheses all hold one.
+  const int32_t* stop_tokens;
+  int64_t stop_count;
+  int32_t top_p_of_all;  // `top_p` is a share of all tokens, also with a `top_k`
+  int32_t rotations;     // R; 0: 1
 } HeedDecoding;
 
 // A stack with its weights packed for the kernels of the instruction set in use.

@@ -24,7 +24,8 @@ from keras.ops import dot_product_attention
 
 import heed
 from heed._keras import backend_module
-from heed.acceleration import _hub, _op, _patches, changes
+from heed.acceleration import _op, _patches, changes
+from heed.acceleration.hub import modules as hub_modules
 from tests.framework import BACKEND, tf
 from tests.layers.stock import HAS_WINDOW, assert_close, randomise, randoms
 
@@ -358,12 +359,12 @@ def test_a_module_that_loads_after_decelerate_is_not_patched(
     """Its import began while KerasHub was patched."""
     patches = [mock.Mock(label="f", **{"find_problem.return_value": None}) for _ in range(2)]
     names = {"heed_fake_one": patches[0], "heed_fake_two": patches[1]}
-    monkeypatch.setattr(_hub, "_is_watched", names.__contains__)
-    monkeypatch.setattr(_hub, "_make_patches", lambda module: ([names[module.__name__]], []))
+    monkeypatch.setattr(hub_modules, "_is_watched", names.__contains__)
+    monkeypatch.setattr(hub_modules, "_make_patches", lambda module: ([names[module.__name__]], []))
     monkeypatch.syspath_prepend(tmp_path)
     for name in names:
         (tmp_path / f"{name}.py").write_text("")
-    hub = _hub.Hub()
+    hub = hub_modules.Hub()
     hub.install()
     try:
         importlib.import_module("heed_fake_one")
@@ -443,9 +444,9 @@ def test_a_part_of_keras_hub_that_does_not_fit_is_not_patched(
     def moved(module: Any) -> Any:
         raise ImportError("expected the module a, found none")
 
-    monkeypatch.setattr(_hub, "_make_patches", moved)
+    monkeypatch.setattr(hub_modules, "_make_patches", moved)
     monkeypatch.setitem(sys.modules, "keras_hub", ModuleType("keras_hub"))
-    hub = _hub.Hub()
+    hub = hub_modules.Hub()
     hub.patch(ModuleType("heed_fake"))
     assert hub.state == ("heed_fake stays as it is: expected the module a, found none",)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 import heed
-from heed.acceleration import _hub_attention
+from heed.acceleration.hub import _attention
 from tests.layers.stock import assert_close, randoms
 
 T, N, K, H = 6, 4, 2, 3
@@ -149,7 +149,7 @@ def accelerated(*classes: type) -> Iterator[tuple[list[str], Any]]:
         cls.__module__ = f"keras_hub.src.models.{where}"
         module = ModuleType(cls.__module__)
         module.attention = cls  # type: ignore[attr-defined]
-        made, described = _hub_attention.attention_patches(module, package)
+        made, described = _attention.attention_patches(module, package)
         patches += made
         lines += described
     with heed.accelerate() as acceleration:

@@ -11,10 +11,13 @@ import pytest
 
 import heed
 from tests.acceleration.hub_models import (
+    ASK_A_TENSOR,
     LENGTH,
     MODELS,
     build,
     prompts,
+    read_in_full,
+    subclass,
     take_plain_branches,
     task,
     written,
@@ -81,16 +84,6 @@ def test_each_model_computes_its_plain_branch(name: str, monkeypatch: pytest.Mon
         assert np.max(np.abs(without - plain[0])) > 0.1 * np.max(np.abs(plain[0])), option
 
 
-def read_in_full(model: Any, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    """Greedy search without a cache."""
-    ids, known = inputs["token_ids"].copy(), inputs["padding_mask"]
-    for i in range(int(known.sum(1).min()), ids.shape[1]):
-        everything = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
-        logits = keras.ops.convert_to_numpy(model(everything))[:, i - 1]
-        ids[:, i] = np.where(known[:, i], ids[:, i], logits.argmax(-1))
-    return ids
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("lengths", [(5, 3, 8), (LENGTH, LENGTH)], ids=["ragged", "full"])
 @pytest.mark.parametrize("name", [name for name, hub in MODELS.items() if hub.loop is not None])
@@ -98,11 +91,9 @@ def test_each_model_generates_the_same(
     name: str, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with without_64_bits():
-        model, inputs = task(name, build(name)), prompts(name, *lengths)
+        model, inputs = task(name, build(name), subclass(name)), prompts(name, *lengths)
         take_plain_branches(monkeypatch)
-        # In a graph, their plain branches ask a tensor whether it is 0.
-        windows = name in ("Qwen", "Qwen-MoE")
-        stock = read_in_full(model, inputs) if windows else written(model, inputs)
+        stock = (read_in_full if name in ASK_A_TENSOR else written)(model, inputs)
         with heed.accelerate() as acceleration:
             fast = written(model, inputs)
             report = acceleration.report()

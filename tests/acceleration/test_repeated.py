@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from keras import ops
 
-from heed.acceleration import _loop
-from heed.acceleration._cache_parts import CacheParts
-from heed.acceleration._decoding import decoding_patches, repeat, shape, take_along_axis
-from heed.acceleration._repeated import RepeatedRows, merge_queries
+from heed.acceleration.hub import loop
+from heed.acceleration.hub._cache_parts import CacheParts
+from heed.acceleration.hub._sampler_loop import decoding_patches, repeat, shape, take_along_axis
+from heed.acceleration.hub.repeated import RepeatedRows, merge_queries
 from heed.ops import Mask, dot_product_attention
 from tests.framework import tf
 from tests.layers.stock import assert_close, randoms
@@ -82,7 +82,7 @@ def test_a_layer_gets_a_cache_in_parts_as_it_is(cls: type) -> None:
     for patch in patches:
         patch.install()
     try:
-        with _loop.enter():
+        with loop.enter():
             layer(x, cache=cache, **options)
         assert layer.cache is cache
         layer(x, cache=cache, **options)  # outside of the loop, Keras is itself

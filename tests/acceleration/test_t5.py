@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import heed
-from heed.acceleration import _t5
+from heed.acceleration.hub import _t5
 from tests import reference
 from tests.layers.stock import assert_close, randoms
 

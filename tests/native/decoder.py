@@ -20,6 +20,8 @@ ACTIVATIONS = {
     "silu": lambda x: x / (1 + np.exp(-x)),
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "tanh": np.tanh,
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    "quick_gelu": lambda x: x / (1 + np.exp(-1.702 * x)),
 }
 
 
@@ -43,6 +45,7 @@ class NormStruct(Structure):
 
 
 NORMS = ("self_norm", "cross_norm", "feed_forward_norm")
+POST_NORMS = ("self_post_norm", "feed_forward_post_norm")
 DENSE = ("query", "key", "value", "output", "gate")
 
 
@@ -54,6 +57,21 @@ class AttentionStruct(Structure):
         ("sinks", c_void_p),
         ("soft_cap", c_double),
         ("sliding_window", c_int64),
+        ("scale", c_double),
+        ("rotation", c_int32),
+    )
+
+
+SHARED = ("shared_hidden", "shared_up", "shared_back", "shared_gate")
+
+
+class ExpertsStruct(Structure):
+    _fields_ = (
+        ("count", c_int64),
+        ("top_k", c_int64),
+        ("router", DenseStruct),
+        ("normalized", c_int32),
+        *((name, DenseStruct) for name in SHARED),
     )
 
 
@@ -65,6 +83,11 @@ class LayerStruct(Structure):
         *((name, DenseStruct) for name in ("hidden", "up", "back")),
         ("activation", c_int32),
         ("norm_first", c_int32),
+        ("parallel", c_int32),
+        *((name, NormStruct) for name in POST_NORMS),
+        ("experts", ExpertsStruct),
+        ("gate_limit", c_double),
+        ("up_offset", c_double),
     )
 
 
@@ -81,6 +104,8 @@ class StackStruct(Structure):
         ("embedding_norm", NormStruct),
         ("final_norm", NormStruct),
         ("logits", DenseStruct),
+        ("logit_soft_cap", c_double),
+        ("rotary_dim", c_int64),
         ("encoder", c_void_p),
     )
 
@@ -107,6 +132,11 @@ class DecodingStruct(Structure):
         ("results", c_int32),
         ("on_token", TokenListener),
         ("listener", c_void_p),
+        ("first_tokens", c_void_p),
+        ("stop_tokens", c_void_p),
+        ("stop_count", c_int64),
+        ("top_p_of_all", c_int32),
+        ("rotations", c_int32),
     )
 
 
@@ -123,7 +153,8 @@ class Dense(NamedTuple):
         return x @ rounded(weight, self.pack) + (0 if self.bias is None else self.bias)
 
     def struct(self) -> DenseStruct:
-        shape = self.weight.shape[::-1] if self.transposed else self.weight.shape
+        shape = self.weight.shape[-2:]
+        shape = shape[::-1] if self.transposed else shape
         return DenseStruct(address(self.weight), address(self.bias), *shape, self.transposed)
 
 
@@ -152,6 +183,35 @@ class Norm(NamedTuple):
         return NormStruct(address(self.gamma), address(self.beta), 1e-6, self.root_mean_square)
 
 
+class Experts(NamedTuple):
+    """A mixture of feed-forward parts, and one that all tokens take."""
+
+    router: Dense
+    each: list[dict[str, Dense]]
+    shared: dict[str, Dense]
+    top_k: int
+    normalized: bool
+
+    def __call__(self, x: np.ndarray, feed: Any) -> np.ndarray:
+        shares = np.exp(self.router(x))
+        shares /= shares.sum(-1, keepdims=True)
+        least = np.sort(shares, -1)[:, -self.top_k, None]
+        shares = np.where(shares >= least, shares, 0)
+        if self.normalized:
+            shares /= shares.sum(-1, keepdims=True)
+        made = sum(shares[:, e, None] * feed(x, part) for e, part in enumerate(self.each))
+        if self.shared:
+            made = made + feed(x, self.shared) / (1 + np.exp(-self.shared["gate"](x)))
+        return made
+
+    def struct(self) -> ExpertsStruct:
+        shared = {f"shared_{name}": dense.struct() for name, dense in self.shared.items()}
+        router = self.router.struct()
+        return ExpertsStruct(
+            len(self.each), self.top_k, router, normalized=self.normalized, **shared
+        )
+
+
 class Attention(NamedTuple):
     """Projections of an attention, and what bounds, hides and joins its scores."""
 
@@ -160,6 +220,8 @@ class Attention(NamedTuple):
     sinks: np.ndarray | None
     soft_cap: float
     window: int
+    scale: float = 0.0
+    rotation: int = 0
 
     def normed(self, name: str, heads: np.ndarray) -> np.ndarray:
         return self.norms[name](heads) if name in self.norms else heads
@@ -171,6 +233,8 @@ class Attention(NamedTuple):
             sinks=address(self.sinks),
             soft_cap=self.soft_cap,
             sliding_window=self.window,
+            scale=self.scale,
+            rotation=self.rotation,
         )
 
 
@@ -199,6 +263,7 @@ class Stack:
         self.head_dim, self.value_dim = sizes.get("head_dim", 4), sizes.get("value_dim", 4)
         self.width, self.vocabulary = sizes.get("width", 8), sizes.get("vocabulary", 20)
         self.encoded_width = sizes.get("encoded_width", 8)
+        self.rotary_dim = sizes.get("rotary_dim", self.head_dim)
         self.norm_first, self.biased = sizes.get("norm_first", True), sizes.get("biased", True)
         self.activation = sizes.get("activation", "relu")
         self.pack = sizes.get("pack", "float32")
@@ -209,7 +274,9 @@ class Stack:
             own["pack"] = sizes.get("encoder_pack", self.pack)
             self.encoder = Stack(rng, **{**sizes, **own, "vocabulary": 13, "tied": False})
         self.embedding, self.scale = self.numbers(self.vocabulary, self.width), 1.25
-        self.layers = [self.layer(sizes.get("hidden", 12)) for _ in range(sizes.get("layers", 2))]
+        self.layers = [
+            self.layer(sizes.get("hidden", 12), i) for i in range(sizes.get("layers", 2))
+        ]
         self.embedding_norm = self.norm() if sizes.get("embedding_norm") else None
         self.final_norm = self.norm() if sizes.get("final_norm", True) else None
         if sizes.get("tied", False):
@@ -249,11 +316,17 @@ class Stack:
         if self.options.get("qk_norm"):
             norms = {name: self.norm_of(self.head_dim, True) for name in ("query_norm", "key_norm")}
         sinks = self.numbers(self.heads) if self.options.get("sinks") else None
-        return Attention(dense, norms, sinks, self.options.get("soft_cap", 0.0), window)
+        cap, scale = self.options.get("soft_cap", 0.0), self.options.get("scale", 0.0)
+        return Attention(dense, norms, sinks, cap, window, scale)
 
-    def layer(self, hidden: int) -> dict[str, Any]:
+    def layer(self, hidden: int, index: int) -> dict[str, Any]:
         parts = {name: self.norm() for name in NORMS}
+        if self.options.get("post_norms"):
+            parts |= {name: self.norm() for name in POST_NORMS}
         parts["self"] = self.attention(self.width, self.options.get("window", 0))
+        if tables := self.options.get("rotations"):  # each layer has its own, the last one none
+            rotation = -1 if index == self.options.get("layers", 2) - 1 else index % tables
+            parts["self"] = parts["self"]._replace(rotation=rotation)
         if self.encoded_width:
             parts["cross"] = self.attention(self.encoded_width, 0)
         parts["hidden"], parts["back"] = (
@@ -262,14 +335,39 @@ class Stack:
         )
         if self.options.get("gated"):
             parts["up"] = self.dense(self.width, hidden)
+        if self.options.get("experts"):
+            parts["experts"] = self.experts(parts, 3 + hidden // 2)
         return parts
+
+    def experts(self, parts: dict[str, Any], hidden: int) -> Experts:
+        """Some copies of the feed-forward part with weights of their own, and perhaps a part for all tokens."""
+        count, names = self.options["experts"], [x for x in ("hidden", "up", "back") if x in parts]
+        own = []
+        for name in names:
+            inputs, outputs = parts[name].weight.shape
+            copies = [self.dense(inputs, outputs) for _ in range(count)]
+            own.append(copies)
+            stacked = [np.stack([getattr(x, part) for x in copies]) for part in ("weight", "bias")]
+            parts[name] = Dense(self.place(stacked[0]), self.place(stacked[1]), False, self.pack)
+        each = [dict(zip(names, one, strict=True)) for one in zip(*own, strict=True)]
+        shared: dict[str, Dense] = {}
+        if self.options.get("shared"):
+            shared = {"hidden": self.dense(self.width, hidden), "gate": self.dense(self.width, 1)}
+            shared["back"] = self.dense(hidden, self.width)
+            if "up" in parts:
+                shared["up"] = self.dense(self.width, hidden)
+        router = self.dense(self.width, count)
+        return Experts(router, each, shared, *(self.options[x] for x in ("top_k", "normalized")))
 
     def struct(self) -> StackStruct:
         layers = [
             LayerStruct(
                 **{k: x.struct() for k, x in part.items()},
+                gate_limit=self.options.get("gate_limit", 0.0),
+                up_offset=self.options.get("up_offset", 0.0),
                 activation=list(ACTIVATIONS).index(self.activation),
                 norm_first=self.norm_first,
+                parallel=self.options.get("parallel", False),
             )
             for part in self.layers
         ]
@@ -286,6 +384,8 @@ class Stack:
             NormStruct() if self.embedding_norm is None else self.embedding_norm.struct(),
             NormStruct() if self.final_norm is None else self.final_norm.struct(),
             self.logits.struct(),
+            self.options.get("logit_soft_cap", 0.0),
+            self.rotary_dim,
             None if self.encoder is None else self.keep(self.encoder.struct()),
         )
 
@@ -293,8 +393,9 @@ class Stack:
         self.kept = struct
         return ctypes.addressof(struct)
 
-    def change(self, x: Any, norm: Norm, part: Any) -> np.ndarray:
-        return x + part(norm(x)) if self.norm_first else norm(x + part(x))
+    def change(self, x: Any, norm: Norm, part: Any, post: Any = None) -> np.ndarray:
+        post = post or (lambda y: y)
+        return x + post(part(norm(x))) if self.norm_first else norm(x + post(part(x)))
 
     def attend(
         self, how: Attention, x: Any, queries: Any, keys: Any, values: Any, hidden: Any, bias: Any
@@ -305,7 +406,8 @@ class Stack:
             kv_head = n // (self.heads // self.kv_heads)
             for i, query in enumerate(queries[:, n]):
                 seen = [j for j in range(len(keys)) if not hidden[i, j]]
-                scores = [query @ keys[j, kv_head] / np.sqrt(self.head_dim) for j in seen]
+                scale = how.scale or 1 / np.sqrt(self.head_dim)
+                scores = [query @ keys[j, kv_head] * scale for j in seen]
                 if how.soft_cap:
                     scores = [how.soft_cap * np.tanh(s / how.soft_cap) for s in scores]
                 scores = np.array([s + bias(n, i, j) for s, j in zip(scores, seen, strict=True)])
@@ -320,6 +422,14 @@ class Stack:
             heads = heads / (1 + np.exp(-how.dense["gate"](x)))
         return how.dense["output"](heads)
 
+    def feed(self, x: np.ndarray, part: dict[str, Any]) -> np.ndarray:
+        limit = self.options.get("gate_limit", 0.0) or np.inf
+        inner = part["hidden"](x)
+        if "up" not in part:
+            return part["back"](ACTIVATIONS[self.activation](inner))
+        up = part["up"](x).clip(-limit, limit) + self.options.get("up_offset", 0.0)
+        return part["back"](ACTIVATIONS[self.activation](np.minimum(inner, limit)) * up)
+
     def heads_of(self, x: np.ndarray, width: int) -> np.ndarray:
         return x.reshape(len(x), x.shape[1] // width, width)
 
@@ -331,7 +441,10 @@ class Stack:
         tables = [getattr(call, name) for name in POSITIONS]
         x = self.run(tokens, np.arange(length), later, offset, encoded, *tables)
         scores = self.logits(x[-1:])[0]
-        scores[[PAD, START]] = -np.inf
+        if cap := self.options.get("logit_soft_cap"):
+            scores = cap * np.tanh(scores / cap)
+        if call.first_tokens is None:
+            scores[[PAD, START]] = -np.inf
         return scores
 
     def run(
@@ -345,13 +458,13 @@ class Stack:
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
 
-        def turned(heads: np.ndarray) -> np.ndarray:
-            if rotation is None:
+        def turned(heads: np.ndarray, table: int) -> np.ndarray:
+            if rotation is None or table < 0:
                 return heads
-            cosine, sine = np.split(rotation[at][:, None].astype(float), 2, -1)
-            first, second = np.split(heads, 2, -1)
+            cosine, sine = np.split(rotation[table][at][:, None].astype(float), 2, -1)
+            first, second, rest = np.split(heads, [self.rotary_dim // 2, self.rotary_dim], -1)
             return np.concatenate(
-                [first * cosine - second * sine, first * sine + second * cosine], -1
+                [first * cosine - second * sine, first * sine + second * cosine, rest], -1
             )
 
         def bias(n: int, i: int, j: int) -> float:
@@ -370,7 +483,8 @@ class Stack:
                 unseen = hidden
                 if how.window:
                     unseen = hidden | (abs(at[:, None] - at) >= how.window)
-                return self.attend(how, x, turned(queries), turned(keys), values, unseen, bias)
+                queries, keys = (turned(heads, how.rotation) for heads in (queries, keys))
+                return self.attend(how, x, queries, keys, values, unseen, bias)
 
             def cross(x: np.ndarray, layer: Any = layer) -> np.ndarray:
                 how = layer["cross"]
@@ -379,13 +493,19 @@ class Stack:
                 return self.attend(how, x, queries, keys, values, nothing, lambda *_: 0)
 
             def feed(x: np.ndarray, layer: Any = layer) -> np.ndarray:
-                inner = ACTIVATIONS[self.activation](layer["hidden"](x))
-                return layer["back"](inner * layer["up"](x) if "up" in layer else inner)
+                if "experts" not in layer:
+                    return self.feed(x, layer)
+                return layer["experts"](x, self.feed)
 
-            x = self.change(x, layer["self_norm"], own)
+            start = x
+            x = self.change(x, layer["self_norm"], own, layer.get("self_post_norm"))
             if self.encoded_width:
                 x = self.change(x, layer["cross_norm"], cross)
-            x = self.change(x, layer["feed_forward_norm"], feed)
+            norm, post = layer["feed_forward_norm"], layer.get("feed_forward_post_norm")
+            if self.options.get("parallel"):
+                x = x + (self.change(start, norm, feed, post) - start)
+            else:
+                x = self.change(x, norm, feed, post)
         return x if self.final_norm is None else self.final_norm(x)
 
 
@@ -408,7 +528,7 @@ class Call:
         self.uniform = None
         self.sampling, self.beams = options.get("sampling"), options.get("beams", 0)
         self.length_penalty, self.results = 0.6, options.get("results", 0)
-        self.prompt = None
+        self.prompt = self.first_tokens = self.stop_tokens = None
         if options.get("prompted"):
             self.prompt = rng.integers(3, stack.vocabulary, (batch, length)).astype(np.int32)
             lengths = rng.integers(0, length + 1, (batch, 1))
@@ -420,7 +540,8 @@ class Call:
         if options.get("table"):
             self.tables[f"{prefix}positions"] = stack.numbers(length, stack.width)
         if options.get("rotary"):
-            angles = stack.rng.normal(size=(length, stack.head_dim // 2))
+            tables = (options.get("rotations", 1) if prefix == "" else 1, length)
+            angles = stack.rng.normal(size=(*tables, stack.rotary_dim // 2))
             both = np.concatenate([np.cos(angles), np.sin(angles)], -1)
             self.tables[f"{prefix}rotation"] = stack.place(both.astype(np.float32))
         if options.get("bias"):
@@ -473,9 +594,7 @@ class Call:
             self.length,
             self.source,
             *map(address, arrays),
-            PAD,
-            START,
-            END,
+            *((PAD, START, END) if self.first_tokens is None else (-1, -1, -1)),
             address(self.prompt),
             2 if self.beams else int(self.sampling is not None),
             address(self.uniform),
@@ -485,6 +604,11 @@ class Call:
             self.beams,
             self.length_penalty,
             self.results,
+            first_tokens=address(self.first_tokens),
+            stop_tokens=address(self.stop_tokens),
+            stop_count=0 if self.stop_tokens is None else len(self.stop_tokens),
+            top_p_of_all=cut.get("top_p_of_all", False),
+            rotations=1 if self.tables["rotation"] is None else len(self.tables["rotation"]),
         )
         if listener is not None:
             decoding.on_token = TokenListener(lambda _, target, token: listener(target, token))
@@ -539,11 +663,17 @@ def assert_drawn(stack: Stack, call: Call, tokens: np.ndarray) -> None:
 
 
 def drawn(
-    scores: Any, uniform: float, temperature: float = 1.0, top_k: int = 0, top_p: float = 0.0
+    scores: Any,
+    uniform: float,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 0.0,
+    top_p_of_all: bool = False,
 ) -> int:
     order = np.argsort(-scores, kind="stable") if top_k or top_p else np.arange(len(scores))
-    mass = np.exp((scores - scores.max()) / temperature)[order][: top_k or None]
-    mass /= mass.sum()
+    mass = np.exp((scores - scores.max()) / temperature)[order]
+    mass, every = mass[: top_k or None], mass.sum()
+    mass /= every if top_p_of_all else mass.sum()
     if top_p:
         before = np.cumsum(mass) - mass
         mass = np.where((before < top_p) | (np.arange(len(mass)) == 0), mass, 0)

@@ -96,6 +96,39 @@ CASES: dict[str, dict[str, Any]] = {
     "window": {"window": 3},
     "window of sources": {"window": 2, "encoder": True, "masked": True, "bias": True},
     "gated heads": {"gate": True, "kv_heads": 2, "value_dim": 5, "encoded_width": 19},
+    "scaled, logits bounded": {"scale": 0.2, "logit_soft_cap": 1.5, "encoded_width": 0},
+    "post-norms": {"post_norms": True, "encoder": True, "width": 19},
+    "experts": {"experts": 5, "top_k": 2, "normalized": True, "gated": True, "encoder": True},
+    "experts, some shared": {
+        "experts": 4,
+        "top_k": 3,
+        "normalized": False,
+        "shared": True,
+        "gated": True,
+        "gate_limit": 0.5,
+        "up_offset": 1.0,
+        "activation": "quick_gelu",
+        "width": 19,
+        "encoded_width": 0,
+        "prompted": True,
+    },
+    "ungated experts of int8, one by one": {
+        "experts": 3,
+        "top_k": 1,
+        "normalized": False,
+        "shared": True,
+        "pack": "int8",
+        "encoded_width": 0,
+    },
+    "parallel": {"parallel": True, "encoded_width": 0, "post_norms": True, "prompted": True},
+    "partly rotated": {"rotary": True, "head_dim": 10, "rotary_dim": 6, "encoder": True},
+    "rotated layer by layer": {
+        "rotary": True,
+        "rotations": 2,
+        "layers": 3,
+        "encoded_width": 0,
+        "prompted": True,
+    },
     "a window of one": {"window": 1, "encoder": True},
     "prompted": {"prompted": True},
     "everything": {
@@ -485,6 +518,69 @@ def test_large_weights_lie_in_huge_pages(any_library: Any) -> None:
     assert huge_mebibytes() - before < 8
 
 
+def with_first_tokens(stack: Stack, length: int, **options: Any) -> Call:
+    """Four targets with first tokens and prompts of their own, of which no token is forbidden."""
+    call = Call(stack, 4, length, 0, **options)
+    call.first_tokens = stack.place(np.array([3, PAD, START, 5], np.int32))
+    prompt = np.full((4, length), -1, np.int32)
+    prompt[0, 0], prompt[1, :2] = 4, (END, 4)
+    call.prompt = stack.place(prompt)
+    return call
+
+
+def test_first_tokens_and_stops(library: Any) -> None:
+    options = {"encoded_width": 0, "rotary": True}
+    stack = Stack(np.random.default_rng(1), **options)
+    call = with_first_tokens(stack, 7, **options)
+    free = call.run(library, stack)
+    for b, row in enumerate(free):
+        for t, token in enumerate(row):
+            if call.prompt[b, t] >= 0:
+                assert token == call.prompt[b, t]
+                continue
+            scores = stack.scores([call.first_tokens[b], *row[:t]], call, b)
+            assert scores[token] >= scores.max() - 1e-4 * np.abs(scores).max(), (b, t)
+    call.stop_tokens = stack.place(free[[0, 2], [3, 2]])
+    expected = free.copy()
+    for b, row in enumerate(expected):
+        ends = np.isin(row, call.stop_tokens) & (call.prompt[b] < 0)
+        row[np.cumsum(ends) - ends > 0] = -1
+    assert (expected == -1).any()
+    np.testing.assert_array_equal(call.run(library, stack), expected)
+
+
+def test_a_beam_search_stops_when_all_hypotheses_hold_a_stop(library: Any) -> None:
+    options = {"encoded_width": 0, "beams": 2, "results": 2}
+    stack = Stack(np.random.default_rng(4), **options)
+    call = with_first_tokens(stack, 7, **options)
+    stops = np.arange(9, dtype=np.int32)
+    call.length_penalty, call.stop_tokens = 0.0, stack.place(stops)
+    found, ends = call.run(library, stack), set()
+    for b in range(4):
+        prompt = [int(x) for x in call.prompt[b] if x >= 0]
+        beams = [(0.0, prompt)]
+        while len(beams[0][1]) < 7 and not all({*x[len(prompt) :]} & {*stops} for _, x in beams):
+            extended = []
+            for score, tokens in beams:
+                scores = stack.scores([call.first_tokens[b], *tokens], call, b)
+                share = score + scores - scores.max() - np.log(np.exp(scores - scores.max()).sum())
+                extended += [(x, [*tokens, token]) for token, x in enumerate(share)]
+            beams = sorted(extended, reverse=True)[:2]
+        length = len(beams[0][1])
+        ends.add(length)
+        np.testing.assert_array_equal(found[b, :, :length], [tokens for _, tokens in beams])
+        assert (found[b, :, length:] == -1).all()
+    assert len(ends) > 1
+
+
+@pytest.mark.parametrize("of_all", [False, True])
+def test_top_p_of_the_best_or_of_all(library: Any, of_all: bool) -> None:
+    sampling = {"top_k": 4, "top_p": 0.5, "temperature": 3.0, "top_p_of_all": of_all}
+    stack = Stack(np.random.default_rng(2), encoded_width=0)
+    call = Call(stack, 40, 2, 0, sampling=sampling)
+    assert_drawn(stack, call, call.run(library, stack))
+
+
 def test_the_first_of_equal_tokens_is_taken(library: Any) -> None:
     stack = Stack(np.random.default_rng(6), vocabulary=70, biased=False)
     stack.logits.weight[:, 3:] = stack.logits.weight[:, 3:4]
@@ -556,7 +652,7 @@ def faults() -> Iterator[tuple[str, Any, Any, str]]:
         s.pack, s.layers[0].hidden.outputs, s.layers[0].back.inputs = 2, 131073, 131073
 
     yield "deep", too_deep, None, "`back` must have at most 131072 inputs where weights are kept as"
-    yield "activation", field("activation", 99), None, "`activation` must be in [0, 5]"
+    yield "activation", field("activation", 99), None, "`activation` must be in [0, 7]"
     yield "embedding", stack("embedding", None), None, "the embedding is missing"
     missing = "the weights of `self.query` are missing"
     yield "query", layer("self.query", "weight", None), None, missing
@@ -586,7 +682,7 @@ def faults() -> Iterator[tuple[str, Any, Any, str]]:
     yield "encoded", stack("encoded_width", 0), None, "`encoded_width` must be given"
     yield "length", None, decoding("length", 0), "`length` must be in [1,"
     yield "batch", None, decoding("batch", -1), "`batch` must be in [0,"
-    yield "pad", None, decoding("pad_token", 20), "`pad_token` must be in [0, 19]"
+    yield "pad", None, decoding("pad_token", 20), "`pad_token` must be in [-1, 19]"
     yield "search", None, decoding("search", 7), "`search` must be in [0, 2]"
     yield "beams", None, decoding("search", 2), "`beams` must be in [1, 32]"
     yield "results", None, decodings(search=2, beams=2, results=3), "`results` must be in [0, 2]"

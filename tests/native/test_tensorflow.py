@@ -277,7 +277,7 @@ FORK_WHILE_WEIGHTS_ARE_PACKED = """
     def decode():
         # Other buffers are another version of the weights: they are packed again.
         current().DECODER_OP.decode(*map_tensors(arrays, tf.constant), batch, search)
-        PackedModel(model, "float32", True).version()
+        PackedModel(*stacks).version()
 
     stop = False
 

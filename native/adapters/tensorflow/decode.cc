@@ -77,7 +77,10 @@ class Stacks {
     find(s.embedding, s.vocabulary, s.width);
     find(s.embedding_norm, s.width), find(s.final_norm, s.width), find(s.logits);
     for (HeedDecoderLayer& layer : layers) {
-      for (HeedNorm* norm : {&layer.self_norm, &layer.cross_norm, &layer.feed_forward_norm}) find(*norm, s.width);
+      for (HeedNorm* norm : {&layer.self_norm, &layer.cross_norm, &layer.feed_forward_norm, &layer.self_post_norm,
+                             &layer.feed_forward_post_norm})
+        find(*norm, s.width);
+      if (layer.experts.count != 0) fail("`stacks` must hold no experts");
       for (HeedDense* dense : {&layer.hidden, &layer.up, &layer.back}) find(*dense);
       for (HeedDecoderAttention* attention : {&layer.self, &layer.cross}) find(*attention, s);
     }
@@ -208,6 +211,7 @@ void run(void* state, TF_OpKernelContext* context) {
     if (kernel.search.size() != sizeof(search)) fail("`search` must hold a search");
     std::memcpy(&search, kernel.search.data(), sizeof(search));
     search.on_token = nullptr, search.listener = nullptr;
+    search.first_tokens = nullptr, search.stop_tokens = nullptr, search.stop_count = 0, search.rotations = 1;
     const int64_t length = search.length;
     if (length < 1 || length > HEED_MOST_LENGTH)
       fail("`search` must hold a length from 1 to 2^20. Received: " + std::to_string(length));

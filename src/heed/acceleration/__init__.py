@@ -16,8 +16,8 @@ import keras
 
 from heed._patching import Patch
 from heed.acceleration import _models, _switch
-from heed.acceleration._hub import Hub
 from heed.acceleration._patches import changes, check_keras
+from heed.acceleration.hub.modules import Hub
 from heed.ops.dispatch import explain
 from heed.ops.recomputation import Restore, keep
 

@@ -15,8 +15,9 @@ from keras import KerasTensor, ops
 from keras.layers import GroupQueryAttention, MultiHeadAttention
 
 from heed._patching import Function, Replacement
-from heed.acceleration import _loop, _switch
-from heed.acceleration._repeated import merge_queries
+from heed.acceleration import _switch
+from heed.acceleration.hub import loop
+from heed.acceleration.hub.repeated import merge_queries
 from heed.layers import masks
 from heed.layers.attend import (
     ScoresRequest,
@@ -148,7 +149,7 @@ def compute_attention(
     query, key, value, attention_mask, split = merge_queries(query, key, value, attention_mask)
     query, key, value = share_batch(query, key, value)
     mask = masks.over_scores(attention_mask, axes, query, key, query.shape[-2])
-    mask = _loop.limit_keys(mask, query) if axes.trivial else mask
+    mask = loop.limit_keys(mask, query) if axes.trivial else mask
     mask = masks.join(mask, masks.structure(use_causal_mask, None))
     heads, scores = _attend(self, axes, training, wanted, query, key, value, mask)
     return split(heads), scores

@@ -12,7 +12,8 @@ from keras.backend import result_type, standardize_dtype
 
 from heed._numbers import real
 from heed._patching import Function, Replacement
-from heed.acceleration import _loop, _switch
+from heed.acceleration import _switch
+from heed.acceleration.hub import loop
 from heed.layers.attend import share_batch
 from heed.layers.masks import to_bool
 from heed.ops import dot_product_attention
@@ -65,7 +66,7 @@ def attend(
         query,
         key,
         value,
-        mask=None if mask is None else _loop.limit_keys(to_bool(mask, "mask"), query),
+        mask=None if mask is None else loop.limit_keys(to_bool(mask, "mask"), query),
         bias=None if bias is None else ops.convert_to_tensor(bias, dtype=dtype),
         scale=scale,
         soft_cap=attn_logits_soft_cap,

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from heed.decoding.engine.describe import (
-    describe_decoder,
-    describe_positions,
-    describe_stack,
-)
+import numpy as np
+
+from heed.decoding.engine.describe import describe_positions
 from heed.ops.backends import current
 from heed.ops.core.decoder import PackedDecoder
-from heed.ops.core.description import Positions, map_tensors
+from heed.ops.core.description import DecoderStack, Positions, map_tensors, resolve, variables_of
 
 _MOST_TABLES = 64
 
@@ -33,22 +32,24 @@ class Version:
         number: see `Backend.weights_version`.
         tensors: held, so that no other weights get their addresses.
         decoder: the packed weights.
+        tables: the further weights of the model, as arrays.
     """
 
     number: Any
     tensors: list[Any]
     decoder: PackedDecoder
-    _tables: dict[Any, Positions] = field(default_factory=dict)
+    tables: tuple[Any, ...]
+    _positions: dict[Any, Positions] = field(default_factory=dict)
 
     def positions(self, stack: Any, *sizes: int) -> Positions:
         """Return `describe_positions(stack, *sizes)` as arrays, for a stack of the model."""
         key = (type(stack), *sizes)
-        found = self._tables.get(key)
+        found = self._positions.get(key)
         if found is None:
             found = map_tensors(describe_positions(stack, *sizes), current().to_array)
-            if len(self._tables) >= _MOST_TABLES:
-                self._tables.clear()
-            self._tables[key] = found
+            if len(self._positions) >= _MOST_TABLES:
+                self._positions.clear()
+            self._positions[key] = found
         return found
 
 
@@ -58,18 +59,21 @@ class PackedModel:
     It holds the variables of the model, not the model.
 
     Args:
-        model: that the engine decodes.
-        weights: the format of dense layers' weights.
-        encodes: whether the engine encodes the sources.
+        decoder, encoder: with variables, or what is computed of some, as weights; without an encoder None.
+        tables: further weights, a tuple: those that tables of positions are made of.
+        check: gets the array of each weight before it is packed, and raises an error to refuse it.
     """
 
-    def __init__(self, model: Any, weights: str, encodes: bool) -> None:
-        self._decoder = describe_decoder(model.decoder, weights)
-        self._encoder = describe_stack(model.encoder, weights) if encodes else None
-        # Tables of positions are made from the embeddings' variables.
-        stacks = (model.decoder, model.encoder) if encodes else (model.decoder,)
-        found = {id(x): x for stack in stacks for x in stack.embedding.variables}
-        map_tensors((self._decoder, self._encoder), lambda x: found.setdefault(id(x), x))
+    def __init__(
+        self,
+        decoder: DecoderStack,
+        encoder: DecoderStack | None,
+        tables: tuple[Any, ...] = (),
+        check: Callable[[Any], None] | None = None,
+    ) -> None:
+        self._parts, self._check = (decoder, encoder, tables), check
+        found: dict[int, Any] = {}
+        map_tensors(self._parts, lambda leaf: found.update((id(x), x) for x in variables_of(leaf)))
         self._variables = list(found.values())
         self._read = current().make_reader(self._variables)
         self._packed: Version | None = None
@@ -81,9 +85,18 @@ class PackedModel:
         with _lock:
             if self._packed is None or self._packed.number != number:
                 self._packed = None  # first, so that two versions need not be in memory at once
-                arrays = dict(zip(map(id, self._variables), tensors, strict=True))
-                stacks = map_tensors(
-                    (self._decoder, self._encoder), lambda x: backend.to_array(arrays[id(x)])
+                by_id = dict(zip(map(id, self._variables), tensors, strict=True))
+
+                def read(variable: Any) -> Any:
+                    array = backend.to_array(by_id[id(variable)])
+                    if self._check is not None:
+                        self._check(array)
+                    return array
+
+                # What is computed may lie in another order, and the core reads numbers one after the other.
+                decoder, encoder, tables = map_tensors(
+                    self._parts, lambda x: np.ascontiguousarray(resolve(x, read), np.float32)
                 )
-                self._packed = Version(number, tensors, PackedDecoder(*stacks), {})
+                packed = PackedDecoder(decoder, encoder)
+                self._packed = Version(number, tensors, packed, tables, {})
             return self._packed

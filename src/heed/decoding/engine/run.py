@@ -75,7 +75,7 @@ def _decode_at_once(
 ) -> tuple[Any, Any]:
     """Decode by a call of the core with the numbers of the tensors."""
     backend, encodes = current(), _encodes(model, inputs)
-    packed = keep(model, ("packed", weights, encodes), lambda: PackedModel(model, weights, encodes))
+    packed = keep(model, ("packed", weights, encodes), lambda: _pack(model, weights, encodes))
     version = packed.version()
     if "source" in inputs and not encodes:
         encoded = program(model, {}, _encode, quick=True)({"source": inputs["source"]})
@@ -90,6 +90,14 @@ def _decode_at_once(
     )
     convert = backend.convert_to_tensor
     return convert(tokens), None if scores is None else convert(scores)
+
+
+def _pack(model: Any, weights: str, encodes: bool) -> PackedModel:
+    """Return the engine of a model, which encodes its sources or not."""
+    encoder = describe_stack(model.encoder, weights) if encodes else None
+    stacks = (model.decoder, model.encoder) if encodes else (model.decoder,)
+    tables = tuple(x for stack in stacks for x in stack.embedding.variables)
+    return PackedModel(describe_decoder(model.decoder, weights), encoder, tables)
 
 
 def _decode_in_graph(

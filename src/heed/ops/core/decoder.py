@@ -87,6 +87,32 @@ class Attention(Structure):
         ("query_norm", Norm),
         ("key_norm", Norm),
         ("options", Options),
+        ("scale", c_double),
+        ("rotation", c_int32),
+    )
+
+
+_NORMS = (
+    "self_norm",
+    "cross_norm",
+    "feed_forward_norm",
+    "self_post_norm",
+    "feed_forward_post_norm",
+)
+
+
+_SHARED = ("shared_hidden", "shared_up", "shared_back", "shared_gate")
+
+
+class Experts(Structure):
+    """`HeedExperts`."""
+
+    _fields_ = (
+        ("count", c_int64),
+        ("top_k", c_int64),
+        ("router", Dense),
+        ("normalized", c_int32),
+        *((name, Dense) for name in _SHARED),
     )
 
 
@@ -94,12 +120,17 @@ class Layer(Structure):
     """`HeedDecoderLayer`."""
 
     _fields_ = (
-        *((name, Norm) for name in ("self_norm", "cross_norm", "feed_forward_norm")),
+        *((name, Norm) for name in _NORMS[:3]),
         ("self", Attention),
         ("cross", Attention),
         *((name, Dense) for name in ("hidden", "up", "back")),
         ("activation", c_int32),
         ("norm_first", c_int32),
+        ("parallel", c_int32),
+        *((name, Norm) for name in _NORMS[3:]),
+        ("experts", Experts),
+        ("gate_limit", c_double),
+        ("up_offset", c_double),
     )
 
 
@@ -118,6 +149,8 @@ class Stack(Structure):
         ("embedding_norm", Norm),
         ("final_norm", Norm),
         ("logits", Dense),
+        ("logit_soft_cap", c_double),
+        ("rotary_dim", c_int64),
         ("encoder", c_void_p),
     )
 
@@ -142,6 +175,11 @@ class Decoding(Structure):
         ("results", c_int32),
         ("on_token", OnToken),
         ("listener", c_void_p),
+        ("first_tokens", c_void_p),
+        ("stop_tokens", c_void_p),
+        ("stop_count", c_int64),
+        ("top_p_of_all", c_int32),
+        ("rotations", c_int32),
     )
 
 
@@ -290,22 +328,39 @@ class _Writer:
             self._layer(f"{path}/layer_{index}", layer, to, given)
         to.embedding_norm = self._norm(f"{path}/embedding_norm", stack.embedding_norm, to.width)
         to.final_norm = self._norm(f"{path}/final_norm", stack.final_norm, to.width)
+        to.logit_soft_cap, to.rotary_dim = stack.logit_soft_cap or 0, stack.rotary_dim or 0
         to.logits = self._dense(f"{path}/logits", stack.logits, to.width, to.vocabulary)
 
     def _layer(self, path: str, to: Layer, stack: Stack, layer: DecoderLayer) -> None:
-        for name in ("self_norm", "cross_norm", "feed_forward_norm"):
+        for name in _NORMS:
             setattr(to, name, self._norm(f"{path}/{name}", getattr(layer, name), stack.width))
         for name, width in (("self", stack.width), ("cross", stack.encoded_width)):
             attention = getattr(layer, f"{name}_attention")
             if attention is not None:
                 whole = f"{path}/{name}_attention"
                 setattr(to, name, self._attention(whole, stack, attention, width))
-        hidden = math.prod(layer.hidden.kernel.shape) // max(stack.width, 1)
-        to.hidden = self._dense(f"{path}/hidden", layer.hidden, stack.width, hidden)
-        to.up = self._dense(f"{path}/up", layer.up, stack.width, hidden)
-        to.back = self._dense(f"{path}/back", layer.back, hidden, stack.width)
+        copies = 1
+        if layer.experts is not None:
+            to.experts = self._experts(f"{path}/experts", stack, layer.experts)
+            copies = layer.experts.count
+        hidden = math.prod(layer.hidden.kernel.shape) // max(copies * stack.width, 1)
+        to.hidden = self._dense(f"{path}/hidden", layer.hidden, stack.width, hidden, copies)
+        to.up = self._dense(f"{path}/up", layer.up, stack.width, hidden, copies)
+        to.back = self._dense(f"{path}/back", layer.back, hidden, stack.width, copies)
+        to.gate_limit, to.up_offset = layer.gate_limit or 0, layer.up_offset
         to.activation = ACTIVATIONS.index(layer.activation)
-        to.norm_first = layer.norm_first
+        to.norm_first, to.parallel = layer.norm_first, layer.parallel
+
+    def _experts(self, path: str, s: Stack, given: description.Experts) -> Experts:
+        made = Experts(count=given.count, top_k=given.top_k, normalized=given.normalized)
+        made.router = self._dense(f"{path}/router", given.router, s.width, given.count)
+        if given.shared_hidden is not None:
+            hidden = math.prod(given.shared_hidden.kernel.shape) // max(s.width, 1)
+            inputs = (s.width, s.width, hidden, s.width)
+            outputs = (hidden, hidden, s.width, 1)
+            for name, *sizes in zip(_SHARED, inputs, outputs, strict=True):
+                setattr(made, name, self._dense(f"{path}/{name}", getattr(given, name), *sizes))
+        return made
 
     def _attention(self, path: str, s: Stack, given: DecoderAttention, width: int) -> Attention:
         keys, attended = s.kv_heads * s.head_dim, s.heads * s.value_dim
@@ -324,6 +379,8 @@ class _Writer:
             query_norm=self._norm(f"{path}/query_norm", given.query_norm, s.head_dim),
             key_norm=self._norm(f"{path}/key_norm", given.key_norm, s.head_dim),
             options=self._options(path, given, s.heads),
+            scale=given.scale or 0,
+            rotation=-1 if given.rotation is None else given.rotation,
         )
 
     def _options(self, path: str, given: ScoreOptions, heads: int) -> Options:
@@ -337,13 +394,18 @@ class _Writer:
         return made
 
     def _dense(
-        self, path: str, given: description.Dense | None, inputs: int, outputs: int
+        self,
+        path: str,
+        given: description.Dense | None,
+        inputs: int,
+        outputs: int,
+        copies: int = 1,
     ) -> Dense:
         if given is None:
             return Dense()
         return Dense(
-            self._weight(f"{path}/kernel", given.kernel, inputs * outputs),
-            self._weight(f"{path}/bias", given.bias, outputs),
+            self._weight(f"{path}/kernel", given.kernel, copies * inputs * outputs),
+            self._weight(f"{path}/bias", given.bias, copies * outputs),
             inputs,
             outputs,
             given.transposed,
@@ -395,9 +457,10 @@ def describe_decoding(
         return address_of(held[-1])
 
     def tables(prefix: str, given: Positions, stack: DecoderStack, count: int, room: int) -> None:
+        rotations = () if given.rotation is None else given.rotation.shape[:-2]
         for name, x, shape in (
             ("positions", given.table, (count, stack.embedding.shape[1])),
-            ("rotation", given.rotation, (count, stack.head_dim)),
+            ("rotation", given.rotation, (*rotations, count, stack.rotary_dim or stack.head_dim)),
             ("relative_bias", given.relative_bias, (stack.heads, room)),
         ):
             setattr(made, prefix + name, place(prefix + name, x, shape))
@@ -407,6 +470,12 @@ def describe_decoding(
     made.source_mask = place("source_mask", batch.source_mask, (rows, positions), np.uint8)
     made.prompt = place("prompt", batch.prompt, (rows, search.length), np.int32)
     made.uniform = place("uniform", batch.uniform, (rows, search.length))
+    made.first_tokens = place("first_tokens", batch.first_tokens, (rows,), np.int32)
+    made.stop_tokens = place(
+        "stop_tokens", np.array(search.stop_tokens), (made.stop_count,), np.int32
+    )
+    if batch.positions.rotation is not None and batch.positions.rotation.ndim == 3:
+        made.rotations = len(batch.positions.rotation)
     tables("", batch.positions, decoder, search.length, search.length)
     if encoder is not None:
         made.source = place("source", batch.source, (rows, positions), np.int32)
@@ -430,4 +499,6 @@ def describe_search(search: Search) -> Decoding:
         beams=search.beam_size,
         length_penalty=search.length_penalty,
         results=search.results,
+        stop_count=len(search.stop_tokens),
+        top_p_of_all=search.top_p_of_all,
     )

@@ -1,6 +1,6 @@
 """Describes a decoding for the engine: stacks of layers with their weights, a batch of sources, how to choose tokens.
 
-The fields hold tensors, variables or arrays: `map_tensors` turns one into another.
+The fields hold tensors, variables, arrays or `Computed`: `map_tensors` turns one into another.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 from heed._weights import WEIGHTS
 
 # The activations of an engine, by Keras' names.
-ACTIVATIONS = ("linear", "relu", "gelu", "silu", "sigmoid", "tanh")
+# "gelu_tanh" is its `gelu(x, approximate=True)`; "quick_gelu", which Keras has not, is x sigmoid(1.702 x).
+ACTIVATIONS = ("linear", "relu", "gelu", "silu", "sigmoid", "tanh", "gelu_tanh", "quick_gelu")
 
 METHODS = ("greedy", "sample", "beam")
 MOST_BEAMS = 32
@@ -22,12 +23,39 @@ MOST_BEAMS = 32
 
 def map_tensors(value: Any, function: Callable[[Any], Any]) -> Any:
     """Return a part with the result of `function` in place of each tensor in it and in its parts."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if dataclasses.is_dataclass(value) and not isinstance(value, (type, Computed)):
         parts = {part.name: getattr(value, part.name) for part in dataclasses.fields(value)}
         return type(value)(**{name: map_tensors(x, function) for name, x in parts.items()})
     if isinstance(value, tuple):
         return tuple(map_tensors(x, function) for x in value)
     return value if value is None or isinstance(value, (str, Real)) else function(value)
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """A weight that is computed from variables when weights are packed: function(*arrays, *settings).
+
+    Attributes:
+        function: of a module, so that two descriptions of the same weight agree.
+        variables: whose arrays it takes.
+        settings: numbers and tuples, its other arguments.
+    """
+
+    function: Callable[..., Any]
+    variables: tuple[Any, ...]
+    settings: tuple[Any, ...] = ()
+
+
+def variables_of(leaf: Any) -> tuple[Any, ...]:
+    """Return the variables of a weight of a description."""
+    return leaf.variables if isinstance(leaf, Computed) else (leaf,)
+
+
+def resolve(leaf: Any, read: Callable[[Any], Any]) -> Any:
+    """Return the array of a weight of a description; `read` returns that of a variable."""
+    if isinstance(leaf, Computed):
+        return leaf.function(*map(read, leaf.variables), *leaf.settings)
+    return read(leaf)
 
 
 @dataclass(frozen=True)
@@ -69,12 +97,14 @@ class ScoreOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderAttention(ScoreOptions):
-    """Scores q.k / sqrt(H), bounded, plus a bias, through a softmax; heads times the gate; projected back.
+    """Scores q.k times the scale, bounded, plus a bias, through a softmax; heads times the gate; projected back.
 
     Attributes:
         query, key, value, output: D to N H; what is attended to, to K H and K V; N V to D.
         gate: D to N V: sigmoid(x W + b) multiplies the heads; or None.
         query_norm, key_norm: over the H features of each head, before it is rotated; or None.
+        scale: multiplies q.k; None: 1 / sqrt(H).
+        rotation: the table of `Positions.rotation` by which queries and keys are turned; None: they are not.
     """
 
     query: Dense
@@ -84,6 +114,31 @@ class DecoderAttention(ScoreOptions):
     gate: Dense | None = None
     query_norm: Norm | None = None
     key_norm: Norm | None = None
+    scale: float | None = None
+    rotation: int | None = 0
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts: each token takes some of E feed-forward parts, and sums them by their weights.
+
+    Attributes:
+        count: E.
+        top_k: how many parts a token takes.
+        router: D to E; softmax(x router) are the weights.
+        normalized: whether the weights of the chosen parts are divided by their sum.
+        shared_hidden, shared_up, shared_back: a further part that all tokens take, or None.
+        shared_gate: D to 1: sigmoid(x W + b) multiplies that part; or None.
+    """
+
+    count: int
+    top_k: int
+    router: Dense
+    normalized: bool
+    shared_hidden: Dense | None = None
+    shared_up: Dense | None = None
+    shared_back: Dense | None = None
+    shared_gate: Dense | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +150,11 @@ class DecoderLayer:
         activation: one of `ACTIVATIONS`.
         cross_attention, cross_norm: None in an encoder, and where nothing is encoded.
         hidden, up, back: activation(x hidden) back, or with `up` (activation(x hidden) * (x up)) back.
+        parallel: whether the feed-forward part reads the input of the layer, as the attention does.
+        self_post_norm, feed_forward_post_norm: of what a part adds to its input, or None.
+        experts: None for a single feed-forward part; else `hidden`, `up` and `back` are (E, inputs, outputs).
+        gate_limit, up_offset: of a gated part: x hidden is at most this limit, x up is in its bounds; and what is added
+            to x up.
     """
 
     norm_first: bool
@@ -107,6 +167,12 @@ class DecoderLayer:
     up: Dense | None = None
     cross_norm: Norm | None = None
     cross_attention: DecoderAttention | None = None
+    parallel: bool = False
+    self_post_norm: Norm | None = None
+    feed_forward_post_norm: Norm | None = None
+    experts: Experts | None = None
+    gate_limit: float | None = None
+    up_offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -122,6 +188,8 @@ class DecoderStack:
         layers: one after the other.
         weights: the format of dense layers' weights, one of `WEIGHTS`.
         logits: D to the vocabulary; None in an encoder.
+        logit_soft_cap: c bounds logits x to c tanh(x / c); or None.
+        rotary_dim: P, how many features of each head are turned, the first ones; None: all H.
     """
 
     heads: int
@@ -135,6 +203,8 @@ class DecoderStack:
     layers: tuple[DecoderLayer, ...]
     weights: str = field(metadata={"names": WEIGHTS})
     logits: Dense | None = None
+    logit_soft_cap: float | None = None
+    rotary_dim: int | None = None
 
 
 @dataclass(frozen=True)
@@ -143,7 +213,8 @@ class Positions:
 
     Attributes:
         table: (L, D), added to the embedded tokens.
-        rotation: (L, H), the cosines, then the sines by which pairs of features c and c + H / 2 are turned.
+        rotation: (L, P), the cosines, then the sines by which pairs of features c and c + P / 2 are turned; or of R$
+            tables (R, L, P).
         relative_bias: added to the scores of query i and key j: [n, L - 1 + j - i] of (N, L) for a decoder, which looks
             back alone, [n, L + j - i] of (N, 2 L) for an encoder.
     """
@@ -164,6 +235,7 @@ class Batch:
         positions, source_positions: of the tokens to decode, and of the sources if there is an encoder.
         prompt: (B, L) int32, the first tokens of each row, then padding; or None.
         uniform: (B, L) in [0, 1), for "sample"; or None.
+        first_tokens: (B,) int32, the token that each row reads first, in place of the start token; or None.
     """
 
     source: Any
@@ -173,6 +245,7 @@ class Batch:
     source_positions: Positions = Positions()
     prompt: Any = None
     uniform: Any = None
+    first_tokens: Any = None
 
 
 @dataclass(frozen=True)
@@ -181,12 +254,14 @@ class Search:
 
     Attributes:
         length: L, the number of tokens at most.
-        pad, start, end: their ids; the first two are never chosen.
+        pad, start, end: their ids; the first two are never chosen. -1: there is no such token.
         method: one of `METHODS`.
         temperature, top_k, top_p: of sampling, as in `heed.models.generate`; `top_k` and `top_p` 0: no such cut.
         beam_size, length_penalty: of a beam search, as in `heed.models.generate`; at most `MOST_BEAMS`.
         results: N, the number of hypotheses that a beam search returns for each row.
         return_scores: whether to return their scores; a greedy search has none.
+        stop_tokens: more tokens that end a row, after its prompt. A beam search ends when all hypotheses hold one.
+        top_p_of_all: whether `top_p` is a share of all tokens, also with a `top_k`.
     """
 
     length: int
@@ -201,3 +276,5 @@ class Search:
     length_penalty: float = 0.0
     results: int = 1
     return_scores: bool = False
+    stop_tokens: tuple[int, ...] = ()
+    top_p_of_all: bool = False

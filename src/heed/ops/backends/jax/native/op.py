@@ -7,7 +7,7 @@ mode through custom calls.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -90,20 +90,34 @@ def _gradients_backward(form: Form, saved: Any, cotangents: Several) -> Any:
     spec, tensors = read(form, query, key, value, others)
     names = ["query", "key", "value", *_trained(form)]
 
-    def first(trained: list[Any], incoming: Any) -> tuple[Any, ...]:
-        def attend(trained: list[Any]) -> Any:
-            named = tensors._replace(**dict(zip(names, trained, strict=False)))
-            whole = with_trained(spec, trained[len(names) :])
-            return Portable().attend(whole, named, return_lse=True)
-
-        return tuple(jax.vjp(attend, trained)[1](incoming)[0])
+    def attend(trained: list[Any]) -> Any:
+        named = tensors._replace(**dict(zip(names, trained, strict=False)))
+        whole = with_trained(spec, trained[len(names) :])
+        return Portable().attend(whole, named, return_lse=True)
 
     trained = [getattr(tensors, name) for name in names]
     trained += [others[place] for place in form.captured_places]
-    _, pull = jax.vjp(first, trained, tuple(incoming))
-    second, of_incoming = pull(tuple(cotangents))
+    second, of_incoming = second_derivatives(attend, trained, tuple(incoming), cotangents)
     # Output and softmax are functions of the operands, whose gradients are complete.
     return tuple(second[:3]), _in_place(form, others, second[3:]), None, None, of_incoming
+
+
+def second_derivatives(
+    attend: Callable[[list[Any]], Any], trained: list[Any], incoming: Any, cotangents: Several
+) -> Any:
+    """Return the gradients of sum(cotangents * gradients of the trained operands): theirs, and those of `incoming`.
+
+    Args:
+        attend: the portable form, as a function of the trained operands.
+        trained: the operands.
+        incoming: gradients of the results of `attend`.
+        cotangents: of the gradients of the operands.
+    """
+
+    def first(trained: list[Any], incoming: Any) -> tuple[Any, ...]:
+        return tuple(jax.vjp(attend, trained)[1](incoming)[0])
+
+    return jax.vjp(first, trained, incoming)[1](tuple(cotangents))
 
 
 _gradients.defvjp(_gradients_forward, _gradients_backward)

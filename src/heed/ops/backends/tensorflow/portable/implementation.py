@@ -25,6 +25,8 @@ from heed.ops.spec import AttentionSpec, Tensors
 
 def checked(spec: AttentionSpec, tensors: Tensors) -> tuple[BlockAttention, Operands]:
     """Return the attention and its operands, which fail at run time if their sizes do not fit."""
+    # A variable is read once.
+    tensors = Tensors(*(None if x is None else tf.convert_to_tensor(x) for x in tensors))
     attention, operands = prepare_unchecked(spec, tensors, ARITHMETIC)
     operands, mask = check_operands(operands, attention.mask, attention.lengths)
     return dataclasses.replace(attention, mask=mask), operands

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -137,43 +137,18 @@ class Scattered:
         return slice_axis(whole, self.axis, 0, self.length)
 
 
-Totals = Mapping[str, "Sum | SideBySide | Scattered"]
-
-
-def start(totals: Totals) -> dict[str, Any]:
-    """Return the initial state of the loop."""
-    return {name: total.start() for name, total in totals.items()}
-
-
-def add(
-    totals: Totals, state: State, index: Size, new: Mapping[str, Any], keys: Span
-) -> dict[str, Any]:
-    """Return the state after a block of these keys."""
-    return {name: total.add(state[name], index, new[name], keys) for name, total in totals.items()}
-
-
-def finish(totals: Totals, state: State) -> dict[str, tf.Tensor]:
-    """Return the results."""
-    return {name: total.finish(state[name]) for name, total in totals.items()}
-
-
 def put(x: tf.Tensor, axis: int, begin: Size, length: Size) -> tf.Tensor:
     """Return `x` from a position on within zeros of the given length."""
     have = size(x, axis)
     if is_static(begin, have, length) and have == length:
         return x
-    paddings: list[list[Size]] = [[0, 0] for _ in range(x.shape.rank)]
-    if is_static(begin):
-        paddings[axis] = [begin, length - begin - have]
-        return _of_length(tf.pad(x, paddings), axis, length)
     # Compilers know the paddings alone.
-    paddings[axis] = [0, length - have]
-    return _of_length(tf.roll(tf.pad(x, paddings), begin, axis), axis, length)
-
-
-def _of_length(x: tf.Tensor, axis: int, length: Size) -> tf.Tensor:
-    if is_static(length):
-        x.set_shape([*x.shape[:axis], length, *x.shape[axis + 1 :]])
+    before = begin if is_static(begin) else 0
+    paddings: list[list[Size]] = [[0, 0] for _ in range(x.shape.rank)]
+    paddings[axis] = [before, length - have - before]
+    x = tf.pad(x, paddings)
+    x = x if is_static(begin) else tf.roll(x, begin, axis)
+    x.set_shape([*x.shape[:axis], length if is_static(length) else None, *x.shape[axis + 1 :]])
     return x
 
 

@@ -13,8 +13,14 @@ from heed.ops.backends.shared import plan
 from heed.ops.backends.shared.block import BlockAttention
 from heed.ops.backends.shared.operands import Block
 from heed.ops.backends.tensorflow.native import library
-from heed.ops.backends.tensorflow.portable import loops
-from heed.ops.backends.tensorflow.portable.loops import Scattered, SideBySide, State, Sum, put
+from heed.ops.backends.tensorflow.portable.loops import (
+    Scattered,
+    SideBySide,
+    State,
+    Sum,
+    loop,
+    put,
+)
 from heed.ops.sizes import Size, Span, ceil_div, is_static, maximum, minimum
 
 # Ranges of keys begin at multiples of it.
@@ -129,18 +135,15 @@ class Total:
         """Return how those of one part combine."""
         shape = [*self.shape]
         if self.queries is not None:
-            known = part.block is not None
-            if part.block is not None:
-                shape[self.queries] = part.block
-            return SideBySide(
-                part.count, part.length, self.queries, shape if known else None, self.dtype
-            )
-        if self.keys is None or part.fixed_keys is not None:
-            if self.keys is not None and part.fixed_keys is not None:
-                shape[self.keys] = part.fixed_keys.length
-            return Sum(shape, self.dtype)
-        shape[self.keys] = _STEP
-        return Scattered(_STEP, self.shape[self.keys], self.keys, shape, self.dtype)
+            shape[self.queries] = part.block
+            known = None if part.block is None else shape
+            return SideBySide(part.count, part.length, self.queries, known, self.dtype)
+        if self.keys is not None and part.fixed_keys is None:
+            shape[self.keys] = _STEP
+            return Scattered(_STEP, self.shape[self.keys], self.keys, shape, self.dtype)
+        if self.keys is not None and part.fixed_keys is not None:
+            shape[self.keys] = part.fixed_keys.length
+        return Sum(shape, self.dtype)
 
     def join(self, parts: list[Part], found: list[tf.Tensor]) -> tf.Tensor:
         """Return the result of all parts."""
@@ -188,6 +191,8 @@ def _run(
 
     def body(index: Size, state: State) -> State:
         block = part.cut(whole, held, index)
-        return loops.add(own, state, index, function(block), block.keys)
+        new = function(block)
+        return {name: x.add(state[name], index, new[name], block.keys) for name, x in own.items()}
 
-    return loops.finish(own, loops.loop(0, part.count, body, loops.start(own)))
+    state = loop(0, part.count, body, {name: x.start() for name, x in own.items()})
+    return {name: x.finish(state[name]) for name, x in own.items()}

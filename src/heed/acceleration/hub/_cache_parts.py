@@ -12,9 +12,9 @@ from typing import Any
 
 from keras import ops
 
-from heed.acceleration import _notes
-from heed.acceleration._repeated import RepeatedRows
-from heed.acceleration._stand_in import StandIn
+from heed.acceleration.hub import _notes
+from heed.acceleration.hub._stand_in import StandIn
+from heed.acceleration.hub.repeated import RepeatedRows
 
 # Marks tensors that are parts of a cache, so that stacking them makes one.
 _NOTE = "_heed_part_of_cache"

@@ -28,9 +28,10 @@ from keras.backend import standardize_dtype
 
 from heed._keras import backend_module
 from heed._patching import Function, Patch, Replacement
-from heed.acceleration import _loop, _models, _notes, _switch
-from heed.acceleration._cache_parts import CacheParts, is_part, mark_as_part
-from heed.acceleration._readings import (
+from heed.acceleration import _models, _switch
+from heed.acceleration.hub import _notes, loop
+from heed.acceleration.hub._cache_parts import CacheParts, is_part, mark_as_part
+from heed.acceleration.hub._cache_readers import (
     PACKAGE,
     READINGS,
     Reading,
@@ -38,8 +39,9 @@ from heed.acceleration._readings import (
     find_reading,
     reason_to_leave,
 )
-from heed.acceleration._repeated import RepeatedRows
-from heed.acceleration._stand_in import StandIn
+from heed.acceleration.hub._stand_in import StandIn
+from heed.acceleration.hub.generation import Generate
+from heed.acceleration.hub.repeated import RepeatedRows
 from heed.ops.backends import current
 from heed.ops.dispatch import select_fused_ops, uses_native
 
@@ -123,9 +125,10 @@ def make_generate_function(original: Function) -> Function:
 
     @functools.wraps(original)
     def accelerated(self: Any) -> Any:
-        if _models.is_enabled_for(self):
-            _patch_prompts(type(self))
-        return original(self)
+        if not _models.is_enabled_for(self):
+            return original(self)
+        _patch_prompts(type(self))
+        return Generate(self, original(self))
 
     return accelerated
 
@@ -139,7 +142,7 @@ def generate_step(original: Function) -> Function:
         if mask is None:
             return original(self, inputs, stop_token_ids=stop_token_ids)
         lengths = ops.sum(ops.cast(mask, "int32"), axis=-1)
-        with _loop.set_prompt_length(ops.maximum(ops.min(lengths), 1)):
+        with loop.set_prompt_length(ops.maximum(ops.min(lengths), 1)):
             return original(self, inputs, stop_token_ids=stop_token_ids)
 
     return accelerated
@@ -181,18 +184,18 @@ def read_prompts(reading: Reading) -> Callable[[Function], Function]:
         def accelerated(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            arguments, length = bound.arguments, _loop.get_prompt_length()
+            arguments, length = bound.arguments, loop.get_prompt_length()
             caches = [arguments[name] for name, _ in reading.caches]
             indices = [arguments[name] for _, name in reading.caches]
             whole = all(type(index) is int and index == 0 for index in indices)
-            if length is None or not whole or _loop.is_decoding():
+            if length is None or not whole or loop.is_decoding():
                 return original(*args, **kwargs)
             if any(_reason_to_leave(cache, arguments["self"]) for cache in caches):
                 return original(*args, **kwargs)
             for (name, _), cache in zip(reading.caches, caches, strict=True):
                 arguments[name] = _join(_split(cache))
             arguments[reading.tokens] = arguments[reading.tokens][:, :length]
-            with _loop.enter():
+            with loop.enter():
                 return original(*bound.args, **bound.kwargs)
 
         return accelerated
@@ -228,7 +231,7 @@ def run_loop(original: Function) -> Function:
     def accelerated(*args: Any, **kwargs: Any) -> Any:
         if not _models.is_enabled_for(signature.bind(*args, **kwargs).arguments.get("model")):
             return original(*args, **kwargs)
-        with _loop.enter():
+        with loop.enter():
             return original(*args, **kwargs)
 
     return accelerated
@@ -240,8 +243,8 @@ def compute_in_loop(run: Function) -> Callable[[Function], Function]:
     def make(original: Function) -> Function:
         @functools.wraps(original)
         def accelerated(*args: Any, **kwargs: Any) -> Any:
-            if _loop.is_decoding():
-                with _loop.pause():  # it may call the function itself
+            if loop.is_decoding():
+                with loop.pause():  # it may call the function itself
                     result = run(*args, **kwargs)
                 if result is not None:
                     return result
@@ -264,7 +267,7 @@ def slice_update(original: Function) -> Function:
 
     @functools.wraps(original)
     def accelerated(inputs: Any, start_indices: Any, updates: Any) -> Any:
-        if not _loop.is_decoding():
+        if not loop.is_decoding():
             return original(inputs, start_indices, updates)
         result = _write(inputs, start_indices, updates)
         if result is None:
@@ -308,7 +311,7 @@ def transpose(original: Function) -> Function:
 
     @functools.wraps(original)
     def accelerated(x: Any, axes: Any = None) -> Any:
-        if not _loop.is_decoding():
+        if not loop.is_decoding():
             return original(x, axes=axes)
         x = ops.convert_to_tensor(x)
         result = original(x, axes=axes)

@@ -14,10 +14,11 @@ import keras
 from keras import ops
 
 from heed._patching import Patch
-from heed.acceleration import _loop, _notes, _switch
+from heed.acceleration import _switch
 from heed.acceleration._code import find_unknown
 from heed.acceleration._multi_head import is_training
-from heed.acceleration._repeated import merge_queries
+from heed.acceleration.hub import _notes, loop
+from heed.acceleration.hub.repeated import merge_queries
 from heed.layers.attend import dropout_options
 from heed.layers.overrides import is_replaceable
 from heed.ops import dot_product_attention
@@ -64,7 +65,7 @@ def call(
     rate = self.dropout_layer.rate
     dropout = dropout_options(rate, is_training(training), self.dropout_layer) if rate else {}
     query, key, value, mask, split = merge_queries(query, key, value, mask)
-    mask = _loop.limit_keys(mask, query)
+    mask = loop.limit_keys(mask, query)
     output = split(
         dot_product_attention(query, key, value, mask=mask, bias=bias, scale=1.0, **dropout)
     )

@@ -1,0 +1,152 @@
+"""A fused call of PyTorch as a function with two derivatives: the first ones are PyTorch's, the second portable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import torch
+
+from heed.ops.backends.torch.fused.nonfinite import are_finite
+from heed.ops.backends.torch.portable import blockwise
+from heed.ops.spec import AttentionSpec, Tensors
+
+Results: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
+
+
+class CannotRun(RuntimeError):  # noqa: N818  (no error to users)
+    """PyTorch has no fused kernel for this call after all."""
+
+
+class Call(Protocol):
+    """A fused call of PyTorch.
+
+    Attributes:
+        name: of the implementation.
+        gives_lse: whether it computes the log-sum-exp, and its gradients.
+    """
+
+    name: str
+    gives_lse: bool
+
+    def machine_reasons(self) -> list[str]:
+        """Return why it cannot run with this PyTorch, as sentences about the call."""
+
+    def reasons_against(self, spec: AttentionSpec) -> list[str]:
+        """Return why it does not give heed's result, as sentences about the call."""
+
+    def compute(self, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
+        """Return the output in the layout of the spec and the log-sum-exp, or None for that.
+
+        PyTorch differentiates it once, and can compile it.
+
+        Args:
+            spec, tensors: the attention.
+            repair: whether nonfinite numbers in the operands, or in the gradients that will arrive, must reach the rows
+                and keys that see them and no others. Only with a mask.
+        """
+
+
+def attend(call: Call, spec: AttentionSpec, tensors: Tensors, return_lse: bool) -> Results:
+    """The output in the layout of the spec, and the log-sum-exp if requested."""
+    if torch.compiler.is_compiling():  # whose derivatives are those of the program
+        output, lse = call.compute(spec, tensors, spec.mask is not None)
+    else:
+        output, lse = _Attention.apply(call, spec, tensors.slopes, *tensors[:3])
+    return output, lse if return_lse else None
+
+
+class _Pass(NamedTuple):
+    """A forward pass.
+
+    Attributes:
+        leaves: query, key and value, in which the results are differentiable.
+        results: of the call.
+        repaired: whether it was computed with repair.
+    """
+
+    leaves: list[torch.Tensor]
+    results: Results
+    repaired: bool
+
+
+def _run(
+    call: Call,
+    spec: AttentionSpec,
+    slopes: Any,
+    operands: Sequence[torch.Tensor],
+    repair: bool,
+    trained: bool = True,
+) -> _Pass:
+    query, key, value = leaves = [x.detach().requires_grad_(trained) for x in operands]
+    with torch.set_grad_enabled(trained):
+        results = call.compute(spec, Tensors(query, key, value, slopes=slopes), repair)
+    return _Pass(leaves, results, repair)
+
+
+def _needs_repair(spec: AttentionSpec, *tensors: torch.Tensor | None) -> bool:
+    """Whether a mask hides numbers, some of which may be nonfinite. Waits for the GPU, which is quicker than repair."""
+    return spec.mask is not None and not are_finite(tensors)
+
+
+def _gradients(
+    leaves: Sequence[torch.Tensor], results: Results, incoming: Sequence[torch.Tensor | None]
+) -> tuple[torch.Tensor, ...]:
+    """The gradients of query, key and value."""
+    pairs = [
+        (x, y) for x, y in zip(results, incoming, strict=True) if x is not None and y is not None
+    ]
+    if not pairs:
+        return tuple(map(torch.zeros_like, leaves))
+    outputs, gradients = zip(*pairs, strict=True)
+    return torch.autograd.grad(outputs, leaves, gradients)
+
+
+class _Attention(torch.autograd.Function):
+    """Output and log-sum-exp. Its graph is kept for the first derivatives."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, spec: AttentionSpec, slopes: Any, *operands: Any) -> Any:
+        trained = any(ctx.needs_input_grad)
+        found = _run(call, spec, slopes, operands, _needs_repair(spec, *operands), trained)
+        ctx.set_materialize_grads(False)
+        ctx.call, ctx.spec = call, spec
+        if trained:
+            ctx.found, ctx.repaired = found, found.repaired
+            ctx.save_for_backward(slopes, *operands)
+        output, lse = found.results
+        return output.detach(), None if lse is None else lse.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Any) -> Any:
+        slopes, *operands = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            found = _Gradient.apply(ctx.call, ctx.spec, slopes, *operands, *incoming)
+        else:
+            repair = ctx.repaired or _needs_repair(ctx.spec, *incoming)
+            # A compiled graph can be differentiated only once.
+            done, ctx.found = ctx.found, None
+            if done is None or done.repaired != repair:
+                done = _run(ctx.call, ctx.spec, slopes, operands, repair)
+            found = _gradients(done.leaves, done.results, incoming)
+        return None, None, None, *found
+
+
+class _Gradient(torch.autograd.Function):
+    """The gradients of query, key and value: a function of them and of the incoming ones."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, spec: AttentionSpec, slopes: Any, *inputs: Any) -> Any:
+        ctx.spec = spec
+        ctx.save_for_backward(slopes, *inputs)
+        incoming = [None if x is None else x.detach() for x in inputs[3:]]
+        found = _run(call, spec, slopes, inputs[:3], _needs_repair(spec, *inputs))
+        return _gradients(found.leaves, found.results, incoming)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        slopes, query, key, value, *incoming = ctx.saved_tensors
+        tensors = Tensors(query, key, value, slopes=slopes)
+        second = blockwise.second(ctx.spec, tensors, incoming, [*cotangents, None, None])
+        return None, None, None, *second[:3], *second[5:]

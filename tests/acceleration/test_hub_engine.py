@@ -1,0 +1,344 @@
+"""The decoder engine generates what KerasHub generates, or leaves it to KerasHub and says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import heed
+from heed.acceleration.hub import families, generation, recognition
+from heed.acceleration.hub._fingerprints import FINGERPRINTS
+from heed.ops.core.description import Search
+from tests.acceleration import hub_models
+from tests.acceleration.hub_models import (
+    ASK_A_TENSOR,
+    LENGTH,
+    MODELS,
+    VARIANTS,
+    build,
+    prompts,
+    read_in_full,
+    subclass,
+    task,
+)
+from tests.acceleration.write_fingerprints import find_fingerprints
+from tests.framework import BACKEND, without_64_bits
+from tests.slow import slow
+from tests.tolerances import VALUES
+
+pytest.importorskip("keras_hub", exc_type=ImportError)
+pytestmark = pytest.mark.filterwarnings("ignore:The 'rwkv_ops' package")
+
+NAME = "keras_hub.models.CausalLM.generate"
+ENGINE = [name for name, hub in MODELS.items() if hub.engine]
+GENERATING = [name for name, hub in MODELS.items() if hub.loop is not None]
+BY_DEFAULT = ["GPT-2", "Llama"]
+# KerasHub's `generate` rotates the queries of GPT-NeoX otherwise than its model: docs/keras.md.
+NOT_AS_GENERATED = ("GPT-NeoX", *ASK_A_TENSOR)
+
+
+@pytest.fixture(autouse=True)
+def _off_again() -> Iterator[None]:
+    with without_64_bits():
+        yield
+    heed.decelerate()
+
+
+def make(name: str = "GPT-2", sampler: Any = "greedy", **changes: Any) -> Any:
+    model = task(name, build(name, **changes))
+    # Only TensorFlow takes longer to compile than to run it.
+    model.compile(sampler=sampler, run_eagerly=BACKEND == "tensorflow")
+    return model
+
+
+def engine_tokens(model: Any, inputs: Any, stops: Any = None) -> np.ndarray:
+    return keras.ops.convert_to_numpy(generation.generate(model, inputs, stops)["token_ids"])
+
+
+def generate(model: Any, inputs: Any, stops: Any = None) -> tuple[dict[str, Any], str | None]:
+    """What an accelerated model generates, and why the engine did not do it."""
+    with heed.accelerate(model) as acceleration:
+        found = model.generate(dict(inputs), stop_token_ids=stops)
+        report = acceleration.report()
+    reasons = [x.removeprefix(f"{NAME}: ") for x in report.left_to_keras if x.startswith(NAME)]
+    assert report.calls.get(NAME, 0) + len(reasons) == 1
+    return found, reasons[0] if reasons else None
+
+
+def assert_the_same(model: Any, inputs: Any, stops: Any = None) -> dict[str, Any]:
+    """The engine generates what KerasHub does: each tensor of the result, its type and its numbers."""
+    stock = model.generate(dict(inputs), stop_token_ids=stops)
+    found, reason = generate(model, inputs, stops)
+    assert reason is None
+    assert {name: x.dtype for name, x in found.items()} == {k: x.dtype for k, x in stock.items()}
+    for name, x in stock.items():
+        np.testing.assert_array_equal(found[name], x)
+    return found
+
+
+@pytest.mark.parametrize("name", [*BY_DEFAULT, *slow(x for x in ENGINE if x not in BY_DEFAULT)])
+def test_greedy_tokens_are_those_of_keras_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub_models.take_plain_branches(monkeypatch)
+    model, inputs = make(name), prompts(name, 5, 3, 8)
+    found = engine_tokens(model, inputs)
+    assert len(np.unique(found)) > 5
+    if name in NOT_AS_GENERATED:
+        np.testing.assert_array_equal(found, read_in_full(model, inputs))
+        return
+    # Texts end at different places, and one has an end in its prompt.
+    stops = (int(found[0, 7]), int(found[1, 5]), int(found[2, 2]))
+    mask = assert_the_same(model, inputs, stops)["padding_mask"]
+    assert not mask.all()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        *((name, {}) for name in BY_DEFAULT),
+        *slow((name, {}) for name in ENGINE if name not in BY_DEFAULT),
+        *slow(VARIANTS),
+    ],
+)
+def test_log_probabilities_are_those_of_the_graph(
+    name: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub_models.take_plain_branches(monkeypatch)
+    model = make(name, **changes)
+    engine = generation.Engine(families.describe(model))
+    given = prompts(name, 1, 1)
+    read = generation.Prompts(given["token_ids"], given["padding_mask"], None)
+    search = Search(LENGTH - 1, -1, -1, -1, method="beam", return_scores=True)
+    tokens, scores = engine.decode(read, search, None)
+    inputs = {"token_ids": tokens, "padding_mask": np.ones(tokens.shape, bool)}
+    logits = keras.ops.convert_to_numpy(model(inputs)).astype(float)
+    top = logits.max(-1, keepdims=True)
+    shares = logits - top - np.log(np.exp(logits - top).sum(-1, keepdims=True))
+    expected = np.take_along_axis(shares[:, :-1], tokens[:, 1:, None], -1)[..., 0].sum(-1)
+    # A sum of as many numbers, each behind two layers.
+    slack = 50 * VALUES["float32"].rtol
+    np.testing.assert_allclose(scores, expected, rtol=slack)
+
+
+@pytest.mark.slow
+def test_beams_are_those_of_keras_hub() -> None:
+    import keras_hub
+
+    model = make(sampler=keras_hub.samplers.BeamSampler(num_beams=3))
+    found = assert_the_same(model, prompts("GPT-2", 4, 4, 4))["token_ids"]
+    stops = tuple(int(x) for x in np.unique(found[:, 5:8]))
+    mask = assert_the_same(model, prompts("GPT-2", 4, 4, 4), stops)["padding_mask"]
+    assert not mask.all()
+
+
+def test_draws_follow_the_sampler_and_its_seed() -> None:
+    import keras_hub
+
+    samplers, inputs = keras_hub.samplers, prompts("GPT-2", 4, 6)
+    greedy = engine_tokens(make(), inputs)
+    for sampler in (
+        samplers.TopKSampler(k=1, seed=3),
+        samplers.TopPSampler(p=0.0, seed=3),
+        samplers.TopPSampler(p=1e-6, k=7, seed=3),
+        samplers.RandomSampler(temperature=1e-4, seed=3),
+    ):
+        np.testing.assert_array_equal(engine_tokens(make(sampler=sampler), inputs), greedy)
+    seeds = (3, 3, 4)
+    drawn = [
+        engine_tokens(make(sampler=samplers.RandomSampler(seed, temperature=9.0)), inputs)
+        for seed in seeds
+    ]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert (drawn[0] != drawn[2]).any()
+    assert (drawn[0] != greedy).any()
+    best = make(sampler=samplers.TopKSampler(k=3, seed=3, temperature=9.0))
+    for _ in range(2):  # the sampler goes on, and draws others
+        found = engine_tokens(best, inputs)
+        everything = {"token_ids": found, "padding_mask": np.ones(found.shape, bool)}
+        logits = keras.ops.convert_to_numpy(best(everything))[:, :-1]
+        above = (logits > np.take_along_axis(logits, found[:, 1:, None], -1)).sum(-1)
+        assert (above < 3)[~inputs["padding_mask"][:, 1:]].all()
+
+
+def test_weights_that_change() -> None:
+    one, other, inputs = make("Llama"), make("Llama"), prompts("Llama", 4, 5)
+    other.backbone.transformer_layers[0]._feedforward_output_dense.kernel.assign(
+        keras.ops.ones((32, 16))
+    )
+    before, expected = engine_tokens(one, inputs), engine_tokens(other, inputs)
+    one.set_weights(other.get_weights())
+    np.testing.assert_array_equal(engine_tokens(one, inputs), expected)
+    assert (before != expected).any()
+
+
+@pytest.mark.slow
+def test_the_weights_are_those_of_now(tmp_path: Any) -> None:
+    model, inputs, seen = make("Llama"), prompts("Llama", 4, 5), []
+
+    def compare() -> None:
+        seen.append(assert_the_same(model, inputs)["token_ids"])
+
+    compare()
+    text = prompts("Llama", LENGTH, LENGTH)
+
+    def train() -> None:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.5), loss, sampler="greedy")
+        for _ in range(3):
+            model.train_on_batch(text, np.roll(text["token_ids"], -1, 1))
+
+    model.save_weights(tmp_path / "first.weights.h5")
+    train()
+    compare()
+    model.load_weights(tmp_path / "first.weights.h5")
+    compare()
+    model.backbone.enable_lora(2)
+    train()
+    compare()
+    first, trained, loaded, tuned = seen
+    np.testing.assert_array_equal(loaded, first)
+    assert (trained != first).any()
+    assert (tuned != first).any()
+
+
+def _layer(model: Any) -> Any:
+    return model.backbone.transformer_layers[1]
+
+
+def _subclassed_attention(model: Any) -> None:
+    attention = _layer(model)._self_attention_layer
+    attention.__class__ = type("Own", (type(attention),), {})
+
+
+def _own_call(model: Any) -> None:
+    _layer(model).call = _layer(model).call
+
+
+def _narrow(model: Any) -> None:
+    _layer(model)._feedforward_output_dense.dtype_policy = "mixed_bfloat16"
+
+
+def _not_finite(model: Any) -> None:
+    weight = _layer(model)._feedforward_output_dense.kernel
+    weight.assign(keras.ops.full(weight.shape, float("nan")))
+
+
+def _other_activation(model: Any) -> None:
+    _layer(model)._feedforward_intermediate_dense.activation = keras.activations.softmax
+
+
+def _own_sampler(model: Any) -> None:
+    model.sampler = type("Own", (type(model.sampler),), {})()
+
+
+def _hot(model: Any) -> None:
+    model.sampler.temperature = -1.0
+
+
+def _other_norm(model: Any) -> None:
+    _layer(model)._feedforward_layer_norm.axis = [1]
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "self_attention is a Own, not KerasHub's CachedMultiHeadAttention": _subclassed_attention,
+    "transformer_layer_1 has its own `call`": _own_call,
+    "feedforward_output_dense computes in mixed_bfloat16": _narrow,
+    "a weight is not finite": _not_finite,
+    "the engine has no activation 'softmax'": _other_activation,
+    "the engine has no Own": _own_sampler,
+    "the sampler has temperature=-1.0": _hot,
+    "feedforward_layer_norm normalises other axes": _other_norm,
+}
+
+
+@pytest.mark.parametrize("reason", CHANGES)
+def test_a_changed_model_is_left_to_keras_hub(reason: str) -> None:
+    model = make()
+    CHANGES[reason](model)
+    with pytest.raises(recognition.LeftToKerasError, match=reason.replace("(", r"\(")):
+        generation.generate(model, prompts("GPT-2", 4, 6), None)
+
+
+def test_a_patched_class_is_left_to_keras_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make()
+    cls = type(_layer(model))
+    call = cls.call
+    monkeypatch.setattr(cls, "call", lambda self, *args, **kwargs: call(self, *args, **kwargs))
+    found, reason = generate(model, prompts("GPT-2", 4))
+    assert reason == "heed does not know this code of KerasHub's TransformerDecoder"
+    assert found["token_ids"].shape == (1, LENGTH)
+
+
+INPUTS: dict[str, Any] = {
+    "a stop token pads the prompts": lambda x: x | {"stops": (0,)},
+    "the prompts are as long as `max_length`": lambda x: x | {"padding_mask": x["token_ids"] >= 0},
+    "a token is not of the vocabulary": lambda x: x | {"token_ids": x["token_ids"] + 45},
+    "each prompt must have tokens": lambda x: x | {"padding_mask": x["padding_mask"][:, ::-1]},
+    "the inputs are not": lambda x: x | {"images": np.zeros((2, 3))},
+    "not integers": lambda x: x | {"token_ids": x["token_ids"].astype("float32")},
+    "other numbers than 0 and 1": lambda x: x | {"padding_mask": x["padding_mask"] * 2},
+    "is not a list of whole numbers": lambda x: x | {"stops": (1.5,)},
+}
+
+
+@pytest.mark.parametrize("reason", INPUTS)
+def test_odd_inputs_are_left_to_keras_hub(reason: str) -> None:
+    inputs = INPUTS[reason](prompts("GPT-2", 4, 6))
+    stops = inputs.pop("stops", None)
+    with pytest.raises(recognition.LeftToKerasError, match=reason):
+        generation.generate(make(), inputs, stops)
+
+
+def test_where_the_engine_is_off() -> None:
+    inputs = prompts("GPT-2", 4)
+    refusal = recognition.LeftToKerasError
+    with heed.set_implementation("portable"), pytest.raises(refusal, match='chose "portable"'):
+        generation.generate(make(), inputs, None)
+    model = task("GPT-2", build("GPT-2"), subclass("GPT-2"))
+    with pytest.raises(refusal, match="GPT2CausalLM is no class of KerasHub itself"):
+        generation.generate(model, inputs, None)
+    with pytest.raises(refusal, match="the prompts of a beam search differ in length"):
+        generation.generate(make(sampler="beam"), prompts("GPT-2", 4, 5), None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="its preprocessors")
+def test_text_in_and_text_out() -> None:
+    import keras_hub
+
+    words = [chr(x) for x in range(33, 127)]
+    vocabulary = {token: i for i, token in enumerate(["<|endoftext|>", *words, "Ġ"])}
+    tokenizer = keras_hub.models.GPT2Tokenizer(vocabulary=vocabulary, merges=["Ġ a"])
+    model = keras_hub.models.GPT2CausalLM(
+        build("GPT-2", vocabulary_size=len(vocabulary)),
+        keras_hub.models.GPT2CausalLMPreprocessor(tokenizer, sequence_length=LENGTH),
+    )
+    model.compile(sampler="greedy")
+    for options in ({}, {"max_length": 9}, {"strip_prompt": True}):
+        for text in ("abc", ["ab", "bcde"]):
+            stock = model.generate(text, **options)
+            with heed.accelerate(model) as acceleration:
+                assert model.generate(text, **options) == stock
+                assert acceleration.report().calls[NAME] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GENERATING)
+def test_each_model_runs_on_the_engine_or_has_a_reason(name: str) -> None:
+    model = task(name, build(name))
+    if MODELS[name].engine:
+        assert len(families.describe(model).stack.layers) == 2
+        return
+    with pytest.raises(recognition.LeftToKerasError, match=r"^the engine does not know"):
+        families.describe(model)
+
+
+@pytest.mark.slow
+def test_the_list_of_known_code_is_that_of_this_version() -> None:
+    for name, found in find_fingerprints().items():
+        assert {*found} <= {*FINGERPRINTS[name]}, (
+            f"run tests/acceleration/write_fingerprints ({name})"
+        )
