@@ -22,7 +22,10 @@ NAMES = {
     "numpy._core | numpy.core": "_multiarray_umath",  # tests
     "argparse": "_AppendAction _SubParsersAction",
     "argparse:ArgumentParser()": "_actions _get_positional_actions _option_string_actions",
+    "sys": "_getframe",
     # Keras
+    "keras:Operation()": "_outbound_nodes",
+    "keras:ops.abs(KerasTensor(()))": "_keras_history",
     "keras.src": "backend layers",
     "keras.src.backend": "rnn",
     "keras.src.backend.common": "global_state",
@@ -84,7 +87,7 @@ NAMES = {
     "tensorflow:lite.TFLiteConverter([], None)": "_experimental_calibrate_only",
     "torch": "_C _add_batch_dim _dynamo _remove_batch_dim",
     "torch:Tensor": "_is_zerotensor",
-    "torch:nn.Module()": "_forward_hooks _forward_pre_hooks",
+    "torch:nn.Module()": "_forward_hooks _forward_pre_hooks _modules",
     "torch._C": "DispatchKey DispatchKeySet _are_functorch_transforms_active "
     "_dispatch_tls_local_include_set _functorch _vmapmode_decrement_nesting _vmapmode_increment_nesting",
     "torch._C._functorch": "is_functorch_wrapped_tensor unwrap_if_dead",

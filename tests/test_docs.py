@@ -204,6 +204,7 @@ def test_the_readme_quotes_measured_figures():
 LIMITS = {
     "A layer option": 6,
     "A change of the score": 20,
+    "An operation of score functions": 4,
     "A mask rule": 4,
     "A weight format of the engine": 4,
     "A backend": 2,
@@ -247,6 +248,10 @@ def test_the_layer_option_added_last_touches_the_listed_files():
 
 def test_the_change_of_the_score_touches_the_listed_files():
     assert sorted(listed_files("A change of the score")) == sources_with("soft_cap")
+
+
+def test_an_operation_of_score_functions_touches_the_listed_files():
+    assert sorted(listed_files("An operation of score functions")) == sources_with("(HEED_OP_)?SOFTPLUS")
 
 
 def names_int8(path: Path) -> bool:

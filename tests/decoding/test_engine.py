@@ -217,9 +217,15 @@ TAKEN: dict[str, Any] = {
     "gated": [True],
     "qk_norm": [True],
     "sinks": [True],
+    "score_mod": [None],
 }
 # What the graph decodes, with the value in the reason.
-NAMED = {"activation": ["softmax", "mish"]}
+NAMED = {"activation": ["softmax", "mish"], "score_mod": ["test_engine>farther_is_less"]}
+
+
+@keras.saving.register_keras_serializable(package="test_engine")
+def farther_is_less(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+    return score - 0.1 * keras.ops.abs(query - key)
 
 
 def varied(**changes: Any) -> Any:

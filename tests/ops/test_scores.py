@@ -13,6 +13,7 @@ from keras import ops as k
 
 from heed.ops import Mask
 from heed.ops.arguments import dot_product
+from heed.ops.attention import DEFAULT_OPTIONS
 from heed.ops.backends import PORTABLE, current
 from heed.ops.mask_rules import Window
 from heed.ops.scores import DotScore
@@ -33,6 +34,7 @@ class Distance:
     reach: int | None = None
 
     product = None
+    core_reasons = ()
 
     @property
     def hides(self) -> bool:
@@ -51,12 +53,12 @@ class Distance:
     def numbers_per_pair(self, width: int) -> int:
         return 1
 
-    def apply(self, block: Any, times: Any) -> Any:
+    def apply(self, block: Any, times: Any, visible: Any) -> Any:
         (table,) = block.operands.others
         _, head, query, key = block.indices()
         distance = query - key
         added = k.take(k.reshape(table, (-1,)), head * (T + S) + distance + S)
-        scores = DotScore(0.5, None).apply(block, times) + k.cast(added, table.dtype)
+        scores = DotScore(0.5, None).apply(block, times, visible) + k.cast(added, table.dtype)
         if self.reach is None:
             return scores
         return k.where(k.abs(distance) <= self.reach, scores, k.cast(-math.inf, table.dtype))
@@ -70,7 +72,7 @@ def inputs() -> list[Any]:
 
 def attend(tensors: list[Any], mask: Any, reach: int | None = None) -> Any:
     """The output with a `Distance`."""
-    spec, operands = dot_product(*tensors[:3], mask=mask, **OPTIONS)
+    spec, operands = dot_product({**DEFAULT_OPTIONS, "mask": mask}, *tensors[:3])
     spec = dataclasses.replace(spec, score=Distance((tensors[3],), reach))
     return current().IMPLEMENTATIONS[PORTABLE].attend(spec, operands, return_lse=False)[0]
 
@@ -79,13 +81,9 @@ def attend_with_bias(tensors: list[Any], mask: Any) -> Any:
     """The same with a bias (1, N, T, S)."""
     places = np.arange(T)[:, None] - np.arange(S) + S
     bias = k.take(tensors[3], k.convert_to_tensor(places, "int32"), axis=1)[None]
-    options = {**OPTIONS, "scale": 0.5, "bias": bias}
-    call = dot_product(*tensors[:3], mask=mask, **options)
+    options = {**DEFAULT_OPTIONS, "mask": mask, "scale": 0.5, "bias": bias}
+    call = dot_product(options, *tensors[:3])
     return current().IMPLEMENTATIONS[PORTABLE].attend(*call, return_lse=False)[0]
-
-
-OPTIONS: dict[str, Any] = dict.fromkeys(("bias", "scale", "soft_cap", "alibi_slopes", "seed"))
-OPTIONS |= {"is_causal": False, "dropout": 0.0, "layout": "BTNH"}
 
 
 def results(function: Any, mask: Any, twice: bool = True) -> list[Any]:

@@ -590,12 +590,9 @@ class Where(MaskRule):
     def __init__(self, function: str, batch: Any, heads: Any, *captures: Any):
         self.function, self.batch, self.heads, self.captures = function, batch, heads, captures
 
-    def fields(self) -> list[Any]:  # noqa: D102
-        return [self.function, self.batch, self.heads, *self.captures]
-
-    def to_config(self) -> dict[str, Any]:  # noqa: D102
-        values = {str(place): _plain(field) for place, field in enumerate(self.fields())}
-        return {"kind": type(self).__name__, **values}
+    def named_fields(self) -> list[tuple[str, Any]]:  # noqa: D102
+        fields = [self.function, self.batch, self.heads, *self.captures]
+        return [(str(place), field) for place, field in enumerate(fields)]
 
     @property
     def program(self) -> Program:
@@ -636,6 +633,12 @@ class Where(MaskRule):
         if not is_static(*queries, query_length, key_length):
             return 0, key_length
         return _range_of_keys(self._known(query_length, key_length), *queries, key_length)
+
+    def _shows_all(self, queries: Span, keys: Span, query_length: int, key_length: int) -> bool:
+        ends = [(float(x.begin), float(x.end - 1)) for x in (queries, keys)]
+        return bool(
+            may_keep(self._known(query_length, key_length), Place(query=ends[0], key=ends[1]))[1]
+        )
 
     def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:  # noqa: D102
         begins = [

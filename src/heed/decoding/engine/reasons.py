@@ -172,7 +172,7 @@ def _of_block(stack: Any, block: Any) -> Iterator[str]:
         if attention.output_dense is None:
             yield f"{name} has no output projection"
         if attention.score_mod is not None:
-            yield f"{name} has a `score_mod`, a function in Python"
+            yield f"{name} has score_mod={attention.score_mod!r}, a function of Python"
         if attention.position is not None:
             yield f"{name} has a `position` of its own"
     if len(attentions(block)) > 1 and block.encoded_attention.sliding_window is not None:

@@ -72,7 +72,7 @@ def _reasons_against(spec: AttentionSpec) -> list[str]:
         "drops other weights than heed": bool(spec.dropout),
         "hides no keys by a bias of -1e30": spec.has_bias,
         "takes no mask that is a function": spec.mask is not None
-        and any(rule.kind < 0 for rule in spec.mask.rules),
+        and any(rule.program is not None for rule in spec.mask.rules),
         "computes float64 by building the scores": spec.dtype == "float64",
         "needs at least one query, key and feature": 0 in (spec.batch, *spec.lengths, *spec.widths),
         "is not used where PyTorch records, transforms or differentiates forward": _is_changed()
