@@ -97,7 +97,8 @@ def _first(op: tf.Operation, output_gradient: Any, lse_gradient: Any, _: Any) ->
     form, others = _form_of(op), op.inputs[3:]
     arguments = {
         **dict(zip(("query", "key", "value"), op.inputs, strict=False)),
-        **{"output": op.outputs[0], "softmax": op.outputs[2]},
+        "output": op.outputs[0],
+        "softmax": op.outputs[2],
         "output_gradient": output_gradient,
         "lse_gradient": lse_gradient,
         "operands": others,
