@@ -4,7 +4,7 @@
 //   query, key, value
 //   of a backward pass: output, softmax, output_gradient, lse_gradient
 //   operands: those that the form names, by their places among them
-// The form is a Header and its Rules. src/heed/ops/core/form.py writes it.
+// The form is a Header, its Rules and, as int64, a program. src/heed/ops/core/form.py writes it.
 //
 // The core checks what its struct holds (heed_check). Checked here is what the struct cannot hold: that arrays which
 // share a size agree on it, and that operands are there.
@@ -20,13 +20,24 @@ namespace heed {
 // All fields of these two structs have 8 bytes. Places of operands: see Place.
 struct Header {
   double scale, soft_cap, dropout;
-  int64_t score, layout, threads, score_vector, bias, slopes, seed, rules;
+  int64_t score, layout, threads, score_vector, bias, slopes, seed, rules, program;  // the last one: how many int64
 };
 
 // A HeedMaskRule. `align` and `first` are numbers where `align_in` and `first_in` say kNumber. Kind -1 is no rule: it
 // holds the align of ALiBi.
 struct Rule {
   int64_t kind, left, right, align, first, align_in, first_in, second_in, dense_in;
+};
+
+// A program: this, then each captured array, scatter, and instruction of both lists.
+struct ProgramHeader {
+  int64_t score, keep, score_gradient, captures, scatters, forward, derivative;
+};
+struct CapturedOperand {
+  int64_t type, place;
+};
+struct ScatterWords {
+  int64_t capture, index, gradient;
 };
 
 // The place of an operand, or one of these.
@@ -42,12 +53,16 @@ class Form {
   explicit Form(const std::string& bytes) {
     if (bytes.size() < sizeof(Header)) fail("`form` must hold a header");
     std::memcpy(&header, bytes.data(), sizeof(Header));
-    const size_t rest = bytes.size() - sizeof(Header), count = rest / sizeof(Rule);
-    if (header.rules < 0 || static_cast<size_t>(header.rules) != count || rest % sizeof(Rule))
-      fail("`form` must hold a header and its rules");
+    const size_t rest = bytes.size() - sizeof(Header), words = rest / sizeof(int64_t);
+    constexpr size_t kWords = sizeof(Rule) / sizeof(int64_t);
+    const size_t count = static_cast<size_t>(header.rules), of_program = static_cast<size_t>(header.program);
+    if (header.rules < 0 || header.program < 0 || count > words || of_program > words ||
+        count * kWords + of_program != words || rest % sizeof(int64_t))
+      fail("`form` must hold a header, its rules and its program");
     if (header.layout < kLengthFirst || header.layout > kNoHeads) fail("`form` must name a layout");
     rules_.resize(count), numbers_.resize(2 * count);
-    if (rest) std::memcpy(rules_.data(), bytes.data() + sizeof(Header), rest);
+    if (count) std::memcpy(rules_.data(), bytes.data() + sizeof(Header), count * sizeof(Rule));
+    if (of_program) read_program(bytes.data() + sizeof(Header) + count * sizeof(Rule), of_program);
     for (size_t i = 0; i < count; ++i)
       numbers_[2 * i] = narrow(rules_[i].align), numbers_[2 * i + 1] = narrow(rules_[i].first);
   }
@@ -55,6 +70,16 @@ class Form {
   const std::vector<Rule>& rules() const { return rules_; }
   // `align` and `first` of a rule.
   const int32_t* numbers(size_t rule) const { return &numbers_[2 * rule]; }
+
+  // Its captured arrays are without data; null if there is none.
+  const HeedProgram* program() const { return header.program ? &program_ : nullptr; }
+  const std::vector<CapturedOperand>& captured() const { return captured_; }
+  // Whether a captured array gets a gradient.
+  bool is_trained(size_t capture) const {
+    for (const HeedScatter& scatter : scatters_)
+      if (scatter.capture == static_cast<int64_t>(capture)) return true;
+    return false;
+  }
 
   bool has_heads() const { return header.layout != kNoHeads; }
   int length_axis() const { return header.layout == kHeadsFirst ? 2 : 1; }
@@ -65,8 +90,43 @@ class Form {
     return static_cast<int32_t>(std::clamp(x, int64_t{INT32_MIN}, int64_t{INT32_MAX}));
   }
 
+  void read_program(const char* from, size_t words) {
+    ProgramHeader p{};
+    const size_t size = sizeof(int64_t) * words;
+    if (size < sizeof(p)) fail("`form` must hold a whole program");
+    std::memcpy(&p, from, sizeof(p));
+    // The core has limits of its own: these keep sums small.
+    constexpr int64_t kMost = 1 << 20;
+    for (int64_t n : {p.captures, p.scatters, p.forward, p.derivative})
+      if (n < 0 || n > kMost) fail("`form` must hold a whole program");
+    const size_t captures = static_cast<size_t>(p.captures), scatters = static_cast<size_t>(p.scatters);
+    const size_t forward = static_cast<size_t>(p.forward), derivative = static_cast<size_t>(p.derivative);
+    if (size != sizeof(p) + captures * sizeof(CapturedOperand) + scatters * sizeof(ScatterWords) +
+                    (forward + derivative) * sizeof(HeedInstruction))
+      fail("`form` must hold a whole program");
+    from += sizeof(p);
+    const auto take = [&from](auto& to, size_t count) {
+      to.resize(count);
+      if (count) std::memcpy(to.data(), from, count * sizeof(to[0]));
+      from += count * sizeof(to[0]);
+    };
+    std::vector<ScatterWords> wide;
+    take(captured_, captures), take(wide, scatters), take(forward_, forward), take(derivative_, derivative);
+    for (const ScatterWords& x : wide) scatters_.push_back({narrow(x.capture), narrow(x.index), narrow(x.gradient)});
+    program_.forward = {forward_.data(), static_cast<int32_t>(forward)};
+    program_.derivative = {derivative_.data(), static_cast<int32_t>(derivative)};
+    program_.score = narrow(p.score), program_.keep = narrow(p.keep);
+    program_.score_gradient = narrow(p.score_gradient);
+    program_.capture_count = static_cast<int32_t>(captures);
+    program_.scatter_count = static_cast<int32_t>(scatters), program_.scatters = scatters_.data();
+  }
+
   std::vector<Rule> rules_;
   std::vector<int32_t> numbers_;
+  HeedProgram program_{};
+  std::vector<CapturedOperand> captured_;
+  std::vector<HeedScatter> scatters_;
+  std::vector<HeedInstruction> forward_, derivative_;
 };
 
 class Call {
@@ -96,11 +156,19 @@ class Call {
     }
     for (size_t i = 0; i < form.rules().size(); ++i) add_rule(form.rules()[i], form.numbers(i));
     a.rules = rules_;
+    if (form.program()) add_program();
     check(heed_check(&a));
   }
 
   Type type() const { return arrays_[0].type; }
   Type compute_type() const { return type() == kFloat64 ? kFloat64 : kFloat32; }
+
+  // The captured arrays that get gradients, by their sizes; -1 for others.
+  std::vector<int64_t> trained() const {
+    std::vector<int64_t> sizes;
+    for (size_t i = 0; i < captures_.size(); ++i) sizes.push_back(form_.is_trained(i) ? captures_[i].size : -1);
+    return sizes;
+  }
 
   // Query, key, value, and the extra arrays.
   const Array& array(size_t i) const { return arrays_[i]; }
@@ -210,11 +278,23 @@ class Call {
     rule.dense = scores(from.dense_in, kBool, "mask");
   }
 
+  void add_program() {
+    program_ = *form_.program();
+    for (const CapturedOperand& x : form_.captured()) {
+      const Array& array = operand(x.place, x.type == HEED_FLOAT ? compute_type() : x.type == HEED_INT ? kInt32 : kBool);
+      captures_.push_back({array.data, array.shape.count(), static_cast<int32_t>(std::clamp<int64_t>(x.type, -1, 3))});
+    }
+    program_.captures = captures_.data();
+    attention.program = &program_;
+  }
+
   const Form& form_;
   const Array* const arrays_;
   const Array* const operands_;
   int64_t operand_count_ = 0;
   HeedMaskRule rules_[HEED_MAX_RULES] = {};
+  HeedProgram program_ = {};
+  std::vector<HeedCapture> captures_;
 };
 
 // The passes. `result(i, type, shape)` is where the result of that index goes, an Array.
@@ -239,7 +319,8 @@ inline HeedBackward read_backward(const Call& call) {
   return pass;
 }
 
-// Gradients of query, key and value; of additive attention of the score vector and the bias, (U,) even without one.
+// Gradients of query, key and value; of additive attention of the score vector and the bias, (U,) even without one; and
+// of the captured arrays that get some, flat.
 template <class Result>
 void run_backward(const Call& call, const Result& result, int threads) {
   HeedBackward pass = read_backward(call);
@@ -250,6 +331,11 @@ void run_backward(const Call& call, const Result& result, int threads) {
     pass.score_vector_gradient = result(3, call.compute_type(), units).data;
     pass.bias_gradient = result(4, call.compute_type(), units).data;
   }
+  std::vector<void*> of_captured;
+  int next = 3;  // additive attention has no program
+  for (int64_t size : call.trained())
+    of_captured.push_back(size < 0 ? nullptr : result(next++, call.compute_type(), Shape{size}).data);
+  if (!of_captured.empty()) pass.capture_gradients = of_captured.data();
   check(heed_backward(&call.attention, &pass, threads));
 }
 

@@ -201,9 +201,9 @@ class MaskRule:
         return None
 
     @property
-    def core_reasons(self) -> list[str]:
-        """Why the native kernels cannot run it, as sentences."""
-        return []
+    def program(self) -> Program | None:
+        """The function that it is, which travels to the core with that of the score; None for all others."""
+        return None
 
     @property
     def is_causal(self) -> bool:
@@ -602,9 +602,9 @@ class Where(MaskRule):
         """The function, traced."""
         return Program.from_text(self.function)
 
-    @property
-    def core_reasons(self) -> list[str]:  # noqa: D102
-        return ["the mask is a function, which the native kernels do not take"]
+    def captured(self) -> list[Any]:
+        """Return the arrays that the function reads."""
+        return [*self.captures]
 
     @property
     def has_static_range(self) -> bool:  # noqa: D102

@@ -66,8 +66,14 @@ class Score(Hashable, Protocol):
             They travel as `Operands.others`, as other tensors where the call is traced or differentiated.
         hides: whether a score may be -inf, which hides the pair.
         limits: rules outside of which all scores are -inf: blocks that they rule out are not computed.
+        program: the function that modifies the score; None if it is none.
         core_reasons: why the native kernels cannot compute it, as sentences.
     """
+
+    @property
+    def program(self) -> Program | None:
+        """See above."""
+        ...
 
     @property
     def core_reasons(self) -> list[str]:
@@ -140,6 +146,11 @@ class DotScore(NamedTuple):
         return cls(scale, None if cap is None else check_magnitude("soft_cap", cap, 1e-30, dtype))
 
     @property
+    def program(self) -> None:
+        """None."""
+        return None
+
+    @property
     def core_reasons(self) -> list[str]:
         """None."""
         return []
@@ -197,6 +208,11 @@ class DotScore(NamedTuple):
 
 class AdditiveScore(NamedTuple):
     """sum_u score_vector_u * tanh(q_u + k_u + bias_u)."""
+
+    @property
+    def program(self) -> None:
+        """None."""
+        return None
 
     @property
     def core_reasons(self) -> list[str]:
@@ -287,8 +303,14 @@ class FunctionScore(NamedTuple):
 
     @property
     def core_reasons(self) -> list[str]:
-        """That it is a function."""
-        return ["a function modifies the scores, which the native kernels do not take"]
+        """That it modifies additive scores."""
+        if self.base.to_core().is_additive:
+            return ["a function modifies additive scores, which the native kernels do not take"]
+        return []
+
+    def captured(self) -> list[Any]:
+        """Return the arrays that the function reads, in their own types."""
+        return from_floats(self.operands, self.program.captures)
 
     @property
     def hides(self) -> bool:

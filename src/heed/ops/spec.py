@@ -63,7 +63,8 @@ class AttentionSpec:
     @functools.cached_property
     def is_plain(self) -> bool:
         """Whether it holds no tensors and the lengths are known."""
-        return (self.mask is None or self.mask.is_plain) and None not in self.lengths
+        plain = (self.mask is None or self.mask.is_plain) and not self.score.operands
+        return plain and None not in self.lengths
 
     @functools.cached_property
     def cache(self) -> dict[Any, Any]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable
 from ctypes import c_int32, c_int64
 from typing import Any
 
-from heed.ops.core.form import NONE, NUMBER, Form
+from heed.ops.core import program, structs
+from heed.ops.core.form import NONE, NUMBER, Form, functions
 from heed.ops.core.structs import MOST_RULES, WIDEST, Integers, MaskRule, Scores
+from heed.ops.score_mod.derivative import derive
+from heed.ops.score_mod.program import Program, to_bytes
 from heed.ops.spec import AttentionSpec
 
 _NOTHING = c_int64()
@@ -58,13 +62,58 @@ def mask_rules(form: Form, place: Callable[[int], Place]) -> tuple[Integers, Any
     return align, array, [array, *numbers]
 
 
+def core_program(
+    form: Form, place: Callable[[int], tuple[int, int]]
+) -> tuple[structs.Program, list[Any]]:
+    """Return the functions of a call as a structure, and the memory to which it points.
+
+    Args:
+        form: the form of a call that has functions.
+        place: where the operand of that number is, contiguous, and how many numbers it has.
+    """
+    found: Any = form.program
+    lists, scatters, held = _parts_of(found.program)
+    captures = (structs.Capture * max(1, len(found.places)))()
+    for to, at, kind in zip(captures, found.places, found.program.captures, strict=False):
+        to.data, to.size = place(at)
+        to.type = int(kind)
+    made = structs.Program(
+        forward=lists[0],
+        score=found.program.score,
+        keep=found.program.keep,
+        capture_count=len(found.places),
+        captures=captures,
+        derivative=lists[1],
+        score_gradient=found.derivative.score_gradient,
+        scatter_count=len(found.derivative.scatters),
+        scatters=scatters,
+    )
+    return made, [made, captures, *held]
+
+
+@functools.lru_cache(maxsize=256)
+def _parts_of(program: Program) -> tuple[list[structs.Instructions], Any, list[Any]]:
+    """Return both lists of instructions, the scatters, and the memory of all."""
+    derivative = derive(program)
+    held: list[Any] = []
+    lists = []
+    for instructions in (program.instructions, derivative.instructions):
+        held.append(ctypes.create_string_buffer(to_bytes(instructions)))
+        lists.append(structs.Instructions(ctypes.addressof(held[-1]), len(instructions)))
+    scatters = (structs.Scatter * max(1, len(derivative.scatters)))(
+        *(structs.Scatter(*x) for x in derivative.scatters)
+    )
+    return lists, scatters, [*held, scatters]
+
+
 def reasons_against(spec: AttentionSpec) -> list[str]:
     """Return why the kernels cannot run a call, as sentences."""
     reasons = []
     rules = () if spec.mask is None else spec.mask.rules
     reasons += spec.score.core_reasons
-    reasons += [reason for rule in rules for reason in rule.core_reasons]
-    count = len(rules)
+    found = functions(spec)
+    reasons += program.reasons_against([x.program for x in found])
+    count = sum(rule.program is None for rule in rules)
     if count > MOST_RULES:
         reasons.append(f"the mask has {count} rules, the native kernels take {MOST_RULES}")
     if 0 in spec.widths:

@@ -15,10 +15,14 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
+from heed.ops.core.program import CoreProgram, joined
 from heed.ops.layouts import LAYOUTS
 from heed.ops.mask import Mask
-from heed.ops.mask_rules import RULES, WireRule, of_rank_4, offset
-from heed.ops.scores import CoreScore, from_core
+from heed.ops.mask_rules import RULES, Where, WireRule, of_rank_4, offset
+from heed.ops.score_mod.captures import to_floats
+from heed.ops.score_mod.operations import Type
+from heed.ops.score_mod.rewriting import of_keep, of_score
+from heed.ops.scores import CoreScore, FunctionScore, from_core
 from heed.ops.sizes import size
 from heed.ops.spec import AttentionSpec, Tensors
 
@@ -39,7 +43,10 @@ class Reals(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The other fields of `Header` in `call.h`: places of operands, but for the first three and the number of rules."""
+    """The other fields of `Header` in `call.h`.
+
+    They are places of operands, but for the first three, and the numbers of rules and of integers of the program.
+    """
 
     score: int
     layout: int
@@ -49,6 +56,7 @@ class Header(NamedTuple):
     slopes: int
     seed: int
     rules: int
+    program: int
 
 
 class Rule(NamedTuple):
@@ -76,6 +84,17 @@ class Form(NamedTuple):
     reals: Reals
     header: Header
     rules: tuple[Rule, ...]
+    words: tuple[int, ...] = ()  # of the program, see `CoreProgram.to_words`
+
+    @property
+    def program(self) -> CoreProgram | None:
+        """The functions of score and mask; None without any."""
+        return CoreProgram.from_words(self.words) if self.words else None
+
+    @property
+    def captured_places(self) -> list[int]:
+        """The places of the captured arrays that get gradients."""
+        return [] if self.program is None else self.program.trained_places()
 
     @property
     def is_additive(self) -> bool:
@@ -90,15 +109,16 @@ class Form(NamedTuple):
     @property
     def integers(self) -> list[int]:
         """All but the reals, flat."""
-        return [*self.header, *itertools.chain(*self.rules)]
+        return [*self.header, *itertools.chain(*self.rules), *self.words]
 
     @classmethod
     def of(cls, reals: Sequence[float], integers: Sequence[int]) -> Form:
         """Return the form of its numbers."""
         count, width = len(Header._fields), len(Rule._fields)
-        rows = range(count, len(integers), width)
-        rules = tuple(Rule(*integers[row : row + width]) for row in rows)
-        return cls(Reals(*reals), Header(*integers[:count]), rules)
+        header = Header(*integers[:count])
+        end = count + width * header.rules
+        rules = tuple(Rule(*integers[row : row + width]) for row in range(count, end, width))
+        return cls(Reals(*reals), header, rules, tuple(integers[end:]))
 
     def pack(self) -> bytes:
         """Return the form as bytes."""
@@ -142,19 +162,43 @@ def write(spec: AttentionSpec, tensors: Tensors, threads: int = 0) -> tuple[Form
         return Rule(wire.kind, wire.left, wire.right, align, first, *places)
 
     mask = Mask() if spec.mask is None else spec.mask
-    wires = [rule.to_wire() for rule in mask.rules]
+    wires = [rule.to_wire() for rule in mask.rules if rule.program is None]
     if spec.has_slopes:
         wires.append(WireRule(_ALIBI, align=mask.alignment))
     rules = tuple(map(rule, wires))
+    words: tuple[int, ...] = ()
+    if found := functions(spec):
+        program = joined([x.program for x in found])
+        captures = [y for x in found for y in x.captured()]
+        dtypes = {Type.FLOAT: spec.dtype, Type.INT: "int32", Type.BOOL: "bool"}
+        typed = zip(captures, program.captures, strict=True)
+        places = tuple(add(ops.cast(x, dtypes[kind])) for x, kind in typed)
+        words = CoreProgram(program, places).to_words()
     score = spec.score.to_core()
     header = Header(
         score=score.kind,
         layout=_LAYOUTS.index(spec.layout),
         threads=threads,
         rules=len(rules),
+        program=len(words),
         **{name: names.index(name) if name in names else NONE for name in _NAMES},
     )
-    return Form(Reals(score.scale, score.soft_cap, spec.dropout), header, rules), added
+    return Form(Reals(score.scale, score.soft_cap, spec.dropout), header, rules, words), added
+
+
+def trained_operands(spec: AttentionSpec) -> tuple[bool, ...]:
+    """Return which operands of the score the core gives gradients for."""
+    if not spec.score.operands:
+        return ()
+    program = joined([x.program for x in functions(spec)])
+    trained = CoreProgram(program, tuple(range(len(program.captures)))).trained
+    return trained[: len(spec.score.operands)]
+
+
+def functions(spec: AttentionSpec) -> list[Any]:
+    """Return the score and the rules of the mask that are functions."""
+    every: list[Any] = [spec.score, *(() if spec.mask is None else spec.mask.rules)]
+    return [x for x in every if x.program is not None]
 
 
 def operands(tensors: Tensors, of_mask: Sequence[Any]) -> list[Any]:
@@ -183,6 +227,19 @@ def read(
 
     rules = [rule(x) for x in form.rules if not x.is_alibi]
     header = form.header
+    dtype = "float64" if "float64" in str(query.dtype) else "float32"
+    score = from_core(CoreScore(header.score, form.reals.scale, form.reals.soft_cap))
+    if form.program is not None:
+        program = form.program.program
+        captures = [others[place] for place in form.program.places]
+        if program.score >= 0:
+            floats = to_floats(captures, program.captures, dtype)
+            score = FunctionScore(score, of_score(program).to_text(), dtype, floats)
+        if program.keep >= 0:
+            heads = LAYOUTS[form.layout].heads_axis
+            number = 1 if heads is None else query.shape[heads]
+            where = Where(of_keep(program).to_text(), 1, 1, *captures)
+            rules.append(where.bind(size(query, 0), number))
     named = {name: operand(getattr(header, name)) for name in _NAMES}
     tensors = Tensors(query, key, value, **named)
     spec = AttentionSpec.of(
@@ -190,9 +247,9 @@ def read(
         key,
         value,
         form.layout,
-        score=from_core(CoreScore(header.score, form.reals.scale, form.reals.soft_cap)),
+        score=score,
         mask=Mask(rules) if rules else None,
-        dtype="float64" if "float64" in str(query.dtype) else "float32",
+        dtype=dtype,
         has_bias=tensors.bias is not None,
         has_slopes=tensors.slopes is not None,
         dropout=form.reals.dropout,

@@ -50,6 +50,40 @@ class MaskRule(Structure):
     )
 
 
+class Instructions(Structure):
+    """`HeedInstructions`."""
+
+    _fields_ = (("data", c_void_p), ("count", c_int32))
+
+
+class Capture(Structure):
+    """`HeedCapture`."""
+
+    _fields_ = (("data", c_void_p), ("size", c_int64), ("type", c_int32))
+
+
+class Scatter(Structure):
+    """`HeedScatter`."""
+
+    _fields_ = (("capture", c_int32), ("index", c_int32), ("gradient", c_int32))
+
+
+class Program(Structure):
+    """`HeedProgram`."""
+
+    _fields_ = (
+        ("forward", Instructions),
+        ("score", c_int32),
+        ("keep", c_int32),
+        ("capture_count", c_int32),
+        ("captures", POINTER(Capture)),
+        ("derivative", Instructions),
+        ("score_gradient", c_int32),
+        ("scatter_count", c_int32),
+        ("scatters", POINTER(Scatter)),
+    )
+
+
 class Attention(Structure):
     """`HeedAttention`."""
 
@@ -77,6 +111,7 @@ class Attention(Structure):
         ("seed", c_uint32 * 2),
         ("rule_count", c_int32),
         ("rules", POINTER(MaskRule)),
+        ("program", POINTER(Program)),
     )
 
 
@@ -99,4 +134,5 @@ class Backward(Structure):
         ("value_gradient", Tensor),
         ("score_vector_gradient", c_void_p),
         ("bias_gradient", c_void_p),
+        ("capture_gradients", c_void_p),
     )

@@ -82,6 +82,20 @@ def join(programs: Sequence[Program]) -> Program:
     return _finish(builder, captures, score, keep)
 
 
+def of_score(program: Program) -> Program:
+    """Return the program of the score alone, with all captured arrays."""
+    builder = Builder(Place())
+    numbers = _copy(builder, program)
+    return _finish(builder, program.captures, _of(numbers, program.score), NONE)
+
+
+def of_keep(program: Program) -> Program:
+    """Return the program of the kept pairs alone, with all captured arrays."""
+    builder = Builder(Place())
+    numbers = _copy(builder, program)
+    return _finish(builder, program.captures, NONE, _of(numbers, program.keep))
+
+
 def uses(program: Program) -> tuple[bool, bool]:
     """Return whether anything depends on the batch entry, and on the head."""
     opcodes = {x.opcode for x in program.instructions}

@@ -19,7 +19,7 @@ from heed.ops.backends.torch.operands import (
     resolved,
 )
 from heed.ops.core import structs
-from heed.ops.core.attention import Place, mask_rules
+from heed.ops.core.attention import Place, core_program, mask_rules
 from heed.ops.core.form import write
 from heed.ops.core.library import load
 from heed.ops.spec import AttentionSpec, Tensors
@@ -54,6 +54,7 @@ class Plan(NamedTuple):
         compute: the dtype of scores and sums.
         dtype: of query, key, value and output.
         shapes: of query, key and value.
+        captured: of each captured array of the functions, how many numbers its gradient has; None where it gets none.
     """
 
     before: bytes
@@ -67,6 +68,7 @@ class Plan(NamedTuple):
     compute: torch.dtype
     dtype: torch.dtype
     shapes: tuple[tuple[int, ...], ...]
+    captured: tuple[int | None, ...]
 
 
 def plan_of(spec: AttentionSpec, tensors: Tensors) -> Plan:
@@ -83,14 +85,26 @@ def plan_of(spec: AttentionSpec, tensors: Tensors) -> Plan:
 def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
     form, operands = write(spec, tensors)
     # Numbers are read in order; other arrays at any strides.
-    operands = [in_order(x) if x.dtype == torch.int32 else resolved(x) for x in operands]
     first = sum(x is not None for x in tensors[3:])
+    captured = () if form.program is None else form.program.places
+    operands = [
+        in_order(x) if x.dtype == torch.int32 or place in captured else resolved(x)
+        for place, x in enumerate(operands, first)
+    ]
 
     def place(operand: int) -> Place:
         x = operands[operand - first]
         return x.data_ptr(), x.shape, x.stride()
 
     align, rules, kept = mask_rules(form, place)
+    program: Any = None
+    numbers: tuple[int | None, ...] = ()
+    if form.program is not None:
+        arrays = {at: operands[at - first] for at in captured}
+        made, held = core_program(form, lambda at: (arrays[at].data_ptr(), arrays[at].numel()))
+        program, kept = ctypes.pointer(made), [*kept, *held]
+        trained = zip(captured, form.program.trained, strict=True)
+        numbers = tuple(arrays[at].numel() if is_trained else None for at, is_trained in trained)
     sizes: Any = (
         spec.batch,
         *spec.lengths,
@@ -111,6 +125,7 @@ def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
         alibi_align=align,
         rule_count=len(rules),
         rules=rules,
+        program=program,
         **form.reals._asdict(),
     )
     softmax = load()[0].heed_softmax_size(ctypes.byref(call))
@@ -133,6 +148,7 @@ def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
         _COMPUTE[spec.dtype],
         tensors.query.dtype,
         tuple(tuple(x.shape) for x in tensors[:3]),
+        numbers,
     )
 
 
@@ -239,7 +255,7 @@ def backward(
     want_bias: bool,
     strides: torch.memory_format = torch.preserve_format,
 ) -> list[torch.Tensor | None]:
-    """Gradients of query, key, value, bias (or None) and score vector (or None).
+    """Gradients of query, key, value, bias (or None), score vector (or None), and the score's operands (or None).
 
     Args:
         spec, tensors, output, statistics: those of `forward`. Hooks may have kept them in other strides meanwhile.
@@ -272,6 +288,12 @@ def backward(
     if tensors.score_vector is not None:
         of_vector, of_bias = (torch.empty_like(tensors.score_vector) for _ in range(2))
         run.score_vector_gradient, run.bias_gradient = of_vector.data_ptr(), of_bias.data_ptr()
+    of_captured = [
+        None if n is None else query.new_empty(n, dtype=plan.compute) for n in plan.captured
+    ]
+    addresses = [None if x is None else x.data_ptr() for x in of_captured]
+    pointers = (ctypes.c_void_p * max(1, len(addresses)))(*addresses)
+    run.capture_gradients = ctypes.addressof(pointers)
     results = ctypes.byref(run)
     _check(library.heed_backward(call, results, threads))
     if tensors.score_vector is not None:
@@ -281,7 +303,7 @@ def backward(
         run.bias_gradient = of_bias.data_ptr()
         if of_bias.numel():  # an empty one has no address, which would mean that there is none
             _check(library.heed_bias_gradient(call, results, threads))
-    return [*gradients, of_bias, None]
+    return [*gradients, of_bias, None, *of_captured[: len(spec.score.operands)]]
 
 
 def _check_kept(

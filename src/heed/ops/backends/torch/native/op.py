@@ -6,7 +6,7 @@ Eager calls use `derivatives.attend`, which costs the least. Where PyTorch recor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from heed.ops.backends.torch.operands import (
     legacy_vmap_level,
 )
 from heed.ops.backends.torch.portable import blockwise
-from heed.ops.core.form import NONE, Form, operands, read, write
+from heed.ops.core.form import NONE, Form, operands, read, trained_operands, write
 from heed.ops.mask_rules import take_apart
 from heed.ops.spec import AttentionSpec, Tensors
 
@@ -44,13 +44,13 @@ def run(
         return derivatives.attend(KERNEL, spec, tensors, return_lse)
     if observed or not has_memory:
         return _run_op(spec, tensors, return_lse)
-    if torch.is_grad_enabled() and _requires_grad(tensors):
+    if torch.is_grad_enabled() and _requires_grad((*tensors, *spec.score.operands)):
         return derivatives.attend(KERNEL, spec, tensors, return_lse)
     output, statistics, plan = call.forward(spec, tensors)
     return output, call.lse_of(spec, plan, statistics) if return_lse else None
 
 
-def _requires_grad(tensors: Tensors) -> bool:
+def _requires_grad(tensors: Sequence[OptionalTensor]) -> bool:
     for x in tensors:  # noqa: SIM110  (a third of the time of `any`)
         if x is not None and x.requires_grad:
             return True
@@ -67,6 +67,7 @@ def _have_memory(spec: AttentionSpec, tensors: Tensors) -> bool:
         ValueError: if they are on several devices.
     """
     rules = [] if spec.mask is None or spec.is_plain else take_apart(spec.mask.rules)[0]
+    rules = [*rules, *spec.score.operands]
     if have_memory(tensors) and (not rules or have_memory(rules)):
         return True
     named = {name: x for name, x in tensors._asdict().items() if x is not None}
@@ -108,13 +109,22 @@ class _Kernel:
                 lse_gradient = statistics.new_zeros(output.shape[:1] + heads + spec.lengths[:1])
             received = output, statistics, output_gradient, lse_gradient
             found = iter(torch.ops.heed.attention_gradient(*_Call.of(spec, tensors), *received))
-            return [None if tensors[place] is None else next(found) for place in TRAINED]
+            return _in_places(tensors, found, trained_operands(spec))
         return call.backward(
             spec, tensors, output, statistics, output_gradient, lse_gradient, bias_wanted
         )
 
 
 KERNEL: Any = _Kernel()
+
+
+def _in_places(tensors: Tensors, found: Iterator[Any], trained: Sequence[bool]) -> list[Any]:
+    """Return what there is for each operand that gets a gradient, None for the others; see `derivatives.Kernel`.
+
+    `trained` says which operands of the score get one.
+    """
+    named = [None if tensors[place] is None else next(found) for place in TRAINED]
+    return [*named, *(next(found) if is_trained else None for is_trained in trained)]
 
 
 # Ops of torch.library
@@ -149,7 +159,8 @@ class _Call(NamedTuple):
     def places(self) -> list[int]:
         """Where the operands are that get gradients, among all of them."""
         header = self.form.header
-        return [place for place in (header.bias, header.score_vector) if place != NONE]
+        named = [place for place in (header.bias, header.score_vector) if place != NONE]
+        return [*named, *self.form.captured_places]
 
     def trained(self) -> list[torch.Tensor]:
         """Query, key, value, and the operands that get gradients."""
@@ -236,10 +247,12 @@ def _(*arguments: Any) -> list[Any]:
 def _attention_second_gradient(*arguments: Any) -> list[torch.Tensor]:
     spec, tensors = _Call(*arguments[:_ARGUMENTS]).read()
     *incoming, cotangents = arguments[_ARGUMENTS:]
-    given = iter(cotangents)
-    whole = [None if tensors[place] is None else next(given) for place in TRAINED]
+    trained = trained_operands(spec)
+    whole = _in_places(tensors, iter(cotangents), trained)
     second = blockwise.second(spec, tensors, incoming, whole)
-    return [x.clone(memory_format=torch.contiguous_format) for x in second if x is not None]
+    wanted = [True] * len(TRAINED) + [*trained, True, True]
+    found = [x for x, is_wanted in zip(second, wanted, strict=True) if is_wanted and x is not None]
+    return [x.clone(memory_format=torch.contiguous_format) for x in found]
 
 
 @_attention_second_gradient.register_fake
