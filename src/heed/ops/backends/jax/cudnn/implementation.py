@@ -62,7 +62,7 @@ def _reasons_against(spec: AttentionSpec, widest: int) -> list[str]:
         f"takes widths that are multiples of 8 up to {widest}": width % 8 > 0 or width > widest,
         "needs values as wide as keys": width != value_width,
         "needs a scale above 0": product.scale <= 0,
-        "has no soft cap through JAX": product.soft_cap is not None,
+        "has no scores but scaled products through JAX": not product.is_plain,
         "drops other weights than heed": bool(spec.dropout),
         "hides no keys by a bias of -1e30": spec.has_bias,
         "has no ALiBi": spec.has_slopes,
