@@ -329,4 +329,47 @@ FAULTS = (
         'multiplier = scaling["attention_factor"] or 1.0',
         (f"{_TESTS}/test_positions.py",),
     ),
+    # Functions of scores and masks
+    Fault(
+        "negative indices of a captured array are those of its first entry",
+        f"{_OPS}/score_mod/_lowering.py",
+        'where = builder.where(builder.emit("LT", where, zero), builder.add(where, size), where)',
+        'where = builder.where(builder.emit("LT", where, zero), zero, where)',
+        (f"{_TESTS}/score_mod/test_tracing.py::test_a_function_gives_what_it_gives_in_numpy",),
+    ),
+    Fault(
+        "a number that a function captures is no part of what it is recognised by",
+        f"{_OPS}/score_mod/_captures.py",
+        "return (type(x), repr(x)), _as_is(x)",
+        "return type(x), _as_is(x)",
+        (f"{_TESTS}/score_mod/test_tracing.py::test_a_function_made_anew_is_recognised",),
+    ),
+    Fault(
+        "random numbers of the trace are those of every pair",
+        f"{_OPS}/score_mod/trace.py",
+        "if any(before.get(name) is not value",
+        "if False and any(before.get(name) is not value",
+        (f"{_TESTS}/score_mod/test_tracing.py::test_random_numbers_are_refused",),
+    ),
+    Fault(
+        "a branch that was not taken gets the gradient",
+        f"{_OPS}/score_mod/derivative.py",
+        "add(no, builder.where(copies[condition], zero, gradient))",
+        "add(no, gradient)",
+        (f"{_TESTS}/score_mod/test_programs.py::test_the_derivative_is_that_of_finite_differences",),
+    ),
+    Fault(
+        "the range of a difference is that of a sum",
+        f"{_OPS}/score_mod/operations.py",
+        "bounds=lambda x, y: (x[0] - y[1], x[1] - y[0]),",
+        "bounds=lambda x, y: (x[0] - y[0], x[1] - y[1]),",
+        (f"{_TESTS}/score_mod/test_programs.py::test_a_causal_window_is_judged_exactly",),
+    ),
+    Fault(
+        "with a cache, queries count from 0 for the function of the score",
+        "src/heed/layers/score_functions.py",
+        "call(score, batch, head, query + first, key)",
+        "call(score, batch, head, query, key)",
+        ("tests/layers/test_score_functions.py::test_with_a_cache_queries_keep_their_positions",),
+    ),
 )
