@@ -319,7 +319,8 @@ def test_text_in_and_text_out() -> None:
     import keras_hub
 
     words = [chr(x) for x in range(33, 127)]
-    vocabulary = {token: i for i, token in enumerate(["<|endoftext|>", *words, "Ġ"])}
+    # Its padding is token 0.
+    vocabulary = {token: i for i, token in enumerate([*words, "Ġ", "Ġa", "<|endoftext|>"])}
     tokenizer = keras_hub.models.GPT2Tokenizer(vocabulary=vocabulary, merges=["Ġ a"])
     model = keras_hub.models.GPT2CausalLM(
         build("GPT-2", vocabulary_size=len(vocabulary)),

@@ -467,6 +467,7 @@ def test_rows_depend_neither_on_threads_nor_on_each_other(
 ) -> None:
     sizes = {"width": 40, "hidden": 70, "vocabulary": 100, "kv_heads": 2, "encoder": encoder}
     extras = {"window": 4, "sinks": True, "gate": True, "qk_norm": True, "gated": True}
+    extras |= {"experts": 4, "top_k": 2, "normalized": True, "shared": True, "post_norms": True}
     stack = Stack(np.random.default_rng(5), **sizes, **(extras if encoder else {}))
     call = Call(stack, 23, 12, 9, masked=True, prompted=encoder, **search)
     tokens = call.run(library, stack, threads=1)
