@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import heed
-from benchmarks.backends import alternate, ratio
+from benchmarks.comparison import alternate, ratio
 from benchmarks.bars import NARROW
 from benchmarks.scale import Row
 from heed import Mask, ops

@@ -1,0 +1,175 @@
+"""Single attentions on a GPU: `heed.ops` against `keras.ops.dot_product_attention`, which gets the same mask as an array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from benchmarks.comparison import attempt, ratio
+from benchmarks.gpu_device import has_gpu, make_step, measure_peak
+from benchmarks.scale import Row
+from heed import Mask, explain_dispatch, ops
+
+# The largest difference of the two results, relative to the largest value: a wrong mask is far above.
+_TOLERANCE = 4e-2
+_TITLES = {"torch": "PyTorch", "jax": "JAX"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """An attention.
+
+    Args:
+        name: what it is.
+        shape: B, T, N, K, H.
+        ours: heed's options for a length.
+        theirs: Keras' options for a length.
+        bars: by backend; none for another.
+    """
+
+    name: str
+    shape: tuple[int, int, int, int, int]
+    ours: Callable[[int], dict[str, Any]]
+    theirs: Callable[[int], dict[str, Any]]
+    bars: dict[str, float]
+
+
+def _distance(length: int) -> np.ndarray:
+    place = np.arange(length, dtype="int32")
+    return place[:, None] - place
+
+
+def _ids(length: int) -> np.ndarray:
+    return (np.arange(length) // (length // 8)).astype("int32")
+
+
+def _window(length: int) -> np.ndarray:
+    distance = _distance(length)
+    return ((distance >= 0) & (distance < length // 8))[None, None]
+
+
+def _documents(length: int) -> np.ndarray:
+    ids = _ids(length)
+    return ((ids[:, None] == ids) & (_distance(length) >= 0))[None, None]
+
+
+def _padding(length: int) -> np.ndarray:
+    visible = (np.arange(length) < length // 2)[None, None, None]
+    if keras.config.backend() == "jax":  # whose cuDNN call takes no mask of one row
+        return np.broadcast_to(visible, (8, 1, length, length))
+    return np.broadcast_to(visible, (8, 1, 1, length))
+
+
+CASES = (
+    Case(
+        "causal window of T/8",
+        (1, 8192, 16, 16, 128),
+        lambda n: {"mask": Mask.window(n // 8 - 1, 0)},
+        lambda n: {"mask": _window(n)},
+        {"torch": 3.0, "jax": 3.0},
+    ),
+    Case(
+        "8 documents, causal",
+        (1, 8192, 16, 16, 128),
+        lambda n: {"mask": Mask.causal() & Mask.segments(_ids(n)[None])},
+        lambda n: {"mask": _documents(n)},
+        {"torch": 3.0},
+    ),
+    Case(
+        "padding to half",
+        (8, 4096, 16, 16, 64),
+        lambda n: {"mask": Mask.lengths(np.full(8, n // 2, "int32"))},
+        lambda n: {"mask": _padding(n)},
+        {"torch": 1.5, "jax": 2.0},
+    ),
+    Case(
+        "grouped heads 8 to 1, causal",
+        (2, 4096, 32, 4, 128),
+        lambda _: {"is_causal": True},
+        lambda _: {"is_causal": True},
+        {"torch": 1.2},
+    ),
+    Case(
+        "causal",
+        (2, 4096, 16, 16, 128),
+        lambda _: {"is_causal": True},
+        lambda _: {"is_causal": True},
+        {"torch": 1.0, "jax": 1.0},
+    ),
+)
+
+
+def measure(rounds: int) -> Iterator[Row | str]:
+    """The rows of times, and of memory of grouped heads."""
+    for case in CASES:
+        for backward in (False, True):
+            yield from attempt(_title(case, backward), _compare(case, backward, rounds))
+    yield from attempt("memory of grouped heads", _measure_memory(CASES[3]))
+
+
+def _sizes(case: Case) -> tuple[int, int, int, int, int]:
+    if has_gpu():
+        return case.shape
+    batch, length, heads, kv_heads, width = case.shape
+    return batch, length // 64, heads // 4, kv_heads // 4, width // 4
+
+
+def _title(case: Case, backward: bool) -> str:
+    backend = _TITLES[keras.config.backend()]
+    return f"{backend}: {case.name}, fwd{'+bwd' * backward} {_sizes(case)}"
+
+
+def _draw(case: Case) -> list[Any]:
+    batch, length, heads, kv_heads, width = _sizes(case)
+    rng = np.random.default_rng(0)
+    shapes = [(batch, length, heads, width), *[(batch, length, kv_heads, width)] * 2]
+    shapes.append(shapes[0])
+    made = (rng.normal(size=shape).astype("float32") for shape in shapes)
+    return [keras.ops.convert_to_tensor(x, dtype="bfloat16") for x in made]
+
+
+def _sides(case: Case) -> tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]:
+    length = _sizes(case)[1]
+    ours, theirs = case.ours(length), case.theirs(length)
+    if "mask" in theirs:
+        theirs["mask"] = keras.ops.convert_to_tensor(theirs["mask"])
+    return (
+        lambda *x: ops.dot_product_attention(*x, **ours),
+        lambda *x: keras.ops.dot_product_attention(*x, **theirs),
+        ours,
+    )
+
+
+def _compare(case: Case, backward: bool, rounds: int) -> Iterator[Row]:
+    *tensors, upstream = _draw(case)
+    heed, stock, options = _sides(case)
+    incoming = upstream if backward else None
+    steps = [make_step(side, tensors, incoming) for side in (heed, stock)]
+    gaps = []
+    for one, other in zip(*(step() for step in steps), strict=True):
+        x, y = (keras.ops.convert_to_numpy(keras.ops.cast(t, "float32")) for t in (one, other))
+        gaps.append(float(np.max(np.abs(x - y)) / np.max(np.abs(y))))
+    if not max(gaps) <= _TOLERANCE:
+        raise ArithmeticError(f"the results differ by {max(gaps):.3g} of the largest value")
+    bar = case.bars.get(keras.config.backend()) if has_gpu() else None
+    ran = explain_dispatch(*tensors, **options).implementation
+    yield ratio(_title(case, backward), *steps, bar, rounds, quartile=2, note=f"heed ran {ran}")
+
+
+def _measure_memory(case: Case) -> Iterator[Row]:
+    """The memory of a forward pass beyond inputs and output, where repeated keys and values would show."""
+    *tensors, _ = _draw(case)
+    heed, stock, _ = _sides(case)
+    ours, theirs = (measure_peak(side, tensors) for side in (heed, stock))
+    if ours is None or theirs is None:
+        return
+    batch, length, heads, _, width = _sizes(case)
+    repeated = 2 * 2 * batch * length * heads * width / 2**20
+    name = f"{_TITLES[keras.config.backend()]}: memory of {case.name}, fwd {_sizes(case)}"
+    note = f"stock {theirs / 2**20:.3g} MiB; repeated keys and values take {repeated:.3g} MiB"
+    bar = repeated / 2 if has_gpu() and "torch" in case.bars else None
+    yield Row(name, ours / 2**20, bar, at_most=True, unit="MiB", note=note)

@@ -1,0 +1,85 @@
+"""Functions of tensors with their gradients on the default device of PyTorch or JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+
+def has_gpu() -> bool:
+    """Whether Keras' backend computes on a GPU."""
+    if keras.config.backend() == "torch":
+        import torch
+
+        return torch.cuda.is_available()
+    import jax
+
+    return jax.default_backend() == "gpu"
+
+
+def make_step(
+    function: Callable[..., Any], tensors: Sequence[Any], upstream: Any | None = None
+) -> Callable[[], tuple[Any, ...]]:
+    """A call of a function, compiled on JAX: its output, and with `upstream` the gradients of the tensors.
+
+    The step returns when the results are there.
+    """
+    if keras.config.backend() == "torch":
+        return _make_torch_step(function, tensors, upstream)
+    import jax
+
+    program = _make_jax_program(function, upstream)
+    return lambda: jax.block_until_ready(program(*tensors))
+
+
+def _make_jax_program(function: Callable[..., Any], upstream: Any | None) -> Any:
+    import jax
+
+    def run(*tensors: Any) -> tuple[Any, ...]:
+        if upstream is None:
+            return (function(*tensors),)
+        output, pull = jax.vjp(function, *tensors)
+        return output, *pull(upstream)
+
+    return jax.jit(run)
+
+
+def _make_torch_step(
+    function: Callable[..., Any], tensors: Sequence[Any], upstream: Any | None
+) -> Callable[[], tuple[Any, ...]]:
+    import torch
+
+    wait = torch.cuda.synchronize if has_gpu() else lambda: None
+    leaves = [x.detach().requires_grad_(upstream is not None) for x in tensors]
+
+    def step() -> tuple[Any, ...]:
+        with torch.set_grad_enabled(upstream is not None):
+            output = function(*leaves)
+        found = () if upstream is None else torch.autograd.grad(output, leaves, upstream)
+        wait()
+        return (output.detach(), *found)
+
+    return step
+
+
+def measure_peak(
+    function: Callable[..., Any], tensors: Sequence[Any], upstream: Any | None = None
+) -> int | None:
+    """The most bytes that such a step takes beyond its tensors and results; None where nothing counts them."""
+    if keras.config.backend() == "torch":
+        step = make_step(function, tensors, upstream)
+        results = step()  # compiles kernels, of which some are tried on memory of their own
+        if not has_gpu():
+            return None
+        import torch
+
+        size = sum(x.numel() * x.element_size() for x in results)
+        del results
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        return torch.cuda.max_memory_allocated() - before - size
+    compiled = _make_jax_program(function, upstream).lower(*tensors).compile()
+    return compiled.memory_analysis().temp_size_in_bytes

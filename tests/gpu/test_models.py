@@ -1,0 +1,57 @@
+"""`heed.accelerate` on a GPU: Keras' layers and op give what they give without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import heed
+from tests.gpu.device import needs_device, to_device, to_host
+
+pytestmark = needs_device
+
+B, T, D = 2, 48, 64
+
+
+def _multi_head() -> Callable[[Any], Any]:
+    layer = keras.layers.MultiHeadAttention(4, 16)
+    padding = to_device(np.arange(T)[None, None] < np.array([T, T // 2])[:, None, None])
+    return lambda x: layer(x, x, attention_mask=padding)
+
+
+def _causal() -> Callable[[Any], Any]:
+    layer = keras.layers.MultiHeadAttention(4, 16)
+    return lambda x: layer(x, x, use_causal_mask=True)
+
+
+def _grouped() -> Callable[[Any], Any]:
+    layer = keras.layers.GroupQueryAttention(16, 4, 2)
+    return lambda x: layer(x, x, use_causal_mask=True)
+
+
+def _op() -> Callable[[Any], Any]:
+    visible = to_device(np.tri(T, dtype=bool)[None, None])
+
+    def attend(x: Any) -> Any:
+        heads = keras.ops.reshape(x, (B, T, 4, D // 4))
+        return keras.ops.dot_product_attention(heads, heads, heads, mask=visible)
+
+    return attend
+
+
+@pytest.mark.parametrize("make", [_multi_head, _causal, _grouped, _op])
+def test_accelerated_is_stock(make: Callable[[], Callable[[Any], Any]]) -> None:
+    x = to_device(np.random.default_rng(0).normal(size=(B, T, D)).astype("float32"))
+    attend = make()
+    stock = to_host(attend(x))
+    with heed.accelerate() as acceleration:
+        fast = to_host(attend(x))
+        report = acceleration.report()
+    print(report)
+    assert report.calls or report.left_to_keras
+    # On JAX the stock layers multiply in tf32.
+    np.testing.assert_allclose(fast, stock, atol=5e-3, rtol=5e-3)
