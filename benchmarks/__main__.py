@@ -29,7 +29,7 @@ ROUNDS = 25
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parses the arguments and runs suites, or one of `COMPARISONS`, `scale` and `tune`, which have options of their own."""
+    """Parses the arguments and runs suites, or a comparison, `scale` or `tune`, which have options of their own."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == [scale.NAME]:  # jobs of several processes: no peers, no cases
         return scale.main(arguments[1:])

@@ -178,9 +178,7 @@ class Comparison:
         parser.add_argument(
             "--rounds", type=int, default=self.rounds, help="of each side (default %(default)s)"
         )
-        parser.add_argument(
-            "--threads", type=int, default=2, help="of PyTorch and XLA (default 2)"
-        )
+        parser.add_argument("--threads", type=int, default=2, help="of PyTorch and XLA (default 2)")
         parser.add_argument(
             "--seconds", type=float, help="end each measurement after so long, and keep its rows"
         )

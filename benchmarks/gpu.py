@@ -27,8 +27,8 @@ def _look_around() -> dict[str, Any]:
 
 def _describe(about: dict[str, Any]) -> str:
     return (
-        f"{about['day']}, {about['gpu']}; {name_versions(about)}. bfloat16; medians of rounds in turn. Ratios are stock "
-        f"Keras' time / heed's. `{about['command']}`"
+        f"{about['day']}, {about['gpu']}; {name_versions(about)}. bfloat16; medians of rounds in turn. Ratios are "
+        f"stock Keras' time / heed's. `{about['command']}`"
     )
 
 

@@ -1,7 +1,8 @@
-"""Single attentions on a GPU: `heed.ops` against `keras.ops.dot_product_attention`, which gets the same mask as an array."""
+"""Single attentions on a GPU: `heed.ops` against `keras.ops.dot_product_attention` with an array as mask."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -132,23 +133,29 @@ def _draw(case: Case) -> list[Any]:
     return [keras.ops.convert_to_tensor(x, dtype="bfloat16") for x in made]
 
 
-def _sides(case: Case) -> tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]:
+def _steps(case: Case, backward: bool) -> tuple[list[Callable[[], Any]], str]:
+    """A step of heed and one of Keras, and the implementation that heed runs."""
+    *tensors, upstream = _draw(case)
+    incoming = upstream if backward else None
+    ours, theirs = _options(case)
+    mask = theirs.pop("mask", None)
+    extra = [] if mask is None else [keras.ops.convert_to_tensor(mask)]
+
+    def stock(query: Any, key: Any, value: Any, mask: Any = None) -> Any:
+        return keras.ops.dot_product_attention(query, key, value, mask=mask, **theirs)
+
+    heed = functools.partial(ops.dot_product_attention, **ours)
+    steps = [make_step(heed, tensors, incoming), make_step(stock, tensors, incoming, extra)]
+    return steps, explain_dispatch(*tensors, **ours).implementation
+
+
+def _options(case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
     length = _sizes(case)[1]
-    ours, theirs = case.ours(length), case.theirs(length)
-    if "mask" in theirs:
-        theirs["mask"] = keras.ops.convert_to_tensor(theirs["mask"])
-    return (
-        lambda *x: ops.dot_product_attention(*x, **ours),
-        lambda *x: keras.ops.dot_product_attention(*x, **theirs),
-        ours,
-    )
+    return case.ours(length), case.theirs(length)
 
 
 def _compare(case: Case, backward: bool, rounds: int) -> Iterator[Row]:
-    *tensors, upstream = _draw(case)
-    heed, stock, options = _sides(case)
-    incoming = upstream if backward else None
-    steps = [make_step(side, tensors, incoming) for side in (heed, stock)]
+    steps, ran = _steps(case, backward)
     gaps = []
     for one, other in zip(*(step() for step in steps), strict=True):
         x, y = (keras.ops.convert_to_numpy(keras.ops.cast(t, "float32")) for t in (one, other))
@@ -156,15 +163,17 @@ def _compare(case: Case, backward: bool, rounds: int) -> Iterator[Row]:
     if not max(gaps) <= _TOLERANCE:
         raise ArithmeticError(f"the results differ by {max(gaps):.3g} of the largest value")
     bar = case.bars.get(keras.config.backend()) if has_gpu() else None
-    ran = explain_dispatch(*tensors, **options).implementation
     yield ratio(_title(case, backward), *steps, bar, rounds, quartile=2, note=f"heed ran {ran}")
 
 
 def _measure_memory(case: Case) -> Iterator[Row]:
     """The memory of a forward pass beyond inputs and output, where repeated keys and values would show."""
     *tensors, _ = _draw(case)
-    heed, stock, _ = _sides(case)
-    ours, theirs = (measure_peak(side, tensors) for side in (heed, stock))
+    sides = (ops.dot_product_attention, keras.ops.dot_product_attention)
+    ours, theirs = (
+        measure_peak(functools.partial(attend, **options), tensors)
+        for attend, options in zip(sides, _options(case), strict=True)
+    )
     if ours is None or theirs is None:
         return
     batch, length, heads, _, width = _sizes(case)

@@ -20,34 +20,44 @@ def has_gpu() -> bool:
 
 
 def make_step(
-    function: Callable[..., Any], tensors: Sequence[Any], upstream: Any | None = None
+    function: Callable[..., Any],
+    tensors: Sequence[Any],
+    upstream: Any | None = None,
+    extra: Sequence[Any] = (),
 ) -> Callable[[], tuple[Any, ...]]:
-    """A call of a function, compiled on JAX: its output, and with `upstream` the gradients of the tensors.
+    """A call of a function, compiled on JAX, that returns when its results are there.
 
-    The step returns when the results are there.
+    Args:
+        function: of the tensors and then the extra ones.
+        tensors: those that get gradients.
+        upstream: the gradient of the output; None for the forward pass alone.
+        extra: tensors without gradients.
+
+    Returns: a function that returns the output and the gradients.
     """
     if keras.config.backend() == "torch":
-        return _make_torch_step(function, tensors, upstream)
+        return _make_torch_step(function, tensors, upstream, extra)
     import jax
 
-    program = _make_jax_program(function, upstream)
-    return lambda: jax.block_until_ready(program(*tensors))
+    program = _make_jax_program(function)
+    return lambda: jax.block_until_ready(program(tensors, upstream, extra))
 
 
-def _make_jax_program(function: Callable[..., Any], upstream: Any | None) -> Any:
+def _make_jax_program(function: Callable[..., Any]) -> Any:
     import jax
 
-    def run(*tensors: Any) -> tuple[Any, ...]:
+    # All tensors are arguments: XLA would fold those that it knows into the program.
+    def run(tensors: Sequence[Any], upstream: Any, extra: Sequence[Any]) -> tuple[Any, ...]:
         if upstream is None:
-            return (function(*tensors),)
-        output, pull = jax.vjp(function, *tensors)
+            return (function(*tensors, *extra),)
+        output, pull = jax.vjp(lambda *x: function(*x, *extra), *tensors)
         return output, *pull(upstream)
 
     return jax.jit(run)
 
 
 def _make_torch_step(
-    function: Callable[..., Any], tensors: Sequence[Any], upstream: Any | None
+    function: Callable[..., Any], tensors: Sequence[Any], upstream: Any, extra: Sequence[Any]
 ) -> Callable[[], tuple[Any, ...]]:
     import torch
 
@@ -56,7 +66,7 @@ def _make_torch_step(
 
     def step() -> tuple[Any, ...]:
         with torch.set_grad_enabled(upstream is not None):
-            output = function(*leaves)
+            output = function(*leaves, *extra)
         found = () if upstream is None else torch.autograd.grad(output, leaves, upstream)
         wait()
         return (output.detach(), *found)
@@ -81,5 +91,5 @@ def measure_peak(
         before = torch.cuda.memory_allocated()
         step()
         return torch.cuda.max_memory_allocated() - before - size
-    compiled = _make_jax_program(function, upstream).lower(*tensors).compile()
+    compiled = _make_jax_program(function).lower(list(tensors), upstream, ()).compile()
     return compiled.memory_analysis().temp_size_in_bytes

@@ -76,9 +76,7 @@ CALLS = {
     "causal and lengths": masked(
         lambda: Mask.causal() & Mask.lengths([T, _HALF]), _CAUSAL & _LENGTHS
     ),
-    "documents": masked(
-        lambda: Mask.segments(_IDS), reference_masks.segments(B, T, T, _IDS, _IDS)
-    ),
+    "documents": masked(lambda: Mask.segments(_IDS), reference_masks.segments(B, T, T, _IDS, _IDS)),
     "causal documents": masked(
         lambda: Mask.causal() & Mask.segments(_IDS),
         _CAUSAL & reference_masks.segments(B, T, T, _IDS, _IDS),
@@ -87,9 +85,7 @@ CALLS = {
     "dilated": masked(
         lambda: Mask.causal() & Mask.dilated(3), _CAUSAL & reference_masks.dilated(B, T, T, 3)
     ),
-    "padding as an array": Call(
-        lambda: {"mask": _PADDING[:, None, None]}, _PADDING[:, None, None]
-    ),
+    "padding as an array": Call(lambda: {"mask": _PADDING[:, None, None]}, _PADDING[:, None, None]),
     "an array with a row without keys": Call(lambda: {"mask": _DRAWN}, _DRAWN),
     "bias": Call(lambda: {"bias": to_device(_BIAS)}, known={"bias": _BIAS}),
     "soft cap": Call(lambda: {"soft_cap": 2.0}, known={"soft_cap": 2.0}),
@@ -194,7 +190,13 @@ def test_half_precision_errs_as_little_as_a_naive_attention(dtype: str, name: st
 @pytest.mark.parametrize(
     "name",
     [
-        *("causal", "causal and lengths", "lengths", "lengths of queries too", "padding as an array"),
+        *(
+            "causal",
+            "causal and lengths",
+            "lengths",
+            "lengths of queries too",
+            "padding as an array",
+        ),
         *("causal documents", "window", "one head of keys, a window"),
     ],
 )

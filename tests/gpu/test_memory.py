@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import pytest
 
-from heed import Mask, ops
 from benchmarks.gpu_device import measure_peak
+from heed import Mask, ops
 from tests.gpu.device import HAS_GPU, needs_device, to_device
 
 pytestmark = needs_device

@@ -137,12 +137,3 @@ def test_a_machine_without_gpu_says_so() -> None:
         pytest.skip("there is a GPU")
     with pytest.raises(ValueError, match="PyTorch has no GPU"):
         heed.set_implementation("sdpa")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_on_a_gpu(name: str, dtype: str) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
-    assert_as_portable(inputs("cuda", getattr(torch, dtype)), CALLS[name], dtype)
