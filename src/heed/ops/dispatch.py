@@ -194,7 +194,8 @@ def _select(spec: AttentionSpec | None) -> tuple[str, tuple[str, ...]]:
         reasons = known[name].unsupported_reasons(spec)
         if not reasons:
             return name, (*against, f"the {name} kernels support this call")
-        against += reasons
+        # Implementations of one device may share reasons.
+        against += [reason for reason in reasons if reason not in against]
     if choice != AUTO:
         raise ValueError(f"The {choice} implementation cannot run this call: {'; '.join(against)}")
     return PORTABLE, tuple(against)

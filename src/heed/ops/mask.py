@@ -217,6 +217,25 @@ class Mask:
         lo, hi = block.key_range(Span(0, queries.length), queries.length, keys.length)
         return lo >= hi
 
+    def classify(self, queries: mask_rules.Blocks, keys: mask_rules.Blocks) -> mask_rules.Verdict:
+        """Whether some pair of each block may be allowed, and whether all are: booleans of rank 4.
+
+        They broadcast to (B, N, blocks of queries, blocks of keys). Each `align` must be a position.
+        """
+        some = ops.ones_like(queries.first + keys.first, "bool")
+        every = some
+        for rule in self.rules:
+            possible, certain = rule.classify(queries, keys)
+            some, every = ops.logical_and(some, possible), ops.logical_and(every, certain)
+        return some, every
+
+    def as_band(self, query_length: Size, key_length: Size) -> mask_rules.Band | None:
+        """The mask as one window and one pair of lengths, if it is nothing else."""
+        band: mask_rules.Band | None = mask_rules.Band()
+        for rule in self.rules:
+            band = None if band is None else rule.narrow(band, query_length, key_length)
+        return band
+
     def map_dense(self, change: Callable[[Any], Any]) -> Mask:
         """The mask with `change` applied to the array of each dense rule."""
         return Mask([rule.map_dense(change) for rule in self.rules])

@@ -7,13 +7,17 @@ A new rule is a class here, a constructor in `mask.py`, a struct in `native/kern
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from keras import ops
 
-from heed.ops.sizes import Size, Span, is_static, maximum, size, slice_axis
+from heed.ops.sizes import Size, Span, ceil_div, is_static, maximum, size, sizes, slice_axis
+
+# Whether some pair of a block may be allowed, and whether all are: booleans, plain or of rank 4.
+Verdict = tuple[Any, Any]
 
 # Bounds for "no limit" that survive the addition of any position.
 FAR = 2**30
@@ -40,6 +44,72 @@ class WireRule(NamedTuple):
     dense: Any = None
 
 
+class Blocks(NamedTuple):
+    """Blocks of consecutive positions on the axis of queries, (1, 1, blocks, 1), or of keys, (1, 1, 1, blocks).
+
+    Attributes:
+        first, last: the first and the last position of each block.
+        width: the number of positions of a block; the last one may end earlier.
+        length: of the axis.
+    """
+
+    first: Any
+    last: Any
+    width: int
+    length: Size
+
+    @classmethod
+    def of(cls, length: Size, width: int, axis: int) -> Blocks:
+        """The blocks of T (`axis` 2) or S (3)."""
+        shape = [1, 1, 1, 1]
+        shape[axis] = -1
+        first = ops.reshape(ops.arange(0, length, width, dtype="int32"), shape)
+        return cls(first, _up_to(first + (width - 1), length), width, length)
+
+    def split(self, x: Any, axis: int) -> Any:
+        """(..., length, ...) as (..., blocks, width, ...): the last position is repeated where a block ends earlier."""
+        count = ceil_div(self.length, self.width)
+        positions = ops.arange(count * self.width, dtype="int32")
+        full = ops.take(x, _up_to(positions, self.length), axis=axis)
+        shape = sizes(full)
+        return ops.reshape(full, (*shape[:axis], count, self.width, *shape[axis + 1 :]))
+
+
+def _up_to(positions: Any, length: Size) -> Any:
+    """The positions, the last one of the axis in place of those beyond it."""
+    # Lengths may be symbols of PyTorch, which Keras does not take for numbers.
+    return ops.minimum(positions, ops.zeros_like(positions) + (length - 1))
+
+
+class Band(NamedTuple):
+    """A window and lengths: i + a - left <= j <= i + a + right, j < key_lengths[b], i < query_lengths[b].
+
+    Attributes:
+        left, right: None for no limit.
+        align: a, an integer; 0 without a limit.
+        key_lengths, query_lengths: (B,), or None.
+    """
+
+    left: int | None = None
+    right: int | None = None
+    align: int = 0
+    key_lengths: Any = None
+    query_lengths: Any = None
+
+    @property
+    def has_window(self) -> bool:
+        """Whether it limits the distance of query and key."""
+        return (self.left, self.right) != (None, None)
+
+
+def _least(*limits: Any) -> Any:
+    """The smallest limit; None for none."""
+    known = [x for x in limits if x is not None]
+    if not known:
+        return None
+    return min(known) if is_static(*known) else functools.reduce(ops.minimum, known)
+
+
 def axis_letters(axes: Sequence[int]) -> str:
     """Axes of (B, N, T, S) as letters, for a message."""
     return ", ".join("BNTS"[axis] for axis in axes)
@@ -62,6 +132,11 @@ def _bounds(x: Any) -> tuple[Any, Any]:
     if not ops.is_tensor(x) or len(x.shape) == 0:
         return x, x
     return ops.min(x, initial=_INT32.max), ops.max(x, initial=_INT32.min)
+
+
+def _at(field: Any, entry: Any) -> Any:
+    """The number of a batch entry: a plain number, or from a tensor (B,)."""
+    return field if is_plain(field) else field[entry]
 
 
 def _from(begin: Size, length: Any) -> Any:
@@ -152,6 +227,18 @@ class MaskRule:
         align = offset(self.align, query_length, key_length) + queries.begin - keys.begin
         return dataclasses.replace(self, align=align)  # type: ignore[type-var]
 
+    def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:
+        """Whether it allows one pair; its numbers must be plain, or tensors (B,), `align` a position."""
+        raise NotImplementedError
+
+    def classify(self, queries: Blocks, keys: Blocks) -> Verdict:
+        """What it says of each block, without a look at pairs; its `align` must be a position."""
+        return True, False
+
+    def narrow(self, band: Band, query_length: Size, key_length: Size) -> Band | None:
+        """The pairs of the band that it allows, too, as a band; None if they are none."""
+        return None
+
     def to_wire(self) -> WireRule:
         """The rule for the native kernels."""
         wire = WireRule(
@@ -206,6 +293,28 @@ class Window(MaskRule):
         hi = FAR if self.right is None else queries.end + most + self.right
         return lo, hi
 
+    def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:  # noqa: D102
+        distance = j - (i + _at(self.align, entry))
+        least = -FAR if self.left is None else -self.left
+        most = FAR if self.right is None else self.right
+        return (distance >= least) & (distance <= most)
+
+    def classify(self, queries: Blocks, keys: Blocks) -> Verdict:  # noqa: D102
+        align = as_column(self.align)
+        least, most = keys.first - queries.last - align, keys.last - queries.first - align
+        left = FAR if self.left is None else self.left
+        right = FAR if self.right is None else self.right
+        return (most >= -left) & (least <= right), (least >= -left) & (most <= right)
+
+    def narrow(self, band: Band, query_length: Size, key_length: Size) -> Band | None:  # noqa: D102
+        if (self.left, self.right) == (None, None):
+            return band
+        align = offset(self.align, query_length, key_length)
+        if not is_static(align) or (band.has_window and band.align != align):
+            return None
+        left, right = _least(band.left, self.left), _least(band.right, self.right)
+        return band._replace(left=left, right=right, align=align)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prefix(MaskRule):
@@ -226,6 +335,14 @@ class Prefix(MaskRule):
     def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:  # noqa: D102
         _, most = _bounds(offset(self.align, query_length, key_length))
         return 0, maximum(_bounds(self.n)[1], queries.end + most)
+
+    def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:  # noqa: D102
+        return (j < _at(self.n, entry)) | (j <= i + _at(self.align, entry))
+
+    def classify(self, queries: Blocks, keys: Blocks) -> Verdict:  # noqa: D102
+        n, align = as_column(self.n), as_column(self.align)
+        some = (keys.first < n) | (keys.first <= queries.last + align)
+        return some, (keys.last < n) | (keys.last <= queries.first + align)
 
     def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:  # noqa: D102
         shifted = super().at_block(queries, keys, query_length, key_length)
@@ -258,6 +375,23 @@ class Lengths(MaskRule):
         any_query = queries.begin < ops.max(self.query_lengths, initial=0)
         return 0, ops.where(any_query, longest, 0)
 
+    def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:  # noqa: D102
+        allowed = j < self.key_lengths[entry]
+        return allowed if self.query_lengths is None else allowed & (i < self.query_lengths[entry])
+
+    def classify(self, queries: Blocks, keys: Blocks) -> Verdict:  # noqa: D102
+        lengths = as_column(self.key_lengths)
+        some, every = keys.first < lengths, keys.last < lengths
+        if self.query_lengths is None:
+            return some, every
+        lengths = as_column(self.query_lengths)
+        return some & (queries.first < lengths), every & (queries.last < lengths)
+
+    def narrow(self, band: Band, query_length: Size, key_length: Size) -> Band | None:  # noqa: D102
+        keys = _least(band.key_lengths, self.key_lengths)
+        queries = _least(band.query_lengths, self.query_lengths)
+        return band._replace(key_lengths=keys, query_lengths=queries)
+
     def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:  # noqa: D102
         rows = None if self.query_lengths is None else _from(queries.begin, self.query_lengths)
         return Lengths(_from(keys.begin, self.key_lengths), rows)
@@ -289,6 +423,18 @@ class Segments(MaskRule):
         lo = ops.min(ops.where(near, position, FAR), initial=FAR)
         return lo, ops.max(ops.where(near, position + 1, 0), initial=0)
 
+    def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:  # noqa: D102
+        return self.query_ids[entry, i] == self.key_ids[entry, j]
+
+    def classify(self, queries: Blocks, keys: Blocks) -> Verdict:  # noqa: D102
+        # By the smallest and the largest number of a block: exact for sorted numbers, else some blocks too many.
+        ids = queries.split(self.query_ids, 1)[:, None, :, None]
+        # Not `min` and `max`: of PyTorch's, Keras reads an attribute that torch.compile does not know.
+        least, most = ops.amin(ids, axis=-1), ops.amax(ids, axis=-1)
+        ids = keys.split(self.key_ids, 1)[:, None, None]
+        low, high = ops.amin(ids, axis=-1), ops.amax(ids, axis=-1)
+        return (low <= most) & (high >= least), (low == most) & (high == least)
+
     def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:  # noqa: D102
         return Segments(slice_axis(self.query_ids, 1, *queries), slice_axis(self.key_ids, 1, *keys))
 
@@ -319,6 +465,23 @@ class Dense(MaskRule):
     def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:  # noqa: D102
         return Dense(cut(self.array, queries, keys))
 
+    def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:  # noqa: D102
+        shape = self.array.shape
+        places = (entry, head, i, j)[4 - len(shape) :]
+        used = [axis for axis, length in enumerate(shape) if length != 1]
+        if not used:
+            return ops.reshape(self.array, (1,))[j * 0]
+        array = ops.reshape(self.array, [shape[axis] for axis in used])
+        return array[tuple(places[axis] for axis in used)]
+
+    def classify(self, queries: Blocks, keys: Blocks) -> Verdict:  # noqa: D102
+        some = every = of_rank_4(self.array)
+        for axis, blocks in ((2, queries), (3, keys)):
+            if some.shape[axis] != 1:
+                some = ops.any(blocks.split(some, axis), axis=axis + 1)
+                every = ops.all(blocks.split(every, axis), axis=axis + 1)
+        return some, every
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dilated(MaskRule):
@@ -344,6 +507,16 @@ class Dilated(MaskRule):
         residues = [(i + align) % self.step for i in range(queries.begin, queries.end)]
         from_end = [(key_length - 1 - residue) % self.step for residue in residues]
         return min(residues, default=0), key_length - min(from_end, default=0)
+
+    def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:  # noqa: D102
+        return (i + _at(self.align, entry) - j) % self.step == 0
+
+    def classify(self, queries: Blocks, keys: Blocks) -> Verdict:  # noqa: D102
+        align = as_column(self.align)
+        least, most = queries.first + align - keys.last, queries.last + align - keys.first
+        # The largest multiple of the step up to the largest distance.
+        multiple = most - ops.mod(most, self.step)
+        return multiple >= least, (multiple >= least) & ((least == most) | (self.step == 1))
 
 
 def of_rank_4(array: Any) -> Any:

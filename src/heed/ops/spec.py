@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from typing import Any, NamedTuple
 
+from heed.ops import checks
 from heed.ops.layouts import LAYOUTS
 from heed.ops.mask import Mask
 from heed.ops.scores import Score
@@ -26,6 +27,7 @@ class AttentionSpec:
         batch: B, or None.
         widths: H (or U) and V; V is 0 where only weights are wanted.
         dtype: "float32" or "float64": of scores, softmax and sums, whatever the input has.
+        operand_dtype: of query, key and value.
         has_bias: whether a bias is added to the scores, or inside the tanh of additive attention.
         has_slopes: whether there are ALiBi slopes.
         dropout: the rate, 0 <= dropout < 1.
@@ -39,6 +41,7 @@ class AttentionSpec:
     batch: int | None
     widths: tuple[int, int]
     dtype: str
+    operand_dtype: str
     has_bias: bool
     has_slopes: bool
     dropout: float
@@ -53,6 +56,7 @@ class AttentionSpec:
             lengths=(query.shape[length_axis], key.shape[length_axis]),
             batch=query.shape[0],
             widths=(query.shape[-1], 0 if value is None else value.shape[-1]),
+            operand_dtype=checks.dtype_of(query),
             **others,
         )
 

@@ -14,8 +14,10 @@ from heed._patching import Patch
 
 # The names of implementations. The portable one runs everywhere.
 NATIVE, PORTABLE, EXPORTABLE = "native", "portable", "exportable"
-# The framework's own fused attention on PyTorch.
-SDPA = "sdpa"
+# The framework's own fused attention on a GPU: of PyTorch `scaled_dot_product_attention`, `varlen_attn` and
+# `flex_attention`, of JAX the call of cuDNN.
+SDPA, VARLEN, FLEX, CUDNN = "sdpa", "varlen_attn", "flex_attention", "cudnn"
+FUSED_ON_GPU = (SDPA, VARLEN, FLEX, CUDNN)
 # Stands for "no label is ignored".
 NO_LABEL = -(2**31)
 

@@ -13,8 +13,9 @@ import jax.export
 import keras
 import numpy as np
 
-from heed.ops.backends import NATIVE, PORTABLE, FusedOps
+from heed.ops.backends import CUDNN, NATIVE, PORTABLE, FusedOps
 from heed.ops.backends.jax import pytree_mask  # noqa: F401  (registers masks with JAX)
+from heed.ops.backends.jax.cudnn.implementation import Cudnn
 from heed.ops.backends.jax.native import library
 from heed.ops.backends.jax.native.implementation import Native
 from heed.ops.backends.jax.portable.dropout import keep_mask
@@ -26,7 +27,11 @@ from heed.ops.backends.shared.fused_ops import PlainFusedOps
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-IMPLEMENTATIONS: dict[str, Implementation] = {NATIVE: Native(), PORTABLE: Portable()}
+IMPLEMENTATIONS: dict[str, Implementation] = {
+    NATIVE: Native(),
+    CUDNN: Cudnn(),
+    PORTABLE: Portable(),
+}
 FUSED_OPS: dict[str, FusedOps] = {PORTABLE: PlainFusedOps(keep_mask)}
 DECODER_OP = None  # programs of JAX decode op by op
 COMPILES_NATIVE = True

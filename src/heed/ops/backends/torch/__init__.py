@@ -10,10 +10,14 @@ import keras
 import numpy as np
 import torch
 
-from heed.ops.backends import NATIVE, PORTABLE, SDPA, FusedOps
+from heed.ops.backends import FLEX, NATIVE, PORTABLE, SDPA, VARLEN, FusedOps
 from heed.ops.backends.protocol import Implementation
 from heed.ops.backends.shared import core
 from heed.ops.backends.shared.fused_ops import PlainFusedOps
+from heed.ops.backends.torch.fused.flex import Flex
+from heed.ops.backends.torch.fused.implementation import Fused
+from heed.ops.backends.torch.fused.sdpa import Sdpa
+from heed.ops.backends.torch.fused.varlen import Varlen
 from heed.ops.backends.torch.native.implementation import Native
 from heed.ops.backends.torch.operands import (
     PLAIN,
@@ -26,13 +30,15 @@ from heed.ops.backends.torch.operands import (
 from heed.ops.backends.torch.portable.dropout import keep_mask
 from heed.ops.backends.torch.portable.implementation import Portable
 from heed.ops.backends.torch.recomputation import recomputation_patches  # noqa: F401  (of the protocol)
-from heed.ops.backends.torch.sdpa.implementation import Sdpa
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+_FLEX = Fused(Flex())
 IMPLEMENTATIONS: dict[str, Implementation] = {
     NATIVE: Native(),
-    SDPA: Sdpa(),
+    SDPA: Fused(Sdpa(), _FLEX),
+    VARLEN: Fused(Varlen(), _FLEX),
+    FLEX: _FLEX,
     PORTABLE: Portable(),
 }
 FUSED_OPS: dict[str, FusedOps] = {PORTABLE: PlainFusedOps(keep_mask)}

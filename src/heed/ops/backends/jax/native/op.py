@@ -109,22 +109,38 @@ def _gradients_forward(static: Static, *arrays: Any) -> tuple[Any, Any]:
 
 def _gradients_backward(static: Static, saved: Any, cotangents: Sequence[Any]) -> Any:
     tensors, numbers, _, _, incoming = saved
-    spec, names = static.whole(numbers), _trained(tensors)
+    second, of_incoming = second_derivatives(static.whole(numbers), tensors, incoming, cotangents)
+    # Output and softmax are functions of the operands, whose gradients are complete.
+    return second, None, None, None, of_incoming
+
+
+def second_derivatives(
+    spec: AttentionSpec, tensors: Tensors, incoming: Any, cotangents: Sequence[Any]
+) -> tuple[Tensors, Any]:
+    """The gradients of sum(cotangents * gradients of the trained operands), from the portable form.
+
+    Args:
+        spec, tensors: the attention.
+        incoming: gradients of output and log-sum-exp; None for a log-sum-exp that is no result.
+        cotangents: of the gradients of the trained operands, in order.
+
+    Returns: those of the operands and of `incoming`.
+    """
+    names = _trained(tensors)
 
     def first(operands: list[Any], incoming: Any) -> tuple[Any, ...]:
         def attend(operands: list[Any]) -> Any:
             named = tensors._replace(**dict(zip(names, operands, strict=True)))
             results: Any = Portable().attend(spec, named, return_lse=True)
             output, lse = results
-            return output, lse.reshape(incoming[1].shape)
+            return output, None if incoming[1] is None else lse.reshape(incoming[1].shape)
 
         return tuple(jax.vjp(attend, operands)[1](incoming)[0])
 
     operands = [getattr(tensors, name) for name in names]
     _, pull = jax.vjp(first, operands, incoming)
     second, of_incoming = pull(tuple(cotangents))
-    # Output and softmax are functions of the operands, whose gradients are complete.
-    return Tensors(**_by_name(tensors, second)), None, None, None, of_incoming
+    return Tensors(**_by_name(tensors, second)), of_incoming
 
 
 _gradients.defvjp(_gradients_forward, _gradients_backward)

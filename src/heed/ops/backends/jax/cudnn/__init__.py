@@ -1,0 +1,1 @@
+"""cuDNN's attention through JAX, where its result is heed's."""

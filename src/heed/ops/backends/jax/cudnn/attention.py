@@ -1,0 +1,223 @@
+"""cuDNN's attention with heed's meaning of empty rows and nonfinite numbers, differentiable any number of times.
+
+cuDNN multiplies hidden values by 0, which leaves NaN. So it computes with finite substitutes, and NaN is then written
+into each row that sees a nonfinite key or value, or holds a nonfinite query. The first derivatives are cuDNN's, higher
+ones those of the portable form. JAX has no forward mode through cuDNN.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from heed.ops.backends.jax.native.op import Static, second_derivatives
+from heed.ops.mask_rules import take_apart
+from heed.ops.spec import AttentionSpec, Tensors
+
+
+def run(spec: AttentionSpec, tensors: Tensors) -> jax.Array:
+    """The output in the layout of the spec."""
+    numbers, outlines = ([], None) if spec.mask is None else take_apart(spec.mask.rules)
+    static = Static(dataclasses.replace(spec, mask=None), outlines)
+    return _compiled(static, tensors, tuple(numbers))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _compiled(static: Static, tensors: Tensors, numbers: Sequence[Any]) -> jax.Array:
+    return _run(static, tensors, numbers)[0]
+
+
+class _Ranges(NamedTuple):
+    """Consecutive positions of the other axis: from `first` to `last`, none if that is smaller. (B or 1, 1, length)."""
+
+    first: Any
+    last: Any
+
+    @property
+    def is_any(self) -> Any:
+        """Whether there is one."""
+        return self.first <= self.last
+
+    def hold_any(self, flags: jax.Array) -> jax.Array:
+        """Whether a flag (B, heads, positions) holds in the range: (B, heads, length)."""
+        count = jnp.pad(jnp.cumsum(flags.astype(jnp.int32), -1), ((0, 0), (0, 0), (1, 0)))
+        last = jnp.maximum(self.last, self.first - 1) + 1
+        shape = (*flags.shape[:2], self.last.shape[-1])
+        upto = [
+            jnp.take_along_axis(count, jnp.broadcast_to(x, shape), -1) for x in (self.first, last)
+        ]
+        return upto[1] > upto[0]
+
+
+class _Problem(NamedTuple):
+    """A masked attention.
+
+    Attributes:
+        options: of JAX' function.
+        of_rows, of_keys: the keys that each row sees, and the rows that see each key.
+    """
+
+    options: dict[str, Any]
+    of_rows: _Ranges
+    of_keys: _Ranges
+
+
+def _problem(spec: AttentionSpec) -> _Problem | None:
+    """The mask as cuDNN takes it; None without a mask."""
+    if spec.mask is None:
+        return None
+    lengths: Any = spec.lengths
+    length, keys = lengths
+    band: Any = spec.mask.as_band(length, keys)
+    options: dict[str, Any] = {}
+    i, j = jnp.arange(length)[None, None], jnp.arange(keys)[None, None]
+    key_ends, query_ends = _ends(band.key_lengths, keys), _ends(band.query_lengths, length)
+    if band.has_window:
+        options["is_causal"] = True
+        left = keys + length if band.left is None else band.left
+        if band.left is not None:
+            options["local_window_size"] = (band.left, 0)
+        rows = _Ranges(jnp.clip(i - left, 0, keys), jnp.minimum(i, key_ends - 1))
+        columns = _Ranges(jnp.minimum(j, length), jnp.minimum(j + left, query_ends - 1))
+    else:
+        rows = _Ranges(0 * i, key_ends - 1 + 0 * i)
+        columns = _Ranges(0 * j, query_ends - 1 + 0 * j)
+    # Sequences of length 0 get one key, whose result is replaced: cuDNN does not say what it makes of them.
+    for name, ends in (("key_value", band.key_lengths), ("query", band.query_lengths)):
+        if ends is not None:
+            most = keys if name == "key_value" else length
+            options[f"{name}_seq_lengths"] = jnp.clip(ends, 1, most).astype(jnp.int32)
+    rows = _without(rows, i >= query_ends)
+    columns = _without(columns, j >= key_ends)
+    return _Problem(options, rows, columns)
+
+
+def _ends(lengths: Any, most: int) -> Any:
+    return most if lengths is None else jnp.clip(lengths, 0, most)[:, None, None]
+
+
+def _without(ranges: _Ranges, where: Any) -> _Ranges:
+    """The ranges, empty where the condition holds."""
+    return _Ranges(jnp.where(where, 0, ranges.first), jnp.where(where, -1, ranges.last))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _run(static: Static, tensors: Tensors, numbers: Sequence[Any]) -> tuple[jax.Array, Any]:
+    """The output, and what cuDNN keeps for the backward pass."""
+    spec = static.whole(numbers)
+    problem = _problem(spec)
+    operands = tensors[:3]
+    if problem is None:
+        output, pull = jax.vjp(_call(spec, {}), *operands)
+        return output, jax.tree.leaves(pull)
+    output, pull = jax.vjp(_call(spec, problem.options), *_substitutes(operands))
+    output = _fill(spec, ~problem.of_rows.is_any, output, 0.0)
+    output = _fill(spec, _bad_rows(spec, problem, operands), output, jnp.nan)
+    return output, jax.tree.leaves(pull)
+
+
+def _run_forward(static: Static, tensors: Tensors, numbers: Sequence[Any]) -> Any:
+    # By the function itself, whose derivative an outer differentiation then finds.
+    output, kept = _run(static, tensors, numbers)
+    return (output, kept), (tensors, numbers, kept)
+
+
+def _run_backward(static: Static, saved: Any, cotangents: Any) -> Any:
+    # What is kept is no result of the attention: its gradient counts nowhere.
+    found = _gradients(static, *saved, cotangents[0])
+    return Tensors(*found), None
+
+
+_run.defvjp(_run_forward, _run_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gradients(
+    static: Static, tensors: Tensors, numbers: Any, kept: Any, incoming: jax.Array
+) -> tuple[jax.Array, ...]:
+    """The gradients of query, key and value."""
+    spec = static.whole(numbers)
+    problem = _problem(spec)
+    call = _call(spec, {} if problem is None else problem.options)
+    # The function that pulls gradients back, with what was kept in its place.
+    _, pull = jax.eval_shape(functools.partial(jax.vjp, call), *tensors[:3])
+    pull = jax.tree.unflatten(jax.tree.structure(pull), kept)
+    if problem is None:
+        return pull(incoming)
+    bad = _bad_rows(spec, problem, tensors[:3])
+    seen = problem.of_rows.is_any
+    bad = (bad | _by_head(spec, ~jnp.isfinite(incoming).all(-1))) & seen
+    query, key, value = pull(_fill(spec, bad | ~seen, incoming, 0.0))
+    hit = problem.of_keys.hold_any(bad)
+    hit = hit.reshape(hit.shape[0], spec.kv_heads, -1, hit.shape[2]).any(2)
+    query = _fill(spec, bad, _fill(spec, ~seen, query, 0.0), jnp.nan)
+    key, value = (
+        _fill(spec, hit, _fill(spec, ~problem.of_keys.is_any, x, 0.0), jnp.nan)
+        for x in (key, value)
+    )
+    return query, key, value
+
+
+def _gradients_forward(static: Static, *arrays: Any) -> tuple[Any, Any]:
+    return _gradients(static, *arrays), arrays
+
+
+def _gradients_backward(static: Static, saved: Any, cotangents: Sequence[Any]) -> Any:
+    tensors, numbers, _, incoming = saved
+    second, of_incoming = second_derivatives(
+        static.whole(numbers), tensors, (incoming, None), cotangents
+    )
+    return second, None, None, of_incoming[0]
+
+
+_gradients.defvjp(_gradients_forward, _gradients_backward)
+
+
+def _call(spec: AttentionSpec, options: dict[str, Any]) -> Callable[..., jax.Array]:
+    """Attention by cuDNN as a function of query, key and value in the layout of the spec."""
+    product: Any = spec.score.product
+
+    def call(*operands: jax.Array) -> jax.Array:
+        swap = spec.layout != "BTNH"
+        output = jax.nn.dot_product_attention(
+            *(jnp.swapaxes(x, 1, 2) if swap else x for x in operands),
+            scale=product.scale,
+            implementation="cudnn",
+            **options,
+        )
+        return jnp.swapaxes(output, 1, 2) if swap else output
+
+    return call
+
+
+def _by_head(spec: AttentionSpec, x: jax.Array) -> jax.Array:
+    """From the layout of the spec to (B, N, ...), and back."""
+    return jnp.swapaxes(x, 1, 2) if spec.layout == "BTNH" else x
+
+
+def _fill(spec: AttentionSpec, where: jax.Array, x: jax.Array, number: float) -> jax.Array:
+    """`x` with a number in the rows (B or 1, N or 1, T) where the condition holds."""
+    return jnp.where(_by_head(spec, where)[..., None], jnp.asarray(number, x.dtype), x)
+
+
+def _nonfinite(spec: AttentionSpec, x: jax.Array) -> jax.Array:
+    """Whether the vectors (B, heads, length) hold nonfinite numbers."""
+    return _by_head(spec, ~jnp.isfinite(x).all(-1))
+
+
+def _substitutes(operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """The operands with 0 in place of nonfinite numbers."""
+    return [jnp.where(jnp.isfinite(x), x, jnp.asarray(0, x.dtype)) for x in operands]
+
+
+def _bad_rows(spec: AttentionSpec, problem: _Problem, operands: Sequence[jax.Array]) -> jax.Array:
+    """Which rows see a nonfinite number: (B, N, T)."""
+    query, key, value = (_nonfinite(spec, x) for x in operands)
+    found = problem.of_rows.hold_any(key | value)
+    found = jnp.repeat(found, spec.queries_per_kv, axis=1)
+    return (query | found) & problem.of_rows.is_any

@@ -1,0 +1,90 @@
+"""Attention by cuDNN, on NVIDIA GPUs."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+
+from heed.ops.backends.jax.cudnn import attention
+from heed.ops.backends.jax.portable.implementation import Portable
+from heed.ops.backends.jax.shape_inference import has_symbols, placeholder
+from heed.ops.spec import AttentionSpec, Tensors
+
+# The first GPUs that cuDNN's attention runs on, and those on which it takes wider heads.
+_OLDEST, _HOPPER = (8, 0), (9, 0)
+
+
+@functools.cache
+def compute_capability() -> tuple[int, ...] | None:
+    """Return that of the GPU on which JAX computes; None if it computes elsewhere."""
+    try:
+        device = jax.local_devices(backend="cuda")[0]
+    except RuntimeError:
+        return None
+    if jax.default_backend() != "gpu":
+        return None
+    return tuple(int(x) for x in device.compute_capability.split("."))
+
+
+class Cudnn(Portable):
+    """See `Implementation`. Weights, statistics and calls for the log-sum-exp are inherited from the portable form."""
+
+    def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
+        """See `Implementation`."""
+        capability = compute_capability()
+        if capability is None:
+            return ["JAX computes on no NVIDIA GPU, for which cuDNN is"]
+        if capability < _OLDEST:
+            return ["cuDNN's attention needs an Ampere GPU or a later one"]
+        return [] if spec is None else _reasons_against(spec, 256 if capability >= _HOPPER else 128)
+
+    def attend(
+        self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """See `Implementation`."""
+        # JAX rounds the log-sum-exp to half precision.
+        if return_lse:
+            return super().attend(spec, tensors, return_lse=True)
+        if has_symbols(tensors):
+            return placeholder(spec, tensors, return_lse)
+        return attention.run(spec, tensors), None
+
+
+def _reasons_against(spec: AttentionSpec, widest: int) -> list[str]:
+    """Why cuDNN does not give heed's result, as sentences."""
+    product = spec.score.product
+    if product is None:
+        return ["cuDNN's attention has dot products only"]
+    width, value_width = spec.widths
+    found = {
+        "computes in float16 and bfloat16": spec.operand_dtype not in ("float16", "bfloat16"),
+        f"takes widths that are multiples of 8 up to {widest}": width % 8 > 0 or width > widest,
+        "needs values as wide as keys": width != value_width,
+        "needs a scale above 0": product.scale <= 0,
+        "has no soft cap through JAX": product.soft_cap is not None,
+        "drops other weights than heed": bool(spec.dropout),
+        "hides no keys by a bias of -1e30": spec.has_bias,
+        "has no ALiBi": spec.has_slopes,
+        "needs at least one query and key": 0 in (spec.batch, *spec.lengths, *spec.widths),
+        "has no masks but lengths, causal ones from the first key on, and windows before each query": not (
+            _is_taken(spec)
+        ),
+    }
+    return [f"cuDNN's attention {reason}" for reason, holds in found.items() if holds]
+
+
+def _is_taken(spec: AttentionSpec) -> bool:
+    """Whether cuDNN has the mask."""
+    if spec.mask is None:
+        return True
+    length, keys = spec.lengths
+    band = spec.mask.as_band(length, keys)
+    if band is None:
+        return False
+    if not band.has_window:
+        return True
+    has_lengths = band.key_lengths is not None or band.query_lengths is not None
+    # A row far behind the end of the keys would see none of them.
+    windowed = band.left is None or (length == keys and not has_lengths)
+    return band.right == 0 and band.align == 0 and windowed

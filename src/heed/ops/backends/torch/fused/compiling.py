@@ -1,0 +1,103 @@
+"""Compiles fused calls: once for each kind of call, whatever its lengths."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from heed.ops.backends.torch.fused.attention import CannotRun, Results
+from heed.ops.mask import Mask
+from heed.ops.mask_rules import Outline, put_together, take_apart
+from heed.ops.spec import AttentionSpec, Tensors
+
+# Why a kind of call could not be compiled.
+_failures: dict[Any, str] = {}
+# Kinds of calls that stay compiled.
+_MOST_KINDS = 64
+
+
+class Expression(Protocol):
+    """A call as operations that PyTorch compiles.
+
+    Attributes:
+        name: of its implementation.
+    """
+
+    name: str
+
+    def express(self, spec: AttentionSpec, tensors: Tensors) -> Results:
+        """Return the results; see `Call.compute`."""
+
+
+def run(call: Expression, spec: AttentionSpec, tensors: Tensors) -> Results:
+    """The results of a call, compiled; while PyTorch compiles, and without Triton, its operations.
+
+    Raises:
+        CannotRun: if PyTorch fails to compile it.
+    """
+    if torch.compiler.is_compiling() or not has_triton():
+        return call.express(spec, tensors)
+    kind, numbers = _kind_of(call, spec)
+    try:
+        return compiled(*kind)(*tensors[:3], tensors.slopes, *numbers)
+    except torch._dynamo.exc.TorchDynamoException as error:
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        _failures[kind] = reason
+        warnings.warn(
+            f"PyTorch cannot compile {call.name}, and heed's portable attention runs instead: {reason}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        raise CannotRun from error
+
+
+@torch.compiler.assume_constant_result
+@functools.cache
+def has_triton() -> bool:
+    """Return whether PyTorch can compile for GPUs."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def failure_of(call: Expression, spec: AttentionSpec) -> str | None:
+    """Why such a call could not be compiled; None if it was not tried, or could."""
+    if torch.compiler.is_compiling():
+        return None
+    return _failures.get(_kind_of(call, spec)[0]) if _failures else None
+
+
+def _kind_of(call: Expression, spec: AttentionSpec) -> tuple[Any, list[Any]]:
+    """What is fixed in a compiled call, and the tensors of its mask."""
+    numbers, outlines = ([], None) if spec.mask is None else take_apart(spec.mask.rules)
+    bare = dataclasses.replace(spec, mask=None, lengths=(None, None), batch=None)
+    return (call, bare, outlines), numbers
+
+
+@functools.lru_cache(maxsize=_MOST_KINDS)
+def compiled(
+    call: Expression, spec: AttentionSpec, outlines: tuple[Outline, ...] | None
+) -> Callable[..., Results]:
+    """A function of query, key, value, slopes, and the tensors of the mask."""
+    return torch.compile(express(call, spec, outlines), fullgraph=True)
+
+
+def express(
+    call: Expression, spec: AttentionSpec, outlines: tuple[Outline, ...] | None
+) -> Callable[..., Results]:
+    """The same, not compiled."""
+
+    def run(query: Any, key: Any, value: Any, slopes: Any, *numbers: Any) -> Results:
+        mask = None if outlines is None else Mask(put_together(outlines, numbers))
+        whole = dataclasses.replace(spec, mask=mask)
+        return call.express(whole, Tensors(query, key, value, slopes=slopes))
+
+    # PyTorch counts recompilations for each object of code.
+    return types.FunctionType(
+        run.__code__.replace(), run.__globals__, run.__name__, None, run.__closure__
+    )

@@ -1,0 +1,124 @@
+"""`flex_attention` of PyTorch: any mask, soft cap and ALiBi, in one compiled kernel."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from heed.ops.backends import FLEX
+from heed.ops.backends.torch.fused import compiling
+from heed.ops.backends.torch.fused.attention import Results
+from heed.ops.backends.torch.fused.block_mask import block_mask
+from heed.ops.backends.torch.fused.nonfinite import Rows, Substitutes, holds_nonfinite
+from heed.ops.mask import Mask
+from heed.ops.spec import AttentionSpec, Tensors
+
+# A score beyond all others, finite in the kernel's base-2 logarithms: it marks rows that see a nonfinite number.
+_MARK = 1e30
+# Fewer queries or keys are one block, of which the kernel would compute all.
+SHORTEST = 128
+WIDTHS = range(16, 257)
+
+
+@torch.compiler.assume_constant_result
+@functools.cache
+def _machine_reasons() -> tuple[str, ...]:
+    try:
+        module = importlib.import_module("torch.nn.attention.flex_attention")
+    except ImportError:
+        module = None
+    if not hasattr(module, "AuxRequest"):
+        return ("flex_attention needs PyTorch 2.9",)
+    return () if compiling.has_triton() else ("flex_attention needs Triton",)
+
+
+class Flex:
+    """See `Call`."""
+
+    name = FLEX
+    gives_lse = True
+
+    def machine_reasons(self) -> list[str]:
+        """See `Call`."""
+        return list(_machine_reasons())
+
+    def reasons_against(self, spec: AttentionSpec) -> list[str]:
+        """See `Call`."""
+        lengths: Any = spec.lengths
+        found = {
+            f"takes widths from {WIDTHS.start} to {WIDTHS.stop - 1}": not all(
+                width in WIDTHS for width in spec.widths
+            ),
+            f"gains nothing below {SHORTEST} queries or keys": min(lengths) < SHORTEST,
+        }
+        reasons = [f"flex_attention {reason}" for reason, holds in found.items() if holds]
+        failure = compiling.failure_of(self, spec)
+        return reasons + [f"PyTorch cannot compile flex_attention here: {failure}"] * bool(failure)
+
+    def compute(self, spec: AttentionSpec, tensors: Tensors) -> Results:
+        """See `Call`."""
+        return compiling.run(self, spec, tensors)
+
+    def express(self, spec: AttentionSpec, tensors: Tensors) -> Results:
+        """The attention as operations that PyTorch compiles into one kernel and few others."""
+        from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+        query, key, value = (x.transpose(1, 2) if spec.layout == "BTNH" else x for x in tensors[:3])
+        batch, _, length, _ = query.shape
+        keys, mask, marks = key.shape[2], spec.mask, None
+        blocks = None
+        if mask is not None:
+            blocks = block_mask(mask, batch, length, keys, query.device)
+            bad_keys = holds_nonfinite(key) | holds_nonfinite(value)
+            marks = [_MARK * x.float() for x in (holds_nonfinite(query), bad_keys)]
+            query, key, value = Substitutes.apply(query, key, value)
+        product: Any = spec.score.product
+        output, extras = flex_attention(
+            query,
+            key,
+            value,
+            score_mod=_score_mod(spec, tensors.slopes, marks, batch, keys - length),
+            block_mask=blocks,
+            scale=product.scale,
+            enable_gqa=spec.heads[0] != spec.heads[1],
+            return_aux=AuxRequest(lse=True),
+        )
+        lse = extras.lse
+        if mask is not None:
+            output, lse = Rows.apply(output, lse, lse > _MARK / 2)
+        return output.transpose(1, 2) if spec.layout == "BTNH" else output, lse
+
+
+def _score_mod(
+    spec: AttentionSpec, slopes: Any, marks: Any, batch: int, end: int
+) -> Callable[..., Any] | None:
+    """What happens to a score between product and mask; None for nothing."""
+    cap = None if spec.score.product is None else spec.score.product.soft_cap
+    if cap is None and slopes is None and marks is None:
+        return None
+    group = spec.queries_per_kv
+    align = None
+    if slopes is not None:
+        align = torch.zeros((batch,), dtype=torch.int32, device=slopes.device)
+        align = align + (0 if spec.mask is None else _position(spec.mask, end))
+
+    def change(score: Any, entry: Any, head: Any, i: Any, j: Any) -> Any:
+        if cap is not None:
+            score = cap * torch.tanh(score * (1 / cap))
+        if align is not None:
+            score = score - slopes[head] * torch.abs(i + align[entry] - j).to(torch.float32)
+        if marks is not None:
+            score = score + marks[0][entry, head, i] + marks[1][entry, head // group, j]
+        return score
+
+    return change
+
+
+def _position(mask: Mask, end: int) -> Any:
+    """The key position of query 0: a number, or a tensor () or (B,)."""
+    align = mask.alignment
+    return (end if align == "bottom_right" else 0) if isinstance(align, str) else align
