@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from keras import KerasTensor, ops
 from keras.layers import GroupQueryAttention, MultiHeadAttention
 
 from heed._patching import Function, Replacement
-from heed.acceleration import _loop, _switch
+from heed.acceleration import _loop, _op, _switch
 from heed.acceleration._repeated import merge_queries
+from heed.acceleration._stand_in import StandIn
 from heed.layers import masks
 from heed.layers.attend import (
     ScoresRequest,
@@ -30,6 +34,13 @@ from heed.layers.axes import AttentionAxes
 from heed.layers.overrides import find_multi_head_override, is_pointwise, option
 from heed.layers.shapes import built_widths
 from heed.ops import Mask
+from heed.ops.device_rule import Call
+
+
+@functools.cache
+def _any_mask() -> Mask:
+    """Stands for a mask for the rule of the device, which does not ask what an array holds."""
+    return Mask.dense(np.ones((1, 1, 1, 1), bool))
 
 
 def _family(layer: Any) -> type:
@@ -61,7 +72,76 @@ def _leave_call(self: Any, query: Any, **_: Any) -> str | None:
     return find_multi_head_override(self, _family(self), axes, "_compute_attention")
 
 
-@_switch.make_replacement(_name, _leave_call)
+def _describe_call(
+    self: Any,
+    query: Any,
+    value: Any,
+    key: Any,
+    query_mask: Any,
+    value_mask: Any,
+    key_mask: Any,
+    attention_mask: Any,
+    return_attention_scores: Any,
+    training: bool | None,
+    use_causal_mask: bool,
+) -> Call | None:
+    axes = _axes(self, len(query.shape))
+    rows = masks.position_mask(query_mask, query, "query_mask")
+    columns = masks.key_positions(axes, value, (value_mask, value), (key_mask, key))
+    structure = masks.structure(use_causal_mask, option(self, "sliding_window"))
+    if not axes.trivial and (rows is not None or columns is not None):
+        return None  # Keras refuses masks of positions along several axes
+    structure = masks.join(structure, masks.padding(rows, columns))
+    projected = [
+        SimpleNamespace(shape=(*x.shape[:-1], *heads), dtype=self.compute_dtype)
+        for x, heads in zip((query, value, value), _heads(self), strict=True)
+    ]
+    return _describe(
+        self, axes, projected, structure, attention_mask, return_attention_scores, training, query
+    )
+
+
+def _heads(layer: Any) -> list[tuple[int, int]]:
+    """The numbers of heads and their widths, of queries, keys and values."""
+    heads = layer.num_heads if hasattr(layer, "num_heads") else layer.num_query_heads
+    kv_heads = getattr(layer, "num_key_value_heads", heads)
+    width = option(layer, "key_dim", "head_dim")
+    return [(heads, width), (kv_heads, width), (kv_heads, option(layer, "value_dim") or width)]
+
+
+def _describe(
+    layer: Any,
+    axes: AttentionAxes,
+    projected: Sequence[Any],
+    structure: Mask | None,
+    attention_mask: Any,
+    scores: Any,
+    training: bool | None,
+    source: Any,
+) -> Call | None:
+    """Describes a call with projected inputs (B, d1, ..., dk, N, H)."""
+    # Keras refuses what its flash attention does not take; only heed returns some of the scores.
+    if layer._flash_attention or not isinstance(scores, bool):
+        return None
+    rate = option(layer, "dropout") or 0.0
+    mask = attention_mask
+    if mask is not None:
+        query, key, _ = projected
+        heads = query.shape[-2]
+        mask = masks.over_scores(mask, axes, query, key, heads) if axes.trivial else _any_mask()
+    flat = [SimpleNamespace(shape=axes.flat_shape(x.shape), dtype=x.dtype) for x in projected]
+    return _op.describe(
+        *flat,
+        mask=masks.join(structure, mask),
+        scale=option(layer, "inverse_sqrt_key_dim", "inverse_sqrt_head_dim"),
+        source=source,
+        is_fused=axes.trivial and not rate and not scores,
+        returns_scores=scores,
+        dropout=rate if is_training(training) else 0.0,
+    )
+
+
+@_switch.make_replacement(_name, _leave_call, _describe_call)
 def call(
     self: Any,
     query: Any,
@@ -125,7 +205,29 @@ def _leave_projected(self: Any, query: Any, **_: Any) -> str | None:
     return find_multi_head_override(self, _family(self), _axes(self, len(query.shape) - 1))
 
 
-@_switch.make_replacement(_name, _leave_projected)
+def _describe_projected(
+    self: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    training: bool | None,
+    return_attention_scores: Any = None,
+    use_causal_mask: bool = False,
+) -> Call | None:
+    if return_attention_scores is None:
+        return_attention_scores = self._return_attention_scores
+    axes = _axes(self, len(query.shape) - 1)
+    if any(isinstance(x, StandIn) for x in (key, value)):
+        return None  # which Keras would copy
+    structure = masks.structure(use_causal_mask, None)
+    inputs = query, key, value
+    return _describe(
+        self, axes, inputs, structure, attention_mask, return_attention_scores, training, query
+    )
+
+
+@_switch.make_replacement(_name, _leave_projected, _describe_projected)
 def compute_attention(
     self: Any,
     query: Any,

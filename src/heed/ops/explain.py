@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from typing import Any
 
 from heed.ops import arguments
 from heed.ops.additive import additive_attention
 from heed.ops.attention import dot_product_attention
+from heed.ops.checks import Operand, dtype_of
+from heed.ops.device_rule import Call, reason_to_leave
 from heed.ops.dispatch import Dispatch, explain
+from heed.ops.sizes import shape_of
 
 
 def explain_dispatch(query: Any, key: Any, value: Any, **options: Any) -> Dispatch:
@@ -18,7 +22,8 @@ def explain_dispatch(query: Any, key: Any, value: Any, **options: Any) -> Dispat
         query, key, value: as for `dot_product_attention` or `additive_attention`.
         **options: as there, and checked as there. With a `score_vector` it is additive attention. Nothing is computed.
 
-    Returns: an object with `.implementation` ("native" or "portable") and `.reasons`; print it.
+    Returns: an object with `.implementation` ("native", "portable", or on a GPU the name of a fused kernel) and
+    `.reasons`, of which the last says whether `heed.accelerate` leaves such a call of Keras to Keras; print it.
 
     Raises:
         ValueError, TypeError: as the attention in question.
@@ -39,6 +44,22 @@ def explain_dispatch(query: Any, key: Any, value: Any, **options: Any) -> Dispat
     bound = signature.bind(query, key, value, **options)
     bound.apply_defaults()
     del bound.arguments["return_lse"]
-    return explain(
-        (arguments.additive if additive else arguments.dot_product)(**bound.arguments)[0]
+    spec, tensors = (arguments.additive if additive else arguments.dot_product)(**bound.arguments)
+    found, product = explain(spec), spec.score.product
+    could_be_keras = spec.layout == "BTNH" and not (spec.has_slopes or spec.dropout)
+    if product is None or product.soft_cap is not None or not could_be_keras:
+        return found
+    query, key, value = (Operand(shape_of(x), dtype_of(x)) for x in tensors[:3])
+    call = Call(
+        query,
+        key,
+        value,
+        tensors.query,
+        spec.mask,
+        has_bias=spec.has_bias,
+        scale=product.scale,
     )
+    if reason := reason_to_leave(call):
+        text = f"heed.accelerate leaves such a call to Keras: {reason}"
+        return dataclasses.replace(found, reasons=(*found.reasons, text))
+    return found
