@@ -27,18 +27,17 @@ on_torch = pytest.mark.skipif(BACKEND != "torch", reason="is about PyTorch")
 @pytest.fixture
 def gpu() -> Iterator[None]:
     """As on a machine with a GPU; what then runs are the kernels for CPUs, or the portable form."""
-    with ExitStack() as stack:
-        module = current()
-        for place in {"torch": (module,), "jax": (module, _jax_stock())}.get(BACKEND, (module,)):
-            stack.enter_context(mock.patch.object(place, "device_of", lambda x=None: "GPU"))
-        native = module.IMPLEMENTATIONS["native"]
-        reasons = mock.Mock(return_value=["the native kernels are for CPUs"])
-        stack.enter_context(mock.patch.object(type(native), "unsupported_reasons", reasons))
-        if BACKEND == "torch":
-            from heed.ops.backends.torch.fused import compiling, implementation
+    backend = current()
+    native = type(backend.IMPLEMENTATIONS["native"])
+    answers: list[tuple[Any, str, Any]] = [
+        (backend, "device_of", "GPU"),
+        (native, "unsupported_reasons", ["the native kernels are for CPUs"]),
+    ]
+    if BACKEND == "torch":
+        from heed.ops.backends.torch.fused import compiling, implementation
 
-            stack.enter_context(mock.patch.object(implementation, "machine_reasons", lambda: ()))
-            stack.enter_context(mock.patch.object(compiling, "has_triton", lambda: True))
+        answers += [(implementation, "machine_reasons", ()), (compiling, "has_triton", True)]
+    with ExitStack() as stack:
         if BACKEND == "jax":
             from heed.ops.backends.jax.cudnn import attention, implementation
             from heed.ops.backends.jax.portable.implementation import Portable
@@ -46,17 +45,11 @@ def gpu() -> Iterator[None]:
             def run(spec: Any, tensors: Any) -> Any:
                 return Portable().attend(spec, tensors, return_lse=False)[0]
 
-            stack.enter_context(
-                mock.patch.object(implementation, "compute_capability", lambda: (9, 0))
-            )
             stack.enter_context(mock.patch.object(attention, "run", run))
+            answers.append((implementation, "compute_capability", (9, 0)))
+        for owner, name, answer in answers:
+            stack.enter_context(mock.patch.object(owner, name, return_value=answer))
         yield
-
-
-def _jax_stock() -> Any:
-    from heed.ops.backends.jax import stock
-
-    return stock
 
 
 def draw(*shape: int, dtype: str = "bfloat16") -> Any:
@@ -118,16 +111,21 @@ def test_a_layer_is_left_as_a_whole() -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("axes", [None, (1,)], ids=["", "of rank 4"])
-def test_scores_as_a_result_and_inputs_of_more_axes(axes: tuple[int, ...] | None) -> None:
-    layer = keras.layers.MultiHeadAttention(N, H, attention_axes=axes)
-    x = draw(B, T, *(() if axes is None else (3,)), 12, dtype="float32")
-    if axes is None:
-        found = run(lambda: layer(x, x, return_attention_scores=True))
-        assert "output and scores at once" in the_reason(found, "keras.layers.MultiHeadAttention")
-    else:
-        found = run(lambda: layer(x, x, key_mask=np.ones((B, T, 3), bool)))
-        assert FEW in the_reason(found, "keras.layers.MultiHeadAttention")
+def test_scores_as_a_result() -> None:
+    layer, x = keras.layers.MultiHeadAttention(N, H), draw(B, T, 12, dtype="float32")
+    found = run(lambda: layer(x, x, return_attention_scores=True))
+    assert "output and scores at once" in the_reason(found, "keras.layers.MultiHeadAttention")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_attention_along_one_of_several_axes() -> None:
+    layer = keras.layers.MultiHeadAttention(N, H, attention_axes=(1,))
+    x, mask = draw(B, T, 3, 12, dtype="float32"), np.ones((B, T, 3), bool)
+    found = run(lambda: layer(x, x, attention_mask=np.tri(T, dtype=bool)[None, None]))
+    assert FEW in the_reason(found, "keras.layers.MultiHeadAttention")
+    with heed.accelerate() as acceleration:  # Keras refuses this mask
+        layer(x, x, key_mask=mask)
+        assert acceleration.report().calls == {"keras.layers.MultiHeadAttention": 1}
 
 
 @pytest.mark.usefixtures("gpu")
