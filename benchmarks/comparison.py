@@ -6,6 +6,7 @@ import argparse
 import gc
 import importlib
 import json
+import math
 import os
 import shlex
 import statistics
@@ -29,18 +30,24 @@ _ROUND_SECONDS = 0.02
 _MARK = "row: "
 
 
-def alternate(*sides: Callable[[], Any], rounds: int, quartile: int = 1) -> list[float]:
+def alternate(
+    *sides: Callable[[], Any], rounds: int, quartile: int = 1, budget: float = math.inf
+) -> list[float]:
     """The seconds of a call of each side: a quartile of rounds in turn, which reverse their order each time.
 
     Args:
         sides: functions that return when their result is there. Each runs twice before.
         rounds: at least 2.
         quartile: the lower one for a machine that others disturb, or 2 for the median.
+        budget: the seconds in which they fit as many rounds as they can, at least 2.
     """
-    calls = []
+    calls, whole = [], 0.0
     for side in sides:
         side()
-        calls.append(max(1, int(_ROUND_SECONDS / max(1e-9, _seconds(side, 1)))))
+        seconds = max(1e-9, _seconds(side, 1))
+        calls.append(max(1, int(_ROUND_SECONDS / seconds)))
+        whole += calls[-1] * seconds
+    rounds = max(2, min(rounds, int(min(budget / whole, 1e9))))
     samples: list[list[float]] = [[] for _ in sides]
     gc.collect()
     gc.disable()
@@ -68,10 +75,11 @@ def ratio(
     rounds: int,
     *,
     quartile: int = 1,
+    budget: float = math.inf,
     note: str = "",
 ) -> Row:
     """A row of the peer's time / heed's time; see `alternate`."""
-    ours, theirs = alternate(heed, peer, rounds=rounds, quartile=quartile)
+    ours, theirs = alternate(heed, peer, rounds=rounds, quartile=quartile, budget=budget)
     times = f"heed {_readable(ours)}, peer {_readable(theirs)}"
     return Row(name, theirs / ours, bar, note="; ".join(filter(None, [times, note])))
 
@@ -247,11 +255,13 @@ class Comparison:
                     yield found if isinstance(found, str) else Row(**found)
             status = process.wait()
             limit.cancel()
+            errors.seek(0)
+            said = errors.read()
+            sys.stderr.write(said)
             if status and seconds and time.monotonic() - started >= seconds:
                 raise ChildProcessError(f"it took longer than {seconds:g} s")
             if status:
-                errors.seek(0)
-                lines = errors.read().strip().splitlines() or [f"its status is {status}"]
+                lines = said.strip().splitlines() or [f"its status is {status}"]
                 raise ChildProcessError(lines[-1][:300])
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 
 def has_gpu() -> bool:
@@ -17,6 +18,23 @@ def has_gpu() -> bool:
     import jax
 
     return jax.default_backend() == "gpu"
+
+
+def to_device(x: Any, dtype: str | None = None) -> Any:
+    """The array as a tensor of the default device."""
+    if keras.config.backend() == "jax":  # which compiles a program for each shape that Keras casts
+        import jax.numpy as jnp
+
+        x = np.asarray(x)
+        return jnp.asarray(x if dtype is None else x.astype(jnp.dtype(dtype)))
+    return keras.ops.convert_to_tensor(x, dtype=dtype)
+
+
+def to_host(x: Any) -> np.ndarray:
+    """The tensor as an array of NumPy in float32."""
+    if keras.config.backend() == "jax":
+        return np.asarray(x).astype("float32")
+    return x.detach().float().cpu().numpy()
 
 
 def make_step(

@@ -15,6 +15,7 @@ from benchmarks.gpu_device import has_gpu
 from benchmarks.scale import Row
 
 _VOCABULARY = 8000
+_BUDGET = 3.0  # seconds of timing for a row
 _TITLES = {"torch": "PyTorch", "jax": "JAX"}
 _REAL = has_gpu()
 _LAYERS = 4 if _REAL else 1
@@ -104,7 +105,7 @@ def _measure_model(name: str, rounds: int) -> Iterator[Row]:
             gap = np.max(np.abs(np.subtract(ours(), theirs()))) / np.max(np.abs(theirs()))
             note = f"{_describe_calls(acceleration.report())}; the results differ by {gap:.2g}"
             case = f"{title}, {what} ({batch}, {length})"
-            yield ratio(case, ours, theirs, bar, rounds, quartile=2, note=note)
+            yield ratio(case, ours, theirs, bar, rounds, quartile=2, budget=_BUDGET, note=note)
 
 
 def _describe_calls(report: heed.acceleration.Report) -> str:

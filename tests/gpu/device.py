@@ -13,8 +13,9 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks.gpu_device import has_gpu, make_step
+from benchmarks.gpu_device import has_gpu, make_step, to_device, to_host
 
+__all__ = ["BACKEND", "HAS_GPU", "needs_device", "run", "to_device", "to_host"]
 BACKEND = keras.config.backend()
 if BACKEND == "tensorflow":
     pytest.skip("heed has no fused GPU attention on TensorFlow", allow_module_level=True)
@@ -27,16 +28,6 @@ needs_device = [
         not (HAS_GPU or os.environ.get("HEED_GPU_TESTS") == "anywhere"), reason="needs a GPU"
     ),
 ]
-
-
-def to_device(x: Any, dtype: str | None = None) -> Any:
-    """The array as a tensor of the backend's default device."""
-    return keras.ops.convert_to_tensor(x, dtype=dtype)
-
-
-def to_host(x: Any) -> np.ndarray:
-    """The tensor as an array of NumPy; bfloat16 becomes float32."""
-    return keras.ops.convert_to_numpy(keras.ops.cast(x, "float32"))
 
 
 def run(

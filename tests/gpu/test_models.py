@@ -11,6 +11,7 @@ import pytest
 
 import heed
 from tests.gpu.device import needs_device, to_device, to_host
+from tests.slow import slow
 
 pytestmark = needs_device
 
@@ -43,7 +44,7 @@ def _op() -> Callable[[Any], Any]:
     return attend
 
 
-@pytest.mark.parametrize("make", [_multi_head, _causal, _grouped, _op])
+@pytest.mark.parametrize("make", [_multi_head, _grouped, *slow([_causal, _op])])
 def test_accelerated_is_stock(make: Callable[[], Callable[[Any], Any]]) -> None:
     x = to_device(np.random.default_rng(0).normal(size=(B, T, D)).astype("float32"))
     attend = make()
