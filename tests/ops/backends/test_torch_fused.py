@@ -18,6 +18,8 @@ if BACKEND != "torch":
 
 import numpy as np
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import heed
 from heed import Mask, ops
@@ -29,7 +31,8 @@ from heed.ops.backends.torch.fused import (
     varlen,
 )
 from heed.ops.backends.torch.native import implementation as native
-from tests import tolerances
+from heed.ops.mask import as_mask
+from tests import strategies, tolerances
 from tests.slow import slow
 
 flex_module = pytest.importorskip("torch.nn.attention.flex_attention")
@@ -196,3 +199,262 @@ def test_it_gives_what_the_portable_form_gives(name: str) -> None:
 def test_second_derivatives(name: str) -> None:
     _, dtype, shape, options = CALLS[name]
     assert_as_portable(second, inputs(dtype, **shape), options, dtype)
+
+
+@pytest.mark.usefixtures("with_gpu")
+@pytest.mark.parametrize("name", ["window", *slow(["lengths of float32", "soft cap and ALiBi"])])
+def test_the_log_sum_exp_and_its_gradients_come_from_flex_attention(name: str) -> None:
+    _, dtype, shape, options = CALLS[name]
+
+    def run(tensors: list[torch.Tensor], options: dict[str, Any]) -> list[torch.Tensor]:
+        output, lse = ops.dot_product_attention(*tensors, **options, return_lse=True)
+        found = torch.autograd.grad([output, lse], tensors, [output.detach(), torch.ones_like(lse)])
+        return [output, lse, *found]
+
+    assert_as_portable(run, inputs(dtype, **shape), options, dtype)
+
+
+# Of each place, a number that no row sees under `lengths`, and one that some rows see.
+PLACES = {"query": (0, [(1, 8), (0, 3)]), "key": (1, [(1, 10), (0, 3)]), "value": (2, [(1, 10)])}
+HIDDEN = {
+    "sdpa": {"mask": Mask.causal("bottom_right")},
+    "varlen_attn": {"mask": Mask.lengths([11, 4], [9, 7])},
+    "flex_attention": {"mask": Mask.window(3, 0, "bottom_right") & Mask.lengths([11, 4])},
+}
+
+
+@pytest.mark.usefixtures("with_gpu")
+@pytest.mark.parametrize("name", HIDDEN)
+@pytest.mark.parametrize("place", PLACES)
+def test_nonfinite_numbers_reach_the_rows_that_see_them(name: str, place: str) -> None:
+    options, (operand, positions) = HIDDEN[name], PLACES[place]
+    dtype = "float32" if name == "flex_attention" else "float16"
+    tensors = inputs(dtype)
+    assert heed.explain_dispatch(*tensors, **options).implementation == name
+    with torch.no_grad():
+        for position, number in zip(positions, (torch.nan, -torch.inf), strict=False):
+            tensors[operand][(*position, 1, 2)] = number
+    assert_as_portable(first, tensors, options, dtype)
+
+
+@pytest.mark.usefixtures("with_gpu")
+@pytest.mark.parametrize("name", ["sdpa", "flex_attention"])
+def test_a_nonfinite_gradient_reaches_the_keys_of_its_row(name: str) -> None:
+    def run(tensors: list[torch.Tensor], options: dict[str, Any]) -> list[torch.Tensor]:
+        output = ops.dot_product_attention(*tensors, **options)
+        upstream = torch.ones_like(output)
+        upstream[0, 4, 1, 2] = torch.inf
+        return list(torch.autograd.grad(output, tensors, upstream))
+
+    dtype = "float32" if name == "flex_attention" else "float16"
+    assert_as_portable(run, inputs(dtype), HIDDEN[name], dtype)
+
+
+@pytest.mark.usefixtures("with_gpu")
+def test_a_second_backward_pass_computes_the_forward_pass_again() -> None:
+    tensors = inputs()
+    output = ops.dot_product_attention(*tensors, mask=Mask.window(3, 1))
+    one, other = (
+        torch.autograd.grad(output, tensors, output.detach(), retain_graph=True) for _ in range(2)
+    )
+    assert all(map(torch.equal, one, other))
+
+
+@pytest.mark.usefixtures("with_gpu")
+def test_the_sequences_that_varlen_attn_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def record(*tensors: torch.Tensor, scale: float, **others: Any) -> torch.Tensor:
+        calls.append(([x.tolist() for x in tensors[3:5]], *tensors[5:], scale, others))
+        return stand_in(*tensors, scale=scale, **others)
+
+    monkeypatch.setattr(varlen, "varlen_attn", record)
+    tensors = [x.detach() for x in inputs("bfloat16")]
+    ops.dot_product_attention(*tensors, mask=Mask.lengths([11, 4]), scale=0.5)
+    both = Mask.lengths([30, 0], [7, 20]) & Mask.lengths([9, 9])
+    ops.dot_product_attention(*tensors, mask=both, scale=0.25)
+    groups = {"enable_gqa": True}
+    assert calls == [
+        ([[0, 9, 9, 18, 18], [0, 11, 11, 15, 22]], 9, 11, 0.5, groups),
+        ([[0, 7, 9, 9, 18, 18, 18], [0, 9, 9, 11, 11, 11, 22]], 9, 11, 0.25, groups),
+    ]
+
+
+@pytest.mark.usefixtures("with_gpu")
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"scale": -1.0}, "scale above 0"),
+        ({"dropout": 0.1, "seed": 1}, "drops other weights"),
+        ({"bias": np.zeros((T, S), "float32")}, "by a bias"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_other_calls_run_in_the_portable_form_and_say_why(
+    options: dict[str, Any], reason: str
+) -> None:
+    tensors = [x.detach() for x in inputs()]
+    told = heed.explain_dispatch(*tensors, **options)
+    assert told.implementation == "portable"
+    assert "the native kernels are for CPUs" in str(told)
+    assert reason in str(told)
+    assert len(set(told.reasons)) == len(told.reasons)
+    with heed.set_implementation("sdpa"), pytest.raises(ValueError, match="sdpa implementation"):
+        ops.dot_product_attention(*tensors, **options)
+
+
+@pytest.mark.usefixtures("with_gpu")
+def test_shapes_dtypes_and_masks_that_one_call_does_not_take() -> None:
+    query, key, value = (x.detach() for x in inputs(kv_heads=N))
+    half = [x.half() for x in (query, key, value)]
+    lengths = {"mask": Mask.lengths([4, 5])}
+    end = {"mask": Mask.causal("bottom_right")}
+    for operands, options, name, reason in (
+        ((query, key[:, :, :2], value[:, :, :2]), {}, "sdpa", "grouped heads"),
+        ((query, key, value[..., :4]), {}, "sdpa", "values as wide"),
+        ((query, key, value), {"soft_cap": 2.0}, "sdpa", "no soft cap"),
+        ((query, key, value), {"alibi_slopes": SLOPES}, "sdpa", "no ALiBi"),
+        ((query, key, value), {"is_causal": True}, "sdpa", "no mask but a causal one"),
+        ((query, key, value), end, "sdpa", "the mask in memory"),
+        ((query, key[:, :5], value[:, :5]), end, "sdpa", "no mask but a causal one"),
+        ((query, key, value), lengths, "varlen_attn", "float16 and bfloat16"),
+        (half, end | {"soft_cap": 2.0}, "varlen_attn", "no mask but lengths"),
+        (half, lengths | {"soft_cap": 2.0}, "varlen_attn", "no soft cap"),
+        (half, lengths | {"alibi_slopes": SLOPES}, "varlen_attn", "no ALiBi"),
+        ((*half[:2], half[2][..., :4]), lengths, "varlen_attn", "values as wide"),
+        ([x[..., :6] for x in half], lengths, "varlen_attn", "multiples of 8"),
+    ):
+        told = heed.explain_dispatch(*operands, **options)
+        assert told.implementation != name
+        assert any(reason in x for x in told.reasons), (reason, told)
+    for operands, reason in (
+        ([x.double() for x in (query, key, value)], "float64"),
+        ((query, key[:, :0], value[:, :0]), "at least one"),
+    ):
+        told = heed.explain_dispatch(*operands)
+        assert told.implementation == "portable"
+        assert reason in str(told)
+
+
+@pytest.mark.usefixtures("with_gpu")
+def test_few_queries_and_odd_widths_are_not_for_flex_attention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(flex, "SHORTEST", 128)
+    monkeypatch.setattr(flex, "WIDTHS", range(16, 257))
+    told = heed.explain_dispatch(*inputs(), mask=Mask.window(3, 0))
+    assert told.implementation == "portable"
+    assert "flex_attention takes widths from 16 to 256" in str(told)
+    assert "flex_attention gains nothing below 128 queries or keys" in str(told)
+
+
+@pytest.mark.usefixtures("with_gpu")
+def test_a_call_that_cannot_be_compiled_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise torch._dynamo.exc.TorchDynamoException("no compiler\nand so on")
+
+    monkeypatch.setattr(compiling, "has_triton", lambda: True)
+    monkeypatch.setattr(compiling, "compiled", lambda *_: fail)
+    monkeypatch.setattr(compiling, "_failures", {})
+    tensors, mask = inputs(), Mask.window(3, 1)
+    with pytest.warns(RuntimeWarning, match="cannot compile flex_attention.*no compiler"):
+        found = ops.dot_product_attention(*tensors, mask=mask)
+    told = heed.explain_dispatch(*tensors, mask=mask)
+    assert told.implementation == "portable"
+    assert "no compiler" in str(told)
+    assert torch.equal(found, ops.dot_product_attention(*tensors, mask=mask))
+
+
+@pytest.mark.usefixtures("with_gpu")
+def test_tensors_on_a_cpu_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(implementation, "is_on_gpu", lambda x: x.is_cuda)
+    tensors, mask = inputs(), Mask.window(3, 1)
+    monkeypatch.setattr(flex.Flex, "express", None)
+    assert_as_portable(first, tensors, {"mask": mask}, "float32")
+
+
+@pytest.mark.usefixtures("with_gpu")
+@pytest.mark.slow
+def test_inside_a_compiled_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "has_triton", lambda: True)
+    ids = torch.tensor(IDS)
+
+    def model(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        one = ops.dot_product_attention(query, key, value, mask=Mask.segments(ids) & Mask.causal())
+        other = ops.dot_product_attention(query, key, value, mask=Mask.window(3, 1), soft_cap=2.0)
+        return one + 2 * other + ops.dot_product_attention(query, key, value, is_causal=True)
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+
+    def run(tensors: list[torch.Tensor], attend: Any) -> list[torch.Tensor]:
+        output = attend(*tensors)
+        return [output, *torch.autograd.grad(output.square().sum(), tensors)]
+
+    tensors = inputs(keys=T, kv_heads=N)
+    found = run(tensors, compiled)
+    with heed.set_implementation("portable"):
+        for one, other in zip(found, run(tensors, model), strict=True):
+            tolerances.assert_gradients(one.detach(), tolerances.to_float64(other), "float32")
+
+
+# One rule of these kinds says of each block what is true; several, and scattered segments, may compute some in vain.
+EXACT = (*strategies.ALIGNED, strategies.lengths_masks, strategies.dense_masks)
+
+
+@pytest.mark.parametrize("kind", EXACT, ids=lambda kind: kind.__name__)
+@given(data=st.data())
+def test_a_block_mask_of_one_rule_is_that_of_its_pairs(kind: Any, data: st.DataObject) -> None:
+    width = data.draw(st.sampled_from((1, 3, 4)))
+    shape = data.draw(strategies.shapes((width, width)))
+    assert_block_mask(data.draw(kind(shape)), shape, width, exact=True)
+
+
+@given(data=st.data())
+def test_a_block_mask_of_several_rules_computes_all_their_pairs(data: st.DataObject) -> None:
+    width = data.draw(st.sampled_from((1, 3, 4)))
+    shape = data.draw(strategies.shapes((width, width)))
+    assert_block_mask(data.draw(strategies.masks(shape)), shape, width, exact=False)
+
+
+def test_documents_side_by_side_are_no_blocks_in_vain() -> None:
+    shape = strategies.Shape(B=1, T=40, S=40)
+    ids = np.repeat(np.arange(4), 10)[None]
+    dense = (ids[:, :, None] == ids[:, None])[:, None]
+    case = strategies.MaskCase("documents", lambda: Mask.segments(ids), dense)
+    assert_block_mask(case, shape, 4, exact=True)
+
+
+def assert_block_mask(
+    case: strategies.MaskCase, shape: strategies.Shape, width: int, exact: bool
+) -> None:
+    """Blocks that are computed as a whole are those that are full; all that show a pair are computed."""
+    dense = np.broadcast_to(case.dense, (shape.B, shape.N, shape.T, shape.S))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block_mask, "WIDTH", width)
+        made = block_mask.block_mask(as_mask(case.build()), shape.B, shape.T, shape.S, "cpu")
+    truth = torch.tensor(dense)
+    expected = flex_module.create_block_mask(
+        lambda b, h, i, j: truth[b, h, i, j], shape.B, shape.N, shape.T, shape.S, "cpu", width
+    )
+    pairs = flex_module.create_mask(made.mask_mod, shape.B, shape.N, shape.T, shape.S, "cpu")
+    np.testing.assert_array_equal(pairs, truth)
+    blocks = (shape.B, shape.N, -(-shape.T // width), -(-shape.S // width))
+
+    def lists(mask: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Which blocks are partial, and which are full."""
+        found = []
+        for counts, columns in (
+            (mask.kv_num_blocks, mask.kv_indices),
+            (mask.full_kv_num_blocks, mask.full_kv_indices),
+        ):
+            chosen = torch.zeros(columns.shape, dtype=torch.bool)
+            chosen.scatter_(-1, columns.long(), torch.arange(columns.shape[-1]) < counts[..., None])
+            found.append(np.broadcast_to(chosen.numpy(), blocks))
+        return found[0], found[1]
+
+    (partial, full), (least, whole) = lists(made), lists(expected)
+    np.testing.assert_array_equal(full, whole)
+    assert not (partial & full).any()
+    assert (partial >= least).all()
+    if exact:
+        np.testing.assert_array_equal(partial, least)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
+from heed.ops.backends.torch.fused.nonfinite import are_finite
 from heed.ops.backends.torch.portable import blockwise
 from heed.ops.spec import AttentionSpec, Tensors
 
@@ -34,29 +35,58 @@ class Call(Protocol):
     def reasons_against(self, spec: AttentionSpec) -> list[str]:
         """Return why it does not give heed's result, as sentences about the call."""
 
-    def compute(self, spec: AttentionSpec, tensors: Tensors) -> Results:
+    def compute(self, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
         """Return the output in the layout of the spec and the log-sum-exp, or None for that.
 
         PyTorch differentiates it once, and can compile it.
+
+        Args:
+            spec, tensors: the attention.
+            repair: whether nonfinite numbers in the operands, or in the gradients that will arrive, must reach the rows
+                and keys that see them and no others. Only with a mask.
         """
 
 
 def attend(call: Call, spec: AttentionSpec, tensors: Tensors, return_lse: bool) -> Results:
     """The output in the layout of the spec, and the log-sum-exp if requested."""
     if torch.compiler.is_compiling():  # whose derivatives are those of the program
-        output, lse = call.compute(spec, tensors)
+        output, lse = call.compute(spec, tensors, spec.mask is not None)
     else:
         output, lse = _Attention.apply(call, spec, tensors.slopes, *tensors[:3])
     return output, lse if return_lse else None
 
 
+class _Pass(NamedTuple):
+    """A forward pass.
+
+    Attributes:
+        leaves: query, key and value, in which the results are differentiable.
+        results: of the call.
+        repaired: whether it was computed with repair.
+    """
+
+    leaves: list[torch.Tensor]
+    results: Results
+    repaired: bool
+
+
 def _run(
-    call: Call, spec: AttentionSpec, slopes: Any, operands: Sequence[torch.Tensor], trained: bool
-) -> tuple[list[torch.Tensor], Results]:
-    """Query, key and value as leaves of a graph, and the results that depend on them."""
-    leaves = [x.detach().requires_grad_(trained) for x in operands]
+    call: Call,
+    spec: AttentionSpec,
+    slopes: Any,
+    operands: Sequence[torch.Tensor],
+    repair: bool,
+    trained: bool = True,
+) -> _Pass:
+    query, key, value = leaves = [x.detach().requires_grad_(trained) for x in operands]
     with torch.set_grad_enabled(trained):
-        return leaves, call.compute(spec, Tensors(*leaves, slopes=slopes))
+        results = call.compute(spec, Tensors(query, key, value, slopes=slopes), repair)
+    return _Pass(leaves, results, repair)
+
+
+def _needs_repair(spec: AttentionSpec, *tensors: torch.Tensor | None) -> bool:
+    """Whether a mask hides numbers, some of which may be nonfinite. Waits for the GPU, which is quicker than repair."""
+    return spec.mask is not None and not are_finite(tensors)
 
 
 def _gradients(
@@ -78,13 +108,13 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, spec: AttentionSpec, slopes: Any, *operands: Any) -> Any:
         trained = any(ctx.needs_input_grad)
-        leaves, results = _run(call, spec, slopes, operands, trained)
+        found = _run(call, spec, slopes, operands, _needs_repair(spec, *operands), trained)
         ctx.set_materialize_grads(False)
         ctx.call, ctx.spec = call, spec
         if trained:
-            ctx.rows = leaves, results
+            ctx.found, ctx.repaired = found, found.repaired
             ctx.save_for_backward(slopes, *operands)
-        output, lse = results
+        output, lse = found.results
         return output.detach(), None if lse is None else lse.detach()
 
     @staticmethod
@@ -93,10 +123,12 @@ class _Attention(torch.autograd.Function):
         if torch.is_grad_enabled():
             found = _Gradient.apply(ctx.call, ctx.spec, slopes, *operands, *incoming)
         else:
+            repair = ctx.repaired or _needs_repair(ctx.spec, *incoming)
             # A compiled graph can be differentiated only once.
-            rows = ctx.rows or _run(ctx.call, ctx.spec, slopes, operands, True)
-            ctx.rows = None
-            found = _gradients(*rows, incoming)
+            done, ctx.found = ctx.found, None
+            if done is None or done.repaired != repair:
+                done = _run(ctx.call, ctx.spec, slopes, operands, repair)
+            found = _gradients(done.leaves, done.results, incoming)
         return None, None, None, *found
 
 
@@ -108,7 +140,8 @@ class _Gradient(torch.autograd.Function):
         ctx.spec = spec
         ctx.save_for_backward(slopes, *inputs)
         incoming = [None if x is None else x.detach() for x in inputs[3:]]
-        return _gradients(*_run(call, spec, slopes, inputs[:3], True), incoming)
+        found = _run(call, spec, slopes, inputs[:3], _needs_repair(spec, *inputs))
+        return _gradients(found.leaves, found.results, incoming)
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -32,21 +32,21 @@ class Expression(Protocol):
 
     name: str
 
-    def express(self, spec: AttentionSpec, tensors: Tensors) -> Results:
+    def express(self, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
         """Return the results; see `Call.compute`."""
 
 
-def run(call: Expression, spec: AttentionSpec, tensors: Tensors) -> Results:
+def run(call: Expression, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
     """The results of a call, compiled; while PyTorch compiles, and without Triton, its operations.
 
     Raises:
         CannotRun: if PyTorch fails to compile it.
     """
     if torch.compiler.is_compiling() or not has_triton():
-        return call.express(spec, tensors)
+        return call.express(spec, tensors, repair)
     kind, numbers = _kind_of(call, spec)
     try:
-        return compiled(*kind)(*tensors[:3], tensors.slopes, *numbers)
+        return compiled(*kind, repair)(*tensors[:3], tensors.slopes, *numbers)
     except torch._dynamo.exc.TorchDynamoException as error:
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         _failures[kind] = reason
@@ -81,21 +81,21 @@ def _kind_of(call: Expression, spec: AttentionSpec) -> tuple[Any, list[Any]]:
 
 @functools.lru_cache(maxsize=_MOST_KINDS)
 def compiled(
-    call: Expression, spec: AttentionSpec, outlines: tuple[Outline, ...] | None
+    call: Expression, spec: AttentionSpec, outlines: tuple[Outline, ...] | None, repair: bool
 ) -> Callable[..., Results]:
     """A function of query, key, value, slopes, and the tensors of the mask."""
-    return torch.compile(express(call, spec, outlines), fullgraph=True)
+    return torch.compile(express(call, spec, outlines, repair), fullgraph=True)
 
 
 def express(
-    call: Expression, spec: AttentionSpec, outlines: tuple[Outline, ...] | None
+    call: Expression, spec: AttentionSpec, outlines: tuple[Outline, ...] | None, repair: bool
 ) -> Callable[..., Results]:
     """The same, not compiled."""
 
     def run(query: Any, key: Any, value: Any, slopes: Any, *numbers: Any) -> Results:
         mask = None if outlines is None else Mask(put_together(outlines, numbers))
         whole = dataclasses.replace(spec, mask=mask)
-        return call.express(whole, Tensors(query, key, value, slopes=slopes))
+        return call.express(whole, Tensors(query, key, value, slopes=slopes), repair)
 
     # PyTorch counts recompilations for each object of code.
     return types.FunctionType(

@@ -59,11 +59,11 @@ class Flex:
         failure = compiling.failure_of(self, spec)
         return reasons + [f"PyTorch cannot compile flex_attention here: {failure}"] * bool(failure)
 
-    def compute(self, spec: AttentionSpec, tensors: Tensors) -> Results:
+    def compute(self, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
         """See `Call`."""
-        return compiling.run(self, spec, tensors)
+        return compiling.run(self, spec, tensors, repair)
 
-    def express(self, spec: AttentionSpec, tensors: Tensors) -> Results:
+    def express(self, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
         """The attention as operations that PyTorch compiles into one kernel and few others."""
         from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
@@ -73,6 +73,7 @@ class Flex:
         blocks = None
         if mask is not None:
             blocks = block_mask(mask, batch, length, keys, query.device)
+        if repair:
             bad_keys = holds_nonfinite(key) | holds_nonfinite(value)
             marks = [_MARK * x.float() for x in (holds_nonfinite(query), bad_keys)]
             query, key, value = Substitutes.apply(query, key, value)
@@ -88,7 +89,7 @@ class Flex:
             return_aux=AuxRequest(lse=True),
         )
         lse = extras.lse
-        if mask is not None:
+        if repair:
             output, lse = Rows.apply(output, lse, lse > _MARK / 2)
         return output.transpose(1, 2) if spec.layout == "BTNH" else output, lse
 

@@ -56,6 +56,12 @@ class Fused(Portable):
         return super().attend(spec, tensors, return_lse=return_lse)
 
 
+@torch.compiler.assume_constant_result
+def _is_changed() -> bool:
+    """As `is_transformed`, where torch.compile traces, too: it runs transformations while it does."""
+    return is_transformed()
+
+
 def _reasons_against(spec: AttentionSpec) -> list[str]:
     """Why no fused call gives heed's result, as sentences."""
     product = spec.score.product
@@ -67,9 +73,7 @@ def _reasons_against(spec: AttentionSpec) -> list[str]:
         "hides no keys by a bias of -1e30": spec.has_bias,
         "computes float64 by building the scores": spec.dtype == "float64",
         "needs at least one query, key and feature": 0 in (spec.batch, *spec.lengths, *spec.widths),
-        "is not used where PyTorch records, transforms or differentiates forward": not (
-            torch.compiler.is_compiling()
-        )
-        and (is_observed() or is_transformed()),
+        "is not used where PyTorch records, transforms or differentiates forward": _is_changed()
+        or (not torch.compiler.is_compiling() and is_observed()),
     }
     return [f"PyTorch's fused attention {reason}" for reason, holds in found.items() if holds]

@@ -1,15 +1,30 @@
 """NaN and Inf in the operands of fused calls.
 
-Kernels multiply hidden values by 0, which leaves NaN. So they compute with finite substitutes, and NaN is then written
-into each row that sees a nonfinite key or value, or holds a nonfinite query. Shapes are those of the kernels: (B, N, T,
-H), (B, K, S, H).
+Kernels multiply hidden values by 0, which leaves NaN. So where there is one, they compute with finite substitutes, and
+NaN is then written into each row that sees a nonfinite key or value, or holds a nonfinite query. Shapes are those of
+the kernels: (B, N, T, H), (B, K, S, H).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+
+
+def are_finite(tensors: Iterable[torch.Tensor | None]) -> bool:
+    """Whether the tensors are known to hold finite numbers alone: not while a GPU's work is recorded."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return False
+    # One reading of each tensor, without a tensor of booleans.
+    largest = [
+        torch.linalg.vector_norm(x, math.inf).float()
+        for x in tensors
+        if x is not None and x.numel()
+    ]
+    return not largest or bool(torch.isfinite(torch.stack(largest)).all())
 
 
 def holds_nonfinite(x: torch.Tensor) -> torch.Tensor:

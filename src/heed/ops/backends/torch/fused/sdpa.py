@@ -61,7 +61,7 @@ class Sdpa:
             f"scaled_dot_product_attention {reason}" for reason, holds in found.items() if holds
         ]
 
-    def compute(self, spec: AttentionSpec, tensors: Tensors) -> Results:
+    def compute(self, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
         """See `Call`.
 
         Raises:
@@ -73,16 +73,17 @@ class Sdpa:
         if spec.heads[0] != spec.heads[1]:
             options["enable_gqa"] = True
         bad = rows = None
+        if repair:
+            query, key, value, rows, bad = CausalOperands.apply(query, key, value)
         if spec.mask is not None:
             length, keys = spec.lengths
-            query, key, value, rows, bad = CausalOperands.apply(query, key, value)
             if length == keys:
                 options["is_causal"] = True
             else:
                 options["attn_mask"] = causal_lower_right(length, keys)
         with _fused_kernels():
             output = scaled_dot_product_attention(query, key, value, **options)
-        if bad is not None:
+        if repair:
             output = CausalRows.apply(output, rows, bad)
         return output.transpose(1, 2) if spec.layout == "BTNH" else output, None
 
@@ -91,7 +92,8 @@ def _ends_at_last_key(spec: AttentionSpec) -> bool:
     """Whether it has no mask, or the last query sees all keys, and each one before it one key less."""
     if spec.mask is None:
         return True
-    length, keys = spec.lengths
+    lengths: Any = spec.lengths
+    length, keys = lengths
     band = spec.mask.as_band(length, keys)
     return band == Band(None, 0, keys - length) and keys >= length
 

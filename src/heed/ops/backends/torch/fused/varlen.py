@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from heed.ops.backends import VARLEN
-from heed.ops.backends.torch.fused import compiling
 from heed.ops.backends.torch.fused.attention import Results
 from heed.ops.backends.torch.fused.nonfinite import Poisoned
 from heed.ops.mask_rules import Band
@@ -53,16 +52,10 @@ class Varlen:
             "does not promise grouped heads in this version of PyTorch": grouped
             and "enable_gqa" not in ARGUMENTS,
         }
-        reasons = [f"varlen_attn {reason}" for reason, holds in found.items() if holds]
-        failure = compiling.failure_of(self, spec)
-        return reasons + [f"PyTorch cannot compile varlen_attn here: {failure}"] * bool(failure)
+        return [f"varlen_attn {reason}" for reason, holds in found.items() if holds]
 
-    def compute(self, spec: AttentionSpec, tensors: Tensors) -> Results:
-        """See `Call`."""
-        return compiling.run(self, spec, tensors)
-
-    def express(self, spec: AttentionSpec, tensors: Tensors) -> Results:
-        """The attention of sequences side by side, some of which are empty.
+    def compute(self, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
+        """See `Call`. The attention of sequences side by side, some of which are empty.
 
         A batch entry is cut into its valid part, its other queries without keys, and its other keys without queries.
         """
@@ -81,10 +74,12 @@ class Varlen:
             empty = 0 * query_ends
             query_steps = (query_ends, length - query_ends, empty)
             key_steps = (key_ends, empty, keys - key_ends)
+        if repair:
+            operands = Poisoned.apply(*operands)
         product: Any = spec.score.product
         grouped = {"enable_gqa": True} if spec.heads[0] != spec.heads[1] else {}
         output = varlen_attn(
-            *(x.flatten(0, 1) for x in Poisoned.apply(*operands)),
+            *(x.flatten(0, 1) for x in operands),
             _offsets(query_steps),
             _offsets(key_steps),
             length,
