@@ -23,10 +23,8 @@ from heed.acceleration import _op, _switch
 from heed.acceleration._code import find_unknown
 from heed.acceleration._multi_head import is_training
 from heed.acceleration._readings import MODELS, PACKAGE, is_foreign
-from heed.layers import masks
 from heed.layers.attend import dropout_options
 from heed.layers.overrides import is_replaceable
-from heed.ops import Mask
 from heed.ops.device_rule import Call
 
 _METHOD = "_compute_attention"
@@ -211,7 +209,7 @@ def _describe(known: Attention, has_op: bool, arguments: Mapping[str, Any]) -> C
     cap = getattr(layer, "logit_soft_cap", None)
     return _op.describe(
         *(query, key, value),
-        mask=None if mask is None else Mask.dense(masks.to_bool(mask, "attention_mask")),
+        array=None if mask is None else tuple(mask.shape),
         is_fused=has_op and not rate and cap is None,
         has_bias=bias is not None,
         soft_cap=cap,

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 from keras import KerasTensor, ops
 from keras.layers import GroupQueryAttention, MultiHeadAttention
 
@@ -35,12 +34,6 @@ from heed.layers.overrides import find_multi_head_override, is_pointwise, option
 from heed.layers.shapes import built_widths
 from heed.ops import Mask
 from heed.ops.device_rule import Call
-
-
-@functools.cache
-def _any_mask() -> Mask:
-    """Stands for a mask for the rule of the device, which does not ask what an array holds."""
-    return Mask.dense(np.ones((1, 1, 1, 1), bool))
 
 
 def _family(layer: Any) -> type:
@@ -86,18 +79,22 @@ def _describe_call(
     use_causal_mask: bool,
 ) -> Call | None:
     axes = _axes(self, len(query.shape))
-    rows = masks.position_mask(query_mask, query, "query_mask")
-    columns = masks.key_positions(axes, value, (value_mask, value), (key_mask, key))
+    keys = value_mask, key_mask, masks.implicit_mask(value), masks.implicit_mask(key)
+    has_rows = query_mask is not None or masks.implicit_mask(query) is not None
+    array = None
+    if has_rows or any(x is not None for x in keys):
+        if not axes.trivial:
+            return None  # Keras refuses masks of positions along several axes
+        array = (None, None, None) if has_rows else (None, 1, None)
     structure = masks.structure(use_causal_mask, option(self, "sliding_window"))
-    if not axes.trivial and (rows is not None or columns is not None):
-        return None  # Keras refuses masks of positions along several axes
-    structure = masks.join(structure, masks.padding(rows, columns))
     projected = [
         SimpleNamespace(shape=(*x.shape[:-1], *heads), dtype=self.compute_dtype)
         for x, heads in zip((query, value, value), _heads(self), strict=True)
     ]
+    if attention_mask is not None:
+        array = tuple(attention_mask.shape) if array in (None, (None, 1, None)) else array
     return _describe(
-        self, axes, projected, structure, attention_mask, return_attention_scores, training, query
+        self, axes, projected, structure, array, return_attention_scores, training, query
     )
 
 
@@ -114,7 +111,7 @@ def _describe(
     axes: AttentionAxes,
     projected: Sequence[Any],
     structure: Mask | None,
-    attention_mask: Any,
+    array: tuple[int | None, ...] | None,
     scores: Any,
     training: bool | None,
     source: Any,
@@ -124,15 +121,10 @@ def _describe(
     if layer._flash_attention or not isinstance(scores, bool):
         return None
     rate = option(layer, "dropout") or 0.0
-    mask = attention_mask
-    if mask is not None:
-        query, key, _ = projected
-        heads = query.shape[-2]
-        mask = masks.over_scores(mask, axes, query, key, heads) if axes.trivial else _any_mask()
-    flat = [SimpleNamespace(shape=axes.flat_shape(x.shape), dtype=x.dtype) for x in projected]
     return _op.describe(
-        *flat,
-        mask=masks.join(structure, mask),
+        *(SimpleNamespace(shape=axes.flat_shape(x.shape), dtype=x.dtype) for x in projected),
+        mask=structure,
+        array=array,
         scale=option(layer, "inverse_sqrt_key_dim", "inverse_sqrt_head_dim"),
         source=source,
         is_fused=axes.trivial and not rate and not scores,
@@ -221,10 +213,9 @@ def _describe_projected(
     if any(isinstance(x, StandIn) for x in (key, value)):
         return None  # which Keras would copy
     structure = masks.structure(use_causal_mask, None)
+    array = None if attention_mask is None else tuple(attention_mask.shape)
     inputs = query, key, value
-    return _describe(
-        self, axes, inputs, structure, attention_mask, return_attention_scores, training, query
-    )
+    return _describe(self, axes, inputs, structure, array, return_attention_scores, training, query)
 
 
 @_switch.make_replacement(_name, _leave_projected, _describe_projected)

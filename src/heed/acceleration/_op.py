@@ -17,7 +17,7 @@ from heed.acceleration import _loop, _switch
 from heed.layers import masks
 from heed.layers.attend import share_batch
 from heed.layers.masks import to_bool
-from heed.ops import Mask, dot_product_attention
+from heed.ops import dot_product_attention
 from heed.ops.checks import Operand
 from heed.ops.device_rule import Call
 
@@ -80,7 +80,6 @@ def describe(
     key: Any,
     value: Any,
     *,
-    mask: Mask | None = None,
     scale: Any = None,
     source: Any = None,
     **others: Any,
@@ -89,7 +88,6 @@ def describe(
 
     Args:
         query, key, value: (B, T, N, H) and so on, of any dtypes.
-        mask: the mask, or None.
         scale: a number or a tensor; None for 1/sqrt(H).
         source: the tensor that tells the device; None for the query.
         others: see `Call`.
@@ -105,7 +103,6 @@ def describe(
         key_operand,
         value_operand,
         query if source is None else source,
-        mask,
         scale=1.0 if number is None else number,
         **others,
     )
@@ -125,11 +122,13 @@ def _describe(
     # Keras refuses these, or some of them.
     if flash_attention or attn_logits_soft_cap is not None or not (bias is None or mask is None):
         return None
-    query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
-    found = masks.structure(is_causal, None)
-    if mask is not None:
-        found = masks.join(found, Mask.dense(to_bool(mask, "mask")))
-    return describe(query, key, value, mask=found, scale=scale, has_bias=bias is not None)
+    return describe(
+        *(ops.convert_to_tensor(x) for x in (query, key, value)),
+        mask=masks.structure(is_causal, None),
+        array=None if mask is None else tuple(mask.shape),
+        scale=scale,
+        has_bias=bias is not None,
+    )
 
 
 @_switch.make_replacement(NAME, _reason_to_leave, _describe)

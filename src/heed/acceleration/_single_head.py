@@ -55,16 +55,14 @@ def _describe(
     query, value, key = inputs[0], inputs[1], inputs[-1 if len(inputs) == 3 else 1]
     leading = query.shape[:-2]
     batch = None if None in leading else math.prod(leading)
-    visible = _key_mask(mask[1]) if mask else None
-    if visible is not None:
-        visible = visible.map_dense(lambda x: x[:, None])
     return _op.describe(
         *(
             SimpleNamespace(shape=(batch, x.shape[-2], 1, x.shape[-1]), dtype=self.compute_dtype)
             for x in (query, key, value)
         ),
         source=query,
-        mask=masks.join(masks.structure(use_causal_mask, None), visible),
+        mask=masks.structure(use_causal_mask, None),
+        array=tuple(mask[1].shape) if mask and mask[1] is not None else None,
         scale=1.0,
         is_fused=False,
         is_additive=isinstance(self, AdditiveAttention) or self.score_mode != "dot",

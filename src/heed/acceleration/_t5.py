@@ -20,7 +20,7 @@ from heed.acceleration._multi_head import is_training
 from heed.acceleration._repeated import merge_queries
 from heed.layers.attend import dropout_options
 from heed.layers.overrides import is_replaceable
-from heed.ops import Mask, dot_product_attention
+from heed.ops import dot_product_attention
 from heed.ops.device_rule import Call
 
 NAME = "keras_hub.T5MultiHeadAttention"
@@ -64,7 +64,7 @@ def _describe(
             for x in (hidden_states, source, source)
         ),
         source=hidden_states,
-        mask=None if mask is None else Mask.dense(_add_heads_axis(mask)),
+        array=None if mask is None else tuple(mask.shape),
         scale=1.0,
         is_fused=False,
         has_bias=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from typing import Any
 
 from heed.ops import arguments
@@ -12,6 +13,7 @@ from heed.ops.attention import dot_product_attention
 from heed.ops.checks import Operand, dtype_of
 from heed.ops.device_rule import Call, reason_to_leave
 from heed.ops.dispatch import Dispatch, explain
+from heed.ops.mask import Mask
 from heed.ops.sizes import shape_of
 
 
@@ -55,7 +57,7 @@ def explain_dispatch(query: Any, key: Any, value: Any, **options: Any) -> Dispat
         key,
         value,
         tensors.query,
-        spec.mask,
+        *_split(spec.mask),
         has_bias=spec.has_bias,
         scale=product.scale,
     )
@@ -63,3 +65,11 @@ def explain_dispatch(query: Any, key: Any, value: Any, **options: Any) -> Dispat
         text = f"heed.accelerate leaves such a call to Keras: {reason}"
         return dataclasses.replace(found, reasons=(*found.reasons, text))
     return found
+
+
+def _split(mask: Mask | None) -> tuple[Mask | None, tuple[int, ...] | None]:
+    """The rules of a mask without its arrays, and the shape of the largest of these; either may be None."""
+    rules = () if mask is None else mask.rules
+    arrays = [tuple(rule.dense.shape) for rule in rules if rule.dense is not None]
+    others = [rule for rule in rules if rule.dense is None]
+    return Mask(others) if others else None, max(arrays, key=math.prod) if arrays else None

@@ -125,14 +125,11 @@ class Backend(Protocol):
     def device_of(self, x: Any = None) -> str:
         """Where attention of this tensor is computed, or without one where Keras computes: "CPU", "GPU" or "TPU"."""
 
-    def keras_kernel(
-        self, query: Any, key: Any, value: Any, mask: Any | None
-    ) -> KerasKernel | None:
-        """The fused kernel of such a device in `keras.ops.dot_product_attention`; None where it builds the scores.
+    def keras_kernel(self, call: Any) -> KerasKernel | None:
+        """The fused kernel that `keras.ops.dot_product_attention` runs on such a device; None if it builds the scores.
 
         Args:
-            query, key, value: with `shape`, (B, T, N, H) and so on, and `dtype`.
-            mask: the `Mask` of the call, which Keras gets as booleans.
+            call: a `Call` of `heed.ops.device_rule`.
         """
 
     def is_tensor(self, x: Any) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from heed.ops.backends import KerasKernel
-from heed.ops.mask import Mask
+
+if TYPE_CHECKING:  # which asks this module
+    from heed.ops.device_rule import Call
 
 
-def keras_kernel(query: Any, key: Any, value: Any, mask: Mask | None) -> KerasKernel | None:
+def keras_kernel(call: Call) -> KerasKernel | None:
     """See `Backend`. Keras builds the scores on TensorFlow."""
     return None
