@@ -162,10 +162,10 @@ class MaskRule:
     def __eq__(self, other: object) -> bool:
         if not (self.is_plain and isinstance(other, MaskRule) and other.is_plain):
             return self is other
-        return type(self) is type(other) and self.fields() == other.fields()
+        return type(self) is type(other) and vars(self) == vars(other)
 
     def __hash__(self) -> int:
-        return hash((type(self), *self.fields())) if self.is_plain else object.__hash__(self)
+        return hash((type(self), *vars(self).values())) if self.is_plain else object.__hash__(self)
 
     @property
     def is_plain(self) -> bool:
@@ -198,7 +198,13 @@ class MaskRule:
 
     def fields(self) -> list[Any]:
         """The values of its fields, in order."""
-        return list(vars(self).values())
+        return [x for _, x in self.named_fields()]
+
+    def named_fields(self) -> list[tuple[str, Any]]:
+        """The names and values of its fields, in order."""
+        # Not from `__dict__`, whose values torch.compile does not know.
+        names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        return [(name, getattr(self, name)) for name in names]
 
     def batched(self) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
         """Its tensors with one entry per batch entry: name, tensor, and its axes of (B, N, T, S)."""
@@ -209,7 +215,7 @@ class MaskRule:
 
     def to_config(self) -> dict[str, Any]:
         """The name of the rule and its fields, tensors as nested lists."""
-        values = {name: _plain(field) for name, field in vars(self).items()}
+        values = {name: _plain(field) for name, field in self.named_fields()}
         return {"kind": type(self).__name__, **values}
 
     def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:
@@ -415,9 +421,12 @@ class Segments(MaskRule):
 
     def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:  # noqa: D102
         # From the first to the last key whose number is between the smallest and largest of these queries.
+        if is_static(queries.length) and not queries.length:
+            return 0, 0
         query_ids = slice_axis(self.query_ids, 1, *queries)
-        least = ops.min(query_ids, axis=1, keepdims=True, initial=_INT32.max)
-        most = ops.max(query_ids, axis=1, keepdims=True, initial=_INT32.min)
+        # Not `min` with an initial value, for which Keras makes a tensor of PyTorch on the wrong device.
+        least = ops.amin(query_ids, axis=1, keepdims=True)
+        most = ops.amax(query_ids, axis=1, keepdims=True)
         near = ops.logical_and(self.key_ids >= least, self.key_ids <= most)
         position = ops.arange(size(self.key_ids, 1), dtype="int32")
         lo = ops.min(ops.where(near, position, FAR), initial=FAR)

@@ -52,7 +52,7 @@ def _with_positions(mask: Mask, batch: int, length: int, keys: int, device: Any)
 
     def convert(rule: MaskRule) -> MaskRule:
         changed = {}
-        for name, x in vars(rule).items():
+        for name, x in rule.named_fields():
             if name == "align" and isinstance(x, str):
                 # A tensor: lengths may be symbols, which `flex_attention` cannot take.
                 x = offset(x, length, keys)
