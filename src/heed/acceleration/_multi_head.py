@@ -60,6 +60,10 @@ def is_training(training: bool | None) -> bool:
     return bool(training)
 
 
+def _structure(layer: Any, use_causal_mask: bool) -> Mask | None:
+    return masks.structure(use_causal_mask, option(layer, "sliding_window"))
+
+
 def _leave_call(self: Any, query: Any, **_: Any) -> str | None:
     axes = _axes(self, len(query.shape))
     return find_multi_head_override(self, _family(self), axes, "_compute_attention")
@@ -86,7 +90,7 @@ def _describe_call(
         if not axes.trivial:
             return None  # Keras refuses masks of positions along several axes
         array = (None, None, None) if has_rows else (None, 1, None)
-    structure = masks.structure(use_causal_mask, option(self, "sliding_window"))
+    structure = _structure(self, use_causal_mask)
     projected = [
         SimpleNamespace(shape=(*x.shape[:-1], *heads), dtype=self.compute_dtype)
         for x, heads in zip((query, value, value), _heads(self), strict=True)
@@ -118,7 +122,7 @@ def _describe(
 ) -> Call | None:
     """Describes a call with projected inputs (B, d1, ..., dk, N, H)."""
     # Keras refuses what its flash attention does not take; only heed returns some of the scores.
-    if layer._flash_attention or not isinstance(scores, bool):
+    if option(layer, "flash_attention") or not isinstance(scores, bool):
         return None
     rate = option(layer, "dropout") or 0.0
     return _op.describe(
@@ -160,7 +164,7 @@ def call(
     keys = _project(self._key_dense, value if key is None else key, inputs.key)
     values = _project(self._value_dense, value, inputs.value)
     queries, keys, values = share_batch(queries, keys, values)
-    structure = masks.structure(use_causal_mask, option(self, "sliding_window"))
+    structure = _structure(self, use_causal_mask)
     mask = scores_mask(
         axes, queries, keys, inputs.query_mask, inputs.key_mask, attention_mask, structure
     )
