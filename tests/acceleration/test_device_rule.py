@@ -207,3 +207,38 @@ def test_on_a_cpu_nothing_is_left() -> None:
         calls, left = run(lambda: keras.ops.dot_product_attention(x, x, x, mask=mask))
     assert (calls, left) == ({"keras.ops.dot_product_attention": 1}, {})
     asked.assert_not_called()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("kind", "target"),
+    [
+        ("Bert", "keras.layers.MultiHeadAttention"),
+        ("GPT2", "keras.layers.MultiHeadAttention"),
+        ("Llama", "keras_hub.LlamaAttention"),
+        ("Gemma", "keras_hub.CachedGemmaAttention"),
+        ("T5", "keras_hub.T5MultiHeadAttention"),
+    ],
+)
+def test_models_of_keras_hub(kind: str, target: str) -> None:
+    keras_hub = pytest.importorskip("keras_hub")
+    options: dict[str, Any] = {"vocabulary_size": 20, "num_layers": 1, "num_heads": 2}
+    options |= {"hidden_dim": 16, "intermediate_dim": 16, "dtype": "bfloat16"}
+    if kind in ("Llama", "Gemma"):
+        options["num_query_heads"] = options.pop("num_heads")
+        options["num_key_value_heads"] = 2
+    if kind == "Gemma":
+        options["head_dim"] = 8
+    model = getattr(keras_hub.models, f"{kind}Backbone")(**options)
+    known = {"padding_mask": np.arange(6) < np.array([[6], [4]]), "segment_ids": np.zeros((2, 6))}
+    inputs = {
+        name: known[name.removeprefix("encoder_").removeprefix("decoder_")].astype("int32")
+        if "token" not in name
+        else np.ones((2, 6), "int32")
+        for name in model.input
+    }
+    calls, left = run(lambda: model(inputs))
+    assert calls == {}
+    assert {text.partition(":")[0] for text in left} == {target}
+    assert all("on a GPU" in text for text in left)
