@@ -38,6 +38,7 @@ def gpu() -> Iterator[None]:
 
         answers += [(implementation, "machine_reasons", ()), (compiling, "has_triton", True)]
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(device_rule._left, clear=True))
         if BACKEND == "jax":
             from heed.ops.backends.jax.cudnn import attention, implementation
             from heed.ops.backends.jax.portable.implementation import Portable
@@ -156,6 +157,23 @@ def test_grouped_heads_that_keras_would_repeat_run_on_heed() -> None:
     x = draw(B, T, 12)
     calls, left = run(lambda: layer(x, x, use_causal_mask=True))
     assert (calls, left) == ({"keras.layers.GroupQueryAttention": 1}, {})
+
+
+@pytest.mark.usefixtures("gpu")
+@on_torch
+def test_a_kernel_that_cannot_be_compiled_is_no_reason_to_run_on_heed() -> None:
+    layer, x = keras.layers.GroupQueryAttention(H, N, 2, dtype="bfloat16"), draw(B, T, 12)
+
+    def kinds() -> tuple[list[str], list[str]]:
+        with heed.accelerate() as acceleration:
+            layer(x, x, use_causal_mask=True)
+            report = acceleration.report()
+        return list(report.calls), list(report.left_to_keras)
+
+    assert kinds()[1] == []
+    with mock.patch.object(device_rule, "explain") as explain:
+        explain.return_value.implementation = "portable"
+        assert kinds()[0] == []
 
 
 @pytest.mark.usefixtures("gpu")

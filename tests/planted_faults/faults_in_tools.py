@@ -33,7 +33,7 @@ FAULTS = (
     Fault(
         "on a GPU scores of any size are built",
         "src/heed/ops/device_rule.py",
-        "if call.count_numbers() < many:",
+        "if call.count_numbers() < _MANY:",
         "if True:",
         (f"{_OF_ACCELERATION}/test_device_rule.py::test_layers_of_one_head",),
     ),

@@ -114,14 +114,26 @@ def reason_to_leave(call: Call | None) -> str | None:
     device = backend.device_of(call.source)
     if device == CPU:
         return None
-    # Eager calls pass here each time. Where code is recorded, sizes may be symbols, which no cache can hold.
-    cached = (call.mask is None or call.mask.is_plain) and not backend.hides_values()
-    decide = _decide if cached else _decide.__wrapped__
-    return decide(call._replace(source=None), device, _MANY)
+    # Eager calls pass here each time. Where code is recorded, sizes may be symbols, which nothing can hold.
+    if backend.hides_values() or not (call.mask is None or call.mask.is_plain):
+        return _decide(call, device)
+    question = call._replace(source=None), device, _MANY
+    if (reason := _left.get(question)) is not None:
+        return reason
+    # That heed runs a call is asked anew: PyTorch may fail to compile its kernel.
+    if (reason := _decide(call, device)) is not None:
+        if len(_left) >= _MOST:
+            _left.clear()
+        _left[question] = reason
+    return reason
 
 
-@functools.lru_cache(maxsize=1024)
-def _decide(call: Call, device: str, many: int) -> str | None:
+# The reasons of calls that were left before; how many there are at most.
+_left: dict[Any, str] = {}
+_MOST = 1024
+
+
+def _decide(call: Call, device: str) -> str | None:
     if call.returns_scores:
         return f"on a {device} Keras computes output and scores at once"
     kernel = current().keras_kernel(call) if call.is_fused else None
@@ -132,6 +144,6 @@ def _decide(call: Call, device: str, many: int) -> str | None:
         return f"on a {device} Keras runs the same kernel" if same else None
     if kernel is not None:
         return f"on a {device} Keras runs {kernel.name}, and heed has no fused kernel for the call"
-    if call.count_numbers() < many:
+    if call.count_numbers() < _MANY:
         return f"on a {device} heed has no fused kernel for the call, and its scores are few enough to build"
     return None
