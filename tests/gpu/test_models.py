@@ -56,3 +56,24 @@ def test_accelerated_is_stock(make: Callable[[], Callable[[Any], Any]]) -> None:
     assert report.calls or report.left_to_keras
     # On JAX the stock layers multiply in tf32.
     np.testing.assert_allclose(fast, stock, atol=5e-3, rtol=5e-3)
+
+
+def test_heeds_own_layers_and_models_run() -> None:
+    """Each tensor that they make is where the model is."""
+    layer = heed.layers.MultiHeadAttention(4, 16, dropout=0.2)
+    x = to_device(np.random.default_rng(0).normal(size=(B, T, D)).astype("float32"))
+    padding = to_device(np.arange(T) < np.array([[T], [T // 2]]))
+    for options in (
+        {"key_mask": padding, "use_causal_mask": True},
+        {"attention_mask": heed.Mask.segments(np.zeros((B, T), "int32")), "training": True},
+    ):
+        assert np.isfinite(to_host(layer(x, x, **options))).all()
+    config = heed.models.LanguageModelConfig(
+        20, layers=1, width=32, num_heads=2, sliding_window=8, soft_cap=5.0, position="rotary"
+    )
+    model = heed.models.LanguageModel(config)
+    tokens = np.random.default_rng(0).integers(3, 20, (B, 12)).astype("int32")
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    assert np.isfinite(model.train_on_batch(tokens, tokens))
+    found = heed.models.generate(model, prompt=tokens[:, :4], max_length=9)
+    assert to_host(found).shape[0] == B

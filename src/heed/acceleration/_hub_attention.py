@@ -23,6 +23,7 @@ from heed.acceleration import _op, _switch
 from heed.acceleration._code import find_unknown
 from heed.acceleration._multi_head import is_training
 from heed.acceleration._readings import MODELS, PACKAGE, is_foreign
+from heed.acceleration._stand_in import StandIn
 from heed.layers.attend import dropout_options
 from heed.layers.overrides import is_replaceable
 from heed.ops.device_rule import Call
@@ -203,6 +204,8 @@ def _describe(known: Attention, has_op: bool, arguments: Mapping[str, Any]) -> C
     layer, query, key, value = tuple(arguments.values())[:4]
     if known.window and getattr(layer, known.window) and isinstance(known.scale, str):
         return None  # KerasHub's fused branch leaves out the window of these
+    if isinstance(key, StandIn) or isinstance(value, StandIn):
+        return None  # which Keras would copy
     mask, bias = _split_mask(known, arguments.get("attention_mask"))
     rate = getattr(layer, known.dropout).rate if known.dropout else 0.0
     training = rate and is_training(arguments.get("training"))
