@@ -77,7 +77,7 @@ NAMES = {
     "tensorflow.core.protobuf.saved_model_pb2": "SavedModel",  # tests
     "tensorflow:Graph()": "_get_function",
     "tensorflow:lite.TFLiteConverter([], None)": "_experimental_calibrate_only",
-    "torch": "_C _add_batch_dim _remove_batch_dim",
+    "torch": "_C _add_batch_dim _dynamo _remove_batch_dim",
     "torch:Tensor": "_is_zerotensor",
     "torch._C": "DispatchKey DispatchKeySet _are_functorch_transforms_active "
     "_dispatch_tls_local_include_set _functorch _vmapmode_decrement_nesting _vmapmode_increment_nesting",

@@ -93,7 +93,7 @@ def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         # It refuses gradients on CPUs.
         (flex_module, "_validate_device", lambda *_: None),
     ):
-        monkeypatch.setattr(place, name, new)
+        monkeypatch.setattr(place, name, new, raising=name != "_validate_device")
     # Even uncompiled, PyTorch traces, and after several calls with numbers as symbols.
     torch.compiler.reset()
 
