@@ -24,8 +24,8 @@ def explain_dispatch(query: Any, key: Any, value: Any, **options: Any) -> Dispat
         query, key, value: as for `dot_product_attention` or `additive_attention`.
         **options: as there, and checked as there. With a `score_vector` it is additive attention. Nothing is computed.
 
-    Returns: an object with `.implementation` (a name as for `heed.set_implementation`) and `.reasons`, of which the last
-    says if `heed.accelerate` leaves such a call of Keras to Keras; print it.
+    Returns: an object with `.implementation` (a name as for `heed.set_implementation`) and `.reasons`; print it. On a
+    GPU the last reason says if `heed.accelerate` leaves such a call of Keras to Keras.
 
     Raises:
         ValueError, TypeError: as the attention in question.
