@@ -60,7 +60,10 @@ def test_a_ratio_is_that_of_the_peer_to_heed() -> None:
         ),
     ],
 )
-def test_what_it_cannot_use_is_refused(words: list[str], text: str, capsys: Any) -> None:
+def test_what_it_cannot_use_is_refused(
+    words: list[str], text: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "describe_environment", lambda *_: {"instruction_set": "x"})
     with pytest.raises(SystemExit):
         backends.SUITE.main(words)
     assert text in capsys.readouterr().err
