@@ -101,6 +101,8 @@ def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 pytestmark = pytest.mark.filterwarnings(
     "ignore:flex_attention called without torch.compile",
     "ignore:The .grad attribute of a Tensor that is not a leaf",
+    "ignore:Dynamo detected a call to a `functools.lru_cache`",
+    "ignore:<class .torch.autograd.function.Function.> should not be instantiated",
 )
 
 
