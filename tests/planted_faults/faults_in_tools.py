@@ -26,7 +26,7 @@ FAULTS = (
     Fault(
         "parts of a call that is left to Keras on a GPU run on heed",
         f"{_ACCELERATION}/_switch.py",
-        "if _left_here.get():",
+        "if _is_left_here():",
         "if False:",
         (f"{_OF_ACCELERATION}/test_device_rule.py::test_a_layer_is_left_as_a_whole",),
     ),

@@ -12,7 +12,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ import keras
 
 from heed._patching import Function, Replacement, set_here
 from heed.ops import device_rule
-from heed.ops.backends import constant_while_tracing
+from heed.ops.backends import constant_while_tracing, current
 
 enabled_everywhere = False  # whether all models are accelerated
 layers: weakref.WeakSet[Any] = weakref.WeakSet()  # those of the accelerated models
@@ -47,7 +47,7 @@ left_to_keras: collections.Counter[str] = collections.Counter()
 
 def is_enabled(layer: Any = None) -> bool:
     """Whether attention that is called now, of this layer if it is given, runs on heed."""
-    if _left_here.get():
+    if _is_left_here():
         return False
     if enabled_everywhere if not _is_repeated() else find_scope().everywhere:
         return True
@@ -68,6 +68,16 @@ def find_scope() -> Scope:
 @constant_while_tracing
 def _is_repeated() -> bool:
     return _repeated.get() is not None
+
+
+@constant_while_tracing
+def _is_left_here() -> bool:
+    return _left_here.get()
+
+
+def _leave_here() -> AbstractContextManager[Any]:
+    """Disables heed in a call. Not under torch.compile, which traces no such switch: each part is asked again."""
+    return nullcontext() if current().hides_values() else set_here(_left_here, True)
 
 
 @contextmanager
@@ -135,7 +145,7 @@ def make_replacement(
                 if not device_rule.is_cpu() and (
                     reason := device_rule.reason_to_leave(describe(**bound.arguments))
                 ):
-                    with set_here(_left_here, True):
+                    with _leave_here():
                         return leave_to_keras(target, reason, original, *args, **kwargs)
                 count(target)
                 return run(**bound.arguments)
