@@ -252,7 +252,9 @@ def test_the_change_of_the_score_touches_the_listed_files():
 
 
 def test_an_operation_of_score_functions_touches_the_listed_files():
-    assert sorted(listed_files("An operation of score functions")) == sources_with("(HEED_OP_)?SOFTPLUS")
+    assert sorted(listed_files("An operation of score functions")) == sources_with(
+        "(HEED_OP_)?SOFTPLUS"
+    )
 
 
 def names_int8(path: Path) -> bool:

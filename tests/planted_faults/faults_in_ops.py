@@ -356,7 +356,9 @@ FAULTS = (
         f"{_OPS}/score_mod/derivative.py",
         "add(no, builder.where(copies[condition], zero, gradient))",
         "add(no, gradient)",
-        (f"{_TESTS}/score_mod/test_programs.py::test_the_derivative_is_that_of_finite_differences",),
+        (
+            f"{_TESTS}/score_mod/test_programs.py::test_the_derivative_is_that_of_finite_differences",
+        ),
     ),
     Fault(
         "the range of a difference is that of a sum",
