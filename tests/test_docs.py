@@ -236,7 +236,8 @@ def test_the_layer_option_added_last_touches_the_listed_files():
         for kind in kinds
         for path in (ROOT / folder).rglob(kind)
         if re.search(rf"\b{option}\b", path.read_text(encoding="utf-8"))
-        and "acceleration/hub/" not in path.as_posix()  # where it is an attribute of KerasHub's layers
+        and "acceleration/hub/"
+        not in path.as_posix()  # where it is an attribute of KerasHub's layers
     ]
     assert sorted(listed_files("A layer option")) == sorted(sources)
 
