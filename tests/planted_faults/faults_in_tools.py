@@ -101,6 +101,20 @@ FAULTS = (
         (f"{_OF_ACCELERATION}/test_repeated.py",),
     ),
     Fault(
+        "the engine computes in place of a class of KerasHub that somebody patched",
+        f"{_ACCELERATION}/hub/recognition.py",
+        "if fingerprint(base) not in FINGERPRINTS.get(class_name(base), ()):",
+        "if False:",
+        (f"{_OF_ACCELERATION}/test_hub_engine.py",),
+    ),
+    Fault(
+        "texts that end before others stay shorter than KerasHub's",
+        f"{_ACCELERATION}/hub/generation.py",
+        'if search.method == "beam" or not _hides_ends(model):',
+        "if False:",
+        (f"{_OF_ACCELERATION}/test_hub_engine.py",),
+    ),
+    Fault(
         "the sliding window of KerasHub's attention is dropped",
         f"{_ACCELERATION}/hub/_attention.py",
         "    if known.window and getattr(layer, known.window):\n        index",
