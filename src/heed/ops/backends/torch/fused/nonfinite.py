@@ -60,8 +60,8 @@ class Substitutes(torch.autograd.Function):
 class Poisoned(torch.autograd.Function):
     """Query, key and value with NaN in whole queries and keys that hold, or whose value holds, a nonfinite number.
 
-    Where a kernel reads no hidden key, arithmetic carries NaN to all features of the rows that see one, and back to all
-    that these rows see. A single nonfinite number of an incoming gradient reaches its own feature of the values only.
+    Where a kernel reads no hidden key, arithmetic carries NaN to all features of the rows that see one, and back to the
+    queries and keys. The value's gradient is NaN where the key's is: the kernel has weights of 0 in such rows.
     """
 
     @staticmethod
@@ -75,7 +75,7 @@ class Poisoned(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, query: Any, key: Any, value: Any) -> Any:  # noqa: D102
-        return query, key, value
+        return query, key, fill(torch.isnan(key).any(-1), value, torch.nan)
 
 
 class Rows(torch.autograd.Function):
