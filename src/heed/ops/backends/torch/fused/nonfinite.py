@@ -8,23 +8,43 @@ the kernels: (B, N, T, H), (B, K, S, H).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 
-def are_finite(tensors: Iterable[torch.Tensor | None]) -> bool:
-    """Whether the tensors are known to hold finite numbers alone: not while a GPU's work is recorded."""
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        return False
+def ask_finite(tensors: Iterable[torch.Tensor | None]) -> Callable[[], bool]:
+    """Start to ask whether the tensors hold finite numbers alone; return a function that waits for the answer.
+
+    A GPU goes on meanwhile with what it is given after this.
+    """
     # One reading of each tensor, without a tensor of booleans.
     largest = [
         torch.linalg.vector_norm(x, math.inf).float()
         for x in tensors
         if x is not None and x.numel()
     ]
-    return not largest or bool(torch.isfinite(torch.stack(largest)).all())
+    if not largest:
+        return lambda: True
+    found = torch.isfinite(torch.stack(largest)).all()
+    if not found.is_cuda:
+        return lambda: bool(found)
+    answer = torch.empty((), dtype=torch.bool, pin_memory=True)
+    answer.copy_(found, non_blocking=True)
+    here = torch.cuda.Event()
+    here.record()
+
+    def wait() -> bool:
+        here.synchronize()
+        return bool(answer)
+
+    return wait
+
+
+def is_recording() -> bool:
+    """Whether a GPU's work is recorded, so that nobody can wait for an answer."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def holds_nonfinite(x: torch.Tensor) -> torch.Tensor:
