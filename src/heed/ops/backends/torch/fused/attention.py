@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from heed.ops.backends.torch.fused import compiling
-from heed.ops.backends.torch.fused.nonfinite import are_finite
+from heed.ops.backends.torch.fused.nonfinite import ask_finite, is_recording
 from heed.ops.backends.torch.fused.protocol import Call, CannotRun, Results
 from heed.ops.backends.torch.portable import blockwise
 from heed.ops.spec import AttentionSpec, Tensors
@@ -51,9 +51,17 @@ def _run(
     return _Pass(leaves, results, repair)
 
 
-def _needs_repair(spec: AttentionSpec, *tensors: torch.Tensor | None) -> bool:
-    """Whether a mask hides numbers, some of which may be nonfinite. Waits for the GPU, which is quicker than repair."""
-    return spec.mask is not None and not are_finite(tensors)
+def _run_safely(
+    call: Call, spec: AttentionSpec, slopes: Any, operands: Sequence[torch.Tensor], trained: bool
+) -> _Pass:
+    """A forward pass, with repair if a mask hides numbers and some are nonfinite, or nobody can know."""
+    if spec.mask is None:
+        return _run(call, spec, slopes, operands, False, trained)
+    if is_recording():
+        return _run(call, spec, slopes, operands, True, trained)
+    are_finite = ask_finite(operands)
+    found = _run(call, spec, slopes, operands, False, trained)
+    return found if are_finite() else _run(call, spec, slopes, operands, True, trained)
 
 
 def _gradients(
@@ -75,7 +83,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, spec: AttentionSpec, slopes: Any, *operands: Any) -> Any:
         trained = any(ctx.needs_input_grad)
-        found = _run(call, spec, slopes, operands, _needs_repair(spec, *operands), trained)
+        found = _run_safely(call, spec, slopes, operands, trained)
         ctx.set_materialize_grads(False)
         ctx.call, ctx.spec = call, spec
         if trained:
@@ -90,7 +98,9 @@ class _Attention(torch.autograd.Function):
         if torch.is_grad_enabled():
             found = _Gradient.apply(ctx.call, ctx.spec, slopes, *operands, *incoming)
         else:
-            repair = ctx.repaired or _needs_repair(ctx.spec, *incoming)
+            repair = ctx.repaired or (
+                ctx.spec.mask is not None and (is_recording() or not ask_finite(incoming)())
+            )
             # A compiled graph can be differentiated only once.
             done, ctx.found = ctx.found, None
             try:
@@ -114,7 +124,8 @@ class _Gradient(torch.autograd.Function):
         ctx.spec = spec
         ctx.save_for_backward(slopes, *inputs)
         incoming = [None if x is None else x.detach() for x in inputs[3:]]
-        found = _run(call, spec, slopes, inputs[:3], _needs_repair(spec, *inputs))
+        repair = spec.mask is not None and not ask_finite(inputs)()
+        found = _run(call, spec, slopes, inputs[:3], repair)
         return _gradients(found.leaves, found.results, incoming)
 
     @staticmethod

@@ -8,23 +8,43 @@ the kernels: (B, N, T, H), (B, K, S, H).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 
-def are_finite(tensors: Iterable[torch.Tensor | None]) -> bool:
-    """Whether the tensors are known to hold finite numbers alone: not while a GPU's work is recorded."""
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        return False
+def ask_finite(tensors: Iterable[torch.Tensor | None]) -> Callable[[], bool]:
+    """Start to ask whether the tensors hold finite numbers alone; return a function that waits for the answer.
+
+    A GPU goes on meanwhile with what it is given after this.
+    """
     # One reading of each tensor, without a tensor of booleans.
     largest = [
         torch.linalg.vector_norm(x, math.inf).float()
         for x in tensors
         if x is not None and x.numel()
     ]
-    return not largest or bool(torch.isfinite(torch.stack(largest)).all())
+    if not largest:
+        return lambda: True
+    found = torch.isfinite(torch.stack(largest)).all()
+    if not found.is_cuda:
+        return lambda: bool(found)
+    answer = torch.empty((), dtype=torch.bool, pin_memory=True)
+    answer.copy_(found, non_blocking=True)
+    here = torch.cuda.Event()
+    here.record()
+
+    def wait() -> bool:
+        here.synchronize()
+        return bool(answer)
+
+    return wait
+
+
+def is_recording() -> bool:
+    """Whether a GPU's work is recorded, so that nobody can wait for an answer."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def holds_nonfinite(x: torch.Tensor) -> torch.Tensor:
@@ -60,8 +80,8 @@ class Substitutes(torch.autograd.Function):
 class Poisoned(torch.autograd.Function):
     """Query, key and value with NaN in whole queries and keys that hold, or whose value holds, a nonfinite number.
 
-    Where a kernel reads no hidden key, arithmetic carries NaN to all features of the rows that see one, and back to all
-    that these rows see. A single nonfinite number of an incoming gradient reaches its own feature of the values only.
+    Where a kernel reads no hidden key, arithmetic carries NaN to all features of the rows that see one, and back to the
+    queries and keys. The value's gradient is NaN where the key's is: the kernel has weights of 0 in such rows.
     """
 
     @staticmethod
@@ -75,7 +95,7 @@ class Poisoned(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, query: Any, key: Any, value: Any) -> Any:  # noqa: D102
-        return query, key, value
+        return query, key, fill(torch.isnan(key).any(-1), value, torch.nan)
 
 
 class Rows(torch.autograd.Function):
