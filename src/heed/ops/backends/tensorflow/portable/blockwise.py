@@ -132,11 +132,8 @@ def forward(attention: BlockAttention, operands: Operands, *names: str) -> list[
 
     def rows(block: Block) -> dict[str, tf.Tensor]:
         found = attention.attend(block, want_lse=names != ("output",))
-        return {
-            name: x if name in ("output", "lse") else found.mark(x, 0.0)
-            for name in names
-            if (x := getattr(found, name)) is not None
-        }
+        named = {name: getattr(found, name) for name in names}
+        return {x: y if x in ("output", "lse") else found.mark(y, 0.0) for x, y in named.items()}
 
     found = over_blocks(attention.whole(operands), make_plan(attention), totals, rows)
     return [found[name] for name in names]
@@ -160,11 +157,9 @@ def _vjp(function: Callable[[Several], tf.Tensor], inputs: Several) -> Any:
     with tf.GradientTape() as tape:
         tape.watch(inputs)
         result = function(inputs)
-
-    def pull(incoming: tf.Tensor) -> Several:
-        return tape.gradient(result, inputs, incoming, unconnected_gradients="zero")
-
-    return result, pull
+    return result, lambda incoming: tape.gradient(
+        result, inputs, incoming, unconnected_gradients="zero"
+    )
 
 
 def _totals(operands: Operands) -> dict[str, Total]:

@@ -13,14 +13,8 @@ from heed.ops.backends.shared import plan
 from heed.ops.backends.shared.block import BlockAttention
 from heed.ops.backends.shared.operands import Block
 from heed.ops.backends.tensorflow.native import library
-from heed.ops.backends.tensorflow.portable.loops import (
-    Scattered,
-    SideBySide,
-    State,
-    Sum,
-    loop,
-    put,
-)
+from heed.ops.backends.tensorflow.portable import loops
+from heed.ops.backends.tensorflow.portable.loops import Scattered, SideBySide, Sum, put
 from heed.ops.sizes import Size, Span, ceil_div, is_static, maximum, minimum
 
 # Ranges of keys begin at multiples of it.
@@ -50,6 +44,13 @@ class Part:
     keys: Callable[[Size, Span], Span]
     fixed_keys: Span | None
     overlaps: bool = False
+
+    def continues(self, other: Part) -> bool:
+        """Whether sums over its keys can go on from those of another part, as all keys there are at its begin."""
+        own, before = self.fixed_keys, other.fixed_keys
+        if own is None or before is None or not is_static(*own, *before):
+            return False
+        return own.begin == before.begin == 0 and own.length >= before.length
 
     def cut(self, whole: Block, held: Block, index: Size) -> Block:
         """Return a block of the whole; `held` has the fixed keys."""
@@ -145,20 +146,25 @@ class Total:
             shape[self.keys] = part.fixed_keys.length
         return Sum(shape, self.dtype)
 
-    def join(self, parts: list[Part], found: list[tf.Tensor]) -> tf.Tensor:
+    def join(self, found: list[tuple[Part, tf.Tensor]]) -> tf.Tensor:
         """Return the result of all parts."""
         if not found:
             return tf.zeros(tf.stack(self.shape) if self.shape else (), self.dtype)
         if self.queries is not None:
-            return tf.concat(found, self.queries) if len(found) != 1 else found[0]
-        total = None
-        for part, x in zip(parts, found, strict=True):
-            if self.keys is not None and part.fixed_keys is not None:
-                span = part.fixed_keys
-                if span.length is not self.shape[self.keys]:
-                    x = put(x, self.keys, span.begin, self.shape[self.keys])
-            total = x if total is None else total + x
-        return total
+            return tf.concat([x for _, x in found], self.queries) if found[1:] else found[0][1]
+        return (
+            tf.add_n([self.grow(part, x) for part, x in found])
+            if found[1:]
+            else self.grow(*found[0])
+        )
+
+    def grow(self, part: Part, x: tf.Tensor, keys: Span | None = None) -> tf.Tensor:
+        """Return a sum over the keys of a part as one over longer ones, by default all."""
+        span = part.fixed_keys
+        if self.keys is None or span is None:
+            return x
+        length = self.shape[self.keys] if keys is None else keys.length
+        return x if span.length is length else put(x, self.keys, span.begin, length)
 
 
 def over_blocks(
@@ -168,16 +174,21 @@ def over_blocks(
     function: Callable[[Block], dict[str, Any]],
 ) -> dict[str, tf.Tensor]:
     """Return the named results of `function` of each block, combined."""
-    found: dict[str, list[tf.Tensor]] = {name: [] for name in totals}
+    found: dict[str, list[tuple[Part, tf.Tensor]]] = {name: [] for name in totals}
     last: list[tf.Tensor] = []
-    for part in parts:
+    for before, part in zip([None, *parts], parts, strict=False):
+        begun = {}
+        if before is not None and part.continues(before):
+            for name, total in totals.items():
+                if total.queries is None:
+                    begun[name] = total.grow(*found[name].pop(), part.fixed_keys)
         # After the previous part, so that its keys do not wait in memory.
         with tf.control_dependencies(last):
-            results = _run(part, whole, totals, function)
+            results = _run(part, whole, totals, function, begun)
         last = [*results.values()]
         for name, x in results.items():
-            found[name].append(x)
-    return {name: total.join(parts, found[name]) for name, total in totals.items()}
+            found[name].append((part, x))
+    return {name: total.join(found[name]) for name, total in totals.items()}
 
 
 def _run(
@@ -185,14 +196,17 @@ def _run(
     whole: Block,
     totals: dict[str, Total],
     function: Callable[[Block], dict[str, Any]],
+    begun: dict[str, tf.Tensor],
 ) -> dict[str, tf.Tensor]:
+    """Return the results of one part, added to the sums of the parts before."""
     own = {name: total.of_part(part) for name, total in totals.items()}
     held = whole if part.fixed_keys is None else whole.cut_keys(part.fixed_keys)
 
-    def body(index: Size, state: State) -> State:
+    def body(index: Size, state: loops.State) -> loops.State:
         block = part.cut(whole, held, index)
         new = function(block)
         return {name: x.add(state[name], index, new[name], block.keys) for name, x in own.items()}
 
-    state = loop(0, part.count, body, {name: x.start() for name, x in own.items()})
+    start = {name: begun[name] if name in begun else x.start() for name, x in own.items()}
+    state = loops.loop(0, part.count, body, start)
     return {name: x.finish(state[name]) for name, x in own.items()}
