@@ -10,8 +10,8 @@ namespace heed {
 // Throws `Refused`. The program reads no captured array beyond its end, whatever its operands are.
 void check_program(const HeedAttention& attention);
 
-// An attention with a program as the kernels take it: the program is a plan, and what it keeps, and the scores that hide,
-// are further mask rules. The attention must have passed the check, and outlive this.
+// An attention with a program as the kernels take it: the program is a plan, and what it keeps, and the scores that
+// hide, are further mask rules. The attention must have passed the check, and outlive this.
 class Planned {
  public:
   explicit Planned(const HeedAttention& attention);

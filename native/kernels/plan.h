@@ -61,8 +61,8 @@ struct Plan {
   Summary summaries[HEED_MAX_CAPTURES];
 };
 
-// The kinds of the mask rules that `keep` and scores that hide their keys become; callers cannot pass them. `dense.data`
-// is the plan, `right` the number of heads.
+// The kinds of the mask rules that `keep` and scores that hide their keys become; callers cannot pass them.
+// `dense.data` is the plan, `right` the number of heads.
 inline constexpr int32_t kProgramRule = INT32_MIN, kScoreRule = kProgramRule + 1;
 inline constexpr int kMostRules = HEED_MAX_RULES + 2;
 

@@ -78,8 +78,8 @@ inline Bounds bounds_of_numbers(const HeedCapture& capture, const Summary& summa
   return {static_cast<double>(least), static_cast<double>(most), false};
 }
 
-// Sets known[i] to what is known of the value of step i, up to the last one, for all of some pairs. With `other_keys` the
-// same has been done with other keys alone.
+// Sets known[i] to what is known of the value of step i, up to the last one, for all of some pairs. With `other_keys`
+// the same has been done with other keys alone.
 inline void follow_bounds(const Plan& plan, const Code& code, int last, const PairRange& range, Bounds* known,
                           bool other_keys = false) {
   const auto between = [](int64_t first, int64_t last) {
@@ -182,8 +182,8 @@ inline void follow_lines(const Code& code, const Block& block, const Bounds* kno
   }
 }
 
-// Sets bits[y], bit x to whether an integer start + by_query * x + by_key * y, with |by_query| <= 1, is below 0 or, with
-// kEqual, is 0.
+// Sets bits[y], bit x to whether an integer start + by_query * x + by_key * y, with |by_query| <= 1, is below 0 or,
+// with kEqual, is 0.
 template <bool kEqual>
 inline void compare_line(Line line, int keys, uint64_t* bits) {
   for (int y = 0; y < keys; ++y, line.start += line.by_key) {
@@ -196,13 +196,13 @@ inline void compare_line(Line line, int keys, uint64_t* bits) {
   }
 }
 
-// Booleans as bits, a word for each key, where all of them are comparisons of lines and combinations of these: a window,
-// say, without a number for each pair.
+// Booleans as bits, a word for each key, where all of them are comparisons of lines and combinations of these: a
+// window, say, without a number for each pair.
 class BitRun {
  public:
   BitRun(const Plan& plan, const Block& block) : code_(plan.keep), keys_(block.keys.length) {
-    const PairRange range{block.b,           block.n,          block.n,           block.queries.begin,
-                          block.last_query(), block.keys.begin, block.last_key()};
+    const PairRange range{block.b,          block.n,         block.n, block.queries.begin, block.last_query(),
+                          block.keys.begin, block.last_key()};
     follow_bounds(plan, code_, code_.count - 1, range, known_);
     follow_lines(code_, block, known_, lines_);
   }

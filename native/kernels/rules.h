@@ -217,8 +217,7 @@ struct Judged {
     Bounds known[HEED_MAX_INSTRUCTIONS];
     bool again = false;
     const auto hides = [&](int64_t first, int64_t end) {
-      const PairRange range{b,     0,      rule.right - 1, queries.begin, queries.begin + queries.length - 1,
-                            first, end - 1};
+      const PairRange range{b, 0, rule.right - 1, queries.begin, queries.begin + queries.length - 1, first, end - 1};
       follow_bounds(plan, Rule::code(plan), result, range, known, again);
       again = true;
       return Rule::hides(known[result]);
@@ -239,8 +238,8 @@ struct Judged {
     }
   }
   static Bounds judge(const HeedMaskRule& rule, const Block& block) {
-    const PairRange range{block.b,           block.n,          block.n,           block.queries.begin,
-                          block.last_query(), block.keys.begin, block.last_key()};
+    const PairRange range{block.b,          block.n,         block.n, block.queries.begin, block.last_query(),
+                          block.keys.begin, block.last_key()};
     const Plan& plan = plan_of(rule);
     return bounds_of_step(plan, Rule::code(plan), Rule::result(plan), range);
   }

@@ -91,3 +91,13 @@ def test_a_form_is_read_as_what_was_written(layout: str, name: str) -> None:
         np.testing.assert_array_equal(x, y)
     if spec.is_plain and name != "aligned":  # which is read as a number
         assert found == spec
+
+
+def test_operands_that_are_one_tensor_have_places_of_their_own() -> None:
+    units = array(2, 5, 8)
+    vector = array(8)
+    tensors = Tensors(units, units, units, bias=vector, score_vector=vector)
+    others = {"mask": None, "dtype": "float32", "has_bias": True, "has_slopes": False}
+    spec = AttentionSpec.of(*tensors[:3], "BTU", score=AdditiveScore(), dropout=0.0, **others)
+    header = form.write(spec, tensors)[0].header
+    assert {header.bias, header.score_vector} == {0, 1}

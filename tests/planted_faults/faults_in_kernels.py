@@ -8,6 +8,7 @@ _KERNELS = "native/kernels"
 _CORE, _ADDITIVE, _FUZZ, _ROWS, _DECODER = (
     f"tests/native/test_{name}.py" for name in ("core", "additive", "fuzz", "rows", "decoder")
 )
+_PROGRAMS = "tests/native/test_score_programs.py"
 _STEPS = "tests/native/test_decoding_steps.py"
 _ENGINE = "tests/decoding/test_engine.py"
 
@@ -577,6 +578,35 @@ FAULTS = (
         "static_cast<Real*>(pass.bias_gradient) + block.b * stride[0] + block.n * stride[1]",
         "static_cast<Real*>(pass.bias_gradient) + block.n * stride[1]",
         (_CORE, "tests/ops/test_gradients.py::test_the_gradient_of_a_bias_that_broadcasts"),
+    ),
+    # Programs of scores
+    Fault(
+        "a captured table by distance is read in the wrong direction",
+        f"{_KERNELS}/program.h",
+        "store(to, shuffle<Real>(x, x, Reversed<kLanes<Real>>{}));",
+        "store(to, x);",
+        (f"{_PROGRAMS}::test_gradients_of_captured_arrays",),
+    ),
+    Fault(
+        "a hidden pair adds what its derivative gives, NaN or not",
+        f"{_KERNELS}/program_backward.h",
+        "store(to, is_zero ? V{} : load(to) == 0 ? V{} : load_as<V>(from));",
+        "store(to, is_zero ? V{} : load_as<V>(from));",
+        (f"{_PROGRAMS}::test_what_is_not_a_number",),
+    ),
+    Fault(
+        "a window as a function ends a key late",
+        f"{_KERNELS}/program.h",
+        "line.by_query < 0 ? from(x + 1)",
+        "line.by_query < 0 ? from(x)",
+        (f"{_PROGRAMS}::test_a_window_as_a_function_is_the_rule",),
+    ),
+    Fault(
+        "the sums of a captured array's gradient leave out those of the first task",
+        "native/capture_gradients.cc",
+        "for (int64_t copy = 0; copy < copies; ++copy) total",
+        "for (int64_t copy = copies > 1; copy < copies; ++copy) total",
+        (f"{_PROGRAMS}::test_gradients_of_captured_arrays",),
     ),
     # AMX
     Fault(

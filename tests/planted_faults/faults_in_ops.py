@@ -43,10 +43,10 @@ FAULTS = (
     ),
     # How a call travels
     Fault(
-        "the place of an operand is taken for a number",
+        "operands of the mask are counted from the first of them",
         f"{_OPS}/core/form.py",
-        'return (0, add(ops.cast(x, "int32"))) if hasattr',
-        'return (0, add(ops.cast(x, "int32")) + 1) if hasattr',
+        "return len(names) + len(added) - 1",
+        "return len(added) - 1",
         ("tests/native/test_settings.py",),
     ),
     # Masks

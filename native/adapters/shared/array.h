@@ -34,6 +34,7 @@ enum Type : int32_t {
   kBfloat16 = HEED_BFLOAT16,
   kFloat16 = HEED_FLOAT16,
   kInt32,
+  kInt64,
   kUint32,
   kBool,
   kOther

@@ -281,7 +281,9 @@ class Call {
   void add_program() {
     program_ = *form_.program();
     for (const CapturedOperand& x : form_.captured()) {
-      const Array& array = operand(x.place, x.type == HEED_FLOAT ? compute_type() : x.type == HEED_INT ? kInt32 : kBool);
+      const Array& array = operand(x.place, x.type == HEED_FLOAT ? compute_type()
+                                            : x.type == HEED_INT ? kInt32
+                                                                 : kBool);
       captures_.push_back({array.data, array.shape.count(), static_cast<int32_t>(std::clamp<int64_t>(x.type, -1, 3))});
     }
     program_.captures = captures_.data();

@@ -1,7 +1,9 @@
 // The attention ops of TensorFlow: they read tensors, call the core, and pass on its errors. No arithmetic.
 //
 // HeedAttention, HeedAttentionGradient and HeedAttentionBiasGradient take the arrays of ../shared/call.h, in its order;
-// the form is an attribute. row_ops.cc has the fused row-wise ops, decode_ops.cc those of decoding in a graph.
+// the form is an attribute. Where that is empty, the last operand holds the form, as int64: TensorFlow keeps the kernel
+// of an eager op for ever, one for each value of its attributes. row_ops.cc has the fused row-wise ops, decode_ops.cc
+// those of decoding in a graph.
 #include "../shared/call.h"
 #include "registration.h"
 
@@ -20,6 +22,16 @@ struct Allocator {
 
 using Pass = void (*)(const Call&, const Allocator&, int threads);
 
+std::string read_form(const std::vector<Array>& arrays) {
+  if (arrays.empty() || arrays.back().type != kInt64) fail("an attention must have a form");
+  const Array& form = arrays.back();
+  return {static_cast<const char*>(form.data), sizeof(int64_t) * static_cast<size_t>(form.shape.count())};
+}
+
+void* create_form(TF_OpKernelConstruction* construction) {
+  return read_string(construction, "form").empty() ? nullptr : create<Form>(construction);
+}
+
 template <Pass pass, size_t extra>
 void run(void* form, TF_OpKernelContext* context) {
   guarded(context, [&] {
@@ -28,7 +40,8 @@ void run(void* form, TF_OpKernelContext* context) {
     std::vector<Array> arrays;
     arrays.reserve(inputs.size());
     for (const Tensor& x : inputs) arrays.push_back(x.array());
-    const Form& of = *static_cast<const Form*>(form);
+    const std::unique_ptr<const Form> last(form ? nullptr : new Form(read_form(arrays)));
+    const Form& of = last ? *last : *static_cast<const Form*>(form);
     const Call call(of, arrays.data(), arrays.size(), extra);
     pass(call, Allocator{context, status}, thread_count(of.header.threads));
   });
@@ -48,8 +61,8 @@ void register_attention(const char* name, ShapeFunction shapes, Arguments attrib
   if (extra) inputs.insert(inputs.end(), {"output: T", "softmax: C", "output_gradient: T", "lse_gradient: C"});
   inputs.push_back("operands: O");
   attributes.insert(attributes.end(), {"C: {float, double} = DT_FLOAT", "form: string",
-                                       "O: list({float, double, int32, uint32, bool}) >= 0"});
-  register_op(name, shapes, run<pass, extra>, attributes, inputs, outputs, create<Form>, destroy<Form>);
+                                       "O: list({float, double, int32, int64, uint32, bool}) >= 0"});
+  register_op(name, shapes, run<pass, extra>, attributes, inputs, outputs, create_form, destroy<Form>);
 }
 
 // Runs when the library is loaded, so that TensorFlow finds the new ops.

@@ -19,7 +19,7 @@ template <class T>
 using Owned = std::unique_ptr<T, Release>;
 
 // The TF_DataType of each Type but the last.
-inline constexpr int kDataTypes[] = {1, 2, 14, 19, 3, 22, 10};
+inline constexpr int kDataTypes[] = {1, 2, 14, 19, 3, 9, 22, 10};
 
 inline size_t bytes_of(Type type) { return type == kFloat64 ? 8 : type == kFloat32 || type == kInt32 ? 4 : 2; }
 

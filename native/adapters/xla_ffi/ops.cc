@@ -11,7 +11,8 @@ namespace heed::xla {
 namespace {
 
 // The data type of each Type but the last.
-constexpr int32_t kDataTypes[] = {kXlaFloat32, kXlaFloat64, kXlaBfloat16, kXlaFloat16, kXlaInt32, kXlaUint32, kXlaBool};
+constexpr int32_t kDataTypes[] = {kXlaFloat32, kXlaFloat64, kXlaBfloat16, kXlaFloat16,
+                                  kXlaInt32,   kXlaInt64,   kXlaUint32,   kXlaBool};
 
 Array read(const XLA_FFI_Args& list, int64_t i) {
   if (i < 0 || i >= list.size) fail("a buffer is missing");

@@ -24,6 +24,7 @@ import heed
 from heed import Mask
 from heed.ops import (
     additive_attention,
+    arguments,
     attention_statistics,
     attention_weights,
     dot_product_attention,
@@ -428,3 +429,20 @@ def test_an_xla_that_refuses_the_library_leaves_the_portable_form(monkeypatch):
     (reason,) = library.machine_reasons.__wrapped__()
     assert reason.startswith("this JAX does not take the native library: ")
     assert "0.99" in reason
+
+
+def test_a_call_of_a_known_kind_is_not_checked_again(monkeypatch):
+    query, key, value = operands()
+    expected = dot_product_attention(query, key, value, scale=0.123)
+
+    def fail(*_):
+        raise AssertionError("checked again")
+
+    monkeypatch.setattr(arguments, "_check_operands", fail)
+    np.testing.assert_array_equal(dot_product_attention(query, key, value, scale=0.123), expected)
+    others = [(query[:1], key[:1], value[:1]), [x.astype("bfloat16") for x in (query, key, value)]]
+    for other in others:
+        with pytest.raises(AssertionError, match="again"):
+            dot_product_attention(*other, scale=0.123)
+    with pytest.raises(AssertionError, match="again"):  # traced sizes may be symbols
+        jax.jit(lambda x: dot_product_attention(x, key, value, scale=0.123))(query)

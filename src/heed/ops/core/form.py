@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
+from heed.ops.checks import dtype_of
 from heed.ops.core.program import CoreProgram, joined
 from heed.ops.layouts import LAYOUTS
 from heed.ops.mask import Mask
@@ -148,7 +149,9 @@ def write(spec: AttentionSpec, tensors: Tensors, threads: int = 0) -> tuple[Form
         """A number and its place."""
         if x is None:
             return 0, NONE
-        return (0, add(ops.cast(x, "int32"))) if hasattr(x, "shape") else (x, NUMBER)
+        if not hasattr(x, "shape"):
+            return x, NUMBER
+        return 0, add(x if dtype_of(x) == "int32" else ops.cast(x, "int32"))
 
     axis = spec.length_axis
     lengths = size(tensors.query, axis), size(tensors.key, axis)

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from heed.ops.backends.tensorflow.check_numerics import exempt
@@ -18,7 +19,7 @@ from heed.ops.backends.tensorflow.forward_mode import check_tapes
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.backends.tensorflow.portable.implementation import Portable
 from heed.ops.backends.tensorflow.registry import register_gradient
-from heed.ops.core.form import NONE, Form, operands, read, with_trained, write
+from heed.ops.core.form import NONE, Form, operands, read, trained_operands, with_trained, write
 from heed.ops.spec import AttentionSpec, Tensors
 
 Several = Sequence[tf.Tensor]
@@ -28,7 +29,7 @@ def run(spec: AttentionSpec, tensors: Tensors) -> Several:
     """Output, log-sum-exp, and row_max and row_sum in the kernels' units, flat; the first two differentiable twice."""
     call = _Call.of(spec, tensors)
     results = library.ops().heed_attention(
-        *tensors[:3], operands=operands(tensors, call.of_mask), form=call.form, C=call.dtype
+        *tensors[:3], operands=operands(tensors, call.added), form=call.form, C=call.dtype
     )
     lse = results[1]
     if not hasattr(lse, "numpy"):  # in a graph
@@ -37,85 +38,88 @@ def run(spec: AttentionSpec, tensors: Tensors) -> Several:
     return results
 
 
-def part_gradients(spec: AttentionSpec, tensors: Tensors, **results: tf.Tensor) -> Several:
-    """Gradients of query, key and value, from results over these and other keys; see `_differentiate`."""
+def part_gradients(spec: AttentionSpec, tensors: Tensors, **received: tf.Tensor) -> Several:
+    """Gradients of query, key and value, from results over these and other keys.
+
+    Args:
+        spec, tensors: of dot-product attention.
+        received: the results of the forward pass (`output`, `softmax`) and their gradients (`output_gradient`,
+            `lse_gradient`).
+    """
     call = _Call.of(spec, tensors)
-    return _differentiate(tensors[:3], operands(tensors, call.of_mask), call.form, **results)[:3]
+    query, key, value = tensors[:3]
+    further = sum(trained_operands(spec))
+    others = {"operands": operands(tensors, call.added), "form": call.form, "G": further}
+    return library.ops().heed_attention_gradient(
+        query=query, key=key, value=value, **others, **received
+    )[:3]
 
 
 class _Call(NamedTuple):
     """What is the same in all calls of a spec without tensors.
 
+    TensorFlow keeps a kernel for each attribute of an eager op, for ever: there the form is an operand.
+
     Attributes:
-        form: see `heed.ops.core.form`.
-        of_mask: the operands that the mask adds.
+        form: see `heed.ops.core.form`; empty if it is the last operand.
+        added: the operands that the mask adds, and the form.
         dtype: of the computation.
     """
 
     form: bytes
-    of_mask: Several
+    added: Several
     dtype: tf.DType
 
     @classmethod
     def of(cls, spec: AttentionSpec, tensors: Tensors) -> _Call:
-        key = ("form", library.threads())
+        threads, is_eager = library.threads(), library.is_eager()
+        key = ("form", threads, is_eager)
         call = spec.cache.get(key)
         if call is None:
-            form, of_mask = write(spec, tensors, library.threads())
-            call = cls(form.pack(), of_mask, tf.as_dtype(spec.dtype))
+            form, added = write(spec, tensors, threads)
+            packed = form.pack()
+            if is_eager:
+                with tf.device("CPU:0"):
+                    added.append(tf.constant(np.frombuffer(packed, np.int64)))
+                packed = b""
+            call = cls(packed, added, tf.as_dtype(spec.dtype))
             if spec.is_plain:
                 spec.cache[key] = call
         return call
 
 
-def _differentiate(inputs: Several, others: Several, form: bytes, **received: tf.Tensor) -> Several:
-    """Gradients of query, key and value; of additive attention those of score vector and bias; and of captured arrays.
-
-    Args:
-        inputs: query, key and value.
-        others: the operands.
-        form: see `_Call`.
-        received: the results of the forward pass (`output`, `softmax`) and their gradients (`output_gradient`,
-            `lse_gradient`).
-    """
-    query, key, value = inputs
-    of = Form.unpack(form)
-    further = 2 if of.is_additive else len(of.captured_places)
-    *gradients, of_operands = library.ops().heed_attention_gradient(
-        query=query, key=key, value=value, operands=others, form=form, G=further, **received
-    )
-    return [*gradients, *of_operands]
+def _form_of(op: tf.Operation) -> Form:
+    return Form.unpack(op.get_attr("form") or op.inputs[-1].numpy().tobytes())
 
 
 @register_gradient("HeedAttention")
 @exempt
 def _first(op: tf.Operation, output_gradient: Any, lse_gradient: Any, _: Any) -> Any:
-    inputs, rest, packed = op.inputs[:3], op.inputs[3:], op.get_attr("form")
-    output, _, softmax = op.outputs
-    received = {
-        "output": output,
-        "softmax": softmax,
+    form, others = _form_of(op), op.inputs[3:]
+    arguments = {
+        **dict(zip(("query", "key", "value"), op.inputs, strict=False)),
+        "output": op.outputs[0],
+        "softmax": op.outputs[2],
         "output_gradient": output_gradient,
         "lse_gradient": lse_gradient,
+        "operands": others,
+        "form": op.get_attr("form"),
     }
-    gradients = _differentiate(inputs, rest, packed, **received)
-    form, found = Form.unpack(packed), [None] * len(rest)
+    further = 2 if form.is_additive else len(form.captured_places)
+    *gradients, of_further = library.ops().heed_attention_gradient(G=further, **arguments)
+    found: list[Any] = [None] * len(others)
     bias = form.header.bias
     if form.is_additive:
-        of_vector, of_bias = gradients[3:]
-        found[form.header.score_vector] = of_vector
+        found[form.header.score_vector], of_bias = of_further
     elif bias != NONE:
-        query, key, value = inputs
-        of_bias = library.ops().heed_attention_bias_gradient(
-            query=query, key=key, value=value, operands=rest, form=packed, **received
-        )
+        of_bias = library.ops().heed_attention_bias_gradient(**arguments)
     if bias != NONE:
-        of_bias.set_shape(rest[bias].shape)
+        of_bias.set_shape(others[bias].shape)
         found[bias] = of_bias
-    for place, gradient in zip(form.captured_places, gradients[3:], strict=False):
-        gradient.set_shape(rest[place].shape)
+    for place, gradient in zip(form.captured_places, of_further, strict=False):
+        gradient.set_shape(others[place].shape)
         found[place] = gradient
-    return [*gradients[:3], *found]
+    return [*gradients, *found]
 
 
 @exempt
@@ -123,7 +127,7 @@ def _second(op: tf.Operation, *cotangents: tf.Tensor, of_bias: bool) -> Any:
     """`of_bias`: whether the op computes the gradient of the bias of scores alone."""
     check_tapes()
     (query, key, value, _, _), incoming, rest = op.inputs[:5], op.inputs[5:7], op.inputs[7:]
-    form = Form.unpack(op.get_attr("form"))
+    form = _form_of(op)
     spec, tensors = read(form, query, key, value, rest)
     names = ["query", "key", "value"]
     names += [x for x in ("score_vector", "bias") if getattr(tensors, x) is not None]
