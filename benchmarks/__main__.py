@@ -11,7 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from benchmarks import backends, bars, picture, report, scale, tune
+from benchmarks import backends, bars, gpu, picture, report, scale, tune
 from benchmarks.cases import SUITES, Case, Suite
 from benchmarks.instruction_sets import environment
 from benchmarks.measure import Side, Sides, measure_memory, time_case
@@ -24,16 +24,18 @@ ALL = {
     bars.SEQ2SEQ: bars.SEQ2SEQ_SUITE,
     **SUITES,
 }
+COMPARISONS = (backends.SUITE, gpu.SUITE)
 ROUNDS = 25
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parses the arguments and runs suites, `backends`, `scale` or `tune`, which have options of their own."""
+    """Parses the arguments and runs suites, or a comparison, `scale` or `tune`, which have options of their own."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == [scale.NAME]:  # jobs of several processes: no peers, no cases
         return scale.main(arguments[1:])
-    if arguments[:1] == [backends.NAME]:  # sides in one process
-        return backends.main(arguments[1:])
+    for suite in COMPARISONS:  # sides in one process
+        if arguments[:1] == [suite.name]:
+            return suite.main(arguments[1:])
     if arguments[:1] == ["tune"]:
         return tune.main(arguments[1:])
     options = _parser().parse_args(arguments)
@@ -74,8 +76,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     described = {name: suite.description for name, suite in ALL.items()}
-    for module in (backends, scale):
-        described[module.NAME] = f"{module.DESCRIPTION} (own options: {module.NAME} --help)"
+    others = {suite.name: suite.description for suite in COMPARISONS}
+    for name, text in {**others, scale.NAME: scale.DESCRIPTION}.items():
+        described[name] = f"{text} (own options: {name} --help)"
     suites = "\n".join(f"  {name:10} {text}" for name, text in described.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",

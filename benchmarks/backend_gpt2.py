@@ -10,7 +10,7 @@ import keras_hub
 import numpy as np
 
 import heed
-from benchmarks.backends import ratio
+from benchmarks.comparison import ratio
 from benchmarks.scale import Row
 
 _VOCABULARY, _LAYERS, _HEADS, _WIDTH = 8000, 4, 12, 768

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.backends import ratio
+from benchmarks.comparison import ratio
 from benchmarks.scale import Row
 from heed.ops import dot_product_attention
 

@@ -11,8 +11,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import heed
-from benchmarks.backends import alternate, ratio
 from benchmarks.bars import NARROW
+from benchmarks.comparison import alternate, ratio
 from benchmarks.scale import Row
 from heed import Mask, ops
 from heed.ops.core.library import load

@@ -41,6 +41,8 @@ NAMES = {
         }.items()
     },
     "keras.src.layers": "attention",  # tests
+    "tests.private_names:built_dense()": "_kernel",
+    "tests.private_names:built_embedding()": "_embeddings",
     "keras.src.layers.attention.multi_head_attention": "_build_attention_equation",
     "keras.src.ops": "nn",
     "keras.src.ops.nn": "DotProductAttention dot_product_attention",
@@ -83,9 +85,9 @@ NAMES = {
     "tensorflow:__internal__": "EagerTensor",
     "tensorflow:constant(0)": "_datatype_enum _shape_tuple",
     "tensorflow:lite.TFLiteConverter([], None)": "_experimental_calibrate_only",
-    "torch": "_C _add_batch_dim _remove_batch_dim",
+    "torch": "_C _add_batch_dim _dynamo _remove_batch_dim",
     "torch:Tensor": "_is_zerotensor",
-    "torch:nn.Module()": "_modules",
+    "torch:nn.Module()": "_forward_hooks _forward_pre_hooks _modules",
     "torch._C": "DispatchKey DispatchKeySet _are_functorch_transforms_active "
     "_dispatch_tls_local_include_set _functorch _vmapmode_decrement_nesting _vmapmode_increment_nesting",
     "torch._C._functorch": "is_functorch_wrapped_tensor unwrap_if_dead",
@@ -93,19 +95,38 @@ NAMES = {
     "torch.utils.checkpoint": "_checkpoint_without_reentrant_generator",
     # KerasHub
     "keras_hub.src.models.blip2": "blip2_custom_opt blip2_flan_t5_lm blip2_qformer blip2_vision_encoder",  # tests
-    "keras_hub.src.models.causal_lm:CausalLM": "make_generate_function",
+    "keras_hub.src.models.causal_lm:CausalLM": "_post_quantize make_generate_function",
+    "keras_hub.src.models.llama.llama_attention:LlamaAttention": "_compute_vllm_attention",
     "keras_hub.src.models.gemma.gemma_attention:CachedGemmaAttention": "_compute_attention "
     "_mask_sliding_window _use_fused_attention_op",
     "keras_hub.src.models.gpt_neo_x.gpt_neo_x_attention:GPTNeoXAttention": "_compute_attention _masked_softmax",
     "tests.private_names:built_attention_of_hub('gpt_neo_x')": "_attn_dropout_layer _inv_norm_factor _softmax",
     "tests.private_names:built_attention_of_hub('llama')": "_combine_equation _dot_product_equation "
     "_inv_norm_factor _softmax",
+    "keras_hub.src.vllm.context": "get_vllm_context",
+    "keras_hub.src.layers.modeling.rotary_embedding:RotaryEmbedding": "_compute_cos_sin_embedding",
+    "keras_hub.src.layers.modeling.alibi_bias:AlibiBias": "_get_slopes",
+    "tests.private_names:layer_of_hub('BLOOM')": "_mlp_intermediate_dense _mlp_output_dense _post_attention_layernorm "
+    "_pre_attention_layernorm _self_attention_layer",
+    "tests.private_names:layer_of_hub('BLOOM')._self_attention_layer": "_alibi_layer",
+    "tests.private_names:layer_of_hub('GPT-2')": "_feedforward_dropout _feedforward_intermediate_dense "
+    "_feedforward_layer_norm _feedforward_output_dense _self_attention_dropout _self_attention_layer_norm",
+    "tests.private_names:layer_of_hub('GPT-NeoX')._self_attention_layer": "_qkv_dense",
+    "tests.private_names:layer_of_hub('GPT-OSS').self_attention_layer": "_head_dim _rotary_dim",
+    "tests.private_names:layer_of_hub('Llama')": "_feedforward_gate_dense _feedforward_layernorm "
+    "_self_attention_layernorm",
+    "tests.private_names:layer_of_hub('Mistral')._self_attention_layer": "_num_key_value_heads _num_query_heads",
+    "tests.private_names:layer_of_hub('Mixtral')": "_sparse_moe_block",
+    "tests.private_names:layer_of_hub('Mixtral')._sparse_moe_block": "_sparse_feedforward_gate_dense",
+    "tests.private_names:layer_of_hub('Mixtral')._sparse_moe_block.expert_bank": "_expert_feedforward_gate_dense "
+    "_expert_feedforward_intermediate_dense _expert_feedforward_output_dense",
+    "tests.private_names:layer_of_hub('Qwen 3')._self_attention_layer": "_key_dense_layer_norm _query_dense_layer_norm",
     "keras_hub.src.models.t5.t5_multi_head_attention:T5MultiHeadAttention": "call",
     "keras_hub.src.models.t5gemma.t5gemma_attention:T5GemmaAttention": "_compute_attention "
     "_compute_attention_without_fused_op",
     "keras_hub.src.samplers.beam_sampler:BeamSampler": "__call__",
     "keras_hub.src.samplers.sampler:Sampler": "__call__ run_loop",
-    "keras_hub.src.utils.keras_utils": "fused_attention_op_available",
+    "keras_hub.src.utils.keras_utils": "fused_attention_op_available gelu_approximate",
     # The server
     "uvicorn:Server": "on_tick startup",
     "uvicorn.protocols.http.httptools_impl": "HttpToolsProtocol STATUS_LINE",
@@ -156,6 +177,33 @@ def built_attention(name: str) -> Any:
     )
     layer.build((1, 3, 8), (1, 3, 8))
     return layer
+
+
+def built_dense() -> Any:
+    """A dense layer of Keras."""
+    import keras
+
+    layer = keras.layers.Dense(2)
+    layer.build((1, 3))
+    return layer
+
+
+def built_embedding() -> Any:
+    """A table of Keras that also makes logits."""
+    import keras
+
+    layer = keras.layers.ReversibleEmbedding(3, 2)
+    layer.build()
+    return layer
+
+
+@functools.cache
+def layer_of_hub(name: str) -> Any:
+    """A layer of a small model of KerasHub."""
+    pytest.importorskip("keras_hub", exc_type=ImportError)
+    from tests.acceleration import hub_models
+
+    return hub_models.build(name).transformer_layers[0]
 
 
 def built_attention_of_hub(name: str) -> Any:

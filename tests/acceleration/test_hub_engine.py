@@ -25,6 +25,12 @@ from tests.acceleration.hub_models import (
     subclass,
     task,
 )
+from tests.acceleration.write_engine_table import (
+    ENGINE_ROW,
+    find_language_models,
+    make_rows,
+    read_rows,
+)
 from tests.acceleration.write_fingerprints import find_fingerprints
 from tests.framework import BACKEND, without_64_bits
 from tests.slow import slow
@@ -35,7 +41,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:The 'rwkv_ops' package")
 
 NAME = "keras_hub.models.CausalLM.generate"
 ENGINE = [name for name, hub in MODELS.items() if hub.engine]
-GENERATING = [name for name, hub in MODELS.items() if hub.loop is not None]
 BY_DEFAULT = ["GPT-2", "Llama"]
 # KerasHub's `generate` rotates the queries of GPT-NeoX otherwise than its model: docs/keras.md.
 NOT_AS_GENERATED = ("GPT-NeoX", *ASK_A_TENSOR)
@@ -292,9 +297,13 @@ def test_odd_inputs_are_left_to_keras_hub(reason: str) -> None:
         generation.generate(make(), inputs, stops)
 
 
-def test_where_the_engine_is_off() -> None:
+def test_where_the_engine_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = prompts("GPT-2", 4)
     refusal = recognition.LeftToKerasError
+    with monkeypatch.context() as patched:
+        patched.setattr(generation, "_device_of", lambda _: "cuda:0")
+        with pytest.raises(refusal, match="the weights lie on cuda:0"):
+            generation.generate(make(), inputs, None)
     with heed.set_implementation("portable"), pytest.raises(refusal, match='chose "portable"'):
         generation.generate(make(), inputs, None)
     model = task("GPT-2", build("GPT-2"), subclass("GPT-2"))
@@ -310,7 +319,8 @@ def test_text_in_and_text_out() -> None:
     import keras_hub
 
     words = [chr(x) for x in range(33, 127)]
-    vocabulary = {token: i for i, token in enumerate(["<|endoftext|>", *words, "Ġ"])}
+    # Its padding is token 0.
+    vocabulary = {token: i for i, token in enumerate([*words, "Ġ", "Ġa", "<|endoftext|>"])}
     tokenizer = keras_hub.models.GPT2Tokenizer(vocabulary=vocabulary, merges=["Ġ a"])
     model = keras_hub.models.GPT2CausalLM(
         build("GPT-2", vocabulary_size=len(vocabulary)),
@@ -325,15 +335,15 @@ def test_text_in_and_text_out() -> None:
                 assert acceleration.report().calls[NAME] == 1
 
 
+def test_the_page_has_a_row_for_each_language_model() -> None:
+    rows = read_rows()
+    assert {name for name, runs in rows.items() if runs == ENGINE_ROW} == {*ENGINE}
+    assert {*rows} == {*find_language_models()}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", GENERATING)
-def test_each_model_runs_on_the_engine_or_has_a_reason(name: str) -> None:
-    model = task(name, build(name))
-    if MODELS[name].engine:
-        assert len(families.describe(model).stack.layers) == 2
-        return
-    with pytest.raises(recognition.LeftToKerasError, match=r"^the engine does not know"):
-        families.describe(model)
+def test_the_page_says_what_each_language_model_runs_on() -> None:
+    assert make_rows() == read_rows(), "run tests/acceleration/write_engine_table.py"
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from tests.about_tensorflow import tf
 
 # isort: split
 import heed
+from heed.ops.backends.tensorflow.device import default_device
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.core import library as core
 from tests.graphs import Traced, traced
@@ -197,13 +198,16 @@ def test_with_an_accelerator_the_portable_form_runs_and_xla_may_compile(
     monkeypatch.setattr(
         tf.config, "list_logical_devices", lambda wanted=None: [device] if wanted == kind else []
     )
-    library.machine_reasons.cache_clear()
+    caches = library.machine_reasons, default_device
+    for cache in caches:
+        cache.cache_clear()
     try:
         assert heed.info()["implementation"] == "portable"
         assert kind in heed.info()["reason"]
         assert heed.layers.MultiHeadAttention(2, 8).supports_jit
     finally:
-        library.machine_reasons.cache_clear()
+        for cache in caches:
+            cache.cache_clear()
 
 
 def test_a_subclass_may_refuse_xla_altogether() -> None:

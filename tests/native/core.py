@@ -1,4 +1,4 @@
-"""The native core through `heed.h` by ctypes: the same structures, NumPy arrays in and out."""
+"""The native core through `heed.h` by ctypes: heed's structures, NumPy arrays in and out."""
 
 from __future__ import annotations
 
@@ -27,80 +27,18 @@ from typing import Any
 import numpy as np
 
 from tests.native import emulated
-from tests.native.score_programs import HeedProgram, Program
+from tests.native.score_programs import Program
+from tests.native.structs import attention
+from tests.native.structs import library as loading
 
-VERSION = 6
-DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
+VERSION = loading.VERSION
 DOT_PRODUCT, ADDITIVE = range(2)
 WINDOW, PREFIX, LENGTHS, SEGMENTS, DENSE, DILATED = RULES = range(6)
 NO_LIMIT = 1 << 30
-MAX_RULES = 8
-
-
-class Tensor(Structure):
-    _fields_ = (
-        ("data", c_void_p),
-        ("batch_stride", c_int64),
-        ("row_stride", c_int64),
-        ("head_stride", c_int64),
-    )
-
-
-class Scores(Structure):
-    _fields_ = (("data", c_void_p), ("shape", c_int64 * 4), ("stride", c_int64 * 4))
-
-
-class Integers(Structure):
-    _fields_ = (("data", c_void_p), ("rows", c_int64), ("length", c_int64))
-
-
-class MaskRule(Structure):
-    _fields_ = (
-        ("kind", c_int32),
-        ("left", c_int64),
-        ("right", c_int64),
-        *((name, Integers) for name in ("align", "first", "second")),
-        ("dense", Scores),
-    )
-
-
-class Attention(Structure):
-    _fields_ = (
-        ("score", c_int32),
-        ("dtype", c_int32),
-        *((name, c_int64) for name in ("batch", "heads", "kv_heads")),
-        *((name, c_int64) for name in ("query_length", "key_length", "head_dim", "value_dim")),
-        *((name, Tensor) for name in ("query", "key", "value")),
-        ("scale", c_double),
-        ("soft_cap", c_double),
-        ("bias", Scores),
-        ("alibi_slopes", c_void_p),
-        ("alibi_align", Integers),
-        ("score_vector", c_void_p),
-        ("unit_bias", c_void_p),
-        ("dropout", c_double),
-        ("seed", c_uint32 * 2),
-        ("rule_count", c_int32),
-        ("rules", POINTER(MaskRule)),
-        ("program", POINTER(HeedProgram)),
-    )
-
-
-class Forward(Structure):
-    _fields_ = (("output", Tensor), ("lse", c_void_p), ("softmax", c_void_p))
-
-
-class Backward(Structure):
-    _fields_ = (
-        ("output", Tensor),
-        ("softmax", c_void_p),
-        ("output_gradient", Tensor),
-        ("lse_gradient", c_void_p),
-        *((name, Tensor) for name in ("query_gradient", "key_gradient", "value_gradient")),
-        ("score_vector_gradient", c_void_p),
-        ("bias_gradient", c_void_p),
-        ("capture_gradients", POINTER(c_void_p)),
-    )
+DTYPES, MAX_RULES = attention.DTYPES, attention.MOST_RULES
+Tensor, Scores, Integers = attention.Tensor, attention.Scores, attention.Integers
+MaskRule, Attention = attention.MaskRule, attention.Attention
+Forward, Backward = attention.Forward, attention.Backward
 
 
 class Rows(Structure):
@@ -338,7 +276,8 @@ class Call:
         # One axis: without gaps.
         made = [None if x is None else self.make((x.size,), self.compute) for x in floats]
         addresses = [None if x is None else x.ctypes.data for x in made]
-        pass_.capture_gradients = (c_void_p * max(1, len(made)))(*addresses)
+        places = (c_void_p * max(1, len(made)))(*addresses)
+        pass_.capture_gradients = ctypes.addressof(places)
         self._run("heed_backward", pass_, threads)
         self.capture_gradients = [
             x if x is None else x.reshape(of.shape) for x, of in zip(made, floats, strict=True)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_void_p
 from math import erf
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
+from tests.native.structs import decoder as structs
+
 PAD, START, END = 0, 1, 2
-TokenListener = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64, c_int32)
+DenseStruct, NormStruct, AttentionStruct = structs.Dense, structs.Norm, structs.Attention
+ExpertsStruct, LayerStruct, StackStruct = structs.Experts, structs.Layer, structs.Stack
+DecodingStruct, TokenListener = structs.Decoding, structs.OnToken
 PACKS = ("float32", "bfloat16", "int8")
 ACTIVATIONS = {
     "linear": lambda x: x,
@@ -23,121 +27,11 @@ ACTIVATIONS = {
     "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
     "quick_gelu": lambda x: x / (1 + np.exp(-1.702 * x)),
 }
-
-
-class DenseStruct(Structure):
-    _fields_ = (
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("inputs", c_int64),
-        ("outputs", c_int64),
-        ("transposed", c_int32),
-    )
-
-
-class NormStruct(Structure):
-    _fields_ = (
-        ("gamma", c_void_p),
-        ("beta", c_void_p),
-        ("epsilon", c_double),
-        ("root_mean_square", c_int32),
-    )
-
-
 NORMS = ("self_norm", "cross_norm", "feed_forward_norm")
 POST_NORMS = ("self_post_norm", "feed_forward_post_norm")
 DENSE = ("query", "key", "value", "output", "gate")
-
-
-class AttentionStruct(Structure):
-    _fields_ = (
-        *((name, DenseStruct) for name in DENSE),
-        ("query_norm", NormStruct),
-        ("key_norm", NormStruct),
-        ("sinks", c_void_p),
-        ("soft_cap", c_double),
-        ("sliding_window", c_int64),
-        ("scale", c_double),
-        ("rotation", c_int32),
-    )
-
-
-SHARED = ("shared_hidden", "shared_up", "shared_back", "shared_gate")
-
-
-class ExpertsStruct(Structure):
-    _fields_ = (
-        ("count", c_int64),
-        ("top_k", c_int64),
-        ("router", DenseStruct),
-        ("normalized", c_int32),
-        *((name, DenseStruct) for name in SHARED),
-    )
-
-
-class LayerStruct(Structure):
-    _fields_ = (
-        *((name, NormStruct) for name in NORMS),
-        ("self", AttentionStruct),
-        ("cross", AttentionStruct),
-        *((name, DenseStruct) for name in ("hidden", "up", "back")),
-        ("activation", c_int32),
-        ("norm_first", c_int32),
-        ("parallel", c_int32),
-        *((name, NormStruct) for name in POST_NORMS),
-        ("experts", ExpertsStruct),
-        ("gate_limit", c_double),
-        ("up_offset", c_double),
-    )
-
-
-class StackStruct(Structure):
-    _fields_ = (
-        *((name, c_int64) for name in ("width", "heads", "kv_heads", "head_dim", "value_dim")),
-        ("encoded_width", c_int64),
-        ("vocabulary", c_int64),
-        ("embedding", c_void_p),
-        ("embedding_scale", c_double),
-        ("pack", c_int32),
-        ("layer_count", c_int32),
-        ("layers", POINTER(LayerStruct)),
-        ("embedding_norm", NormStruct),
-        ("final_norm", NormStruct),
-        ("logits", DenseStruct),
-        ("logit_soft_cap", c_double),
-        ("rotary_dim", c_int64),
-        ("encoder", c_void_p),
-    )
-
-
 POSITIONS = ("positions", "rotation", "relative_bias")
 SOURCE_POSITIONS = tuple(f"source_{name}" for name in POSITIONS)
-
-
-class DecodingStruct(Structure):
-    _fields_ = (
-        *((name, c_int64) for name in ("batch", "length", "source_length")),
-        *((name, c_void_p) for name in ("source", "encoded", "source_mask")),
-        *((name, c_void_p) for name in POSITIONS),
-        *((name, c_void_p) for name in SOURCE_POSITIONS),
-        *((name, c_int32) for name in ("pad_token", "start_token", "end_token")),
-        ("prompt", c_void_p),
-        ("search", c_int32),
-        ("uniform", c_void_p),
-        ("temperature", c_double),
-        ("top_p", c_double),
-        ("top_k", c_int64),
-        ("beams", c_int32),
-        ("length_penalty", c_double),
-        ("results", c_int32),
-        ("on_token", TokenListener),
-        ("listener", c_void_p),
-        ("first_tokens", c_void_p),
-        ("stop_tokens", c_void_p),
-        ("stop_count", c_int64),
-        ("top_p_of_all", c_int32),
-        ("rotations", c_int32),
-    )
 
 
 class Dense(NamedTuple):
@@ -230,9 +124,7 @@ class Attention(NamedTuple):
         parts = {**self.dense, **self.norms}
         return AttentionStruct(
             **{name: part.struct() for name, part in parts.items()},
-            sinks=address(self.sinks),
-            soft_cap=self.soft_cap,
-            sliding_window=self.window,
+            options=structs.Options(address(self.sinks), self.soft_cap, self.window),
             scale=self.scale,
             rotation=self.rotation,
         )
@@ -247,6 +139,11 @@ def declare(library: Any) -> Any:
     for name in ("heed_decoder_make", "heed_decode"):
         getattr(library, name).restype = c_char_p
     return library
+
+
+def layers_of(stack: Any) -> Any:
+    """The structures of a stack's layers."""
+    return (LayerStruct * stack.layer_count).from_address(stack.layers)
 
 
 def address(x: np.ndarray | None) -> int | None:
@@ -269,6 +166,7 @@ class Stack:
         self.pack = sizes.get("pack", "float32")
         self.options = sizes
         self.encoder: Stack | None = None
+        self.kept: list[Any] = []
         if sizes.get("encoder"):
             own = {"width": self.encoded_width, "encoded_width": 0, "encoder": False}
             own["pack"] = sizes.get("encoder_pack", self.pack)
@@ -380,7 +278,7 @@ class Stack:
             self.scale,
             PACKS.index(self.pack),
             len(layers),
-            (LayerStruct * max(1, len(layers)))(*layers),
+            self.keep((LayerStruct * max(1, len(layers)))(*layers)),
             NormStruct() if self.embedding_norm is None else self.embedding_norm.struct(),
             NormStruct() if self.final_norm is None else self.final_norm.struct(),
             self.logits.struct(),
@@ -389,8 +287,8 @@ class Stack:
             None if self.encoder is None else self.keep(self.encoder.struct()),
         )
 
-    def keep(self, struct: Structure) -> int:
-        self.kept = struct
+    def keep(self, struct: Any) -> int:
+        self.kept.append(struct)
         return ctypes.addressof(struct)
 
     def change(self, x: Any, norm: Norm, part: Any, post: Any = None) -> np.ndarray:

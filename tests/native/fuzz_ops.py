@@ -183,6 +183,10 @@ def call(seed: int) -> bool:
         arguments = good(rng, heads_first, gradient)
     for _ in range(int(rng.integers(0, 3))):
         spoil(rng, arguments)
+    form = arguments["form"]
+    if not in_rows and len(form) % 8 == 0 and rng.random() < 0.5:
+        arguments["operands"].append(np.frombuffer(form, np.int64))
+        arguments["form"] = b""
     return carried_out(name, arguments, in_function=rng.random() < 0.2)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from tests import reference
 from tests.native import core, fuzz_problems
 from tests.native.core import WINDOW
-from tests.native.score_programs import FLOAT, INT, Draw, Program, Writer, evaluate
+from tests.native.score_programs import FLOAT, INT, Draw, Instruction, Program, Writer, evaluate
 
 SHAPES = [(2, 4, 70, 150), (1, 2, 64, 128), (2, 2, 3, 200), (1, 3, 1, 130), (3, 1, 20, 5)]
 
@@ -172,7 +172,7 @@ def malformed(program: Any, rng: np.random.Generator) -> None:
     which = rng.integers(0, 10)
     items = program.forward if rng.random() < 0.5 else program.derivative
     if which < 5 and 0 < items.count < 9:
-        x = items.data[int(rng.integers(0, items.count))]
+        x = (Instruction * items.count).from_address(items.data)[int(rng.integers(0, items.count))]
         name = str(rng.choice(["opcode", "type", "capture", "a", "b", "c", "constant"]))
         setattr(x, name, float(some()) / 2 if name == "constant" else some())
     elif which == 5:

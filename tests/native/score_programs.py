@@ -6,12 +6,14 @@ all pairs at once, as arrays that broadcast to (B, N, T, S).
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint8, c_uint16, c_void_p
+from ctypes import Structure, addressof, c_double, c_int32, c_uint8, c_uint16
 from dataclasses import dataclass, field
 from math import erf
 from typing import Any
 
 import numpy as np
+
+from tests.native.structs import attention
 
 FLOAT, INT, BOOL = range(3)
 # In the order of `HeedOpcode`.
@@ -36,32 +38,6 @@ class Instruction(Structure):
     )
 
 
-class Instructions(Structure):
-    _fields_ = (("data", POINTER(Instruction)), ("count", c_int32))
-
-
-class Capture(Structure):
-    _fields_ = (("data", c_void_p), ("size", c_int64), ("type", c_int32))
-
-
-class Scatter(Structure):
-    _fields_ = (("capture", c_int32), ("index", c_int32), ("gradient", c_int32))
-
-
-class HeedProgram(Structure):
-    _fields_ = (
-        ("forward", Instructions),
-        ("score", c_int32),
-        ("keep", c_int32),
-        ("capture_count", c_int32),
-        ("captures", POINTER(Capture)),
-        ("derivative", Instructions),
-        ("score_gradient", c_int32),
-        ("scatter_count", c_int32),
-        ("scatters", POINTER(Scatter)),
-    )
-
-
 @dataclass
 class Program:
     """Lists of instructions, their results (-1: none), and what they capture."""
@@ -74,22 +50,22 @@ class Program:
     score_gradient: int = -1
     scatters: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def travel(self, compute: Any) -> tuple[HeedProgram, list[Any]]:
+    def travel(self, compute: Any) -> tuple[Any, list[Any]]:
         """The structure, and all that must live as long as it."""
         kept: list[Any] = []
 
-        def listed(instructions: list[Instruction]) -> Instructions:
+        def listed(instructions: list[Instruction]) -> Any:
             kept.append((Instruction * max(1, len(instructions)))(*instructions))
-            return Instructions(kept[-1], len(instructions))
+            return attention.Instructions(addressof(kept[-1]), len(instructions))
 
         captures = []
         for x in self.captures:
             kind = {"f": FLOAT, "i": INT, "b": BOOL}[x.dtype.kind]
             kept.append(np.ascontiguousarray(x, (compute, np.int32, np.uint8)[kind]))
-            captures.append(Capture(kept[-1].ctypes.data, x.size, kind))
-        captured = (Capture * max(1, len(captures)))(*captures)
-        scatters = (Scatter * max(1, len(self.scatters)))(*(Scatter(*x) for x in self.scatters))
-        made = HeedProgram(
+            captures.append(attention.Capture(kept[-1].ctypes.data, x.size, kind))
+        captured = (attention.Capture * max(1, len(captures)))(*captures)
+        scatters = (attention.Scatter * max(1, len(self.scatters)))(*self.scatters)
+        made = attention.Program(
             listed(self.forward),
             self.score,
             self.keep,

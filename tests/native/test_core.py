@@ -328,6 +328,12 @@ def run_script(text: str) -> float:
     return float(child.stdout)
 
 
+def test_the_interface_is_declared_without_keras() -> None:
+    """Sanitizers cannot watch the core beside a framework."""
+    loaded = "import sys\nfrom tests.native import fuzz\nprint(float('keras' in sys.modules))"
+    assert run_script(loaded) == 0
+
+
 def test_where_no_thread_can_be_started_the_caller_does_the_work() -> None:
     assert run_script(FEW_THREADS) < 1e-6
 

@@ -34,6 +34,7 @@ from tests.native.decoder import (
     beams_decided,
     check,
     declare,
+    layers_of,
     rounded,
 )
 from tests.slow import slow
@@ -466,6 +467,7 @@ def test_rows_depend_neither_on_threads_nor_on_each_other(
 ) -> None:
     sizes = {"width": 40, "hidden": 70, "vocabulary": 100, "kv_heads": 2, "encoder": encoder}
     extras = {"window": 4, "sinks": True, "gate": True, "qk_norm": True, "gated": True}
+    extras |= {"experts": 4, "top_k": 2, "normalized": True, "shared": True, "post_norms": True}
     stack = Stack(np.random.default_rng(5), **sizes, **(extras if encoder else {}))
     call = Call(stack, 23, 12, 9, masked=True, prompted=encoder, **search)
     tokens = call.run(library, stack, threads=1)
@@ -638,10 +640,10 @@ def faults() -> Iterator[tuple[str, Any, Any, str]]:
         return lambda s, d: [setattr(d, *value) for value in values.items()]
 
     def layer(part: str, name: str, value: Any) -> Any:
-        return lambda s, d: setattr(attrgetter(part)(s.layers[1]), name, value)
+        return lambda s, d: setattr(attrgetter(part)(layers_of(s)[1]), name, value)
 
     def field(name: str, value: Any) -> Any:
-        return lambda s, d: setattr(s.layers[1], name, value)
+        return lambda s, d: setattr(layers_of(s)[1], name, value)
 
     yield "heads", stack("heads", 3), None, "`self.query` must have 8 inputs and 12 outputs"
     yield "kv_heads", stack("kv_heads", 5), None, "`kv_heads` must be in"
@@ -649,23 +651,29 @@ def faults() -> Iterator[tuple[str, Any, Any, str]]:
     yield "pack", stack("pack", 3), None, "`pack` must be in [0, 2]"
 
     def too_deep(s: Any, _: Any) -> None:
-        s.pack, s.layers[0].hidden.outputs, s.layers[0].back.inputs = 2, 131073, 131073
+        first = layers_of(s)[0]
+        s.pack, first.hidden.outputs, first.back.inputs = 2, 131073, 131073
 
     yield "deep", too_deep, None, "`back` must have at most 131072 inputs where weights are kept as"
     yield "activation", field("activation", 99), None, "`activation` must be in [0, 7]"
     yield "embedding", stack("embedding", None), None, "the embedding is missing"
     missing = "the weights of `self.query` are missing"
     yield "query", layer("self.query", "weight", None), None, missing
-    yield "soft-cap", layer("self", "soft_cap", -1.0), None, "`self.soft_cap` must be at least 0"
+    yield (
+        "soft-cap",
+        layer("self.options", "soft_cap", -1.0),
+        None,
+        "`self.soft_cap` must be at least 0",
+    )
     yield (
         "window",
-        layer("self", "sliding_window", -1),
+        layer("self.options", "sliding_window", -1),
         None,
         "`self.sliding_window` must be in [0,",
     )
     yield (
         "cross window",
-        layer("cross", "sliding_window", 2),
+        layer("cross.options", "sliding_window", 2),
         None,
         "`cross.sliding_window` must be 0. Received: 2",
     )

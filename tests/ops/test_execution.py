@@ -27,6 +27,7 @@ from heed.ops import Mask
 from heed.ops.dispatch import get_implementation
 from tests import reference, tolerances
 from tests.ops.harness import small_blocks
+from tests.slow import slow
 from tests.strategies import Shape
 
 SHAPE = Shape(B=2, T=9, S=11, N=4, K=2, H=4, V=3)
@@ -199,6 +200,36 @@ def test_masks_and_biases_of_unknown_size(implementation: str) -> None:
             *inputs, np.ones(out.shape), mask=mask, bias=bias
         )
         tolerances.assert_gradients(gradient, backward.bias, "float64")
+
+
+@pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("length", [11, *slow([8, 1])])
+def test_derivatives_of_unknown_lengths(jit: bool, length: int) -> None:
+    """The last block of queries overlaps the one before, and each block finds its own keys."""
+
+    def run(*tensors: tf.Tensor) -> Any:
+        query, key, value, bias = tensors
+        mask = Mask.causal() & Mask.window(5, None)
+        with tf.GradientTape() as outer:
+            outer.watch(tensors)
+            with tf.GradientTape() as inner:
+                inner.watch(tensors)
+                out = ops.dot_product_attention(query, key, value, mask=mask, bias=bias)
+                loss = tf.reduce_sum(tf.sin(out))
+            first = inner.gradient(loss, tensors)
+            total = sum(tf.reduce_sum(tf.cos(x)) for x in first)
+        return [*first, *outer.gradient(total, tensors)]
+
+    shapes = ([None, None, 2, 3], [None, None, 2, 3], [None, None, 2, 3], [1, 2, None, None])
+    signature = [tf.TensorSpec(shape, tf.float64) for shape in shapes]
+    arrays = Shape(B=1, T=length, S=length, N=2, K=2, H=3, V=3).inputs(0)
+    bias = np.random.default_rng(5).normal(size=(1, 2, length, length))
+    inputs = [tf.constant(x) for x in (*arrays, bias)]
+    with heed.set_implementation("portable"), small_blocks((4, 4)):
+        expected = run(*inputs)
+        actual = tf.function(run, input_signature=signature, jit_compile=jit)(*inputs)
+    for one, other in zip(actual, expected, strict=True):
+        tolerances.assert_gradients(one, other.numpy(), "float64", "")
 
 
 def test_static_shapes_survive_tracing(implementation: str) -> None:

@@ -7,6 +7,7 @@ from tests.planted_faults.fault import Fault
 _OPS, _TESTS = "src/heed/ops", "tests/ops"
 _TORCH, _JAX = f"{_OPS}/backends/torch", f"{_OPS}/backends/jax"
 _SHARED = f"{_OPS}/backends/shared"
+_FUSED = f"{_TESTS}/backends/test_torch_fused.py"
 _PINNED = (f"{_TESTS}/test_dropout.py::test_one_seed_drops_the_same_weights_on_every_backend",)
 _KNOWN = (
     f"{_TESTS}/backends/test_torch.py::test_a_call_of_a_known_kind_is_checked_where_it_differs",
@@ -81,24 +82,46 @@ FAULTS = (
         "torch",
     ),
     Fault(
-        "causal masks of PyTorch over more keys than queries",
-        f"{_TORCH}/sdpa/implementation.py",
-        "causal = spec.mask in _CAUSAL and length == keys",
-        "causal = spec.mask in _CAUSAL",
-        (f"{_TESTS}/backends/test_torch_sdpa.py::test_shapes_that_it_does_not_take",),
+        "causal masks of PyTorch end at the last key",
+        f"{_TORCH}/fused/sdpa.py",
+        "return band == Band(None, 0, keys - length) and keys >= length",
+        "return band is not None and band.right == 0",
+        (f"{_FUSED}::test_shapes_dtypes_and_masks_that_one_call_does_not_take",),
         "torch",
     ),
     Fault(
         "NaN in a later key reaches PyTorch's kernels",
-        f"{_TORCH}/sdpa/attention.py",
-        "leaves = [torch.where(torch.isfinite(x), x, 0.0) for x in leaves]",
-        "leaves = list(leaves)",
-        (
-            f"{_TESTS}/backends/test_torch_sdpa.py::test_nonfinite_numbers_reach_the_rows_that_see_them",
-        ),
+        f"{_TORCH}/fused/nonfinite.py",
+        "return torch.where(torch.isfinite(x), x, 0.0)",
+        "return x",
+        (f"{_FUSED}::test_nonfinite_numbers_reach_the_rows_that_see_them",),
+        "torch",
+    ),
+    Fault(
+        "varlen_attn sees keys of padding",
+        f"{_TORCH}/fused/varlen.py",
+        "query_steps, key_steps = (empty, 0 * empty), (key_ends, keys - key_ends)",
+        "query_steps, key_steps = (empty, 0 * empty), (keys + 0 * key_ends, 0 * key_ends)",
+        (f"{_FUSED}::test_the_sequences_that_varlen_attn_gets",),
+        "torch",
+    ),
+    Fault(
+        "a block that crosses a window is computed as a whole",
+        "src/heed/ops/mask_rules.py",
+        "(least >= -left) & (most <= right)",
+        "(most >= -left) & (most <= right)",
+        (f"{_FUSED}::test_a_block_mask_of_one_rule_is_that_of_its_pairs",),
         "torch",
     ),
     # JAX
+    Fault(
+        "a row without keys gets what cuDNN gives",
+        f"{_JAX}/cudnn/attention.py",
+        "output = _fill(spec, ~problem.of_rows.is_any, output, 0.0)",
+        "output = output + 0",
+        (f"{_TESTS}/backends/test_jax_cudnn.py::test_it_gives_what_the_portable_form_gives",),
+        "jax",
+    ),
     Fault(
         "the tanh of float64 is one of float32",
         f"{_JAX}/__init__.py",

@@ -136,8 +136,8 @@ FAULTS = (
     Fault(
         "the other half of a gated part is activated too",
         "native/decoder/parts.h",
-        "function(load(at)) * load_some(at + half, half - c)",
-        "function(load(at)) * function(load_some(at + half, half - c))",
+        "function(gate) * (up + offset)",
+        "function(gate) * function(up + offset)",
         (_DECODER,),
     ),
     Fault(
@@ -199,8 +199,8 @@ FAULTS = (
     Fault(
         "a row that has ended goes on",
         "native/decoder/search.h",
-        "if (token == decoding.end_token || position + 1 == length) continue;",
-        "if (position + 1 == length) continue;",
+        "if (token == decoding.end_token || is_stop(decoding, token) || position + 1 == length) continue;",
+        "if (is_stop(decoding, token) || position + 1 == length) continue;",
         (_DECODER,),
     ),
     Fault(

@@ -24,6 +24,20 @@ FAULTS = (
         (f"{_OF_ACCELERATION}/test_accelerate.py", f"{_OF_ACCELERATION}/test_faults.py"),
     ),
     Fault(
+        "parts of a call that is left to Keras on a GPU run on heed",
+        f"{_ACCELERATION}/_switch.py",
+        "if _is_left_here():",
+        "if False:",
+        (f"{_OF_ACCELERATION}/test_device_rule.py::test_a_layer_is_left_as_a_whole",),
+    ),
+    Fault(
+        "on a GPU scores of any size are built",
+        "src/heed/ops/device_rule.py",
+        "if call.count_numbers() < _MANY:",
+        "if True:",
+        (f"{_OF_ACCELERATION}/test_device_rule.py::test_layers_of_one_head",),
+    ),
+    Fault(
         "accelerated layers with one head ignore use_causal_mask",
         f"{_ACCELERATION}/_single_head.py",
         "visible = masks.join(_key_mask(columns), masks.structure(use_causal_mask, None))",

@@ -118,6 +118,9 @@ def accelerate(model: Any = None) -> Acceleration:
     includes existing layers, and KerasHub even if it is imported later. `flash_attention=True` works. Results differ by
     rounding, and where Keras is wrong: docs/keras.md lists these cases.
 
+    On a GPU or TPU a call stays with Keras, whole, where Keras runs it as well or better (docs/backends.md);
+    `.report()` says which and why.
+
     What `fit`, `predict` and `evaluate` have traced before is traced again; other traced programs do not change, so
     call `accelerate` before you trace a `tf.function` or `generate` a text. Acceleration applies to all threads. What a
     model computes again in its backward pass (`keras.RematScope`, gradient checkpoints) runs as it did in the forward

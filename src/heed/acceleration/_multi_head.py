@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from keras import KerasTensor, ops
 from keras.layers import GroupQueryAttention, MultiHeadAttention
 
 from heed._patching import Function, Replacement
-from heed.acceleration import _switch
+from heed.acceleration import _op, _switch
+from heed.acceleration._stand_in import StandIn
 from heed.acceleration.hub import loop
 from heed.acceleration.hub.repeated import merge_queries
 from heed.layers import masks
@@ -31,6 +34,7 @@ from heed.layers.axes import AttentionAxes
 from heed.layers.overrides import find_multi_head_override, is_pointwise, option
 from heed.layers.shapes import built_widths
 from heed.ops import Mask
+from heed.ops.device_rule import Call
 
 
 def _family(layer: Any) -> type:
@@ -57,12 +61,84 @@ def is_training(training: bool | None) -> bool:
     return bool(training)
 
 
+def _structure(layer: Any, use_causal_mask: bool) -> Mask | None:
+    return masks.structure(use_causal_mask, option(layer, "sliding_window"))
+
+
 def _leave_call(self: Any, query: Any, **_: Any) -> str | None:
     axes = _axes(self, len(query.shape))
     return find_multi_head_override(self, _family(self), axes, "_compute_attention")
 
 
-@_switch.make_replacement(_name, _leave_call)
+def _describe_call(
+    self: Any,
+    query: Any,
+    value: Any,
+    key: Any,
+    query_mask: Any,
+    value_mask: Any,
+    key_mask: Any,
+    attention_mask: Any,
+    return_attention_scores: Any,
+    training: bool | None,
+    use_causal_mask: bool,
+) -> Call | None:
+    axes = _axes(self, len(query.shape))
+    keys = value_mask, key_mask, masks.implicit_mask(value), masks.implicit_mask(key)
+    has_rows = query_mask is not None or masks.implicit_mask(query) is not None
+    array = None
+    if has_rows or any(x is not None for x in keys):
+        if not axes.trivial:
+            return None  # Keras refuses masks of positions along several axes
+        array = (None, None, None) if has_rows else (None, 1, None)
+    structure = _structure(self, use_causal_mask)
+    projected = [
+        SimpleNamespace(shape=(*x.shape[:-1], *heads), dtype=self.compute_dtype)
+        for x, heads in zip((query, value, value), _heads(self), strict=True)
+    ]
+    if attention_mask is not None:
+        array = tuple(attention_mask.shape) if array in (None, (None, 1, None)) else array
+    return _describe(
+        self, axes, projected, structure, array, return_attention_scores, training, query
+    )
+
+
+def _heads(layer: Any) -> list[tuple[int, int]]:
+    """The numbers of heads and their widths, of queries, keys and values."""
+    heads = layer.num_heads if hasattr(layer, "num_heads") else layer.num_query_heads
+    kv_heads = getattr(layer, "num_key_value_heads", heads)
+    width = option(layer, "key_dim", "head_dim")
+    return [(heads, width), (kv_heads, width), (kv_heads, option(layer, "value_dim") or width)]
+
+
+def _describe(
+    layer: Any,
+    axes: AttentionAxes,
+    projected: Sequence[Any],
+    structure: Mask | None,
+    array: tuple[int | None, ...] | None,
+    scores: Any,
+    training: bool | None,
+    source: Any,
+) -> Call | None:
+    """Describes a call with projected inputs (B, d1, ..., dk, N, H)."""
+    # Keras refuses what its flash attention does not take; only heed returns some of the scores.
+    if option(layer, "flash_attention") or not isinstance(scores, bool):
+        return None
+    rate = option(layer, "dropout") or 0.0
+    return _op.describe(
+        *(SimpleNamespace(shape=axes.flat_shape(x.shape), dtype=x.dtype) for x in projected),
+        mask=structure,
+        array=array,
+        scale=option(layer, "inverse_sqrt_key_dim", "inverse_sqrt_head_dim"),
+        source=source,
+        is_fused=axes.trivial and not rate and not scores,
+        returns_scores=scores,
+        dropout=rate if is_training(training) else 0.0,
+    )
+
+
+@_switch.make_replacement(_name, _leave_call, _describe_call)
 def call(
     self: Any,
     query: Any,
@@ -89,7 +165,7 @@ def call(
     keys = _project(self._key_dense, value if key is None else key, inputs.key)
     values = _project(self._value_dense, value, inputs.value)
     queries, keys, values = share_batch(queries, keys, values)
-    structure = masks.structure(use_causal_mask, option(self, "sliding_window"))
+    structure = _structure(self, use_causal_mask)
     mask = scores_mask(
         axes, queries, keys, inputs.query_mask, inputs.key_mask, attention_mask, structure
     )
@@ -126,7 +202,28 @@ def _leave_projected(self: Any, query: Any, **_: Any) -> str | None:
     return find_multi_head_override(self, _family(self), _axes(self, len(query.shape) - 1))
 
 
-@_switch.make_replacement(_name, _leave_projected)
+def _describe_projected(
+    self: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    training: bool | None,
+    return_attention_scores: Any = None,
+    use_causal_mask: bool = False,
+) -> Call | None:
+    if return_attention_scores is None:
+        return_attention_scores = self._return_attention_scores
+    axes = _axes(self, len(query.shape) - 1)
+    if any(isinstance(x, StandIn) for x in (key, value)):
+        return None  # which Keras would copy
+    structure = masks.structure(use_causal_mask, None)
+    array = None if attention_mask is None else tuple(attention_mask.shape)
+    inputs = query, key, value
+    return _describe(self, axes, inputs, structure, array, return_attention_scores, training, query)
+
+
+@_switch.make_replacement(_name, _leave_projected, _describe_projected)
 def compute_attention(
     self: Any,
     query: Any,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from typing import Any
 
 import keras
@@ -14,9 +15,12 @@ from heed._numbers import real
 from heed._patching import Function, Replacement
 from heed.acceleration import _switch
 from heed.acceleration.hub import loop
+from heed.layers import masks
 from heed.layers.attend import share_batch
 from heed.layers.masks import to_bool
 from heed.ops import dot_product_attention
+from heed.ops.checks import Operand
+from heed.ops.device_rule import Call
 
 NAME = "keras.ops.dot_product_attention"
 
@@ -75,7 +79,63 @@ def attend(
     return ops.cast(output, dtype)
 
 
-@_switch.make_replacement(NAME, _reason_to_leave)
+def describe(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    scale: Any = None,
+    source: Any = None,
+    **others: Any,
+) -> Call:
+    """Describes a call of the op, or one that Keras would make of it.
+
+    Args:
+        query, key, value: (B, T, N, H) and so on, of any dtypes.
+        scale: a number or a tensor; None for 1/sqrt(H).
+        source: the tensor that tells the device; None for the query.
+        others: see `Call`.
+    """
+    dtype = result_type(*(standardize_dtype(x.dtype) for x in (query, key, value)))
+    width = query.shape[-1]
+    number = 1 / math.sqrt(max(1, width)) if scale is None else real(scale)
+    query_operand, key_operand, value_operand = (
+        Operand(tuple(x.shape), dtype) for x in (query, key, value)
+    )
+    return Call(
+        query_operand,
+        key_operand,
+        value_operand,
+        query if source is None else source,
+        scale=1.0 if number is None else number,
+        **others,
+    )
+
+
+def _describe(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    mask: Any,
+    scale: Any,
+    is_causal: bool,
+    flash_attention: bool | None,
+    attn_logits_soft_cap: float | None,
+) -> Call | None:
+    # Keras refuses these, or some of them.
+    if flash_attention or attn_logits_soft_cap is not None or not (bias is None or mask is None):
+        return None
+    return describe(
+        *(ops.convert_to_tensor(x) for x in (query, key, value)),
+        mask=masks.structure(is_causal, None),
+        array=None if mask is None else tuple(mask.shape),
+        scale=scale,
+        has_bias=bias is not None,
+    )
+
+
+@_switch.make_replacement(NAME, _reason_to_leave, _describe)
 def backend_op(
     query: Any,
     key: Any,

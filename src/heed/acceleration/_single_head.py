@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
 from typing import Any
 
 from keras import ops
 from keras.layers import AdditiveAttention, Attention
 
-from heed.acceleration import _switch
+from heed.acceleration import _op, _switch
 from heed.layers import masks
 from heed.layers.attend import dropout_options, one_head
 from heed.layers.overrides import find_override
 from heed.ops import Mask
+from heed.ops.device_rule import Call
 
 _OWN = ("_apply_scores", "_calculate_score_mask", "_calculate_scores")
 
@@ -41,7 +44,34 @@ def _reason_to_leave(self: Any, inputs: Any, mask: Any, **_: Any) -> str | None:
     return "a dropout rate of 1" if self.dropout >= 1 else None
 
 
-@_switch.make_replacement(_name, _reason_to_leave)
+def _describe(
+    self: Any,
+    inputs: Any,
+    mask: Any,
+    training: bool,
+    return_attention_scores: bool,
+    use_causal_mask: bool,
+) -> Call:
+    query, value, key = inputs[0], inputs[1], inputs[-1 if len(inputs) == 3 else 1]
+    leading = query.shape[:-2]
+    batch = None if None in leading else math.prod(leading)
+    return _op.describe(
+        *(
+            SimpleNamespace(shape=(batch, x.shape[-2], 1, x.shape[-1]), dtype=self.compute_dtype)
+            for x in (query, key, value)
+        ),
+        source=query,
+        mask=masks.structure(use_causal_mask, None),
+        array=tuple(mask[1].shape) if mask and mask[1] is not None else None,
+        scale=1.0,
+        is_fused=False,
+        is_additive=isinstance(self, AdditiveAttention) or self.score_mode != "dot",
+        returns_scores=return_attention_scores,
+        dropout=self.dropout if training else 0.0,
+    )
+
+
+@_switch.make_replacement(_name, _reason_to_leave, _describe)
 def call(
     self: Any,
     inputs: Any,

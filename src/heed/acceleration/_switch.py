@@ -12,17 +12,20 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import keras
 
 from heed._patching import Function, Replacement, set_here
-from heed.ops.backends import constant_while_tracing
+from heed.ops import device_rule
+from heed.ops.backends import constant_while_tracing, current
 
 enabled_everywhere = False  # whether all models are accelerated
 layers: weakref.WeakSet[Any] = weakref.WeakSet()  # those of the accelerated models
+# Inside a call that was left to Keras because of the device, of which no part runs on heed.
+_left_here: ContextVar[bool] = ContextVar("heed_inside_a_call_left_to_keras", default=False)
 _enabled_here: ContextVar[bool] = ContextVar("heed_inside_an_accelerated_layer", default=False)
 
 
@@ -44,6 +47,8 @@ left_to_keras: collections.Counter[str] = collections.Counter()
 
 def is_enabled(layer: Any = None) -> bool:
     """Whether attention that is called now, of this layer if it is given, runs on heed."""
+    if _is_left_here():
+        return False
     if enabled_everywhere if not _is_repeated() else find_scope().everywhere:
         return True
     return _enabled_here.get() or (layer is not None and is_accelerated(layer))
@@ -63,6 +68,16 @@ def find_scope() -> Scope:
 @constant_while_tracing
 def _is_repeated() -> bool:
     return _repeated.get() is not None
+
+
+@constant_while_tracing
+def _is_left_here() -> bool:
+    return _left_here.get()
+
+
+def _leave_here() -> AbstractContextManager[Any]:
+    """Disables heed in a call. Not under torch.compile, which traces no such switch: each part is asked again."""
+    return nullcontext() if current().hides_values() else set_here(_left_here, True)
 
 
 @contextmanager
@@ -98,7 +113,9 @@ def leave_to_keras(target: str, reason: str, original: Function, *args: Any, **k
 
 
 def make_replacement(
-    name: str | Callable[[Any], str], reason_to_leave: Callable[..., str | None]
+    name: str | Callable[[Any], str],
+    reason_to_leave: Callable[..., str | None],
+    describe: Callable[..., device_rule.Call | None],
 ) -> Callable[[Function], Replacement]:
     """Turns a function that computes on heed into the replacement of Keras' function with the same parameters.
 
@@ -108,6 +125,7 @@ def make_replacement(
     Args:
         name: name for the report, or a function that returns it for the first argument, the layer.
         reason_to_leave: returns why a call is left to Keras, or None.
+        describe: returns what the rule of the device asks about; None for a call that Keras could not run.
     """
 
     def decorate(run: Function) -> Replacement:
@@ -124,6 +142,11 @@ def make_replacement(
                 target = name if isinstance(name, str) else name(bound.args[0])
                 if reason:
                     return leave_to_keras(target, reason, original, *args, **kwargs)
+                if not device_rule.is_cpu() and (
+                    reason := device_rule.reason_to_leave(describe(**bound.arguments))
+                ):
+                    with _leave_here():
+                        return leave_to_keras(target, reason, original, *args, **kwargs)
                 count(target)
                 return run(**bound.arguments)
 

@@ -74,6 +74,13 @@ class AttentionAxes:
         x = ops.transpose(x, (*self._order, self.rank - 1, self.rank))
         return ops.reshape(x, (math.prod(batch), math.prod(length), shape[-2], shape[-1]))
 
+    def flat_shape(self, shape: Shape) -> Shape:
+        """The shape of what `flatten` makes of an input of this shape; None for unknown sizes."""
+        if self.trivial:
+            return shape
+        sizes = (None if None in part else math.prod(part) for part in self._sizes(shape))
+        return (*sizes, *shape[-2:])
+
     def unflatten(self, x: Any, like: Any) -> Any:
         """(B', T, N, V) back to (B, d1, ..., dk, N, V), sized as `like` (B, d1, ..., dk, N, H)."""
         if self.trivial:

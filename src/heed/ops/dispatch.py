@@ -83,8 +83,9 @@ class set_implementation:  # noqa: N801  (a function to its users, which also wo
     Args:
         name: "auto" (native kernels if they support the call, else portable), "native" (an error if they do not),
             "portable" (plain operations of the backend, everywhere), on TensorFlow "exportable" (one expression without
-            loops, which holds all scores at once; used by `heed.export`), or on PyTorch "sdpa" (PyTorch's own kernels
-            on a GPU, which "auto" prefers to the portable form where their result is heed's).
+            loops, which holds all scores at once; used by `heed.export`), or the framework's own fused attention on a
+            GPU, which "auto" prefers to the portable form where its result is heed's: on PyTorch "sdpa", "varlen_attn"
+            or "flex_attention", on JAX "cudnn".
 
     Raises:
         ValueError: for another name, or for "native" without the native library.
@@ -171,7 +172,7 @@ class Dispatch:
     """The implementation that runs a call, and why.
 
     Attributes:
-        implementation: "native", "sdpa", "portable" or "exportable"; for decoding "engine" or "graph".
+        implementation: "native", "portable", "exportable" or one of `FUSED_ON_GPU`; for decoding "engine" or "graph".
         reasons: sentences for messages.
     """
 

@@ -181,6 +181,11 @@ class DotScore(NamedTuple):
         products = times(fold(query * number(self.scale, query)), key)
         return self.cap(unfold(products, query.shape[2]))
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the scores are the scaled products themselves."""
+        return self == DotScore(self.scale)
+
     def cap(self, products: Any) -> Any:
         """Return the scores of scaled products, of any shape."""
         if self.soft_cap is None:

@@ -22,9 +22,11 @@ from heed._patching import Function, Patch, Replacement
 from heed.acceleration import _op, _switch
 from heed.acceleration._code import find_unknown
 from heed.acceleration._multi_head import is_training
+from heed.acceleration._stand_in import StandIn
 from heed.acceleration.hub._cache_readers import MODELS, PACKAGE, is_foreign
 from heed.layers.attend import dropout_options
 from heed.layers.overrides import is_replaceable
+from heed.ops.device_rule import Call
 
 _METHOD = "_compute_attention"
 # The queries, keys and values of several names, and the other parameters whose meaning heed knows.
@@ -191,16 +193,40 @@ def _reason_to_leave(
     return "a soft-cap of 0" if cap is not None and not cap else None
 
 
+def _split_mask(known: Attention, mask: Any) -> tuple[Any, Any]:
+    """Returns the mask over (B, N, T, S), and the bias; either may be None."""
+    if known.mask_rank is None or mask is None:
+        return None, mask
+    return mask[:, None, None] if known.mask_rank == 2 else mask[:, None], None
+
+
+def _describe(known: Attention, has_op: bool, arguments: Mapping[str, Any]) -> Call | None:
+    layer, query, key, value = tuple(arguments.values())[:4]
+    if known.window and getattr(layer, known.window) and isinstance(known.scale, str):
+        return None  # KerasHub's fused branch leaves out the window of these
+    if isinstance(key, StandIn) or isinstance(value, StandIn):
+        return None  # which Keras would copy
+    mask, bias = _split_mask(known, arguments.get("attention_mask"))
+    rate = getattr(layer, known.dropout).rate if known.dropout else 0.0
+    training = rate and is_training(arguments.get("training"))
+    cap = getattr(layer, "logit_soft_cap", None)
+    return _op.describe(
+        *(query, key, value),
+        array=None if mask is None else tuple(mask.shape),
+        is_fused=has_op and not rate and cap is None,
+        has_bias=bias is not None,
+        soft_cap=cap,
+        dropout=rate if training else 0.0,
+    )
+
+
 def _compute(known: Attention, arguments: Mapping[str, Any]) -> Any:
     layer, query, key, value = tuple(arguments.values())[:4]
-    mask, bias = arguments.get("attention_mask"), None
+    mask = arguments.get("attention_mask")
     if known.window and getattr(layer, known.window):
         index = arguments["cache_update_index"]
         mask = layer._mask_sliding_window(mask, cache_update_index=0 if index is None else index)
-    if known.mask_rank is None:
-        mask, bias = None, mask
-    elif mask is not None:
-        mask = mask[:, None, None] if known.mask_rank == 2 else mask[:, None]
+    mask, bias = _split_mask(known, mask)
     dropout = {}
     if known.dropout and (known.drops is None or getattr(layer, known.drops)):
         dropped = getattr(layer, known.dropout)
@@ -249,7 +275,14 @@ def _replace(owner: type, known: Attention, label: str) -> Replacement:
 
     methods = {name: getattr(owner, name, None) for name in _OVERRIDABLE}
     reason_to_leave = functools.partial(_reason_to_leave, known, methods)
-    return Replacement(_switch.make_replacement(label, reason_to_leave)(run).make)
+    # Keras' op, on the backends on which KerasHub trusts it to be fused.
+    has_op = "dot_product_attention" in vars(owner)[_METHOD].__code__.co_names
+    has_op &= keras.config.backend() != "tensorflow"
+
+    def describe(**arguments: Any) -> Call | None:
+        return _describe(known, has_op, arguments)
+
+    return Replacement(_switch.make_replacement(label, reason_to_leave, describe)(run).make)
 
 
 def _leave(label: str, reason: str | None, original: Function) -> Function:

@@ -7,14 +7,14 @@ and a boolean mask. Later layers read the parts.
 
 from __future__ import annotations
 
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import keras
 from keras import ops
 
 from heed._patching import Patch
-from heed.acceleration import _switch
+from heed.acceleration import _op, _switch
 from heed.acceleration._code import find_unknown
 from heed.acceleration._multi_head import is_training
 from heed.acceleration.hub import _notes, loop
@@ -22,6 +22,7 @@ from heed.acceleration.hub.repeated import merge_queries
 from heed.layers.attend import dropout_options
 from heed.layers.overrides import is_replaceable
 from heed.ops import dot_product_attention
+from heed.ops.device_rule import Call
 
 NAME = "keras_hub.T5MultiHeadAttention"
 _NOTE = "_heed_bias_and_mask"
@@ -42,7 +43,37 @@ def _reason_to_leave(self: Any, cache: Any, cache_update_index: Any, **_: Any) -
     return "a dropout rate of 1" if self.dropout_layer.rate >= 1 else None
 
 
-@_switch.make_replacement(NAME, _reason_to_leave)
+def _describe(
+    self: Any,
+    hidden_states: Any,
+    mask: Any,
+    key_value_states: Any,
+    position_bias: Any,
+    cache: Any,
+    cache_update_index: Any,
+    training: bool | None,
+) -> Call | None:
+    if cache is not None:
+        return None  # a step of decoding, of which the cache may be a stand-in that only heed reads without a copy
+    source = hidden_states if key_value_states is None else key_value_states
+    rate = self.dropout_layer.rate
+    return _op.describe(
+        *(
+            SimpleNamespace(
+                shape=(*x.shape[:2], self.num_heads, self.key_value_dim), dtype=self.compute_dtype
+            )
+            for x in (hidden_states, source, source)
+        ),
+        source=hidden_states,
+        array=None if mask is None else tuple(mask.shape),
+        scale=1.0,
+        is_fused=False,
+        has_bias=True,
+        dropout=rate if is_training(training) else 0.0,
+    )
+
+
+@_switch.make_replacement(NAME, _reason_to_leave, _describe)
 def call(
     self: Any,
     hidden_states: Any,

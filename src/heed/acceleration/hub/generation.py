@@ -26,7 +26,14 @@ from heed.decoding.engine.packed import PackedModel
 from heed.decoding.programs import keep
 from heed.ops.backends import current
 from heed.ops.core.decoder import PackedDecoder
-from heed.ops.core.description import Batch, Computed, Positions, Search, map_tensors
+from heed.ops.core.description import (
+    Batch,
+    Computed,
+    Positions,
+    Search,
+    map_tensors,
+    variables_of,
+)
 from heed.ops.dispatch import allows_native, get_implementation
 from heed.ops.observe import is_watched
 
@@ -89,6 +96,9 @@ def generate(model: Any, inputs: Any, stop_token_ids: Any) -> dict[str, Any]:
     for reason in _reasons():
         raise LeftToKerasError(reason)
     description = describe(model)
+    device = _device_of(variables_of(description.stack.embedding)[0].value)
+    if "cpu" not in device.lower():
+        raise LeftToKerasError(f"the weights lie on {device}, and the engine computes on the CPU")
     prompts = _read_prompts(inputs, stop_token_ids, description)
     search = make_search(
         model.sampler,
@@ -106,6 +116,11 @@ def generate(model: Any, inputs: Any, stop_token_ids: Any) -> dict[str, Any]:
         tokens = _go_on(tokens, prompts, search, uniform, engine)
     made = _make_outputs(inputs, tokens, prompts)
     return made | {name: inputs.get(name) for name in description.returned}
+
+
+def _device_of(x: Any) -> str:
+    """Return the name of the device of a tensor, as its framework writes it."""
+    return str(getattr(x, "device", "the CPU"))
 
 
 def _reasons() -> list[str]:

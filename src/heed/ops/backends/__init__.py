@@ -7,7 +7,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from heed._install import how_to_install
 from heed._patching import Patch
@@ -18,12 +18,26 @@ NATIVE, PORTABLE, EXPORTABLE = "native", "portable", "exportable"
 # `flex_attention`, of JAX the call of cuDNN.
 SDPA, VARLEN, FLEX, CUDNN = "sdpa", "varlen_attn", "flex_attention", "cudnn"
 FUSED_ON_GPU = (SDPA, VARLEN, FLEX, CUDNN)
+# What `Backend.device_of` calls processors; others are "GPU" and "TPU".
+CPU = "CPU"
 # Stands for "no label is ignored".
 NO_LABEL = -(2**31)
 
 # The folders of this package, by Keras' names, with the names of the frameworks for messages.
 FRAMEWORKS = {"tensorflow": "TensorFlow", "torch": "PyTorch", "jax": "JAX"}
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class KerasKernel(NamedTuple):
+    """A fused kernel that Keras runs.
+
+    Attributes:
+        name: for messages.
+        copies: whether Keras makes something for it in memory that heed does not: a mask (T, S), repeated keys.
+    """
+
+    name: str
+    copies: bool
 
 
 class FusedOps(Protocol):
@@ -110,6 +124,16 @@ class Backend(Protocol):
 
     def constant_while_tracing(self, function: _F) -> _F:
         """The function (without arguments), whose result is a constant of code that is traced."""
+
+    def device_of(self, x: Any = None) -> str:
+        """Where attention of this tensor is computed, or without one where Keras computes: "CPU", "GPU" or "TPU"."""
+
+    def keras_kernel(self, call: Any) -> KerasKernel | None:
+        """The fused kernel that `keras.ops.dot_product_attention` runs on such a device; None if it builds the scores.
+
+        Args:
+            call: a `Call` of `heed.ops.device_rule`.
+        """
 
     def is_tensor(self, x: Any) -> bool:
         """Whether `x` is a dense tensor of the backend: no variable, sparse tensor or array."""

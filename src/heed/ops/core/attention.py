@@ -4,18 +4,50 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import c_int32, c_int64
 from typing import Any
 
 from heed.ops.core import program, structs
 from heed.ops.core.form import NONE, NUMBER, Form, functions
-from heed.ops.core.structs import MOST_RULES, WIDEST, Integers, MaskRule, Scores
+from heed.ops.core.structs import (
+    DTYPES,
+    MOST_RULES,
+    WIDEST,
+    Attention,
+    Integers,
+    MaskRule,
+    Scores,
+)
 from heed.ops.score_mod.derivative import derive
 from heed.ops.score_mod.program import Program, to_bytes
 from heed.ops.spec import AttentionSpec
 
 _NOTHING = c_int64()
+
+
+def describe(
+    form: Form,
+    dtype: str,
+    batch: Any,
+    heads: Sequence[int],
+    lengths: Sequence[Any],
+    widths: Sequence[int],
+) -> Attention:
+    """Return the struct of a call without its arrays; sizes as in `AttentionSpec`, all of them known."""
+    return Attention(
+        score=form.header.score,
+        dtype=DTYPES[dtype],
+        batch=batch,
+        heads=heads[0],
+        kv_heads=heads[1],
+        query_length=lengths[0],
+        key_length=lengths[1],
+        head_dim=widths[0],
+        value_dim=widths[1],
+        **form.reals._asdict(),
+    )
+
 
 # An array in memory: its address, its shape and its strides.
 Place = tuple[int, tuple[int, ...], tuple[int, ...]]

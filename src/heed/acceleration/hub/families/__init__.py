@@ -49,17 +49,41 @@ FAMILIES: dict[str, tuple[Callable[[Any], Description], str]] = {
 }
 
 
+# Why the engine does not run the others.
+_OTHERS = {
+    "BLIP2CausalLM": "its texts begin with images",
+    "Gemma3nCausalLM": "it has several residual streams, and embeddings of tokens for each layer",
+    "Gemma4CausalLM": "its layers share keys and values, and have embeddings of tokens of their own",
+    "Gemma4AssistantCausalLM": "it drafts tokens for another model",
+    "PARSeqCausalLM": "its texts begin with images",
+    "PaliGemmaCausalLM": "its texts begin with images",
+    "Qwen3_5CausalLM": "some of its layers have linear attention",
+    "Qwen3_5MoeCausalLM": "some of its layers have linear attention",
+    "RWKV7CausalLM": "it has no attention",
+}
+
+
+def find_family(cls: type) -> tuple[Callable[[Any], Description], str]:
+    """Return what describes the backbone of a class of models, and the class of that backbone.
+
+    Raises:
+        LeftToKerasError: if the engine does not run such models.
+    """
+    name = class_name(cls)
+    if not cls.__module__.startswith(f"{PACKAGE}.src."):
+        raise LeftToKerasError(f"{cls.__name__} is no class of KerasHub itself")
+    if name not in FAMILIES:
+        reason, start = _OTHERS.get(cls.__name__), f"the engine does not run {cls.__name__}"
+        raise LeftToKerasError(f"{start}: {reason}" if reason else start)
+    return FAMILIES[name]
+
+
 def describe(model: Any) -> Description:
     """Return the description of a model.
 
     Raises:
         LeftToKerasError: if the engine does not run it.
     """
-    name = class_name(type(model))
-    if not type(model).__module__.startswith(f"{PACKAGE}.src."):
-        raise LeftToKerasError(f"{type(model).__name__} is no class of KerasHub itself")
-    if name not in FAMILIES:
-        raise LeftToKerasError(f"the engine does not know {type(model).__name__}")
-    function, backbone = FAMILIES[name]
-    require(model, name)
+    function, backbone = find_family(type(model))
+    require(model, class_name(type(model)))
     return function(require(model.backbone, backbone))

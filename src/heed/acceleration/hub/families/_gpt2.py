@@ -15,7 +15,7 @@ from heed.acceleration.hub.recognition import (
     require_float32,
     require_keras,
 )
-from heed.layers.overrides import MASKS_AND_SOFTMAX, find_override
+from heed.layers.overrides import MASKS_AND_SOFTMAX, find_override, option
 from heed.ops.core.description import DecoderAttention, DecoderLayer
 
 _LAYERS = "layers.modeling"
@@ -74,8 +74,8 @@ def _sizes(attention: Any) -> tuple[Any, ...]:
     require_float32(
         require(attention, f"{_LAYERS}.cached_multi_head_attention.CachedMultiHeadAttention")
     )
-    heads = attention._num_heads
-    return heads, heads, attention._key_dim, attention._value_dim
+    heads = option(attention, "num_heads")
+    return heads, heads, option(attention, "key_dim"), option(attention, "value_dim")
 
 
 def _attention(attention: Any) -> DecoderAttention:
@@ -86,8 +86,7 @@ def _attention(attention: Any) -> DecoderAttention:
     require_equal(attention, _use_gate=False)
     parts.require_softmax(attention._softmax)
     return parts.attention(
-        attention._num_heads,
-        attention._num_heads,
+        *2 * (option(attention, "num_heads"),),
         attention._query_dense,
         attention._key_dense,
         attention._value_dense,

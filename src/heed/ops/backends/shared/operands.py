@@ -113,11 +113,13 @@ class Block:
     def guard(self) -> Block:
         """Return the block with finite numbers, and marks of the others."""
         query, key, value, *others = self.operands
-        found = has_nonfinite(key)
+        query, of_queries = _split_nonfinite(query)
+        key, of_keys = _split_nonfinite(key)
         if value is not None:
-            found = ops.logical_or(found, has_nonfinite(value))
-        safe = Operands(*map(zero_nonfinite, (query, key, value)), *others)
-        return dataclasses.replace(self, operands=safe, marks=Marks(has_nonfinite(query), found))
+            value, of_values = _split_nonfinite(value)
+            of_keys = ops.logical_or(of_keys, of_values)
+        safe = Operands(query, key, value, *others)
+        return dataclasses.replace(self, operands=safe, marks=Marks(of_queries, of_keys))
 
     def with_one(self) -> Block:
         """Return the block with a 1 appended to each value: a product adds the last number of a row to each sum."""
@@ -144,11 +146,18 @@ def fill(where: Any, x: Any, number: float) -> Any:
     return ops.where(where, ops.full((), number, x.dtype), x)
 
 
+def _split_nonfinite(x: Any) -> tuple[Any, Any]:
+    """Return `x` with 0 in place of every nonfinite number, and which vectors along the last axis hold one."""
+    finite = ops.isfinite(x)
+    safe = ops.where(finite, x, ops.zeros((), x.dtype))
+    return safe, ~ops.all(finite, axis=-1, keepdims=True)
+
+
 def zero_nonfinite(x: Any) -> Any:
-    """Return `x` with 0 in place of every nonfinite number; None stays."""
-    return None if x is None else fill(~ops.isfinite(x), x, 0.0)
+    """Return `x` with 0 in place of every nonfinite number."""
+    return _split_nonfinite(x)[0]
 
 
 def has_nonfinite(x: Any) -> Any:
     """Return whether each vector along the last axis holds a nonfinite number; that axis stays with length 1."""
-    return ~ops.all(ops.isfinite(x), axis=-1, keepdims=True)
+    return _split_nonfinite(x)[1]

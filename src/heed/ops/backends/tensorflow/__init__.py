@@ -16,6 +16,7 @@ from heed.ops.backends import EXPORTABLE, NATIVE, PORTABLE, FusedOps
 from heed.ops.backends.protocol import Implementation
 from heed.ops.backends.tensorflow import composite_mask  # noqa: F401  (registers masks with TensorFlow)
 from heed.ops.backends.tensorflow.check_numerics import exempt
+from heed.ops.backends.tensorflow.device import device_of  # noqa: F401  (of the protocol)
 from heed.ops.backends.tensorflow.exportable import Exportable, ExportableFusedOps
 from heed.ops.backends.tensorflow.native import decoder, library
 from heed.ops.backends.tensorflow.native.fused_ops import NativeFusedOps
@@ -24,6 +25,7 @@ from heed.ops.backends.tensorflow.portable.implementation import Portable, Porta
 from heed.ops.backends.tensorflow.recomputation import recomputation_patches  # noqa: F401  (of the protocol)
 from heed.ops.backends.tensorflow.ring.attention import Ring
 from heed.ops.backends.tensorflow.ring.workers import current_worker
+from heed.ops.backends.tensorflow.stock import keras_kernel  # noqa: F401  (of the protocol)
 from heed.ops.core import library as core
 
 _EAGER = tf.__internal__.EagerTensor

@@ -27,17 +27,22 @@ def compute_capability() -> tuple[int, ...] | None:
     return tuple(int(x) for x in device.compute_capability.split("."))
 
 
+def widest_heads() -> int:
+    """Return the widest heads that cuDNN's attention takes here; 0 where it does not run."""
+    capability = compute_capability() or (0, 0)
+    return 0 if capability < _OLDEST else 256 if capability >= _HOPPER else 128
+
+
 class Cudnn(Portable):
     """See `Implementation`. Weights, statistics and calls for the log-sum-exp are inherited from the portable form."""
 
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
         """See `Implementation`."""
-        capability = compute_capability()
-        if capability is None:
+        if compute_capability() is None:
             return ["JAX computes on no NVIDIA GPU, for which cuDNN is"]
-        if capability < _OLDEST:
+        if not widest_heads():
             return ["cuDNN's attention needs an Ampere GPU or a later one"]
-        return [] if spec is None else _reasons_against(spec, 256 if capability >= _HOPPER else 128)
+        return [] if spec is None else _reasons_against(spec, widest_heads())
 
     def attend(
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
@@ -62,7 +67,7 @@ def _reasons_against(spec: AttentionSpec, widest: int) -> list[str]:
         f"takes widths that are multiples of 8 up to {widest}": width % 8 > 0 or width > widest,
         "needs values as wide as keys": width != value_width,
         "needs a scale above 0": product.scale <= 0,
-        "has no soft cap through JAX": product.soft_cap is not None,
+        "has no scores but scaled products through JAX": not product.is_plain,
         "drops other weights than heed": bool(spec.dropout),
         "hides no keys by a bias of -1e30": spec.has_bias,
         "has no ALiBi": spec.has_slopes,

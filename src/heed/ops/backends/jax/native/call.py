@@ -18,11 +18,9 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 
 from heed.ops.backends.jax.native import library
-from heed.ops.checks import compute_type
-from heed.ops.core import structs
-from heed.ops.core.form import Form
+from heed.ops.core.attention import describe
+from heed.ops.core.form import Form, read
 from heed.ops.core.library import load
-from heed.ops.layouts import LAYOUTS
 
 Several = Sequence[jax.Array]
 # The arrays before the operands: query, key and value, and in the backward pass output, softmax, and the gradients of
@@ -54,27 +52,14 @@ def _call(target: str, results: Any, form: Form, arrays: Several) -> Any:
 
 def _forward(form: Form, arrays: Several) -> tuple[jax.Array, ...]:
     query, key, value = arrays[:3]
-    _, heads_axis, length_axis = LAYOUTS[form.layout]
-    dtype = compute_type(query.dtype.name)
-    batch, length = query.shape[0], query.shape[length_axis]
-    heads, kv_heads = (1 if heads_axis is None else x.shape[heads_axis] for x in (query, key))
-    sizes = structs.Attention(
-        score=form.header.score,
-        dtype=structs.DTYPES[query.dtype.name],
-        batch=batch,
-        heads=heads,
-        kv_heads=kv_heads,
-        query_length=length,
-        key_length=key.shape[length_axis],
-        head_dim=query.shape[-1],
-        value_dim=value.shape[-1],
-    )
+    spec, _ = read(form, query, key, value, arrays[3:])
+    sizes = spec.batch, spec.heads, spec.lengths, spec.widths
+    size = load()[0].heed_softmax_size(ctypes.byref(describe(form, query.dtype.name, *sizes)))
+    heads = () if spec.heads_axis is None else spec.heads[:1]
     results = [
         jax.ShapeDtypeStruct((*query.shape[:-1], value.shape[-1]), query.dtype),
-        jax.ShapeDtypeStruct(
-            (batch, length) if heads_axis is None else (batch, heads, length), dtype
-        ),
-        jax.ShapeDtypeStruct((load()[0].heed_softmax_size(ctypes.byref(sizes)),), dtype),
+        jax.ShapeDtypeStruct((spec.batch, *heads, spec.lengths[0]), spec.dtype),
+        jax.ShapeDtypeStruct((size,), spec.dtype),
     ]
     return tuple(_call("heed_xla_forward", results, form, arrays))
 

@@ -7,8 +7,8 @@ import functools
 import importlib
 from typing import Any
 
-import jax
-
+from heed.ops.backends import CPU
+from heed.ops.backends.jax.device import device_of
 from heed.ops.core import library as core
 
 TARGETS = ("heed_xla_forward", "heed_xla_backward", "heed_xla_bias_gradient")
@@ -40,7 +40,7 @@ def machine_reasons() -> tuple[str, ...]:
     """Returns why the kernels cannot run on this machine, as sentences."""
     if reason := load()[1]:
         return (reason,)
-    device = jax.default_backend()
-    if device != "cpu":
-        return (f"JAX computes on a {device.upper()}, and the native kernels are for CPUs",)
+    kind = device_of()
+    if kind != CPU:
+        return (f"JAX computes on a {kind}, and the native kernels are for CPUs",)
     return ()

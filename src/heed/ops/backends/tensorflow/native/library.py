@@ -11,6 +11,8 @@ from tensorflow.python.eager import context
 # No public function tells whether a trace is for XLA; TensorFlow itself uses this one.
 from tensorflow.python.ops import control_flow_util
 
+from heed.ops.backends import CPU
+from heed.ops.backends.tensorflow.device import default_device
 from heed.ops.core import library as core
 
 
@@ -39,10 +41,8 @@ def machine_reasons() -> tuple[str, ...]:
     """Returns why the kernels cannot run on this machine, as sentences."""
     if reason := _load()[1]:
         return (reason,)
-    for kind in ("GPU", "TPU"):
-        if tf.config.list_logical_devices(kind):
-            return (f"there is a {kind}, and the native kernels are for CPUs",)
-    return ()
+    kind = default_device()
+    return () if kind == CPU else (f"there is a {kind}, and the native kernels are for CPUs",)
 
 
 def is_eager() -> bool:

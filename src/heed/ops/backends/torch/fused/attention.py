@@ -3,48 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 
+from heed.ops.backends.torch.fused import compiling
 from heed.ops.backends.torch.fused.nonfinite import are_finite
+from heed.ops.backends.torch.fused.protocol import Call, CannotRun, Results
 from heed.ops.backends.torch.portable import blockwise
 from heed.ops.spec import AttentionSpec, Tensors
-
-Results: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
-
-
-class CannotRun(RuntimeError):  # noqa: N818  (no error to users)
-    """PyTorch has no fused kernel for this call after all."""
-
-
-class Call(Protocol):
-    """A fused call of PyTorch.
-
-    Attributes:
-        name: of the implementation.
-        gives_lse: whether it computes the log-sum-exp, and its gradients.
-    """
-
-    name: str
-    gives_lse: bool
-
-    def machine_reasons(self) -> list[str]:
-        """Return why it cannot run with this PyTorch, as sentences about the call."""
-
-    def reasons_against(self, spec: AttentionSpec) -> list[str]:
-        """Return why it does not give heed's result, as sentences about the call."""
-
-    def compute(self, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
-        """Return the output in the layout of the spec and the log-sum-exp, or None for that.
-
-        PyTorch differentiates it once, and can compile it.
-
-        Args:
-            spec, tensors: the attention.
-            repair: whether nonfinite numbers in the operands, or in the gradients that will arrive, must reach the rows
-                and keys that see them and no others. Only with a mask.
-        """
 
 
 def attend(call: Call, spec: AttentionSpec, tensors: Tensors, return_lse: bool) -> Results:
@@ -126,9 +93,16 @@ class _Attention(torch.autograd.Function):
             repair = ctx.repaired or _needs_repair(ctx.spec, *incoming)
             # A compiled graph can be differentiated only once.
             done, ctx.found = ctx.found, None
-            if done is None or done.repaired != repair:
-                done = _run(ctx.call, ctx.spec, slopes, operands, repair)
-            found = _gradients(done.leaves, done.results, incoming)
+            try:
+                if done is None or done.repaired != repair:
+                    done = _run(ctx.call, ctx.spec, slopes, operands, repair)
+                found = _gradients(done.leaves, done.results, incoming)
+            except compiling.failures() as error:
+                if not isinstance(error, CannotRun):
+                    compiling.note_failure(ctx.call, ctx.spec, error)
+                query, key, value = operands
+                tensors = Tensors(query, key, value, slopes=slopes)
+                found = blockwise.gradients(ctx.spec, tensors, incoming)[:3]
         return None, None, None, *found
 
 

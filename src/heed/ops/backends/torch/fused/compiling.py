@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from heed.ops.backends.torch.fused.attention import CannotRun, Results
+from heed.ops.backends.torch.fused.protocol import Call, CannotRun, Results
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import Outline, put_together, take_apart
 from heed.ops.spec import AttentionSpec, Tensors
@@ -23,17 +23,18 @@ _failures: dict[Any, str] = {}
 _MOST_KINDS = 64
 
 
-class Expression(Protocol):
-    """A call as operations that PyTorch compiles.
+def failures() -> tuple[type[Exception], ...]:
+    """Return what is raised where PyTorch cannot compile. Imports its compiler."""
+    names = "TorchDynamoException", "FailOnRecompileLimitHit"
+    found = (getattr(torch._dynamo.exc, name, CannotRun) for name in names)
+    return CannotRun, *found
 
-    Attributes:
-        name: of its implementation.
-    """
 
-    name: str
+class Expression(Call, Protocol):
+    """A call that can be compiled."""
 
     def express(self, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
-        """Return the results; see `Call.compute`."""
+        """Return the results by operations that PyTorch compiles; see `Call.compute`."""
 
 
 def run(call: Expression, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
@@ -45,17 +46,29 @@ def run(call: Expression, spec: AttentionSpec, tensors: Tensors, repair: bool) -
     if torch.compiler.is_compiling() or not has_triton():
         return call.express(spec, tensors, repair)
     kind, numbers = _kind_of(call, spec)
+    # PyTorch compiles again where these differ, and only a few times for one object of code.
+    variant = (
+        repair,
+        tensors.query.requires_grad,
+        spec.batch == 1,
+        *(n is not None and n % 128 == 0 for n in spec.lengths),
+    )
     try:
-        return compiled(*kind, repair)(*tensors[:3], tensors.slopes, *numbers)
-    except torch._dynamo.exc.TorchDynamoException as error:
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        _failures[kind] = reason
-        warnings.warn(
-            f"PyTorch cannot compile {call.name}, and heed's portable attention runs instead: {reason}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        return compiled(*kind, variant)(*tensors[:3], tensors.slopes, *numbers)
+    except failures() as error:
+        note_failure(call, spec, error)
         raise CannotRun from error
+
+
+def note_failure(call: Call, spec: AttentionSpec, error: Exception) -> None:
+    """Remembers that such a call cannot be compiled, and warns."""
+    reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    _failures[_kind_of(call, spec)[0]] = reason
+    warnings.warn(
+        f"PyTorch cannot compile {call.name}, and heed's portable attention runs instead: {reason}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 @torch.compiler.assume_constant_result
@@ -65,14 +78,14 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def failure_of(call: Expression, spec: AttentionSpec) -> str | None:
+def failure_of(call: Call, spec: AttentionSpec) -> str | None:
     """Why such a call could not be compiled; None if it was not tried, or could."""
     if torch.compiler.is_compiling():
         return None
     return _failures.get(_kind_of(call, spec)[0]) if _failures else None
 
 
-def _kind_of(call: Expression, spec: AttentionSpec) -> tuple[Any, list[Any]]:
+def _kind_of(call: Call, spec: AttentionSpec) -> tuple[Any, list[Any]]:
     """What is fixed in a compiled call, and the tensors of its mask."""
     numbers, outlines = ([], None) if spec.mask is None else take_apart(spec.mask.rules)
     bare = dataclasses.replace(spec, mask=None, lengths=(None, None), batch=None)
@@ -81,10 +94,18 @@ def _kind_of(call: Expression, spec: AttentionSpec) -> tuple[Any, list[Any]]:
 
 @functools.lru_cache(maxsize=_MOST_KINDS)
 def compiled(
-    call: Expression, spec: AttentionSpec, outlines: tuple[Outline, ...] | None, repair: bool
+    call: Expression,
+    spec: AttentionSpec,
+    outlines: tuple[Outline, ...] | None,
+    variant: tuple[bool, ...],
 ) -> Callable[..., Results]:
-    """A function of query, key, value, slopes, and the tensors of the mask."""
-    return torch.compile(express(call, spec, outlines, repair), fullgraph=True)
+    """A function of query, key, value, slopes, and the tensors of the mask.
+
+    Args:
+        call, spec, outlines: the kind of call.
+        variant: whether it repairs, and what else makes another program.
+    """
+    return torch.compile(express(call, spec, outlines, variant[0]), fullgraph=True)
 
 
 def express(

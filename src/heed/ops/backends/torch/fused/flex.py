@@ -11,9 +11,9 @@ import torch
 
 from heed.ops.backends import FLEX
 from heed.ops.backends.torch.fused import compiling
-from heed.ops.backends.torch.fused.attention import Results
 from heed.ops.backends.torch.fused.block_mask import block_mask
 from heed.ops.backends.torch.fused.nonfinite import Rows, Substitutes, holds_nonfinite
+from heed.ops.backends.torch.fused.protocol import Results
 from heed.ops.mask import Mask
 from heed.ops.spec import AttentionSpec, Tensors
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from heed.ops.backends.torch.fused import attention
-from heed.ops.backends.torch.fused.attention import Call, CannotRun
+from heed.ops.backends.torch.fused.protocol import Call, CannotRun
 from heed.ops.backends.torch.operands import is_observed, is_transformed
 from heed.ops.backends.torch.portable.implementation import Portable
 from heed.ops.spec import AttentionSpec, Tensors

@@ -12,8 +12,8 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from heed.ops.backends import SDPA
-from heed.ops.backends.torch.fused.attention import CannotRun, Results
 from heed.ops.backends.torch.fused.nonfinite import CausalOperands, CausalRows
+from heed.ops.backends.torch.fused.protocol import CannotRun, Results
 from heed.ops.mask_rules import Band
 from heed.ops.spec import AttentionSpec, Tensors
 
@@ -47,7 +47,7 @@ class Sdpa:
         )
         grouped = spec.heads[0] != spec.heads[1]
         found = {
-            "has no soft cap": product is not None and product.soft_cap is not None,
+            "has no scores but scaled products": product is not None and not product.is_plain,
             "has no ALiBi": spec.has_slopes,
             "has no mask but a causal one that ends at the last key": not _ends_at_last_key(spec),
             "repeats grouped heads in memory, except in its flash kernel": grouped

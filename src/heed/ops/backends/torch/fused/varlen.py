@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from heed.ops.backends import VARLEN
-from heed.ops.backends.torch.fused.attention import Results
 from heed.ops.backends.torch.fused.nonfinite import Poisoned
+from heed.ops.backends.torch.fused.protocol import Results
 from heed.ops.mask_rules import Band
 from heed.ops.spec import AttentionSpec, Tensors
 
@@ -44,7 +44,7 @@ class Varlen:
         found = {
             "has no mask but lengths": lengths_of(spec) is None,
             "computes in float16 and bfloat16": spec.operand_dtype not in ("float16", "bfloat16"),
-            "has no soft cap": product is not None and product.soft_cap is not None,
+            "has no scores but scaled products": product is not None and not product.is_plain,
             "has no ALiBi": spec.has_slopes,
             "needs values as wide as keys": width != value_width,
             f"takes widths that are multiples of 8 up to {_WIDEST}": width % 8 > 0

@@ -19,12 +19,12 @@ from heed.ops.backends.torch.operands import (
     resolved,
 )
 from heed.ops.core import structs
-from heed.ops.core.attention import Place, core_program, mask_rules
+from heed.ops.core.attention import Place, core_program, describe, mask_rules
 from heed.ops.core.form import write
 from heed.ops.core.library import load
 from heed.ops.spec import AttentionSpec, Tensors
 
-_DTYPES = {getattr(torch, name): number for name, number in structs.DTYPES.items()}
+_DTYPES = {getattr(torch, name): name for name in structs.DTYPES}
 _COMPUTE = {"float32": torch.float32, "float64": torch.float64}
 # The other operands of an attention that has none.
 _ALONE = (None, None, None, None)
@@ -105,29 +105,12 @@ def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
         program, kept = ctypes.pointer(made), [*kept, *held]
         trained = zip(captured, form.program.trained, strict=True)
         numbers = tuple(arrays[at].numel() if is_trained else None for at, is_trained in trained)
-    sizes: Any = (
-        spec.batch,
-        *spec.lengths,
-        *spec.widths,
-        *spec.heads,
-    )  # known: there are no graphs
-    batch, T, S, H, V, heads, kv_heads = sizes
-    call = structs.Attention(
-        score=form.header.score,
-        dtype=_DTYPES[tensors.query.dtype],
-        batch=batch,
-        heads=heads,
-        kv_heads=kv_heads,
-        query_length=T,
-        key_length=S,
-        head_dim=H,
-        value_dim=V,
-        alibi_align=align,
-        rule_count=len(rules),
-        rules=rules,
-        program=program,
-        **form.reals._asdict(),
-    )
+    sizes: Any = (spec.batch, spec.heads, spec.lengths, spec.widths)  # known: no graphs
+    batch, (heads, _), (T, _), (_, V) = sizes
+    call = describe(form, _DTYPES[tensors.query.dtype], *sizes)
+    call.alibi_align, call.rule_count, call.rules = align, len(rules), rules
+    if program is not None:
+        call.program = program
     softmax = load()[0].heed_softmax_size(ctypes.byref(call))
     rows = batch * heads * T
     order = (

@@ -6,6 +6,8 @@ import functools
 
 import torch
 
+from heed.ops.backends import CPU
+from heed.ops.backends.torch.device import device_of
 from heed.ops.backends.torch.native import op
 from heed.ops.backends.torch.portable.implementation import Portable
 from heed.ops.core.attention import reasons_against
@@ -24,11 +26,7 @@ def machine_reasons() -> tuple[str, ...]:
 def _find_reasons() -> tuple[str, ...]:
     if reason := load()[1]:
         return (reason,)
-    if (
-        torch.accelerator.is_available()
-        if hasattr(torch, "accelerator")
-        else torch.cuda.is_available()
-    ):
+    if device_of() != CPU:
         return ("there is a GPU, and the native kernels are for CPUs",)
     return ()
 

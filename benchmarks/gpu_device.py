@@ -1,0 +1,113 @@
+"""Functions of tensors with their gradients on the default device of PyTorch or JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+
+def has_gpu() -> bool:
+    """Whether Keras' backend computes on a GPU."""
+    if keras.config.backend() == "torch":
+        import torch
+
+        return torch.cuda.is_available()
+    import jax
+
+    return jax.default_backend() == "gpu"
+
+
+def to_device(x: Any, dtype: str | None = None) -> Any:
+    """The array as a tensor of the default device."""
+    if keras.config.backend() == "jax":  # which compiles a program for each shape that Keras casts
+        import jax.numpy as jnp
+
+        x = np.asarray(x)
+        return jnp.asarray(x if dtype is None else x.astype(jnp.dtype(dtype)))
+    return keras.ops.convert_to_tensor(x, dtype=dtype)
+
+
+def to_host(x: Any) -> np.ndarray:
+    """The tensor as an array of NumPy in float32."""
+    if keras.config.backend() == "jax":
+        return np.asarray(x).astype("float32")
+    return x.detach().float().cpu().numpy()
+
+
+def make_step(
+    function: Callable[..., Any],
+    tensors: Sequence[Any],
+    upstream: Any | None = None,
+    extra: Sequence[Any] = (),
+) -> Callable[[], tuple[Any, ...]]:
+    """A call of a function, compiled on JAX, that returns when its results are there.
+
+    Args:
+        function: of the tensors and then the extra ones.
+        tensors: those that get gradients.
+        upstream: the gradient of the output; None for the forward pass alone.
+        extra: tensors without gradients.
+
+    Returns: a function that returns the output and the gradients.
+    """
+    if keras.config.backend() == "torch":
+        return _make_torch_step(function, tensors, upstream, extra)
+    import jax
+
+    program = _make_jax_program(function)
+    return lambda: jax.block_until_ready(program(tensors, upstream, extra))
+
+
+def _make_jax_program(function: Callable[..., Any]) -> Any:
+    import jax
+
+    # All tensors are arguments: XLA would fold those that it knows into the program.
+    def run(tensors: Sequence[Any], upstream: Any, extra: Sequence[Any]) -> tuple[Any, ...]:
+        if upstream is None:
+            return (function(*tensors, *extra),)
+        output, pull = jax.vjp(lambda *x: function(*x, *extra), *tensors)
+        return output, *pull(upstream)
+
+    return jax.jit(run)
+
+
+def _make_torch_step(
+    function: Callable[..., Any], tensors: Sequence[Any], upstream: Any, extra: Sequence[Any]
+) -> Callable[[], tuple[Any, ...]]:
+    import torch
+
+    wait = torch.cuda.synchronize if has_gpu() else lambda: None
+    leaves = [x.detach().requires_grad_(upstream is not None) for x in tensors]
+
+    def step() -> tuple[Any, ...]:
+        with torch.set_grad_enabled(upstream is not None):
+            output = function(*leaves, *extra)
+        found = () if upstream is None else torch.autograd.grad(output, leaves, upstream)
+        wait()
+        return (output.detach(), *found)
+
+    return step
+
+
+def measure_peak(
+    function: Callable[..., Any], tensors: Sequence[Any], upstream: Any | None = None
+) -> int | None:
+    """The most bytes that such a step takes beyond its tensors and results; None where nothing counts them."""
+    if keras.config.backend() == "torch":
+        step = make_step(function, tensors, upstream)
+        results = step()  # compiles kernels, of which some are tried on memory of their own
+        if not has_gpu():
+            return None
+        import torch
+
+        size = sum(x.numel() * x.element_size() for x in results)
+        del results
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        return torch.cuda.max_memory_allocated() - before - size
+    compiled = _make_jax_program(function).lower(list(tensors), upstream, ()).compile()
+    return compiled.memory_analysis().temp_size_in_bytes

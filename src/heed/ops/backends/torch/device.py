@@ -1,0 +1,30 @@
+"""The device on which PyTorch computes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from heed.ops.backends import CPU
+
+
+@functools.cache
+def _has_accelerator() -> bool:
+    if hasattr(torch, "accelerator"):
+        return torch.accelerator.is_available()
+    return torch.cuda.is_available()
+
+
+@torch.compiler.assume_constant_result
+def _default_device() -> str:
+    return "GPU" if _has_accelerator() else CPU
+
+
+def device_of(x: Any = None) -> str:
+    """See `Backend`."""
+    kind = _default_device()
+    if kind == CPU or not isinstance(x, torch.Tensor):
+        return kind
+    return CPU if x.is_cpu or x.is_meta else kind

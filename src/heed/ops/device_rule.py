@@ -1,0 +1,149 @@
+"""The rule of the device: which calls of Keras run on heed where the computer is no CPU.
+
+There a call runs on heed if heed has a fused kernel for it that does less than Keras does, or if Keras would build
+scores that may not fit into memory. Keras runs the others as well or better: by a fused kernel of its own, or at once
+where heed works in blocks.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from heed.ops.backends import CPU, PORTABLE, current
+from heed.ops.checks import Operand, compute_type
+from heed.ops.dispatch import AUTO, explain, get_implementation
+from heed.ops.mask import Mask
+from heed.ops.scores import AdditiveScore, DotScore
+from heed.ops.spec import AttentionSpec
+
+# From so many numbers on, memory counts more than time: in half precision they take 1 GiB, and training keeps several.
+_MANY = 2**29
+
+
+class Call(NamedTuple):
+    """An attention of Keras. Hashable, unless a mask holds tensors.
+
+    Attributes:
+        query, key, value: (B, T, N, H) and so on, with None for unknown sizes.
+        source: a tensor of the call, which tells the device.
+        mask: what heed knows of the mask's structure, or None.
+        array: the shape of an array that hides scores, too; (..., T, S) or (..., 1, S). None for no array.
+        is_fused: whether Keras computes it by its op `dot_product_attention`; otherwise it builds the scores.
+        returns_scores: whether the scores are a result.
+        is_additive: whether it is additive attention.
+        has_bias: whether there is a bias.
+        scale, soft_cap: of the scores.
+        dropout: the rate with which weights are dropped now.
+    """
+
+    query: Operand
+    key: Operand
+    value: Operand
+    source: Any
+    mask: Mask | None = None
+    array: tuple[int | None, ...] | None = None
+    is_fused: bool = True
+    returns_scores: bool = False
+    is_additive: bool = False
+    has_bias: bool = False
+    scale: float = 1.0
+    soft_cap: float | None = None
+    dropout: float = 0.0
+
+    @property
+    def has_mask_in_memory(self) -> bool:
+        """Whether Keras makes or gets an array (T, S) for the mask."""
+        return self.array is not None or self.mask not in (None, Mask.causal())
+
+    @property
+    def has_one_row(self) -> bool:
+        """Whether the array of the mask is (..., 1, S)."""
+        return self.mask is None and self.array is not None and self.array[-2:-1] in ((), (1,))
+
+    def to_spec(self) -> AttentionSpec:
+        """Return heed's description of it."""
+        query, key, value = self.query, self.key, self.value
+        if self.is_additive:  # which has no axis of heads
+            query, key, value = (
+                Operand((*x.shape[:2], x.shape[3]), x.dtype) for x in (query, key, value)
+            )
+        mask = self.mask
+        if self.array is not None:
+            mask = _any_array() if mask is None else mask & _any_array()
+        return AttentionSpec.of(
+            query,
+            key,
+            value,
+            "BTU" if self.is_additive else "BTNH",
+            score=AdditiveScore() if self.is_additive else DotScore(self.scale, self.soft_cap),
+            mask=mask,
+            dtype=compute_type(self.query.dtype),
+            has_bias=self.has_bias,
+            has_slopes=False,
+            dropout=self.dropout,
+        )
+
+    def count_numbers(self) -> int:
+        """Return how many numbers Keras builds for the scores, with 1 for each unknown size."""
+        batch, length, heads, width = self.query.shape
+        sizes = (batch, length, heads, self.key.shape[1], width if self.is_additive else 1)
+        return math.prod(1 if n is None else n for n in sizes)
+
+
+@functools.cache
+def _any_array() -> Mask:
+    """Stands for every array: implementations do not ask what it holds."""
+    return Mask.dense(np.ones((1, 1, 1, 1), bool))
+
+
+def is_cpu() -> bool:
+    """Whether everything is computed on the CPU, where all calls run on heed."""
+    return current().device_of() == CPU
+
+
+def reason_to_leave(call: Call | None) -> str | None:
+    """Why Keras runs a call that heed could run, as part of a sentence; None if heed runs it."""
+    # Who has chosen an implementation gets it.
+    if call is None or get_implementation() != AUTO:
+        return None
+    backend = current()
+    device = backend.device_of(call.source)
+    if device == CPU:
+        return None
+    # Eager calls pass here each time. Where code is recorded, sizes may be symbols, which nothing can hold.
+    if backend.hides_values() or not (call.mask is None or call.mask.is_plain):
+        return _decide(call, device)
+    question = call._replace(source=None), device, _MANY
+    if (reason := _left.get(question)) is not None:
+        return reason
+    # That heed runs a call is asked anew: PyTorch may fail to compile its kernel.
+    if (reason := _decide(call, device)) is not None:
+        if len(_left) >= _MOST:
+            _left.clear()
+        _left[question] = reason
+    return reason
+
+
+# The reasons of calls that were left before; how many there are at most.
+_left: dict[Any, str] = {}
+_MOST = 1024
+
+
+def _decide(call: Call, device: str) -> str | None:
+    if call.returns_scores:
+        return f"on a {device} Keras computes output and scores at once"
+    kernel = current().keras_kernel(call) if call.is_fused else None
+    if kernel is not None and call.array is not None:
+        return f"on a {device} {kernel.name} takes the array of the mask as Keras passes it"
+    if explain(call.to_spec()).implementation != PORTABLE:
+        same = kernel is not None and not kernel.copies
+        return f"on a {device} Keras runs the same kernel" if same else None
+    if kernel is not None:
+        return f"on a {device} Keras runs {kernel.name}, and heed has no fused kernel for the call"
+    if call.count_numbers() < _MANY:
+        return f"on a {device} heed has no fused kernel for the call, and its scores are few enough to build"
+    return None

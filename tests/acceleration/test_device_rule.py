@@ -1,0 +1,262 @@
+"""On a GPU, `accelerate` leaves to Keras what Keras runs as well or better, and says why. The GPU is a stand-in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+from unittest import mock
+
+import keras
+import numpy as np
+import pytest
+
+import heed
+from heed.ops import device_rule
+from heed.ops.backends import current
+from tests.framework import BACKEND, tf
+from tests.tolerances import to_numpy
+
+B, T, N, H = 2, 6, 4, 8
+FEW = "its scores are few enough to build"
+SAME = "Keras runs the same kernel"
+FUSED = {"torch": "PyTorch's fused attention", "jax": "cuDNN's attention"}
+on_torch = pytest.mark.skipif(BACKEND != "torch", reason="is about PyTorch")
+
+
+@pytest.fixture
+def gpu() -> Iterator[None]:
+    """As on a machine with a GPU; what then runs are the kernels for CPUs, or the portable form."""
+    backend = current()
+    native = type(backend.IMPLEMENTATIONS["native"])
+    answers: list[tuple[Any, str, Any]] = [
+        (backend, "device_of", "GPU"),
+        (native, "unsupported_reasons", ["the native kernels are for CPUs"]),
+    ]
+    if BACKEND == "torch":
+        from heed.ops.backends.torch.fused import compiling, implementation
+
+        answers += [(implementation, "machine_reasons", ()), (compiling, "has_triton", True)]
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(device_rule._left, clear=True))
+        if BACKEND == "jax":
+            from heed.ops.backends.jax.cudnn import attention, implementation
+            from heed.ops.backends.jax.portable.implementation import Portable
+
+            def run(spec: Any, tensors: Any) -> Any:
+                return Portable().attend(spec, tensors, return_lse=False)[0]
+
+            stack.enter_context(mock.patch.object(attention, "run", run))
+            answers.append((implementation, "compute_capability", (9, 0)))
+        for owner, name, answer in answers:
+            stack.enter_context(mock.patch.object(owner, name, return_value=answer))
+        yield
+
+
+def draw(*shape: int, dtype: str = "bfloat16") -> Any:
+    x = np.random.default_rng(len(shape)).normal(size=shape).astype("float32")
+    return keras.ops.convert_to_tensor(x, dtype=dtype)
+
+
+def run(function: Any) -> tuple[dict[str, int], dict[str, int]]:
+    """What ran on heed and what was left; what was left gives what stock Keras gives."""
+    stock = function()
+    with heed.accelerate() as acceleration:
+        fast = function()
+        report = acceleration.report()
+    if report.left_to_keras:
+        for one, other in zip(keras.tree.flatten(fast), keras.tree.flatten(stock), strict=True):
+            np.testing.assert_array_equal(to_numpy(one), to_numpy(other))
+    return report.calls, report.left_to_keras
+
+
+def the_reason(found: tuple[dict[str, int], dict[str, int]], target: str) -> str:
+    """The reason of a call that was left as a whole: nothing in it ran on heed."""
+    calls, left = found
+    assert calls == {}
+    ((text, number),) = left.items()
+    assert number == 1
+    assert text.startswith(f"{target}: on a GPU ")
+    return text
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_call_of_the_op_without_a_mask_of_its_own() -> None:
+    x = draw(B, T, N, H)
+    found = run(lambda: keras.ops.dot_product_attention(x, x, x, is_causal=True))
+    reason = the_reason(found, "keras.ops.dot_product_attention")
+    assert (SAME if BACKEND in FUSED else FEW) in reason
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_mask_as_an_array() -> None:
+    x, mask = draw(B, T, N, H), np.tri(T, dtype=bool)[None, None]
+    found = run(lambda: keras.ops.dot_product_attention(x, x, x, mask=mask))
+    assert FUSED.get(BACKEND, FEW) in the_reason(found, "keras.ops.dot_product_attention")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_padding_is_a_mask_of_one_row_that_cudnn_does_not_take() -> None:
+    x, mask = draw(B, T, N, H), (np.arange(T) < 3)[None, None, None]
+    found = run(lambda: keras.ops.dot_product_attention(x, x, x, mask=mask))
+    fused = "PyTorch's fused attention" if BACKEND == "torch" else FEW
+    assert fused in the_reason(found, "keras.ops.dot_product_attention")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_layer_is_left_as_a_whole() -> None:
+    layer, x = keras.layers.MultiHeadAttention(N, H, dtype="bfloat16"), draw(B, T, 12)
+    mask = np.tri(T, dtype=bool)[None]
+    found = run(lambda: layer(x, x, attention_mask=mask))
+    assert FUSED.get(BACKEND, FEW) in the_reason(found, "keras.layers.MultiHeadAttention")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_scores_as_a_result() -> None:
+    layer, x = keras.layers.MultiHeadAttention(N, H), draw(B, T, 12, dtype="float32")
+    found = run(lambda: layer(x, x, return_attention_scores=True))
+    assert "output and scores at once" in the_reason(found, "keras.layers.MultiHeadAttention")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_attention_along_one_of_several_axes() -> None:
+    layer = keras.layers.MultiHeadAttention(N, H, attention_axes=(1,))
+    x, mask = draw(B, T, 3, 12, dtype="float32"), np.ones((B, T, 3), bool)
+    found = run(lambda: layer(x, x, attention_mask=np.tri(T, dtype=bool)[None, None]))
+    assert FEW in the_reason(found, "keras.layers.MultiHeadAttention")
+    with heed.accelerate() as acceleration:  # Keras refuses this mask
+        layer(x, x, key_mask=mask)
+        assert acceleration.report().calls == {"keras.layers.MultiHeadAttention": 1}
+
+
+@pytest.mark.usefixtures("gpu")
+def test_scores_that_keras_would_build_run_on_heed_if_they_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer, x = keras.layers.MultiHeadAttention(N, H, dropout=0.5), draw(B, T, 12, dtype="float32")
+
+    def train() -> Any:
+        return layer(x, x, training=True)
+
+    train()
+    with heed.accelerate() as acceleration:
+        train()
+        assert FEW in the_reason(
+            (acceleration.report().calls, acceleration.report().left_to_keras),
+            "keras.layers.MultiHeadAttention",
+        )
+        monkeypatch.setattr(device_rule, "_MANY", B * N * T * T)
+        train()
+        assert acceleration.report().calls == {"keras.layers.MultiHeadAttention": 1}
+
+
+@pytest.mark.usefixtures("gpu")
+@on_torch
+def test_grouped_heads_that_keras_would_repeat_run_on_heed() -> None:
+    layer = keras.layers.GroupQueryAttention(H, N, 2, dtype="bfloat16")
+    x = draw(B, T, 12)
+    calls, left = run(lambda: layer(x, x, use_causal_mask=True))
+    assert (calls, left) == ({"keras.layers.GroupQueryAttention": 1}, {})
+
+
+@pytest.mark.usefixtures("gpu")
+@on_torch
+def test_a_kernel_that_cannot_be_compiled_is_no_reason_to_run_on_heed() -> None:
+    layer, x = keras.layers.GroupQueryAttention(H, N, 2, dtype="bfloat16"), draw(B, T, 12)
+
+    def kinds() -> tuple[list[str], list[str]]:
+        with heed.accelerate() as acceleration:
+            layer(x, x, use_causal_mask=True)
+            report = acceleration.report()
+        return list(report.calls), list(report.left_to_keras)
+
+    assert kinds()[1] == []
+    with mock.patch.object(device_rule, "explain") as explain:
+        explain.return_value.implementation = "portable"
+        assert kinds()[0] == []
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("kind", [keras.layers.Attention, keras.layers.AdditiveAttention])
+def test_layers_of_one_head(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = kind(), draw(B, T, 12, dtype="float32")
+    mask = [None, keras.ops.convert_to_tensor(np.arange(T) < np.array([[3], [5]]))]
+    name = f"keras.layers.{kind.__name__}"
+    assert FEW in the_reason(run(lambda: layer([x, x], mask=mask)), name)
+    monkeypatch.setattr(device_rule, "_MANY", B * T * T)
+    assert run(lambda: layer([x, x], mask=mask)) == ({name: 1}, {})
+
+
+@pytest.mark.usefixtures("gpu")
+def test_who_chooses_an_implementation_gets_it_and_flash_attention_is_never_refused() -> None:
+    x, mask = draw(B, T, N, H), np.tri(T, dtype=bool)[None, None]
+    name = "keras.ops.dot_product_attention"
+    with heed.accelerate() as acceleration:
+        with heed.set_implementation("portable"):
+            keras.ops.dot_product_attention(x, x, x, mask=mask)
+        assert acceleration.report().calls == {name: 1}
+        keras.ops.dot_product_attention(x, x, x, mask=mask, flash_attention=True)
+        assert acceleration.report().calls == {name: 2}
+
+
+@pytest.mark.usefixtures("gpu")
+def test_explain_dispatch_says_so() -> None:
+    x, mask = draw(B, T, N, H), np.tri(T, dtype=bool)[None, None]
+    told = heed.explain_dispatch(x, x, x, mask=mask)
+    assert told.implementation == "portable"
+    assert "heed.accelerate leaves such a call to Keras: on a GPU" in told.reasons[-1]
+    assert FUSED.get(BACKEND, FEW) in told.reasons[-1]
+    assert "leaves" not in str(heed.explain_dispatch(x, x, x, mask=mask, soft_cap=2.0))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_heeds_own_ops_and_layers_run() -> None:
+    x = draw(B, T, N, H, dtype="float32")
+    mask = heed.Mask.window(2, 0) & heed.Mask.lengths([T, 0])
+    output = heed.ops.dot_product_attention(x, x, x, mask=mask)
+    assert bool(tf.reduce_any(output[1] != 0)) is False
+    layer = heed.layers.MultiHeadAttention(2, 4)
+    assert layer(x[:, :, 0], x[:, :, 0]).shape == (B, T, H)
+
+
+def test_on_a_cpu_nothing_is_left() -> None:
+    x, mask = draw(B, T, N, H), np.tri(T, dtype=bool)[None, None]
+    with mock.patch.object(device_rule, "reason_to_leave") as asked:
+        calls, left = run(lambda: keras.ops.dot_product_attention(x, x, x, mask=mask))
+    assert (calls, left) == ({"keras.ops.dot_product_attention": 1}, {})
+    asked.assert_not_called()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("kind", "target"),
+    [
+        ("Bert", "keras.layers.MultiHeadAttention"),
+        ("GPT2", "keras.layers.MultiHeadAttention"),
+        ("Llama", "keras_hub.LlamaAttention"),
+        ("Gemma", "keras_hub.CachedGemmaAttention"),
+        ("T5", "keras_hub.T5MultiHeadAttention"),
+    ],
+)
+def test_models_of_keras_hub(kind: str, target: str) -> None:
+    keras_hub = pytest.importorskip("keras_hub")
+    options: dict[str, Any] = {"vocabulary_size": 20, "num_layers": 1, "num_heads": 2}
+    options |= {"hidden_dim": 16, "intermediate_dim": 16, "dtype": "bfloat16"}
+    if kind in ("Llama", "Gemma"):
+        options["num_query_heads"] = options.pop("num_heads")
+        options["num_key_value_heads"] = 2
+    if kind == "Gemma":
+        options["head_dim"] = 8
+    model = getattr(keras_hub.models, f"{kind}Backbone")(**options)
+    known = {"padding_mask": np.arange(6) < np.array([[6], [4]]), "segment_ids": np.zeros((2, 6))}
+    inputs = {
+        name: known[name.removeprefix("encoder_").removeprefix("decoder_")].astype("int32")
+        if "token" not in name
+        else np.ones((2, 6), "int32")
+        for name in model.input
+    }
+    calls, left = run(lambda: model(inputs))
+    assert calls == {}
+    assert {text.partition(":")[0] for text in left} == {target}
+    assert all("on a GPU" in text for text in left)
