@@ -19,12 +19,35 @@ import tensorflow as tf
 
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.core.form import Form, Header, Reals, Rule
+from heed.ops.core.program import CoreProgram
+from heed.ops.score_mod.operations import NUMBERS as OPCODES
+from heed.ops.score_mod.operations import Type
+from heed.ops.score_mod.program import Instruction, Program
 
 # What TensorFlow raises for bad input, while tracing and when running.
 REFUSALS = (tf.errors.InvalidArgumentError, ValueError, TypeError, tf.errors.ResourceExhaustedError)
 SIZES = (0, 1, 2, 3, 7)
 NUMBERS = (-2, -1, 0, 1, 2, 8, 10**6, 2**31 - 1, 2**62, -(2**63))
 REALS = (np.nan, np.inf, -np.inf, -1, 0, 1, 2, 1e300)
+
+
+def _program() -> tuple[int, ...]:
+    """A table by key, added to the score, and an array of integers by query that keeps pairs; operands 7 and 8."""
+    rows: list[tuple[str, Type, tuple[int, ...]]] = [
+        ("SCORE", Type.FLOAT, ()),
+        ("KEY", Type.INT, ()),
+        ("LOAD", Type.FLOAT, (0, 1)),
+        ("ADD", Type.FLOAT, (0, 0, 2)),
+        ("QUERY", Type.INT, ()),
+        ("LOAD", Type.INT, (1, 4)),
+        ("LE", Type.BOOL, (0, 5, 1)),
+    ]
+    instructions = tuple(Instruction(OPCODES[name], kind, *rest) for name, kind, rest in rows)
+    program = Program(instructions, (Type.FLOAT, Type.INT), score=3, keep=6)
+    return CoreProgram(program, (7, 8)).to_words()
+
+
+PROGRAM = _program()
 
 
 def good(rng: np.random.Generator, heads_first: bool, gradient: bool) -> dict[str, Any]:
@@ -43,7 +66,9 @@ def good(rng: np.random.Generator, heads_first: bool, gradient: bool) -> dict[st
         # Lengths, segments, a dense mask, dilation, and where ALiBi stands.
         "form": Form(
             Reals(0.5, 0, 0),
-            Header(0, int(heads_first), 2, score_vector=-1, bias=0, slopes=1, seed=2, rules=5),
+            Header(
+                0, int(heads_first), 2, -1, bias=0, slopes=1, seed=2, rules=5, program=len(PROGRAM)
+            ),
             (
                 Rule(2, 0, 0, 0, 0, -1, 3, -1, -1),
                 Rule(3, 0, 0, 0, 0, -1, 4, 5, -1),
@@ -51,6 +76,7 @@ def good(rng: np.random.Generator, heads_first: bool, gradient: bool) -> dict[st
                 Rule(5, 2, 0, 0, 0, 3, -1, -1, -1),
                 Rule(-1, 0, 0, 4, 0, -2, -1, -1, -1),
             ),
+            PROGRAM,
         ).pack(),
         "operands": [
             rng.normal(size=(1, heads, 1, keys)).astype(np.float32),
@@ -60,13 +86,15 @@ def good(rng: np.random.Generator, heads_first: bool, gradient: bool) -> dict[st
             np.zeros((batch, queries), np.int32),
             np.zeros((batch, keys), np.int32),
             np.ones((1, 1, queries, keys), bool),
+            np.ones(keys, np.float32),
+            np.zeros(queries, np.int32),
         ],
     }
     if gradient:
         output = tensor(queries, heads, value_width)
         row = np.ones((batch, heads, queries), np.float32)
         arguments |= {"output": output, "softmax": np.ones(2 * row.size, np.float32)}
-        arguments |= {"output_gradient": output, "lse_gradient": row, "G": 0}
+        arguments |= {"output_gradient": output, "lse_gradient": row, "G": 1}
     return arguments
 
 

@@ -10,7 +10,7 @@ import pytest
 from keras import ops
 
 from heed.ops.backends.tensorflow.native import fused_ops
-from heed.ops.core import form
+from heed.ops.core import form, program
 from heed.ops.layouts import LAYOUTS
 from heed.ops.mask import Mask
 from heed.ops.scores import AdditiveScore, DotScore
@@ -31,7 +31,9 @@ def declared(file: str) -> dict[str, tuple[str, ...]]:
 
 def test_python_and_cpp_declare_the_same_fields() -> None:
     header = form.Reals._fields + form.Header._fields
-    assert declared("shared/call.h") == {"Header": header, "Rule": form.Rule._fields}
+    others = form.Rule, program.ProgramHeader, program.CapturedOperand, program.ScatterWords
+    structs = {x.__name__: x._fields for x in others}
+    assert declared("shared/call.h") == {"Header": header, **structs}
     rows = declared("tensorflow/row_ops.cc") | declared("tensorflow/decode_ops.cc")
     assert len(rows) == 4
     assert rows == {name: getattr(fused_ops, name)._fields for name in rows}

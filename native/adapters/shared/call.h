@@ -17,10 +17,10 @@
 
 namespace heed {
 
-// All fields of these two structs have 8 bytes. Places of operands: see Place.
+// All fields of these structs have 8 bytes. Places of operands: see Place. `program` is how many int64 follow the rules.
 struct Header {
   double scale, soft_cap, dropout;
-  int64_t score, layout, threads, score_vector, bias, slopes, seed, rules, program;  // the last one: how many int64
+  int64_t score, layout, threads, score_vector, bias, slopes, seed, rules, program;
 };
 
 // A HeedMaskRule. `align` and `first` are numbers where `align_in` and `first_in` say kNumber. Kind -1 is no rule: it
@@ -37,7 +37,7 @@ struct CapturedOperand {
   int64_t type, place;
 };
 struct ScatterWords {
-  int64_t capture, index, gradient;
+  int64_t capture, position, gradient;
 };
 
 // The place of an operand, or one of these.
@@ -112,7 +112,7 @@ class Form {
     };
     std::vector<ScatterWords> wide;
     take(captured_, captures), take(wide, scatters), take(forward_, forward), take(derivative_, derivative);
-    for (const ScatterWords& x : wide) scatters_.push_back({narrow(x.capture), narrow(x.index), narrow(x.gradient)});
+    for (const ScatterWords& x : wide) scatters_.push_back({narrow(x.capture), narrow(x.position), narrow(x.gradient)});
     program_.forward = {forward_.data(), static_cast<int32_t>(forward)};
     program_.derivative = {derivative_.data(), static_cast<int32_t>(derivative)};
     program_.score = narrow(p.score), program_.keep = narrow(p.keep);

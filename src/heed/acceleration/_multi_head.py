@@ -18,9 +18,9 @@ from keras.layers import GroupQueryAttention, MultiHeadAttention
 
 from heed._patching import Function, Replacement
 from heed.acceleration import _op, _switch
-from heed.acceleration._stand_in import StandIn
 from heed.acceleration.hub import loop
 from heed.acceleration.hub.repeated import merge_queries
+from heed.acceleration.hub.stand_in import StandIn
 from heed.layers import masks
 from heed.layers.attend import (
     ScoresRequest,

@@ -100,7 +100,7 @@ class LayerConfig(Config):
     use_bias: bool = _option(True, FLAG, "biases in the dense layers", "attention", "feed_forward")
     soft_cap: float | None = _option(
         None, POSITIVE_OR_NONE, "c bounds attention scores x to c tanh(x / c)", "attention", "scores")
-    score_mod: Callable[..., Any] | str | None = _option(  # noqa: RUF009
+    score_mod: Callable[..., Any] | str | None = _option(  # noqa: RUF009  (a frozen field)
         None, _SCORE_FUNCTION, "changes each attention score: a function of it, or its registered name",
         "attention", "scores")
     sliding_window: int | None = _option(None, _WINDOW, "self-attention sees tokens nearer than this")

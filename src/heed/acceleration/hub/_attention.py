@@ -22,8 +22,8 @@ from heed._patching import Function, Patch, Replacement
 from heed.acceleration import _op, _switch
 from heed.acceleration._code import find_unknown
 from heed.acceleration._multi_head import is_training
-from heed.acceleration._stand_in import StandIn
 from heed.acceleration.hub._cache_readers import MODELS, PACKAGE, is_foreign
+from heed.acceleration.hub.stand_in import StandIn
 from heed.layers.attend import dropout_options
 from heed.layers.overrides import is_replaceable
 from heed.ops.device_rule import Call

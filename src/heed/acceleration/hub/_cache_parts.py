@@ -13,8 +13,8 @@ from typing import Any
 from keras import ops
 
 from heed.acceleration.hub import _notes
-from heed.acceleration.hub._stand_in import StandIn
 from heed.acceleration.hub.repeated import RepeatedRows
+from heed.acceleration.hub.stand_in import StandIn
 
 # Marks tensors that are parts of a cache, so that stacking them makes one.
 _NOTE = "_heed_part_of_cache"

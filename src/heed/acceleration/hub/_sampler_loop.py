@@ -39,9 +39,9 @@ from heed.acceleration.hub._cache_readers import (
     find_reading,
     reason_to_leave,
 )
-from heed.acceleration.hub._stand_in import StandIn
 from heed.acceleration.hub.generation import Generate
 from heed.acceleration.hub.repeated import RepeatedRows
+from heed.acceleration.hub.stand_in import StandIn
 from heed.ops.backends import current
 from heed.ops.dispatch import select_fused_ops, uses_native
 

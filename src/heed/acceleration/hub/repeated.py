@@ -11,7 +11,7 @@ from typing import Any
 
 from keras import ops
 
-from heed.acceleration.hub._stand_in import StandIn
+from heed.acceleration.hub.stand_in import StandIn
 
 
 class RepeatedRows(StandIn):

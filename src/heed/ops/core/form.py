@@ -58,7 +58,7 @@ class Header(NamedTuple):
     slopes: int
     seed: int
     rules: int
-    program: int
+    program: int = 0
 
 
 class Rule(NamedTuple):

@@ -29,6 +29,33 @@ MOST_SCATTERS = 64
 _WORDS = 3
 
 
+class ProgramHeader(NamedTuple):
+    """`ProgramHeader` in `call.h`: values of the program, and how much there is of each that follows."""
+
+    score: int
+    keep: int
+    score_gradient: int
+    captures: int
+    scatters: int
+    forward: int
+    derivative: int
+
+
+class CapturedOperand(NamedTuple):
+    """`CapturedOperand` in `call.h`."""
+
+    type: int
+    place: int
+
+
+class ScatterWords(NamedTuple):
+    """`ScatterWords` in `call.h`."""
+
+    capture: int
+    position: int
+    gradient: int
+
+
 class CoreProgram(NamedTuple):
     """The functions of a call, joined.
 
@@ -100,13 +127,20 @@ _joined = functools.lru_cache(maxsize=256)(join)
 @functools.lru_cache(maxsize=256)
 def _to_words(x: CoreProgram) -> tuple[int, ...]:
     program, derivative = x.program, x.derivative
-    counts = len(program.captures), len(derivative.scatters)
-    lists = len(program.instructions), len(derivative.instructions)
-    words = [program.score, program.keep, derivative.score_gradient, *counts, *lists]
+    header = ProgramHeader(
+        program.score,
+        program.keep,
+        derivative.score_gradient,
+        captures=len(program.captures),
+        scatters=len(derivative.scatters),
+        forward=len(program.instructions),
+        derivative=len(derivative.instructions),
+    )
+    words: list[int] = [*header]
     for kind, place in zip(program.captures, x.places, strict=True):
-        words += [int(kind), place]
+        words += CapturedOperand(int(kind), place)
     for scatter in derivative.scatters:
-        words += scatter
+        words += ScatterWords(*scatter)
     for instructions in (program.instructions, derivative.instructions):
         words += np.frombuffer(to_bytes(instructions), np.int64).tolist()
     return tuple(words)
@@ -114,9 +148,11 @@ def _to_words(x: CoreProgram) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _from_words(words: tuple[int, ...]) -> CoreProgram:
-    score, keep, _, captures, scatters, forward, _ = words[:7]
-    captured = words[7 : 7 + 2 * captures]
-    begin = 7 + 2 * captures + 3 * scatters
-    data: Any = np.array(words[begin : begin + _WORDS * forward], np.int64).tobytes()
+    first = len(ProgramHeader._fields)
+    header = ProgramHeader(*words[:first])
+    end = first + len(CapturedOperand._fields) * header.captures
+    captured = words[first:end]
+    begin = end + len(ScatterWords._fields) * header.scatters
+    data: Any = np.array(words[begin : begin + _WORDS * header.forward], np.int64).tobytes()
     kinds = tuple(map(Type, captured[::2]))
-    return CoreProgram(Program(from_bytes(data), kinds, score, keep), captured[1::2])
+    return CoreProgram(Program(from_bytes(data), kinds, header.score, header.keep), captured[1::2])
