@@ -16,7 +16,7 @@ from heed.ops.mask_rules import Blocks, MaskRule, is_plain, offset
 WIDTH = 128
 
 
-# Lists that stay in memory, each of four numbers for a block.
+# Masks whose lists stay in memory, with four numbers for a block.
 _MOST_KEPT = 16
 _LISTS = (
     *("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"),

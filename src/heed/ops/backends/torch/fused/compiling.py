@@ -131,9 +131,7 @@ def express(
 ) -> Callable[..., Results]:
     """The same, not compiled."""
 
-    def run(
-        query: Any, key: Any, value: Any, slopes: Any, prepared: Any, *numbers: Any
-    ) -> Results:
+    def run(query: Any, key: Any, value: Any, slopes: Any, prepared: Any, *numbers: Any) -> Results:
         mask = None if outlines is None else Mask(put_together(outlines, numbers))
         whole = dataclasses.replace(spec, mask=mask)
         return call.express(whole, Tensors(query, key, value, slopes=slopes), repair, prepared)

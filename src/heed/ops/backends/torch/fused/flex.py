@@ -26,8 +26,8 @@ from heed.ops.spec import AttentionSpec, Tensors
 _MARK = 1e30
 # Fewer queries or keys are one block, of which the kernel would compute all.
 SHORTEST = 128
-WIDTHS = range(16, 257)
-# Arrays of masks: what ran on a GPU. With one head of keys, width 128 and 2,048 keys, the memory of the GPU was violated.
+# What ran on a GPU. An array with one head of keys and width 128 ended in an illegal memory access.
+WIDTHS = range(16, 129)
 WIDEST_WITH_ARRAY = 64
 
 
@@ -78,7 +78,8 @@ class Flex:
         if spec.mask is None or not spec.mask.is_plain or is_recording():
             return ()
         lengths: Any = spec.lengths
-        return kept_lists(spec.mask, *lengths, query.device)
+        length, keys = lengths
+        return kept_lists(spec.mask, length, keys, query.device)
 
     def express(
         self,
