@@ -161,6 +161,18 @@ def test_grouped_heads_that_keras_would_repeat_run_on_heed() -> None:
 
 @pytest.mark.usefixtures("gpu")
 @on_torch
+def test_an_array_with_one_head_of_keys_is_left() -> None:
+    """As in KerasHub's Gemma."""
+    length = 128  # from which on flex_attention is used
+    query, key = draw(1, length, N, 16), draw(1, length, 1, 16)
+    mask = np.tri(length, dtype=bool)[None, None]
+    found = run(lambda: keras.ops.dot_product_attention(query, key, key, mask=mask))
+    assert FEW in the_reason(found, "keras.ops.dot_product_attention")
+    assert "with grouped heads" in str(heed.explain_dispatch(query, key, key, mask=mask))
+
+
+@pytest.mark.usefixtures("gpu")
+@on_torch
 def test_a_kernel_that_cannot_be_compiled_is_no_reason_to_run_on_heed() -> None:
     layer, x = keras.layers.GroupQueryAttention(H, N, 2, dtype="bfloat16"), draw(B, T, 12)
 

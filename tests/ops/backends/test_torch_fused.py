@@ -7,6 +7,7 @@ uncompiled form of `flex_attention`, which builds the scores, that of the compil
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -140,7 +141,7 @@ CALLS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "window": ("flex_attention", "float32", {}, {"mask": Mask.window(3, 1)}),
     "lengths of float32": ("flex_attention", "float32", {}, {"mask": Mask.lengths([11, 0])}),
     "segments": ("flex_attention", "float32", {}, {"mask": Mask.segments(IDS, KEY_IDS)}),
-    "dense": ("flex_attention", "float32", {}, {"mask": RANDOM}),
+    "dense": ("flex_attention", "float32", {"kv_heads": N}, {"mask": RANDOM}),
     "soft cap and ALiBi": (
         "flex_attention",
         "float32",
@@ -343,11 +344,69 @@ def test_few_queries_and_odd_widths_are_not_for_flex_attention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(flex, "SHORTEST", 128)
-    monkeypatch.setattr(flex, "WIDTHS", range(16, 257))
+    monkeypatch.setattr(flex, "WIDTHS", range(16, 129))
     told = heed.explain_dispatch(*inputs(), mask=Mask.window(3, 0))
     assert told.implementation == "portable"
-    assert "flex_attention takes widths from 16 to 256" in str(told)
+    assert "flex_attention takes widths from 16 to 128" in str(told)
     assert "flex_attention gains nothing below 128 queries or keys" in str(told)
+
+
+@pytest.mark.usefixtures("with_gpu")
+def test_an_array_is_for_flex_attention_only_as_it_was_seen_to_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = heed.explain_dispatch(*inputs(), mask=RANDOM)
+    assert told.implementation == "portable"
+    assert "flex_attention was not seen to work on a GPU for a mask as an array" in str(told)
+    monkeypatch.setattr(flex, "WIDEST_WITH_ARRAY", H - 1)
+    equal = inputs(kv_heads=N)
+    assert heed.explain_dispatch(*equal, mask=RANDOM).implementation == "portable"
+    assert heed.explain_dispatch(*equal, mask=Mask.window(3, 1)).implementation == "flex_attention"
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The masks whose blocks were classified."""
+    found: list[Any] = []
+    classify = Mask.classify
+
+    def record(mask: Mask, *blocks: Any) -> Any:
+        found.append(mask)
+        return classify(mask, *blocks)
+
+    monkeypatch.setattr(Mask, "classify", record)
+    block_mask._make_lists.cache_clear()
+    yield found
+    block_mask._make_lists.cache_clear()
+
+
+@pytest.mark.usefixtures("with_gpu")
+def test_the_blocks_of_a_mask_of_numbers_are_classified_once(made: list[Any]) -> None:
+    def attend(mask: Any, tensors: list[torch.Tensor]) -> torch.Tensor:
+        return ops.dot_product_attention(*tensors, mask=mask)
+
+    tensors = inputs()
+    with torch.inference_mode():  # whose tensors could not be kept for a backward pass
+        attend(Mask.window(3, 1, "bottom_right"), tensors)
+    assert len(made) == 1
+    for _ in range(2):
+        options = {"mask": Mask.window(3, 1, "bottom_right")}
+        assert_as_portable(first, tensors, options, "float32")
+    assert len(made) == 1
+    attend(Mask.window(4, 1, "bottom_right"), tensors)
+    attend(Mask.window(3, 1, "bottom_right"), inputs(keys=S + 1))
+    assert len(made) == 3
+    attend(Mask.segments(IDS, KEY_IDS), tensors)  # whose tensors may change in place
+    assert len(made) == 4
+    assert block_mask._make_lists.cache_info().currsize == 3
+
+
+def test_each_device_has_its_own_blocks(made: list[Any]) -> None:
+    mask = as_mask(Mask.window(3, 1))
+    for device in "cpu", "meta", "cpu", "meta":
+        lists = block_mask.kept_lists(mask, T, S, torch.device(device))
+        assert {x.device.type for x in lists} == {device}
+    assert len(made) == 2
 
 
 @pytest.mark.usefixtures("with_gpu")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,23 +16,58 @@ from heed.ops.mask_rules import Blocks, MaskRule, is_plain, offset
 WIDTH = 128
 
 
-def block_mask(mask: Mask, batch: int, length: int, keys: int, device: Any) -> Any:
-    """The `BlockMask` of a mask. Blocks are classified as a whole: no pair is looked at."""
+# Masks whose lists stay in memory, with four numbers for a block.
+_MOST_KEPT = 16
+_LISTS = (
+    *("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"),
+    *("q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices"),
+)
+
+
+def block_mask(
+    mask: Mask, batch: int, length: int, keys: int, device: Any, lists: Sequence[torch.Tensor] = ()
+) -> Any:
+    """The `BlockMask` of a mask. Blocks are classified as a whole: no pair is looked at.
+
+    Args:
+        mask, batch, length, keys, device: of the call.
+        lists: of its blocks, from `kept_lists`; () to make them.
+    """
     from torch.nn.attention.flex_attention import BlockMask
 
     mask = _with_positions(mask, batch, length, keys, device)
+    sizes: Any = {"BLOCK_SIZE": (WIDTH, WIDTH), "seq_lengths": (length, keys)}
+    if lists:
+        return BlockMask(**dict(zip(_LISTS, lists, strict=True)), mask_mod=_pairs(mask), **sizes)
     rows, columns = Blocks.of(length, WIDTH, 2), Blocks.of(keys, WIDTH, 3)
     some, every = mask.classify(rows, columns)
     # Beyond the ends nothing counts.
     whole = (rows.first + WIDTH <= length) & (columns.first + WIDTH <= keys)
     every = every & whole
     return BlockMask.from_kv_blocks(
-        *_in_order(some & ~every),
-        *_in_order(some & every),
-        BLOCK_SIZE=(WIDTH, WIDTH),
-        mask_mod=_pairs(mask),
-        seq_lengths=(length, keys),
+        *_in_order(some & ~every), *_in_order(some & every), mask_mod=_pairs(mask), **sizes
     )
+
+
+def kept_lists(mask: Mask, length: int, keys: int, device: torch.device) -> tuple[Any, ...]:
+    """The lists of blocks of a mask without tensors, which are made once.
+
+    Args:
+        mask, length, keys: the mask and the numbers of queries and keys.
+        device: where they lie. A GPU's streams do not wait for each other, so each has its own.
+    """
+    stream = torch.cuda.current_stream(device).stream_id if device.type == "cuda" else None
+    return _make_lists(mask, length, keys, device, stream, WIDTH)
+
+
+@functools.lru_cache(maxsize=_MOST_KEPT)
+def _make_lists(
+    mask: Mask, length: int, keys: int, device: torch.device, stream: int | None, width: int
+) -> tuple[Any, ...]:
+    # Tensors of the inference mode could not be kept for a backward pass.
+    with torch.inference_mode(False), torch.no_grad():
+        made = block_mask(mask, 1, length, keys, device)
+        return tuple(getattr(made, name).to(device) for name in _LISTS)
 
 
 def _pairs(mask: Mask) -> Callable[[Any, Any, Any, Any], Any]:

@@ -33,8 +33,22 @@ def failures() -> tuple[type[Exception], ...]:
 class Expression(Call, Protocol):
     """A call that can be compiled."""
 
-    def express(self, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
-        """Return the results by operations that PyTorch compiles; see `Call.compute`."""
+    def prepare(self, spec: AttentionSpec, query: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return tensors that stay the same from call to call, made outside of what is compiled."""
+
+    def express(
+        self,
+        spec: AttentionSpec,
+        tensors: Tensors,
+        repair: bool,
+        prepared: tuple[torch.Tensor, ...] = (),
+    ) -> Results:
+        """Return the results by operations that PyTorch compiles; see `Call.compute`.
+
+        Args:
+            spec, tensors, repair: of `Call.compute`.
+            prepared: of `prepare`; () to make them anew.
+        """
 
 
 def run(call: Expression, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
@@ -43,18 +57,22 @@ def run(call: Expression, spec: AttentionSpec, tensors: Tensors, repair: bool) -
     Raises:
         CannotRun: if PyTorch fails to compile it.
     """
-    if torch.compiler.is_compiling() or not has_triton():
+    if torch.compiler.is_compiling():
         return call.express(spec, tensors, repair)
+    prepared = call.prepare(spec, tensors.query)
+    if not has_triton():
+        return call.express(spec, tensors, repair, prepared)
     kind, numbers = _kind_of(call, spec)
     # PyTorch compiles again where these differ, and only a few times for one object of code.
     variant = (
         repair,
         tensors.query.requires_grad,
         spec.batch == 1,
+        bool(prepared),
         *(n is not None and n % 128 == 0 for n in spec.lengths),
     )
     try:
-        return compiled(*kind, variant)(*tensors[:3], tensors.slopes, *numbers)
+        return compiled(*kind, variant)(*tensors[:3], tensors.slopes, prepared, *numbers)
     except failures() as error:
         note_failure(call, spec, error)
         raise CannotRun from error
@@ -99,7 +117,7 @@ def compiled(
     outlines: tuple[Outline, ...] | None,
     variant: tuple[bool, ...],
 ) -> Callable[..., Results]:
-    """A function of query, key, value, slopes, and the tensors of the mask.
+    """A function of query, key, value, slopes, what is prepared, and the tensors of the mask.
 
     Args:
         call, spec, outlines: the kind of call.
@@ -113,10 +131,10 @@ def express(
 ) -> Callable[..., Results]:
     """The same, not compiled."""
 
-    def run(query: Any, key: Any, value: Any, slopes: Any, *numbers: Any) -> Results:
+    def run(query: Any, key: Any, value: Any, slopes: Any, prepared: Any, *numbers: Any) -> Results:
         mask = None if outlines is None else Mask(put_together(outlines, numbers))
         whole = dataclasses.replace(spec, mask=mask)
-        return call.express(whole, Tensors(query, key, value, slopes=slopes), repair)
+        return call.express(whole, Tensors(query, key, value, slopes=slopes), repair, prepared)
 
     # PyTorch counts recompilations for each object of code.
     return types.FunctionType(

@@ -11,8 +11,13 @@ import torch
 
 from heed.ops.backends import FLEX
 from heed.ops.backends.torch.fused import compiling
-from heed.ops.backends.torch.fused.block_mask import block_mask
-from heed.ops.backends.torch.fused.nonfinite import Rows, Substitutes, holds_nonfinite
+from heed.ops.backends.torch.fused.block_mask import block_mask, kept_lists
+from heed.ops.backends.torch.fused.nonfinite import (
+    Rows,
+    Substitutes,
+    holds_nonfinite,
+    is_recording,
+)
 from heed.ops.backends.torch.fused.protocol import Results
 from heed.ops.mask import Mask
 from heed.ops.spec import AttentionSpec, Tensors
@@ -21,7 +26,9 @@ from heed.ops.spec import AttentionSpec, Tensors
 _MARK = 1e30
 # Fewer queries or keys are one block, of which the kernel would compute all.
 SHORTEST = 128
-WIDTHS = range(16, 257)
+# What ran on a GPU. An array with one head of keys and width 128 ended in an illegal memory access.
+WIDTHS = range(16, 129)
+WIDEST_WITH_ARRAY = 64
 
 
 @torch.compiler.assume_constant_result
@@ -53,6 +60,9 @@ class Flex:
             f"takes widths from {WIDTHS.start} to {WIDTHS.stop - 1}": not all(
                 width in WIDTHS for width in spec.widths
             ),
+            "was not seen to work on a GPU for a mask as an array with grouped heads or a width above "
+            f"{WIDEST_WITH_ARRAY}": _has_array(spec)
+            and (spec.heads[0] != spec.heads[1] or max(spec.widths) > WIDEST_WITH_ARRAY),
             f"gains nothing below {SHORTEST} queries or keys": min(lengths) < SHORTEST,
         }
         reasons = [f"flex_attention {reason}" for reason, holds in found.items() if holds]
@@ -63,7 +73,21 @@ class Flex:
         """See `Call`."""
         return compiling.run(self, spec, tensors, repair)
 
-    def express(self, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
+    def prepare(self, spec: AttentionSpec, query: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the lists of blocks of a mask of numbers, which are kept between calls; () for other masks."""
+        if spec.mask is None or not spec.mask.is_plain or is_recording():
+            return ()
+        lengths: Any = spec.lengths
+        length, keys = lengths
+        return kept_lists(spec.mask, length, keys, query.device)
+
+    def express(
+        self,
+        spec: AttentionSpec,
+        tensors: Tensors,
+        repair: bool,
+        prepared: tuple[torch.Tensor, ...] = (),
+    ) -> Results:
         """The attention as operations that PyTorch compiles into one kernel and few others."""
         from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
@@ -72,7 +96,7 @@ class Flex:
         keys, mask, marks = key.shape[2], spec.mask, None
         blocks = None
         if mask is not None:
-            blocks = block_mask(mask, batch, length, keys, query.device)
+            blocks = block_mask(mask, batch, length, keys, query.device, prepared)
         if repair:
             bad_keys = holds_nonfinite(key) | holds_nonfinite(value)
             marks = [_MARK * x.float() for x in (holds_nonfinite(query), bad_keys)]
@@ -92,6 +116,10 @@ class Flex:
         if repair:
             output, lse = Rows.apply(output, lse, lse > _MARK / 2)
         return output.transpose(1, 2) if spec.layout == "BTNH" else output, lse
+
+
+def _has_array(spec: AttentionSpec) -> bool:
+    return spec.mask is not None and any(rule.dense is not None for rule in spec.mask.rules)
 
 
 def _score_mod(
