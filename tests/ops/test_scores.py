@@ -142,7 +142,7 @@ def test_a_compiled_score_gets_gradients() -> None:
                 loss = tf.reduce_sum(attend(list(tensors), Mask.causal()))
             return tape.gradient(loss, tensors[3])
 
-        compiled = tf.function(plain)
+        compiled = tf.function(plain, autograph=False)
     with small_blocks(BLOCK):
         found, expected = compiled(*inputs()), plain(*inputs())
     tolerances.assert_gradients(found, np.asarray(expected), "float64", "")
