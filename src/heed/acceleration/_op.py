@@ -21,6 +21,7 @@ from heed.layers.masks import to_bool
 from heed.ops import dot_product_attention
 from heed.ops.checks import Operand
 from heed.ops.device_rule import Call
+from heed.ops.scores import DotScore
 
 NAME = "keras.ops.dot_product_attention"
 
@@ -85,6 +86,7 @@ def describe(
     value: Any,
     *,
     scale: Any = None,
+    soft_cap: float | None = None,
     source: Any = None,
     **others: Any,
 ) -> Call:
@@ -92,7 +94,7 @@ def describe(
 
     Args:
         query, key, value: (B, T, N, H) and so on, of any dtypes.
-        scale: a number or a tensor; None for 1/sqrt(H).
+        scale, soft_cap: of the scores; a scale may be a tensor, and None is 1/sqrt(H).
         source: the tensor that tells the device; None for the query.
         others: see `Call`.
     """
@@ -107,7 +109,7 @@ def describe(
         key_operand,
         value_operand,
         query if source is None else source,
-        scale=1.0 if number is None else number,
+        score=DotScore(1.0 if number is None else number, soft_cap),
         **others,
     )
 

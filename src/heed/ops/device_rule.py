@@ -36,7 +36,7 @@ class Call(NamedTuple):
         returns_scores: whether the scores are a result.
         is_additive: whether it is additive attention.
         has_bias: whether there is a bias.
-        scale, soft_cap: of the scores.
+        score: of a dot product.
         dropout: the rate with which weights are dropped now.
     """
 
@@ -50,8 +50,7 @@ class Call(NamedTuple):
     returns_scores: bool = False
     is_additive: bool = False
     has_bias: bool = False
-    scale: float = 1.0
-    soft_cap: float | None = None
+    score: DotScore = DotScore(1.0)
     dropout: float = 0.0
 
     @property
@@ -79,7 +78,7 @@ class Call(NamedTuple):
             key,
             value,
             "BTU" if self.is_additive else "BTNH",
-            score=AdditiveScore() if self.is_additive else DotScore(self.scale, self.soft_cap),
+            score=AdditiveScore() if self.is_additive else self.score,
             mask=mask,
             dtype=compute_type(self.query.dtype),
             has_bias=self.has_bias,

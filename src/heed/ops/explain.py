@@ -64,7 +64,7 @@ def explain_dispatch(query: Any, key: Any, value: Any, **options: Any) -> Dispat
         tensors.query,
         *_split(spec.mask),
         has_bias=spec.has_bias,
-        scale=product.scale,
+        score=product,
     )
     if reason := reason_to_leave(call):
         text = f"heed.accelerate leaves such a call to Keras: {reason}"

@@ -13,7 +13,7 @@ from heed.ops.backends import FLEX
 from heed.ops.backends.torch.fused import compiling
 from heed.ops.backends.torch.fused.block_mask import block_mask, kept_lists
 from heed.ops.backends.torch.fused.nonfinite import (
-    Rows,
+    RepairedRows,
     Substitutes,
     holds_nonfinite,
     is_recording,
@@ -114,7 +114,7 @@ class Flex:
         )
         lse = extras.lse
         if repair:
-            output, lse = Rows.apply(output, lse, lse > _MARK / 2)
+            output, lse = RepairedRows.apply(output, lse, lse > _MARK / 2)
         return output.transpose(1, 2) if spec.layout == "BTNH" else output, lse
 
 

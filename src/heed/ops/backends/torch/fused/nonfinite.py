@@ -57,7 +57,7 @@ def finite(x: torch.Tensor) -> torch.Tensor:
     return torch.where(torch.isfinite(x), x, 0.0)
 
 
-def fill(where: torch.Tensor, x: torch.Tensor, number: float) -> torch.Tensor:
+def fill_rows(where: torch.Tensor, x: torch.Tensor, number: float) -> torch.Tensor:
     """`x` with a number in the vectors where the condition holds."""
     return torch.where(where[..., None], number, x)
 
@@ -74,7 +74,7 @@ class Substitutes(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, query: Any, key: Any, value: Any) -> Any:  # noqa: D102
-        return query, key, fill(torch.isnan(key).any(-1), value, torch.nan)
+        return query, key, fill_rows(torch.isnan(key).any(-1), value, torch.nan)
 
 
 class Poisoned(torch.autograd.Function):
@@ -88,17 +88,17 @@ class Poisoned(torch.autograd.Function):
     def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:  # noqa: D102
         bad_keys = holds_nonfinite(key) | holds_nonfinite(value)
         return (
-            fill(holds_nonfinite(query), query, torch.nan),
-            fill(bad_keys, key, torch.nan),
+            fill_rows(holds_nonfinite(query), query, torch.nan),
+            fill_rows(bad_keys, key, torch.nan),
             value.view_as(value),
         )
 
     @staticmethod
     def backward(ctx: Any, query: Any, key: Any, value: Any) -> Any:  # noqa: D102
-        return query, key, fill(torch.isnan(key).any(-1), value, torch.nan)
+        return query, key, fill_rows(torch.isnan(key).any(-1), value, torch.nan)
 
 
-class Rows(torch.autograd.Function):
+class RepairedRows(torch.autograd.Function):
     """Output and log-sum-exp with NaN in the rows where `bad` holds, and 0 where a row sees no key.
 
     In the backward pass, rows that are bad or receive a nonfinite number reach the kernel as a log-sum-exp whose
@@ -120,7 +120,7 @@ class Rows(torch.autograd.Function):
         bad, empty = ctx.saved_tensors
         bad = (bad | holds_nonfinite(output) | ~torch.isfinite(lse)) & ~empty
         return (
-            fill(bad | empty, output, 0.0),
+            fill_rows(bad | empty, output, 0.0),
             torch.where(bad, torch.nan, torch.where(empty, 0.0, lse)),
             None,
         )
@@ -150,7 +150,8 @@ class CausalOperands(torch.autograd.Function):
         first = later[..., :1].expand(*later.shape[:-1], ctx.end)
         hit = torch.cat([first, later], -1).unflatten(1, (-1, ctx.group)).sum(2) > 0
         return tuple(
-            fill(where, x, torch.nan) for where, x in ((rows > 0, query), (hit, key), (hit, value))
+            fill_rows(where, x, torch.nan)
+            for where, x in ((rows > 0, query), (hit, key), (hit, value))
         )
 
 
@@ -160,10 +161,10 @@ class CausalRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, output: Any, rows: Any, bad: Any) -> Any:  # noqa: D102
         ctx.save_for_backward(bad)
-        return fill(bad, output, torch.nan)
+        return fill_rows(bad, output, torch.nan)
 
     @staticmethod
     def backward(ctx: Any, incoming: Any) -> Any:  # noqa: D102
         (bad,) = ctx.saved_tensors
         bad = bad | holds_nonfinite(incoming)
-        return fill(bad, incoming, 0.0), bad.to(torch.float32), None
+        return fill_rows(bad, incoming, 0.0), bad.to(torch.float32), None
