@@ -73,8 +73,9 @@ _WINDOW = Range(
 )
 
 
-def _option(default: Any, values: Range, help: str, *parts: str) -> Any:
-    return option(default, values, help, parts=parts)
+def _option(default: Any, values: Range, help: str, *parts: str, in_text: bool = True) -> Any:
+    # `in_text`: whether text can give it, on the command line or in a file.
+    return option(default, values, help, parts=parts, in_text=in_text)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,7 +103,7 @@ class LayerConfig(Config):
         None, POSITIVE_OR_NONE, "c bounds attention scores x to c tanh(x / c)", "attention", "scores")
     score_mod: Callable[..., Any] | str | None = _option(  # noqa: RUF009  (a frozen field)
         None, _SCORE_FUNCTION, "changes each attention score: a function of it, or its registered name",
-        "attention", "scores")
+        "attention", "scores", in_text=False)
     sliding_window: int | None = _option(None, _WINDOW, "self-attention sees tokens nearer than this")
     normalization: str = _option("layer", one_of(("layer", "rms")), "kind of normalisation: layer or rms")
     norm_epsilon: float = _option(1e-6, POSITIVE, "added to the variance by the normalisations")

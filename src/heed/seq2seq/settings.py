@@ -54,6 +54,7 @@ MODEL = (
     *(
         Setting(name, kind_of(LayerConfig, name), field.metadata["help"])
         for name, field in OPTIONS.items()
+        if field.metadata["in_text"]
     ),
     Setting("position", str, "sinusoidal, learned, rotary, alibi or relative"),
     Setting("max_length", int, "longest sequence of learned positions"),

@@ -171,9 +171,10 @@ def _of_block(stack: Any, block: Any) -> Iterator[str]:
             yield f"{name} has heads of own widths"
         if attention.output_dense is None:
             yield f"{name} has no output projection"
-        if attention.score_mod is not None:
-            yield f"{name} has score_mod={attention.score_mod!r}, a function of Python"
         if attention.position is not None:
             yield f"{name} has a `position` of its own"
+    functions = [x.score_mod for x, _ in attentions(block) if x.score_mod is not None]
+    if functions:
+        yield f"{block.name} has score_mod={functions[0]!r}, a function of Python"
     if len(attentions(block)) > 1 and block.encoded_attention.sliding_window is not None:
         yield f"{block.encoded_attention.name} of {block.name} has a sliding window"

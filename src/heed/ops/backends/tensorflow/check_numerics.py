@@ -19,7 +19,7 @@ def exempt(function: _F, in_graphs: Any = None) -> _F:
     """Return the function, or what stands for it in graphs. Its operations are not checked."""
     in_graphs = in_graphs or function
 
-    @functools.wraps(function)
+    @functools.wraps(in_graphs)  # with AutoGraph's mark that it is not to be converted
     def run(*args: Any, **kwargs: Any) -> Any:
         thread = context.context()._thread_local_data
         callbacks, called = thread.op_callbacks, function if thread.is_eager else in_graphs
