@@ -17,7 +17,8 @@
 
 namespace heed {
 
-// All fields of these structs have 8 bytes. Places of operands: see Place. `program` is how many int64 follow the rules.
+// All fields of these structs have 8 bytes. Places of operands: see Place. `program` is how many int64 follow the
+// rules.
 struct Header {
   double scale, soft_cap, dropout;
   int64_t score, layout, threads, score_vector, bias, slopes, seed, rules, program;
