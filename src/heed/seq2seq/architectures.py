@@ -34,9 +34,9 @@ class Architecture(NamedTuple):
 
     @property
     def options(self) -> list[str]:
-        """The fields of the config that the user chooses; the task sets the others."""
-        names = [field.name for field in dataclasses.fields(self.config)]
-        return [name for name in names if name not in _OF_THE_TASK]
+        """The fields of the config that the user chooses in text; code or the task sets the others."""
+        fields = [x for x in dataclasses.fields(self.config) if x.metadata.get("in_text", True)]
+        return [field.name for field in fields if field.name not in _OF_THE_TASK]
 
 
 _OF_THE_TASK = ("source_vocabulary_size", "target_vocabulary_size", "pad_id", "start_id", "end_id")
