@@ -74,6 +74,7 @@ Results run(Problem& p, int threads) {
                               tensor(gradients + kCount),
                               tensor(gradients + 2 * kCount),
                               nullptr,
+                              nullptr,
                               nullptr};
   if (heed_forward(&p.attention, &forward, threads) || heed_backward(&p.attention, &backward, threads)) return {};
   return all;
