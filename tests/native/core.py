@@ -275,9 +275,9 @@ class Call:
         floats = [x if x.dtype.kind == "f" else None for x in floats]
         # One axis: without gaps.
         made = [None if x is None else self.make((x.size,), self.compute) for x in floats]
-        addresses = [None if x is None else x.ctypes.data for x in made]
-        places = (c_void_p * max(1, len(made)))(*addresses)
-        pass_.capture_gradients = ctypes.addressof(places)
+        addresses = [0 if x is None else x.ctypes.data for x in made]
+        places = np.array(addresses or [0], np.uintp)  # an array: the emulator shares their memory
+        pass_.capture_gradients = places.ctypes.data
         self._run("heed_backward", pass_, threads)
         self.capture_gradients = [
             x if x is None else x.reshape(of.shape) for x, of in zip(made, floats, strict=True)

@@ -36,9 +36,18 @@ from typing import Any
 
 import numpy as np
 
+from tests.native.structs import decoder
+
 ADDRESS, SIZE = 1 << 36, 4 << 30  # far from where Linux maps anything
 LEAST_PAGES = 1 << 16  # enough for the page of any processor
-COUNTS = {"rules": "rule_count", "layers": "layer_count"}  # of what a pointer points to; else 1
+# How many a pointer points to; one for others.
+COUNTS = {
+    "rules": "rule_count",
+    "captures": "capture_count",
+    "scatters": "scatter_count",
+    "layers": "layer_count",
+}
+STRUCTURES = {"encoder": decoder.Stack, "layers": decoder.Layer}  # behind pointers without a type
 MOST = 8  # of these
 MALLOC = CFUNCTYPE(c_void_p, c_void_p, c_size_t)
 CALLOC = CFUNCTYPE(c_void_p, c_void_p, c_size_t, c_size_t)
@@ -235,25 +244,27 @@ class Library:
                 self._place_pointers(kind.from_address(at + k * ctypes.sizeof(kind)), placed)
         return at
 
+    def _count(self, copy: Any, name: str) -> int:
+        """How many structures a pointer points to, as far as they are copied."""
+        return max(0, min(getattr(copy, COUNTS[name]), MOST)) if name in COUNTS else 1
+
     def _place_pointers(self, copy: Any, placed: list[int]) -> None:
         for name, kind in copy._fields_:
             value = getattr(copy, name)
             if isinstance(value, Structure):
                 self._place_pointers(value, placed)
-            elif kind is c_void_p and name == "encoder" and value:
-                kind = type(copy)
-                setattr(
-                    copy,
-                    name,
-                    self._place(kind.from_address(value), ctypes.sizeof(kind), placed, kind),
-                )
+            elif kind is c_void_p and name in STRUCTURES and value:
+                pointed = STRUCTURES[name]
+                size = ctypes.sizeof(pointed) * self._count(copy, name)
+                if size:
+                    at = self._place(pointed.from_address(value), size, placed, pointed)
+                    setattr(copy, name, at)
             elif kind is c_void_p:
                 if value and value not in self.memory:
                     raise ValueError(f"`{name}` is not in the memory that the emulator shares")
             elif hasattr(kind, "contents") and value:
-                count = max(0, min(getattr(copy, COUNTS[name]), MOST))
-                size = ctypes.sizeof(kind._type_) * count
-                if count:
+                size = ctypes.sizeof(kind._type_) * self._count(copy, name)
+                if size:
                     at = self._place(value.contents, size, placed, kind._type_)
                     setattr(copy, name, ctypes.cast(at, kind))
 

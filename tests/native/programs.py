@@ -12,12 +12,21 @@ ROOT = Path(__file__).resolve().parents[2]
 # Beside the interpreter lie the tools of the extra [dev].
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
-CORE_TESTS = ("core", "paths", "rows", "additive", "decoder", "decoding_steps", "settings")
+CORE_TESTS = (
+    "core",
+    "paths",
+    "rows",
+    "additive",
+    "score_programs",
+    "decoder",
+    "decoding_steps",
+    "settings",
+)
 # Threads and children of the process that computes, calls back to this one, arrays made by other threads or not by
 # NumPy.
 ELSEWHERE = (
     "many_callers or child_after_fork or wakes_no or as_many_as_the_process or no_thread_can_be_started"
-    " or a_listener_gets or (what_cannot_be_is_refused and (prompt or gap))"
+    " or malformed_programs or a_listener_gets or (what_cannot_be_is_refused and (prompt or gap))"
 )
 
 

@@ -6,7 +6,7 @@ all pairs at once, as arrays that broadcast to (B, N, T, S).
 
 from __future__ import annotations
 
-from ctypes import Structure, addressof, c_double, c_int32, c_uint8, c_uint16
+from ctypes import Structure, c_double, c_int32, c_uint8, c_uint16
 from dataclasses import dataclass, field
 from math import erf
 from typing import Any
@@ -55,8 +55,9 @@ class Program:
         kept: list[Any] = []
 
         def listed(instructions: list[Instruction]) -> Any:
-            kept.append((Instruction * max(1, len(instructions)))(*instructions))
-            return attention.Instructions(addressof(kept[-1]), len(instructions))
+            made = (Instruction * max(1, len(instructions)))(*instructions)
+            kept.append(np.frombuffer(made, np.uint8).copy())  # the emulator shares arrays' memory
+            return attention.Instructions(kept[-1].ctypes.data, len(instructions))
 
         captures = []
         for x in self.captures:
