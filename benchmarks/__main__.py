@@ -11,7 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from benchmarks import backends, bars, gpu, picture, report, scale, tune
+from benchmarks import backends, bars, gpu, picture, report, scale, score_mods, tune
 from benchmarks.cases import SUITES, Case, Suite
 from benchmarks.instruction_sets import environment
 from benchmarks.measure import Side, Sides, measure_memory, time_case
@@ -24,7 +24,7 @@ ALL = {
     bars.SEQ2SEQ: bars.SEQ2SEQ_SUITE,
     **SUITES,
 }
-COMPARISONS = (backends.SUITE, gpu.SUITE)
+COMPARISONS = (backends.SUITE, gpu.SUITE, score_mods.SUITE)
 ROUNDS = 25
 
 

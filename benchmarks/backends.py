@@ -7,7 +7,8 @@ from typing import Any
 from benchmarks.comparison import Comparison, Measurement, name_versions
 
 
-def _describe(about: dict[str, Any]) -> str:
+def describe(about: dict[str, Any]) -> str:
+    """The machine, the versions and the command as a sentence."""
     return (
         f"{about['day']}, {about['processor']}, {about['instruction_set']}, {about['threads']} threads; "
         f"{name_versions(about)}. Ratios are the peer's time / heed's. `{about['command']}`"
@@ -28,5 +29,5 @@ SUITE = Comparison(
     },
     rounds=15,
     section=lambda about: f"backends-{about['instruction_set']}",
-    describe=_describe,
+    describe=describe,
 )

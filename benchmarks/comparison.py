@@ -186,7 +186,7 @@ class Comparison:
         parser.add_argument(
             "--rounds", type=int, default=self.rounds, help="of each side (default %(default)s)"
         )
-        parser.add_argument("--threads", type=int, default=2, help="of PyTorch and XLA (default 2)")
+        parser.add_argument("--threads", type=int, default=2, help="of each framework (default 2)")
         parser.add_argument(
             "--seconds", type=float, help="end each measurement after so long, and keep its rows"
         )
@@ -236,6 +236,7 @@ class Comparison:
             "KERAS_BACKEND": self.measurements[name].backend,
             "OMP_NUM_THREADS": str(threads),
             "NPROC": str(threads),
+            "TF_NUM_INTRAOP_THREADS": str(threads),
         }
         command = [sys.executable, "-m", "benchmarks", self.name, "--child", name]
         command += ["--rounds", str(rounds)]

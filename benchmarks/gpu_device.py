@@ -1,4 +1,4 @@
-"""Functions of tensors with their gradients on the default device of PyTorch or JAX."""
+"""Functions of tensors with their gradients on the default device of PyTorch, JAX or, on CPUs, TensorFlow."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_step(
     upstream: Any | None = None,
     extra: Sequence[Any] = (),
 ) -> Callable[[], tuple[Any, ...]]:
-    """A call of a function, compiled on JAX, that returns when its results are there.
+    """A call of a function, compiled on JAX and TensorFlow, that returns when its results are there.
 
     Args:
         function: of the tensors and then the extra ones.
@@ -55,6 +55,8 @@ def make_step(
     """
     if keras.config.backend() == "torch":
         return _make_torch_step(function, tensors, upstream, extra)
+    if keras.config.backend() == "tensorflow":
+        return _make_tensorflow_step(function, tensors, upstream, extra)
     import jax
 
     program = _make_jax_program(function)
@@ -90,6 +92,23 @@ def _make_torch_step(
         return (output.detach(), *found)
 
     return step
+
+
+def _make_tensorflow_step(
+    function: Callable[..., Any], tensors: Sequence[Any], upstream: Any, extra: Sequence[Any]
+) -> Callable[[], tuple[Any, ...]]:
+    import tensorflow as tf
+
+    @tf.function
+    def run(tensors: Sequence[Any], upstream: Any, extra: Sequence[Any]) -> tuple[Any, ...]:
+        if upstream is None:
+            return (function(*tensors, *extra),)
+        with tf.GradientTape() as tape:
+            tape.watch(tensors)
+            output = function(*tensors, *extra)
+        return output, *tape.gradient(output, tensors, upstream)
+
+    return lambda: run(list(tensors), upstream, list(extra))
 
 
 def measure_peak(

@@ -104,25 +104,25 @@ def memory(module: str, case: Case, warm_up: Case) -> dict[str, float]:
     """
     prepare(module, warm_up).run()
     prepared = prepare(module, case)
-    base = _resident()
+    base = resident_memory()
     results = prepared.run()
-    peak = _peak()
+    peak = peak_memory()
     values = sum(array.size for array in prepared.arrays(results)[1:])
     return {"base": base, "peak": peak, "gradients": values * SIZES[case.dtype] / 2**20}
 
 
-def _resident() -> float:
+def resident_memory() -> float:
     """The resident memory now, in MiB; resets the peak if the system allows it."""
     if not _STATUS.exists():
-        return _peak()
+        return peak_memory()
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
-        return _peak()  # with the peak so far as the base, the difference is never too high
+        return peak_memory()  # with the peak so far as the base, the difference is never too high
     return _from_status("VmRSS")
 
 
-def _peak() -> float:
+def peak_memory() -> float:
     """The peak of the resident memory so far, in MiB."""
     if _STATUS.exists():
         return _from_status("VmHWM")

@@ -92,6 +92,7 @@ NAMES = {
     "_dispatch_tls_local_include_set _functorch _vmapmode_decrement_nesting _vmapmode_increment_nesting",
     "torch._C._functorch": "is_functorch_wrapped_tensor unwrap_if_dead",
     "torch.autograd.forward_ad": "_current_level",
+    "torch.nn.attention.flex_attention": "_validate_device",
     "torch.utils.checkpoint": "_checkpoint_without_reentrant_generator",
     # KerasHub
     "keras_hub.src.models.blip2": "blip2_custom_opt blip2_flan_t5_lm blip2_qformer blip2_vision_encoder",  # tests

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import backends, comparison, gpu
+from benchmarks import backends, comparison, gpu, score_mods
 from benchmarks.comparison import Comparison, Measurement
 from benchmarks.scale import Row
 
-SUITES = [backends.SUITE, gpu.SUITE]
+SUITES = [backends.SUITE, gpu.SUITE, score_mods.SUITE]
 
 
 def suite(**measurements: Measurement) -> Comparison:
@@ -121,19 +121,28 @@ def test_each_measurement_has_its_file(one: Comparison, name: str) -> None:
     assert importlib.util.find_spec(f"benchmarks.{one.measurements[name].module}") is not None
 
 
+TINY = [
+    *((gpu.SUITE.name, name, 6) for name in gpu.SUITE.measurements),
+    *((score_mods.SUITE.name, name, 1) for name in score_mods.SUITE.measurements),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", gpu.SUITE.measurements)
-def test_the_measurements_of_a_gpu_run_anywhere_at_tiny_sizes(name: str, tmp_path: Path) -> None:
-    package = "keras_hub" if "models" in name else name.partition("-")[0]
+@pytest.mark.parametrize(("one", "name", "least"), TINY)
+def test_measurements_run_anywhere_at_tiny_sizes(
+    one: str, name: str, least: int, tmp_path: Path
+) -> None:
+    package = "keras_hub" if "models" in name else name.partition("-")[0].replace("window", "torch")
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"needs {package}")
-    words = ["gpu", name, "--rounds", "2", "--results", str(tmp_path)]
+    tiny = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "HEED_BENCHMARK_SMALLER": "64"}
+    words = [one, name, "--rounds", "2", "--results", str(tmp_path)]
     subprocess.run(
         [sys.executable, "-m", "benchmarks", *words],
         check=True,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"},
+        env=os.environ | tiny,
         capture_output=True,
     )
-    record = json.loads((tmp_path / "gpu.json").read_text())
+    record = json.loads((tmp_path / f"{one}.json").read_text())
     assert record["problems"] == []
-    assert len(record["rows"]) >= 6
+    assert len(record["rows"]) >= least

@@ -1,0 +1,260 @@
+"""Five functions of the score on Keras' backend, each against the peers that this framework has."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+from unittest import mock
+
+import keras
+import numpy as np
+from keras import ops
+
+from benchmarks.comparison import alternate, attempt
+from benchmarks.gpu_device import make_step, to_device
+from benchmarks.scale import Row
+from benchmarks.worker import peak_memory, resident_memory
+from heed import Mask
+from heed.ops import dot_product_attention
+
+_SMALLER = int(os.environ.get("HEED_BENCHMARK_SMALLER", "1"))
+_SHAPE = _BATCH, _HEADS, _LENGTH, _WIDTH = 2, 8, 2048 // _SMALLER, 64
+_LONG = 1, _HEADS, 16384 // _SMALLER, _WIDTH
+_PASSES = {False: "fwd", True: "fwd+bwd"}
+_DENSE = {"jax": ("JAX: jitted dense", 3.0), "tensorflow": ("TensorFlow: dense tf.function", 2.5)}
+_LN2, _CAP = math.log(2), 20.0
+# The largest difference of two results, relative to the largest value: a wrong index is far above.
+_TOLERANCE = 1e-3
+
+
+class Function(NamedTuple):
+    """A function of the score.
+
+    Args:
+        captured: the arrays that it captures, which get gradients.
+        make: from the namespace of its operations and the captured arrays, a function of a pair.
+        dense: the same of all scores, from the scores and the captured arrays.
+        options: heed's own way to say it.
+    """
+
+    captured: tuple[np.ndarray, ...]
+    make: Callable[..., Any]
+    dense: Callable[..., Any]
+    options: dict[str, Any] | None = None
+
+
+def _alibi(m: Any) -> Any:
+    return lambda s, b, h, q, k: s - m.exp(-_LN2 * (h + 1)) * abs(q - k)
+
+
+def _dense_alibi(scores: Any) -> Any:
+    slopes = ops.exp(-_LN2 * (ops.arange(_HEADS, dtype="float32") + 1))
+    return scores - slopes[:, None, None] * ops.cast(ops.abs(_distances()), "float32")
+
+
+def _cap(m: Any) -> Any:
+    return lambda s, b, h, q, k: _CAP * m.tanh(s / _CAP)
+
+
+def _table(m: Any, table: Any) -> Any:
+    return lambda s, b, h, q, k: s + table[h, k - q + _LENGTH - 1]
+
+
+def _bias(m: Any, bias: Any) -> Any:
+    return lambda s, b, h, q, k: s + bias[h, q, k]
+
+
+def _forgetting(m: Any, gates: Any) -> Any:
+    kept = m.cumsum(gates, -1)
+    return lambda s, b, h, q, k: s + kept[b, h, q] - kept[b, h, k]
+
+
+def _dense_forgetting(scores: Any, gates: Any) -> Any:
+    kept = ops.cumsum(gates, -1)
+    return scores + kept[..., :, None] - kept[..., None, :]
+
+
+def _distances() -> Any:
+    place = ops.arange(_LENGTH, dtype="int32")
+    return place - place[:, None]
+
+
+def _normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape, "float32")
+
+
+FUNCTIONS = {
+    "ALiBi by formula": Function(
+        (),
+        _alibi,
+        _dense_alibi,
+        {"alibi_slopes": 0.5 ** np.arange(1, _HEADS + 1, dtype="float32")},
+    ),
+    "tanh cap": Function((), _cap, lambda s: _CAP * ops.tanh(s / _CAP), {"soft_cap": _CAP}),
+    "table by distance": Function(
+        (_normal(_HEADS, 2 * _LENGTH - 1),),
+        _table,
+        lambda s, table: s + ops.take(table, _distances() + _LENGTH - 1, axis=1),
+    ),
+    "pair bias": Function((_normal(_HEADS, _LENGTH, _LENGTH),), _bias, lambda s, bias: s + bias),
+    "forgetting gate": Function(
+        (-0.01 * abs(_normal(_BATCH, _HEADS, _LENGTH)),), _forgetting, _dense_forgetting
+    ),
+}
+
+
+def _heed(*x: Any, **options: Any) -> Any:
+    return dot_product_attention(*x, layout="BNTH", **options)
+
+
+def _tensors(shape: tuple[int, ...]) -> list[Any]:
+    return [to_device(x) for x in np.random.default_rng(0).standard_normal((3, *shape), "float32")]
+
+
+def _row(name: str, value: float, bar: float | None, ours: float, peer: str, **more: Any) -> Row:
+    bar = bar if _SMALLER == 1 else None
+    return Row(f"{name} {_SHAPE}", value, bar, note=f"heed {ours * 1e3:.3g} ms, {peer}", **more)
+
+
+def _check(heed: Callable[[], Any], peer: Callable[[], Any]) -> None:
+    for place, pair in enumerate(zip(heed(), peer(), strict=True)):
+        x, y = map(ops.convert_to_numpy, pair)
+        if not np.max(np.abs(x - y)) <= _TOLERANCE * np.max(np.abs(y)):
+            raise ArithmeticError(f"result {place} differs from the peer's")
+
+
+def measure_torch(rounds: int) -> Iterator[Row | str]:
+    """Each function against FlexAttention, and against heed without it and by its own option."""
+    with tempfile.TemporaryDirectory() as folder:  # torch.compile finds no code of earlier runs
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        for name, function in FUNCTIONS.items():
+            for backward in _PASSES:
+                what = f"PyTorch: {name} {_PASSES[backward]}"
+                yield from attempt(what, _compare_torch(what, function, backward, rounds))
+
+
+def _compare_torch(name: str, function: Function, backward: bool, rounds: int) -> Iterator[Row]:
+    import torch
+    from torch.nn.attention import flex_attention as flex
+
+    x, captured = _tensors(_SHAPE), [to_device(y) for y in function.captured]
+    upstream = to_device(_normal(*_SHAPE)) if backward else None
+    flexible = flex.flex_attention if backward else torch.compile(flex.flex_attention)
+
+    def step(attend: Callable[..., Any], namespace: Any) -> Callable[[], Any]:
+        if backward:  # the function is made anew from the arrays of the step
+            return make_step(
+                lambda q, k, v, *c: attend(q, k, v, score_mod=function.make(namespace, *c)),
+                [*x, *captured],
+                upstream,
+            )
+        made = function.make(namespace, *captured)
+        return make_step(lambda *y: attend(*y, score_mod=made), x)
+
+    sides = {"heed": step(_heed, ops), "flex": step(flexible, torch)}
+    sides["plain"] = make_step(_heed, x, upstream)
+    if function.options is not None:
+        option = {key: to_device(y) for key, y in function.options.items()}
+        option = {key: y if y.ndim else float(y) for key, y in option.items()}
+        sides["option"] = make_step(lambda *y: _heed(*y, **option), x, upstream)
+    # FlexAttention can compute gradients on CPUs, but refuses to.
+    # torch.compile could not trace a mock.
+    with mock.patch.object(flex, "_validate_device", lambda *_: None):  # noqa: PT008
+        first = {side: _seconds(sides[side]) for side in ("heed", "flex")}
+        _check(sides["heed"], sides["flex"])
+        found = alternate(*sides.values(), rounds=rounds)
+    times = dict(zip(sides, found, strict=True))
+    ours, peer = times["heed"], times["flex"]
+    title = "uncompiled FlexAttention" if backward else "torch.compile(flex_attention)"
+    note, bar = f"peer {peer * 1e3:.3g} ms", 3.0 if backward else 1.2
+    yield _row(f"{name}, {title}", peer / ours, bar, ours, note, unit="times")
+    if not backward:
+        note = (
+            f"whole first call {first['heed']:.3g} s, that of torch.compile {first['flex']:.3g} s"
+        )
+        more = first["heed"] - ours
+        yield _row(
+            f"{name}, first call beyond a warm one", more, 0.1, ours, note, at_most=True, unit="s"
+        )
+    for side, title, bar in (
+        ("plain", "heed without it", 1.35 if backward else 1.25),
+        ("option", "heed's option", 1.1),
+    ):
+        if side in times:
+            note = f"{title} {times[side] * 1e3:.3g} ms"
+            cost = ours / times[side]
+            yield _row(f"{name}, cost against {title}", cost, bar, ours, note, at_most=True)
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def measure_dense(rounds: int) -> Iterator[Row | str]:
+    """Each function with gradients against the framework's dense attention."""
+    for name, function in FUNCTIONS.items():
+        yield from attempt(name, _compare_dense(name, function, rounds))
+
+
+def _compare_dense(name: str, function: Function, rounds: int) -> Iterator[Row]:
+    title, bar = _DENSE[keras.config.backend()]
+    tensors = [*_tensors(_SHAPE), *map(to_device, function.captured)]
+    upstream = to_device(_normal(*_SHAPE))
+    heed, peer = (make_step(side, tensors, upstream) for side in _heed_and_dense(function))
+    _check(heed, peer)
+    mine, other = alternate(heed, peer, rounds=rounds)
+    note = f"peer {other * 1e3:.3g} ms"
+    yield _row(f"{title}, {name} fwd+bwd", other / mine, bar, mine, note, unit="times")
+
+
+def _heed_and_dense(function: Function) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def ours(q: Any, k: Any, v: Any, *captured: Any) -> Any:
+        return _heed(q, k, v, score_mod=function.make(ops, *captured))
+
+    def theirs(q: Any, k: Any, v: Any, *captured: Any) -> Any:
+        scores = ops.matmul(q, ops.swapaxes(k, -1, -2)) * _WIDTH**-0.5
+        return ops.matmul(ops.softmax(function.dense(scores, *captured)), v)
+
+    return ours, theirs
+
+
+def measure_memory(rounds: int) -> Iterator[Row]:
+    """The memory of a step with the tanh cap, results included, as a share of the dense one's.
+
+    heed's comes first: the other one can only reuse what it leaves.
+    """
+    shape, peaks = (_BATCH, _HEADS, 2 * _LENGTH, _WIDTH), []
+    for attend in _heed_and_dense(FUNCTIONS["tanh cap"]):
+        for size in ((*shape[:2], 32, _WIDTH), shape):  # the first loads libraries, starts threads
+            step = make_step(attend, _tensors(size), to_device(_normal(*size)))
+            before = resident_memory()
+            step()
+        peaks.append(peak_memory() - before)
+    heed, dense = peaks
+    name = f"{_DENSE['jax'][0]}, memory of tanh cap fwd+bwd {shape}, share of the peer's"
+    bar = 0.1 if _SMALLER == 1 else None
+    note = f"heed {heed:.3g} MiB, peer {dense:.3g} MiB"
+    yield Row(name, heed / dense, bar, at_most=True, note=note)
+
+
+def measure_window(rounds: int) -> Iterator[Row]:
+    """A causal window as a function against `Mask.window`."""
+    x = _tensors(_LONG)
+    masks = (Mask.where(lambda b, h, q, k: (k <= q) & (q - k < 256)), Mask.window(255, 0))
+    for backward, name in _PASSES.items():
+        upstream = to_device(_normal(*_LONG)) if backward else None
+        ours, peer = (
+            make_step(lambda *y, mask=mask: _heed(*y, mask=mask), x, upstream) for mask in masks
+        )
+        _check(ours, peer)
+        mine, other = alternate(ours, peer, rounds=rounds)
+        note = f"heed {mine * 1e3:.3g} ms, Mask.window {other * 1e3:.3g} ms"
+        bar = 1.15 if _SMALLER == 1 else None
+        title = f"causal window 256 as a function, {name} {_LONG}, cost against Mask.window"
+        yield Row(title, mine / other, bar, at_most=True, note=note)
