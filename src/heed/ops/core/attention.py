@@ -140,12 +140,10 @@ def _parts_of(program: Program) -> tuple[list[structs.Instructions], Any, list[A
 
 def reasons_against(spec: AttentionSpec) -> list[str]:
     """Return why the kernels cannot run a call, as sentences."""
-    reasons = []
-    rules = () if spec.mask is None else spec.mask.rules
-    reasons += spec.score.core_reasons
-    found = functions(spec)
-    reasons += program.reasons_against([x.program for x in found])
-    count = sum(rule.program is None for rule in rules)
+    rules = [] if spec.mask is None else [x for x in spec.mask.rules if x.program is None]
+    count, reasons = len(rules), [*spec.score.core_reasons]
+    if found := functions(spec):
+        reasons += program.reasons_against([x.program for x in found])
     if count > MOST_RULES:
         reasons.append(f"the mask has {count} rules, the native kernels take {MOST_RULES}")
     if 0 in spec.widths:

@@ -11,7 +11,6 @@ from heed.ops.backends.torch.device import device_of
 from heed.ops.backends.torch.native import op
 from heed.ops.backends.torch.portable.implementation import Portable
 from heed.ops.core.attention import reasons_against
-from heed.ops.core.form import functions
 from heed.ops.core.library import load
 from heed.ops.spec import AttentionSpec, Tensors
 
@@ -43,10 +42,4 @@ class Native(Portable):
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Implementation`."""
-        if torch.compiler.is_compiling() and functions(spec):
-            # Their programs are no values that torch.compile knows.
-            return _run_in_python(spec, tensors, return_lse)
         return op.run(spec, tensors, return_lse)
-
-
-_run_in_python = torch.compiler.disable(op.run)

@@ -23,7 +23,7 @@ from heed.ops.backends.torch.operands import (
     legacy_vmap_level,
 )
 from heed.ops.backends.torch.portable import blockwise
-from heed.ops.core.form import NONE, Form, operands, read, trained_operands, write
+from heed.ops.core.form import NONE, Form, functions, operands, read, trained_operands, write
 from heed.ops.mask_rules import take_apart
 from heed.ops.spec import AttentionSpec, Tensors
 
@@ -33,6 +33,8 @@ def run(
 ) -> tuple[torch.Tensor, OptionalTensor]:
     """Output, and the log-sum-exp if requested; differentiable twice."""
     if torch.compiler.is_compiling():
+        if functions(spec):  # whose programs are no values that torch.compile knows
+            return _run_in_python(spec, tensors, return_lse)
         if _is_transformed_while_compiling():  # the op has no rules for `vmap` and forward mode
             return derivatives.attend(KERNEL, spec, tensors, return_lse)
         return _run_op(spec, tensors, return_lse)
@@ -48,6 +50,9 @@ def run(
         return derivatives.attend(KERNEL, spec, tensors, return_lse)
     output, statistics, plan = call.forward(spec, tensors)
     return output, call.lse_of(spec, plan, statistics) if return_lse else None
+
+
+_run_in_python = torch.compiler.disable(run)
 
 
 def _requires_grad(tensors: Sequence[OptionalTensor]) -> bool:
