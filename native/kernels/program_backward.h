@@ -15,13 +15,14 @@ class ScatterRun {
   typedef typename Kit<Real>::I I;
 
  public:
-  ScatterRun(const Plan& plan, const Plan::Scatter& scatter, const ProgramRun<Real>& run, double* sums)
+  ScatterRun(const Plan& plan, const Plan::Scatter& scatter, const ProgramRun<Real>& run, int queries, double* sums)
       : dependence_(plan.derivative.steps[scatter.index].dependence),
         capture_(plan.captures + scatter.capture),
         index_(run.values(scatter.index)),
         gradient_(run.values(scatter.gradient)),
         line_(run.line(plan, scatter)),
         vectors_(run.vectors()),
+        queries_(queries),
         sums_(sums) {}
 
   void add(const Real* upstream, int first, int rows) const {
@@ -37,7 +38,7 @@ class ScatterRun {
         if (dependence_ == kOnKey)
           of_key += gradient;
         else if (dependence_ == kOnPair)
-          add_lanes(index, gradient);
+          add_lanes(index, gradient, v);
         else
           of_queries[v] += gradient;
       }
@@ -45,7 +46,7 @@ class ScatterRun {
         sums_[index_of(index_.at(first, y))] += static_cast<double>(sum_of_lanes<Real>(of_key));
     }
     if (dependence_ == kOnQuery)
-      for (int v = 0; v < vectors_; ++v) add_lanes(index_.at(first, 0) + v * index_.column, of_queries[v]);
+      for (int v = 0; v < vectors_; ++v) add_lanes(index_.at(first, 0) + v * index_.column, of_queries[v], v);
     if (dependence_ == kOnNothing) {
       V of_all{};
       for (int v = 0; v < vectors_; ++v) of_all += of_queries[v];
@@ -56,18 +57,19 @@ class ScatterRun {
  private:
   I bounded(const char* index) const { return bounded_index<Kit<Real>>(load_as<I>(index), *capture_); }
   int32_t index_of(const char* index) const { return bounded(index)[0]; }
-  HEED_INLINE void add_lanes(const char* index, V gradient) const {
+  // How many queries vector v has. Its other lanes are zeros, but nothing may be added where another task may add.
+  HEED_INLINE int lanes_of(int v) const { return static_cast<int>(min(queries_ - v * kLanes<Real>, kLanes<Real>)); }
+  HEED_INLINE void add_lanes(const char* index, V gradient, int v) const {
     int32_t at[kLanes<Real>];
     Real numbers[kLanes<Real>];
     store(at, bounded(index));
     store(numbers, gradient);
-    for (int lane = 0; lane < kLanes<Real>; ++lane) sums_[at[lane]] += static_cast<double>(numbers[lane]);
+    for (int lane = 0; lane < lanes_of(v); ++lane) sums_[at[lane]] += static_cast<double>(numbers[lane]);
   }
 
   // Of pairs whose indices lie on a line: adjacent sums one after the other.
   void add_line(const Real* upstream, int first, int rows) const {
     constexpr int kTogether = 16;
-    const int columns = vectors_ * kLanes<Real>;
     Real numbers[kTogether][kQueryTile];
     for (int done = 0; done < rows; done += kTogether) {
       const int together = static_cast<int>(min(rows - done, kTogether));
@@ -81,26 +83,26 @@ class ScatterRun {
       if (line_->by_key == 1 && line_->by_query * line_->by_query != 1) {
         for (int v = 0; v < vectors_; ++v)
           for (int y = 0; y < together; y += kLanes<Real>)
-            add_columns(&numbers[y][v * kLanes<Real>], static_cast<int>(min(together - y, kLanes<Real>)),
+            add_columns(&numbers[y][v * kLanes<Real>], static_cast<int>(min(together - y, kLanes<Real>)), lanes_of(v),
                         to + v * kLanes<Real> * line_->by_query + y);
         continue;
       }
       for (int y = 0; y < together; ++y, to += line_->by_key)
         if (line_->by_query == 1)
-          for (int x = 0; x < columns; ++x) to[x] += static_cast<double>(numbers[y][x]);
+          for (int x = 0; x < queries_; ++x) to[x] += static_cast<double>(numbers[y][x]);
         else if (line_->by_query == -1)
-          for (int x = 0; x < columns; ++x) to[-x] += static_cast<double>(numbers[y][x]);
+          for (int x = 0; x < queries_; ++x) to[-x] += static_cast<double>(numbers[y][x]);
         else
-          for (int x = 0; x < columns; ++x) to[x * line_->by_query] += static_cast<double>(numbers[y][x]);
+          for (int x = 0; x < queries_; ++x) to[x * line_->by_query] += static_cast<double>(numbers[y][x]);
     }
   }
 
   // Adds up to a square of numbers, transposed.
-  HEED_INLINE void add_columns(const Real* numbers, int rows, double* to) const {
+  HEED_INLINE void add_columns(const Real* numbers, int rows, int columns, double* to) const {
     V square[kLanes<Real>] = {};
     for (int y = 0; y < rows; ++y) square[y] = load(numbers + y * kQueryTile);
     transpose<Real>(square);
-    for (int x = 0; x < kLanes<Real>; ++x, to += line_->by_query) {
+    for (int x = 0; x < columns; ++x, to += line_->by_query) {
       Real column[kLanes<Real>];
       store(column, square[x]);
       if (rows == kLanes<Real>)
@@ -114,7 +116,7 @@ class ScatterRun {
   const HeedCapture* capture_;
   Operand index_, gradient_;
   const Line* line_;
-  int vectors_;
+  int vectors_, queries_;
   double* sums_;
 };
 
@@ -127,7 +129,7 @@ inline void derive_scores(const Plan& plan, const Block& block, const Real* raw,
   run.strips([&](int first, int rows) {
     for (int i = 0; sums && i < plan.scatter_count; ++i)
       if (double* of_capture = sums[plan.scatters[i].capture])
-        ScatterRun<Real>(plan, plan.scatters[i], run, of_capture).add(gradients, first, rows);
+        ScatterRun<Real>(plan, plan.scatters[i], run, block.queries.length, of_capture).add(gradients, first, rows);
     const bool is_zero = plan.gradient_step < 0;
     const Operand derived = is_zero ? Operand{} : run.values(plan.gradient_step);
     for (int y = 0; y < rows; ++y) {

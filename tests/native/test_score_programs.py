@@ -250,6 +250,20 @@ def test_gradients_of_captured_arrays(library, shape: tuple[int, ...]) -> None:
         assert_close(actual, right, "a gradient", 10)
 
 
+def test_tasks_add_to_numbers_of_their_own(library) -> None:
+    """The lanes beyond the last query of a tile are those of another task, which would lose what it adds meanwhile."""
+    shape = (2, 16, 130, 140)
+    *arrays, d_out = tensors(shape, shape[1], 0, np.float32)
+    call = core.Call(library, *arrays, program=table_program(shape))
+    output, _ = call.forward()
+    call.backward(output, d_out, threads=1)
+    alone = call.capture_gradients
+    for _ in range(40):
+        call.backward(output, d_out, threads=2)
+        for x, y in zip(alone, call.capture_gradients, strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
 @pytest.mark.parametrize("seed", range(3))
 def test_programs_of_two_bytes(library, dtype: Any, seed: int) -> None:
