@@ -54,7 +54,9 @@ def emulator(request: pytest.FixtureRequest, folder: Path) -> str:
 
 
 def fuzz_all(folder: Path, emulator: str, count: int) -> None:
-    command = [sys.executable, "-m", "tests.native.fuzz", str(LIBRARY), ",".join(fuzz.MODES)]
+    # Not malformed programs: the emulator cannot copy what lies behind wrong numbers.
+    modes = ",".join(mode for mode in fuzz.MODES if mode != "programs-malformed")
+    command = [sys.executable, "-m", "tests.native.fuzz", str(LIBRARY), modes]
     said = run(
         [*command, "neon,baseline", "0", str(count)],
         HEED_EMULATOR=f"{emulator} {folder / 'heed_serve'}",
