@@ -253,21 +253,6 @@ class MaskRule:
         """(lo, hi): these queries see no key before lo or from hi on."""
         return 0, key_length
 
-    def classify_block(
-        self, queries: Span, keys: Span, query_length: Size, key_length: Size
-    ) -> str:
-        """Return what is known while tracing of a block: `EMPTY`, `FULL`, or `PARTIAL`."""
-        if self.is_plain and is_static(*queries, *keys, query_length, key_length):
-            if _hides_all([self], queries, keys, query_length, key_length):
-                return EMPTY
-            if self._shows_all(queries, keys, query_length, key_length):
-                return FULL
-        return PARTIAL
-
-    def _shows_all(self, queries: Span, keys: Span, query_length: int, key_length: int) -> bool:
-        """Whether every pair of a block is known to be visible. Sizes are known; the rule is plain."""
-        return False
-
     def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:
         """The rule over a block of (T, S) alone, whose queries and keys count from 0."""
         if not hasattr(self, "align"):
@@ -340,12 +325,6 @@ class Window(MaskRule):
         lo = -FAR if self.left is None else queries.begin + least - self.left
         hi = FAR if self.right is None else queries.end + most + self.right
         return lo, hi
-
-    def _shows_all(self, queries: Span, keys: Span, query_length: int, key_length: int) -> bool:
-        align = offset(self.align, query_length, key_length)
-        first, last = queries.begin + align, queries.end - 1 + align
-        after = self.left is None or keys.begin >= last - self.left
-        return after and (self.right is None or keys.end - 1 <= first + self.right)
 
     def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:  # noqa: D102
         distance = j - (i + _at(self.align, entry))
@@ -572,7 +551,7 @@ class Dilated(MaskRule):
         align = as_column(self.align)
         least, most = queries.first + align - keys.last, queries.last + align - keys.first
         # The largest multiple of the step up to the largest distance.
-        multiple = most - ops.mod(most, self.step)
+        multiple = most - most % self.step
         return multiple >= least, (multiple >= least) & ((least == most) | (self.step == 1))
 
 
@@ -634,11 +613,13 @@ class Where(MaskRule):
             return 0, key_length
         return _range_of_keys(self._known(query_length, key_length), *queries, key_length)
 
-    def _shows_all(self, queries: Span, keys: Span, query_length: int, key_length: int) -> bool:
-        ends = [(float(x.begin), float(x.end - 1)) for x in (queries, keys)]
-        return bool(
-            may_keep(self._known(query_length, key_length), Place(query=ends[0], key=ends[1]))[1]
-        )
+    def classify(self, queries: Blocks, keys: Blocks) -> Verdict:  # noqa: D102
+        if not is_static(*queries, *keys):
+            return True, False
+        ends = [(float(x.first), float(x.last)) for x in (queries, keys)]
+        program = self._known(queries.length, keys.length)
+        some, every = may_keep(program, Place(query=ends[0], key=ends[1]))
+        return bool(some), bool(every)
 
     def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:  # noqa: D102
         begins = [
@@ -719,22 +700,16 @@ def classify_block(
     query_length: Size,
     key_length: Size,
 ) -> str:
-    """Return what rules that all have to allow a pair say of a block; see `MaskRule.classify_block`."""
-    if is_static(*queries, *keys, query_length, key_length):
-        plain = [rule for rule in rules if rule.is_plain]
-        if _hides_all(plain, queries, keys, query_length, key_length):
-            return EMPTY
-    found = {rule.classify_block(queries, keys, query_length, key_length) for rule in rules}
-    return EMPTY if EMPTY in found else PARTIAL if PARTIAL in found else FULL
-
-
-def _hides_all(
-    rules: Sequence[MaskRule], queries: Span, keys: Span, query_length: int, key_length: int
-) -> bool:
-    """Whether the ranges of plain rules within a block leave no key."""
-    block = [rule.at_block(queries, keys, query_length, key_length) for rule in rules]
-    lo, hi = key_range(block, Span(0, queries.length), queries.length, keys.length)
-    return bool(lo >= hi)
+    """Return what rules that all have to allow a pair say of a block while tracing: `EMPTY`, `FULL`, or `PARTIAL`."""
+    if not is_static(*queries, *keys, query_length, key_length):
+        return PARTIAL
+    plain = [x.at_block(queries, keys, query_length, key_length) for x in rules if x.is_plain]
+    lo, hi = key_range(plain, Span(0, queries.length), queries.length, keys.length)
+    if lo >= hi:
+        return EMPTY
+    block: Any = [Blocks(0, x.length - 1, x.length, x.length) for x in (queries, keys)]
+    shows_all = len(plain) == len(rules) and all(x.classify(*block)[1] for x in plain)
+    return FULL if shows_all else PARTIAL
 
 
 def key_range(

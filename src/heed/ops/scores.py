@@ -6,6 +6,7 @@ a `CoreScore`. Backends ask it for what they need, and never for its class.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -31,6 +32,8 @@ from heed.ops.score_mod.trace import trace_score
 from heed.ops.sizes import sizes
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from heed.ops.backends.shared.operands import Block
 
 # `HeedScore`.
@@ -76,7 +79,7 @@ class Score(Hashable, Protocol):
         ...
 
     @property
-    def core_reasons(self) -> list[str]:
+    def core_reasons(self) -> Sequence[str]:
         """See above."""
         ...
 
@@ -127,7 +130,22 @@ class Score(Hashable, Protocol):
         ...
 
 
-class DotScore(NamedTuple):
+class _NoFunction:
+    """A score without a function of a user: see `Score`. Attributes of the class cost a call nothing."""
+
+    program = None
+    core_reasons: Sequence[str] = ()
+    hides = False
+    operands: tuple[Any, ...] = ()
+    limits: tuple[MaskRule, ...] = ()
+
+    def with_operands(self, operands: tuple[Any, ...]) -> Self:
+        """Return itself."""
+        return self
+
+
+@dataclasses.dataclass(frozen=True)
+class DotScore(_NoFunction):
     """scale * q . k, capped at soft_cap if that is a number."""
 
     scale: float
@@ -144,35 +162,6 @@ class DotScore(NamedTuple):
             scale = check_magnitude("scale", number, 0, dtype)
         cap = check_real("soft_cap", options["soft_cap"], least=0, exclusive=True, optional=True)
         return cls(scale, None if cap is None else check_magnitude("soft_cap", cap, 1e-30, dtype))
-
-    @property
-    def program(self) -> None:
-        """None."""
-        return None
-
-    @property
-    def core_reasons(self) -> list[str]:
-        """None."""
-        return []
-
-    @property
-    def hides(self) -> bool:
-        """False."""
-        return False
-
-    @property
-    def operands(self) -> tuple[Any, ...]:
-        """None."""
-        return ()
-
-    @property
-    def limits(self) -> tuple[MaskRule, ...]:
-        """None."""
-        return ()
-
-    def with_operands(self, operands: tuple[Any, ...]) -> DotScore:
-        """Return itself."""
-        return self
 
     def apply(self, block: Block, times: Times, visible: Any) -> Any:
         """Return the scores of a block."""
@@ -211,37 +200,9 @@ class DotScore(NamedTuple):
         return self
 
 
-class AdditiveScore(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class AdditiveScore(_NoFunction):
     """sum_u score_vector_u * tanh(q_u + k_u + bias_u)."""
-
-    @property
-    def program(self) -> None:
-        """None."""
-        return None
-
-    @property
-    def core_reasons(self) -> list[str]:
-        """None."""
-        return []
-
-    @property
-    def hides(self) -> bool:
-        """False."""
-        return False
-
-    @property
-    def operands(self) -> tuple[Any, ...]:
-        """None."""
-        return ()
-
-    @property
-    def limits(self) -> tuple[MaskRule, ...]:
-        """None."""
-        return ()
-
-    def with_operands(self, operands: tuple[Any, ...]) -> AdditiveScore:
-        """Return itself."""
-        return self
 
     def apply(self, block: Block, times: Times, visible: Any) -> Any:
         """Return the scores of a block."""

@@ -140,15 +140,16 @@ def _parts_of(program: Program) -> tuple[list[structs.Instructions], Any, list[A
 
 def reasons_against(spec: AttentionSpec) -> list[str]:
     """Return why the kernels cannot run a call, as sentences."""
-    rules = [] if spec.mask is None else [x for x in spec.mask.rules if x.program is None]
-    count, reasons = len(rules), [*spec.score.core_reasons]
+    reasons = [*spec.score.core_reasons]
     if found := functions(spec):
         reasons += program.reasons_against([x.program for x in found])
-    if count > MOST_RULES:
-        reasons.append(f"the mask has {count} rules, the native kernels take {MOST_RULES}")
+    if spec.mask is not None and len(spec.mask.rules) > MOST_RULES:
+        count = sum(rule.program is None for rule in spec.mask.rules)
+        if count > MOST_RULES:
+            reasons.append(f"the mask has {count} rules, the native kernels take {MOST_RULES}")
     if 0 in spec.widths:
         reasons.append("vectors of width 0 have nothing to compute")
-    if max(spec.widths) > WIDEST:
+    if spec.widths[0] > WIDEST or spec.widths[1] > WIDEST:
         reasons.append(
             f"vectors of {max(spec.widths)} features are too wide, the native kernels take {WIDEST}"
         )

@@ -6,6 +6,7 @@ call is inlined like any other.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -15,6 +16,7 @@ import tensorflow as tf
 from heed.export.onnx.builder import Builder, Input, Value
 from heed.export.onnx.registry import Converted, Op
 from heed.ops.backends.tensorflow.exportable import Expression, attention
+from heed.ops.scores import DotScore
 
 _MARK = "heed.attention "
 _OPSET = 23
@@ -33,7 +35,8 @@ def call_marked(
     """Calls `attention` as a function that the converter recognises. For `exportable.replace_attention`."""
     masks = {"visible": visible, "bias": bias}
     masks = {name: x for name, x in masks.items() if x is not None}
-    mark = _MARK + json.dumps({"masks": list(masks), **expression._asdict()}, sort_keys=True)
+    score, options = dataclasses.asdict(expression.score), expression._asdict()
+    mark = _MARK + json.dumps({**options, "masks": list(masks), "score": score}, sort_keys=True)
 
     def heed_attention(query: Any, key: Any, value: Any, *others: Any) -> tf.Tensor:
         given = dict(zip(masks, others, strict=True))
@@ -57,15 +60,15 @@ def attend(op: Op, g: Builder) -> Converted:
         return None
     query, key, value, *others = op.inputs
     given = dict(zip(options["masks"], others, strict=True))
-    scale, cap = options["score"]  # a `DotScore`
+    score = DotScore(**options["score"])
     return g.node(
         "Attention",
         query,
         key,
         value,
         _mask(g, query, key, given.get("visible"), given.get("bias")),
-        scale=float(scale),
-        softcap=None if cap is None else float(cap),
+        scale=score.scale,
+        softcap=score.soft_cap,
         is_causal=int(options["is_causal"]),
     )
 
