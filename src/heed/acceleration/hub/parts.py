@@ -261,6 +261,12 @@ def attention(
     )
 
 
+def attention_of(layer: Any, **options: Any) -> DecoderAttention:
+    """Return the attention of a layer whose heads and dense layers have KerasHub's usual names; see `attention`."""
+    dense_layers = (layer.query_dense, layer.key_dense, layer.value_dense, layer.output_dense)
+    return attention(layer.num_query_heads, layer.num_key_value_heads, *dense_layers, **options)
+
+
 def window(size: Any) -> int | None:
     """Return the option of a sliding window, which a model may lack."""
     if size is not None and (type(size) is not int or size < 1):

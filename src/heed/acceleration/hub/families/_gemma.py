@@ -90,13 +90,8 @@ class _Family:
                 "query_norm": self._norm(attention.query_norm),
                 "key_norm": self._norm(attention.key_norm),
             }
-        return parts.attention(
-            attention.num_query_heads,
-            attention.num_key_value_heads,
-            attention.query_dense,
-            attention.key_dense,
-            attention.value_dense,
-            attention.output_dense,
+        return parts.attention_of(
+            attention,
             scale=1 / math.sqrt(width),
             soft_cap=parts.cap(attention.logit_soft_cap),
             sliding_window=window,

@@ -85,13 +85,8 @@ def _attention(attention: Any, rotations: Rotations) -> DecoderAttention:
     # The key at i - window is seen too; 0 and less are no window.
     size = attention.sliding_window
     window = parts.window(size + 1) if size is not None and size > 0 else None
-    return parts.attention(
-        attention.num_query_heads,
-        attention.num_key_value_heads,
-        attention.query_dense,
-        attention.key_dense,
-        attention.value_dense,
-        attention.output_dense,
+    return parts.attention_of(
+        attention,
         scale=float(attention._inv_norm_factor),
         sinks=attention.sinks,
         sliding_window=window,

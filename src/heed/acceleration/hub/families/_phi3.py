@@ -81,13 +81,8 @@ def _attention(attention: Any, rotations: Rotations) -> DecoderAttention:
     else:
         name = f"{_PHI3}_rotary_embedding.Phi3SuScaledRotaryEmbedding"
         rotation = parts.rotation(layer, width, name, _SU_SCALED)
-    return parts.attention(
-        attention.num_query_heads,
-        attention.num_key_value_heads,
-        attention.query_dense,
-        attention.key_dense,
-        attention.value_dense,
-        attention.output_dense,
+    return parts.attention_of(
+        attention,
         scale=float(attention._inv_norm_factor),
         rotation=rotations.number(rotation),
     )
