@@ -146,7 +146,7 @@ def write(spec: AttentionSpec, tensors: Tensors, threads: int = 0) -> tuple[Form
         return len(names) + len(added) - 1
 
     def number(x: Any) -> tuple[Any, int]:
-        """A number and its place."""
+        """Return a number and its place."""
         if x is None:
             return 0, NONE
         if not hasattr(x, "shape"):

@@ -23,7 +23,7 @@ class BlockSizes(ctypes.Structure):
 
 
 def library_path(name: str) -> Path | None:
-    """The path of the library "core" or "tf", or None. Editable installs keep it outside the sources."""
+    """Return the path of the library "core" or "tf", or None. Editable installs keep it outside the sources."""
     package = sys.modules[__name__.partition(".")[0]]
     files = (Path(folder) / "_lib" / f"libheed_{name}.so" for folder in package.__path__)
     return next((file for file in files if file.exists()), None)
@@ -31,7 +31,7 @@ def library_path(name: str) -> Path | None:
 
 @functools.cache
 def load() -> tuple[Any, str]:
-    """The core library, and the reason if it cannot be loaded."""
+    """Return the core library, and the reason if it cannot be loaded."""
     path = library_path("core")
     if path is None:
         return None, NOT_BUILT
@@ -55,13 +55,13 @@ def load() -> tuple[Any, str]:
 
 
 def instruction_set() -> str:
-    """The instruction set of the kernels here, or "none"."""
+    """Return the instruction set of the kernels here, or "none"."""
     library = load()[0]
     return "none" if library is None else library.heed_instruction_set().decode()
 
 
 def block_sizes() -> dict[str, int]:
-    """The sizes that the kernels work with, see `HeedBlockSizes` in `heed.h`; none without kernels."""
+    """Return the sizes that the kernels work with, see `HeedBlockSizes` in `heed.h`; none without kernels."""
     library = load()[0]
     sizes = None if library is None else library.heed_block_sizes()
     return {field[0]: getattr(sizes, field[0]) for field in BlockSizes._fields_} if sizes else {}

@@ -164,7 +164,7 @@ class _Reader:
         return ("partial", key), rebuild
 
     def _layer(self, x: keras.layers.Layer) -> tuple[Hashable, Rebuild]:
-        """A layer with its attributes: a copy that Keras does not track gets traced values for its variables."""
+        """Return a layer with its attributes: a copy that Keras does not track gets traced values for its variables."""
         own = {name: y for name, y in vars(x).items() if name not in _LAYER_ATTRIBUTES}
         if id(x) in self._open:
             return ("again", self._open[id(x)]), _as_is(x)

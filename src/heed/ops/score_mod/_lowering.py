@@ -239,7 +239,7 @@ def _floats(opcode: str) -> _Handler:
 
 
 def _of_numbers(opcode: str) -> _Handler:
-    """An operation on integers or floats, in the type of its result."""
+    """Return an operation on integers or floats, in the type of its result."""
 
     def handle(call: _Call) -> int:
         if call.kind == Type.BOOL:
@@ -354,7 +354,7 @@ def _copy(call: _Call) -> int | Number | Array:
 
 
 def _take(call: _Call) -> Array:
-    """A part of a captured array. Negative indices count from the end; then indices are clamped into the axis."""
+    """Return a part of a captured array. Negative indices count from the end; then indices are clamped into the axis."""
     lowering, builder = call.lowering, call.builder
     x, index = call.args
     array = lowering.payload(x)

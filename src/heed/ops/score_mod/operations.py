@@ -75,7 +75,7 @@ def _corners(function: Callable[[Any, Any], Any]) -> Callable[[Range, Range], Ra
 
 
 def _where_positive(function: Callable[[Any], Any], least: float) -> Callable[[Range], Range]:
-    """A rising function that is NaN below `least`."""
+    """Return a rising function that is NaN below `least`."""
 
     def bounds(x: Range) -> Range:
         known = x[0] >= least

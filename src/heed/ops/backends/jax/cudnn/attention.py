@@ -36,7 +36,7 @@ class Static(NamedTuple):
 
 
 def run(spec: AttentionSpec, tensors: Tensors) -> jax.Array:
-    """The output in the layout of the spec."""
+    """Return the output in the layout of the spec."""
     numbers, outlines = ([], None) if spec.mask is None else take_apart(spec.mask.rules)
     static = Static(dataclasses.replace(spec, mask=None), outlines)
     return _compiled(static, tensors, tuple(numbers))
@@ -83,7 +83,7 @@ class _Problem(NamedTuple):
 
 
 def _problem(spec: AttentionSpec) -> _Problem | None:
-    """The mask as cuDNN takes it; None without a mask."""
+    """Return the mask as cuDNN takes it; None without a mask."""
     if spec.mask is None:
         return None
     lengths: Any = spec.lengths
@@ -117,13 +117,13 @@ def _ends(lengths: Any, most: int) -> Any:
 
 
 def _without(ranges: _Ranges, where: Any) -> _Ranges:
-    """The ranges, empty where the condition holds."""
+    """Return the ranges, empty where the condition holds."""
     return _Ranges(jnp.where(where, 0, ranges.first), jnp.where(where, -1, ranges.last))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _run(static: Static, tensors: Tensors, numbers: Sequence[Any]) -> tuple[jax.Array, Any]:
-    """The output, and what cuDNN keeps for the backward pass."""
+    """Return the output, and what cuDNN keeps for the backward pass."""
     spec = static.whole(numbers)
     problem = _problem(spec)
     operands = tensors[:3]
@@ -155,7 +155,7 @@ _run.defvjp(_run_forward, _run_backward)
 def _gradients(
     static: Static, tensors: Tensors, numbers: Any, kept: Any, incoming: jax.Array
 ) -> tuple[jax.Array, ...]:
-    """The gradients of query, key and value."""
+    """Return the gradients of query, key and value."""
     spec = static.whole(numbers)
     problem = _problem(spec)
     call = _call(spec, {} if problem is None else problem.options)
@@ -229,7 +229,7 @@ def _nonfinite(spec: AttentionSpec, x: jax.Array) -> jax.Array:
 
 
 def _substitutes(operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """The operands with 0 in place of nonfinite numbers."""
+    """Return the operands with 0 in place of nonfinite numbers."""
     return [jnp.where(jnp.isfinite(x), x, jnp.asarray(0, x.dtype)) for x in operands]
 
 

@@ -15,7 +15,7 @@ from heed.ops.spec import AttentionSpec, Tensors
 
 
 def attend(call: Call, spec: AttentionSpec, tensors: Tensors, return_lse: bool) -> Results:
-    """The output in the layout of the spec, and the log-sum-exp if requested."""
+    """Return the output in the layout of the spec, and the log-sum-exp if requested."""
     if torch.compiler.is_compiling():  # whose derivatives are those of the program
         output, lse = call.compute(spec, tensors, spec.mask is not None)
     else:
@@ -54,7 +54,7 @@ def _run(
 def _run_safely(
     call: Call, spec: AttentionSpec, slopes: Any, operands: Sequence[torch.Tensor], trained: bool
 ) -> _Pass:
-    """A forward pass, with repair if a mask hides numbers and some are nonfinite, or nobody can know."""
+    """Run a forward pass, with repair if a mask hides numbers and some are nonfinite, or nobody can know."""
     if spec.mask is None:
         return _run(call, spec, slopes, operands, False, trained)
     if is_recording():
@@ -67,7 +67,7 @@ def _run_safely(
 def _gradients(
     leaves: Sequence[torch.Tensor], results: Results, incoming: Sequence[torch.Tensor | None]
 ) -> tuple[torch.Tensor, ...]:
-    """The gradients of query, key and value."""
+    """Return the gradients of query, key and value."""
     pairs = [
         (x, y) for x, y in zip(results, incoming, strict=True) if x is not None and y is not None
     ]

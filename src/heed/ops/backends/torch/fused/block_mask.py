@@ -27,7 +27,7 @@ _LISTS = (
 def block_mask(
     mask: Mask, batch: int, length: int, keys: int, device: Any, lists: Sequence[torch.Tensor] = ()
 ) -> Any:
-    """The `BlockMask` of a mask. Blocks are classified as a whole: no pair is looked at.
+    """Return the `BlockMask` of a mask. Blocks are classified as a whole: no pair is looked at.
 
     Args:
         mask, batch, length, keys, device: of the call.
@@ -50,7 +50,7 @@ def block_mask(
 
 
 def kept_lists(mask: Mask, length: int, keys: int, device: torch.device) -> tuple[Any, ...]:
-    """The lists of blocks of a mask without tensors, which are made once.
+    """Return the lists of blocks of a mask without tensors, which are made once.
 
     Args:
         mask, length, keys: the mask and the numbers of queries and keys.
@@ -84,7 +84,7 @@ def _pairs(mask: Mask) -> Callable[[Any, Any, Any, Any], Any]:
 
 
 def _with_positions(mask: Mask, batch: int, length: int, keys: int, device: Any) -> Mask:
-    """The mask with each number as a plain integer or a tensor (B,)."""
+    """Return the mask with each number as a plain integer or a tensor (B,)."""
 
     def convert(rule: MaskRule) -> MaskRule:
         changed = {}

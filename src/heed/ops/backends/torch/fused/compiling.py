@@ -52,7 +52,7 @@ class Expression(Call, Protocol):
 
 
 def run(call: Expression, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
-    """The results of a call, compiled; while PyTorch compiles, and without Triton, its operations.
+    """Return the results of a call, compiled; while PyTorch compiles, and without Triton, its operations.
 
     Raises:
         CannotRun: if PyTorch fails to compile it.
@@ -104,7 +104,7 @@ def failure_of(call: Call, spec: AttentionSpec) -> str | None:
 
 
 def _kind_of(call: Call, spec: AttentionSpec) -> tuple[Any, list[Any]]:
-    """What is fixed in a compiled call, and the tensors of its mask."""
+    """Return what is fixed in a compiled call, and the tensors of its mask."""
     numbers, outlines = ([], None) if spec.mask is None else take_apart(spec.mask.rules)
     bare = dataclasses.replace(spec, mask=None, lengths=(None, None), batch=None)
     return (call, bare, outlines), numbers
@@ -117,7 +117,7 @@ def compiled(
     outlines: tuple[Outline, ...] | None,
     variant: tuple[bool, ...],
 ) -> Callable[..., Results]:
-    """A function of query, key, value, slopes, what is prepared, and the tensors of the mask.
+    """Return a function of query, key, value, slopes, what is prepared, and the tensors of the mask.
 
     Args:
         call, spec, outlines: the kind of call.
@@ -129,7 +129,7 @@ def compiled(
 def express(
     call: Expression, spec: AttentionSpec, outlines: tuple[Outline, ...] | None, repair: bool
 ) -> Callable[..., Results]:
-    """The same, not compiled."""
+    """Return the same, not compiled."""
 
     def run(query: Any, key: Any, value: Any, slopes: Any, prepared: Any, *numbers: Any) -> Results:
         mask = None if outlines is None else Mask(put_together(outlines, numbers))

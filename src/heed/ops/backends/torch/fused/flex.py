@@ -88,7 +88,7 @@ class Flex:
         repair: bool,
         prepared: tuple[torch.Tensor, ...] = (),
     ) -> Results:
-        """The attention as operations that PyTorch compiles into one kernel and few others."""
+        """Return the attention as operations that PyTorch compiles into one kernel and few others."""
         from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
         query, key, value = (x.transpose(1, 2) if spec.layout == "BTNH" else x for x in tensors[:3])
@@ -125,7 +125,7 @@ def _has_array(spec: AttentionSpec) -> bool:
 def _score_mod(
     spec: AttentionSpec, slopes: Any, marks: Any, batch: int, end: int
 ) -> Callable[..., Any] | None:
-    """What happens to a score between product and mask; None for nothing."""
+    """Return what happens to a score between product and mask; None for nothing."""
     cap = None if spec.score.product is None else spec.score.product.soft_cap
     if cap is None and slopes is None and marks is None:
         return None
@@ -148,6 +148,6 @@ def _score_mod(
 
 
 def _position(mask: Mask, end: int) -> Any:
-    """The key position of query 0: a number, or a tensor () or (B,)."""
+    """Return the key position of query 0: a number, or a tensor () or (B,)."""
     align = mask.alignment
     return (end if align == "bottom_right" else 0) if isinstance(align, str) else align

@@ -13,7 +13,7 @@ from heed.ops.spec import AttentionSpec, Tensors
 
 @torch.compiler.assume_constant_result
 def machine_reasons() -> tuple[str, ...]:
-    """Returns why no fused kernel is used on this machine, as sentences."""
+    """Return why no fused kernel is used on this machine, as sentences."""
     return () if torch.cuda.is_available() else ("PyTorch has no GPU for its fused attention",)
 
 

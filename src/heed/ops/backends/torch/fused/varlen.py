@@ -92,7 +92,7 @@ class Varlen:
 
 
 def lengths_of(spec: AttentionSpec) -> Band | None:
-    """The lengths of a mask that has nothing else; None for any other."""
+    """Return the lengths of a mask that has nothing else; None for any other."""
     band = None if spec.mask is None else spec.mask.as_band(*spec.lengths)
     return None if band is None or band.has_window or band.key_lengths is None else band
 
@@ -102,6 +102,6 @@ def _cuts(lengths: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def _offsets(steps: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The begins of consecutive sequences, and the end of the last one, from their lengths by part (B,)."""
+    """Return the begins of consecutive sequences, and the end of the last one, from their lengths by part (B,)."""
     ends = torch.stack(steps, 1).flatten().cumsum(0, dtype=torch.int32)
     return torch.nn.functional.pad(ends, (1, 0))
