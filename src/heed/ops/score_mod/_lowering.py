@@ -354,7 +354,7 @@ def _copy(call: _Call) -> int | Number | Array:
 
 
 def _take(call: _Call) -> Array:
-    """Return a part of a captured array. Negative indices count from the end; then indices are clamped into the axis."""
+    """Return a part of a captured array. Negative indices count from the end; all are clamped."""
     lowering, builder = call.lowering, call.builder
     x, index = call.args
     array = lowering.payload(x)
