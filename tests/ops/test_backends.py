@@ -38,7 +38,8 @@ class InNumPy:
             operands = [np.transpose(x, (0, 2, 1, 3)) for x in operands]
         query, key, value = map(np.asarray, operands)
         lengths = query.shape[1], key.shape[1]
-        scale, soft_cap = spec.score  # type: ignore[misc]
+        product: Any = spec.score.product
+        scale, soft_cap = product.scale, product.soft_cap
         mask = None if spec.mask is None else np.asarray(spec.mask.to_dense(*lengths))
         bias, slopes = tensors.bias, tensors.slopes
         return reference.dot_product_attention(
