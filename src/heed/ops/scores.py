@@ -194,6 +194,10 @@ class DotScore(_NoFunction):
         """Return the score as the core gets it."""
         return CoreScore(DOT_PRODUCT, self.scale, 0.0 if self.soft_cap is None else self.soft_cap)
 
+    def onnx_attributes(self) -> dict[str, Any]:
+        """Return the score as attributes of ONNX' operator `Attention`."""
+        return {"scale": self.scale, "softcap": self.soft_cap}
+
     @property
     def product(self) -> DotScore | None:
         """Itself."""

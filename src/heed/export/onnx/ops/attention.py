@@ -67,8 +67,7 @@ def attend(op: Op, g: Builder) -> Converted:
         key,
         value,
         _mask(g, query, key, given.get("visible"), given.get("bias")),
-        scale=score.scale,
-        softcap=score.soft_cap,
+        **score.onnx_attributes(),
         is_causal=int(options["is_causal"]),
     )
 
