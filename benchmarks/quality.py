@@ -28,11 +28,12 @@ import sacrebleu
 from numpy.typing import NDArray
 
 from benchmarks.translators import TRANSLATORS
-from heed.seq2seq import RunFolder, TextTask, catalogs, start_run
+from heed.seq2seq import RunFolder, TextTask, start_run
 from heed.seq2seq.comparison import compare
 from heed.seq2seq.evaluation import Answer, Evaluation
-from heed.seq2seq.pair_store import hash_texts
 from heed.seq2seq.task import Item
+from heed.seq2seq.text import catalogs
+from heed.seq2seq.text.pair_store import hash_texts
 
 ROOT = Path(__file__).parents[1]
 MOST, ONE_IN, LEAST_WORDS = 1_000, 4, 5

@@ -12,8 +12,8 @@ from benchmarks import quality
 from benchmarks.translators import _training, keras_layers
 from heed.layers.dropout import Dropout
 from heed.models import Transformer, TransformerConfig
-from heed.seq2seq import catalogs
 from heed.seq2seq.evaluation import Answer, Evaluation
+from heed.seq2seq.text import catalogs
 
 CONFIG = TransformerConfig(
     30, 40, width=8, num_heads=2, feed_forward_width=16, encoder_layers=1, decoder_layers=2

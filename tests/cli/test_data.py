@@ -1,6 +1,6 @@
 """`heed data`."""
 
-from heed.seq2seq import catalogs
+from heed.seq2seq.text import catalogs
 from tests.cli.command import PAIRS, fails, piped
 from tests.seq2seq import tiny
 

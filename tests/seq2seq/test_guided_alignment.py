@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from heed.models import RecurrentTranslator, RecurrentTranslatorConfig, Transformer
 from heed.seq2seq import TaskError, TextTask, Translator, start_run, train
 from heed.seq2seq.alignment import align
-from heed.seq2seq.corpus import Corpus
-from heed.seq2seq.corpus_check import check_corpus
 from heed.seq2seq.options import TrainingOptions
-from heed.seq2seq.pair_store import PairStore
 from heed.seq2seq.task import Batch
+from heed.seq2seq.text.corpus import Corpus
+from heed.seq2seq.text.corpus_check import check_corpus
+from heed.seq2seq.text.pair_store import PairStore
+from heed.seq2seq.text.word_links import read_links, spread
 from heed.seq2seq.training_step import TrainingStep
-from heed.seq2seq.word_links import read_links, spread
 from tests.seq2seq.test_training_step import CONFIG, assert_same_weights, batch
 
 links = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=9)

@@ -12,11 +12,11 @@ from heed.seq2seq import (
     TextTask,
     average,
     extend_run,
-    scoring,
     start_run,
     train,
 )
 from heed.seq2seq import runs as runs_module
+from heed.seq2seq.text import scoring
 from heed.seq2seq.trained_model import load_model
 from tests.seq2seq import tiny
 

@@ -36,8 +36,8 @@ def run_data(parsed: argparse.Namespace) -> int | None:
 
 def _check_data(parsed: argparse.Namespace) -> int:
     """Returns 1 if training would stop at a line."""
-    from heed.seq2seq.corpus import Corpus
-    from heed.seq2seq.corpus_check import check_corpus
+    from heed.seq2seq.text.corpus import Corpus
+    from heed.seq2seq.text.corpus_check import check_corpus
 
     given = (parsed.source, parsed.target, parsed.alignment)
     with resolve_inputs(*given) as paths:
@@ -48,7 +48,7 @@ def _check_data(parsed: argparse.Namespace) -> int:
 
 
 def _write_catalogs(parsed: argparse.Namespace) -> None:
-    from heed.seq2seq import catalogs
+    from heed.seq2seq.text import catalogs
 
     if parsed.to is None:
         for language, count in catalogs.count_catalogs().items():

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from heed.seq2seq.errors import TaskError, UsageError
-from heed.seq2seq.text_files import name_file, open_text, read_text
+from heed.seq2seq.text.text_files import name_file, open_text, read_text
 
 # A translation may hold line breaks, which would make several lines of it.
 _NO_BREAKS = str.maketrans("\r\n", "  ")

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from heed.seq2seq.averaging import average
     from heed.seq2seq.comparison import Comparison, compare
     from heed.seq2seq.config_file import ConfigFile, read_config
-    from heed.seq2seq.corpus import Corpus
     from heed.seq2seq.decoding_options import DecodingOptions
     from heed.seq2seq.demo import run_demo
     from heed.seq2seq.errors import TaskError, UsageError
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from heed.seq2seq.runs import extend_run, start_run
     from heed.seq2seq.shipping import Shipment
     from heed.seq2seq.task import Task
+    from heed.seq2seq.text.corpus import Corpus
     from heed.seq2seq.text_task import TextTask
     from heed.seq2seq.training import Trained, TrainingInterrupted, train
     from heed.seq2seq.translator import Translation, Translator
@@ -85,7 +85,7 @@ _MODULES = {
     "averaging": ("average",),
     "comparison": ("Comparison", "compare"),
     "config_file": ("ConfigFile", "read_config"),
-    "corpus": ("Corpus",),
+    "text.corpus": ("Corpus",),
     "decoding_options": ("DecodingOptions",),
     "demo": ("run_demo",),
     "errors": ("TaskError", "UsageError"),

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.task import Task, pad_rows
+from heed.seq2seq.text.word_links import mark_members
 from heed.seq2seq.tokenizer import START_ID, cut_at_end
-from heed.seq2seq.word_links import mark_members
 
 _BATCH = 32
 

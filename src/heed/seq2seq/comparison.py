@@ -8,7 +8,7 @@ from typing import Any
 
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.evaluation import Evaluation
-from heed.seq2seq.scoring import choose_metrics, load_sacrebleu
+from heed.seq2seq.text.scoring import choose_metrics, load_sacrebleu
 
 _SAMPLES = 1_000
 

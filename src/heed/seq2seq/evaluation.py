@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from heed.seq2seq.corpus import Corpus
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.scoring import AUTO, choose_bleu_tokenizer, choose_metrics
 from heed.seq2seq.task import Item, Task
+from heed.seq2seq.text.corpus import Corpus
+from heed.seq2seq.text.scoring import AUTO, choose_bleu_tokenizer, choose_metrics
 from heed.seq2seq.translator import Translator, is_cut
 from heed.seq2seq.unknown_tokens import describe_unknown, share_unknown
 
@@ -63,7 +63,7 @@ class Evaluation:
         perplexity: of the references, see `Translator.perplexity`, or None.
         group_scores: BLEU and chrF of each group, by their names above, if there are several.
         without_bleu: why BLEU has no meaning for these references; "" if it has one.
-        bleu_tokenizer: the requested tokenizer of BLEU, see `heed.seq2seq.scoring`.
+        bleu_tokenizer: the requested tokenizer of BLEU, see `heed.seq2seq.text.scoring`.
         unknown: the shares of "source" and "reference" tokens that the vocabulary does not know, 0 to 1.
 
     Example:
@@ -215,7 +215,7 @@ def evaluate(
         translator: the run's model.
         corpus: pairs to evaluate on; None takes the held-out ones.
         language: the run's language of the given pairs; None takes the first.
-        bleu_tokenizer: of BLEU, see `heed.seq2seq.scoring.choose_bleu_tokenizer`.
+        bleu_tokenizer: of BLEU, see `heed.seq2seq.text.scoring.choose_bleu_tokenizer`.
 
     Raises:
         TaskError: if the corpus cannot be read, or holds no pair that can be translated; or for a tokenizer that is not

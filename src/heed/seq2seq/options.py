@@ -11,7 +11,7 @@ from typing import Any
 from heed._numbers import check_integer, check_real
 from heed._suggestions import nearest
 from heed.seq2seq.errors import UsageError, convert_value_errors
-from heed.seq2seq.scoring import AUTO, BLEU_TOKENIZERS
+from heed.seq2seq.text.scoring import AUTO, BLEU_TOKENIZERS
 
 SCHEDULES = ("cosine", "inverse_sqrt", "constant")
 PRECISIONS = ("float32", "bfloat16")
@@ -42,7 +42,7 @@ class TrainingOptions:
         validate_every: steps between validations, 1 or more.
         validate_with: the metric to validate with: "loss", or "bleu" or "chrf" of greedy translations.
         validate_sentences: the most validation sentences translated for that, 1 or more.
-        bleu_tokenizer: of that BLEU, see `heed.seq2seq.scoring.choose_bleu_tokenizer`; a run keeps what "auto" chose.
+        bleu_tokenizer: of that BLEU, see `text.scoring.choose_bleu_tokenizer`; a run keeps what "auto" chose.
         checkpoint_every: steps between checkpoints, 1 or more.
         keep: checkpoints to keep, 2 or more: the one before the newest is a spare in case the newest is damaged.
         patience: validations without improvement after which training stops and the best weights are kept; 0 never

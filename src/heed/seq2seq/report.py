@@ -16,7 +16,7 @@ from heed.seq2seq.attention import AttentionReader
 from heed.seq2seq.comparison import Comparison
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.evaluation import Answer, Evaluation
-from heed.seq2seq.scoring import sentence_chrf
+from heed.seq2seq.text.scoring import sentence_chrf
 from heed.seq2seq.translator import Translator
 
 _FILES = Path(__file__).parent / "_page_files"

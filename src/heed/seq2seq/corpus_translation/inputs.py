@@ -12,7 +12,7 @@ from pathlib import Path
 
 from heed._files import open_regular
 from heed.seq2seq.errors import TaskError, UsageError
-from heed.seq2seq.text_files import unpack
+from heed.seq2seq.text.text_files import unpack
 
 
 @dataclass(frozen=True)

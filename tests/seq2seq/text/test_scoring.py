@@ -3,8 +3,9 @@
 import pytest
 import sacrebleu
 
-from heed.seq2seq import TaskError, TextTask, scoring
-from heed.seq2seq.scoring import choose_bleu_tokenizer, choose_metrics
+from heed.seq2seq import TaskError, TextTask
+from heed.seq2seq.text import scoring
+from heed.seq2seq.text.scoring import choose_bleu_tokenizer, choose_metrics
 from heed.seq2seq.unknown_tokens import describe_unknown, share_unknown
 from tests.seq2seq import tiny
 

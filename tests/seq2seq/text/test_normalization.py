@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.normalization import (
+from heed.seq2seq.text.normalization import (
     NO_BREAK,
     UNUSABLE,
     WHITE_SPACE,

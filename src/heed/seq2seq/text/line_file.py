@@ -15,7 +15,7 @@ from typing import cast
 
 import numpy as np
 
-from heed.seq2seq.text_files import open_text
+from heed.seq2seq.text.text_files import open_text
 
 _BLOCK = 50_000  # lines
 _MARK = "\ufeff"  # byte order mark, with which some editors begin a file

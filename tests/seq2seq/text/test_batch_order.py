@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.seq2seq._hashing import permute
-from heed.seq2seq.batch_order import BatchOrder
+from heed.seq2seq.text.batch_order import BatchOrder
+from heed.seq2seq.text.hashing import permute
 
 
 def lengths_of(count, longest=17):

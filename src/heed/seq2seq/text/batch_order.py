@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from heed.seq2seq._hashing import permutation, permute
+from heed.seq2seq.text.hashing import permutation, permute
 
 _POOL = 50  # batches whose pairs are sorted by length together
 _ORDER_KEY, _BATCH_KEY = 0x74657874, 0x62617463

@@ -3,8 +3,8 @@
 import polib
 import pytest
 
-from heed.seq2seq import catalogs
 from heed.seq2seq.errors import TaskError
+from heed.seq2seq.text import catalogs
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from heed.seq2seq.corpus import Corpus
-from heed.seq2seq.normalization import UNUSABLE, Normalizer
-from heed.seq2seq.parallel_text import LEAST_PAIRS
+from heed.seq2seq.text.corpus import Corpus
+from heed.seq2seq.text.normalization import UNUSABLE, Normalizer
+from heed.seq2seq.text.parallel_text import LEAST_PAIRS
 
 _MAX_NUMBERS = 5  # line numbers of a finding
 _LONGEST = 500  # letters: about 128 subwords

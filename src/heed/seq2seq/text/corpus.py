@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from heed.seq2seq.errors import TaskError, UsageError
-from heed.seq2seq.text_files import open_text
-from heed.seq2seq.word_links import read_links
+from heed.seq2seq.text.text_files import open_text
+from heed.seq2seq.text.word_links import read_links
 
 Pair = tuple[str, str]  # a sentence and its translation
 

@@ -24,11 +24,11 @@ from heed.seq2seq import (
     train,
 )
 from heed.seq2seq.attention import read_attention
-from heed.seq2seq.corpus_check import check_corpus
 from heed.seq2seq.evaluation import write_evaluation
 from heed.seq2seq.report import write_report
 from heed.seq2seq.serving.app import Service, make_app
 from heed.seq2seq.serving.options import ServingOptions
+from heed.seq2seq.text.corpus_check import check_corpus
 from heed.seq2seq.tokenizer import UNKNOWN_ID
 from tests.seq2seq import tiny
 from tests.seq2seq.conftest import trained_once

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from heed.seq2seq.corpus import Corpus, Pair
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.line_file import LineFile
-from heed.seq2seq.normalization import UNUSABLE, WHITE_SPACE, Normalizer
+from heed.seq2seq.text.corpus import Corpus, Pair
+from heed.seq2seq.text.line_file import LineFile
+from heed.seq2seq.text.normalization import UNUSABLE, WHITE_SPACE, Normalizer
 
 _T = TypeVar("_T")
 _MOST_LETTERS = np.iinfo(np.uint16).max  # longer sides count as this

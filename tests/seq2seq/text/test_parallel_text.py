@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.seq2seq import parallel_text
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.pair_store import hash_texts
+from heed.seq2seq.text import parallel_text
+from heed.seq2seq.text.pair_store import hash_texts
 
 
 def test_too_little_text_is_refused():

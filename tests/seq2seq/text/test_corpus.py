@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.seq2seq.corpus import Corpus
-from heed.seq2seq.corpus_check import check_corpus
 from heed.seq2seq.errors import TaskError
+from heed.seq2seq.text.corpus import Corpus
+from heed.seq2seq.text.corpus_check import check_corpus
 
 # Text of one line that keeps its outer letters when spaces are taken off, and the mark that may begin a file.
 _LETTERS = st.characters(blacklist_categories=["Cs", "Cc"], blacklist_characters="\ufeff")

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.line_file import LineFile
-from heed.seq2seq.text_files import open_text, read_text
+from heed.seq2seq.text.line_file import LineFile
+from heed.seq2seq.text.text_files import open_text, read_text
 
 PACKED = gzip.compress(b"one\ntwo\n", mtime=0)  # part of the name of a test
 

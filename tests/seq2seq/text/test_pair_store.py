@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.seq2seq import line_file
-from heed.seq2seq.corpus import Corpus
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.normalization import UNUSABLE, Normalizer
-from heed.seq2seq.pair_store import PairStore, hash_texts
+from heed.seq2seq.text import line_file
+from heed.seq2seq.text.corpus import Corpus
+from heed.seq2seq.text.normalization import UNUSABLE, Normalizer
+from heed.seq2seq.text.pair_store import PairStore, hash_texts
 from tests.seq2seq.tiny import write_parallel_text
 
 # What begins, ends or parts a line for Python, but not here.
