@@ -31,7 +31,7 @@ from heed import inspect, layers
 from heed.models import Transformer, TransformerConfig, generate
 from heed.seq2seq import TaskError
 from heed.seq2seq.text import catalogs
-from heed.seq2seq.tokenizer import Tokenizer
+from heed.seq2seq.tokens.tokenizer import Tokenizer
 
 LENGTH = 14  # the most subwords of a message
 

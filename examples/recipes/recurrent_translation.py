@@ -35,7 +35,7 @@ from heed import inspect, ops
 from heed.models import RecurrentTranslator, RecurrentTranslatorConfig, generate
 from heed.seq2seq import TaskError
 from heed.seq2seq.text import catalogs
-from heed.seq2seq.tokenizer import PAD_ID, START_ID, Tokenizer
+from heed.seq2seq.tokens.tokenizer import PAD_ID, START_ID, Tokenizer
 
 LENGTH = 14  # the most subwords of a message, its end included
 HELD_OUT, SUBWORDS, BATCH, EPOCHS = 500, 2000, 64, 8

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from heed.seq2seq import evaluate
-from heed.seq2seq.tokenizer import END_ID, PAD_ID
+from heed.seq2seq.tokens.tokenizer import END_ID, PAD_ID
 from heed.seq2seq.translator import Translation, describe_cut, is_cut
 
 CUT = "the translation is cut at 20 tokens: --max-length allows more"

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from heed.seq2seq.tokenizer import Tokenizer
+from heed.seq2seq.tokens.tokenizer import Tokenizer
 from tests.cli.command import fails
 from tests.seq2seq import tiny
 

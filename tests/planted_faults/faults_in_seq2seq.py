@@ -12,10 +12,10 @@ FAULTS = (
     # Translating a corpus
     Fault(
         "the pair that was learned last is merged first",
-        f"{_SEQ2SEQ}/byte_pairs.py",
+        f"{_SEQ2SEQ}/tokens/byte_pairs.py",
         "BPE(vocabulary, merges,",
         "BPE(vocabulary, merges[::-1],",
-        (f"{_OF_SEQ2SEQ}/test_byte_pairs.py",),
+        (f"{_OF_SEQ2SEQ}/tokens/test_byte_pairs.py",),
     ),
     Fault(
         "a file that changes while it is translated is not noticed",
@@ -268,14 +268,14 @@ FAULTS = (
         f"{_SEQ2SEQ}/number_words.py",
         "scrambled = stream(count, _SAMPLE_KEY, seed, step, attempt)",
         "scrambled = stream(count, _SAMPLE_KEY, 0, step, attempt)",
-        (f"{_OF_SEQ2SEQ}/test_number_words.py", f"{_OF_SEQ2SEQ}/test_tokenizer.py"),
+        (f"{_OF_SEQ2SEQ}/test_number_words.py", f"{_OF_SEQ2SEQ}/tokens/test_tokenizer.py"),
     ),
     Fault(
         "the task of numbers ignores the seed",
         f"{_SEQ2SEQ}/numbers_task.py",
         "chosen = number_words.training_numbers(seed, step, size).tolist()",
         "chosen = number_words.training_numbers(0, step, size).tolist()",
-        (f"{_OF_SEQ2SEQ}/test_tokenizer.py",),
+        (f"{_OF_SEQ2SEQ}/tokens/test_tokenizer.py",),
     ),
     Fault(
         "batches of text do not depend on the seed",
@@ -476,7 +476,7 @@ FAULTS = (
         f"{_SEQ2SEQ}/numbers_task.py",
         "for name in (language, *reversed(str(number)))]",
         "for name in (language, *str(number))]",
-        (f"{_OF_SEQ2SEQ}/test_tokenizer.py",),
+        (f"{_OF_SEQ2SEQ}/tokens/test_tokenizer.py",),
     ),
     Fault(
         "cross-attention is shown against digits in the order of the model",
@@ -508,24 +508,24 @@ FAULTS = (
     ),
     Fault(
         "a vocabulary for both sides is learned from one",
-        f"{_SEQ2SEQ}/vocabularies.py",
+        f"{_SEQ2SEQ}/tokens/vocabularies.py",
         "itertools.chain(sources, targets)",
         "sources",
-        (f"{_OF_SEQ2SEQ}/test_vocabularies.py",),
+        (f"{_OF_SEQ2SEQ}/tokens/test_vocabularies.py",),
     ),
     Fault(
         "text is taken word by word for tokenizers that change it",
-        f"{_SEQ2SEQ}/tokenizer.py",
+        f"{_SEQ2SEQ}/tokens/tokenizer.py",
         "not model.changes_characters",
         "True",
-        (f"{_OF_SEQ2SEQ}/test_vocabularies.py",),
+        (f"{_OF_SEQ2SEQ}/tokens/test_vocabularies.py",),
     ),
     Fault(
         "tokenizers of others keep their ids",
-        f"{_SEQ2SEQ}/tokenizer.py",
+        f"{_SEQ2SEQ}/tokens/tokenizer.py",
         "special[i] if i in special else next(others)",
         "i",
-        (f"{_OF_SEQ2SEQ}/test_vocabularies.py",),
+        (f"{_OF_SEQ2SEQ}/tokens/test_vocabularies.py",),
     ),
     # The text
     Fault(
@@ -790,7 +790,7 @@ FAULTS = (
         'if values.get("share_embeddings") and not task.shares_vocabulary:',
         "if False:",
         (
-            f"{_OF_SEQ2SEQ}/test_vocabularies.py",
+            f"{_OF_SEQ2SEQ}/tokens/test_vocabularies.py",
             f"{_OF_SEQ2SEQ}/test_tasks.py",
         ),
     ),

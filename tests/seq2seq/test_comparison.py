@@ -9,7 +9,7 @@ import pytest
 from heed.seq2seq import Corpus, TaskError, compare, evaluate, number_words
 from heed.seq2seq import evaluation as evaluation_module
 from heed.seq2seq.evaluation import Answer, Evaluation
-from heed.seq2seq.tokenizer import END_ID
+from heed.seq2seq.tokens.tokenizer import END_ID
 
 
 class Echo:

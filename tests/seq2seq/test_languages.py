@@ -19,7 +19,7 @@ from heed.seq2seq import (
     train,
 )
 from heed.seq2seq.task import Task
-from heed.seq2seq.tokenizer import END_ID
+from heed.seq2seq.tokens.tokenizer import END_ID
 from heed.seq2seq.trained_model import load_model
 from tests.seq2seq import tiny
 from tests.seq2seq.test_text_task import reloaded

@@ -20,7 +20,7 @@ from heed.seq2seq import (
 from heed.seq2seq import report as report_module
 from heed.seq2seq.evaluation import Answer, Evaluation
 from heed.seq2seq.report import mark_differences
-from heed.seq2seq.tokenizer import END_ID
+from heed.seq2seq.tokens.tokenizer import END_ID
 
 
 def data_of(path):

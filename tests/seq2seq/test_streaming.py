@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from heed.seq2seq import DecodingOptions, TaskError, Translator
-from heed.seq2seq.tokenizer import END_ID, Tokenizer
+from heed.seq2seq.tokens.tokenizer import END_ID, Tokenizer
 from tests.slow import slow
 
 

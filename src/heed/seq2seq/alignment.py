@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.task import Task, pad_rows
 from heed.seq2seq.text.word_links import mark_members
-from heed.seq2seq.tokenizer import START_ID, cut_at_end
+from heed.seq2seq.tokens.tokenizer import START_ID, cut_at_end
 
 _BATCH = 32
 

@@ -16,7 +16,7 @@ from heed.ops.backends import current
 from heed.seq2seq.atomic_files import write_atomically
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import picture_format
-from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
+from heed.seq2seq.tokens.tokenizer import END_ID, PAD_ID, START_ID
 from heed.seq2seq.trained_model import are_finite, make_divergence_error
 from heed.seq2seq.translator import Translator, is_cut
 

@@ -13,8 +13,8 @@ from heed.seq2seq.errors import TaskError
 from heed.seq2seq.task import Item, Task
 from heed.seq2seq.text.corpus import Corpus
 from heed.seq2seq.text.scoring import AUTO, choose_bleu_tokenizer, choose_metrics
+from heed.seq2seq.tokens.unknown_tokens import describe_unknown, share_unknown
 from heed.seq2seq.translator import Translator, is_cut
-from heed.seq2seq.unknown_tokens import describe_unknown, share_unknown
 
 _JSON_FIELDS = ("source", "translation", "reference", "group")  # of a wrong answer
 

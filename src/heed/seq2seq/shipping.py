@@ -7,7 +7,7 @@ from typing import Any
 
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.task import Task, pad_rows
-from heed.seq2seq.tokenizer import RESERVED, UNKNOWN_ID
+from heed.seq2seq.tokens.tokenizer import RESERVED, UNKNOWN_ID
 from heed.seq2seq.trained_model import load_model
 
 _SAMPLES = 1_000

@@ -13,7 +13,7 @@ from heed._suggestions import nearest
 from heed.seq2seq.errors import UsageError
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.text.normalization import Normalizer
-from heed.seq2seq.tokenizer import END_ID, PAD_ID, UNKNOWN_ID, Tokenizer, group_words
+from heed.seq2seq.tokens.tokenizer import END_ID, PAD_ID, UNKNOWN_ID, Tokenizer, group_words
 
 
 class Batch(NamedTuple):

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed._numbers import check_integer, check_real
-from heed.seq2seq.byte_pairs import BytePairTokenizer, read_tokenizer
 from heed.seq2seq.errors import TaskError, UsageError, convert_value_errors
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.task import Batch, Item, Option, Reading, Task, pad_rows
@@ -26,10 +25,11 @@ from heed.seq2seq.text.hashing import permute
 from heed.seq2seq.text.normalization import NO_BREAK, UNUSABLE, Normalizer
 from heed.seq2seq.text.pair_store import PairStore, hash_sentences, hash_texts
 from heed.seq2seq.text.word_links import read_links, split_words, spread
-from heed.seq2seq.tokenizer import DEFAULT_SIZE, PAD_ID, Tokenizer
-from heed.seq2seq.unknown_tokens import describe_unknown, share_unknown
+from heed.seq2seq.tokens.byte_pairs import BytePairTokenizer, read_tokenizer
+from heed.seq2seq.tokens.tokenizer import DEFAULT_SIZE, PAD_ID, Tokenizer
+from heed.seq2seq.tokens.unknown_tokens import describe_unknown, share_unknown
+from heed.seq2seq.tokens.vocabularies import Vocabularies
 from heed.seq2seq.user_values import user_path
-from heed.seq2seq.vocabularies import Vocabularies
 
 # The default of the most tokens in a sentence, its end included, by unit.
 _LONGEST = {"subword": 128, "word": 128, "character": 512}

@@ -12,7 +12,7 @@ import tensorflow as tf
 from heed.ops import softmax_cross_entropy
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.task import Batch
-from heed.seq2seq.tokenizer import UNKNOWN_ID
+from heed.seq2seq.tokens.tokenizer import UNKNOWN_ID
 from heed.seq2seq.training_workers import Workers
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.98, 1e-7

@@ -6,7 +6,7 @@ import sacrebleu
 from heed.seq2seq import TaskError, TextTask
 from heed.seq2seq.text import scoring
 from heed.seq2seq.text.scoring import choose_bleu_tokenizer, choose_metrics
-from heed.seq2seq.unknown_tokens import describe_unknown, share_unknown
+from heed.seq2seq.tokens.unknown_tokens import describe_unknown, share_unknown
 from tests.seq2seq import tiny
 
 # Right translations by script, and their tokenizer where everything is installed.

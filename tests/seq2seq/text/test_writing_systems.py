@@ -29,7 +29,7 @@ from heed.seq2seq.report import write_report
 from heed.seq2seq.serving.app import Service, make_app
 from heed.seq2seq.serving.options import ServingOptions
 from heed.seq2seq.text.corpus_check import check_corpus
-from heed.seq2seq.tokenizer import UNKNOWN_ID
+from heed.seq2seq.tokens.tokenizer import UNKNOWN_ID
 from tests.seq2seq import tiny
 from tests.seq2seq.conftest import trained_once
 from tests.seq2seq.test_training import CrashError, metrics, stop_at

@@ -12,7 +12,7 @@ from heed.seq2seq import number_words
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.numbers_task import NumbersTask
 from heed.seq2seq.task import Item
-from heed.seq2seq.tokenizer import END_ID, UNKNOWN_ID, Tokenizer
+from heed.seq2seq.tokens.tokenizer import END_ID, UNKNOWN_ID, Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heed.seq2seq import TaskError, TextTask
-from heed.seq2seq.tokenizer import END_ID, UNKNOWN_ID, Tokenizer
+from heed.seq2seq.tokens.tokenizer import END_ID, UNKNOWN_ID, Tokenizer
 from tests.seq2seq import tiny
 from tests.seq2seq.test_text_task import pairs_file, reloaded
 

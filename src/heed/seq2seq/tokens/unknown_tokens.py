@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from heed.seq2seq.tokenizer import END_ID, UNKNOWN_ID
+from heed.seq2seq.tokens.tokenizer import END_ID, UNKNOWN_ID
 
 
 def share_unknown(rows: Iterable[Iterable[int]]) -> float:

@@ -8,8 +8,8 @@ import pytest
 
 from heed._byte_pairs import bytes_of_letters
 from heed.seq2seq import TaskError
-from heed.seq2seq.byte_pairs import BytePairTokenizer, pack, read_tokenizer
-from heed.seq2seq.tokenizer import END_ID, PAD_ID, UNKNOWN_ID, Tokenizer
+from heed.seq2seq.tokens.byte_pairs import BytePairTokenizer, pack, read_tokenizer
+from heed.seq2seq.tokens.tokenizer import END_ID, PAD_ID, UNKNOWN_ID, Tokenizer
 
 SPECIAL = {"begin": "<s>", "pad": "<pad>", "end": "</s>", "unknown": "<unk>"}
 LETTERS = ["<s>", "<pad>", "</s>", "<unk>", *"abcde<>s/", "Ġ", "Ã", "©"]

@@ -16,13 +16,13 @@ from heed._install import how_to_install
 from heed._numbers import check_integer
 from heed._suggestions import nearest
 from heed.seq2seq.errors import TaskError, UsageError, convert_value_errors
-from heed.seq2seq.sentencepiece_model import (
+from heed.seq2seq.text.normalization import Normalizer
+from heed.seq2seq.tokens.sentencepiece_model import (
     ModelType,
     PieceType,
     SentencePieceModel,
     replace_letters,
 )
-from heed.seq2seq.text.normalization import Normalizer
 
 PAD_ID, START_ID, END_ID, UNKNOWN_ID = 0, 1, 2, 3
 RESERVED = 4  # those

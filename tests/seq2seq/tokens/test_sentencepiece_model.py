@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from heed.seq2seq.sentencepiece_model import SentencePieceModel
+from heed.seq2seq.tokens.sentencepiece_model import SentencePieceModel
 from tests.seq2seq.test_vocabularies import OF_OTHERS, OWN
 
 MODELS = {**OF_OTHERS, **{f"own {unit}": one.model for unit, one in OWN.items()}}
@@ -81,7 +81,7 @@ def test_tokenizers_need_no_protobuf():
     """Older TensorFlows come with an older one than sentencepiece's own module wants, PyTorch and JAX with none."""
     code = (
         "import sys; sys.modules['google'] = sys.modules['google.protobuf'] = None\n"
-        "from heed.seq2seq.tokenizer import Tokenizer\n"
+        "from heed.seq2seq.tokens.tokenizer import Tokenizer\n"
         "tokenizer = Tokenizer.train(['the cat sat', 'the dog sat'], 40)\n"
         "print(tokenizer.decode(tokenizer.encode(['the cat'])), tokenizer.splits_at_spaces)"
     )
