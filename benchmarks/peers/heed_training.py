@@ -9,7 +9,7 @@ import tensorflow as tf
 from benchmarks.cases import Case
 from benchmarks.peers import Prepared, _tensorflow, _training
 from heed.models import Transformer, TransformerConfig
-from heed.seq2seq.options import TrainingOptions
+from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.task import Batch
 from heed.seq2seq.training_step import TrainingStep
 

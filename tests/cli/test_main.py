@@ -12,7 +12,7 @@ from heed._numbers import LARGEST_COUNT
 from heed.cli.command import _COMMANDS
 from heed.seq2seq import RunFolder
 from heed.seq2seq.numbers_task import NumbersTask
-from heed.seq2seq.settings import TRAINING
+from heed.seq2seq.options.settings import TRAINING
 from tests.cli.command import OPTIONS, fails
 
 HUGE = str(10**23)

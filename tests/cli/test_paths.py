@@ -12,8 +12,8 @@ import pytest
 
 from heed.cli.command import _COMMANDS, _parser
 from heed.seq2seq.numbers_task import NumbersTask
+from heed.seq2seq.options.user_values import user_origin, user_path
 from heed.seq2seq.text import catalogs
-from heed.seq2seq.user_values import user_origin, user_path
 from tests.cli.command import OPTIONS
 from tests.seq2seq import tiny
 from tests.slow import slow

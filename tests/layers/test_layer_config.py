@@ -18,7 +18,7 @@ from heed.layers.layer_config import OPTIONS, LayerConfig, options_of
 from heed.layers.normalization import NORMALIZATIONS
 from heed.models import TransformerConfig, VisionTransformerConfig
 from heed.ops.options import AttentionOptions
-from heed.seq2seq.settings import MODEL
+from heed.seq2seq.options.settings import MODEL
 
 
 def test_layers_configs_and_settings_have_every_option() -> None:

@@ -402,10 +402,10 @@ FAULTS = (
     ),
     Fault(
         "the rate never comes down",
-        f"{_SEQ2SEQ}/options.py",
+        f"{_SEQ2SEQ}/options/training.py",
         "return self.learning_rate / 2 * (1 + math.cos(math.pi * min(1.0, share)))",
         "return self.learning_rate / 2 * (1 + math.cos(math.pi * min(0.0, share)))",
-        (f"{_OF_SEQ2SEQ}/test_schedule_and_options.py",),
+        (f"{_OF_SEQ2SEQ}/options/test_training.py",),
     ),
     Fault(
         "a damaged checkpoint ends the resume",
@@ -689,7 +689,7 @@ FAULTS = (
         f"{_SEQ2SEQ}/runs.py",
         "for values in (recipe, options)",
         "for values in (options, recipe)",
-        (f"{_OF_SEQ2SEQ}/test_schedule_and_options.py", f"{_OF_SEQ2SEQ}/test_tasks.py"),
+        (f"{_OF_SEQ2SEQ}/options/test_training.py", f"{_OF_SEQ2SEQ}/test_tasks.py"),
     ),
     # Judging
     Fault(
@@ -868,11 +868,11 @@ FAULTS = (
     ),
     Fault(
         "each batch draws the same numbers",
-        f"{_SEQ2SEQ}/decoding_options.py",
+        f"{_SEQ2SEQ}/options/decoding.py",
         "self.seed + batch",
         "self.seed",
         (
-            f"{_OF_SEQ2SEQ}/test_decoding_options.py",
+            f"{_OF_SEQ2SEQ}/options/test_decoding.py",
             f"{_OF_SEQ2SEQ}/test_several_translations.py",
         ),
     ),

@@ -351,7 +351,7 @@ FAULTS = (
     ),
     Fault(
         "a path at home is made in the current folder",
-        "src/heed/seq2seq/user_values.py",
+        "src/heed/seq2seq/options/user_values.py",
         "return Path(os.path.expanduser(text))",
         "return Path(text)",
         ("tests/seq2seq/test_config_file.py::test_every_path_may_begin_at_home",),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from heed.models import RecurrentTranslator, RecurrentTranslatorConfig, Transformer
 from heed.seq2seq import TaskError, TextTask, Translator, start_run, train
 from heed.seq2seq.alignment import align
-from heed.seq2seq.options import TrainingOptions
+from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.task import Batch
 from heed.seq2seq.text.corpus import Corpus
 from heed.seq2seq.text.corpus_check import check_corpus

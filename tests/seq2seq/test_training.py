@@ -16,7 +16,7 @@ from tensorflow.python.framework import config
 
 from heed.seq2seq import TaskError, TextTask, checkpoint, start_run, train
 from heed.seq2seq import training as training_module
-from heed.seq2seq.options import TrainingOptions
+from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.trained_model import load_model, make_model
 from heed.seq2seq.training_log import read_metrics

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from heed._suggestions import closest, nearest
 from heed.seq2seq.errors import UsageError
-from heed.seq2seq.user_values import split_names, user_path
+from heed.seq2seq.options.user_values import split_names, user_path
 
 # How help shows an option's value.
 _METAVARS: dict[Any, str] = {

@@ -7,8 +7,8 @@ import argparse
 from heed import seq2seq
 from heed.cli.arguments import Parser, check_positive
 from heed.cli.streams import print_line
+from heed.seq2seq.options.user_values import user_path
 from heed.seq2seq.tensorflow_start import start_tensorflow
-from heed.seq2seq.user_values import user_path
 
 
 def add_average(parser: Parser) -> None:

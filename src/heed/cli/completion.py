@@ -7,7 +7,7 @@ from typing import Any
 
 from heed._install import how_to_install
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.user_values import user_path
+from heed.seq2seq.options.user_values import user_path
 
 SHELLS = ("bash", "zsh", "tcsh")
 

@@ -10,8 +10,8 @@ from heed.cli.arguments import Parser, select_options
 from heed.cli.streams import print_line
 from heed.export import FORMATS
 from heed.seq2seq.errors import TaskError, UsageError
+from heed.seq2seq.options.user_values import user_path
 from heed.seq2seq.tensorflow_start import start_tensorflow
-from heed.seq2seq.user_values import user_path
 
 _OPTIONS = [
     (format.name, option) for format in FORMATS.values() for option in format.options if option.type

@@ -19,10 +19,10 @@ from heed.cli.decoding import open_translator
 from heed.cli.streams import print_line, print_note
 from heed.seq2seq.child_process import Channel, count_threads
 from heed.seq2seq.errors import TaskError, UsageError
-from heed.seq2seq.user_values import user_path
+from heed.seq2seq.options.user_values import user_path
 
 if TYPE_CHECKING:
-    from heed.seq2seq.serving.options import ServingOptions
+    from heed.seq2seq.options.serving import ServingOptions
 
 _LIMITS = (
     ("max_batch", int, "hypotheses decoded together (64)"),
@@ -85,9 +85,9 @@ def run_serve(parsed: argparse.Namespace) -> None:
 
         raise TaskError(f"serving needs {error.name}: {how_to_install('serve')}") from None
     # Checks that need no TensorFlow come before it loads, which takes seconds.
+    from heed.seq2seq.options.serving import ServingOptions
     from heed.seq2seq.serving import sockets
     from heed.seq2seq.serving.hosts import Hosts
-    from heed.seq2seq.serving.options import ServingOptions
 
     count = 1 if parsed.processes is None else check_positive("--processes", parsed.processes)
     if blank := [text for text in parsed.example if not text.strip()]:

@@ -22,9 +22,9 @@ from heed.cli.streams import (
 from heed.cli.train_launch import Launch, add_launch, read_launch, train_on_workers
 from heed.cli.train_worker import print_result
 from heed.seq2seq.errors import TaskError, UsageError
-from heed.seq2seq.settings import MODEL, TRAINING
+from heed.seq2seq.options.settings import MODEL, TRAINING
+from heed.seq2seq.options.user_values import split_names, user_origin, user_path
 from heed.seq2seq.tensorflow_start import start_tensorflow
-from heed.seq2seq.user_values import split_names, user_origin, user_path
 
 RUNS = Path("heed-runs")
 _DEFAULTS = "Defaults suit the task; the run's config.json lists all values."

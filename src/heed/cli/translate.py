@@ -14,7 +14,7 @@ from heed.cli.streams import open_input, open_output, print_note, read_terminal,
 from heed.cli.translate_corpus import add_corpus_options, is_corpus, translate_corpus
 from heed.seq2seq.corpus_translation.job import LineFormat
 from heed.seq2seq.errors import TaskError, UsageError
-from heed.seq2seq.user_values import user_path
+from heed.seq2seq.options.user_values import user_path
 
 
 def add_translate(parser: Parser) -> None:

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from heed.seq2seq.averaging import average
     from heed.seq2seq.comparison import Comparison, compare
     from heed.seq2seq.config_file import ConfigFile, read_config
-    from heed.seq2seq.decoding_options import DecodingOptions
     from heed.seq2seq.demo import run_demo
     from heed.seq2seq.errors import TaskError, UsageError
     from heed.seq2seq.evaluation import Evaluation, evaluate, write_evaluation
     from heed.seq2seq.numbers_task import NumbersTask
-    from heed.seq2seq.options import TrainingOptions
+    from heed.seq2seq.options.decoding import DecodingOptions
+    from heed.seq2seq.options.training import TrainingOptions
     from heed.seq2seq.origins import open_origin
     from heed.seq2seq.report import Compared, write_report
     from heed.seq2seq.run_folder import RunFolder
@@ -86,12 +86,12 @@ _MODULES = {
     "comparison": ("Comparison", "compare"),
     "config_file": ("ConfigFile", "read_config"),
     "text.corpus": ("Corpus",),
-    "decoding_options": ("DecodingOptions",),
+    "options.decoding": ("DecodingOptions",),
     "demo": ("run_demo",),
     "errors": ("TaskError", "UsageError"),
     "evaluation": ("Evaluation", "evaluate", "write_evaluation"),
     "numbers_task": ("NumbersTask",),
-    "options": ("TrainingOptions",),
+    "options.training": ("TrainingOptions",),
     "origins": ("open_origin",),
     "report": ("Compared", "write_report"),
     "run_folder": ("RunFolder",),

@@ -13,10 +13,10 @@ from typing import Any
 from heed._install import how_to_install
 from heed._suggestions import ask, closest
 from heed.seq2seq.errors import TaskError, UsageError
-from heed.seq2seq.options import TrainingOptions
-from heed.seq2seq.settings import MODEL, TRAINING
+from heed.seq2seq.options.settings import MODEL, TRAINING
+from heed.seq2seq.options.training import TrainingOptions
+from heed.seq2seq.options.user_values import user_origin, user_path
 from heed.seq2seq.tasks import TASKS
-from heed.seq2seq.user_values import user_origin, user_path
 
 _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 _LONGEST = 80  # characters of a key, and of a value in a message

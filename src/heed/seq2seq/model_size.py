@@ -7,7 +7,7 @@ from typing import Any
 
 from heed.models import RecurrentTranslatorConfig, TransformerConfig
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.options import TrainingOptions
+from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.task import Task
 
 _FLOAT = 4  # bytes

@@ -10,9 +10,9 @@ from typing import Any
 from heed._numbers import check_integer
 from heed.seq2seq import number_words
 from heed.seq2seq.errors import UsageError
+from heed.seq2seq.options.user_values import split_names
 from heed.seq2seq.task import Batch, Item, Option, Reading, Task, pad_rows
 from heed.seq2seq.tokens.tokenizer import RESERVED, Tokenizer
-from heed.seq2seq.user_values import split_names
 
 _TOKENIZER_SAMPLE = 8_000  # numbers whose words teach the tokenizer, and bound the length
 _VALIDATION_BATCH = 256

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from heed.seq2seq.options.user_values import HUB
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.task import Task
 from heed.seq2seq.tensorflow_start import start_tensorflow
 from heed.seq2seq.tokens.tokenizer import RESERVED
-from heed.seq2seq.user_values import HUB
 
 
 class Origin(Protocol):

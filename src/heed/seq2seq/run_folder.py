@@ -27,7 +27,7 @@ from typing import Any
 from heed._files import new_folder, open_regular
 from heed.seq2seq.atomic_files import lock, write_atomically
 from heed.seq2seq.errors import TaskError, UsageError
-from heed.seq2seq.options import TrainingOptions
+from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.task import Task
 from heed.seq2seq.tasks import TASKS
 

@@ -13,7 +13,7 @@ from heed.seq2seq.config_file import ConfigFile
 from heed.seq2seq.errors import TaskError, UsageError, convert_value_errors
 from heed.seq2seq.fine_tuning import INITIAL, inherit_model, make_initial_weights
 from heed.seq2seq.model_size import check_training
-from heed.seq2seq.options import TrainingOptions
+from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.origins import Origin, RunOrigin
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.task import Task

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from heed._numbers import check_integer, check_real
 from heed.seq2seq.errors import TaskError, UsageError, convert_value_errors
-from heed.seq2seq.options import TrainingOptions
+from heed.seq2seq.options.training import TrainingOptions
+from heed.seq2seq.options.user_values import user_path
 from heed.seq2seq.task import Batch, Item, Option, Reading, Task, pad_rows
 from heed.seq2seq.text import normalization as text_forms
 from heed.seq2seq.text import parallel_text
@@ -29,7 +30,6 @@ from heed.seq2seq.tokens.byte_pairs import BytePairTokenizer, read_tokenizer
 from heed.seq2seq.tokens.tokenizer import DEFAULT_SIZE, PAD_ID, Tokenizer
 from heed.seq2seq.tokens.unknown_tokens import describe_unknown, share_unknown
 from heed.seq2seq.tokens.vocabularies import Vocabularies
-from heed.seq2seq.user_values import user_path
 
 # The default of the most tokens in a sentence, its end included, by unit.
 _LONGEST = {"subword": 128, "word": 128, "character": 512}

@@ -20,7 +20,7 @@ from tensorflow.python.framework import config  # nothing public switches determ
 from heed.seq2seq import checkpoint
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.fine_tuning import INITIAL
-from heed.seq2seq.options import TrainingOptions
+from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.stop_request import StopRequest
 from heed.seq2seq.task import Batch, Task

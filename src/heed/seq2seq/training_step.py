@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from heed.ops import softmax_cross_entropy
-from heed.seq2seq.options import TrainingOptions
+from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.task import Batch
 from heed.seq2seq.tokens.tokenizer import UNKNOWN_ID
 from heed.seq2seq.training_workers import Workers

@@ -13,8 +13,8 @@ import numpy as np
 
 from heed.models import Ensemble, explain_generate, generate, stream
 from heed.seq2seq.alignment import Alignment, align
-from heed.seq2seq.decoding_options import DecodingOptions
 from heed.seq2seq.errors import TaskError, UsageError
+from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.task import Task, pad_rows
 from heed.seq2seq.tokens.tokenizer import END_ID, PAD_ID, START_ID

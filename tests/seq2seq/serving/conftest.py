@@ -56,8 +56,8 @@ def serving(translator):
     """Makes clients of applications with some limits; `serving(...).service` is what answers."""
     from fastapi.testclient import TestClient
 
+    from heed.seq2seq.options.serving import ServingOptions
     from heed.seq2seq.serving.app import Service, make_app
-    from heed.seq2seq.serving.options import ServingOptions
 
     with contextlib.ExitStack() as stack:
 
@@ -110,8 +110,8 @@ class Live:
 @pytest.fixture
 def live(translator):
     """Starts servers with some limits."""
+    from heed.seq2seq.options.serving import ServingOptions
     from heed.seq2seq.serving.app import Service
-    from heed.seq2seq.serving.options import ServingOptions
 
     servers = []
 
@@ -127,8 +127,8 @@ def live(translator):
 @pytest.fixture(scope="module")
 def shared(translator):
     """A server with the usual limits, for tests that leave it as it is."""
+    from heed.seq2seq.options.serving import ServingOptions
     from heed.seq2seq.serving.app import Service
-    from heed.seq2seq.serving.options import ServingOptions
 
     server = Live(Service({"numbers": translator}, ServingOptions()))
     yield server

@@ -431,8 +431,8 @@ def any_client(finished_run):
     from fastapi.testclient import TestClient
 
     from heed.seq2seq import Translator
+    from heed.seq2seq.options.serving import ServingOptions
     from heed.seq2seq.serving.app import Service, make_app
-    from heed.seq2seq.serving.options import ServingOptions
 
     service = Service({"numbers": Translator(finished_run)}, ServingOptions())
     with TestClient(make_app(service), "http://localhost", raise_server_exceptions=False) as client:
@@ -453,7 +453,7 @@ def any_client(finished_run):
     ],
 )
 def test_limits_that_are_none(limits, part):
-    from heed.seq2seq.serving.options import ServingOptions
+    from heed.seq2seq.options.serving import ServingOptions
 
     with pytest.raises(TaskError, match=part):
         ServingOptions(**limits)

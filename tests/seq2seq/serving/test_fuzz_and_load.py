@@ -12,8 +12,8 @@ from schemathesis import GenerationMode
 
 from benchmarks.serving import ask_all
 from heed.seq2seq import Translator
+from heed.seq2seq.options.serving import ServingOptions
 from heed.seq2seq.serving.app import Service
-from heed.seq2seq.serving.options import ServingOptions
 from tests.seq2seq.serving.conftest import Live
 
 pytestmark = pytest.mark.slow

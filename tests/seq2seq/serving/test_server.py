@@ -13,11 +13,11 @@ import pytest
 import uvicorn
 
 from heed.seq2seq import TaskError
+from heed.seq2seq.options.serving import ServingOptions
 from heed.seq2seq.serving import connection, sockets
 from heed.seq2seq.serving import server as server_module
 from heed.seq2seq.serving.connection import Connection
 from heed.seq2seq.serving.hosts import Hosts
-from heed.seq2seq.serving.options import ServingOptions
 from tests.seq2seq.serving.conftest import wait_until
 
 

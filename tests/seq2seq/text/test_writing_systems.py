@@ -25,9 +25,9 @@ from heed.seq2seq import (
 )
 from heed.seq2seq.attention import read_attention
 from heed.seq2seq.evaluation import write_evaluation
+from heed.seq2seq.options.serving import ServingOptions
 from heed.seq2seq.report import write_report
 from heed.seq2seq.serving.app import Service, make_app
-from heed.seq2seq.serving.options import ServingOptions
 from heed.seq2seq.text.corpus_check import check_corpus
 from heed.seq2seq.tokens.tokenizer import UNKNOWN_ID
 from tests.seq2seq import tiny

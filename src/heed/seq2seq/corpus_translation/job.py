@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from heed import __version__
 from heed._files import open_regular
 from heed.seq2seq.corpus_translation.inputs import Shard
-from heed.seq2seq.decoding_options import DecodingOptions
 from heed.seq2seq.errors import TaskError
+from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.run_folder import RunFolder
 
 if TYPE_CHECKING:

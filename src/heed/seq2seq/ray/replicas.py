@@ -8,8 +8,8 @@ from typing import Any
 
 from heed._install import how_to_install
 from heed._ray import check_installed
-from heed.seq2seq.decoding_options import DecodingOptions
 from heed.seq2seq.errors import TaskError
+from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.ray.assigned_threads import count_assigned_threads
 from heed.seq2seq.run_folder import RunFolder
 
@@ -49,8 +49,8 @@ def deployment(
     try:
         from ray import serve
 
+        from heed.seq2seq.options.serving import ServingOptions
         from heed.seq2seq.serving.hosts import Hosts
-        from heed.seq2seq.serving.options import ServingOptions
     except ImportError as error:
         text = f"a deployment needs {error.name}: {how_to_install('ray')}"
         raise TaskError(text) from None

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from heed.seq2seq.decoding_options import DecodingOptions
 from heed.seq2seq.errors import TaskError
+from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.ray.assigned_threads import count_assigned_threads
 from heed.seq2seq.run_folder import RunFolder
 

@@ -19,15 +19,15 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from heed import __version__
-from heed.seq2seq.decoding_options import DecodingOptions
 from heed.seq2seq.errors import TaskError
+from heed.seq2seq.options.decoding import DecodingOptions
+from heed.seq2seq.options.serving import ServingOptions
 from heed.seq2seq.serving import messages
 from heed.seq2seq.serving.batcher import Batcher, QueueFullError
 from heed.seq2seq.serving.body import read_body
 from heed.seq2seq.serving.events import EventStream, Pieces, format_event
 from heed.seq2seq.serving.hosts import HostFilter, Hosts
 from heed.seq2seq.serving.metrics import Metrics, RequestCounter
-from heed.seq2seq.serving.options import ServingOptions
 from heed.seq2seq.serving.page import RunOnPage, make_page
 from heed.seq2seq.serving.translations import Mode, Text, Translations
 from heed.seq2seq.translator import Translator

@@ -16,7 +16,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from heed.seq2seq.serving.options import ServingOptions
+from heed.seq2seq.options.serving import ServingOptions
 
 MOST_ATTENTION = 16  # each may take a megabyte
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from heed.inspect.drawing import drawing_of
 from heed.seq2seq.attention import AttentionReader
-from heed.seq2seq.decoding_options import DecodingOptions
 from heed.seq2seq.errors import TaskError
+from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.serving.messages import Attention, Hypothesis, Translation
 from heed.seq2seq.translator import Translation as Translated
 from heed.seq2seq.translator import Translator

@@ -9,7 +9,7 @@ import pytest
 
 from heed.seq2seq import TextTask, start_run
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.options import SCHEDULES, TrainingOptions
+from heed.seq2seq.options.training import SCHEDULES, TrainingOptions
 from tests.seq2seq import tiny
 
 

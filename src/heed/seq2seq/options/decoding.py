@@ -9,7 +9,7 @@ from typing import Any
 from heed._numbers import check_integer, check_real
 from heed._weights import WEIGHTS
 from heed.seq2seq.errors import convert_value_errors
-from heed.seq2seq.options import check_one_of
+from heed.seq2seq.options.training import check_one_of
 
 _OF_SAMPLING = ("top_k", "top_p", "seed")
 

@@ -1,0 +1,1 @@
+"""The options of training, decoding and serving, each declared once."""
