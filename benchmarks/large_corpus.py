@@ -47,7 +47,7 @@ def measure(folder: Path, later: int | None) -> dict[str, float | str]:
     """Measures seconds to the first batch, milliseconds per later batch and peak memory in MiB, in this process."""
     begin = time.perf_counter()
     from heed import seq2seq
-    from heed.seq2seq.task import Task
+    from heed.seq2seq.tasks.task import Task
     from heed.seq2seq.tensorflow_start import start_tensorflow
 
     if later is None:

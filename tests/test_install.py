@@ -101,7 +101,7 @@ def test_no_message_advises_to_install_the_other_package_called_heed():
     ("package", "call", "extra"),
     [
         ("sentencepiece", "heed.seq2seq.tokens.tokenizer:_sentencepiece()", "demo"),
-        ("num2words", "heed.seq2seq.number_words:spell(7)", "demo"),
+        ("num2words", "heed.seq2seq.tasks.number_words:spell(7)", "demo"),
         ("matplotlib", "heed._figure:new_figure(1, 1)", "demo"),
     ],
 )

@@ -10,7 +10,7 @@ from benchmarks.cases import Case
 from benchmarks.peers import Prepared, _tensorflow, _training
 from heed.models import Transformer, TransformerConfig
 from heed.seq2seq.options.training import TrainingOptions
-from heed.seq2seq.task import Batch
+from heed.seq2seq.tasks.task import Batch
 from heed.seq2seq.training_step import TrainingStep
 
 _tensorflow.set_threads()

@@ -11,7 +11,7 @@ import numpy as np
 
 from heed.models import TransformerConfig
 from heed.seq2seq import RunFolder
-from heed.seq2seq.task import pad_rows
+from heed.seq2seq.tasks.task import pad_rows
 
 BETAS, EPSILON = (0.9, 0.98), 1e-7
 _PRINT_EVERY, _BATCH, _MULTIPLE = 100, 100, 16

@@ -7,8 +7,8 @@ import sys
 
 import numpy as np
 
-from heed.seq2seq import number_words
-from heed.seq2seq.numbers_task import NumbersTask
+from heed.seq2seq.tasks import number_words
+from heed.seq2seq.tasks.numbers_task import NumbersTask
 from tests.cli.command import fails
 
 

@@ -11,8 +11,8 @@ import heed as package
 from heed._numbers import LARGEST_COUNT
 from heed.cli.command import _COMMANDS
 from heed.seq2seq import RunFolder
-from heed.seq2seq.numbers_task import NumbersTask
 from heed.seq2seq.options.settings import TRAINING
+from heed.seq2seq.tasks.numbers_task import NumbersTask
 from tests.cli.command import OPTIONS, fails
 
 HUGE = str(10**23)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from heed.cli.command import _COMMANDS, _parser
-from heed.seq2seq.numbers_task import NumbersTask
 from heed.seq2seq.options.user_values import user_origin, user_path
+from heed.seq2seq.tasks.numbers_task import NumbersTask
 from heed.seq2seq.text import catalogs
 from tests.cli.command import OPTIONS
 from tests.seq2seq import tiny

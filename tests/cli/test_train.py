@@ -10,10 +10,11 @@ import time
 import numpy as np
 import pytest
 
-from heed.seq2seq import RunFolder, checkpoint, number_words, train
-from heed.seq2seq.numbers_task import NumbersTask
+from heed.seq2seq import RunFolder, checkpoint, train
 from heed.seq2seq.options.settings import MODEL, TRAINING
-from heed.seq2seq.tasks import TASKS
+from heed.seq2seq.tasks import number_words
+from heed.seq2seq.tasks.numbers_task import NumbersTask
+from heed.seq2seq.tasks.registry import TASKS
 from tests.cli.command import OPTIONS, PAIRS, fails, give, piped, process, split_pairs
 from tests.seq2seq import tiny
 

@@ -265,14 +265,14 @@ FAULTS = (
     # Training
     Fault(
         "batches of numbers do not depend on the seed",
-        f"{_SEQ2SEQ}/number_words.py",
+        f"{_SEQ2SEQ}/tasks/number_words.py",
         "scrambled = stream(count, _SAMPLE_KEY, seed, step, attempt)",
         "scrambled = stream(count, _SAMPLE_KEY, 0, step, attempt)",
-        (f"{_OF_SEQ2SEQ}/test_number_words.py", f"{_OF_SEQ2SEQ}/tokens/test_tokenizer.py"),
+        (f"{_OF_SEQ2SEQ}/tasks/test_number_words.py", f"{_OF_SEQ2SEQ}/tokens/test_tokenizer.py"),
     ),
     Fault(
         "the task of numbers ignores the seed",
-        f"{_SEQ2SEQ}/numbers_task.py",
+        f"{_SEQ2SEQ}/tasks/numbers_task.py",
         "chosen = number_words.training_numbers(seed, step, size).tolist()",
         "chosen = number_words.training_numbers(0, step, size).tolist()",
         (f"{_OF_SEQ2SEQ}/tokens/test_tokenizer.py",),
@@ -307,10 +307,10 @@ FAULTS = (
     ),
     Fault(
         "held-out numbers are trained on",
-        f"{_SEQ2SEQ}/number_words.py",
+        f"{_SEQ2SEQ}/tasks/number_words.py",
         "missing, attempt = is_held_out(drawn), attempt + 1",
         "missing, attempt = np.zeros(count, np.bool_), attempt + 1",
-        (f"{_OF_SEQ2SEQ}/test_number_words.py",),
+        (f"{_OF_SEQ2SEQ}/tasks/test_number_words.py",),
     ),
     Fault(
         "the loss counts padding",
@@ -473,38 +473,38 @@ FAULTS = (
     ),
     Fault(
         "digits are read from the wrong end",
-        f"{_SEQ2SEQ}/numbers_task.py",
+        f"{_SEQ2SEQ}/tasks/numbers_task.py",
         "for name in (language, *reversed(str(number)))]",
         "for name in (language, *str(number))]",
         (f"{_OF_SEQ2SEQ}/tokens/test_tokenizer.py",),
     ),
     Fault(
         "cross-attention is shown against digits in the order of the model",
-        f"{_SEQ2SEQ}/numbers_task.py",
+        f"{_SEQ2SEQ}/tasks/numbers_task.py",
         "return [0, *range(len(ids) - 1, 0, -1)]",
         "return list(range(len(ids)))",
         (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
     ),
     Fault(
         "held-out sentences are trained on",
-        f"{_SEQ2SEQ}/text_task.py",
+        f"{_SEQ2SEQ}/tasks/text_task.py",
         "chosen = first + np.flatnonzero(candidates != block)",
         "chosen = first + np.arange(len(sources))",
-        (f"{_OF_SEQ2SEQ}/test_text_task.py",),
+        (f"{_OF_SEQ2SEQ}/tasks/test_text_task.py",),
     ),
     Fault(
         "every pair is asked for in the first language",
-        f"{_SEQ2SEQ}/text_task.py",
+        f"{_SEQ2SEQ}/tasks/text_task.py",
         "_name_tag(language or self.languages[0])",
         "_name_tag(self.languages[0])",
-        (f"{_OF_SEQ2SEQ}/test_languages.py",),
+        (f"{_OF_SEQ2SEQ}/tasks/test_languages.py",),
     ),
     Fault(
         "sentences too long are counted without the token of their language",
-        f"{_SEQ2SEQ}/text_task.py",
+        f"{_SEQ2SEQ}/tasks/text_task.py",
         "counts += counts < np.iinfo(np.uint16).max",
         "counts += 0",
-        (f"{_OF_SEQ2SEQ}/test_languages.py",),
+        (f"{_OF_SEQ2SEQ}/tasks/test_languages.py",),
     ),
     Fault(
         "a vocabulary for both sides is learned from one",
@@ -689,7 +689,7 @@ FAULTS = (
         f"{_SEQ2SEQ}/runs.py",
         "for values in (recipe, options)",
         "for values in (options, recipe)",
-        (f"{_OF_SEQ2SEQ}/options/test_training.py", f"{_OF_SEQ2SEQ}/test_tasks.py"),
+        (f"{_OF_SEQ2SEQ}/options/test_training.py", f"{_OF_SEQ2SEQ}/tasks/test_registry.py"),
     ),
     # Judging
     Fault(
@@ -730,21 +730,21 @@ FAULTS = (
     # What the rest rests on
     Fault(
         "what is left of a training that was stopped is trained on other text",
-        f"{_SEQ2SEQ}/text_task.py",
+        f"{_SEQ2SEQ}/tasks/text_task.py",
         "if parallel_text.hash_file(path) != sha256:",
         "if False:",
-        (f"{_OF_SEQ2SEQ}/test_text_task.py",),
+        (f"{_OF_SEQ2SEQ}/tasks/test_text_task.py",),
     ),
     Fault(
         "an answer may be no longer than what was trained on",
-        f"{_SEQ2SEQ}/text_task.py",
+        f"{_SEQ2SEQ}/tasks/text_task.py",
         "int(1.5 * lengths[lengths <= longest].max(initial=8))",
         "int(lengths[lengths <= longest].max(initial=8))",
-        (f"{_OF_SEQ2SEQ}/test_text_task.py",),
+        (f"{_OF_SEQ2SEQ}/tasks/test_text_task.py",),
     ),
     Fault(
         "words that the subwords count otherwise are guided",
-        f"{_SEQ2SEQ}/text_task.py",
+        f"{_SEQ2SEQ}/tasks/text_task.py",
         "if [len(source_words), len(target_words)] == [len(split_words(text)) for text in pair]:",
         "if True:",
         (f"{_OF_SEQ2SEQ}/test_guided_alignment.py",),
@@ -791,7 +791,7 @@ FAULTS = (
         "if False:",
         (
             f"{_OF_SEQ2SEQ}/tokens/test_vocabularies.py",
-            f"{_OF_SEQ2SEQ}/test_tasks.py",
+            f"{_OF_SEQ2SEQ}/tasks/test_registry.py",
         ),
     ),
     Fault(
@@ -848,7 +848,7 @@ FAULTS = (
         "_score_corpus([a for a in answers if a.group == name], bleu_tokenizer)",
         "_score_corpus(answers, bleu_tokenizer)",
         (
-            f"{_OF_SEQ2SEQ}/test_languages.py",
+            f"{_OF_SEQ2SEQ}/tasks/test_languages.py",
             f"{_OF_SEQ2SEQ}/test_using_a_run.py",
         ),
     ),

@@ -13,7 +13,7 @@ from heed.models import RecurrentTranslator, RecurrentTranslatorConfig, Transfor
 from heed.seq2seq import TaskError, TextTask, Translator, start_run, train
 from heed.seq2seq.alignment import align
 from heed.seq2seq.options.training import TrainingOptions
-from heed.seq2seq.task import Batch
+from heed.seq2seq.tasks.task import Batch
 from heed.seq2seq.text.corpus import Corpus
 from heed.seq2seq.text.corpus_check import check_corpus
 from heed.seq2seq.text.pair_store import PairStore

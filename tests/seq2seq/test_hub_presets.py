@@ -13,7 +13,7 @@ import sentencepiece
 
 from heed.models import explain_generate, generate
 from heed.seq2seq import NumbersTask, TaskError, TextTask, Translator, open_origin, start_run, train
-from heed.seq2seq.task import pad_rows
+from heed.seq2seq.tasks.task import pad_rows
 from tests.seq2seq import tiny
 
 pytest.importorskip("keras_hub", exc_type=ImportError)

@@ -3,7 +3,7 @@
 import pytest
 
 from heed.seq2seq import NumbersTask, Translator, evaluate, start_run, train
-from heed.seq2seq.number_words import LANGUAGES
+from heed.seq2seq.tasks.number_words import LANGUAGES
 
 
 @pytest.mark.slow

@@ -8,18 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from heed.seq2seq import (
-    Compared,
-    NumbersTask,
-    TaskError,
-    Translator,
-    evaluate,
-    number_words,
-    write_report,
-)
+from heed.seq2seq import Compared, NumbersTask, TaskError, Translator, evaluate, write_report
 from heed.seq2seq import report as report_module
 from heed.seq2seq.evaluation import Answer, Evaluation
 from heed.seq2seq.report import mark_differences
+from heed.seq2seq.tasks import number_words
 from heed.seq2seq.tokens.tokenizer import END_ID
 
 

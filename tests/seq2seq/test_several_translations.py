@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heed.models import generate
-from heed.seq2seq import DecodingOptions, TaskError, Translator, number_words
-from heed.seq2seq.task import pad_rows
+from heed.seq2seq import DecodingOptions, TaskError, Translator
+from heed.seq2seq.tasks import number_words
+from heed.seq2seq.tasks.task import pad_rows
 from heed.seq2seq.translator import translate_stream
 from tests.graphs import traced
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from heed.models import Transformer, TransformerConfig
 from heed.ops import softmax_cross_entropy
 from heed.seq2seq.options.training import TrainingOptions
-from heed.seq2seq.task import Batch
+from heed.seq2seq.tasks.task import Batch
 from heed.seq2seq.training import _prefetch
 from heed.seq2seq.training_step import TrainingStep
 

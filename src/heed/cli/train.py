@@ -58,7 +58,7 @@ def add_demo(parser: Parser) -> None:
 
 def add_train(parser: Parser) -> None:
     """The arguments of `heed train`."""
-    from heed.seq2seq.tasks import TASKS
+    from heed.seq2seq.tasks.registry import TASKS
 
     parser.usage = "heed train (numbers | --source FILE | --config FILE | --resume RUN) [options]"
     parser.formatter_class = _Help
@@ -94,7 +94,7 @@ def add_train(parser: Parser) -> None:
 
 def run_demo(parsed: argparse.Namespace) -> None:
     """Learns numbers in words, evaluates, and draws the attention."""
-    from heed.seq2seq.number_words import check_languages
+    from heed.seq2seq.tasks.number_words import check_languages
 
     languages = check_languages(parsed.languages)
     path = _choose_path(parsed, "numbers")
@@ -109,7 +109,7 @@ def run_demo(parsed: argparse.Namespace) -> None:
 
 def run_train(parsed: argparse.Namespace) -> None:
     """Trains a new run, or continues one."""
-    from heed.seq2seq.tasks import TASKS
+    from heed.seq2seq.tasks.registry import TASKS
 
     launch = read_launch(parsed)
     if parsed.resume is not None:
@@ -143,7 +143,7 @@ def run_train(parsed: argparse.Namespace) -> None:
 
 def _describe_ways() -> str:
     """The commands that train."""
-    from heed.seq2seq.tasks import TASKS
+    from heed.seq2seq.tasks.registry import TASKS
 
     tasks = [f"`heed train {kind}`" for kind in TASKS if kind != "text"]
     others = ["`heed train --source FILE`", "`heed train --config FILE`"]
@@ -152,7 +152,7 @@ def _describe_ways() -> str:
 
 def _open_run_to_resume(parsed: argparse.Namespace, launch: Launch | None) -> seq2seq.RunFolder:
     """Opens the run to resume, extended if there are more steps; on several workers the chief will extend it."""
-    from heed.seq2seq.tasks import TASKS
+    from heed.seq2seq.tasks.registry import TASKS
 
     if parsed.task is not None:
         raise UsageError(f"choose a task: {_describe_ways()}")
@@ -257,7 +257,7 @@ def _select_task_options(parsed: argparse.Namespace, task: type[seq2seq.Task]) -
     Raises:
         TaskError: if a required one is missing, or one of another task is given.
     """
-    from heed.seq2seq.tasks import TASKS
+    from heed.seq2seq.tasks.registry import TASKS
 
     needed, own = _option_names(task, required=True), _option_names(task)
     if len(select_options(parsed, needed)) < len(needed) and parsed.corpora is None:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from heed.seq2seq.demo import run_demo
     from heed.seq2seq.errors import TaskError, UsageError
     from heed.seq2seq.evaluation import Evaluation, evaluate, write_evaluation
-    from heed.seq2seq.numbers_task import NumbersTask
     from heed.seq2seq.options.decoding import DecodingOptions
     from heed.seq2seq.options.training import TrainingOptions
     from heed.seq2seq.origins import open_origin
@@ -38,9 +37,10 @@ if TYPE_CHECKING:
     from heed.seq2seq.run_folder import RunFolder
     from heed.seq2seq.runs import extend_run, start_run
     from heed.seq2seq.shipping import Shipment
-    from heed.seq2seq.task import Task
+    from heed.seq2seq.tasks.numbers_task import NumbersTask
+    from heed.seq2seq.tasks.task import Task
+    from heed.seq2seq.tasks.text_task import TextTask
     from heed.seq2seq.text.corpus import Corpus
-    from heed.seq2seq.text_task import TextTask
     from heed.seq2seq.training import Trained, TrainingInterrupted, train
     from heed.seq2seq.translator import Translation, Translator
 
@@ -90,15 +90,15 @@ _MODULES = {
     "demo": ("run_demo",),
     "errors": ("TaskError", "UsageError"),
     "evaluation": ("Evaluation", "evaluate", "write_evaluation"),
-    "numbers_task": ("NumbersTask",),
+    "tasks.numbers_task": ("NumbersTask",),
     "options.training": ("TrainingOptions",),
     "origins": ("open_origin",),
     "report": ("Compared", "write_report"),
     "run_folder": ("RunFolder",),
     "shipping": ("Shipment",),
     "runs": ("extend_run", "start_run"),
-    "task": ("Task",),
-    "text_task": ("TextTask",),
+    "tasks.task": ("Task",),
+    "tasks.text_task": ("TextTask",),
     "training": ("Trained", "TrainingInterrupted", "train"),
     "translator": ("Translation", "Translator"),
 }

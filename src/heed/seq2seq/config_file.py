@@ -16,7 +16,7 @@ from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.options.settings import MODEL, TRAINING
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.options.user_values import user_origin, user_path
-from heed.seq2seq.tasks import TASKS
+from heed.seq2seq.tasks.registry import TASKS
 
 _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 _LONGEST = 80  # characters of a key, and of a value in a message

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.task import Item, Task
+from heed.seq2seq.tasks.task import Item, Task
 from heed.seq2seq.text.corpus import Corpus
 from heed.seq2seq.text.scoring import AUTO, choose_bleu_tokenizer, choose_metrics
 from heed.seq2seq.tokens.unknown_tokens import describe_unknown, share_unknown

@@ -13,7 +13,7 @@ from heed.seq2seq import checkpoint
 from heed.seq2seq.architectures import architecture as known_architecture
 from heed.seq2seq.errors import UsageError
 from heed.seq2seq.origins import Origin, list_tokens
-from heed.seq2seq.task import Task
+from heed.seq2seq.tasks.task import Task
 from heed.seq2seq.tokens.tokenizer import RESERVED
 from heed.seq2seq.trained_model import build_model
 

@@ -8,7 +8,7 @@ from typing import Any
 from heed.models import RecurrentTranslatorConfig, TransformerConfig
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.options.training import TrainingOptions
-from heed.seq2seq.task import Task
+from heed.seq2seq.tasks.task import Task
 
 _FLOAT = 4  # bytes
 _TRAINED = 4  # numbers for each parameter: the weight, its gradient, Adam's two moments

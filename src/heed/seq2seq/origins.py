@@ -13,7 +13,7 @@ import numpy as np
 
 from heed.seq2seq.options.user_values import HUB
 from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.task import Task
+from heed.seq2seq.tasks.task import Task
 from heed.seq2seq.tensorflow_start import start_tensorflow
 from heed.seq2seq.tokens.tokenizer import RESERVED
 

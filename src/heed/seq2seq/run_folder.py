@@ -28,8 +28,8 @@ from heed._files import new_folder, open_regular
 from heed.seq2seq.atomic_files import lock, write_atomically
 from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.options.training import TrainingOptions
-from heed.seq2seq.task import Task
-from heed.seq2seq.tasks import TASKS
+from heed.seq2seq.tasks.registry import TASKS
+from heed.seq2seq.tasks.task import Task
 
 _FORMAT, _VERSION = "heed run", 5
 

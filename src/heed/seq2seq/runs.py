@@ -16,7 +16,7 @@ from heed.seq2seq.model_size import check_training
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.origins import Origin, RunOrigin
 from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.task import Task
+from heed.seq2seq.tasks.task import Task
 from heed.seq2seq.text.scoring import choose_bleu_tokenizer, load_sacrebleu
 from heed.seq2seq.tokens.tokenizer import END_ID, PAD_ID, START_ID
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.task import Task, pad_rows
+from heed.seq2seq.tasks.task import Task, pad_rows
 from heed.seq2seq.tokens.tokenizer import RESERVED, UNKNOWN_ID
 from heed.seq2seq.trained_model import load_model
 

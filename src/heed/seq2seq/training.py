@@ -23,7 +23,7 @@ from heed.seq2seq.fine_tuning import INITIAL
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.stop_request import StopRequest
-from heed.seq2seq.task import Batch, Task
+from heed.seq2seq.tasks.task import Batch, Task
 from heed.seq2seq.trained_model import (
     are_finite,
     assign,

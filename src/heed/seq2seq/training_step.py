@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from heed.ops import softmax_cross_entropy
 from heed.seq2seq.options.training import TrainingOptions
-from heed.seq2seq.task import Batch
+from heed.seq2seq.tasks.task import Batch
 from heed.seq2seq.tokens.tokenizer import UNKNOWN_ID
 from heed.seq2seq.training_workers import Workers
 

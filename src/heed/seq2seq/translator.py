@@ -16,7 +16,7 @@ from heed.seq2seq.alignment import Alignment, align
 from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.task import Task, pad_rows
+from heed.seq2seq.tasks.task import Task, pad_rows
 from heed.seq2seq.tokens.tokenizer import END_ID, PAD_ID, START_ID
 from heed.seq2seq.trained_model import are_finite, load_model, make_divergence_error
 

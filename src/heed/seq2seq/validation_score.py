@@ -9,7 +9,7 @@ import numpy as np
 
 from heed.models import generate
 from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.task import Task, pad_rows
+from heed.seq2seq.tasks.task import Task, pad_rows
 from heed.seq2seq.text.scoring import choose_metrics, load_sacrebleu
 from heed.seq2seq.trained_model import assign, make_model
 

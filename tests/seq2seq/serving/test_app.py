@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from heed.seq2seq import DecodingOptions, TaskError, Translator
 from heed.seq2seq.serving.page import choose_all_examples
-from heed.seq2seq.task import Item
+from heed.seq2seq.tasks.task import Item
 from heed.seq2seq.tokens.tokenizer import END_ID
 from heed.seq2seq.translator import Translation
 from tests.inspect import test_page as page_reader

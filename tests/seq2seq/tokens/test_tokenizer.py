@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.seq2seq import number_words
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.numbers_task import NumbersTask
-from heed.seq2seq.task import Item
+from heed.seq2seq.tasks import number_words
+from heed.seq2seq.tasks.numbers_task import NumbersTask
+from heed.seq2seq.tasks.task import Item
 from heed.seq2seq.tokens.tokenizer import END_ID, UNKNOWN_ID, Tokenizer
 
 

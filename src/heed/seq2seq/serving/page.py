@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from heed.inspect.drawing import drawing_parts, fill, json_in_html
-from heed.seq2seq.task import Task
+from heed.seq2seq.tasks.task import Task
 from heed.seq2seq.translator import Translator
 
 _FILES = Path(__file__).parent / "_page_files"

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from heed.seq2seq import number_words
 from heed.seq2seq.errors import TaskError
+from heed.seq2seq.tasks import number_words
 from tests.slow import slow
 
 

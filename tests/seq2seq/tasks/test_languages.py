@@ -18,7 +18,7 @@ from heed.seq2seq import (
     start_run,
     train,
 )
-from heed.seq2seq.task import Task
+from heed.seq2seq.tasks.task import Task
 from heed.seq2seq.tokens.tokenizer import END_ID
 from heed.seq2seq.trained_model import load_model
 from tests.seq2seq import tiny

@@ -103,7 +103,7 @@ def test_tokens_that_are_estimated_let_nothing_long_through(tmp_path, monkeypatc
     path = pairs_file(tmp_path / "pairs.tsv", range(300))
     with path.open("a") as file:  # as long in letters as the others, but not in tokens
         file.writelines(f"{'xqzj' * 4}{n}\tword {n} and more\n" for n in range(60))
-    monkeypatch.setattr("heed.seq2seq.text_task._COUNTED", 10)
+    monkeypatch.setattr("heed.seq2seq.tasks.text_task._COUNTED", 10)
     task = TextTask.create(path, vocabulary_size=60, longest=14)
     seen = [task.training_batch(0, step, 16) for step in range(40)]
     assert max(batch.source.shape[1] for batch in seen) <= 16  # 14, filled up to a multiple of 8

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from heed.seq2seq.numbers_task import NumbersTask
-from heed.seq2seq.task import Task
-from heed.seq2seq.text_task import TextTask
+from heed.seq2seq.tasks.numbers_task import NumbersTask
+from heed.seq2seq.tasks.task import Task
+from heed.seq2seq.tasks.text_task import TextTask
 
 TASKS: dict[str, type[Task]] = {task.kind: task for task in (NumbersTask, TextTask)}

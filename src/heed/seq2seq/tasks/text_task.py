@@ -17,7 +17,7 @@ from heed._numbers import check_integer, check_real
 from heed.seq2seq.errors import TaskError, UsageError, convert_value_errors
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.options.user_values import user_path
-from heed.seq2seq.task import Batch, Item, Option, Reading, Task, pad_rows
+from heed.seq2seq.tasks.task import Batch, Item, Option, Reading, Task, pad_rows
 from heed.seq2seq.text import normalization as text_forms
 from heed.seq2seq.text import parallel_text
 from heed.seq2seq.text.batch_order import BatchOrder

@@ -8,10 +8,10 @@ import pytest
 
 from heed import cli
 from heed.seq2seq import RunFolder, Task, TaskError, start_run
-from heed.seq2seq.tasks import TASKS
+from heed.seq2seq.tasks.registry import TASKS
 from tests.seq2seq import tiny
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+PAGE = Path(__file__).parents[3] / "docs" / "extending.md"
 
 
 @pytest.fixture

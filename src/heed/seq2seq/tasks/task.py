@@ -73,7 +73,7 @@ class Option(NamedTuple):
 class Task(abc.ABC):
     """A task to learn: data, tokens, and the conversion of texts to ids and back.
 
-    A new task is a class in its own file and a line in `heed.seq2seq.tasks`.
+    A new task is a class in its own file and a line in `heed.seq2seq.tasks.registry`.
 
     Attributes:
         kind: its name on the command line and in config.json.
