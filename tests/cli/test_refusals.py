@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from heed.seq2seq import checkpoint
+from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.text import catalogs
 from tests.cli.command import contents, fails
 

@@ -10,8 +10,9 @@ import time
 import numpy as np
 import pytest
 
-from heed.seq2seq import RunFolder, checkpoint, train
+from heed.seq2seq import RunFolder, train
 from heed.seq2seq.options.settings import MODEL, TRAINING
+from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.tasks import number_words
 from heed.seq2seq.tasks.numbers_task import NumbersTask
 from heed.seq2seq.tasks.registry import TASKS
@@ -126,7 +127,7 @@ def test_ctrl_c_while_training(tmp_path):
     last = err.splitlines()[-1]
     assert last.startswith("heed: stopped at step ")
     assert last.endswith(f"heed train --resume {path}")
-    from heed.seq2seq import checkpoint
+    from heed.seq2seq.runs import checkpoint
 
     assert checkpoint.load(checkpoint.list_steps(path / "checkpoints")[-1])[1]["step"] > 0
 

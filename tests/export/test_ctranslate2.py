@@ -33,7 +33,7 @@ from heed.models import (
     generate,
 )
 from heed.seq2seq import RunFolder, Shipment, TextTask, start_run
-from heed.seq2seq.trained_model import make_model, write_trained
+from heed.seq2seq.runs.trained_model import make_model, write_trained
 from tests.models.builders import prompts, randomise, sources
 from tests.seq2seq import tiny
 from tests.slow import slow

@@ -30,7 +30,8 @@ from heed.models import (
     Transformer,
     TransformerConfig,
 )
-from heed.seq2seq import Shipment, Translator, shipping
+from heed.seq2seq import Shipment, Translator
+from heed.seq2seq.runs import shipping
 
 SMALL = {"width": 16, "num_heads": 4, "feed_forward_width": 32}
 

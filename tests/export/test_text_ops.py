@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 from heed.export.text_ops import text_ops
-from heed.seq2seq import NumbersTask, TextTask, shipping
+from heed.seq2seq import NumbersTask, TextTask
+from heed.seq2seq.runs import shipping
 from tests.seq2seq import tiny
 
 TEXTS = (

@@ -18,8 +18,9 @@ from heed.export import export
 from heed.export.formats import FORMATS
 from heed.export.runners import run as runner
 from heed.export.text_ops import text_ops
-from heed.seq2seq import NumbersTask, Shipment, TaskError, TextTask, shipping, start_run
-from heed.seq2seq.trained_model import make_model, write_trained
+from heed.seq2seq import NumbersTask, Shipment, TaskError, TextTask, start_run
+from heed.seq2seq.runs import shipping
+from heed.seq2seq.runs.trained_model import make_model, write_trained
 from tests.seq2seq import tiny
 from tests.slow import slow
 

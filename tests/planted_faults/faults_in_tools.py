@@ -354,7 +354,7 @@ FAULTS = (
         "src/heed/seq2seq/options/user_values.py",
         "return Path(os.path.expanduser(text))",
         "return Path(text)",
-        ("tests/seq2seq/test_config_file.py::test_every_path_may_begin_at_home",),
+        ("tests/seq2seq/runs/test_config_file.py::test_every_path_may_begin_at_home",),
     ),
     Fault(
         "a wrong value has the status of other failures",

@@ -15,9 +15,9 @@ from heed.seq2seq import (
     start_run,
     train,
 )
-from heed.seq2seq import runs as runs_module
+from heed.seq2seq.runs import start as runs_module
+from heed.seq2seq.runs.trained_model import load_model
 from heed.seq2seq.text import scoring
-from heed.seq2seq.trained_model import load_model
 from tests.seq2seq import tiny
 
 

@@ -4,7 +4,8 @@ import gzip
 
 import pytest
 
-from heed.seq2seq import RunFolder, TextTask, checkpoint, start_run, train
+from heed.seq2seq import RunFolder, TextTask, start_run, train
+from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.tasks import text_task as text_task_module
 from tests.seq2seq import tiny
 from tests.seq2seq.test_architectures import RECURRENT

@@ -14,11 +14,12 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config
 
-from heed.seq2seq import TaskError, TextTask, checkpoint, start_run, train
+from heed.seq2seq import TaskError, TextTask, start_run, train
 from heed.seq2seq import training as training_module
 from heed.seq2seq.options.training import TrainingOptions
-from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.trained_model import load_model, make_model
+from heed.seq2seq.runs import checkpoint
+from heed.seq2seq.runs.run_folder import RunFolder
+from heed.seq2seq.runs.trained_model import load_model, make_model
 from heed.seq2seq.training_log import read_metrics
 from heed.seq2seq.training_step import TrainingStep, Validation
 from tests import damage

@@ -12,12 +12,12 @@ from heed.seq2seq import (
     TextTask,
     Translator,
     average,
-    checkpoint,
     extend_run,
     start_run,
     train,
 )
-from heed.seq2seq.trained_model import load_model, make_model
+from heed.seq2seq.runs import checkpoint
+from heed.seq2seq.runs.trained_model import load_model, make_model
 from heed.seq2seq.training_log import read_metrics
 from heed.seq2seq.training_step import TrainingStep, Validation
 from heed.seq2seq.validation_score import ValidationScore

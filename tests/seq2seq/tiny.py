@@ -38,7 +38,7 @@ def start(path: Path, **options):
 
 def weights(run) -> list[np.ndarray]:
     """The final weights of a run."""
-    from heed.seq2seq import checkpoint
+    from heed.seq2seq.runs import checkpoint
 
     return checkpoint.load(run.weights)[0]["weight"]
 

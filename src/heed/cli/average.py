@@ -25,6 +25,6 @@ def run_average(parsed: argparse.Namespace) -> None:
     last = check_positive("--last", parsed.last)
     run = seq2seq.RunFolder.open(parsed.run)
     start_tensorflow()
-    from heed.seq2seq.averaging import describe_average
+    from heed.seq2seq.runs.averaging import describe_average
 
     print_line(describe_average(seq2seq.average(run, last)))

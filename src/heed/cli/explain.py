@@ -26,7 +26,7 @@ def add_explain(parser: Parser) -> None:
 
 def run_explain(parsed: argparse.Namespace) -> None:
     """Translates, and writes a page of the attention."""
-    from heed.seq2seq.run_folder import picture_format
+    from heed.seq2seq.runs.run_folder import picture_format
 
     if not parsed.text:
         raise UsageError(f"give the text to translate too: heed explain {parsed.run} TEXT")

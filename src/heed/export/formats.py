@@ -65,7 +65,7 @@ class ExportJob(NamedTuple):
 
     model: Any
     programs: Sequence[Program]
-    shipment: Any  # a run's `heed.seq2seq.shipping.Shipment`, None for other models
+    shipment: Any  # a run's `heed.seq2seq.runs.shipping.Shipment`, None for other models
     format: ExportFormat
     precision: str
     options: Mapping[str, Any]  # the values of the format's own options

@@ -21,7 +21,7 @@ _PAD_ID, _END_ID, _UNKNOWN_ID, _RESERVED = 0, 2, 3, 4
 
 
 def text_ops(tokens: Mapping[str, Any]) -> TextOps | None:
-    """The tokenizer for these tokens, see `heed.seq2seq.shipping.Shipment`; None if TensorFlow's ops cannot do it."""
+    """The tokenizer for these tokens, see `heed.seq2seq.runs.shipping.Shipment`; None if no ops of TensorFlow do."""
     kinds = {"digits": NumberOps, "word": WordOps, "character": CharacterOps}
     return kinds[tokens["reads"]](tokens) if tokens["reads"] in kinds else None
 

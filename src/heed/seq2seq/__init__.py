@@ -24,19 +24,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from heed.seq2seq.alignment import Alignment
     from heed.seq2seq.attention import TranslationAttention, read_attention
-    from heed.seq2seq.averaging import average
     from heed.seq2seq.comparison import Comparison, compare
-    from heed.seq2seq.config_file import ConfigFile, read_config
     from heed.seq2seq.demo import run_demo
     from heed.seq2seq.errors import TaskError, UsageError
     from heed.seq2seq.evaluation import Evaluation, evaluate, write_evaluation
     from heed.seq2seq.options.decoding import DecodingOptions
     from heed.seq2seq.options.training import TrainingOptions
-    from heed.seq2seq.origins import open_origin
     from heed.seq2seq.report import Compared, write_report
-    from heed.seq2seq.run_folder import RunFolder
-    from heed.seq2seq.runs import extend_run, start_run
-    from heed.seq2seq.shipping import Shipment
+    from heed.seq2seq.runs.averaging import average
+    from heed.seq2seq.runs.config_file import ConfigFile, read_config
+    from heed.seq2seq.runs.origins import open_origin
+    from heed.seq2seq.runs.run_folder import RunFolder
+    from heed.seq2seq.runs.shipping import Shipment
+    from heed.seq2seq.runs.start import extend_run, start_run
     from heed.seq2seq.tasks.numbers_task import NumbersTask
     from heed.seq2seq.tasks.task import Task
     from heed.seq2seq.tasks.text_task import TextTask
@@ -82,9 +82,9 @@ __all__ = [
 _MODULES = {
     "alignment": ("Alignment",),
     "attention": ("TranslationAttention", "read_attention"),
-    "averaging": ("average",),
+    "runs.averaging": ("average",),
     "comparison": ("Comparison", "compare"),
-    "config_file": ("ConfigFile", "read_config"),
+    "runs.config_file": ("ConfigFile", "read_config"),
     "text.corpus": ("Corpus",),
     "options.decoding": ("DecodingOptions",),
     "demo": ("run_demo",),
@@ -92,11 +92,11 @@ _MODULES = {
     "evaluation": ("Evaluation", "evaluate", "write_evaluation"),
     "tasks.numbers_task": ("NumbersTask",),
     "options.training": ("TrainingOptions",),
-    "origins": ("open_origin",),
+    "runs.origins": ("open_origin",),
     "report": ("Compared", "write_report"),
-    "run_folder": ("RunFolder",),
-    "shipping": ("Shipment",),
-    "runs": ("extend_run", "start_run"),
+    "runs.run_folder": ("RunFolder",),
+    "runs.shipping": ("Shipment",),
+    "runs.start": ("extend_run", "start_run"),
     "tasks.task": ("Task",),
     "tasks.text_task": ("TextTask",),
     "training": ("Trained", "TrainingInterrupted", "train"),

@@ -9,8 +9,8 @@ from typing import Any
 
 from heed.seq2seq.attention import read_attention
 from heed.seq2seq.evaluation import Answer, Evaluation, evaluate, write_evaluation
-from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.runs import start_run
+from heed.seq2seq.runs.run_folder import RunFolder
+from heed.seq2seq.runs.start import start_run
 from heed.seq2seq.tasks import number_words
 from heed.seq2seq.tasks.numbers_task import NumbersTask
 from heed.seq2seq.training import Trained, train

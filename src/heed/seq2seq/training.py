@@ -17,20 +17,20 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import config  # nothing public switches determinism off
 
-from heed.seq2seq import checkpoint
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.fine_tuning import INITIAL
 from heed.seq2seq.options.training import TrainingOptions
-from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.stop_request import StopRequest
-from heed.seq2seq.tasks.task import Batch, Task
-from heed.seq2seq.trained_model import (
+from heed.seq2seq.runs import checkpoint
+from heed.seq2seq.runs.fine_tuning import INITIAL
+from heed.seq2seq.runs.run_folder import RunFolder
+from heed.seq2seq.runs.trained_model import (
     are_finite,
     assign,
     check_values,
     make_model,
     write_trained,
 )
+from heed.seq2seq.stop_request import StopRequest
+from heed.seq2seq.tasks.task import Batch, Task
 from heed.seq2seq.training_log import TrainingLog
 from heed.seq2seq.training_step import TrainingStep
 from heed.seq2seq.training_workers import Workers

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from heed.models import generate
-from heed.seq2seq.run_folder import RunFolder
+from heed.seq2seq.runs.run_folder import RunFolder
+from heed.seq2seq.runs.trained_model import assign, make_model
 from heed.seq2seq.tasks.task import Task, pad_rows
 from heed.seq2seq.text.scoring import choose_metrics, load_sacrebleu
-from heed.seq2seq.trained_model import assign, make_model
 
 _BATCH = 64
 _MULTIPLE = 8  # sources are padded to a multiple of this, so that few shapes are compiled

@@ -8,19 +8,11 @@ import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.seq2seq import (
-    RunFolder,
-    TaskError,
-    TextTask,
-    Translator,
-    checkpoint,
-    evaluate,
-    start_run,
-    train,
-)
+from heed.seq2seq import RunFolder, TaskError, TextTask, Translator, evaluate, start_run, train
+from heed.seq2seq.runs import checkpoint
+from heed.seq2seq.runs.trained_model import load_model
 from heed.seq2seq.tasks.task import Task
 from heed.seq2seq.tokens.tokenizer import END_ID
-from heed.seq2seq.trained_model import load_model
 from tests.seq2seq import tiny
 from tests.seq2seq.test_text_task import reloaded
 

@@ -13,20 +13,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from heed import cli
-from heed.seq2seq import (
-    Corpus,
-    RunFolder,
-    TextTask,
-    Translator,
-    checkpoint,
-    evaluate,
-    start_run,
-    train,
-)
+from heed.seq2seq import Corpus, RunFolder, TextTask, Translator, evaluate, start_run, train
 from heed.seq2seq.attention import read_attention
 from heed.seq2seq.evaluation import write_evaluation
 from heed.seq2seq.options.serving import ServingOptions
 from heed.seq2seq.report import write_report
+from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.serving.app import Service, make_app
 from heed.seq2seq.text.corpus_check import check_corpus
 from heed.seq2seq.tokens.tokenizer import UNKNOWN_ID
@@ -197,7 +189,7 @@ def test_exports_write_the_same_words(run, format, tmp_path):
 def check_exports(run, folder, formats, texts):
     """The run's translations, through run.py of each format; without a format by its tokens alone."""
     from heed.export import export
-    from heed.seq2seq.shipping import Shipment
+    from heed.seq2seq.runs.shipping import Shipment
 
     shipment = Shipment(run)
     assert shipment.tokens["normalization"] == run.task().normalizer._asdict()

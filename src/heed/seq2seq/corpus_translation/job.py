@@ -14,7 +14,7 @@ from heed._files import open_regular
 from heed.seq2seq.corpus_translation.inputs import Shard
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.options.decoding import DecodingOptions
-from heed.seq2seq.run_folder import RunFolder
+from heed.seq2seq.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from heed.seq2seq.translator import Translation

@@ -11,7 +11,7 @@ from heed._ray import check_installed
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.ray.assigned_threads import count_assigned_threads
-from heed.seq2seq.run_folder import RunFolder
+from heed.seq2seq.runs.run_folder import RunFolder
 
 
 def deployment(

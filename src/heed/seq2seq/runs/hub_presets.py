@@ -18,7 +18,7 @@ from heed.seq2seq.errors import TaskError, UsageError, convert_value_errors
 from heed.seq2seq.tasks.task import Task
 from heed.seq2seq.tokens.byte_pairs import BytePairTokenizer, pack
 from heed.seq2seq.tokens.tokenizer import END_ID, PAD_ID, RESERVED, START_ID, Tokenizer
-from heed.seq2seq.trained_model import build_model
+from heed.seq2seq.runs.trained_model import build_model
 
 _Array = NDArray[np.float32]
 _Pairs = Iterator[tuple[Any, Any]]  # variables of heed's model, with their values

@@ -9,12 +9,13 @@ import sys
 
 import pytest
 
-from heed.seq2seq import NumbersTask, TextTask, run_folder, start_run
+from heed.seq2seq import NumbersTask, TextTask, start_run
+from heed.seq2seq.runs import run_folder
 from heed.seq2seq.atomic_files import free_path, write_atomically
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.options.training import TrainingOptions
-from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.trained_model import read_model_config
+from heed.seq2seq.runs.run_folder import RunFolder
+from heed.seq2seq.runs.trained_model import read_model_config
 from tests import damage
 from tests.seq2seq import tiny
 
@@ -163,7 +164,7 @@ def test_one_process_trains_in_a_folder(tmp_path, task):
     run = make(tmp_path / "run", task)
     code = f"""
 from pathlib import Path
-from heed.seq2seq.run_folder import RunFolder
+from heed.seq2seq.runs.run_folder import RunFolder
 run = RunFolder.open(Path({str(run.path)!r}))
 with run.lock():
     print("locked", flush=True)

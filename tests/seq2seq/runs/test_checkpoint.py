@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from heed.seq2seq import checkpoint
+from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.errors import TaskError
 from tests import damage
 

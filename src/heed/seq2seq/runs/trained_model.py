@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed._config import Config
-from heed.seq2seq import checkpoint
-from heed.seq2seq.architectures import architecture
+from heed.seq2seq.runs import checkpoint
+from heed.seq2seq.runs.architectures import architecture
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.model_size import check_model
-from heed.seq2seq.run_folder import RunFolder
+from heed.seq2seq.runs.model_size import check_model
+from heed.seq2seq.runs.run_folder import RunFolder
 
 MODEL, _TEMPORARY = "model.keras", ".part."
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16"}

@@ -3,9 +3,10 @@
 import pytest
 
 from heed.models import RecurrentTranslatorConfig, TransformerConfig
-from heed.seq2seq import RunFolder, TaskError, model_size, start_run, train
-from heed.seq2seq.model_size import check_model, count_parameters
-from heed.seq2seq.trained_model import build_model, load_model
+from heed.seq2seq import RunFolder, TaskError, start_run, train
+from heed.seq2seq.runs import model_size
+from heed.seq2seq.runs.model_size import check_model, count_parameters
+from heed.seq2seq.runs.trained_model import build_model, load_model
 from tests.seq2seq import tiny
 
 TRANSFORMER = {

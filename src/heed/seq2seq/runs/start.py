@@ -6,16 +6,16 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from heed.seq2seq import checkpoint
-from heed.seq2seq.architectures import architecture as known_architecture
-from heed.seq2seq.architectures import model_values
-from heed.seq2seq.config_file import ConfigFile
+from heed.seq2seq.runs import checkpoint
+from heed.seq2seq.runs.architectures import architecture as known_architecture
+from heed.seq2seq.runs.architectures import model_values
+from heed.seq2seq.runs.config_file import ConfigFile
 from heed.seq2seq.errors import TaskError, UsageError, convert_value_errors
-from heed.seq2seq.fine_tuning import INITIAL, inherit_model, make_initial_weights
-from heed.seq2seq.model_size import check_training
+from heed.seq2seq.runs.fine_tuning import INITIAL, inherit_model, make_initial_weights
+from heed.seq2seq.runs.model_size import check_training
 from heed.seq2seq.options.training import TrainingOptions
-from heed.seq2seq.origins import Origin, RunOrigin
-from heed.seq2seq.run_folder import RunFolder
+from heed.seq2seq.runs.origins import Origin, RunOrigin
+from heed.seq2seq.runs.run_folder import RunFolder
 from heed.seq2seq.tasks.task import Task
 from heed.seq2seq.text.scoring import choose_bleu_tokenizer, load_sacrebleu
 from heed.seq2seq.tokens.tokenizer import END_ID, PAD_ID, START_ID

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from heed.seq2seq.options.user_values import HUB
-from heed.seq2seq.run_folder import RunFolder
+from heed.seq2seq.runs.run_folder import RunFolder
 from heed.seq2seq.tasks.task import Task
 from heed.seq2seq.tensorflow_start import start_tensorflow
 from heed.seq2seq.tokens.tokenizer import RESERVED
@@ -23,7 +23,7 @@ class Origin(Protocol):
 
     Attributes:
         path: its run folder or preset, for messages.
-        architecture: see `heed.seq2seq.architectures`.
+        architecture: see `heed.seq2seq.runs.architectures`.
         values: the fields of its config.
     """
 
@@ -65,7 +65,7 @@ class RunOrigin:
 
     def load_weights(self) -> tuple[list[np.ndarray], int]:
         """See `Origin`."""
-        from heed.seq2seq.trained_model import load_model
+        from heed.seq2seq.runs.trained_model import load_model
 
         model, which = load_model(self._run)
         return [weight.numpy() for weight in model.weights], which["step"]
@@ -79,7 +79,7 @@ def open_origin(name: Path | str) -> Origin:
     """
     if str(name).startswith(HUB):
         start_tensorflow()
-        from heed.seq2seq.hub_presets import HubPreset
+        from heed.seq2seq.runs.hub_presets import HubPreset
 
         return HubPreset(str(name).removeprefix(HUB))
     return RunOrigin(RunFolder.open(name))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heed.seq2seq import RunFolder, TrainingOptions, read_config
-from heed.seq2seq.architectures import ARCHITECTURES, model_values
+from heed.seq2seq.runs.architectures import ARCHITECTURES, model_values
 from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.options.settings import MODEL, TRAINING
 from tests.seq2seq import tiny
@@ -252,7 +252,7 @@ def test_the_run_keeps_the_file(tmp_path):
     assert RunFolder.open(run.path).read("train.yaml") == path.read_bytes()
 
 
-DOCS = Path(__file__).parents[2] / "docs" / "command-line.md"
+DOCS = Path(__file__).parents[3] / "docs" / "command-line.md"
 
 
 def test_the_documentation_lists_every_setting_with_what_it_is():

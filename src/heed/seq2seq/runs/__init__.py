@@ -1,0 +1,1 @@
+"""Run folders: their files, their model, and how one starts."""
