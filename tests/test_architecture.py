@@ -89,7 +89,7 @@ GOOD = {
         """,
     "models/model.py": "from heed.layers import block\nfrom . import other\n",
     "models/other.py": "",
-    "seq2seq/training.py": "import tensorflow as tf\nfrom heed import __version__\n",
+    "seq2seq/training/training.py": "import tensorflow as tf\nfrom heed import __version__\n",
     "seq2seq/serving/app.py": "import fastapi\n",
     "seq2seq/text.py": "def split(text):\n    import sentencepiece\n",
     "cli.py": "def main():\n    from heed.seq2seq import training\n",

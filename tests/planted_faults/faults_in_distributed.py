@@ -10,17 +10,17 @@ _SEQ2SEQ = "src/heed/seq2seq"
 FAULTS = (
     Fault(
         "each worker takes the whole batch",
-        f"{_SEQ2SEQ}/training_step.py",
+        f"{_SEQ2SEQ}/training/step.py",
         "tf.constant(rows[self._workers.rank :: count])",
         "tf.constant(rows)",
         (f"{_OF_DISTRIBUTED}/test_training.py",),
     ),
     Fault(
         "all replicas drop the same numbers",
-        f"{_SEQ2SEQ}/training_workers.py",
+        f"{_SEQ2SEQ}/training/workers.py",
         "(first + number * _ODD) % 2**32, second",
         "first, second",
-        ("tests/seq2seq/test_training_workers.py",),
+        ("tests/seq2seq/training/test_workers.py",),
     ),
     Fault(
         "a follower counts as the cause",

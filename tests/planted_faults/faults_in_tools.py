@@ -379,17 +379,17 @@ FAULTS = (
     ),
     Fault(
         "the time left counts the step that compiles",
-        "src/heed/seq2seq/time_left.py",
+        "src/heed/seq2seq/training/time_left.py",
         "if step <= self._first:",
         "if step < self._first:",
-        ("tests/seq2seq/test_training_log.py::test_the_time_left_only_falls",),
+        ("tests/seq2seq/training/test_log.py::test_the_time_left_only_falls",),
     ),
     Fault(
         "the time left takes validations for steps",
-        "src/heed/seq2seq/time_left.py",
+        "src/heed/seq2seq/training/time_left.py",
         "if before % self._every == 0:",
         "if False:",
-        ("tests/seq2seq/test_training_log.py::test_the_time_left_only_falls",),
+        ("tests/seq2seq/training/test_log.py::test_the_time_left_only_falls",),
     ),
     Fault(
         "BLEU is left out without a word",

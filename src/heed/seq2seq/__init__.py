@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from heed.seq2seq.tasks.task import Task
     from heed.seq2seq.tasks.text_task import TextTask
     from heed.seq2seq.text.corpus import Corpus
-    from heed.seq2seq.training import Trained, TrainingInterrupted, train
+    from heed.seq2seq.training.training import Trained, TrainingInterrupted, train
     from heed.seq2seq.translator import Translation, Translator
 
 __all__ = [
@@ -99,11 +99,11 @@ _MODULES = {
     "runs.start": ("extend_run", "start_run"),
     "tasks.task": ("Task",),
     "tasks.text_task": ("TextTask",),
-    "training": ("Trained", "TrainingInterrupted", "train"),
+    "training.training": ("Trained", "TrainingInterrupted", "train"),
     "translator": ("Translation", "Translator"),
 }
 # Names of these modules need Keras on TensorFlow.
-_TRAINING = ("demo", "training")
+_TRAINING = ("demo", "training.training")
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}
 
 

@@ -13,7 +13,7 @@ from heed.seq2seq.runs.run_folder import RunFolder
 from heed.seq2seq.runs.start import start_run
 from heed.seq2seq.tasks import number_words
 from heed.seq2seq.tasks.numbers_task import NumbersTask
-from heed.seq2seq.training import Trained, train
+from heed.seq2seq.training.training import Trained, train
 from heed.seq2seq.translator import Translator
 
 _EXAMPLES = 10

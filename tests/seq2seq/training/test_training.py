@@ -15,13 +15,13 @@ import tensorflow as tf
 from tensorflow.python.framework import config
 
 from heed.seq2seq import TaskError, TextTask, start_run, train
-from heed.seq2seq import training as training_module
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.runs.run_folder import RunFolder
 from heed.seq2seq.runs.trained_model import load_model, make_model
-from heed.seq2seq.training_log import read_metrics
-from heed.seq2seq.training_step import TrainingStep, Validation
+from heed.seq2seq.training import training as training_module
+from heed.seq2seq.training.log import read_metrics
+from heed.seq2seq.training.step import TrainingStep, Validation
 from tests import damage
 from tests.seq2seq import tiny
 from tests.slow import slow

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from heed.seq2seq import training_log
-from heed.seq2seq.time_left import TimeLeft
-from heed.seq2seq.training_log import TrainingLog
+from heed.seq2seq.training import log as training_log
+from heed.seq2seq.training.log import TrainingLog
+from heed.seq2seq.training.time_left import TimeLeft
 from tests.seq2seq import tiny
 
 
