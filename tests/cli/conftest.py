@@ -27,7 +27,7 @@ def no_validation(monkeypatch):
 @pytest.fixture
 def all_end(monkeypatch):
     """No translation counts as cut: those of the tiny run never end, which most tests are not about."""
-    monkeypatch.setattr("heed.seq2seq.translator.describe_cut", lambda _: "")
+    monkeypatch.setattr("heed.seq2seq.translating.translator.describe_cut", lambda _: "")
 
 
 @pytest.fixture(scope="module")

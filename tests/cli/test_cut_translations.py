@@ -6,7 +6,7 @@ import pytest
 
 from heed.seq2seq import evaluate
 from heed.seq2seq.tokens.tokenizer import END_ID, PAD_ID
-from heed.seq2seq.translator import Translation, describe_cut, is_cut
+from heed.seq2seq.translating.translator import Translation, describe_cut, is_cut
 
 CUT = "the translation is cut at 20 tokens: --max-length allows more"
 

@@ -422,7 +422,7 @@ FAULTS = (
         f"{_SEQ2SEQ}/text/scoring.py",
         "metric.corpus_score(translations, [references])",
         "metric.corpus_score(references, [translations])",
-        (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
+        (f"{_OF_SEQ2SEQ}/translating/test_using_a_run.py",),
     ),
     Fault(
         "BLEU of Chinese splits at spaces",
@@ -454,17 +454,17 @@ FAULTS = (
     ),
     Fault(
         "translations come in the order of their lengths",
-        f"{_SEQ2SEQ}/translator.py",
+        f"{_SEQ2SEQ}/translating/translator.py",
         "out[i] = tuple(one)",
         "out[start + part.index(i)] = tuple(one)",
-        (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
+        (f"{_OF_SEQ2SEQ}/translating/test_using_a_run.py",),
     ),
     Fault(
         "pieces of a translation have spaces that the whole has not",
-        f"{_SEQ2SEQ}/translator.py",
+        f"{_SEQ2SEQ}/translating/translator.py",
         'certain = whole.rstrip(" \\ufffd")',
         "certain = whole",
-        (f"{_OF_SEQ2SEQ}/test_streaming.py",),
+        (f"{_OF_SEQ2SEQ}/translating/test_streaming.py",),
     ),
     Fault(
         "a client that has gone keeps its place",
@@ -485,7 +485,7 @@ FAULTS = (
         f"{_SEQ2SEQ}/tasks/numbers_task.py",
         "return [0, *range(len(ids) - 1, 0, -1)]",
         "return list(range(len(ids)))",
-        (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
+        (f"{_OF_SEQ2SEQ}/translating/test_using_a_run.py",),
     ),
     Fault(
         "held-out sentences are trained on",
@@ -620,21 +620,24 @@ FAULTS = (
         f"{_SEQ2SEQ}/text/word_links.py",
         'return [word for word in text.split(" ") if word]',
         "return text.split()",
-        (f"{_OF_SEQ2SEQ}/training/test_guided_alignment.py", f"{_OF_SEQ2SEQ}/test_alignment.py"),
+        (
+            f"{_OF_SEQ2SEQ}/training/test_guided_alignment.py",
+            f"{_OF_SEQ2SEQ}/translating/test_alignment.py",
+        ),
     ),
     Fault(
         "a word is aligned by where the model looked one step later",
-        f"{_SEQ2SEQ}/alignment.py",
+        f"{_SEQ2SEQ}/translating/alignment.py",
         "pad_rows([[START_ID, *target] for target in targets])",
         "pad_rows([[*target, PAD_ID] for target in targets])",
-        (f"{_OF_SEQ2SEQ}/test_alignment.py",),
+        (f"{_OF_SEQ2SEQ}/translating/test_alignment.py",),
     ),
     Fault(
         "words of many tokens look more than others",
-        f"{_SEQ2SEQ}/alignment.py",
+        f"{_SEQ2SEQ}/translating/alignment.py",
         "own / np.maximum(of_target.sum(1, keepdims=True), 1)",
         "own",
-        (f"{_OF_SEQ2SEQ}/test_alignment.py",),
+        (f"{_OF_SEQ2SEQ}/translating/test_alignment.py",),
     ),
     # Runs
     Fault(
@@ -853,7 +856,7 @@ FAULTS = (
         "_score_corpus(answers, bleu_tokenizer)",
         (
             f"{_OF_SEQ2SEQ}/tasks/test_languages.py",
-            f"{_OF_SEQ2SEQ}/test_using_a_run.py",
+            f"{_OF_SEQ2SEQ}/translating/test_using_a_run.py",
         ),
     ),
     Fault(
@@ -865,10 +868,10 @@ FAULTS = (
     ),
     Fault(
         "perplexity counts padding",
-        f"{_SEQ2SEQ}/translator.py",
+        f"{_SEQ2SEQ}/translating/translator.py",
         "own[expected != PAD_ID].sum(dtype=np.float64)",
         "own.sum(dtype=np.float64)",
-        (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
+        (f"{_OF_SEQ2SEQ}/translating/test_using_a_run.py",),
     ),
     Fault(
         "each batch draws the same numbers",
@@ -877,22 +880,22 @@ FAULTS = (
         "self.seed",
         (
             f"{_OF_SEQ2SEQ}/options/test_decoding.py",
-            f"{_OF_SEQ2SEQ}/test_several_translations.py",
+            f"{_OF_SEQ2SEQ}/translating/test_several_translations.py",
         ),
     ),
     Fault(
         "the decoder is shown beside the tokens that it wrote",
-        f"{_SEQ2SEQ}/attention.py",
+        f"{_SEQ2SEQ}/translating/attention.py",
         '"causal": (targets, previous),',
         '"causal": (targets, targets),',
-        (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
+        (f"{_OF_SEQ2SEQ}/translating/test_using_a_run.py",),
     ),
     Fault(
         "weights to the digits of a number are not put in reading order",
-        f"{_SEQ2SEQ}/attention.py",
+        f"{_SEQ2SEQ}/translating/attention.py",
         "array = array[:, :, order] if rows is sources else array",
         "pass",
-        (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
+        (f"{_OF_SEQ2SEQ}/translating/test_using_a_run.py",),
     ),
     Fault(
         "a stop by a signal loses the steps since the last checkpoint",

@@ -87,7 +87,7 @@ def run_translate(parsed: argparse.Namespace) -> int | None:
         if names_file and not parsed.quiet:
             print_note(f"this translates the text {text!r}: --input {text} reads the file")
         translator = open_translator(parsed.run, options, parsed.ensemble, parsed.device_threads)
-        from heed.seq2seq.translator import describe_cut  # TensorFlow is silent now
+        from heed.seq2seq.translating.translator import describe_cut  # TensorFlow is silent now
 
         with open_output(parsed.output) as write:
             (translations,) = translator.translations(
@@ -126,7 +126,7 @@ def _translate_lines(
     batch_size: int,
 ) -> int:
     """Translates lines; the status is 1 if one could not be translated."""
-    from heed.seq2seq.translator import describe_cut, translate_stream
+    from heed.seq2seq.translating.translator import describe_cut, translate_stream
 
     problems: list[str] = []
 

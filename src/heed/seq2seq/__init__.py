@@ -22,8 +22,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from heed.seq2seq.alignment import Alignment
-    from heed.seq2seq.attention import TranslationAttention, read_attention
     from heed.seq2seq.comparison import Comparison, compare
     from heed.seq2seq.demo import run_demo
     from heed.seq2seq.errors import TaskError, UsageError
@@ -42,7 +40,9 @@ if TYPE_CHECKING:
     from heed.seq2seq.tasks.text_task import TextTask
     from heed.seq2seq.text.corpus import Corpus
     from heed.seq2seq.training.training import Trained, TrainingInterrupted, train
-    from heed.seq2seq.translator import Translation, Translator
+    from heed.seq2seq.translating.alignment import Alignment
+    from heed.seq2seq.translating.attention import TranslationAttention, read_attention
+    from heed.seq2seq.translating.translator import Translation, Translator
 
 __all__ = [
     "Alignment",
@@ -80,8 +80,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "alignment": ("Alignment",),
-    "attention": ("TranslationAttention", "read_attention"),
+    "translating.alignment": ("Alignment",),
+    "translating.attention": ("TranslationAttention", "read_attention"),
     "runs.averaging": ("average",),
     "comparison": ("Comparison", "compare"),
     "runs.config_file": ("ConfigFile", "read_config"),
@@ -100,7 +100,7 @@ _MODULES = {
     "tasks.task": ("Task",),
     "tasks.text_task": ("TextTask",),
     "training.training": ("Trained", "TrainingInterrupted", "train"),
-    "translator": ("Translation", "Translator"),
+    "translating.translator": ("Translation", "Translator"),
 }
 # Names of these modules need Keras on TensorFlow.
 _TRAINING = ("demo", "training.training")

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heed.seq2seq.attention import read_attention
 from heed.seq2seq.evaluation import Answer, Evaluation, evaluate, write_evaluation
 from heed.seq2seq.runs.run_folder import RunFolder
 from heed.seq2seq.runs.start import start_run
 from heed.seq2seq.tasks import number_words
 from heed.seq2seq.tasks.numbers_task import NumbersTask
 from heed.seq2seq.training.training import Trained, train
-from heed.seq2seq.translator import Translator
+from heed.seq2seq.translating.attention import read_attention
+from heed.seq2seq.translating.translator import Translator
 
 _EXAMPLES = 10
 

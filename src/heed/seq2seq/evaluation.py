@@ -14,7 +14,7 @@ from heed.seq2seq.tasks.task import Item, Task
 from heed.seq2seq.text.corpus import Corpus
 from heed.seq2seq.text.scoring import AUTO, choose_bleu_tokenizer, choose_metrics
 from heed.seq2seq.tokens.unknown_tokens import describe_unknown, share_unknown
-from heed.seq2seq.translator import Translator, is_cut
+from heed.seq2seq.translating.translator import Translator, is_cut
 
 _JSON_FIELDS = ("source", "translation", "reference", "group")  # of a wrong answer
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from heed.inspect.drawing import drawing_of, drawing_parts, fill, json_in_html
 from heed.seq2seq.atomic_files import write_atomically
-from heed.seq2seq.attention import AttentionReader
 from heed.seq2seq.comparison import Comparison
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.evaluation import Answer, Evaluation
 from heed.seq2seq.text.scoring import sentence_chrf
-from heed.seq2seq.translator import Translator
+from heed.seq2seq.translating.attention import AttentionReader
+from heed.seq2seq.translating.translator import Translator
 
 _FILES = Path(__file__).parent / "_page_files"
 _BINS = 20  # of the distribution, each 100 / 20 points of chrF wide

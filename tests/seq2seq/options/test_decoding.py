@@ -3,7 +3,7 @@
 import pytest
 
 from heed.seq2seq import DecodingOptions, TaskError, Translator
-from heed.seq2seq import translator as translator_module
+from heed.seq2seq.translating import translator as translator_module
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from heed.seq2seq import DecodingOptions, TaskError, Translator
 from heed.seq2seq.serving.page import choose_all_examples
 from heed.seq2seq.tasks.task import Item
 from heed.seq2seq.tokens.tokenizer import END_ID
-from heed.seq2seq.translator import Translation
+from heed.seq2seq.translating.translator import Translation
 from tests.inspect import test_page as page_reader
 
 JSON = {"Content-Type": "application/json"}

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.translator import Translation
+from heed.seq2seq.translating.translator import Translation
 from tests.browser import accessibility_problems, luminance, playwright, rgb
 
 

@@ -15,7 +15,7 @@ from heed.seq2seq.serving import page
 from heed.seq2seq.serving.events import format_event
 from heed.seq2seq.serving.messages import Piece, TranslateAnswer
 from heed.seq2seq.serving.messages import Translation as Translated
-from heed.seq2seq.translator import Translation
+from heed.seq2seq.translating.translator import Translation
 from tests.seq2seq.serving.conftest import wait_until
 from tests.seq2seq.serving.test_app import ask, refused
 from tests.seq2seq.serving.test_server import Client, _connections_close  # noqa: F401

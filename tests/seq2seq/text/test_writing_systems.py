@@ -14,7 +14,6 @@ from fastapi.testclient import TestClient
 
 from heed import cli
 from heed.seq2seq import Corpus, RunFolder, TextTask, Translator, evaluate, start_run, train
-from heed.seq2seq.attention import read_attention
 from heed.seq2seq.evaluation import write_evaluation
 from heed.seq2seq.options.serving import ServingOptions
 from heed.seq2seq.report import write_report
@@ -22,6 +21,7 @@ from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.serving.app import Service, make_app
 from heed.seq2seq.text.corpus_check import check_corpus
 from heed.seq2seq.tokens.tokenizer import UNKNOWN_ID
+from heed.seq2seq.translating.attention import read_attention
 from tests.seq2seq import tiny
 from tests.seq2seq.conftest import trained_once
 from tests.seq2seq.test_training import CrashError, metrics, stop_at

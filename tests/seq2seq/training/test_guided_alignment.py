@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from heed.models import RecurrentTranslator, RecurrentTranslatorConfig, Transformer
 from heed.seq2seq import TaskError, TextTask, Translator, start_run, train
-from heed.seq2seq.alignment import align
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.tasks.task import Batch
 from heed.seq2seq.text.corpus import Corpus
@@ -19,6 +18,7 @@ from heed.seq2seq.text.corpus_check import check_corpus
 from heed.seq2seq.text.pair_store import PairStore
 from heed.seq2seq.text.word_links import read_links, spread
 from heed.seq2seq.training.step import TrainingStep
+from heed.seq2seq.translating.alignment import align
 from tests.seq2seq.test_training_step import CONFIG, assert_same_weights, batch
 
 links = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=9)

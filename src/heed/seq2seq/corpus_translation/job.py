@@ -17,7 +17,7 @@ from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from heed.seq2seq.translator import Translation
+    from heed.seq2seq.translating.translator import Translation
 
 # Byte tokens may spell a line break, which would start another line.
 _NO_BREAKS = str.maketrans("\r\n", "  ")
@@ -149,7 +149,7 @@ class ShardTranslator:
         from heed.seq2seq.tensorflow_start import start_tensorflow
 
         start_tensorflow(threads)
-        from heed.seq2seq.translator import Translator
+        from heed.seq2seq.translating.translator import Translator
 
         self._job = job
         run, *others = (RunFolder.open(path) for path in (job.run, *job.ensemble))
@@ -157,7 +157,7 @@ class ShardTranslator:
 
     def __call__(self, shard: Shard) -> ShardResult:
         """Translates a shard; the result does not depend on other shards."""
-        from heed.seq2seq.translator import describe_cut, translate_stream
+        from heed.seq2seq.translating.translator import describe_cut, translate_stream
 
         job = self._job
         # Each shard draws its own samples, in whatever order shards come.

@@ -85,7 +85,7 @@ class _Replica:
         start_tensorflow(count_assigned_threads() if threads is None else threads)
         from heed.seq2seq.serving.app import Service, make_app
         from heed.seq2seq.serving.hosts import Hosts
-        from heed.seq2seq.translator import Translator
+        from heed.seq2seq.translating.translator import Translator
 
         translators = {name: Translator(RunFolder.open(path)) for name, path in runs.items()}
         self._service = Service(translators, limits, decoding)

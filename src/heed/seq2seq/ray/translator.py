@@ -75,7 +75,7 @@ class Translator:
         from heed.seq2seq.tensorflow_start import start_tensorflow
 
         start_tensorflow(count_assigned_threads() if threads is None else threads)
-        from heed.seq2seq import translator
+        from heed.seq2seq.translating import translator
 
         others = [RunFolder.open(one) for one in ensemble]
         self._translator = translator.Translator(folder, options=chosen, others=others)
@@ -91,7 +91,7 @@ class Translator:
         Raises:
             TaskError: if the source column is missing, or a new one exists already.
         """
-        from heed.seq2seq.translator import describe_cut, translate_stream
+        from heed.seq2seq.translating.translator import describe_cut, translate_stream
 
         columns = {str(name): batch[name] for name in batch}
         if self._source not in columns:

@@ -30,7 +30,7 @@ from heed.seq2seq.serving.hosts import HostFilter, Hosts
 from heed.seq2seq.serving.metrics import Metrics, RequestCounter
 from heed.seq2seq.serving.page import RunOnPage, make_page
 from heed.seq2seq.serving.translations import Mode, Text, Translations
-from heed.seq2seq.translator import Translator
+from heed.seq2seq.translating.translator import Translator
 
 _LOG = logging.getLogger("heed.serving")
 _JSON = "application/json"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from heed.inspect.drawing import drawing_parts, fill, json_in_html
 from heed.seq2seq.tasks.task import Task
-from heed.seq2seq.translator import Translator
+from heed.seq2seq.translating.translator import Translator
 
 _FILES = Path(__file__).parent / "_page_files"
 _SCRIPT = ("texts.js", "serve.js")  # in order

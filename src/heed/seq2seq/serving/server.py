@@ -23,7 +23,7 @@ from heed.seq2seq.serving.connection import KEEP_ALIVE, Connection, Places
 from heed.seq2seq.serving.hosts import Hosts
 from heed.seq2seq.serving.page import choose_all_examples
 from heed.seq2seq.serving.sockets import BACKLOG, get_url, is_loopback
-from heed.seq2seq.translator import Translator
+from heed.seq2seq.translating.translator import Translator
 
 _MOST_CONNECTIONS = 1_000
 _OTHER_FILES = 200  # that are open beside connections

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from heed.inspect.drawing import drawing_of
-from heed.seq2seq.attention import AttentionReader
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.serving.messages import Attention, Hypothesis, Translation
-from heed.seq2seq.translator import Translation as Translated
-from heed.seq2seq.translator import Translator
+from heed.seq2seq.translating.attention import AttentionReader
+from heed.seq2seq.translating.translator import Translation as Translated
+from heed.seq2seq.translating.translator import Translator
 
 # Texts in a batch with attention, which takes as long as decoding several texts.
 _READ_AT_ONCE = 4

@@ -9,7 +9,7 @@ from heed.models import generate
 from heed.seq2seq import DecodingOptions, TaskError, Translator
 from heed.seq2seq.tasks import number_words
 from heed.seq2seq.tasks.task import pad_rows
-from heed.seq2seq.translator import translate_stream
+from heed.seq2seq.translating.translator import translate_stream
 from tests.graphs import traced
 
 LINES = ["1 2 3 4", "7", "999,999", "42", "0"]

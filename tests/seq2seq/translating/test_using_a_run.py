@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from heed.seq2seq import TaskError, TextTask, Translator, evaluate, start_run, train
-from heed.seq2seq import translator as translator_module
-from heed.seq2seq.attention import read_attention
 from heed.seq2seq.demo import run_demo
 from heed.seq2seq.evaluation import Answer, Evaluation
 from heed.seq2seq.runs.run_folder import RunFolder
 from heed.seq2seq.tasks import number_words
 from heed.seq2seq.tasks.task import Item
-from heed.seq2seq.translator import translate_stream
+from heed.seq2seq.translating import translator as translator_module
+from heed.seq2seq.translating.attention import read_attention
+from heed.seq2seq.translating.translator import translate_stream
 from tests.seq2seq import tiny
 
 

@@ -18,7 +18,7 @@ from heed.seq2seq.errors import TaskError
 from heed.seq2seq.runs.run_folder import picture_format
 from heed.seq2seq.runs.trained_model import are_finite, make_divergence_error
 from heed.seq2seq.tokens.tokenizer import END_ID, PAD_ID, START_ID
-from heed.seq2seq.translator import Translator, is_cut
+from heed.seq2seq.translating.translator import Translator, is_cut
 
 _SPECIAL = {PAD_ID: "pad", START_ID: "start", END_ID: "end"}
 _KINDS = {"encoder": "self", "decoder": "causal", "cross": "cross"}

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from heed.models import Ensemble, explain_generate, generate, stream
-from heed.seq2seq.alignment import Alignment, align
 from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.runs.run_folder import RunFolder
 from heed.seq2seq.runs.trained_model import are_finite, load_model, make_divergence_error
 from heed.seq2seq.tasks.task import Task, pad_rows
 from heed.seq2seq.tokens.tokenizer import END_ID, PAD_ID, START_ID
+from heed.seq2seq.translating.alignment import Alignment, align
 
 _PERPLEXITY_BATCH = 16  # pairs; all their logits are in memory
 _MULTIPLE = 8  # sources are padded to a multiple of this, so that few shapes are compiled

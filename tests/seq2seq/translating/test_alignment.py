@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from heed.models import RecurrentTranslator, RecurrentTranslatorConfig
 from heed.seq2seq import Alignment, DecodingOptions, TaskError, Translator
-from heed.seq2seq.alignment import align
 from heed.seq2seq.tokens.tokenizer import END_ID, group_words
+from heed.seq2seq.translating.alignment import align
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,1 @@
+"""Translating with trained runs, and the attention behind a translation."""
