@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 
 from benchmarks.translators import TRANSLATORS
 from heed.seq2seq import RunFolder, TextTask, start_run
-from heed.seq2seq.comparison import compare
-from heed.seq2seq.evaluation import Answer, Evaluation
+from heed.seq2seq.evaluating.comparison import compare
+from heed.seq2seq.evaluating.evaluation import Answer, Evaluation
 from heed.seq2seq.tasks.task import Item
 from heed.seq2seq.text import catalogs
 from heed.seq2seq.text.pair_store import hash_texts

@@ -12,7 +12,7 @@ from benchmarks import quality
 from benchmarks.translators import _training, keras_layers
 from heed.layers.dropout import Dropout
 from heed.models import Transformer, TransformerConfig
-from heed.seq2seq.evaluation import Answer, Evaluation
+from heed.seq2seq.evaluating.evaluation import Answer, Evaluation
 from heed.seq2seq.text import catalogs
 
 CONFIG = TransformerConfig(

@@ -433,10 +433,10 @@ FAULTS = (
     ),
     Fault(
         "equal runs differ for certain",
-        f"{_SEQ2SEQ}/comparison.py",
+        f"{_SEQ2SEQ}/evaluating/comparison.py",
         "if one.score != other.score else 1.0",
         "if True else 1.0",
-        (f"{_OF_SEQ2SEQ}/test_comparison.py",),
+        (f"{_OF_SEQ2SEQ}/evaluating/test_comparison.py",),
     ),
     Fault(
         "equal scores keep the first weights",
@@ -699,38 +699,38 @@ FAULTS = (
     # Judging
     Fault(
         "a comparison swaps the runs",
-        f"{_SEQ2SEQ}/comparison.py",
+        f"{_SEQ2SEQ}/evaluating/comparison.py",
         "(one.score, other.score), other.p_value",
         "(other.score, one.score), other.p_value",
-        (f"{_OF_SEQ2SEQ}/test_comparison.py",),
+        (f"{_OF_SEQ2SEQ}/evaluating/test_comparison.py",),
     ),
     Fault(
         "right answers are among the worst",
-        f"{_SEQ2SEQ}/report.py",
+        f"{_SEQ2SEQ}/evaluating/report.py",
         "(i for i, answer in enumerate(answers) if not answer.right)",
         "(i for i, answer in enumerate(answers))",
-        (f"{_OF_SEQ2SEQ}/test_report.py",),
+        (f"{_OF_SEQ2SEQ}/evaluating/test_report.py",),
     ),
     Fault(
         "right answers are counted with the worst",
-        f"{_SEQ2SEQ}/report.py",
+        f"{_SEQ2SEQ}/evaluating/report.py",
         "bins[min(_BINS - 1, int(score * _BINS / 100))]",
         "bins[int(score * _BINS / 100) % _BINS]",
-        (f"{_OF_SEQ2SEQ}/test_report.py",),
+        (f"{_OF_SEQ2SEQ}/evaluating/test_report.py",),
     ),
     Fault(
         "a page of many sentences holds more than a browser can",
-        f"{_SEQ2SEQ}/report.py",
+        f"{_SEQ2SEQ}/evaluating/report.py",
         'self._left -= len(drawing["weights"])',
         "self._left -= 0",
-        (f"{_OF_SEQ2SEQ}/test_report.py",),
+        (f"{_OF_SEQ2SEQ}/evaluating/test_report.py",),
     ),
     Fault(
         "the title of a report is not escaped",
-        f"{_SEQ2SEQ}/report.py",
+        f"{_SEQ2SEQ}/evaluating/report.py",
         'html.escape(data["title"])',
         'data["title"]',
-        (f"{_OF_SEQ2SEQ}/test_report.py",),
+        (f"{_OF_SEQ2SEQ}/evaluating/test_report.py",),
     ),
     # What the rest rests on
     Fault(
@@ -851,7 +851,7 @@ FAULTS = (
     ),
     Fault(
         "groups have the scores of all",
-        f"{_SEQ2SEQ}/evaluation.py",
+        f"{_SEQ2SEQ}/evaluating/evaluation.py",
         "_score_corpus([a for a in answers if a.group == name], bleu_tokenizer)",
         "_score_corpus(answers, bleu_tokenizer)",
         (
@@ -861,10 +861,10 @@ FAULTS = (
     ),
     Fault(
         "pairs that cannot be judged are counted from 0",
-        f"{_SEQ2SEQ}/evaluation.py",
+        f"{_SEQ2SEQ}/evaluating/evaluation.py",
         "enumerate(corpus.pairs(), 1)",
         "enumerate(corpus.pairs())",
-        (f"{_OF_SEQ2SEQ}/test_comparison.py",),
+        (f"{_OF_SEQ2SEQ}/evaluating/test_comparison.py",),
     ),
     Fault(
         "perplexity counts padding",

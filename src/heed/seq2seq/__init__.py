@@ -22,13 +22,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from heed.seq2seq.comparison import Comparison, compare
     from heed.seq2seq.demo import run_demo
     from heed.seq2seq.errors import TaskError, UsageError
-    from heed.seq2seq.evaluation import Evaluation, evaluate, write_evaluation
+    from heed.seq2seq.evaluating.comparison import Comparison, compare
+    from heed.seq2seq.evaluating.evaluation import Evaluation, evaluate, write_evaluation
+    from heed.seq2seq.evaluating.report import Compared, write_report
     from heed.seq2seq.options.decoding import DecodingOptions
     from heed.seq2seq.options.training import TrainingOptions
-    from heed.seq2seq.report import Compared, write_report
     from heed.seq2seq.runs.averaging import average
     from heed.seq2seq.runs.config_file import ConfigFile, read_config
     from heed.seq2seq.runs.origins import open_origin
@@ -83,17 +83,17 @@ _MODULES = {
     "translating.alignment": ("Alignment",),
     "translating.attention": ("TranslationAttention", "read_attention"),
     "runs.averaging": ("average",),
-    "comparison": ("Comparison", "compare"),
+    "evaluating.comparison": ("Comparison", "compare"),
     "runs.config_file": ("ConfigFile", "read_config"),
     "text.corpus": ("Corpus",),
     "options.decoding": ("DecodingOptions",),
     "demo": ("run_demo",),
     "errors": ("TaskError", "UsageError"),
-    "evaluation": ("Evaluation", "evaluate", "write_evaluation"),
+    "evaluating.evaluation": ("Evaluation", "evaluate", "write_evaluation"),
     "tasks.numbers_task": ("NumbersTask",),
     "options.training": ("TrainingOptions",),
     "runs.origins": ("open_origin",),
-    "report": ("Compared", "write_report"),
+    "evaluating.report": ("Compared", "write_report"),
     "runs.run_folder": ("RunFolder",),
     "runs.shipping": ("Shipment",),
     "runs.start": ("extend_run", "start_run"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heed.seq2seq.evaluation import Answer, Evaluation, evaluate, write_evaluation
+from heed.seq2seq.evaluating.evaluation import Answer, Evaluation, evaluate, write_evaluation
 from heed.seq2seq.runs.run_folder import RunFolder
 from heed.seq2seq.runs.start import start_run
 from heed.seq2seq.tasks import number_words

@@ -14,9 +14,9 @@ from fastapi.testclient import TestClient
 
 from heed import cli
 from heed.seq2seq import Corpus, RunFolder, TextTask, Translator, evaluate, start_run, train
-from heed.seq2seq.evaluation import write_evaluation
+from heed.seq2seq.evaluating.evaluation import write_evaluation
+from heed.seq2seq.evaluating.report import write_report
 from heed.seq2seq.options.serving import ServingOptions
-from heed.seq2seq.report import write_report
 from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.serving.app import Service, make_app
 from heed.seq2seq.text.corpus_check import check_corpus

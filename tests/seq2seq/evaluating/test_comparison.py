@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from heed.seq2seq import Corpus, TaskError, compare, evaluate
-from heed.seq2seq import evaluation as evaluation_module
-from heed.seq2seq.evaluation import Answer, Evaluation
+from heed.seq2seq.evaluating import evaluation as evaluation_module
+from heed.seq2seq.evaluating.evaluation import Answer, Evaluation
 from heed.seq2seq.tasks import number_words
 from heed.seq2seq.tokens.tokenizer import END_ID
 

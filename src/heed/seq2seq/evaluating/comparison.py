@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.evaluation import Evaluation
+from heed.seq2seq.evaluating.evaluation import Evaluation
 from heed.seq2seq.text.scoring import choose_metrics, load_sacrebleu
 
 _SAMPLES = 1_000

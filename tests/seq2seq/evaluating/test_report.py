@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from heed.seq2seq import Compared, NumbersTask, TaskError, Translator, evaluate, write_report
-from heed.seq2seq import report as report_module
-from heed.seq2seq.evaluation import Answer, Evaluation
-from heed.seq2seq.report import mark_differences
+from heed.seq2seq.evaluating import report as report_module
+from heed.seq2seq.evaluating.evaluation import Answer, Evaluation
+from heed.seq2seq.evaluating.report import mark_differences
 from heed.seq2seq.tasks import number_words
 from heed.seq2seq.tokens.tokenizer import END_ID
 
