@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from heed.seq2seq.corpus_translation.job import ShardTranslator
+from heed.seq2seq.corpus.job import ShardTranslator
 from tests.cli.command import fails, process
-from tests.seq2seq.corpus_translation.fakes import contents
+from tests.seq2seq.corpus.fakes import contents
 
 pytestmark = pytest.mark.usefixtures("all_end")
 WORDS = ["--input", "in/*.txt", "--output", "out", "--shard-lines", "3"]

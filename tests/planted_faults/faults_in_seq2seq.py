@@ -6,7 +6,7 @@ from tests.planted_faults.fault import Fault
 
 _SEQ2SEQ, _OF_SEQ2SEQ = "src/heed/seq2seq", "tests/seq2seq"
 
-_CORPUS, _OF_CORPUS = f"{_SEQ2SEQ}/corpus_translation", f"{_OF_SEQ2SEQ}/corpus_translation"
+_CORPUS, _OF_CORPUS = f"{_SEQ2SEQ}/corpus", f"{_OF_SEQ2SEQ}/corpus"
 
 FAULTS = (
     # Translating a corpus
@@ -22,14 +22,14 @@ FAULTS = (
         f"{_CORPUS}/inputs.py",
         "if zlib.crc32(data) != self.checksums[number]:",
         "if False:",
-        (f"{_OF_CORPUS}/test_corpus_translation.py",),
+        (f"{_OF_CORPUS}/test_coordinator.py",),
     ),
     Fault(
         "an output folder takes another job",
         f"{_CORPUS}/manifest.py",
         "if before.get(name) != now[name]:",
         "if False:",
-        (f"{_OF_CORPUS}/test_corpus_translation.py::test_another_translation_is_refused",),
+        (f"{_OF_CORPUS}/test_coordinator.py::test_another_translation_is_refused",),
     ),
     Fault(
         "a finished shard is translated again",
@@ -42,7 +42,7 @@ FAULTS = (
                     missing.append((file, number))
                     continue
 """,
-        (f"{_OF_CORPUS}/test_corpus_translation.py::test_a_second_call_continues",),
+        (f"{_OF_CORPUS}/test_coordinator.py::test_a_second_call_continues",),
     ),
     Fault(
         "a shard is lost with its worker",
@@ -77,7 +77,7 @@ FAULTS = (
         f"{_CORPUS}/output_folder.py",
         "if digest.hexdigest() != checksum:",
         "if False:",
-        (f"{_OF_CORPUS}/test_corpus_translation.py",),
+        (f"{_OF_CORPUS}/test_coordinator.py",),
     ),
     Fault(
         "a training that diverged writes a checkpoint",

@@ -12,10 +12,10 @@ from pathlib import Path
 from heed import seq2seq
 from heed.cli.arguments import Parser, check_positive
 from heed.cli.streams import print_note
-from heed.seq2seq.corpus_translation.coordinator import Workers
-from heed.seq2seq.corpus_translation.coordinator import translate_corpus as run_corpus
-from heed.seq2seq.corpus_translation.inputs import Shard, find_inputs, is_pattern, scan
-from heed.seq2seq.corpus_translation.job import Job, LineFormat, ShardResult, ShardTranslator
+from heed.seq2seq.corpus.coordinator import Workers
+from heed.seq2seq.corpus.coordinator import translate_corpus as run_corpus
+from heed.seq2seq.corpus.inputs import Shard, find_inputs, is_pattern, scan
+from heed.seq2seq.corpus.job import Job, LineFormat, ShardResult, ShardTranslator
 from heed.seq2seq.errors import UsageError
 
 _SHARD_LINES = 1_000
@@ -107,7 +107,7 @@ def _check_arguments(parsed: argparse.Namespace) -> None:
 def _make_workers(parsed: argparse.Namespace, job: Job, count: int) -> Workers:
     if parsed.launch == "local":
         from heed.seq2seq.child_process import count_threads
-        from heed.seq2seq.corpus_translation.processes import translate_in_processes
+        from heed.seq2seq.corpus.processes import translate_in_processes
 
         make = functools.partial(ShardTranslator, job, count_threads(parsed.device_threads, count))
         return functools.partial(translate_in_processes, make, count, print_note)

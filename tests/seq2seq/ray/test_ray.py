@@ -12,12 +12,12 @@ import pytest
 
 from heed._ray import RayError
 from heed.seq2seq import TaskError, Translator
-from heed.seq2seq.corpus_translation.inputs import scan
-from heed.seq2seq.corpus_translation.job import Job
+from heed.seq2seq.corpus.inputs import scan
+from heed.seq2seq.corpus.job import Job
 from heed.seq2seq.ray import Translator as ColumnTranslator
 from tests.cli.command import fails
 from tests.cli.conftest import heed  # noqa: F401
-from tests.seq2seq.corpus_translation import fakes
+from tests.seq2seq.corpus import fakes
 from tests.seq2seq.serving.load import Load
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from heed._ray import check_processors, connect, count_processors
-from heed.seq2seq.corpus_translation.answers import ATTEMPTS, make_portable, unwrap
-from heed.seq2seq.corpus_translation.inputs import Shard
-from heed.seq2seq.corpus_translation.job import Job, ShardResult, ShardTranslator
+from heed.seq2seq.corpus.answers import ATTEMPTS, make_portable, unwrap
+from heed.seq2seq.corpus.inputs import Shard
+from heed.seq2seq.corpus.job import Job, ShardResult, ShardTranslator
 from heed.seq2seq.errors import TaskError
 
 

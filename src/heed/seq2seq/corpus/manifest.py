@@ -9,7 +9,7 @@ from typing import Any
 
 from heed._files import open_regular
 from heed.seq2seq.atomic_files import write_atomically
-from heed.seq2seq.corpus_translation.inputs import InputFile
+from heed.seq2seq.corpus.inputs import InputFile
 from heed.seq2seq.errors import TaskError
 
 _FORMAT = "heed corpus translation 1"

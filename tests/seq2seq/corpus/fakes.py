@@ -4,8 +4,8 @@ import functools
 import os
 from pathlib import Path
 
-from heed.seq2seq.corpus_translation.inputs import scan
-from heed.seq2seq.corpus_translation.job import ShardResult
+from heed.seq2seq.corpus.inputs import scan
+from heed.seq2seq.corpus.job import ShardResult
 
 SETTINGS = {"run": "fake", "beam_size": 1}
 

@@ -20,9 +20,9 @@ from typing import IO, Any
 
 from heed._files import open_regular, temporary_prefix
 from heed.seq2seq.atomic_files import lock, write_atomically
-from heed.seq2seq.corpus_translation.inputs import InputFile
-from heed.seq2seq.corpus_translation.job import ShardResult
-from heed.seq2seq.corpus_translation.manifest import (
+from heed.seq2seq.corpus.inputs import InputFile
+from heed.seq2seq.corpus.job import ShardResult
+from heed.seq2seq.corpus.manifest import (
     check_same,
     make_manifest,
     read_manifest,

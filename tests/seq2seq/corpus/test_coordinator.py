@@ -11,10 +11,10 @@ import pytest
 
 from heed._files import temporary_path
 from heed.seq2seq import TaskError
-from heed.seq2seq.corpus_translation import coordinator, output_folder
-from heed.seq2seq.corpus_translation.inputs import find_inputs, scan
+from heed.seq2seq.corpus import coordinator, output_folder
+from heed.seq2seq.corpus.inputs import find_inputs, scan
 from tests import damage as damages
-from tests.seq2seq.corpus_translation import fakes
+from tests.seq2seq.corpus import fakes
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from heed.seq2seq import TaskError, child_process
-from heed.seq2seq.corpus_translation import processes
-from heed.seq2seq.corpus_translation.inputs import scan
-from tests.seq2seq.corpus_translation import fakes
+from heed.seq2seq.corpus import processes
+from heed.seq2seq.corpus.inputs import scan
+from tests.seq2seq.corpus import fakes
 
 
 def translate(make, path, workers=2, shard_lines=3, silence=30):
@@ -88,7 +88,7 @@ def test_workers_end_with_their_parent():
     code = """
 import time
 from heed.seq2seq.child_process import Child
-from tests.seq2seq.corpus_translation.test_processes import sleep
+from tests.seq2seq.corpus.test_processes import sleep
 child = Child(sleep)
 print(child.receive(), flush=True)
 time.sleep(60)
