@@ -21,6 +21,7 @@ from pathlib import Path
 FLOORS = {
     "_byte_pairs": 0,
     "_config": 1,
+    "errors": 0,
     "_figure": 1,
     "_files": 0,
     "_fonts": 0,

@@ -10,12 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from heed._install import how_to_install
+from heed.errors import RayError
 
 _TIMEOUT = 10.0  # seconds to reach the address
-
-
-class RayError(ValueError):
-    """A problem with Ray or its cluster that the user can fix: one complete line."""
 
 
 def check_installed() -> None:

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from heed.distributed.cluster import Cluster, ClusterError, local_addresses, read_cluster
+from heed.distributed.cluster import Cluster, local_addresses, read_cluster
+from heed.errors import ClusterError
 
 WORKERS = {"worker": ["a:1", "b:2"]}
 

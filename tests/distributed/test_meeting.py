@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from heed.distributed.cluster import Cluster, ClusterError, local_addresses
+from heed.distributed.cluster import Cluster, local_addresses
 from heed.distributed.meeting import meet
+from heed.errors import ClusterError
 
 
 def hold(clusters, facts=None, wait=3.0, act=None):

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from heed.distributed.cluster import ClusterError
 from heed.distributed.processes import Worker
 from heed.distributed.supervisor import LOST, supervise
+from heed.errors import ClusterError
 
 
 def job(tmp_path, *ends):

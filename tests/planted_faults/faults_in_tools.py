@@ -358,7 +358,7 @@ FAULTS = (
     ),
     Fault(
         "a wrong value has the status of other failures",
-        "src/heed/seq2seq/errors.py",
+        "src/heed/errors.py",
         "raise UsageError(str(error)) from None",
         "raise TaskError(str(error)) from None",
         ("tests/cli/test_refusals.py::test_what_cannot_be_done",),

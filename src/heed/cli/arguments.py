@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from heed._suggestions import closest, nearest
-from heed.seq2seq.errors import UsageError
+from heed.errors import UsageError
 from heed.seq2seq.options.user_values import split_names, user_path
 
 # How help shows an option's value.

@@ -10,13 +10,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from heed import __version__
-from heed._ray import RayError
 from heed._signals import EndedBySignal, clean_up_on_signals
 from heed.cli.arguments import Parser
 from heed.cli.completion import SHELLS, completion_script
 from heed.cli.streams import drop_output, prepare_streams, print_note
-from heed.distributed.cluster import ClusterError
-from heed.seq2seq.errors import TaskError, UsageError
+from heed.errors import UsageError, UserError
 
 
 def run_command(arguments: Sequence[str] | None) -> int:
@@ -75,7 +73,7 @@ def _fail(text: str, code: int) -> int:
 
 def explain_error(error: Exception) -> str | None:
     """The line for an error that the user can fix; None for a bug."""
-    if isinstance(error, (TaskError, ClusterError, RayError)):
+    if isinstance(error, UserError):
         return str(error)
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None and isinstance(error, tensorflow.errors.ResourceExhaustedError):

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from heed._install import how_to_install
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 from heed.seq2seq.options.user_values import user_path
 
 SHELLS = ("bash", "zsh", "tcsh")

@@ -6,7 +6,7 @@ import argparse
 
 from heed.cli.arguments import Parser
 from heed.cli.streams import name_inputs, print_line, resolve_inputs
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 from heed.seq2seq.options.user_values import user_path
 
 

@@ -10,7 +10,7 @@ from heed._install import how_to_install
 from heed.cli.arguments import Parser
 from heed.cli.decoding import add_decoding_options, open_translator, read_decoding_options
 from heed.cli.streams import print_line, print_note, resolve_inputs
-from heed.seq2seq.errors import TaskError, UsageError
+from heed.errors import TaskError, UsageError
 from heed.seq2seq.options.user_values import user_path
 from heed.seq2seq.text.scoring import AUTO, BLEU_TOKENIZERS, load_sacrebleu
 

@@ -8,7 +8,7 @@ from heed import seq2seq
 from heed.cli.arguments import Parser
 from heed.cli.decoding import open_translator
 from heed.cli.streams import print_line, print_note
-from heed.seq2seq.errors import TaskError, UsageError
+from heed.errors import TaskError, UsageError
 from heed.seq2seq.options.user_values import user_path
 
 

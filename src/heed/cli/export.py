@@ -8,8 +8,8 @@ import shlex
 from heed import seq2seq
 from heed.cli.arguments import Parser, select_options
 from heed.cli.streams import print_line
+from heed.errors import TaskError, UsageError
 from heed.export import FORMATS
-from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.options.user_values import user_path
 from heed.seq2seq.tensorflow_start import start_tensorflow
 

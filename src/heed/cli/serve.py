@@ -17,8 +17,8 @@ from heed._weights import WEIGHTS
 from heed.cli.arguments import Parser, add_options, check_positive, select_options
 from heed.cli.decoding import open_translator
 from heed.cli.streams import print_line, print_note
+from heed.errors import TaskError, UsageError
 from heed.seq2seq.child_process import Channel, count_threads
-from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.options.user_values import user_path
 
 if TYPE_CHECKING:

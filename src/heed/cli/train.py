@@ -21,7 +21,7 @@ from heed.cli.streams import (
 )
 from heed.cli.train_launch import Launch, add_launch, read_launch, train_on_workers
 from heed.cli.train_worker import print_result
-from heed.seq2seq.errors import TaskError, UsageError
+from heed.errors import TaskError, UsageError
 from heed.seq2seq.options.settings import MODEL, TRAINING
 from heed.seq2seq.options.user_values import split_names, user_origin, user_path
 from heed.seq2seq.tensorflow_start import start_tensorflow

@@ -18,8 +18,8 @@ from heed.distributed.cluster import VARIABLE, Cluster, local_addresses, read_cl
 from heed.distributed.meeting import meet
 from heed.distributed.processes import Outcome, Worker
 from heed.distributed.supervisor import RESTARTS, supervise
+from heed.errors import TaskError, UsageError
 from heed.seq2seq.child_process import count_threads
-from heed.seq2seq.errors import TaskError, UsageError
 
 _WAYS = ("local", "ray")
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from heed import seq2seq
 from heed.cli.arguments import Parser, check_positive
 from heed.cli.streams import print_note
+from heed.errors import UsageError
 from heed.seq2seq.corpus.coordinator import Workers
 from heed.seq2seq.corpus.coordinator import translate_corpus as run_corpus
 from heed.seq2seq.corpus.inputs import Shard, find_inputs, is_pattern, scan
 from heed.seq2seq.corpus.job import Job, LineFormat, ShardResult, ShardTranslator
-from heed.seq2seq.errors import UsageError
 
 _SHARD_LINES = 1_000
 _LAUNCHERS = ("local", "ray")

@@ -9,15 +9,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from heed.errors import ClusterError
+
 VARIABLE = "TF_CONFIG"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # this machine alone
 _EXAMPLE = (
     '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
 )
-
-
-class ClusterError(ValueError):
-    """A problem of a cluster that the user can fix: one complete line."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from heed import _ray as heed_ray
-from heed.distributed.cluster import Cluster, ClusterError, read_cluster
+from heed.distributed.cluster import Cluster, read_cluster
+from heed.errors import ClusterError
 
 _RESULT = "result.json"
 

@@ -22,8 +22,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from heed.errors import TaskError, UsageError
     from heed.seq2seq.demo import run_demo
-    from heed.seq2seq.errors import TaskError, UsageError
     from heed.seq2seq.evaluating.comparison import Comparison, compare
     from heed.seq2seq.evaluating.evaluation import Evaluation, evaluate, write_evaluation
     from heed.seq2seq.evaluating.report import Compared, write_report
@@ -80,30 +80,30 @@ __all__ = [
 ]
 
 _MODULES = {
-    "translating.alignment": ("Alignment",),
-    "translating.attention": ("TranslationAttention", "read_attention"),
-    "runs.averaging": ("average",),
-    "evaluating.comparison": ("Comparison", "compare"),
-    "runs.config_file": ("ConfigFile", "read_config"),
-    "text.corpus": ("Corpus",),
-    "options.decoding": ("DecodingOptions",),
-    "demo": ("run_demo",),
-    "errors": ("TaskError", "UsageError"),
-    "evaluating.evaluation": ("Evaluation", "evaluate", "write_evaluation"),
-    "tasks.numbers_task": ("NumbersTask",),
-    "options.training": ("TrainingOptions",),
-    "runs.origins": ("open_origin",),
-    "evaluating.report": ("Compared", "write_report"),
-    "runs.run_folder": ("RunFolder",),
-    "runs.shipping": ("Shipment",),
-    "runs.start": ("extend_run", "start_run"),
-    "tasks.task": ("Task",),
-    "tasks.text_task": ("TextTask",),
-    "training.training": ("Trained", "TrainingInterrupted", "train"),
-    "translating.translator": ("Translation", "Translator"),
+    "heed.seq2seq.translating.alignment": ("Alignment",),
+    "heed.seq2seq.translating.attention": ("TranslationAttention", "read_attention"),
+    "heed.seq2seq.runs.averaging": ("average",),
+    "heed.seq2seq.evaluating.comparison": ("Comparison", "compare"),
+    "heed.seq2seq.runs.config_file": ("ConfigFile", "read_config"),
+    "heed.seq2seq.text.corpus": ("Corpus",),
+    "heed.seq2seq.options.decoding": ("DecodingOptions",),
+    "heed.seq2seq.demo": ("run_demo",),
+    "heed.errors": ("TaskError", "UsageError"),
+    "heed.seq2seq.evaluating.evaluation": ("Evaluation", "evaluate", "write_evaluation"),
+    "heed.seq2seq.tasks.numbers_task": ("NumbersTask",),
+    "heed.seq2seq.options.training": ("TrainingOptions",),
+    "heed.seq2seq.runs.origins": ("open_origin",),
+    "heed.seq2seq.evaluating.report": ("Compared", "write_report"),
+    "heed.seq2seq.runs.run_folder": ("RunFolder",),
+    "heed.seq2seq.runs.shipping": ("Shipment",),
+    "heed.seq2seq.runs.start": ("extend_run", "start_run"),
+    "heed.seq2seq.tasks.task": ("Task",),
+    "heed.seq2seq.tasks.text_task": ("TextTask",),
+    "heed.seq2seq.training.training": ("Trained", "TrainingInterrupted", "train"),
+    "heed.seq2seq.translating.translator": ("Translation", "Translator"),
 }
 # Names of these modules need Keras on TensorFlow.
-_TRAINING = ("demo", "training.training")
+_TRAINING = ("heed.seq2seq.demo", "heed.seq2seq.training.training")
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}
 
 
@@ -115,7 +115,7 @@ def __getattr__(name: str) -> Any:
         from heed.ops.backends import require_tensorflow
 
         require_tensorflow(f"`heed.seq2seq.{name}`")
-    value = getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+    value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
 

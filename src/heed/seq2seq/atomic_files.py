@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from heed._files import open_regular, sync_folder, temporary_path
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:

@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from heed.errors import TaskError
 from heed.seq2seq import TextTask, start_run
-from heed.seq2seq.errors import TaskError
 from heed.seq2seq.options.training import SCHEDULES, TrainingOptions
 from tests.seq2seq import tiny
 

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from heed._ray import RayError
+from heed.errors import RayError
 from heed.seq2seq import TaskError, Translator
 from heed.seq2seq.corpus.inputs import scan
 from heed.seq2seq.corpus.job import Job

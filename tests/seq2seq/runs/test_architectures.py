@@ -10,7 +10,7 @@ from heed.models import RecurrentTranslatorConfig
 from heed.seq2seq import DecodingOptions, Translator, read_attention, start_run
 from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.runs.architectures import ARCHITECTURES, PRESETS, model_values
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 from heed.seq2seq.runs.trained_model import make_model
 from tests.seq2seq import tiny
 from tests.slow import slow

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from heed.seq2seq.runs import checkpoint
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 from tests import damage
 
 ARRAYS = {

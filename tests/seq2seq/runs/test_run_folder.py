@@ -12,7 +12,7 @@ import pytest
 from heed.seq2seq import NumbersTask, TextTask, start_run
 from heed.seq2seq.runs import run_folder
 from heed.seq2seq.atomic_files import free_path, write_atomically
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.runs.run_folder import RunFolder
 from heed.seq2seq.runs.trained_model import read_model_config

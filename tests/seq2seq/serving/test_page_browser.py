@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 from heed.seq2seq.translating.translator import Translation
 from tests.browser import accessibility_problems, luminance, playwright, rgb
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 from heed.seq2seq.tasks import number_words
 from tests.slow import slow
 

@@ -3,7 +3,7 @@
 import polib
 import pytest
 
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 from heed.seq2seq.text import catalogs
 
 

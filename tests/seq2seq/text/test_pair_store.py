@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 from heed.seq2seq.text import line_file
 from heed.seq2seq.text.corpus import Corpus
 from heed.seq2seq.text.normalization import UNUSABLE, Normalizer

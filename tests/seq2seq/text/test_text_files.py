@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 from heed.seq2seq.text.line_file import LineFile
 from heed.seq2seq.text.text_files import open_text, read_text
 

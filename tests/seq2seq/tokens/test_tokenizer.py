@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 from heed.seq2seq.tasks import number_words
 from heed.seq2seq.tasks.numbers_task import NumbersTask
 from heed.seq2seq.tasks.task import Item

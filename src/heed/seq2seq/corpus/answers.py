@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 
 ATTEMPTS = 3  # of a shard or a start whose worker dies
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from heed._files import open_regular
-from heed.seq2seq.errors import TaskError, UsageError
+from heed.errors import TaskError, UsageError
 from heed.seq2seq.text.text_files import unpack
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from heed import __version__
 from heed._files import open_regular
+from heed.errors import TaskError
 from heed.seq2seq.corpus.inputs import Shard
-from heed.seq2seq.errors import TaskError
 from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.runs.run_folder import RunFolder
 

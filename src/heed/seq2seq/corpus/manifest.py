@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from heed._files import open_regular
+from heed.errors import TaskError
 from heed.seq2seq.atomic_files import write_atomically
 from heed.seq2seq.corpus.inputs import InputFile
-from heed.seq2seq.errors import TaskError
 
 _FORMAT = "heed corpus translation 1"
 

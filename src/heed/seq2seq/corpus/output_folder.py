@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from heed._files import open_regular, temporary_prefix
+from heed.errors import TaskError
 from heed.seq2seq.atomic_files import lock, write_atomically
 from heed.seq2seq.corpus.inputs import InputFile
 from heed.seq2seq.corpus.job import ShardResult
@@ -28,7 +29,6 @@ from heed.seq2seq.corpus.manifest import (
     read_manifest,
     write_manifest,
 )
-from heed.seq2seq.errors import TaskError
 
 _OWN = ".heed"
 _BLOCK = 1 << 20

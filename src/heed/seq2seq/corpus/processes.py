@@ -7,11 +7,11 @@ import queue
 import threading
 from collections.abc import Callable, Generator, Iterator
 
+from heed.errors import TaskError
 from heed.seq2seq.child_process import SILENCE, Channel, Child, ChildEndedError
 from heed.seq2seq.corpus.answers import ATTEMPTS, make_portable, unwrap
 from heed.seq2seq.corpus.inputs import Shard
 from heed.seq2seq.corpus.job import ShardResult
-from heed.seq2seq.errors import TaskError
 
 # Makes the function that translates shards, in the worker; its argument is called with lines for the user.
 MakeTranslator = Callable[[Callable[[str], object]], Callable[[Shard], ShardResult]]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 from heed.seq2seq.evaluating.evaluation import Evaluation
 from heed.seq2seq.text.scoring import choose_metrics, load_sacrebleu
 

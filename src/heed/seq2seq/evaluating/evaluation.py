@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 from heed.seq2seq.tasks.task import Item, Task
 from heed.seq2seq.text.corpus import Corpus
 from heed.seq2seq.text.scoring import AUTO, choose_bleu_tokenizer, choose_metrics

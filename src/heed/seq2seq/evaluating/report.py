@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from heed.errors import TaskError
 from heed.inspect.drawing import drawing_of, drawing_parts, fill, json_in_html
 from heed.seq2seq.atomic_files import write_atomically
-from heed.seq2seq.errors import TaskError
 from heed.seq2seq.evaluating.comparison import Comparison
 from heed.seq2seq.evaluating.evaluation import Answer, Evaluation
 from heed.seq2seq.text.scoring import sentence_chrf

@@ -8,7 +8,7 @@ from typing import Any
 
 from heed._numbers import check_integer, check_real
 from heed._weights import WEIGHTS
-from heed.seq2seq.errors import convert_value_errors
+from heed.errors import convert_value_errors
 from heed.seq2seq.options.training import check_one_of
 
 _OF_SAMPLING = ("top_k", "top_p", "seed")
@@ -40,7 +40,7 @@ class DecodingOptions:
         >>> DecodingOptions(beam_size=0)
         Traceback (most recent call last):
         ...
-        heed.seq2seq.errors.UsageError: `beam_size` must be an integer >= 1. Received: beam_size=0
+        heed.errors.UsageError: `beam_size` must be an integer >= 1. Received: beam_size=0
     """
 
     beam_size: int = 1

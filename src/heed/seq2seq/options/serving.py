@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from heed._numbers import check_integer, check_real
-from heed.seq2seq.errors import UsageError, convert_value_errors
+from heed.errors import UsageError, convert_value_errors
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ServingOptions:
         >>> ServingOptions(max_batch=0)
         Traceback (most recent call last):
         ...
-        heed.seq2seq.errors.UsageError: `max_batch` must be an integer >= 1. Received: max_batch=0
+        heed.errors.UsageError: `max_batch` must be an integer >= 1. Received: max_batch=0
     """
 
     max_batch: int = 64

@@ -10,7 +10,7 @@ from typing import Any
 
 from heed._numbers import check_integer, check_real
 from heed._suggestions import nearest
-from heed.seq2seq.errors import UsageError, convert_value_errors
+from heed.errors import UsageError, convert_value_errors
 from heed.seq2seq.text.scoring import AUTO, BLEU_TOKENIZERS
 
 SCHEDULES = ("cosine", "inverse_sqrt", "constant")
@@ -58,7 +58,7 @@ class TrainingOptions:
         >>> TrainingOptions(steps=0)
         Traceback (most recent call last):
         ...
-        heed.seq2seq.errors.UsageError: `steps` must be an integer >= 1. Received: steps=0
+        heed.errors.UsageError: `steps` must be an integer >= 1. Received: steps=0
     """
 
     steps: int = 600

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from heed._ray import check_processors, connect, count_processors
+from heed.errors import TaskError
 from heed.seq2seq.corpus.answers import ATTEMPTS, make_portable, unwrap
 from heed.seq2seq.corpus.inputs import Shard
 from heed.seq2seq.corpus.job import Job, ShardResult, ShardTranslator
-from heed.seq2seq.errors import TaskError
 
 
 def translate_on_ray(

@@ -8,7 +8,7 @@ from typing import Any
 
 from heed._install import how_to_install
 from heed._ray import check_installed
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.ray.assigned_threads import count_assigned_threads
 from heed.seq2seq.runs.run_folder import RunFolder

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.ray.assigned_threads import count_assigned_threads
 from heed.seq2seq.runs.run_folder import RunFolder

@@ -14,7 +14,7 @@ from heed.models import (
     Transformer,
     TransformerConfig,
 )
-from heed.seq2seq.errors import UsageError
+from heed.errors import UsageError
 
 
 class Architecture(NamedTuple):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from heed._numbers import check_integer
 from heed.seq2seq.runs import checkpoint
-from heed.seq2seq.errors import TaskError, UsageError, convert_value_errors
+from heed.errors import TaskError, UsageError, convert_value_errors
 from heed.seq2seq.runs.run_folder import RunFolder
 from heed.seq2seq.runs.trained_model import write_trained
 

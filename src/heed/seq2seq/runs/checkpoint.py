@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from heed._npz import read_npz
 from heed.seq2seq.atomic_files import write_atomically
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 
 _META = "meta.json"
 _STOPPED = "stopped.npz"

@@ -12,7 +12,7 @@ from typing import Any
 
 from heed._install import how_to_install
 from heed._suggestions import ask, closest
-from heed.seq2seq.errors import TaskError, UsageError
+from heed.errors import TaskError, UsageError
 from heed.seq2seq.options.settings import MODEL, TRAINING
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.options.user_values import user_origin, user_path

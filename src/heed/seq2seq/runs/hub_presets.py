@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from heed._install import how_to_install
 from heed.models import Transformer, TransformerConfig
-from heed.seq2seq.errors import TaskError, UsageError, convert_value_errors
+from heed.errors import TaskError, UsageError, convert_value_errors
 from heed.seq2seq.tasks.task import Task
 from heed.seq2seq.tokens.byte_pairs import BytePairTokenizer, pack
 from heed.seq2seq.tokens.tokenizer import END_ID, PAD_ID, RESERVED, START_ID, Tokenizer

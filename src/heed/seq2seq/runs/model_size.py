@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from heed.models import RecurrentTranslatorConfig, TransformerConfig
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.tasks.task import Task
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from heed._files import new_folder, open_regular
 from heed.seq2seq.atomic_files import lock, write_atomically
-from heed.seq2seq.errors import TaskError, UsageError
+from heed.errors import TaskError, UsageError
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.tasks.registry import TASKS
 from heed.seq2seq.tasks.task import Task

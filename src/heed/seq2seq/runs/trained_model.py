@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from heed._config import Config
 from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.runs.architectures import architecture
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 from heed.seq2seq.runs.model_size import check_model
 from heed.seq2seq.runs.run_folder import RunFolder
 

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from heed import __version__
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.options.serving import ServingOptions
 from heed.seq2seq.serving import messages

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from heed.seq2seq.errors import UsageError
+from heed.errors import UsageError
 from heed.seq2seq.serving.sockets import is_loopback
 
 # A name or an IPv4 address, or an IPv6 address in brackets; then perhaps a port.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from heed.seq2seq.errors import TaskError, UsageError
+from heed.errors import TaskError, UsageError
 
 BACKLOG = 2_048  # connections that wait to be accepted; the system may allow fewer
 

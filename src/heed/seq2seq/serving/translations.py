@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from heed.errors import TaskError
 from heed.inspect.drawing import drawing_of
-from heed.seq2seq.errors import TaskError
 from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.serving.messages import Attention, Hypothesis, Translation
 from heed.seq2seq.translating.attention import AttentionReader

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from heed._install import how_to_install
 from heed._suggestions import nearest
-from heed.seq2seq.errors import TaskError, UsageError
+from heed.errors import TaskError, UsageError
 from heed.seq2seq.text.hashing import mix, permutation, stream
 
 LARGEST = 999_999

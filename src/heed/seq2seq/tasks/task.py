@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed._suggestions import nearest
-from heed.seq2seq.errors import UsageError
+from heed.errors import UsageError
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.text.normalization import Normalizer
 from heed.seq2seq.tokens.tokenizer import END_ID, PAD_ID, UNKNOWN_ID, Tokenizer, group_words

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from heed.seq2seq.errors import TaskError, UsageError
+from heed.errors import TaskError, UsageError
 from heed.seq2seq.text.text_files import open_text
 from heed.seq2seq.text.word_links import read_links
 

@@ -8,7 +8,7 @@ import unicodedata
 from typing import NamedTuple
 
 from heed._suggestions import nearest
-from heed.seq2seq.errors import UsageError
+from heed.errors import UsageError
 
 _FORMS = {"nfc": "NFC", "nfkc": "NFKC", "none": None}  # Unicode's names
 # White space other than U+0020: tabs, line breaks, no-break and wide spaces.

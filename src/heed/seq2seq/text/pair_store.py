@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 from heed.seq2seq.text.corpus import Corpus, Pair
 from heed.seq2seq.text.line_file import LineFile
 from heed.seq2seq.text.normalization import UNUSABLE, WHITE_SPACE, Normalizer

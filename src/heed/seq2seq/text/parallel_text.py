@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 
 LEAST_PAIRS = 20
 _HELD_OUT_SHARE = 0.05

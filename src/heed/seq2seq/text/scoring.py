@@ -9,7 +9,7 @@ from typing import Any
 
 from heed._install import how_to_install
 from heed._suggestions import nearest
-from heed.seq2seq.errors import TaskError, UsageError
+from heed.errors import TaskError, UsageError
 
 AUTO = "auto"
 # The tokenizers of BLEU. "auto" chooses one by the script of the references.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from heed._files import open_regular
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 
 _GZIP = b"\x1f\x8b"
 # First bytes of files that are no text, and what they are.

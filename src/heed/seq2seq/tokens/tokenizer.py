@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from heed._install import how_to_install
 from heed._numbers import check_integer
 from heed._suggestions import nearest
-from heed.seq2seq.errors import TaskError, UsageError, convert_value_errors
+from heed.errors import TaskError, UsageError, convert_value_errors
 from heed.seq2seq.text.normalization import Normalizer
 from heed.seq2seq.tokens.sentencepiece_model import (
     ModelType,

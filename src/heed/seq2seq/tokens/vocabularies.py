@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from heed._suggestions import nearest
-from heed.seq2seq.errors import TaskError, UsageError
+from heed.errors import TaskError, UsageError
 from heed.seq2seq.tokens.byte_pairs import read_tokenizer
 from heed.seq2seq.tokens.tokenizer import Tokenizer, check_unit
 

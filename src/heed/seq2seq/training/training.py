@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import config  # nothing public switches determinism off
 
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.runs.fine_tuning import INITIAL

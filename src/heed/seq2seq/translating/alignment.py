@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heed.seq2seq.errors import TaskError
+from heed.errors import TaskError
 from heed.seq2seq.tasks.task import Task, pad_rows
 from heed.seq2seq.text.word_links import mark_members
 from heed.seq2seq.tokens.tokenizer import START_ID, cut_at_end

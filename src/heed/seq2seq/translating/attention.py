@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from heed.errors import TaskError
 from heed.inspect import Capture, page, plot_cross_attention
 from heed.ops.backends import current
 from heed.seq2seq.atomic_files import write_atomically
-from heed.seq2seq.errors import TaskError
 from heed.seq2seq.runs.run_folder import picture_format
 from heed.seq2seq.runs.trained_model import are_finite, make_divergence_error
 from heed.seq2seq.tokens.tokenizer import END_ID, PAD_ID, START_ID

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from heed.errors import TaskError, UsageError
 from heed.models import Ensemble, explain_generate, generate, stream
-from heed.seq2seq.errors import TaskError, UsageError
 from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.runs.run_folder import RunFolder
 from heed.seq2seq.runs.trained_model import are_finite, load_model, make_divergence_error

@@ -6,17 +6,22 @@ import contextlib
 from collections.abc import Iterator
 
 
-class TaskError(ValueError):
-    """A problem in a command, a file or a run folder that the user can fix.
+class UserError(ValueError):
+    """A problem that the user can fix.
 
     The message is one complete line: the problem, the received value and, where it helps, the remedy. The command line
     prints it without a traceback.
+    """
+
+
+class TaskError(UserError):
+    """A problem in a command, a file or a run folder.
 
     Example:
         >>> raise TaskError("`runs/x` is not a run folder")
         Traceback (most recent call last):
         ...
-        heed.seq2seq.errors.TaskError: `runs/x` is not a run folder
+        heed.errors.TaskError: `runs/x` is not a run folder
     """
 
 
@@ -29,8 +34,16 @@ class UsageError(TaskError):
         >>> raise UsageError("`steps` must be an integer >= 1. Received: steps=0")
         Traceback (most recent call last):
         ...
-        heed.seq2seq.errors.UsageError: `steps` must be an integer >= 1. Received: steps=0
+        heed.errors.UsageError: `steps` must be an integer >= 1. Received: steps=0
     """
+
+
+class ClusterError(UserError):
+    """A problem of a cluster of workers."""
+
+
+class RayError(UserError):
+    """A problem with Ray or its cluster."""
 
 
 @contextlib.contextmanager
@@ -42,7 +55,7 @@ def convert_value_errors() -> Iterator[None]:
         ...     int("x")
         Traceback (most recent call last):
         ...
-        heed.seq2seq.errors.UsageError: invalid literal for int() with base 10: 'x'
+        heed.errors.UsageError: invalid literal for int() with base 10: 'x'
     """
     try:
         yield
