@@ -37,7 +37,7 @@ def finished_run(tmp_path_factory):
 @pytest.fixture(scope="session")
 def recurrent_run(tmp_path_factory):
     """A tiny run of a recurrent translator with additive attention."""
-    from tests.seq2seq.test_architectures import recurrent
+    from tests.seq2seq.runs.test_architectures import recurrent
 
     return trained_once(tmp_path_factory, "recurrent", recurrent)
 

@@ -6,7 +6,7 @@ import pytest
 
 from heed.seq2seq import Compared, Translator, write_report
 from tests.browser import accessibility_problems, luminance, rgb
-from tests.seq2seq.test_report import PAIRS, evaluation_of
+from tests.seq2seq.evaluating.test_report import PAIRS, evaluation_of
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from heed.seq2seq.runs.trained_model import load_model
 from heed.seq2seq.tasks.task import Task
 from heed.seq2seq.tokens.tokenizer import END_ID
 from tests.seq2seq import tiny
-from tests.seq2seq.test_text_task import reloaded
+from tests.seq2seq.tasks.test_text_task import reloaded
 
 WORDS = {"de": "wort", "fr": "mot", "es": "voz"}
 

@@ -24,7 +24,7 @@ from heed.seq2seq.tokens.tokenizer import UNKNOWN_ID
 from heed.seq2seq.translating.attention import read_attention
 from tests.seq2seq import tiny
 from tests.seq2seq.conftest import trained_once
-from tests.seq2seq.test_training import CrashError, metrics, stop_at
+from tests.seq2seq.training.test_training import CrashError, metrics, stop_at
 
 # Words by writing system; "\n" stands between the lines of a message.
 WORDS = {

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from heed.seq2seq.tokens.sentencepiece_model import SentencePieceModel
-from tests.seq2seq.test_vocabularies import OF_OTHERS, OWN
+from tests.seq2seq.tokens.test_vocabularies import OF_OTHERS, OWN
 
 MODELS = {**OF_OTHERS, **{f"own {unit}": one.model for unit, one in OWN.items()}}
 # protobuf's own names and numbers, by which its messages are read without the generated module.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from heed.seq2seq import TaskError, TextTask
 from heed.seq2seq.tokens.tokenizer import END_ID, UNKNOWN_ID, Tokenizer
 from tests.seq2seq import tiny
-from tests.seq2seq.test_text_task import pairs_file, reloaded
+from tests.seq2seq.tasks.test_text_task import pairs_file, reloaded
 
 WORDS = "ab abc cab bac a b c é abca ca aa bb cc abcabc fi".split()
 LINES = [" ".join(WORDS[(i * k) % len(WORDS)] for k in range(1, 6)) for i in range(1, 90)]

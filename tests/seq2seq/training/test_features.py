@@ -22,8 +22,8 @@ from heed.seq2seq.training.log import read_metrics
 from heed.seq2seq.training.step import TrainingStep, Validation
 from heed.seq2seq.training.validation_score import ValidationScore
 from tests.seq2seq import tiny
-from tests.seq2seq.test_architectures import RECURRENT
-from tests.seq2seq.test_training import CrashError, metrics, stop_at
+from tests.seq2seq.runs.test_architectures import RECURRENT
+from tests.seq2seq.training.test_training import CrashError, metrics, stop_at
 from tests.slow import slow
 
 

@@ -19,7 +19,7 @@ from heed.seq2seq.text.pair_store import PairStore
 from heed.seq2seq.text.word_links import read_links, spread
 from heed.seq2seq.training.step import TrainingStep
 from heed.seq2seq.translating.alignment import align
-from tests.seq2seq.test_training_step import CONFIG, assert_same_weights, batch
+from tests.seq2seq.training.test_step import CONFIG, assert_same_weights, batch
 
 links = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=9)
 

@@ -8,8 +8,8 @@ from heed.seq2seq import RunFolder, TextTask, start_run, train
 from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.tasks import text_task as text_task_module
 from tests.seq2seq import tiny
-from tests.seq2seq.test_architectures import RECURRENT
-from tests.seq2seq.test_training import CrashError, metrics, stop_at
+from tests.seq2seq.runs.test_architectures import RECURRENT
+from tests.seq2seq.training.test_training import CrashError, metrics, stop_at
 
 # 54 pairs in batches of 8 are 7 steps of an epoch; the last checkpoint before step 10 is that of step 9.
 BATCH, STOP, CHECKPOINT = 8, 10, 9

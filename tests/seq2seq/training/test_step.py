@@ -187,7 +187,7 @@ REPLICAS = """
 import numpy as np, tensorflow as tf
 device = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(device, [tf.config.LogicalDeviceConfiguration()] * 2)
-from tests.seq2seq.test_training_step import *
+from tests.seq2seq.training.test_step import *
 data = [batch(seed=s) for s in range(3)]
 options = {"clip_norm": 0.5, "accumulate": 2, "ema": 0.9}
 tf.config.run_functions_eagerly(True)

@@ -10,7 +10,7 @@ from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.training import training as training_module
 from heed.seq2seq.training.stop_request import StopRequest
 from tests.seq2seq import tiny
-from tests.seq2seq.test_training import metrics
+from tests.seq2seq.training.test_training import metrics
 from tests.slow import slow
 
 BEFORE = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}

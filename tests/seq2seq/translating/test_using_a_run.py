@@ -292,7 +292,7 @@ def test_own_text_from_files_to_scores(text_run, tmp_path):
 
 @pytest.mark.slow
 def test_a_resumed_run_on_own_text_is_the_same(tmp_path, monkeypatch):
-    from tests.seq2seq.test_training import CrashError, stop_at
+    from tests.seq2seq.training.test_training import CrashError, stop_at
 
     source, target = tiny.write_parallel_text(tmp_path)
     options = {**tiny.TINY, "steps": 9, "patience": 0}
