@@ -32,7 +32,7 @@ def container(pod):
 
 def serving_options(container):
     """The options of `heed serve` in the manifest, as heed reads them."""
-    from heed.cli.command import _parse
+    from heed.cli._command import _parse
 
     command, *words = container["command"]
     assert command == "heed"
@@ -81,7 +81,7 @@ def test_a_pod_has_time_to_answer_its_last_requests(pod, container):
 
 
 def test_probes_and_metrics_are_those_of_the_server(manifests, container):
-    from heed.seq2seq.serving.metrics import Metrics
+    from heed.seq2seq.serving._metrics import Metrics
 
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"]["path"] == "/health"

@@ -47,7 +47,7 @@ def test_the_workers_find_each_other(manifests):
 
 
 def test_the_command_is_one_of_heed(manifests):
-    from heed.cli.command import _parse
+    from heed.cli._command import _parse
 
     (container,) = manifests["Job"]["spec"]["template"]["spec"]["containers"]
     command, *words = [*container["command"], *container["args"]]

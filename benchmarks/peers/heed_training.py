@@ -11,7 +11,7 @@ from benchmarks.peers import Prepared, _tensorflow, _training
 from heed.models import Transformer, TransformerConfig
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.tasks.task import Batch
-from heed.seq2seq.training.step import TrainingStep
+from heed.seq2seq.training._step import TrainingStep
 
 _tensorflow.set_threads()
 

@@ -19,7 +19,7 @@ def trained_path(finished_run):  # noqa: F811
 @pytest.fixture
 def no_validation(monkeypatch):
     """Validations compute nothing: for commands that train and are tested for something else."""
-    from heed.seq2seq.training.step import TrainingStep, Validation
+    from heed.seq2seq.training._step import TrainingStep, Validation
 
     monkeypatch.setattr(TrainingStep, "validate", lambda *_: Validation(1.0, 0.5, 0.5))
 

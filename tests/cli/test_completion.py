@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from heed.cli.completion import SHELLS
+from heed.cli._completion import SHELLS
 from tests.cli.command import fails
 
 

@@ -74,7 +74,7 @@ def test_files(heed, run_path, tmp_path):
 
 def test_a_column(run_path):
     """Of Ray Data; Ray is not needed for one batch."""
-    from heed.seq2seq.ray.translator import Translator
+    from heed.seq2seq.ray._translator import Translator
 
     found = Translator(run_path)({"text": ["1", "", None, "x"]})
     assert found["problem"][0] == CUT

@@ -71,7 +71,7 @@ def test_evaluate_writes_a_report(heed, run_path, tmp_path, monkeypatch):
     assert (status, err) == (0, "")
     assert out.splitlines()[-1] == "report: a b.html"
     assert "p = " in (tmp_path / "a b.html").read_text(encoding="utf-8")
-    monkeypatch.setattr("heed.cli.evaluate.open_translator", lambda *_: 1 / 0)  # said before
+    monkeypatch.setattr("heed.cli._evaluate.open_translator", lambda *_: 1 / 0)  # said before
     for path, refused in (("pairs.tsv", 2), ("no/a.html", 1), ("", 2), (".", 2)):
         wanted = f"--report must be an .html file in an existing folder, not {path or '.'}"
         fails(heed("evaluate", run_path, *options, "--report", path), refused, wanted)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import heed as package
 from heed._numbers import LARGEST_COUNT
-from heed.cli.command import _COMMANDS
+from heed.cli._command import _COMMANDS
 from heed.seq2seq import RunFolder
 from heed.seq2seq.options.settings import TRAINING
 from heed.seq2seq.tasks.numbers_task import NumbersTask
@@ -159,7 +159,7 @@ def test_ctrl_c_while_modules_load():
 import os, signal, sys
 class Interrupt:
     def find_spec(name, *_):
-        if name == "heed.cli.command":
+        if name == "heed.cli._command":
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Interrupt)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background commands ignore it

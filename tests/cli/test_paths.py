@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from heed.cli.command import _COMMANDS, _parser
+from heed.cli._command import _COMMANDS, _parser
 from heed.seq2seq.options.user_values import user_origin, user_path
 from heed.seq2seq.tasks.numbers_task import NumbersTask
 from heed.seq2seq.text import catalogs

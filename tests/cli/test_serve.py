@@ -12,7 +12,7 @@ import urllib.request
 
 import pytest
 
-from heed.cli import serve
+from heed.cli import _serve
 from heed.seq2seq.serving import sockets
 from tests.cli.command import fails, process
 from tests.seq2seq.serving.conftest import wait_until
@@ -42,7 +42,7 @@ def test_what_cannot_be_served(heed, words, status, message):
 
 def test_a_folder_whose_name_is_not_utf_8(tmp_path):
     """Pages and answers are, and name the run."""
-    (name,) = serve._name_runs([tmp_path / os.fsdecode(b"d\xe9j")], [])
+    (name,) = _serve._name_runs([tmp_path / os.fsdecode(b"d\xe9j")], [])
     assert name == "d\ufffdj"
 
 

@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from heed import cli
-from heed.cli.streams import read_terminal
+from heed.cli._streams import read_terminal
 from tests.cli.command import fails, give, split_pairs
 
 pytestmark = pytest.mark.usefixtures("all_end")

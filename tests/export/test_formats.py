@@ -51,6 +51,6 @@ def test_the_command_line_and_the_docs_list_the_formats(capsys):
 
 
 def test_help_loads_no_framework():
-    code = "import heed.cli.export, sys; print([x for x in ('numpy', 'tensorflow') if x in sys.modules])"
+    code = "import heed.cli._export, sys; print([x for x in ('numpy', 'tensorflow') if x in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -10,14 +10,14 @@ _SEQ2SEQ = "src/heed/seq2seq"
 FAULTS = (
     Fault(
         "each worker takes the whole batch",
-        f"{_SEQ2SEQ}/training/step.py",
+        f"{_SEQ2SEQ}/training/_step.py",
         "tf.constant(rows[self._workers.rank :: count])",
         "tf.constant(rows)",
         (f"{_OF_DISTRIBUTED}/test_training.py",),
     ),
     Fault(
         "all replicas drop the same numbers",
-        f"{_SEQ2SEQ}/training/workers.py",
+        f"{_SEQ2SEQ}/training/_workers.py",
         "(first + number * _ODD) % 2**32, second",
         "first, second",
         ("tests/seq2seq/training/test_workers.py",),
@@ -66,7 +66,7 @@ FAULTS = (
     ),
     Fault(
         "the launch folder is written before the batch is checked",
-        "src/heed/cli/train_launch.py",
+        "src/heed/cli/_train_launch.py",
         "if not options.batch_tokens and options.batch_size % launch.workers:",
         "if False:",
         (f"{_OF_DISTRIBUTED}/test_training.py",),

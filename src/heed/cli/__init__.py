@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if guards:
         signal.signal(signal.SIGINT, _end)
-    from heed.cli.command import run_command
+    from heed.cli._command import run_command
 
     if guards:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from heed.errors import TaskError, UsageError
-    from heed.seq2seq.demo import run_demo
+    from heed.seq2seq._demo import run_demo
     from heed.seq2seq.evaluating.comparison import Comparison, compare
     from heed.seq2seq.evaluating.evaluation import Evaluation, evaluate, write_evaluation
     from heed.seq2seq.evaluating.report import Compared, write_report
@@ -87,7 +87,7 @@ _MODULES = {
     "heed.seq2seq.runs.config_file": ("ConfigFile", "read_config"),
     "heed.seq2seq.text.corpus": ("Corpus",),
     "heed.seq2seq.options.decoding": ("DecodingOptions",),
-    "heed.seq2seq.demo": ("run_demo",),
+    "heed.seq2seq._demo": ("run_demo",),
     "heed.errors": ("TaskError", "UsageError"),
     "heed.seq2seq.evaluating.evaluation": ("Evaluation", "evaluate", "write_evaluation"),
     "heed.seq2seq.tasks.numbers_task": ("NumbersTask",),
@@ -103,7 +103,7 @@ _MODULES = {
     "heed.seq2seq.translating.translator": ("Translation", "Translator"),
 }
 # Names of these modules need Keras on TensorFlow.
-_TRAINING = ("heed.seq2seq.demo", "heed.seq2seq.training.training")
+_TRAINING = ("heed.seq2seq._demo", "heed.seq2seq.training.training")
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}
 
 

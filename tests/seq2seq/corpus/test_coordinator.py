@@ -11,7 +11,7 @@ import pytest
 
 from heed._files import temporary_path
 from heed.seq2seq import TaskError
-from heed.seq2seq.corpus import coordinator, output_folder
+from heed.seq2seq.corpus import _output_folder, coordinator
 from heed.seq2seq.corpus.inputs import find_inputs, scan
 from tests import damage as damages
 from tests.seq2seq.corpus import fakes
@@ -141,7 +141,7 @@ def test_a_second_call_continues(run, tmp_path, stop):
 
 def test_a_stop_between_any_two_writes(run, tmp_path, monkeypatch):
     """Whatever has been written when the process is killed, a second call ends with the same files."""
-    real = output_folder.write_atomically
+    real = _output_folder.write_atomically
     for writes in range(1, 13):  # the manifest, nine shards; two files with their records
         out, count = f"out-{writes}", itertools.count()
 
@@ -151,10 +151,10 @@ def test_a_stop_between_any_two_writes(run, tmp_path, monkeypatch):
                 raise OSError(28, "No space left on device", str(path))
             real(path, write)
 
-        monkeypatch.setattr(output_folder, "write_atomically", failing)
+        monkeypatch.setattr(_output_folder, "write_atomically", failing)
         with pytest.raises(OSError, match="No space left"):
             run(out=out)
-        monkeypatch.setattr(output_folder, "write_atomically", real)
+        monkeypatch.setattr(_output_folder, "write_atomically", real)
         run(out=out)
         assert fakes.contents(tmp_path / out) == fakes.EXPECTED
         assert not list((tmp_path / out / ".heed/shards").iterdir())
@@ -196,7 +196,7 @@ def test_a_file_that_was_removed_is_translated_again(run, tmp_path):
 
 
 def test_two_processes_do_not_write_one_folder(run, inputs, tmp_path):
-    opened = output_folder.OutputFolder.open(tmp_path / "out", inputs, fakes.SETTINGS, print)
+    opened = _output_folder.OutputFolder.open(tmp_path / "out", inputs, fakes.SETTINGS, print)
     with opened, pytest.raises(TaskError, match=r"another process writes .*out"):
         run()
     run()
@@ -266,16 +266,16 @@ def test_a_damaged_shard_or_record_is_one_line_and_made_again(run, tmp_path, dam
 
 def test_any_byte_of_a_shard_counts(tmp_path):
     path = tmp_path / "00000-0000000"
-    head = output_folder._make_head(path, ["no"], hashlib.sha256(b"one\ntwo\n").hexdigest())
+    head = _output_folder._make_head(path, ["no"], hashlib.sha256(b"one\ntwo\n").hexdigest())
     for kind in (damages.flipped, damages.cut):
         for place, data in kind(head + b"one\ntwo\n"):
             path.write_bytes(data)
-            with pytest.raises(output_folder._DamagedError):
-                pytest.fail(f"{place}: {output_folder._read_shard(path)}")
+            with pytest.raises(_output_folder._DamagedError):
+                pytest.fail(f"{place}: {_output_folder._read_shard(path)}")
     path.write_bytes(head + b"one\ntwo\n")
-    assert output_folder._read_shard(path) == ["no"]
-    with pytest.raises(output_folder._DamagedError):  # in the place of another
-        output_folder._read_shard(path.rename(tmp_path / "00000-0000001"))
+    assert _output_folder._read_shard(path) == ["no"]
+    with pytest.raises(_output_folder._DamagedError):  # in the place of another
+        _output_folder._read_shard(path.rename(tmp_path / "00000-0000001"))
 
 
 def test_a_shard_that_is_damaged_while_others_are_translated(run, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from heed.models import RecurrentTranslatorConfig
 from heed.seq2seq import DecodingOptions, Translator, read_attention, start_run
 from heed.seq2seq.runs import checkpoint
-from heed.seq2seq.runs.architectures import ARCHITECTURES, PRESETS, model_values
+from heed.seq2seq.runs._architectures import ARCHITECTURES, PRESETS, model_values
 from heed.errors import TaskError
 from heed.seq2seq.runs.trained_model import make_model
 from tests.seq2seq import tiny

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heed.seq2seq import RunFolder, TrainingOptions, read_config
-from heed.seq2seq.runs.architectures import ARCHITECTURES, model_values
+from heed.seq2seq.runs._architectures import ARCHITECTURES, model_values
 from heed.errors import TaskError, UsageError
 from heed.seq2seq.options.settings import MODEL, TRAINING
 from tests.seq2seq import tiny

@@ -4,8 +4,8 @@ import pytest
 
 from heed.models import RecurrentTranslatorConfig, TransformerConfig
 from heed.seq2seq import RunFolder, TaskError, start_run, train
-from heed.seq2seq.runs import model_size
-from heed.seq2seq.runs.model_size import check_model, count_parameters
+from heed.seq2seq.runs import _model_size
+from heed.seq2seq.runs._model_size import check_model, count_parameters
 from heed.seq2seq.runs.trained_model import build_model, load_model
 from tests.seq2seq import tiny
 
@@ -78,7 +78,7 @@ def test_a_forged_config_is_refused_in_every_use(finished_run):
 def test_the_bound_is_the_memory_of_the_machine(monkeypatch):
     config = TransformerConfig(16, 16, **TRANSFORMER)
     layers, weights = 2 * 2**20, 4 * count_parameters(config)
-    monkeypatch.setattr(model_size, "memory_size", lambda: layers + 3 * weights + 5)
+    monkeypatch.setattr(_model_size, "memory_size", lambda: layers + 3 * weights + 5)
     check_model(config, 3, batch_bytes=5)
     for numbers, more in ((3, 6), (4, 0)):
         with pytest.raises(TaskError, match="must fit into the memory"):

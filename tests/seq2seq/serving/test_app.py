@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heed.seq2seq import DecodingOptions, TaskError, Translator
-from heed.seq2seq.serving.page import choose_all_examples
+from heed.seq2seq.serving._page import choose_all_examples
 from heed.seq2seq.tasks.task import Item
 from heed.seq2seq.tokens.tokenizer import END_ID
 from heed.seq2seq.translating.translator import Translation

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.seq2seq.serving.batcher import Batcher, QueueFullError
+from heed.seq2seq.serving._batcher import Batcher, QueueFullError
 
 
 class Worker:

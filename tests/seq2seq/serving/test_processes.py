@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from heed.seq2seq import TaskError
-from heed.seq2seq.serving import metrics_folder, processes, sockets
+from heed.seq2seq.serving import _metrics_folder, processes, sockets
 
 
 def answer(number, descriptor, channel):
     """Counts connections and answers with the metrics; ends as a server does."""
-    from heed.seq2seq.serving.metrics import Metrics
+    from heed.seq2seq.serving._metrics import Metrics
 
     metrics = Metrics(lambda: 3)
     metrics.update()
@@ -222,11 +222,11 @@ def test_a_full_disk_costs_metrics_alone(room, tmp_path, monkeypatch):
         for path in tmp_path.glob("heed-metrics-*/*"):
             about = path.stat()
             assert path.suffix == ".db"
-            assert about.st_blocks * 512 >= about.st_size == metrics_folder._ROOM
+            assert about.st_blocks * 512 >= about.st_size == _metrics_folder._ROOM
 
     try:
         if not room:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (metrics_folder._ROOM // 2, kept[1]))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (_metrics_folder._ROOM // 2, kept[1]))
         notes = serve(answer, scenario)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, kept)

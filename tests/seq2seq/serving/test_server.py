@@ -14,9 +14,9 @@ import uvicorn
 
 from heed.seq2seq import TaskError
 from heed.seq2seq.options.serving import ServingOptions
-from heed.seq2seq.serving import connection, sockets
+from heed.seq2seq.serving import _connection, sockets
 from heed.seq2seq.serving import server as server_module
-from heed.seq2seq.serving.connection import Connection
+from heed.seq2seq.serving._connection import Connection
 from heed.seq2seq.serving.hosts import Hosts
 from tests.seq2seq.serving.conftest import wait_until
 
@@ -319,7 +319,7 @@ def connections(server):
 
 
 def unread(connection):
-    return connection.transport.get_write_buffer_size()
+    return _connection.transport.get_write_buffer_size()
 
 
 def test_a_client_that_does_not_read_is_cut_off(live):
@@ -382,9 +382,9 @@ def test_one_address_does_not_keep_others_out(live):
 
 def test_a_connection_costs_the_same_however_many_are_open(live, monkeypatch):
     """Else one client stops the server: it once parsed the address of each open connection for each new one."""
-    parsed, get_network = [], connection.get_network
+    parsed, get_network = [], _connection.get_network
     monkeypatch.setattr(
-        connection, "get_network", lambda host: [parsed.append(host), get_network(host)][1]
+        _connection, "get_network", lambda host: [parsed.append(host), get_network(host)][1]
     )
     server = live(max_per_address=40)
     kept = [Client(server) for _ in range(40)]
@@ -398,7 +398,7 @@ def test_a_connection_costs_the_same_however_many_are_open(live, monkeypatch):
 
 
 def test_places_are_counted_for_each_network_and_in_all():
-    places = connection.Places(most=3, per_network=2)
+    places = _connection.Places(most=3, per_network=2)
     assert [places.take(name) for name in ("a", "a", "a", "b", "c", None)] == [
         *(True, True, False, True, False, False)
     ]

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from heed.seq2seq.serving import page
-from heed.seq2seq.serving.events import format_event
-from heed.seq2seq.serving.messages import Piece, TranslateAnswer
-from heed.seq2seq.serving.messages import Translation as Translated
+from heed.seq2seq.serving import _page
+from heed.seq2seq.serving._events import format_event
+from heed.seq2seq.serving._messages import Piece, TranslateAnswer, TranslatedText
 from heed.seq2seq.translating.translator import Translation
 from tests.seq2seq.serving.conftest import wait_until
 from tests.seq2seq.serving.test_app import ask, refused
@@ -163,7 +162,7 @@ def test_a_server_that_stops_says_so(live, slow):
 
 
 LINES = "a\nb\rc\x0bd\x0ce\x1cf\x1dg\x1eh\x85i\u2028j\u2029k\r\nl: m\n\ndata: n"
-ANSWER = TranslateAnswer(run="a", translations=[Translated(text=LINES)])
+ANSWER = TranslateAnswer(run="a", translations=[TranslatedText(text=LINES)])
 
 
 def test_an_event_is_one_line_for_every_client():
@@ -179,7 +178,7 @@ def test_an_event_is_one_line_for_every_client():
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 def test_the_page_reads_events_of_any_text(size):
     """Also unescaped U+2028, at which `.` and `$` of JavaScript end a line: "Unterminated string in JSON"."""
-    script = (Path(page.__file__).parent / "_page_files" / "serve.js").read_text(encoding="utf-8")
+    script = (Path(_page.__file__).parent / "_page_files" / "serve.js").read_text(encoding="utf-8")
     (function,) = re.findall(r"async function\* events.*?^}\n", script, re.DOTALL | re.MULTILINE)
     raw = f"data: {json.dumps({'piece': LINES}, ensure_ascii=False)}\n\n"
     text = raw + format_event(ANSWER, "end")

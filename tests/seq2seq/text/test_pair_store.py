@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heed.errors import TaskError
-from heed.seq2seq.text import line_file
+from heed.seq2seq.text import _line_file
 from heed.seq2seq.text.corpus import Corpus
 from heed.seq2seq.text.normalization import UNUSABLE, Normalizer
 from heed.seq2seq.text.pair_store import PairStore, hash_texts
@@ -22,7 +22,7 @@ TEXT = st.text(st.sampled_from("ab é\u2028\x0b\x85\ufeff　\t\r"), max_size=6)
 def small_blocks():
     """Lines are read a few at a time, so that the tests see where one block ends."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(line_file, "_BLOCK", 3)
+        patch.setattr(_line_file, "_BLOCK", 3)
         yield
 
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from heed.errors import TaskError
-from heed.seq2seq.text.line_file import LineFile
+from heed.seq2seq.text._line_file import LineFile
 from heed.seq2seq.text.text_files import open_text, read_text
 
 PACKED = gzip.compress(b"one\ntwo\n", mtime=0)  # part of the name of a test

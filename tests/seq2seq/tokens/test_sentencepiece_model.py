@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from heed.seq2seq.tokens.sentencepiece_model import SentencePieceModel
+from heed.seq2seq.tokens._sentencepiece_model import SentencePieceModel
 from tests.seq2seq.tokens.test_vocabularies import OF_OTHERS, OWN
 
 MODELS = {**OF_OTHERS, **{f"own {unit}": one.model for unit, one in OWN.items()}}

@@ -18,9 +18,9 @@ from heed.seq2seq import (
 )
 from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.runs.trained_model import load_model, make_model
-from heed.seq2seq.training.log import read_metrics
-from heed.seq2seq.training.step import TrainingStep, Validation
-from heed.seq2seq.training.validation_score import ValidationScore
+from heed.seq2seq.training._log import read_metrics
+from heed.seq2seq.training._step import TrainingStep, Validation
+from heed.seq2seq.training._validation_score import ValidationScore
 from tests.seq2seq import tiny
 from tests.seq2seq.runs.test_architectures import RECURRENT
 from tests.seq2seq.training.test_training import CrashError, metrics, stop_at

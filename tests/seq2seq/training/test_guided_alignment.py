@@ -17,7 +17,7 @@ from heed.seq2seq.text.corpus import Corpus
 from heed.seq2seq.text.corpus_check import check_corpus
 from heed.seq2seq.text.pair_store import PairStore
 from heed.seq2seq.text.word_links import read_links, spread
-from heed.seq2seq.training.step import TrainingStep
+from heed.seq2seq.training._step import TrainingStep
 from heed.seq2seq.translating.alignment import align
 from tests.seq2seq.training.test_step import CONFIG, assert_same_weights, batch
 

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from heed.seq2seq.training import log as training_log
-from heed.seq2seq.training.log import TrainingLog
-from heed.seq2seq.training.time_left import TimeLeft
+from heed.seq2seq.training import _log as training_log
+from heed.seq2seq.training._log import TrainingLog
+from heed.seq2seq.training._time_left import TimeLeft
 from tests.seq2seq import tiny
 
 

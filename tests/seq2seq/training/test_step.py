@@ -13,7 +13,7 @@ from heed.models import Transformer, TransformerConfig
 from heed.ops import softmax_cross_entropy
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.tasks.task import Batch
-from heed.seq2seq.training.step import TrainingStep
+from heed.seq2seq.training._step import TrainingStep
 from heed.seq2seq.training.training import _prefetch
 
 # What a few steps compute is the same compiled or not; the runs of other tests are compiled.

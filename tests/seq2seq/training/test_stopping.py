@@ -8,7 +8,7 @@ import pytest
 from heed.seq2seq import RunFolder, TrainingInterrupted, train
 from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.training import training as training_module
-from heed.seq2seq.training.stop_request import StopRequest
+from heed.seq2seq.training._stop_request import StopRequest
 from tests.seq2seq import tiny
 from tests.seq2seq.training.test_training import metrics
 from tests.slow import slow

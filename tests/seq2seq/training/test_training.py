@@ -20,8 +20,8 @@ from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.runs.run_folder import RunFolder
 from heed.seq2seq.runs.trained_model import load_model, make_model
 from heed.seq2seq.training import training as training_module
-from heed.seq2seq.training.log import read_metrics
-from heed.seq2seq.training.step import TrainingStep, Validation
+from heed.seq2seq.training._log import read_metrics
+from heed.seq2seq.training._step import TrainingStep, Validation
 from tests import damage
 from tests.seq2seq import tiny
 from tests.slow import slow

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import tensorflow as tf
 
-from heed.seq2seq.training.workers import Workers
+from heed.seq2seq.training._workers import Workers
 
 
 def made(seed):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from heed.seq2seq import TaskError, TextTask, Translator, evaluate, start_run, train
-from heed.seq2seq.demo import run_demo
+from heed.seq2seq._demo import run_demo
 from heed.seq2seq.evaluating.evaluation import Answer, Evaluation
 from heed.seq2seq.runs.run_folder import RunFolder
 from heed.seq2seq.tasks import number_words

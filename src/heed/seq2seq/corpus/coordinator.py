@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from heed._signals import EndedBySignal
+from heed.seq2seq.corpus._output_folder import OutputFolder
 from heed.seq2seq.corpus.inputs import InputFile, Shard
 from heed.seq2seq.corpus.job import ShardResult
-from heed.seq2seq.corpus.output_folder import OutputFolder
 
 _PROGRESS = 30.0  # seconds between lines of progress
 

@@ -12,12 +12,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from heed.seq2seq.ray.replicas import deployment
-    from heed.seq2seq.ray.translator import Translator
+    from heed.seq2seq.ray._replicas import deployment
+    from heed.seq2seq.ray._translator import Translator
 
 __all__ = ["Translator", "deployment"]
 
-_MODULES = {"Translator": "translator", "deployment": "replicas"}
+_MODULES = {"Translator": "_translator", "deployment": "_replicas"}
 
 
 def __getattr__(name: str) -> Any:

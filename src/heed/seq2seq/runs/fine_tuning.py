@@ -10,7 +10,7 @@ import numpy as np
 
 from heed._config import Config
 from heed.seq2seq.runs import checkpoint
-from heed.seq2seq.runs.architectures import architecture as known_architecture
+from heed.seq2seq.runs._architectures import architecture as known_architecture
 from heed.errors import UsageError
 from heed.seq2seq.runs.origins import Origin, list_tokens
 from heed.seq2seq.tasks.task import Task

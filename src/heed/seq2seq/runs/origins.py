@@ -23,7 +23,7 @@ class Origin(Protocol):
 
     Attributes:
         path: its run folder or preset, for messages.
-        architecture: see `heed.seq2seq.runs.architectures`.
+        architecture: see `heed.seq2seq.runs._architectures`.
         values: the fields of its config.
     """
 
@@ -79,7 +79,7 @@ def open_origin(name: Path | str) -> Origin:
     """
     if str(name).startswith(HUB):
         start_tensorflow()
-        from heed.seq2seq.runs.hub_presets import HubPreset
+        from heed.seq2seq.runs._hub_presets import HubPreset
 
         return HubPreset(str(name).removeprefix(HUB))
     return RunOrigin(RunFolder.open(name))

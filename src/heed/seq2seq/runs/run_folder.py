@@ -109,7 +109,7 @@ class RunFolder:
             task: the task that the model learns.
             options: how it is trained.
             model: the fields of the model's config.
-            architecture: see `heed.seq2seq.runs.architectures`.
+            architecture: see `heed.seq2seq.runs._architectures`.
             others: more files, by name.
         """
         files = {**task.files(), **(others or {})}

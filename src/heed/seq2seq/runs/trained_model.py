@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from heed._config import Config
 from heed.seq2seq.runs import checkpoint
-from heed.seq2seq.runs.architectures import architecture
+from heed.seq2seq.runs._architectures import architecture
 from heed.errors import TaskError
-from heed.seq2seq.runs.model_size import check_model
+from heed.seq2seq.runs._model_size import check_model
 from heed.seq2seq.runs.run_folder import RunFolder
 
 MODEL, _TEMPORARY = "model.keras", ".part."

@@ -22,14 +22,14 @@ from heed import __version__
 from heed.errors import TaskError
 from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.options.serving import ServingOptions
-from heed.seq2seq.serving import messages
-from heed.seq2seq.serving.batcher import Batcher, QueueFullError
-from heed.seq2seq.serving.body import read_body
-from heed.seq2seq.serving.events import EventStream, Pieces, format_event
+from heed.seq2seq.serving import _messages
+from heed.seq2seq.serving._batcher import Batcher, QueueFullError
+from heed.seq2seq.serving._body import read_body
+from heed.seq2seq.serving._events import EventStream, Pieces, format_event
+from heed.seq2seq.serving._metrics import Metrics, RequestCounter
+from heed.seq2seq.serving._page import RunOnPage, make_page
+from heed.seq2seq.serving._translations import Mode, Text, Translations
 from heed.seq2seq.serving.hosts import HostFilter, Hosts
-from heed.seq2seq.serving.metrics import Metrics, RequestCounter
-from heed.seq2seq.serving.page import RunOnPage, make_page
-from heed.seq2seq.serving.translations import Mode, Text, Translations
 from heed.seq2seq.translating.translator import Translator
 
 _LOG = logging.getLogger("heed.serving")
@@ -72,10 +72,10 @@ class Service:
         self.examples = examples or {}
         self.translations = Translations(translators, options.max_batch)
         self.metrics = Metrics(lambda: len(self.batcher))
-        self.batcher: Batcher[Text, messages.Translation] = Batcher(
+        self.batcher: Batcher[Text, _messages.TranslatedText] = Batcher(
             self.translations, self.translations.size, options.max_queue, self.metrics.batch.observe
         )
-        self.request_model = messages.limit_request(options)
+        self.request_model = _messages.limit_request(options)
         self.open_requests = 0
         self._end: float | None = None
 
@@ -119,7 +119,7 @@ class Service:
         finally:
             self.open_requests -= 1
 
-    async def _read_request(self, request: Request) -> messages.TranslateRequest:
+    async def _read_request(self, request: Request) -> _messages.TranslateRequest:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != _JSON:
             # Pages of other sites may send forms or plain text without asking the server first, but not JSON.
@@ -128,15 +128,15 @@ class Service:
             )
         body = await read_body(request, self.options.max_body, self.options.body_timeout)
         try:
-            return messages.read(self.request_model, body)
+            return _messages.read(self.request_model, body)
         except ValidationError as error:
-            bad = messages.is_json_error(error)
+            bad = _messages.is_json_error(error)
             status = HTTPStatus.BAD_REQUEST if bad else HTTPStatus.UNPROCESSABLE_ENTITY
-            raise HTTPException(status, messages.describe_error(error)) from None
+            raise HTTPException(status, _messages.describe_error(error)) from None
 
     def _submit(
-        self, message: messages.TranslateRequest, write: Callable[[str], bool] | None = None
-    ) -> tuple[str, list[asyncio.Future[messages.Translation]]]:
+        self, message: _messages.TranslateRequest, write: Callable[[str], bool] | None = None
+    ) -> tuple[str, list[asyncio.Future[_messages.TranslatedText]]]:
         """Puts the texts of a request in the queue: the name of its run, and the future translations.
 
         Raises:
@@ -158,7 +158,7 @@ class Service:
                 HTTPStatus.TOO_MANY_REQUESTS, "too many texts wait: try again later", _SOON
             ) from None
 
-    async def _answer(self, message: messages.TranslateRequest) -> messages.TranslateAnswer:
+    async def _answer(self, message: _messages.TranslateRequest) -> _messages.TranslateAnswer:
         run, waiting = self._submit(message)
         try:
             _, late = await asyncio.wait(waiting, timeout=self.options.timeout)
@@ -171,9 +171,9 @@ class Service:
         for place, error in enumerate(errors):
             _raise_error(place, error)
         translations = [future.result() for future in waiting]
-        return messages.TranslateAnswer.model_construct(run=run, translations=translations)
+        return _messages.TranslateAnswer.model_construct(run=run, translations=translations)
 
-    async def _stream(self, message: messages.TranslateRequest) -> Response:
+    async def _stream(self, message: _messages.TranslateRequest) -> Response:
         """The translation of a text in pieces; a failure before the first piece has its status."""
         pieces, end = Pieces(), time.monotonic() + self.options.timeout
         run, (translation,) = self._submit(message, pieces.write)
@@ -200,17 +200,17 @@ class Service:
             piece = first
             try:
                 while piece is not None:
-                    yield format_event(messages.Piece(piece=piece))
+                    yield format_event(_messages.Piece(piece=piece))
                     piece = await pieces.read(expired)
             except TimeoutError:
                 late = _stopping_error() if self.stopping else self._late_error()
-                yield format_event(messages.Problem(detail=late.detail), "error")
+                yield format_event(_messages.Problem(detail=late.detail), "error")
                 return
             if (error := translation.exception()) is not None:
                 _LOG.error("a streamed translation failed", exc_info=error)
-                yield format_event(messages.Problem(detail=_FAILURE), "error")
+                yield format_event(_messages.Problem(detail=_FAILURE), "error")
                 return
-            answer = messages.TranslateAnswer.model_construct(
+            answer = _messages.TranslateAnswer.model_construct(
                 run=run, translations=[translation.result()]
             )
             yield format_event(answer, "end")
@@ -226,16 +226,16 @@ class Service:
         text = f"no translation within {self.options.timeout:g} seconds"
         return HTTPException(HTTPStatus.GATEWAY_TIMEOUT, text, _SOON)
 
-    def health(self) -> messages.Health:
+    def health(self) -> _messages.Health:
         """The served runs, and whether the server takes requests."""
         runs = {
-            name: messages.ServedRun(
+            name: _messages.ServedRun(
                 task=one.task.kind, step=one.step, languages=list(one.task.languages)
             )
             for name, one in self.translations.translators.items()
         }
         status = "stopping" if self.stopping else "ok"
-        return messages.Health(status=status, version=__version__, runs=runs)
+        return _messages.Health(status=status, version=__version__, runs=runs)
 
     def describe_runs(self) -> list[RunOnPage]:
         """What the page says about the served runs."""
@@ -312,7 +312,7 @@ def make_app(service: Service, hosts: Hosts | None = None) -> FastAPI:
         lifespan=lifespan,
     )
     app.router.route_class = _Direct
-    problem: dict[str, Any] = {"model": messages.Problem}
+    problem: dict[str, Any] = {"model": _messages.Problem}
     responses: dict[int | str, dict[str, Any]] = {
         HTTPStatus.OK: {"content": {EventStream.media_type: {"schema": {"type": "string"}}}}
     }
@@ -323,7 +323,7 @@ def make_app(service: Service, hosts: Hosts | None = None) -> FastAPI:
 
     @app.post(
         "/translate",
-        response_model=messages.TranslateAnswer,
+        response_model=_messages.TranslateAnswer,
         response_model_exclude_none=True,
         responses=responses,
         openapi_extra={
@@ -336,8 +336,8 @@ def make_app(service: Service, hosts: Hosts | None = None) -> FastAPI:
 
     @app.get(
         "/health",
-        response_model=messages.Health,
-        responses={HTTPStatus.SERVICE_UNAVAILABLE: {"model": messages.Health}},
+        response_model=_messages.Health,
+        responses={HTTPStatus.SERVICE_UNAVAILABLE: {"model": _messages.Health}},
         summary="Which runs are served",
     )
     async def health(_: Request) -> Response:

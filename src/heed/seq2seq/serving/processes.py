@@ -21,7 +21,7 @@ from typing import Any
 from heed._signals import receive_signals
 from heed.errors import TaskError
 from heed.seq2seq.child_process import Channel, Child, ChildEndedError
-from heed.seq2seq.serving.metrics_folder import (
+from heed.seq2seq.serving._metrics_folder import (
     forget_process,
     make_metrics_folder,
     share_metrics,

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from heed.errors import TaskError
+from heed.seq2seq.text._line_file import LineFile
 from heed.seq2seq.text.corpus import Corpus, Pair
-from heed.seq2seq.text.line_file import LineFile
 from heed.seq2seq.text.normalization import UNUSABLE, WHITE_SPACE, Normalizer
 
 _T = TypeVar("_T")

@@ -17,7 +17,7 @@ from heed._numbers import check_integer
 from heed._suggestions import nearest
 from heed.errors import TaskError, UsageError, convert_value_errors
 from heed.seq2seq.text.normalization import Normalizer
-from heed.seq2seq.tokens.sentencepiece_model import (
+from heed.seq2seq.tokens._sentencepiece_model import (
     ModelType,
     PieceType,
     SentencePieceModel,

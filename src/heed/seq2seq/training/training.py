@@ -30,11 +30,11 @@ from heed.seq2seq.runs.trained_model import (
     write_trained,
 )
 from heed.seq2seq.tasks.task import Batch, Task
-from heed.seq2seq.training.log import TrainingLog
-from heed.seq2seq.training.step import TrainingStep
-from heed.seq2seq.training.stop_request import StopRequest
-from heed.seq2seq.training.validation_score import ValidationScore
-from heed.seq2seq.training.workers import Workers
+from heed.seq2seq.training._log import TrainingLog
+from heed.seq2seq.training._step import TrainingStep
+from heed.seq2seq.training._stop_request import StopRequest
+from heed.seq2seq.training._validation_score import ValidationScore
+from heed.seq2seq.training._workers import Workers
 
 _RECORD_EVERY = 10  # steps in one line of metrics
 _STOP_NOTICE = "stopping after this step: it is saved first; once more stops at once"

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from heed import seq2seq
-from heed.cli.arguments import Parser, check_positive
-from heed.cli.decoding import add_decoding_options, open_translator, read_decoding_options
-from heed.cli.streams import open_input, open_output, print_note, read_terminal, strip_mark
-from heed.cli.translate_corpus import add_corpus_options, is_corpus, translate_corpus
+from heed.cli._arguments import Parser, check_positive
+from heed.cli._decoding import add_decoding_options, open_translator, read_decoding_options
+from heed.cli._streams import open_input, open_output, print_note, read_terminal, strip_mark
+from heed.cli._translate_corpus import add_corpus_options, is_corpus, translate_corpus
 from heed.errors import TaskError, UsageError
 from heed.seq2seq.corpus.job import LineFormat
 from heed.seq2seq.options.user_values import user_path

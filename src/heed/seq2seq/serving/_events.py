@@ -82,7 +82,7 @@ def format_event(data: BaseModel, name: str | None = None) -> str:
     Many clients take more for ends of lines than the format does: those of Unicode are escaped.
 
     Example:
-        >>> from heed.seq2seq.serving.messages import Piece
+        >>> from heed.seq2seq.serving._messages import Piece
         >>> format_event(Piece(piece="one\u2028"))
         'data: {"piece":"one\\u2028"}\n\n'
     """

@@ -11,9 +11,9 @@ from typing import Any
 
 from heed import __version__
 from heed._signals import EndedBySignal, clean_up_on_signals
-from heed.cli.arguments import Parser
-from heed.cli.completion import SHELLS, completion_script
-from heed.cli.streams import drop_output, prepare_streams, print_note
+from heed.cli._arguments import Parser
+from heed.cli._completion import SHELLS, completion_script
+from heed.cli._streams import drop_output, prepare_streams, print_note
 from heed.errors import UsageError, UserError
 
 
@@ -141,7 +141,7 @@ def _parser(names: Iterable[str]) -> Parser:
     for name, (module, text) in _COMMANDS.items():
         command_parser = commands.add_parser(name, help=text, description=text)
         if name in names:
-            command = importlib.import_module(f"heed.cli.{module}")
+            command = importlib.import_module(f"heed.cli._{module}")
             getattr(command, f"add_{name}")(command_parser)
             command_parser.set_defaults(command=getattr(command, f"run_{name}"))
     commands.add_parser("help", help="List the commands, or the options of one: heed help train.")

@@ -12,10 +12,9 @@ from typing import NamedTuple
 from heed.errors import TaskError
 from heed.inspect.drawing import drawing_of
 from heed.seq2seq.options.decoding import DecodingOptions
-from heed.seq2seq.serving.messages import Attention, Hypothesis, Translation
+from heed.seq2seq.serving._messages import Attention, Hypothesis, TranslatedText
 from heed.seq2seq.translating.attention import AttentionReader
-from heed.seq2seq.translating.translator import Translation as Translated
-from heed.seq2seq.translating.translator import Translator
+from heed.seq2seq.translating.translator import Translation, Translator
 
 # Texts in a batch with attention, which takes as long as decoding several texts.
 _READ_AT_ONCE = 4
@@ -71,12 +70,12 @@ class Translations:
         size = max(1, self._max_batch // mode.options.beam_size)
         return min(size, _READ_AT_ONCE) if mode.attention else size
 
-    def __call__(self, mode: Mode, texts: Sequence[Text]) -> list[Translation | Exception]:
+    def __call__(self, mode: Mode, texts: Sequence[Text]) -> list[TranslatedText | Exception]:
         """The translation of each text, or its error: one that cannot be translated stops no other."""
         if mode.stream:
             return [self._stream(mode, one) for one in texts]
         translator = self.translators[mode.run]
-        results: list[Translation | Exception] = []
+        results: list[TranslatedText | Exception] = []
         rows: dict[int, list[int]] = {}
         for place, one in enumerate(texts):
             results.append(_blank(one))
@@ -96,7 +95,7 @@ class Translations:
             results[place] = self._translation(mode, texts[place], row, several)
         return results
 
-    def _stream(self, mode: Mode, one: Text) -> Translation | Exception:
+    def _stream(self, mode: Mode, one: Text) -> TranslatedText | Exception:
         """Writes the pieces of a translation; returns all of it, or its error."""
         translator = self.translators[mode.run]
         try:
@@ -115,11 +114,11 @@ class Translations:
                 except StopIteration as end:
                     return self._translation(mode, one, row, [end.value])
                 if one.write is None or not one.write(piece):
-                    return Translation(text="")  # nobody waits for it
+                    return TranslatedText(text="")  # nobody waits for it
 
     def _translation(
-        self, mode: Mode, one: Text, row: list[int], translations: list[Translated]
-    ) -> Translation:
+        self, mode: Mode, one: Text, row: list[int], translations: list[Translation]
+    ) -> TranslatedText:
         # A beam that met fewer sequences than it is wide ends with impossible ones.
         translations = [each for each in translations if each.score != -math.inf][: one.n_best]
         answers = [
@@ -134,8 +133,8 @@ class Translations:
         ]
         best = answers[0]
         if one.n_best > 1:
-            return Translation(text=best.text, cut=best.cut, hypotheses=answers)
-        return Translation(
+            return TranslatedText(text=best.text, cut=best.cut, hypotheses=answers)
+        return TranslatedText(
             text=best.text, cut=best.cut, alignment=best.alignment, attention=best.attention
         )
 
@@ -155,9 +154,9 @@ class Translations:
                 self._readers[name].warm_up()
 
 
-def _blank(one: Text) -> Translation:
+def _blank(one: Text) -> TranslatedText:
     """The translation of a blank text."""
-    return Translation(text="", hypotheses=[] if one.n_best > 1 else None)
+    return TranslatedText(text="", hypotheses=[] if one.n_best > 1 else None)
 
 
 def _request_whole_beam(options: DecodingOptions) -> DecodingOptions:

@@ -19,7 +19,7 @@ from heed._files import open_regular
 from heed.errors import TaskError
 from heed.seq2seq.atomic_files import write_atomically
 from heed.seq2seq.runs.run_folder import RunFolder
-from heed.seq2seq.training.time_left import TimeLeft
+from heed.seq2seq.training._time_left import TimeLeft
 
 _SILENCE = 30.0  # seconds without a line on stderr, at most
 _LARGEST = 2**63  # of an integer in metrics.jsonl

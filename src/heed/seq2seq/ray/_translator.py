@@ -10,7 +10,7 @@ import numpy as np
 
 from heed.errors import TaskError
 from heed.seq2seq.options.decoding import DecodingOptions
-from heed.seq2seq.ray.assigned_threads import count_assigned_threads
+from heed.seq2seq.ray._assigned_threads import count_assigned_threads
 from heed.seq2seq.runs.run_folder import RunFolder
 
 

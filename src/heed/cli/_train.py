@@ -10,8 +10,8 @@ from typing import Any
 
 from heed import seq2seq
 from heed._suggestions import nearest
-from heed.cli.arguments import Parser, add_options, option_name, select_options
-from heed.cli.streams import (
+from heed.cli._arguments import Parser, add_options, option_name, select_options
+from heed.cli._streams import (
     STANDARD_INPUT,
     copy_input,
     copy_pipe,
@@ -19,8 +19,8 @@ from heed.cli.streams import (
     name_inputs,
     print_line,
 )
-from heed.cli.train_launch import Launch, add_launch, read_launch, train_on_workers
-from heed.cli.train_worker import print_result
+from heed.cli._train_launch import Launch, add_launch, read_launch, train_on_workers
+from heed.cli._train_worker import print_result
 from heed.errors import TaskError, UsageError
 from heed.seq2seq.options.settings import MODEL, TRAINING
 from heed.seq2seq.options.user_values import split_names, user_origin, user_path

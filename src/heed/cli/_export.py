@@ -6,8 +6,8 @@ import argparse
 import shlex
 
 from heed import seq2seq
-from heed.cli.arguments import Parser, select_options
-from heed.cli.streams import print_line
+from heed.cli._arguments import Parser, select_options
+from heed.cli._streams import print_line
 from heed.errors import TaskError, UsageError
 from heed.export import FORMATS
 from heed.seq2seq.options.user_values import user_path

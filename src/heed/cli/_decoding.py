@@ -8,8 +8,8 @@ from pathlib import Path
 
 from heed import seq2seq
 from heed._weights import WEIGHTS
-from heed.cli.arguments import Parser, add_options, check_positive, select_options
-from heed.cli.streams import print_note
+from heed.cli._arguments import Parser, add_options, check_positive, select_options
+from heed.cli._streams import print_note
 from heed.seq2seq.options.user_values import user_path
 from heed.seq2seq.tensorflow_start import start_tensorflow
 

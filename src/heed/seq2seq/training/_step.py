@@ -13,7 +13,7 @@ from heed.ops import softmax_cross_entropy
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.tasks.task import Batch
 from heed.seq2seq.tokens.tokenizer import UNKNOWN_ID
-from heed.seq2seq.training.workers import Workers
+from heed.seq2seq.training._workers import Workers
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.98, 1e-7
 _TOKENS = tf.TensorSpec((None, None), tf.int32)

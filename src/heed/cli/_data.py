@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from heed.cli.arguments import Parser
-from heed.cli.streams import name_inputs, print_line, resolve_inputs
+from heed.cli._arguments import Parser
+from heed.cli._streams import name_inputs, print_line, resolve_inputs
 from heed.errors import TaskError
 from heed.seq2seq.options.user_values import user_path
 

@@ -1,4 +1,4 @@
-"""One worker of a training on several, as `heed train` starts it: `python -m heed.cli.train_worker RUN`.
+"""One worker of a training on several, as `heed train` starts it: `python -m heed.cli._train_worker RUN`.
 
 TF_CONFIG names the workers. The supervisor gets the reason of a failure through a pipe.
 """
@@ -15,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from heed.cli.command import explain_error
-from heed.cli.streams import drop_output, prepare_streams, print_line, print_note
+from heed.cli._command import explain_error
+from heed.cli._streams import drop_output, prepare_streams, print_line, print_note
 from heed.distributed.cluster import Cluster, read_cluster
 from heed.distributed.processes import report, start_heartbeat
 from heed.distributed.supervisor import LOST

@@ -10,8 +10,8 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from heed import seq2seq
-from heed.cli.arguments import Parser, check_positive
-from heed.cli.streams import print_note
+from heed.cli._arguments import Parser, check_positive
+from heed.cli._streams import print_note
 from heed.errors import UsageError
 from heed.seq2seq.corpus.coordinator import Workers
 from heed.seq2seq.corpus.coordinator import translate_corpus as run_corpus

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from heed import seq2seq
-from heed.cli.arguments import Parser
-from heed.cli.decoding import open_translator
-from heed.cli.streams import print_line, print_note
+from heed.cli._arguments import Parser
+from heed.cli._decoding import open_translator
+from heed.cli._streams import print_line, print_note
 from heed.errors import TaskError, UsageError
 from heed.seq2seq.options.user_values import user_path
 

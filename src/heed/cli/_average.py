@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from heed import seq2seq
-from heed.cli.arguments import Parser, check_positive
-from heed.cli.streams import print_line
+from heed.cli._arguments import Parser, check_positive
+from heed.cli._streams import print_line
 from heed.seq2seq.options.user_values import user_path
 from heed.seq2seq.tensorflow_start import start_tensorflow
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 
-from heed.cli.arguments import Parser
-from heed.cli.streams import print_line
+from heed.cli._arguments import Parser
+from heed.cli._streams import print_line
 from heed.seq2seq.tensorflow_start import start_keras
 
 

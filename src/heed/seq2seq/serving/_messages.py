@@ -142,7 +142,7 @@ class Hypothesis(BaseModel):
     attention: Attention | None = None
 
 
-class Translation(BaseModel):
+class TranslatedText(BaseModel):
     """The result for one text."""
 
     text: str = Field(description="the most likely translation; empty for a blank text")
@@ -162,7 +162,7 @@ class TranslateAnswer(BaseModel):
     """The answer of `POST /translate`: a translation for each text, in their order."""
 
     run: str
-    translations: list[Translation]
+    translations: list[TranslatedText]
 
 
 class Piece(BaseModel):

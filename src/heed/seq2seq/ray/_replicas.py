@@ -10,7 +10,7 @@ from heed._install import how_to_install
 from heed._ray import check_installed
 from heed.errors import TaskError
 from heed.seq2seq.options.decoding import DecodingOptions
-from heed.seq2seq.ray.assigned_threads import count_assigned_threads
+from heed.seq2seq.ray._assigned_threads import count_assigned_threads
 from heed.seq2seq.runs.run_folder import RunFolder
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from heed import __version__, seq2seq
 from heed._ray import check_installed
-from heed.cli.arguments import check_positive
-from heed.cli.streams import print_note
+from heed.cli._arguments import check_positive
+from heed.cli._streams import print_note
 from heed.distributed.cluster import VARIABLE, Cluster, local_addresses, read_cluster
 from heed.distributed.meeting import meet
 from heed.distributed.processes import Outcome, Worker
@@ -142,7 +142,7 @@ def _extend(run: seq2seq.RunFolder) -> None:
 
 
 def _train_with_ray(launch: Launch, run: seq2seq.RunFolder, prepare: Callable[[], None]) -> None:
-    from heed.cli.train_worker import print_result, train_in_ray
+    from heed.cli._train_worker import print_result, train_in_ray
     from heed.distributed.ray_training import connect, train_with_ray
 
     with connect(launch.workers):
@@ -166,7 +166,7 @@ def _worker(cluster: Cluster, path: Path, environment: dict[str, str], show: boo
     tf_config = cluster.to_tf_config() if cluster.size > 1 else None
     return Worker(
         f"worker {cluster.rank}",
-        [sys.executable, "-m", "heed.cli.train_worker", str(path)],
+        [sys.executable, "-m", "heed.cli._train_worker", str(path)],
         {**environment, VARIABLE: tf_config},
         log=path / "logs" / f"worker-{cluster.rank}.log",
         show=show,

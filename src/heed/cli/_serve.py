@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from heed import seq2seq
 from heed._weights import WEIGHTS
-from heed.cli.arguments import Parser, add_options, check_positive, select_options
-from heed.cli.decoding import open_translator
-from heed.cli.streams import print_line, print_note
+from heed.cli._arguments import Parser, add_options, check_positive, select_options
+from heed.cli._decoding import open_translator
+from heed.cli._streams import print_line, print_note
 from heed.errors import TaskError, UsageError
 from heed.seq2seq.child_process import Channel, count_threads
 from heed.seq2seq.options.user_values import user_path

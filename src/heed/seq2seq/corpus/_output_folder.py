@@ -21,14 +21,14 @@ from typing import IO, Any
 from heed._files import open_regular, temporary_prefix
 from heed.errors import TaskError
 from heed.seq2seq.atomic_files import lock, write_atomically
-from heed.seq2seq.corpus.inputs import InputFile
-from heed.seq2seq.corpus.job import ShardResult
-from heed.seq2seq.corpus.manifest import (
+from heed.seq2seq.corpus._manifest import (
     check_same,
     make_manifest,
     read_manifest,
     write_manifest,
 )
+from heed.seq2seq.corpus.inputs import InputFile
+from heed.seq2seq.corpus.job import ShardResult
 
 _OWN = ".heed"
 _BLOCK = 1 << 20
