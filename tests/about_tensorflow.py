@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.framework import BACKEND
+from tests.backend import BACKEND
 
 if BACKEND != "tensorflow":
     pytest.skip("is about TensorFlow", allow_module_level=True)

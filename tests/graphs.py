@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.framework import BACKEND, tf
+from tests.backend import BACKEND, tf
 
 
 @dataclass

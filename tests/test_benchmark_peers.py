@@ -12,6 +12,8 @@ from benchmarks.peers import PEERS, _generate, _inputs, _language_model, _model,
 from tests import reference
 from tests.slow import slow
 
+pytestmark = pytest.mark.slow
+
 
 def visible(case):
     """Which keys a query sees, (B, 1, T, S), computed differently from the peers."""
@@ -68,8 +70,8 @@ MORE = [Case(2, 2, 5, 4, causal=True, backward=True), Case(2, 2, 1, 4, keys=9)]
 @pytest.mark.parametrize(
     ("name", "case"),
     [
-        pytest.param(name, case, id=f"{name}-{case.name}", marks=marks)
-        for case, marks in [*((x, ()) for x in TINY), *((x, pytest.mark.slow) for x in MORE)]
+        pytest.param(name, case, id=f"{name}-{case.name}")
+        for case in TINY
         for name, peer in PEERS.items()
         if peer.kind == case.kind and not peer.is_limit and not peer.is_variant
     ],

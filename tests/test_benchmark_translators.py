@@ -15,6 +15,8 @@ from heed.models import Transformer, TransformerConfig
 from heed.seq2seq.evaluating.evaluation import Answer, Evaluation
 from heed.seq2seq.text import catalogs
 
+pytestmark = pytest.mark.slow
+
 CONFIG = TransformerConfig(
     30, 40, width=8, num_heads=2, feed_forward_width=16, encoder_layers=1, decoder_layers=2
 )

@@ -32,21 +32,23 @@ def test_modules_are_found():
 
 
 @pytest.mark.parametrize(
-    ("name", "eagerly"),
+    ("name", "_eagerly"),
     make_params(
         _module_names(),
         str,
-        eagerly={
+        slow={
+            "heed.decoding.generation",
+            "heed.export.exporting",
+            "heed.layers.replacing",
+            "heed.models.ensemble",
             "heed.models.masked_language_model",
             "heed.models.recurrent_translator",
         },
-        slow={"heed.export.exporting", "heed.models.ensemble"},
     ),
 )
-def test_docstring_examples(name, eagerly):
+def test_docstring_examples(name, _eagerly):
     module = importlib.import_module(name)
-    with run_eagerly(eagerly):
-        result = doctest.testmod(module, optionflags=FLAGS)
+    result = doctest.testmod(module, optionflags=FLAGS)
     assert result.failed == 0, f"{result.failed} of {result.attempted} examples failed"
 
 

@@ -19,9 +19,10 @@ BY_FILE = {
 }
 
 
-def test_there_are_as_many_as_promised_and_no_two_have_one_name() -> None:
+def test_there_are_few_and_no_two_have_one_name() -> None:
+    """Where a wrong number would be silent. `.ci/mutations` finds the rest."""
     names = Counter((fault.file, fault.name) for fault in FAULTS)
-    assert len(FAULTS) >= 107
+    assert len(FAULTS) <= 150
     assert max(names.values()) == 1, names.most_common(1)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests import private_names
-from tests.framework import BACKEND
+from tests.backend import BACKEND
 
 ROOT = Path(__file__).parents[1]
 # The other frameworks take seconds to import, and their backends are tested by themselves.

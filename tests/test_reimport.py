@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.framework import BACKEND
+from tests.backend import BACKEND
 from tests.slow import slow
 
 _OTHERS = [name for name in ("tensorflow", "torch", "jax") if name != BACKEND]

@@ -11,6 +11,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tests.backend import BACKEND
+
 
 @dataclass(frozen=True)
 class Tolerance:
@@ -52,8 +54,8 @@ NAIVE_FACTOR = 2.0
 
 def to_numpy(x: Any) -> np.ndarray:
     """Any tensor or array as a comparable NumPy array (bfloat16 becomes float32)."""
-    # `.numpy()` first: NumPy cannot read a TensorFlow scalar of bfloat16 by itself.
-    array = np.asarray(x.numpy() if hasattr(x, "numpy") else x)
+    # NumPy cannot read a TensorFlow scalar of bfloat16 by itself.
+    array = np.asarray(x.numpy() if BACKEND == "tensorflow" and hasattr(x, "numpy") else x)
     return array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array
 
 

@@ -13,7 +13,7 @@ import heed
 from heed._keras import backend_module
 from tests.acceleration import hub_models
 from tests.acceleration.hub_models import LENGTH, SHORT, subclass, written
-from tests.framework import BACKEND, on_tensorflow, tf, with_dynamic_shapes, without_64_bits
+from tests.backend import BACKEND, on_tensorflow, tf, with_dynamic_shapes, without_64_bits
 from tests.graphs import allocated
 
 pytest.importorskip("keras_hub", exc_type=ImportError)

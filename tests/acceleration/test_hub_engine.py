@@ -32,7 +32,7 @@ from tests.acceleration.write_engine_table import (
     read_rows,
 )
 from tests.acceleration.write_fingerprints import find_fingerprints
-from tests.framework import BACKEND, without_64_bits
+from tests.backend import BACKEND, without_64_bits
 from tests.slow import slow
 from tests.tolerances import VALUES
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import heed
-from tests.framework import without_64_bits  # also makes results on PyTorch convert to NumPy
+from tests.backend import without_64_bits
 
 pytest.importorskip("keras_hub", exc_type=ImportError)
 

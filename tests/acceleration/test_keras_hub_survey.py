@@ -22,7 +22,7 @@ from tests.acceleration.hub_models import (
     task,
     written,
 )
-from tests.framework import without_64_bits
+from tests.backend import without_64_bits
 
 pytest.importorskip("keras_hub", exc_type=ImportError)
 pytestmark = pytest.mark.filterwarnings("ignore:The 'rwkv_ops' package")

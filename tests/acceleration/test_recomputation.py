@@ -12,7 +12,7 @@ from keras import ops
 
 import heed
 from heed.layers.dropout import Dropout
-from tests.framework import BACKEND
+from tests.backend import BACKEND, on_tensorflow
 from tests.layers.stock import assert_close, randoms
 from tests.slow import slow
 
@@ -70,7 +70,7 @@ def compute(step: Step, block: Any, x: Any, before_backward: Callable[[], Any]) 
 
         with tf.GradientTape() as tape:
             tape.watch(x)
-            loss = tf.reduce_sum(step(call)(x) ** 2)
+            loss = keras.ops.sum(step(call)(x) ** 2)
         before_backward()
         return tape.gradient(loss, x)
     if BACKEND == "torch":
@@ -216,6 +216,7 @@ def test_a_model_that_calls_the_op_itself() -> None:
         assert runs(model, x)
 
 
+@on_tensorflow
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="of TensorFlow")
 @pytest.mark.parametrize("traced_before", [True, *slow([False])])
 def test_a_program_inside_a_function_that_is_computed_again(traced_before: bool) -> None:

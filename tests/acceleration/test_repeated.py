@@ -15,7 +15,6 @@ from heed.acceleration.hub._cache_parts import CacheParts
 from heed.acceleration.hub._sampler_loop import decoding_patches, repeat, shape, take_along_axis
 from heed.acceleration.hub.repeated import RepeatedRows, merge_queries
 from heed.ops import Mask, dot_product_attention
-from tests.framework import tf
 from tests.layers.stock import assert_close, randoms
 
 B, R, S, N, H = 2, 3, 5, 2, 4
@@ -32,9 +31,9 @@ def test_beams_attend_as_separate_rows(queries: int, masked: bool) -> None:
         mask = None if mask is None else Mask.dense(mask[:, None])
         return dot_product_attention(query, key, value, mask=mask)
 
-    rows = [RepeatedRows(tf.constant(x), R) for x in (key, value)]
+    rows = [RepeatedRows(keras.ops.convert_to_tensor(x), R) for x in (key, value)]
     assert rows[0].shape == (B * R, S, N, H)
-    merged = merge_queries(tf.constant(query), *rows, mask)
+    merged = merge_queries(keras.ops.convert_to_tensor(query), *rows, mask)
     assert merged[0].shape[1] == (R if queries == 1 else queries)
     found = merged[4](attend(*merged[:4]))
     wanted = attend(query, np.repeat(key, R, 0), np.repeat(value, R, 0), mask)
@@ -45,14 +44,16 @@ def test_beams_attend_as_separate_rows(queries: int, masked: bool) -> None:
 def test_a_repeated_cache_in_parts_is_the_repeated_cache() -> None:
     layers = randoms(*[(B, S, N, H)] * 4)
     pairs = (layers[:2], layers[2:])
-    cache = CacheParts([CacheParts([tf.constant(x) for x in pair], 1) for pair in pairs], 1)
+    cache = CacheParts(
+        [CacheParts([keras.ops.convert_to_tensor(x) for x in pair], 1) for pair in pairs], 1
+    )
     wanted = np.repeat(np.array(cache.to_tensor()), R, 0)
     found = repeat(cache, R, axis=0)
     assert shape(found) == wanted.shape
     np.testing.assert_array_equal(ops.convert_to_tensor(found), wanted)
     np.testing.assert_array_equal(ops.convert_to_tensor(found[:, 1][:, 0]), wanted[:, 1, 0])
-    assert repeat(tf.ones((2, 3)), R, axis=0) is None
-    assert shape(tf.ones((2, 3))) is None
+    assert repeat(keras.ops.ones((2, 3)), R, axis=0) is None
+    assert shape(keras.ops.ones((2, 3))) is None
 
 
 class Remembers(keras.layers.Layer):

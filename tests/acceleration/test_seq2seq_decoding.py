@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import heed
-from tests.framework import on_tensorflow, tf, with_dynamic_shapes, without_64_bits
+from tests.backend import on_tensorflow, tf, with_dynamic_shapes, without_64_bits
 from tests.graphs import allocated
 
 pytest.importorskip("keras_hub", exc_type=ImportError)

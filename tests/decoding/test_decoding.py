@@ -14,8 +14,8 @@ from heed.decoding.incremental_decoder import DecodingState, IncrementalDecoder
 from heed.decoding.sampling import draw
 from heed.models import Transformer, explain_generate, generate
 from heed.models.config import POSITIONS
+from tests.backend import on_tensorflow, tf
 from tests.decoding.scores import allowed_log_probabilities, log_probabilities
-from tests.framework import tf
 from tests.graphs import allocated, traced
 from tests.models.builders import small_config, small_model, sources
 
@@ -233,16 +233,16 @@ class Script:
     def __init__(self, probabilities, beams):
         self.config = small_config()
         self.length, self.batch_size, self.rows = len(probabilities), 1, beams
-        self.logits = tf.math.log(tf.constant(probabilities, tf.float32))
+        self.logits = keras.ops.log(keras.ops.convert_to_tensor(probabilities, "float32"))
 
     def start(self, prompt=None):
-        return tf.ones((self.rows,), tf.int32), DecodingState(
-            tf.constant(0), tf.zeros((self.rows,))
+        return keras.ops.ones((self.rows,), "int32"), DecodingState(
+            keras.ops.convert_to_tensor(0, "int32"), keras.ops.zeros((self.rows,))
         )
 
     def step(self, state, tokens):
-        row = tf.gather(self.logits, tf.reshape(state.index, (1,)), axis=0)
-        logits = tf.repeat(row, self.rows, axis=0)
+        row = keras.ops.take(self.logits, keras.ops.reshape(state.index, (1,)), axis=0)
+        logits = keras.ops.repeat(row, self.rows, axis=0)
         return logits, state._replace(index=state.index + 1)
 
     def select(self, state, rows):
@@ -313,7 +313,7 @@ def test_decoding_stops_when_all_rows_have_ended(method, monkeypatch):
         IncrementalDecoder, "step", lambda self, *args: steps.append(1) or real(self, *args)
     )
     model = small_model(end_bias=1000.0)
-    source = tf.constant(sources())
+    source = keras.ops.convert_to_tensor(sources())
     options = {
         "beam_size": 1,
         "length_penalty": 0.6,
@@ -327,13 +327,14 @@ def test_decoding_stops_when_all_rows_have_ended(method, monkeypatch):
         "return_scores": False,
         **METHODS[method],
     }
-    inputs = {"source": source, "uniform": tf.zeros((5, 20))}
+    inputs = {"source": source, "uniform": keras.ops.zeros((5, 20))}
     # Runs step by step, not as a graph.
     tokens = generation._decode(model, inputs, options)[0][:, 0]
     np.testing.assert_array_equal(tokens[:, 0], 2)
     assert len(steps) == 1
 
 
+@on_tensorflow
 @pytest.mark.parametrize(
     ("method", "jit_compile"),
     list(itertools.product(METHODS, (False, True))),
@@ -353,6 +354,7 @@ def test_inside_a_tf_function(method, jit_compile):
         np.testing.assert_array_equal(tokens, generate(model, source, **options))
 
 
+@on_tensorflow
 @pytest.mark.parametrize(
     "method", [pytest.param("greedy", marks=slow), "beam", pytest.param("sample", marks=slow)]
 )
@@ -367,6 +369,7 @@ def test_inside_a_tf_function_with_unknown_sizes(method):
         np.testing.assert_array_equal(traced(source), generate(model, source, **options))
 
 
+@on_tensorflow
 @pytest.mark.usefixtures("compiled")
 def test_autograph_does_not_rewrite_it(monkeypatch):
     """It would gain nothing, and take most of the time of tracing."""
@@ -411,6 +414,7 @@ def test_each_step_draws_with_a_number_of_its_own():
     assert len({tuple(row) for row in expected}) == rows
 
 
+@on_tensorflow
 @pytest.mark.usefixtures("compiled")
 def test_sampling_without_a_seed_draws_afresh_in_a_tf_function():
     model = small_model(seed=3)
@@ -715,6 +719,7 @@ def test_learned_positions_bound_the_length():
         decode(model, sources(), 7)
 
 
+@on_tensorflow
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled")
 def test_a_step_in_the_graph_allocates_no_caches():

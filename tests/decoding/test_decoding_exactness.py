@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,7 +18,6 @@ from heed.decoding import engine, generation
 from heed.models import LanguageModel, RecurrentTranslator, RecurrentTranslatorConfig
 from heed.models.config import POSITIONS
 from heed.models.recurrent_translator_config import ATTENTIONS
-from tests.framework import tf
 from tests.models.builders import prompts, randomise, small_language_model, small_model, sources
 
 LENGTH, ROWS = 6, 4
@@ -110,7 +110,7 @@ def decode(way: str, model: Any, inputs: dict[str, Any], **options: Any) -> tupl
         "return_scores": True,
         **options,
     }
-    inputs = {name: tf.constant(x) for name, x in inputs.items()}
+    inputs = {name: keras.ops.convert_to_tensor(x) for name, x in inputs.items()}
     if "prompt" in inputs:
         inputs["prompt"] = generation._prompt(
             inputs["prompt"], inputs.get("source"), model.config, LENGTH
@@ -161,14 +161,14 @@ def check_steps(model: Any) -> None:
     tokens = rng.integers(2, 9, (ROWS, LENGTH)).astype("int32")
     tokens[:, 0] = model.config.start_id
     source = asked(model).get("source")
-    memory = model.encode_source(None if source is None else tf.constant(source))
-    whole = np.asarray(model.decode_all(tf.constant(tokens), memory))
+    memory = model.encode_source(None if source is None else keras.ops.convert_to_tensor(source))
+    whole = np.asarray(model.decode_all(keras.ops.convert_to_tensor(tokens), memory))
     called = model(tokens if source is None else {"source": source, "target": tokens})
     np.testing.assert_allclose(whole, called, **NEAR)
     for first in (1, 3):
         state, place = model.make_state(ROWS, LENGTH, memory), 0
         for end in range(first, LENGTH + 1):
-            read = tf.constant(tokens[:, place:end])
+            read = keras.ops.convert_to_tensor(tokens[:, place:end])
             logits, state = model.decode_step(read, place, state, memory)
             np.testing.assert_allclose(logits, whole[:, end - 1], **NEAR)
             place = end

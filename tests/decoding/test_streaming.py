@@ -20,7 +20,7 @@ import heed
 from heed.decoding import engine, streaming
 from heed.models import Ensemble, explain_generate, generate, stream
 from heed.ops.backends import current
-from tests.framework import BACKEND, tf
+from tests.backend import BACKEND
 from tests.models.builders import small_language_model, small_model, sources
 
 slow = pytest.mark.slow
@@ -227,4 +227,4 @@ def test_a_compiled_function_cannot_stream() -> None:
 
     inside = current().compile_graph(inside)
     with pytest.raises(ValueError, match="outside of compiled functions"):
-        inside(tf.constant(sources(1)))
+        inside(keras.ops.convert_to_tensor(sources(1)))

@@ -11,7 +11,7 @@ from keras import ops as keras_ops
 import heed
 from heed import Mask, ops
 from tests import tolerances
-from tests.framework import BACKEND
+from tests.backend import BACKEND
 
 if BACKEND == "torch":
     import torch

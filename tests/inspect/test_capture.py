@@ -15,7 +15,7 @@ from heed.inspect import Capture, ablate, capture, gradient_times_attention
 from heed.inspect._statistics import compute_statistics
 from heed.layers import AdditiveAttention, MultiHeadAttention, TransformerEncoderLayer
 from tests import reference
-from tests.framework import BACKEND, tf
+from tests.backend import BACKEND, on_tensorflow, tf
 from tests.inspect.models import (
     CHAIN,
     MODELS,
@@ -460,6 +460,7 @@ class Traced(keras.layers.Layer):
         return self.program(x)
 
 
+@on_tensorflow
 def test_a_layer_inside_a_tf_function_is_reported():
     model, x = Traced(name="traced"), sequence()
     model.inner.build(x.shape, x.shape)

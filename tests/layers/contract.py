@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import heed
-from tests.framework import tf
+from tests.backend import tf
 from tests.tolerances import to_numpy
 
 Arrays = dict[str, np.ndarray]

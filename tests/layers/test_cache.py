@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from heed.layers import MultiHeadAttention
 from heed.ops import Mask, alibi_slopes
-from tests.framework import tf
+from tests.backend import on_tensorflow, tf
 from tests.layers.stock import assert_close, randomise, randoms
 
 
@@ -107,6 +107,7 @@ def test_a_mask_object_holds_in_a_cache():
     np.testing.assert_allclose(output, expected, atol=2e-5)
 
 
+@on_tensorflow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_loop_in_a_graph(compiled):
     layer = built()
@@ -207,11 +208,12 @@ def test_errors(arguments, message):
     x = randoms((2, 2, 8))[0]
     if isinstance(arguments.get("cache"), tuple):
         shape = arguments["cache"]
-        arguments = {**arguments, "cache": {k: tf.zeros(shape) for k in ("key", "value")}}
+        arguments = {**arguments, "cache": {k: keras.ops.zeros(shape) for k in ("key", "value")}}
     with pytest.raises(ValueError, match=message):
         layer(x, x, **arguments)
 
 
+@on_tensorflow
 @pytest.mark.parametrize("index", [5, -1])
 def test_a_tensor_beyond_the_cache_is_an_error_with_both_numbers(index):
     """It would overwrite the last positions."""
@@ -236,14 +238,14 @@ def test_a_mask_that_is_given_and_one_that_is_carried_hold_together_in_a_cache()
     layer = built()
     x = randoms((2, 4, 8))[0]
     _, cache = layer(x[:, :2], x[:, :2], cache=layer.make_cache(2, 6), cache_index=0)
-    step = tf.constant(x[:, 2:])
+    step = keras.ops.convert_to_tensor(x[:, 2:])
     arguments = {"cache": cache, "cache_index": 2}
     old = np.array([[False, True], [True, True]])
     new = np.array([[True, False], [True, True]])
     both = np.concatenate([old, new, np.ones((2, 2), bool)], 1)
     expected = layer(step, step, value_mask=both, **arguments)[0]
-    value = tf.identity(step)
-    value._keras_mask = tf.constant(new)
+    value = keras.ops.copy(step)
+    value._keras_mask = keras.ops.convert_to_tensor(new)
     explicit = np.concatenate([old, np.ones((2, 4), bool)], 1)
     assert_close(layer(step, value, value_mask=explicit, **arguments)[0], expected)
     plain = layer(step, step, **arguments)[0]

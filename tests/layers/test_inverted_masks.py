@@ -18,7 +18,7 @@ from heed.layers import (
     TransformerDecoderLayer,
     TransformerEncoderLayer,
 )
-from tests.framework import tf
+from tests.backend import on_tensorflow, tf
 
 X = np.random.default_rng(0).normal(size=(2, 5, 8)).astype("float32")
 LOOK_AHEAD = 1 - np.tril(np.ones((5, 5), "int32"))
@@ -103,6 +103,7 @@ def test_integers_of_the_right_convention(make: Any, inputs: Any, names: Any) ->
             np.testing.assert_array_equal(one, other)
 
 
+@on_tensorflow
 def test_integers_in_a_graph() -> None:
     """Their values are known when it runs; in masks of positions a square is no look-ahead mask."""
     layer = MultiHeadAttention(2, 4)

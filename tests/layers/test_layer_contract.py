@@ -18,7 +18,7 @@ from heed.layers import (
     TransformerDecoderLayer,
     TransformerEncoderLayer,
 )
-from tests.framework import on_tensorflow
+from tests.backend import on_tensorflow
 from tests.layers import contract
 from tests.layers.contract import LayerCase, Tensor
 

@@ -14,7 +14,7 @@ import pytest
 
 import heed
 from heed.layers import MultiHeadAttention, from_keras, replace_attention
-from tests.framework import BACKEND
+from tests.backend import BACKEND
 from tests.layers.stock import HAS_WINDOW, randoms
 
 STOCK = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)

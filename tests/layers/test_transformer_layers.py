@@ -9,7 +9,6 @@ from heed.layers import (
     TransformerDecoderLayer,
     TransformerEncoderLayer,
 )
-from tests.framework import tf
 from tests.slow import slow
 
 RNG = np.random.default_rng(0)
@@ -115,8 +114,8 @@ def test_the_decoder_layer_follows_the_formula(norm_first):
 
 
 def with_mask(x, mask):
-    x = tf.constant(x)
-    x._keras_mask = tf.constant(mask)
+    x = keras.ops.convert_to_tensor(x)
+    x._keras_mask = keras.ops.convert_to_tensor(mask)
     return x
 
 
@@ -177,7 +176,10 @@ def test_padding_of_the_target_does_not_reach_its_tokens(kind):
 def test_the_mask_that_the_encoded_carry_counts(cached, called):
     layer = decoder()
     layer.build(X.shape, ENCODED.shape)
-    call, inputs = layer.call if called == "by its method" else layer, tf.constant(X)
+    call, inputs = (
+        layer.call if called == "by its method" else layer,
+        keras.ops.convert_to_tensor(X),
+    )
     changed = np.where(SOURCE[:, :, None], ENCODED, 9.0).astype("float32")
 
     def run(encoded):

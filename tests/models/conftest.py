@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.framework import BACKEND, tf
+from tests.backend import BACKEND, tf
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from heed.models import (
     explain_generate,
     generate,
 )
-from tests.framework import tf
+from tests.backend import on_tensorflow, tf
 from tests.models.builders import SMALL, randomise, sources
 
 TARGET = np.array([[1, 3, 4, 5], [1, 7, 7, 0], [1, 8, 3, 2]], "int32")
@@ -172,6 +172,7 @@ def test_a_prompt_is_gone_on_from():
     assert np.any(tokens != free)
 
 
+@on_tensorflow
 @pytest.mark.parametrize(
     "kind", [pytest.param("images", marks=pytest.mark.slow), "masked features"]
 )

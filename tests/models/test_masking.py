@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heed.models import MaskedLanguageModelConfig, best_spans, mask_tokens
-from tests.framework import tf
+from tests.backend import on_tensorflow, tf
 
 
 @st.composite
@@ -94,6 +94,7 @@ def test_seeds():
     assert not np.array_equal(masked(None), masked(None))
 
 
+@on_tensorflow
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("batched", [True, False])
 def test_in_a_map_of_tf_data_each_epoch_hides_others(batched):

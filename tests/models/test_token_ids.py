@@ -17,7 +17,7 @@ from heed.models import (
     RecurrentTranslatorConfig,
     generate,
 )
-from tests.framework import tf
+from tests.backend import on_tensorflow, tf
 from tests.models.builders import small_language_model, small_model
 
 SIZES = {"width": 8, "num_heads": 2, "layers": 1, "num_segments": 2}
@@ -80,6 +80,7 @@ def test_no_numbers_at_all(bad: Any) -> None:
         generate(small_model(), bad, max_length=4)
 
 
+@on_tensorflow
 @pytest.mark.usefixtures("compiled")
 def test_a_graph_says_the_same_when_it_runs(way) -> None:
     model, decoder = small_language_model(), small_model()

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import keras
 import numpy as np
 from hypothesis import settings
 
 from heed import ops
 from tests import reference, tolerances
-from tests.framework import BACKEND, tf
+from tests.backend import BACKEND, vjp
 from tests.strategies import MaskCase, Shape, cast
 from tests.tolerances import to_float64
 
@@ -73,9 +74,9 @@ def op_options(options: dict[str, Any], dtype: str) -> dict[str, Any]:
     """The options as the op takes them: the bias in the inputs' dtype."""
     result = dict(options)
     if "bias" in result:
-        result["bias"] = tf.constant(cast(result["bias"], dtype))
+        result["bias"] = keras.ops.convert_to_tensor(cast(result["bias"], dtype))
     if "alibi_slopes" in result:
-        result["alibi_slopes"] = tf.constant(result["alibi_slopes"], tf.float32)
+        result["alibi_slopes"] = keras.ops.convert_to_tensor(result["alibi_slopes"], "float32")
     return result
 
 
@@ -94,7 +95,7 @@ def reference_options(options: dict[str, Any], case: MaskCase | None, dtype: str
 
 def keep_mask(query: Any, key: Any, **options: Any) -> Array:
     """The weights that dropout keeps (B,N,T,S), read from the weights of constant logits."""
-    zeros = (tf.zeros_like(query), tf.zeros_like(key))
+    zeros = (keras.ops.zeros_like(query), keras.ops.zeros_like(key))
     return np.asarray(ops.attention_weights(*zeros, **options)) > 0.0
 
 
@@ -108,19 +109,22 @@ class Results:
         d_out: Any,
         d_lse: Any = None,
     ) -> None:
-        tensors = [tf.constant(x) for x in inputs]
-        sources = list(tensors)
+        operands = list(inputs)
         if options.get("bias") is not None:
-            sources.append(tf.constant(options["bias"]))
-            options = {**options, "bias": sources[-1]}
-        with tf.GradientTape() as tape:
-            tape.watch(sources)
-            self.out, self.lse = ops.dot_product_attention(*tensors, return_lse=True, **options)
-            outputs = [self.out] if d_lse is None else [self.out, self.lse]
-        cotangents = [tf.cast(d_out, self.out.dtype)]
-        if d_lse is not None:
-            cotangents.append(tf.cast(d_lse, self.lse.dtype))
-        gradients = tape.gradient(outputs, sources, output_gradients=cotangents)
+            operands.append(options["bias"])
+
+        def attend(query: Any, key: Any, value: Any, *bias: Any) -> Any:
+            more = {"bias": bias[0]} if bias else {}
+            return ops.dot_product_attention(
+                query, key, value, return_lse=d_lse is not None, **{**options, **more}
+            )
+
+        outputs, pull = vjp(attend, *operands)
+        if d_lse is None:
+            self.out, gradients = outputs, pull(d_out)
+            self.lse = ops.dot_product_attention(*inputs, return_lse=True, **options)[1]
+        else:
+            (self.out, self.lse), gradients = outputs, pull([d_out, d_lse])
         self.gradients = dict(zip((*ARGUMENTS, "bias"), gradients, strict=False))
 
 
@@ -166,17 +170,19 @@ def check_against_reference(
         tolerances.assert_gradients(actual_units, wanted / unit, dtype, f"gradient of {name}")
 
 
-def naive_attention(query: Any, key: Any, value: Any, mask: Any = None) -> tf.Tensor:
+def naive_attention(query: Any, key: Any, value: Any, mask: Any = None) -> Any:
     """Textbook attention, every step in the dtype of the inputs.
 
     Heads are grouped, not repeated: so gradients of keys and values are sums over as many numbers as heed's.
     """
-    query, key, value = (tf.constant(x) for x in (query, key, value))
+    query, key, value = (keras.ops.convert_to_tensor(x) for x in (query, key, value))
     B, T, N, H = query.shape
     S, K, V = value.shape[1:]
-    query = tf.reshape(query * tf.cast(1.0 / np.sqrt(H), key.dtype), (B, T, K, N // K, H))
-    logits = tf.reshape(tf.einsum("BTKGH,BSKH->BKGTS", query, key), (B, N, T, S))
+    query = keras.ops.reshape(
+        query * keras.ops.cast(1.0 / np.sqrt(H), key.dtype), (B, T, K, N // K, H)
+    )
+    logits = keras.ops.reshape(keras.ops.einsum("BTKGH,BSKH->BKGTS", query, key), (B, N, T, S))
     if mask is not None:
-        logits = tf.where(mask, logits, tf.cast(-np.inf, logits.dtype))
-    weights = tf.reshape(tf.nn.softmax(logits), (B, K, N // K, T, S))
-    return tf.reshape(tf.einsum("BKGTS,BSKV->BTKGV", weights, value), (B, T, N, V))
+        logits = keras.ops.where(mask, logits, keras.ops.cast(-np.inf, logits.dtype))
+    weights = keras.ops.reshape(keras.ops.softmax(logits), (B, K, N // K, T, S))
+    return keras.ops.reshape(keras.ops.einsum("BKGTS,BSKV->BTKGV", weights, value), (B, T, N, V))

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from hypothesis import strategies as st
 
-from tests.framework import tf
+from tests.backend import vjp
 from tests.strategies import cast
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -25,20 +25,20 @@ def shapes() -> st.SearchStrategy[tuple[int, ...]]:
     )
 
 
-def numbers(shape: tuple[int, ...], dtype: str, seed: int, scale: float = 1.0) -> tf.Tensor:
+def numbers(shape: tuple[int, ...], dtype: str, seed: int, scale: float = 1.0) -> Any:
     """Normal random numbers, rounded to the dtype."""
-    return tf.constant(cast(scale * np.random.default_rng(seed).normal(size=shape), dtype))
+    return keras.ops.convert_to_tensor(
+        cast(scale * np.random.default_rng(seed).normal(size=shape), dtype)
+    )
 
 
 def differentiate(
-    function: Callable[..., tf.Tensor], arguments: list[tf.Tensor], seed: int
-) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
+    function: Callable[..., Any], arguments: list[Any], seed: int
+) -> tuple[Any, list[Any], Any]:
     """The result, the gradients of sum(result * cotangent), and the cotangent."""
-    with tf.GradientTape() as tape:
-        tape.watch(arguments)
-        result = function(*arguments)
+    result, pull = vjp(function, *arguments)
     cotangent = numbers(tuple(result.shape), keras.backend.standardize_dtype(result.dtype), seed)
-    return result, tape.gradient(result, arguments, output_gradients=cotangent), cotangent
+    return result, pull(cotangent), cotangent
 
 
 def bits(*tensors: Any) -> list[bytes]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from heed import ops
 from tests import reference, strategies, tolerances
-from tests.framework import tf
+from tests.backend import on_tensorflow, tf, vjp
 from tests.ops.harness import op_options, reference_options, small_blocks
 from tests.strategies import Shape
 
@@ -121,13 +123,13 @@ def test_the_other_layout(implementation: str) -> None:
 
 def test_weights_have_gradients(implementation: str) -> None:
     """A loss may use them."""
-    query, key = (tf.constant(x) for x in SHAPE.inputs(0)[:2])
-    identity = tf.constant(np.broadcast_to(np.eye(9)[None, :, None], (2, 9, 2, 9)))
+    query, key = (keras.ops.convert_to_tensor(x) for x in SHAPE.inputs(0)[:2])
+    identity = keras.ops.convert_to_tensor(np.broadcast_to(np.eye(9)[None, :, None], (2, 9, 2, 9)))
     d_weights = np.random.default_rng(2).normal(size=(2, 4, 7, 9))
-    with small_blocks((3, 4)), tf.GradientTape() as tape:
-        tape.watch((query, key))
-        weights = ops.attention_weights(query, key, mask=ops.Mask.causal(align=-1))
-    actual = tape.gradient(weights, (query, key), output_gradients=tf.constant(d_weights))
+    mask = ops.Mask.causal(align=-1)
+    with small_blocks((3, 4)):
+        _, pull = vjp(functools.partial(ops.attention_weights, mask=mask), query, key)
+    actual = pull(d_weights)
     # With one-hot values the output is the weights.
     expected = reference.dot_product_attention_backward(
         query,
@@ -140,6 +142,7 @@ def test_weights_have_gradients(implementation: str) -> None:
     tolerances.assert_gradients(actual[1], expected.key, "float64")
 
 
+@on_tensorflow
 def test_a_mask_of_rows_alone_over_keys_of_unknown_number() -> None:
     query, key, _ = SHAPE.inputs(0)
     rows = np.arange(7)[:, None] < np.array([7, 4])[:, None, None, None]  # (B, 1, T, 1)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from heed import ops
 from tests import reference, strategies, tolerances
-from tests.framework import tf
+from tests.backend import on_tensorflow, tf, vjp
 from tests.ops.harness import (
     check_against_reference,
     keep_mask,
@@ -119,6 +120,7 @@ def test_first_derivatives_with_dropout_of_anything(
     check_against_reference(shape, case, options, block=block)
 
 
+@on_tensorflow
 def test_gradients_by_finite_differences(implementation: str) -> None:
     """With TensorFlow's own checker, independent of our reference."""
     inputs = [tf.constant(x) for x in Shape(B=1, T=2, S=4, N=2, K=1, H=2, V=1).inputs(0)]
@@ -140,27 +142,23 @@ def test_gradients_by_finite_differences(implementation: str) -> None:
 
 
 def first_derivatives(
-    function: Callable[..., tf.Tensor], arguments: list[tf.Tensor], d_out: tf.Tensor
-) -> list[tf.Tensor]:
-    with tf.GradientTape() as tape:
-        tape.watch(arguments)
-        out = function(*arguments)
-    return tape.gradient(out, arguments, output_gradients=d_out)
+    function: Callable[..., Any], arguments: Sequence[Any], d_out: Any
+) -> list[Any]:
+    return vjp(function, *arguments)[1](d_out)
 
 
 def second_derivatives(
-    function: Callable[..., tf.Tensor],
-    arguments: list[tf.Tensor],
-    d_out: tf.Tensor,
+    function: Callable[..., Any],
+    arguments: list[Any],
+    d_out: Any,
     directions: list[np.ndarray],
-) -> list[tf.Tensor]:
+) -> list[Any]:
     """Gradients of sum(first derivatives * directions) by the arguments and by d_out."""
-    with tf.GradientTape() as tape:
-        tape.watch([*arguments, d_out])
-        gradients = first_derivatives(function, arguments, d_out)
-        pairs = zip(gradients, map(tf.constant, directions), strict=True)
-        total = tf.add_n([tf.reduce_sum(g * u) for g, u in pairs])
-    return tape.gradient(total, [*arguments, d_out])
+
+    def gradients(*operands: Any) -> list[Any]:
+        return first_derivatives(function, operands[:-1], operands[-1])
+
+    return vjp(gradients, *arguments, d_out)[1](directions)
 
 
 def expected_second_derivatives(
@@ -215,7 +213,7 @@ def test_second_derivatives(implementation: str, mask: str, options: str) -> Non
     d_out = rng.normal(size=(2, 3, 2, 2))
     directions = [rng.normal(size=x.shape) for x in arguments]
 
-    def function(*tensors: tf.Tensor) -> tf.Tensor:
+    def function(*tensors: Any) -> Any:
         *qkv, bias = tensors
         return ops.dot_product_attention(*qkv, bias=bias, **chosen)
 
@@ -234,7 +232,10 @@ def test_second_derivatives(implementation: str, mask: str, options: str) -> Non
 
     with small_blocks((2, 3)):
         actual = second_derivatives(
-            function, [tf.constant(x) for x in arguments], tf.constant(d_out), directions
+            function,
+            [keras.ops.convert_to_tensor(x) for x in arguments],
+            keras.ops.convert_to_tensor(d_out),
+            directions,
         )
     expected = expected_second_derivatives(backward, [*arguments, d_out], directions)
     names = ("query", "key", "value", "bias", "d_out")
@@ -244,17 +245,19 @@ def test_second_derivatives(implementation: str, mask: str, options: str) -> Non
 
 def test_second_derivatives_of_the_log_sum_exp(implementation: str) -> None:
     shape = Shape(B=1, T=3, S=5, N=2, K=1, H=2, V=2)
-    query, key, value = (tf.constant(x) for x in shape.inputs(0))
+    query, key, value = (keras.ops.convert_to_tensor(x) for x in shape.inputs(0))
 
-    def dense(query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        logits = tf.einsum("BTNH,BSNH->BNTS", query, tf.repeat(key, 2, axis=2)) / np.sqrt(2.0)
-        return tf.reduce_logsumexp(logits, axis=-1)
+    def dense(query: Any, key: Any) -> Any:
+        logits = keras.ops.einsum(
+            "BTNH,BSNH->BNTS", query, keras.ops.repeat(key, 2, axis=2)
+        ) / np.sqrt(2.0)
+        return keras.ops.logsumexp(logits, axis=-1)
 
-    def ours(query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+    def ours(query: Any, key: Any) -> Any:
         return ops.dot_product_attention(query, key, value, return_lse=True)[1]
 
     rng = np.random.default_rng(1)
-    d_lse = tf.constant(rng.normal(size=(1, 2, 3)))
+    d_lse = keras.ops.convert_to_tensor(rng.normal(size=(1, 2, 3)))
     directions = [rng.normal(size=x.shape) for x in (query, key)]
     with small_blocks((2, 3)):
         actual = second_derivatives(ours, [query, key], d_lse, directions)
@@ -274,12 +277,12 @@ def test_second_derivatives_are_symmetric(implementation: str, data: st.DataObje
     bias = chosen.pop("bias", np.zeros((1, 1)))
     if case.text != "none":
         chosen["mask"] = case.build()
-    arguments = [tf.constant(x) for x in (*shape.inputs(0), bias)]
+    arguments = [keras.ops.convert_to_tensor(x) for x in (*shape.inputs(0), bias)]
     rng = np.random.default_rng(1)
-    d_out = tf.constant(rng.normal(size=(shape.B, shape.T, shape.N, shape.V)))
+    d_out = keras.ops.convert_to_tensor(rng.normal(size=(shape.B, shape.T, shape.N, shape.V)))
     u, v = ([rng.normal(size=x.shape) for x in arguments] for _ in range(2))
 
-    def function(*tensors: tf.Tensor) -> tf.Tensor:
+    def function(*tensors: Any) -> Any:
         return ops.dot_product_attention(*tensors[:3], bias=tensors[3], **chosen)
 
     with small_blocks(block):
@@ -297,35 +300,36 @@ def test_the_gradient_of_a_bias_of_nothing_has_its_shape(
 ) -> None:
     B, T, S = sides
     shape = [n if full else 1 for n, full in zip((B, 4, T, S), whole, strict=True)]
-    query, key, bias = tf.zeros((B, T, 4, 8)), tf.zeros((B, S, 4, 8)), tf.ones(shape)
+    query, key, bias = (
+        keras.ops.zeros((B, T, 4, 8)),
+        keras.ops.zeros((B, S, 4, 8)),
+        keras.ops.ones(shape),
+    )
 
-    with tf.GradientTape() as tape:
-        tape.watch(bias)
-        output = ops.dot_product_attention(query, key, key, bias=bias)
-    np.testing.assert_array_equal(tape.gradient(output, bias), np.zeros(shape))
+    _, pull = vjp(lambda bias: ops.dot_product_attention(query, key, key, bias=bias), bias)
+    np.testing.assert_array_equal(pull()[0], np.zeros(shape))
 
 
 def test_only_the_gradients_asked_for(implementation: str) -> None:
-    query, key, value = (tf.constant(x) for x in SHAPE.inputs(0))
-    for wanted in (query, key, value):
-        with tf.GradientTape() as tape:
-            tape.watch(wanted)
-            out = ops.dot_product_attention(query, key, value)
-        assert tape.gradient(out, wanted).shape == wanted.shape
+    inputs = [keras.ops.convert_to_tensor(x) for x in SHAPE.inputs(0)]
+    for i, wanted in enumerate(inputs):
+        _, pull = vjp(
+            lambda x, i=i: ops.dot_product_attention(*inputs[:i], x, *inputs[i + 1 :]), wanted
+        )
+        assert pull()[0].shape == wanted.shape
 
 
 def test_one_tensor_as_query_key_and_value(implementation: str) -> None:
     """Self-attention of a tensor with itself sums the three gradients."""
-    x = tf.constant(Shape(T=6, S=6).inputs(0)[0])
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        out = ops.dot_product_attention(x, x, x)
+    x = keras.ops.convert_to_tensor(Shape(T=6, S=6).inputs(0)[0])
+    (gradient,) = vjp(lambda x: ops.dot_product_attention(x, x, x), x)[1]()
     d_out = np.ones(x.shape)
     expected = reference.dot_product_attention_backward(x, x, x, d_out)
     total = expected.query + expected.key + expected.value
-    tolerances.assert_gradients(tape.gradient(out, x), total, "float64")
+    tolerances.assert_gradients(gradient, total, "float64")
 
 
+@on_tensorflow
 def test_gradients_through_variables_and_recomputation(implementation: str) -> None:
     """`tf.recompute_grad` (gradient checkpointing) gives the same gradients."""
     key, value = (tf.constant(x) for x in SHAPE.inputs(0)[1:])
@@ -342,8 +346,11 @@ def test_gradients_through_variables_and_recomputation(implementation: str) -> N
     np.testing.assert_allclose(gradients[0], gradients[1], atol=1e-13)
 
 
+@on_tensorflow
 def test_persistent_tapes_and_jacobians(implementation: str) -> None:
-    query, key, value = (tf.constant(x) for x in Shape(B=1, T=2, S=3, N=1, K=1).inputs(0))
+    query, key, value = (
+        keras.ops.convert_to_tensor(x) for x in Shape(B=1, T=2, S=3, N=1, K=1).inputs(0)
+    )
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(query)
         out = ops.dot_product_attention(query, key, value)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
 from heed import ops
 from heed.ops import Mask
-from tests.framework import tf
+from tests.backend import on_tensorflow, tf
 from tests.strategies import Shape
 
 HUGE = (2**30, 2**31 - 1, 2**31, 2**40, 2**70)
@@ -50,7 +51,7 @@ def test_a_length_beyond_the_keys_means_all(implementation: str) -> None:
 @pytest.mark.parametrize("align", [2**29, -(2**29)])
 def test_the_farthest_aligns_mean_all_or_nothing(implementation: str, align: int) -> None:
     everything = np.full((2, 1, 5, 7), align > 0)
-    for given in (align, np.int64(align), [align, align], tf.constant(align)):
+    for given in (align, np.int64(align), [align, align], keras.ops.convert_to_tensor(align)):
         mask = Mask.causal(align=given)
         np.testing.assert_array_equal(
             np.broadcast_to(mask.to_dense(5, 7), everything.shape), everything
@@ -59,6 +60,7 @@ def test_the_farthest_aligns_mean_all_or_nothing(implementation: str, align: int
         assert not attend(Mask.window(3, 3, align=given)).any()
 
 
+@on_tensorflow
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -88,7 +90,9 @@ def test_an_align_beyond_any_length_means_nothing(build: Any, message: str, alig
         ("n", lambda x: Mask.prefix(x)),
     ],
 )
-@pytest.mark.parametrize("make", [list, np.asarray, tf.constant], ids=["list", "numpy", "tensor"])
+@pytest.mark.parametrize(
+    "make", [list, np.asarray, keras.ops.convert_to_tensor], ids=["list", "numpy", "tensor"]
+)
 def test_a_negative_length_means_nothing(name: str, build: Any, make: Any) -> None:
     with pytest.raises(ValueError, match=rf"`{name}` must be >= 0\. Received: {name} with -1"):
         build(make([-1, 99]))
@@ -99,6 +103,7 @@ def test_a_negative_prefix_means_nothing() -> None:
         Mask.prefix(-3)
 
 
+@on_tensorflow
 def test_negative_lengths_of_a_graph_mean_none(implementation: str) -> None:
     """Their values are unknown when the mask is created."""
     inputs = SHAPE.inputs(0)
@@ -130,7 +135,7 @@ def look_ahead(length: int, dtype: str = "int32") -> np.ndarray:
         look_ahead(2),
         look_ahead(7),
         look_ahead(7, "uint8")[None, None],
-        tf.constant(look_ahead(7)),
+        keras.ops.convert_to_tensor(look_ahead(7)),
         look_ahead(4).tolist(),
         np.maximum(look_ahead(4), np.array([[0, 0, 0, 0], [0, 0, 1, 1]])[:, None, None]),
     ],
@@ -194,6 +199,6 @@ def test_an_array_joins_a_mask_from_either_side() -> None:
     for joined in (
         Mask.causal() & array,
         array & Mask.causal(),
-        tf.constant(array) & Mask.causal(),
+        keras.ops.convert_to_tensor(array) & Mask.causal(),
     ):
         np.testing.assert_array_equal(joined.to_dense(4, 5), array & np.tril(np.ones((4, 5), bool)))

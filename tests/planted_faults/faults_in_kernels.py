@@ -22,40 +22,11 @@ FAULTS = (
         (_STEPS,),
     ),
     Fault(
-        "columns past the end of a product's weights are read",
-        f"{_KERNELS}/few_rows.h",
-        "        if (c + kColumns <= columns)",
-        "        if (c <= columns)",
-        ("tests/native/test_fuzz.py",),
-    ),
-    Fault(
         "a group of a product takes the weights of the first",
         f"{_KERNELS}/few_rows.h",
         " + group * width * p.columns;",
         ";",
         (_STEPS,),
-    ),
-    Fault(
-        "positions are written past the end of a cache",
-        "native/rows.cc",
-        "std::max<int64_t>(0, std::min(c.index, c.length - c.written))",
-        "std::max<int64_t>(0, c.index)",
-        (_STEPS,),
-    ),
-    Fault(
-        "a cache is copied for every token",
-        "native/adapters/tensorflow/decode_ops.cc",
-        "allocated_over(context, status, 0, 0, shape)",
-        "std::pair(allocated(context, status, 0, kFloat32, shape), false)",
-        ("tests/ops/test_decoding_steps.py",),
-    ),
-    # Forms
-    Fault(
-        "two numbers of a form change places",
-        "native/adapters/shared/call.h",
-        "double scale, soft_cap, dropout;",
-        "double soft_cap, scale, dropout;",
-        ("tests/native/test_settings.py",),
     ),
     # Rows
     Fault(
@@ -63,13 +34,6 @@ FAULTS = (
         f"{_KERNELS}/cross_entropy.h",
         "    store_some(gradient + label, 1, of_label);",
         "    store_some(gradient + label, 1, gradient_of(load_some(logits + label, 1)) - incoming * (1 - smoothing));",
-        (_ROWS,),
-    ),
-    Fault(
-        "the end of a row counts as logits of 0",
-        f"{_KERNELS}/cross_entropy.h",
-        "most = larger(fill_rest<Real>(load_some(logits + column, count), count, -kInfinity<Real>), most);",
-        "most = larger(load_some(logits + column, count), most);",
         (_ROWS,),
     ),
     Fault(
@@ -91,13 +55,6 @@ FAULTS = (
         f"{_KERNELS}/dropout.h",
         "columns[c] = Dropout::column_of(from + c);",
         "columns[c] = Dropout::column_of(c);",
-        (_ROWS,),
-    ),
-    Fault(
-        "what dropout drops is multiplied with 0, which NaN survives",
-        f"{_KERNELS}/dropout.h",
-        "factor == 0 ? rest : rest + load_some(x + c, count) * factor",
-        "rest + load_some(x + c, count) * factor",
         (_ROWS,),
     ),
     # The decoder engine
@@ -155,20 +112,6 @@ FAULTS = (
         (_DECODER,),
     ),
     Fault(
-        "a beam's prompt counts as decoded tokens",
-        "native/decoder/beam.h",
-        "length_penalty(decoding_, position + 1 - prompt_length_[source])",
-        "length_penalty(decoding_, position + 1)",
-        (_DECODER,),
-    ),
-    Fault(
-        "a prompt that ends is gone on from",
-        "native/decoder/prompts.h",
-        "if (count == length || (count > 0 && to[count - 1] == decoding_.end_token)) continue;",
-        "if (count == length) continue;",
-        (_DECODER,),
-    ),
-    Fault(
         "tokens of a prompt see those after them",
         "native/decoder/prompts.h",
         "target_bias(decoding_), true};",
@@ -190,27 +133,6 @@ FAULTS = (
         (_DECODER,),
     ),
     Fault(
-        "the engine takes a layer's activation for that of its stack",
-        "src/heed/decoding/engine/describe.py",
-        "        activation=activation_name(hidden),",
-        '        activation="relu",',
-        (_ENGINE,),
-    ),
-    Fault(
-        "a row that has ended goes on",
-        "native/decoder/search.h",
-        "if (token == decoding.end_token || is_stop(decoding, token) || position + 1 == length) continue;",
-        "if (is_stop(decoding, token) || position + 1 == length) continue;",
-        (_DECODER,),
-    ),
-    Fault(
-        "the listener of a thread hears of the targets of another one",
-        "native/decoder/search.h",
-        "decoding.on_token(decoding.listener, range.begin + source, token)",
-        "decoding.on_token(decoding.listener, source, token)",
-        (_DECODER,),
-    ),
-    Fault(
         "later queries of a long source stand where its first ones do",
         "native/decoder/sources.h",
         "position + at, position}",
@@ -222,13 +144,6 @@ FAULTS = (
         "native/decoder/sources.h",
         "if (!is_visible(b, j)) continue;",
         "if (j < 0) continue;",
-        (_DECODER,),
-    ),
-    Fault(
-        "the last of equal tokens is the best",
-        "native/decoder/search.h",
-        "const I higher = logit > load(best), before = load_as<I>(best_tokens);",
-        "const I higher = logit >= load(best), before = load_as<I>(best_tokens);",
         (_DECODER,),
     ),
     Fault(
@@ -295,27 +210,6 @@ FAULTS = (
         (_DECODER,),
     ),
     Fault(
-        "the second half of the last rows is left out",
-        "native/kernels/counts.h",
-        "for (int first = 0, count = 0; first < rows; first += count) {",
-        "for (int first = 0, count = kMost; first < rows && count >= kMost; first += count) {",
-        (_DECODER,),
-    ),
-    Fault(
-        "weights packed as float32 are taken for int8",
-        "src/heed/decoding/engine/run.py",
-        'keep(model, ("packed", weights, encodes), ',
-        'keep(model, ("packed", encodes), ',
-        (_ENGINE,),
-    ),
-    Fault(
-        "a weight of another size is read in a graph",
-        "native/adapters/tensorflow/decode.cc",
-        "x.shape().count() != count)",
-        "x.count() < 0)",
-        (_ENGINE,),
-    ),
-    Fault(
         "packed weights stay when the variables change",
         "src/heed/decoding/engine/packed.py",
         "if self._packed is None or self._packed.number != number:",
@@ -380,25 +274,11 @@ FAULTS = (
         (f"{_CORE}::test_dilation",),
     ),
     Fault(
-        "a dense mask is turned by rows alone",
-        f"{_KERNELS}/rules.h",
-        "words[r + half] ^= exchanged;",
-        "words[r + half] = exchanged;",
-        ("tests/native/test_paths.py",),
-    ),
-    Fault(
         "the last queries of a tile see what is hidden from them",
         "native/simd/portable.h",
         "n >= 64 ? ~uint64_t{0}",
         "n >= 64 ? ~uint64_t{0} >> 1",
         (_CORE, "tests/native/test_paths.py"),
-    ),
-    Fault(
-        "decoding reads blocks that a mask rules out",
-        f"{_KERNELS}/decode.h",
-        "if (of_all == BlockMask::kEmpty || (!alike && rules_out(a, {b, 0, queries, keys}))) continue;",
-        "",
-        (f"{_FUZZ}::test_decoding_skips_blocks_that_a_mask_rules_out",),
     ),
     Fault(
         "decoding takes the mask of the first head for all",
@@ -423,25 +303,11 @@ FAULTS = (
     ),
     # Scores
     Fault(
-        "a bias that hides a key is added",
-        f"{_KERNELS}/scores.h",
-        "(bias <= static_cast<Real>(HEED_MASK_VALUE) ? broadcast(-kInfinity<Real>) : bias)",
-        "bias",
-        (_CORE, "tests/native/test_paths.py", "tests/ops/test_semantics.py"),
-    ),
-    Fault(
         "the slope of the soft cap is that of tanh alone",
         f"{_KERNELS}/scores.h",
         "if (slope) store(slope + y * kQueryTile + x, 1 - t * t);",
         "if (slope) store(slope + y * kQueryTile + x, 1 - t);",
         (_CORE,),
-    ),
-    Fault(
-        "the high word of a seed is lost",
-        f"{_KERNELS}/scores.h",
-        "const uint32_t key = mix(mix(seed[0] + 0x9E3779B9u) ^ seed[1]);",
-        "const uint32_t key = mix(mix(seed[0] + 0x9E3779B9u));",
-        (_CORE, "tests/ops/test_not_a_number.py"),
     ),
     # Forward
     Fault(
@@ -450,13 +316,6 @@ FAULTS = (
         "store(row_sum + v * kLanes<Real>, load(row_sum + v * kLanes<Real>) * shrink);",
         "store(row_sum + v * kLanes<Real>, load(row_sum + v * kLanes<Real>));",
         (_CORE,),
-    ),
-    Fault(
-        "the log-sum-exp of a row that sees NaN is a number",
-        f"{_KERNELS}/forward.h",
-        "if (nonfinite) row_sum = lse = kNaN<Real>;",
-        "if (nonfinite) row_sum = kNaN<Real>;",
-        (_CORE, "tests/ops/test_not_a_number.py"),
     ),
     Fault(
         "the log-sum-exp of a row without keys is 0",
@@ -471,27 +330,6 @@ FAULTS = (
         "store(copy + j * stride + c, !has_nonfinite ? x : x - x == 0 ? x : V",
         "store(copy + j * stride + c, has_nonfinite ? x : x - x == 0 ? x : V",
         (_CORE, "tests/ops/test_semantics.py"),
-    ),
-    Fault(
-        "a key of infinity is not noticed where all its scores are minus infinity",
-        f"{_KERNELS}/forward.h",
-        "watch.see(load(s.scores + strip.at() + y * kQueryTile));",
-        "",
-        ("tests/native/test_paths.py",),
-    ),
-    Fault(
-        "a value that is not finite is not noticed behind a mask",
-        f"{_KERNELS}/forward.h",
-        "for (int c = 0; row_width == 0 && c < value_rows; ++c) watch.see",
-        "for (int c = 0; row_width == 0 && c < 0; ++c) watch.see",
-        ("tests/native/test_paths.py",),
-    ),
-    Fault(
-        "a value that is not finite is noticed in the sums of a tile's first strip alone",
-        f"{_KERNELS}/forward.h",
-        "for (int x = 0; x < queries.length; x += Strips<Real>::kWidth) {",
-        "for (int x = 0; x < 1; ++x) {",
-        ("tests/native/test_paths.py",),
     ),
     Fault(
         "a strip of queries takes the keys that the tile's first queries see",
@@ -509,25 +347,11 @@ FAULTS = (
     ),
     # Decoding
     Fault(
-        "decoding does not notice a key of infinity whose scores are all minus infinity",
-        f"{_KERNELS}/decode.h",
-        "watch.see(load(s.weights + y));",
-        "",
-        ("tests/native/test_paths.py",),
-    ),
-    Fault(
         "splits of the keys are added up as they are",
         f"{_KERNELS}/decode.h",
         "row_sum += of_split(i, first.row_sum)[r] * shrink[i];",
         "row_sum += of_split(i, first.row_sum)[r];",
         (f"{_CORE}::test_few_queries_against_many_keys",),
-    ),
-    Fault(
-        "a NaN key in a later split is not seen",
-        f"{_KERNELS}/decode.h",
-        "nonfinite |= of_split(i, first.nonfinite)[r];",
-        "nonfinite |= i == 0 && of_split(i, first.nonfinite)[r];",
-        (_CORE, "tests/ops/test_semantics.py"),
     ),
     Fault(
         "decoding begins at the first block whatever the window",
@@ -537,13 +361,6 @@ FAULTS = (
         (f"{_FUZZ}::test_decoding_reads_the_keys_of_its_window_alone",),
     ),
     # Backward
-    Fault(
-        "NaN in the gradient of the log-sum-exp goes nowhere",
-        f"{_KERNELS}/backward.h",
-        "p.nonfinite[x] = row_sum[x] != row_sum[x] || !is_finite(from_lse) ||",
-        "p.nonfinite[x] = row_sum[x] != row_sum[x] ||",
-        (_CORE, "tests/ops/test_not_a_number.py"),
-    ),
     Fault(
         "the gradient of the log-sum-exp has the wrong sign",
         f"{_KERNELS}/backward.h",
@@ -601,41 +418,13 @@ FAULTS = (
         "line.by_query < 0 ? from(x)",
         (f"{_PROGRAMS}::test_a_window_as_a_function_is_the_rule",),
     ),
-    Fault(
-        "the sums of a captured array's gradient leave out those of the first task",
-        "native/capture_gradients.cc",
-        "for (int64_t copy = 0; copy < copies; ++copy) total",
-        "for (int64_t copy = copies > 1; copy < copies; ++copy) total",
-        (f"{_PROGRAMS}::test_gradients_of_captured_arrays",),
-    ),
     # AMX
-    Fault(
-        "AMX reads keys past the last one",
-        f"{_KERNELS}/tiles.h",
-        "if (y < rows && c < width) words =",
-        "if (c < width) words =",
-        (_CORE, _FUZZ),
-    ),
-    Fault(
-        "AMX packs values past the last one",
-        f"{_KERNELS}/tiles.h",
-        "if (const int y = j + 2 * r + i; y < keys.length) {",
-        "if (const int y = j + 2 * r + i; y <= keys.length) {",
-        (_CORE, _FUZZ),
-    ),
     Fault(
         "AMX gives keys gradients without the scale",
         f"{_KERNELS}/tiles.h",
         "narrow(score_gradients, keys, columns_of(p), static_cast<float>(a_.scale));",
         "narrow(score_gradients, keys, columns_of(p), 1.0f);",
         (_CORE, _FUZZ),
-    ),
-    Fault(
-        "AMX pairs weights before some are dropped",
-        f"{_KERNELS}/forward.h",
-        "      dropout.apply(keys, columns, s.scores);\n      if constexpr (Products::kPairs) pair_rows(",
-        "      if constexpr (Products::kPairs) pair_rows(",
-        (_FUZZ, "tests/ops/test_dropout.py"),
     ),
     Fault(
         "AMX takes values from the start of their block",
@@ -660,20 +449,6 @@ FAULTS = (
         (_ADDITIVE,),
     ),
     Fault(
-        "additive: a NaN key in a later split is not seen",
-        f"{_KERNELS}/additive_forward.h",
-        "store(nonfinite, larger(load(nonfinite), load(more.nonfinite + x)));",
-        "",
-        (_ADDITIVE, "tests/ops/test_additive_attention.py"),
-    ),
-    Fault(
-        "additive: a query prepared for small keys is used for usual ones",
-        f"{_KERNELS}/additive_forward.h",
-        "if (range != prepared_for) prepare(",
-        "if (prepared_for == Range::kAny) prepare(",
-        (_ADDITIVE,),
-    ),
-    Fault(
         "additive: splits of the keys are joined without their largest scores",
         f"{_KERNELS}/additive_forward.h",
         "store(row_sum, load(row_sum) * first_factor + load(more.running->row_sum + x) * second_factor);",
@@ -686,20 +461,5 @@ FAULTS = (
         "const V slope0 = 1 - t0 * t0, slope1 = 1 - t1 * t1;",
         "const V slope0 = 1 - t0, slope1 = 1 - t1;",
         (_ADDITIVE,),
-    ),
-    # Threads
-    Fault(
-        "denormals count where one thread works alone",
-        "native/thread_pool.cc",
-        "if (threads <= 1) {\n    const FlushDenormals mode;",
-        "if (threads <= 1) {",
-        (_CORE, "tests/native/test_tensorflow.py::test_values_that_are_not_numbers_or_denormal"),
-    ),
-    Fault(
-        "how the backward pass is split depends on the number of threads",
-        "native/attention.cc",
-        "parts_within_memory(std::min(ceil_div(kPartTasks, all_kv_heads), head_tiles)",
-        "parts_within_memory(std::min(ceil_div(threads, all_kv_heads), head_tiles)",
-        (f"{_CORE}::test_the_queries_of_one_key_head_are_split_alike",),
     ),
 )

@@ -11,22 +11,6 @@ _SHARED = f"{_OPS}/backends/shared"
 FAULTS = (
     # What is refused, and what is left to another implementation
     Fault(
-        "vectors too wide for the kernels are given to them",
-        f"{_OPS}/core/attention.py",
-        "if spec.widths[0] > WIDEST or spec.widths[1] > WIDEST:",
-        "if min(spec.widths) > 2 * WIDEST:",
-        (
-            f"{_TESTS}/test_errors.py::test_vectors_too_wide_for_the_kernels_run_in_the_portable_form",
-        ),
-    ),
-    Fault(
-        "a number joins a mask",
-        f"{_OPS}/checks.py",
-        "if type(value) in (int, float, complex):",
-        "if type(value) in (float, complex):",
-        (f"{_TESTS}/test_errors.py::test_what_a_mask_cannot_be_joined_with_is_named",),
-    ),
-    Fault(
         "positions of another batch make the result larger",
         f"{_OPS}/positions.py",
         "or (len(shape) == 2 and all(checks.differ(shape[0], n) for n in batch))",
@@ -40,14 +24,6 @@ FAULTS = (
         "cached = (mask is None or mask.is_plain) and not",
         "cached = True and not",
         (f"{_TESTS}/test_cost_of_a_call.py",),
-    ),
-    # How a call travels
-    Fault(
-        "operands of the mask are counted from the first of them",
-        f"{_OPS}/core/form.py",
-        "return len(names) + len(added) - 1",
-        "return len(added) - 1",
-        ("tests/native/test_settings.py",),
     ),
     # Masks
     Fault(
@@ -63,20 +39,6 @@ FAULTS = (
         "lo = -FAR if self.left is None else queries.begin + least",
         "lo = -FAR if self.left is None else queries.begin + most",
         (f"{_TESTS}/test_not_a_number.py", f"{_TESTS}/test_masks.py"),
-    ),
-    Fault(
-        "keys before the window are computed and hidden",
-        f"{_SHARED}/plan.py",
-        "begin = min(lo, length - 1) // step * step",
-        "begin = 0",
-        (f"{_TESTS}/test_memory.py::test_blocks_that_a_mask_rules_out_are_skipped",),
-    ),
-    Fault(
-        "lengths beyond int32 wrap",
-        f"{_OPS}/checks.py",
-        "tensor = ops.where(tensor > most, most, tensor)",
-        "pass",
-        (f"{_TESTS}/test_not_a_number.py", f"{_TESTS}/test_mask_arguments.py"),
     ),
     Fault(
         "a window ends one key early",
@@ -121,13 +83,6 @@ FAULTS = (
         (f"{_TESTS}/test_masks.py",),
     ),
     Fault(
-        "blocked means what dense means",
-        f"{_OPS}/mask.py",
-        "return cls([mask_rules.Dense(ops.equal(array, ops.zeros((), array.dtype)))])",
-        "return cls([mask_rules.Dense(ops.not_equal(array, ops.zeros((), array.dtype)))])",
-        (f"{_TESTS}/test_masks.py",),
-    ),
-    Fault(
         "ALiBi counts from position 0 whatever the mask's alignment is",
         f"{_SHARED}/block.py",
         "here = block.queries.positions[:, None] + as_column(offset(align, *self.lengths))",
@@ -168,13 +123,6 @@ FAULTS = (
         f"{_SHARED}/operands.py",
         "safe = ops.where(finite, x, ops.zeros((), x.dtype))",
         "safe = x",
-        (f"{_TESTS}/test_semantics.py",),
-    ),
-    Fault(
-        "NaN in a value that is seen is hidden",
-        f"{_SHARED}/operands.py",
-        "of_keys = ops.logical_or(of_keys, of_values)",
-        "pass",
         (f"{_TESTS}/test_semantics.py",),
     ),
     Fault(
@@ -234,21 +182,7 @@ FAULTS = (
         "pass",
         (f"{_TESTS}/test_cross_entropy.py",),
     ),
-    Fault(
-        "labels beyond int32 come back in on the other side",
-        f"{_OPS}/checks.py",
-        "    return _as_int32(tensor)\n\n\ndef check_tokens",
-        '    return ops.cast(tensor, "int32")\n\n\ndef check_tokens',
-        (f"{_TESTS}/test_cross_entropy.py",),
-    ),
     # Dropout's numbers
-    Fault(
-        "the high word of an integer seed is lost",
-        f"{_OPS}/checks.py",
-        "words = [number & 0xFFFFFFFF, (number >> 32) & 0xFFFFFFFF]",
-        "words = [number & 0xFFFFFFFF, 0]",
-        (f"{_TESTS}/test_not_a_number.py", f"{_TESTS}/test_dropout.py"),
-    ),
     Fault(
         "the second word of a seed is lost",
         f"{_SHARED}/dropout.py",
@@ -271,13 +205,6 @@ FAULTS = (
         "kv_heads = [head % block.heads[0] for head in heads]",
         (f"{_TESTS}/test_attention_weights.py",),
     ),
-    Fault(
-        "a NaN query that sees nothing has NaN statistics",
-        f"{_SHARED}/statistics.py",
-        "nonfinite = ops.logical_and(nonfinite, seen)",
-        "pass",
-        (f"{_TESTS}/test_not_a_number.py", f"{_TESTS}/test_attention_statistics.py"),
-    ),
     # Additive attention
     Fault(
         "the bias of additive attention counts twice",
@@ -285,13 +212,6 @@ FAULTS = (
         "(query if bias is None else query + bias), None",
         "(query if bias is None else query + 2 * bias), None",
         (f"{_TESTS}/test_additive_attention.py",),
-    ),
-    Fault(
-        "the log-sum-exp has no gradient in the kernels",
-        f"{_OPS}/backends/tensorflow/native/op.py",
-        '"lse_gradient": lse_gradient,',
-        '"lse_gradient": tf.zeros_like(lse_gradient),',
-        (f"{_TESTS}/test_additive_attention.py", f"{_TESTS}/test_gradients.py"),
     ),
     # Positions
     Fault(
@@ -359,13 +279,6 @@ FAULTS = (
         (
             f"{_TESTS}/score_mod/test_programs.py::test_the_derivative_is_that_of_finite_differences",
         ),
-    ),
-    Fault(
-        "the range of a difference is that of a sum",
-        f"{_OPS}/score_mod/operations.py",
-        "bounds=lambda x, y: (x[0] - y[1], x[1] - y[0]),",
-        "bounds=lambda x, y: (x[0] - y[0], x[1] - y[1]),",
-        (f"{_TESTS}/score_mod/test_programs.py::test_a_causal_window_is_judged_exactly",),
     ),
     Fault(
         "with a cache, queries count from 0 for the function of the score",

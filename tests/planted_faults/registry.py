@@ -6,14 +6,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tests.planted_faults import (
+    faults_above,
     faults_in_backends,
-    faults_in_distributed,
-    faults_in_export,
     faults_in_kernels,
     faults_in_layers,
     faults_in_ops,
-    faults_in_seq2seq,
-    faults_in_tools,
 )
 
 FAULTS = (
@@ -21,10 +18,7 @@ FAULTS = (
     *faults_in_backends.FAULTS,
     *faults_in_kernels.FAULTS,
     *faults_in_layers.FAULTS,
-    *faults_in_tools.FAULTS,
-    *faults_in_seq2seq.FAULTS,
-    *faults_in_export.FAULTS,
-    *faults_in_distributed.FAULTS,
+    *faults_above.FAULTS,
 )
 
 

@@ -34,7 +34,7 @@ from heed.ops.backends.shared import plan
 from heed.ops.backends.shared.dropout import keep_mask
 from heed.ops.sizes import Span
 from tests import reference, tolerances
-from tests.framework import enable_64_bits
+from tests.backend import enable_64_bits
 from tests.native.test_xla import Frame
 
 B, T, S, N, K, H, V = 2, 13, 11, 4, 2, 8, 5

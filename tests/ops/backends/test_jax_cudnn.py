@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.framework import BACKEND
+from tests.backend import BACKEND
 
 if BACKEND != "jax":
     pytest.skip("is about JAX", allow_module_level=True)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
 import heed
 from heed import Mask, ops
 from heed.ops.dispatch import select_fused_ops
-from tests.framework import skip_module_unless_on_tensorflow, tf
+from tests.about_tensorflow import tf
 from tests.slow import slow
-
-skip_module_unless_on_tensorflow()
 
 ROWS = np.random.default_rng(0).normal(size=(4, 6))
 VECTOR = ROWS[0]
@@ -22,7 +21,7 @@ VECTOR = ROWS[0]
 
 def _product(*arguments: Any) -> Any:
     product = select_fused_ops().product(*arguments)
-    return tf.einsum("rk,gnk->rgn", *arguments[:2]) if product is None else product
+    return keras.ops.einsum("rk,gnk->rgn", *arguments[:2]) if product is None else product
 
 
 def _write(*arguments: Any) -> Any:
@@ -48,8 +47,10 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "dropout": lambda x: ops.dropout(x * x, 0.5, seed=3, residual=x),
     "rotary embedding": lambda x: ops.rotary_embedding((x * x)[None, :, None]),
     "position bias": lambda x: ops.relative_position_bias(x * x, 3, 5),
-    "product": lambda x: _product(x, tf.stack([x, x * x]), True),
-    "cache write": lambda x: _write(x[None], (x * x)[None, :2], tf.constant(1)),
+    "product": lambda x: _product(x, keras.ops.stack([x, x * x]), True),
+    "cache write": lambda x: _write(
+        x[None], (x * x)[None, :2], keras.ops.convert_to_tensor(1, "int32")
+    ),
 }
 
 
@@ -62,10 +63,10 @@ def tangent(function: Callable[[Any], Any], x: Any) -> Any:
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("implementation", ["native", "portable"])
 def test_forward_mode_agrees_with_differences(implementation: str, name: str) -> None:
-    function, x = FUNCTIONS[name], tf.constant(ROWS)
+    function, x = FUNCTIONS[name], keras.ops.convert_to_tensor(ROWS)
     with heed.set_implementation(implementation):
         found = tangent(function, x)
-        step = 1e-6 * tf.cos(x)
+        step = 1e-6 * keras.ops.cos(x)
         numeric = (function(x + step) - function(x - step)) / 2e-6
     # Central differences err by their step squared, and by rounding over the step.
     np.testing.assert_allclose(found, numeric, atol=1e-8, rtol=1e-6)
@@ -95,8 +96,8 @@ def batch_jacobian(function: Callable[[Any], Any], x: Any) -> Any:
     ],
 )
 def test_jacobians_agree_with_forward_mode(name: str, transform: Callable[..., Any]) -> None:
-    function, x = FUNCTIONS[name], tf.constant(ROWS)
-    found = tf.tensordot(transform(function, x), tf.cos(x), 2)
+    function, x = FUNCTIONS[name], keras.ops.convert_to_tensor(ROWS)
+    found = keras.ops.tensordot(transform(function, x), keras.ops.cos(x), 2)
     np.testing.assert_allclose(found, tangent(function, x), rtol=1e-9, atol=1e-12)
 
 
@@ -109,7 +110,7 @@ def test_functions_are_mapped(name: str) -> None:
 
 
 def test_nothing_flows_through_statistics() -> None:
-    x = tf.constant(ROWS)
+    x = keras.ops.convert_to_tensor(ROWS)
     found = tangent(lambda x: ops.attention_statistics(*[x[None, :, None]] * 2).entropy, x)
     assert found is None or not np.any(found)
 
@@ -133,7 +134,7 @@ def test_forward_mode_through_a_function_is_refused(name: str, implementation: s
 
 
 def test_forward_over_reverse_is_reverse_over_forward() -> None:
-    function, x = FUNCTIONS["dot product"], tf.constant(ROWS)
+    function, x = FUNCTIONS["dot product"], keras.ops.convert_to_tensor(ROWS)
 
     def gradient(x: Any, of: Callable[[Any], Any]) -> Any:
         with tf.GradientTape() as tape:
@@ -141,11 +142,13 @@ def test_forward_over_reverse_is_reverse_over_forward() -> None:
             total = of(x)
         return tape.gradient(total, x)
 
-    first = tangent(lambda x: gradient(x, lambda x: tf.reduce_sum(tf.sin(function(x)))), x)
-    direction = tf.cos(x)
+    first = tangent(lambda x: gradient(x, lambda x: keras.ops.sum(keras.ops.sin(function(x)))), x)
+    direction = keras.ops.cos(x)
     with tf.GradientTape() as outer:
         outer.watch(x)
-        slope = tf.reduce_sum(direction * gradient(x, lambda x: tf.reduce_sum(tf.sin(function(x)))))
+        slope = keras.ops.sum(
+            direction * gradient(x, lambda x: keras.ops.sum(keras.ops.sin(function(x))))
+        )
     np.testing.assert_allclose(first, outer.gradient(slope, x), rtol=1e-9, atol=1e-12)
 
 

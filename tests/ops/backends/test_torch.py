@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.framework import BACKEND
+from tests.backend import BACKEND
 
 if BACKEND != "torch":
     pytest.skip("is about PyTorch", allow_module_level=True)

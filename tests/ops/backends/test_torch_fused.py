@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.framework import BACKEND
+from tests.backend import BACKEND
 
 if BACKEND != "torch":
     pytest.skip("is about PyTorch", allow_module_level=True)
@@ -510,7 +510,7 @@ def assert_block_mask(
         ):
             chosen = torch.zeros(columns.shape, dtype=torch.bool)
             chosen.scatter_(-1, columns.long(), torch.arange(columns.shape[-1]) < counts[..., None])
-            found.append(np.broadcast_to(chosen.numpy(), blocks))
+            found.append(np.broadcast_to(np.asarray(chosen), blocks))
         return found[0], found[1]
 
     (partial, full), (least, whole) = lists(made), lists(expected)

@@ -21,6 +21,7 @@ from heed.ops import (
 from heed.ops.backends import current
 from heed.ops.sizes import Span
 from tests import tolerances
+from tests.backend import BACKEND
 from tests.ops.harness import small_blocks
 
 RNG = np.random.default_rng(1)
@@ -181,8 +182,6 @@ def test_second_derivatives_of_captured_arrays() -> None:
 def second_order() -> Any:
     """A context with a function that differentiates a scalar function of a scalar twice."""
     import contextlib
-
-    from tests.framework import BACKEND
 
     def differentiate(loss: Callable[[Any], Any], at: Any) -> float:
         x = ops.convert_to_tensor(at)

@@ -14,7 +14,7 @@ import heed
 from heed.layers import MultiHeadAttention
 from heed.ops import dot_product_attention
 from tests import tolerances
-from tests.framework import BACKEND, on_tensorflow
+from tests.backend import BACKEND, on_tensorflow
 
 RNG = np.random.default_rng(2)
 TABLE = RNG.normal(size=(2, 11)).astype("float32")

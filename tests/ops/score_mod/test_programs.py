@@ -19,7 +19,7 @@ from heed.ops.score_mod.keras_functions import KerasFunctions
 from heed.ops.score_mod.operations import NAMES, OPERATIONS, Type
 from heed.ops.score_mod.program import NONE, Program, from_bytes, to_bytes
 from tests import tolerances
-from tests.framework import BACKEND, enable_64_bits
+from tests.backend import BACKEND, enable_64_bits
 from tests.ops.score_mod import programs
 
 SEEDS = st.integers(0, 1000)

@@ -11,6 +11,7 @@ from heed.seq2seq.evaluating import evaluation as evaluation_module
 from heed.seq2seq.evaluating.evaluation import Answer, Evaluation
 from heed.seq2seq.tasks import number_words
 from heed.seq2seq.tokens.tokenizer import END_ID
+from tests.slow import slow
 
 
 class Echo:
@@ -90,7 +91,7 @@ def test_a_better_run_is_distinguished_from_chance():
 
 
 @pytest.mark.parametrize(
-    "text", ["one hundred and something", "一百零三个苹果", "ร้อยสามแอปเปิ้ล", "one"]
+    "text", ["ร้อยสามแอปเปิ้ล", *slow(["one hundred and something", "一百零三个苹果", "one"])]
 )
 def test_runs_with_equal_answers_do_not_differ(text):
     """Right ones, wrong ones, and the same number of right ones at other places."""

@@ -18,6 +18,7 @@ from heed.seq2seq.runs.run_folder import RunFolder
 from heed.seq2seq.runs.trained_model import read_model_config
 from tests import damage
 from tests.seq2seq import tiny
+from tests.slow import slow
 
 
 @pytest.fixture(scope="module")
@@ -201,8 +202,14 @@ def opened(path):
     return run.options, run.task().to_config(), run.task().files(), read_model_config(run)
 
 
-@pytest.mark.parametrize("kind", [damage.flipped, damage.cut])
-@pytest.mark.parametrize("name", ["config.json", "target.model"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("config.json", damage.flipped),
+        ("target.model", damage.cut),
+        *slow([("config.json", damage.cut), ("target.model", damage.flipped)]),
+    ],
+)
 def test_any_damage_is_one_error_or_another_config(tmp_path, started, name, kind):
     """Each byte changed, and the file cut at each length. Only config.json is for people to change."""
     run = RunFolder.open(shutil.copytree(started, tmp_path / "run"))

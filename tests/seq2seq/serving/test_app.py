@@ -17,6 +17,7 @@ from heed.seq2seq.tasks.task import Item
 from heed.seq2seq.tokens.tokenizer import END_ID
 from heed.seq2seq.translating.translator import Translation
 from tests.inspect import test_page as page_reader
+from tests.slow import slow
 
 JSON = {"Content-Type": "application/json"}
 
@@ -240,7 +241,7 @@ def test_a_byte_order_mark_before_a_body_is_none_of_it(serving):
     assert serving().post("/translate", content=body, headers=JSON).status_code == 200
 
 
-@pytest.mark.parametrize("blank", ["", "  ", "\n", "\u3000\u2028"])
+@pytest.mark.parametrize("blank", ["\u3000\u2028", *slow(["", "  ", "\n"])])
 def test_a_blank_text_has_a_blank_translation(serving, blank):
     """As a blank line of a file has: it stops no other text of the request."""
     client = serving()

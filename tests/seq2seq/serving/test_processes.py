@@ -15,6 +15,7 @@ import pytest
 
 from heed.seq2seq import TaskError
 from heed.seq2seq.serving import _metrics_folder, processes, sockets
+from tests.slow import slow
 
 
 def answer(number, descriptor, channel):
@@ -236,7 +237,7 @@ def test_a_full_disk_costs_metrics_alone(room, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGKILL, *slow([signal.SIGHUP, signal.SIGTERM])])
 def test_no_signal_leaves_files_behind(number, tmp_path):
     """Not even one that kills the first process: the others end then, and remove them."""
     code = """

@@ -20,6 +20,7 @@ from heed.seq2seq.text.word_links import read_links, spread
 from heed.seq2seq.training._step import TrainingStep
 from heed.seq2seq.translating.alignment import align
 from tests.seq2seq.training.test_step import CONFIG, assert_same_weights, batch
+from tests.slow import slow
 
 links = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=9)
 
@@ -189,7 +190,7 @@ def test_words_that_the_subwords_count_otherwise_are_not_guided(tmp_path):
 # What a call returns
 
 
-@pytest.mark.parametrize("layers", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("layers", [3, *slow([1, 2])])
 def test_one_layer_alone_builds_its_weights(layers, monkeypatch):
     from heed.layers import attend
 
@@ -263,9 +264,8 @@ def test_batches_in_a_step_are_guided_as_one(eager):
     assert_same_weights(one, other)
 
 
-@pytest.mark.parametrize(
-    "kind", [Transformer, pytest.param(RecurrentTranslator, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Transformer, RecurrentTranslator])
 def test_training_aligns_the_attention(kind):
     data = random_alignment(batch())
     data = data._replace(
