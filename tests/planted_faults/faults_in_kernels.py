@@ -53,8 +53,8 @@ FAULTS = (
     Fault(
         "two numbers of a form change places",
         "native/adapters/shared/call.h",
-        "double scale, soft_cap, dropout;",
-        "double soft_cap, scale, dropout;",
+        "  double dropout;\n  HeedScoring scoring;",
+        "  HeedScoring scoring;\n  double dropout;",
         ("tests/native/test_settings.py",),
     ),
     # Rows
@@ -432,8 +432,8 @@ FAULTS = (
     Fault(
         "the slope of the soft cap is that of tanh alone",
         f"{_KERNELS}/scores.h",
-        "if (slope) store(slope + y * kQueryTile + x, 1 - t * t);",
-        "if (slope) store(slope + y * kQueryTile + x, 1 - t);",
+        "if (slope) *slope = 1 - t * t;",
+        "if (slope) *slope = 1 - t;",
         (_CORE,),
     ),
     Fault(
@@ -561,7 +561,7 @@ FAULTS = (
     Fault(
         "the gradient of the query lacks the scale",
         f"{_KERNELS}/backward.h",
-        "p.nonfinite[x] ? kNaN<Real> : static_cast<Real>(a.scale);",
+        "p.nonfinite[x] ? kNaN<Real> : static_cast<Real>(a.scoring.scale);",
         "p.nonfinite[x] ? kNaN<Real> : Real(1);",
         (_CORE,),
     ),
@@ -626,7 +626,7 @@ FAULTS = (
     Fault(
         "AMX gives keys gradients without the scale",
         f"{_KERNELS}/tiles.h",
-        "narrow(score_gradients, keys, columns_of(p), static_cast<float>(a_.scale));",
+        "narrow(score_gradients, keys, columns_of(p), static_cast<float>(a_.scoring.scale));",
         "narrow(score_gradients, keys, columns_of(p), 1.0f);",
         (_CORE, _FUZZ),
     ),

@@ -6,20 +6,17 @@ The kernels compute first derivatives; second derivatives come from the portable
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from heed.ops import checks
-from heed.ops.backends.tensorflow.forward_mode import check_tapes
 from heed.ops.backends.tensorflow.native import library
+from heed.ops.backends.tensorflow.native.op import differentiate_twice
 from heed.ops.backends.tensorflow.portable.implementation import PortableFusedOps
 from heed.ops.backends.tensorflow.registry import register_gradient
-
-Several = Sequence[tf.Tensor]
-
 
 # With more rows TensorFlow's own product, which is blocked for the cache, is as fast.
 _FEW_ROWS = 16
@@ -79,7 +76,7 @@ class NativeFusedOps(PortableFusedOps):
         if rows is None or rows > _FEW_ROWS or 0 in x.shape or 0 in weights.shape:
             return None
         y = library.ops().heed_product(
-            x=x, weights=weights, bias=[], form=_form(ProductSettings, transposed)
+            x=x, weights=weights, form=_form(ProductSettings, transposed)
         )
         y.set_shape((rows, weights.shape[0], weights.shape[1 if transposed else 2]))
         return y
@@ -97,26 +94,6 @@ def _form(fields: Callable[..., Any], *numbers: float) -> bytes:
 def _read(fields: Callable[..., Any], op: tf.Operation) -> Any:
     """The numbers of the form of an op."""
     return fields(*np.frombuffer(op.get_attr("form")).tolist())
-
-
-def _differentiate_twice(
-    function: Callable[..., tf.Tensor], operands: Several, incoming: tf.Tensor, cotangents: Several
-) -> list[tf.Tensor]:
-    """Gradients of sum(cotangents * gradients of `function`), where `incoming` is its incoming gradient.
-
-    Returns: one for each operand, then that of `incoming`.
-    """
-    check_tapes()
-    operands, incoming = [tf.identity(x) for x in operands], tf.identity(incoming)
-    with tf.GradientTape() as outer:
-        outer.watch([*operands, incoming])
-        with tf.GradientTape() as inner:
-            inner.watch(operands)
-            result = function(*operands)
-        gradients = inner.gradient(result, operands, incoming, unconnected_gradients="zero")
-    return outer.gradient(
-        gradients, [*operands, incoming], list(cotangents), unconnected_gradients="zero"
-    )
 
 
 @register_gradient("HeedCrossEntropy")
@@ -141,7 +118,7 @@ def _of_cross_entropy_gradient(op: tf.Operation, cotangent: tf.Tensor) -> list[A
     def losses(logits: tf.Tensor) -> tf.Tensor:
         return PortableFusedOps().cross_entropy(logits, labels, smoothing, ignored)
 
-    of_logits, of_incoming = _differentiate_twice(losses, [logits], incoming, [cotangent])
+    of_logits, of_incoming = differentiate_twice(losses, [logits], [incoming], [cotangent])
     # The softmax is a function of the logits, whose gradient is complete.
     return [of_logits, None, None, None, of_incoming]
 
@@ -182,7 +159,7 @@ def _of_normalization_gradient(op: tf.Operation, *cotangents: tf.Tensor) -> list
         )
 
     values, weights = ([tensors[i] for i in present] for tensors in (operands, cotangents))
-    *gradients, of_incoming = _differentiate_twice(normalization, values, incoming, weights)
+    *gradients, of_incoming = differentiate_twice(normalization, values, [incoming], weights)
     of_operands = map(dict(zip(present, gradients, strict=True)).get, range(3))
     # The moments are functions of x, whose gradient is complete.
     return [*of_operands, None, of_incoming]
@@ -201,13 +178,11 @@ def _of_dropout(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
 @register_gradient("HeedProduct")
 def _of_product(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
     """In plain TensorFlow, for second derivatives."""
-    x, weights, *bias = op.inputs
+    x, weights = op.inputs
     letters = "gnk" if _read(ProductSettings, op).transposed else "gkn"
-    of_bias = [tf.reduce_sum(y_gradient, 0) for _ in bias]
     return [
         tf.einsum(f"rgn,{letters}->rk", y_gradient, weights),
         tf.einsum(f"rgn,rk->{letters}", y_gradient, x),
-        *of_bias,
     ]
 
 

@@ -126,8 +126,8 @@ def _score_mod(
     spec: AttentionSpec, slopes: Any, marks: Any, batch: int, end: int
 ) -> Callable[..., Any] | None:
     """Return what happens to a score between product and mask; None for nothing."""
-    cap = None if spec.score.product is None else spec.score.product.soft_cap
-    if cap is None and slopes is None and marks is None:
+    product: Any = spec.score.product
+    if product.is_plain and slopes is None and marks is None:
         return None
     group = spec.queries_per_kv
     align = None
@@ -136,8 +136,7 @@ def _score_mod(
         align = align + (0 if spec.mask is None else _position(spec.mask, end))
 
     def change(score: Any, entry: Any, head: Any, i: Any, j: Any) -> Any:
-        if cap is not None:
-            score = cap * torch.tanh(score * (1 / cap))
+        score = product.cap_with(torch, float, score)
         if align is not None:
             score = score - slopes[head] * torch.abs(i + align[entry] - j).to(torch.float32)
         if marks is not None:
