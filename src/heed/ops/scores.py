@@ -60,40 +60,34 @@ class CoreScore(NamedTuple):
 
 
 class Score(Hashable, Protocol):
-    """What backends ask of a score. Scores without `operands` are hashable by value.
-
-    Attributes:
-        operands: tensors besides query, key and score vector that the scores are computed of, and that get gradients.
-            They travel as `Operands.others`, as other tensors where the call is traced or differentiated.
-        hides: whether a score may be -inf, which hides the pair.
-        limits: rules outside of which all scores are -inf: blocks that they rule out are not computed.
-        program: the function that modifies the score; None if it is none.
-        core_reasons: why the native kernels cannot compute it, as sentences.
-    """
+    """What backends ask of a score. Scores without `operands` are hashable by value."""
 
     @property
     def program(self) -> Program | None:
-        """See above."""
+        """The function that modifies the score; None if it is none."""
         ...
 
     @property
     def core_reasons(self) -> Sequence[str]:
-        """See above."""
+        """Why the native kernels cannot compute it, as sentences."""
         ...
 
     @property
     def hides(self) -> bool:
-        """See above."""
+        """Whether a score may be -inf, which hides the pair."""
         ...
 
     @property
     def operands(self) -> tuple[Any, ...]:
-        """See above."""
+        """Tensors besides query, key and score vector of which scores are computed, and that get gradients.
+
+        They travel as `Operands.others`, as other tensors where the call is traced or differentiated.
+        """
         ...
 
     @property
     def limits(self) -> tuple[MaskRule, ...]:
-        """See above."""
+        """Rules outside of which all scores are -inf: blocks that they rule out are not computed."""
         ...
 
     def with_operands(self, operands: tuple[Any, ...]) -> Score:

@@ -30,12 +30,11 @@ ProductSettings = namedtuple("ProductSettings", "threads transposed")
 
 
 class NativeFusedOps(PortableFusedOps):
-    """See `FusedOps`."""
+    """Fused row-wise ops with the native kernels."""
 
     def cross_entropy(
         self, logits: tf.Tensor, labels: tf.Tensor, smoothing: float, ignored: int
     ) -> tf.Tensor:
-        """See `FusedOps`."""
         smooth = np.array(smoothing, checks.compute_type(logits.dtype.name))
         losses, _ = library.ops().heed_cross_entropy(
             logits=logits,
@@ -53,7 +52,6 @@ class NativeFusedOps(PortableFusedOps):
         epsilon: float,
         rms: bool,
     ) -> tf.Tensor:
-        """See `FusedOps`."""
         none = np.zeros(0, checks.compute_type(x.dtype.name))
         scale, offset = (none if vector is None else vector for vector in (scale, offset))
         y, _ = library.ops().heed_normalization(
@@ -64,14 +62,12 @@ class NativeFusedOps(PortableFusedOps):
     def dropout(
         self, x: tf.Tensor, residual: tf.Tensor | None, rate: float, seed: tf.Tensor
     ) -> tf.Tensor:
-        """See `FusedOps`."""
         residuals = [] if residual is None else [residual]
         return library.ops().heed_dropout(
             x=x, seed=seed, residual=residuals, form=_form(DropoutSettings, rate)
         )
 
     def product(self, x: tf.Tensor, weights: tf.Tensor, transposed: bool) -> tf.Tensor | None:
-        """See `FusedOps`."""
         rows = x.shape[0]
         if rows is None or rows > _FEW_ROWS or 0 in x.shape or 0 in weights.shape:
             return None
@@ -82,7 +78,6 @@ class NativeFusedOps(PortableFusedOps):
         return y
 
     def write(self, cache: tf.Tensor, update: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-        """See `FusedOps`."""
         return library.ops().heed_cache_write(cache=cache, update=update, index=index)
 
 

@@ -44,17 +44,15 @@ def _machine_reasons() -> tuple[str, ...]:
 
 
 class Flex:
-    """See `Call`."""
+    """`flex_attention`."""
 
     name = FLEX
     gives_lse = True
 
     def machine_reasons(self) -> list[str]:
-        """See `Call`."""
         return list(_machine_reasons())
 
     def reasons_against(self, spec: AttentionSpec) -> list[str]:
-        """See `Call`."""
         lengths: Any = spec.lengths
         found = {
             f"takes widths from {WIDTHS.start} to {WIDTHS.stop - 1}": not all(
@@ -70,7 +68,6 @@ class Flex:
         return reasons + [f"PyTorch cannot compile flex_attention here: {failure}"] * bool(failure)
 
     def compute(self, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
-        """See `Call`."""
         return compiling.run(self, spec, tensors, repair)
 
     def prepare(self, spec: AttentionSpec, query: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -87,7 +87,7 @@ def _have_memory(spec: AttentionSpec, tensors: Tensors) -> bool:
 
 
 class _Kernel:
-    """See `derivatives.Kernel`."""
+    """The native kernels."""
 
     def forward(self, spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, ...]:
         # Recorded below a transformation, as in `torch.func.linearize`.
