@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cinttypes>
-#include <cmath>
 
 #include "attention.h"
 #include "kernels/registry.h"
@@ -53,18 +52,11 @@ void check_rule(const HeedAttention& a, const HeedMaskRule& rule) {
 
 void check_additive(const HeedAttention& a) {
   require(a.heads == 1 && a.kv_heads == 1, "additive attention has one head");
-  require(a.scale == 1 && a.soft_cap == 0 && !a.bias.data && !a.alibi_slopes,
-          "additive attention has no scale but 1, no soft cap, bias of scores or slopes");
+  require(!a.bias.data && !a.alibi_slopes, "additive attention has no bias of scores or slopes");
   require(a.score_vector, "the score vector is missing");
 }
 
 void check_dot_product(const HeedAttention& a) {
-  require(std::isfinite(a.scale), "scale must be finite");
-  require(a.soft_cap >= 0 && std::isfinite(a.soft_cap), "soft_cap must be 0 or a finite number above");
-  // Well within the range of float, so that products with them stay finite.
-  require(a.dtype == HEED_FLOAT64 || std::abs(a.scale) <= 1e30, "scale must be in [-1e30, 1e30], or in float64");
-  require(a.dtype == HEED_FLOAT64 || a.soft_cap == 0 || (a.soft_cap >= 1e-30 && a.soft_cap <= 1e30),
-          "soft_cap must be 0, or in [1e-30, 1e30], or in float64");
   if (a.bias.data) check_scores(a, a.bias, "bias");
   check_integers(a, a.alibi_align, kAlign);
 }
@@ -84,6 +76,7 @@ void check(const HeedAttention& a) {
   require_rows(a.key, a, a.key_length, a.kv_heads, "key");
   require_rows(a.value, a, a.key_length, a.kv_heads, "value");
   require(a.score == HEED_DOT_PRODUCT || a.score == HEED_ADDITIVE, "score must be dot-product or additive");
+  if (const char* problem = kernels_for(a).problem_of_scoring(a)) refuse("%s", problem);
   (a.score == HEED_ADDITIVE ? check_additive : check_dot_product)(a);
   require(a.dropout >= 0 && a.dropout < 1, "dropout must be in [0, 1)");
   require(a.rule_count >= 0 && a.rule_count <= HEED_MAX_RULES, "a mask may have at most %d mask rules", HEED_MAX_RULES);

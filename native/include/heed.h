@@ -35,7 +35,7 @@
 
 // The version of this interface, raised whenever a struct, a function or a meaning changes. A program fits the library
 // that it runs with if heed_version() == HEED_VERSION.
-#define HEED_VERSION 6
+#define HEED_VERSION 7
 
 // The dtype of query, key, value, output and their gradients.
 enum HeedDtype { HEED_FLOAT32 = 0, HEED_FLOAT64 = 1, HEED_BFLOAT16 = 2, HEED_FLOAT16 = 3 };
@@ -213,6 +213,13 @@ typedef struct HeedProgram {
   const HeedScatter* scatters;
 } HeedProgram;
 
+// How a dot product becomes a score; of additive attention {1}. Numbers of a score are doubles, and stand here alone:
+// callers that hand on scores copy the struct.
+typedef struct HeedScoring {
+  double scale;     // usually 1/sqrt(H), at most 1e30 in magnitude (but for HEED_FLOAT64)
+  double soft_cap;  // 0: none. Else in [1e-30, 1e30], but for HEED_FLOAT64
+} HeedScoring;
+
 // An attention and its inputs, for all functions below.
 typedef struct HeedAttention {
   int32_t score;                     // HeedScore
@@ -221,11 +228,10 @@ typedef struct HeedAttention {
   int64_t query_length, key_length;  // T, S in [0, 2^31]
   int64_t head_dim, value_dim;       // H (U of additive attention) and V, in [1, 65536]
   HeedTensor query, key, value;      // (B,T,N,H), (B,S,K,H), (B,S,K,V)
-  double scale;                      // usually 1/sqrt(H), at most 1e30 in magnitude (but for HEED_FLOAT64); additive: 1
-  double soft_cap;                   // 0: none. Else in [1e-30, 1e30], but for HEED_FLOAT64
-  HeedScores bias;                   // of the scores, in the compute type
-  const void* alibi_slopes;          // (N,) in the compute type, or NULL
-  HeedIntegers alibi_align;          // (B or 1, 1): the key position of query 0 for ALiBi; none: 0
+  HeedScoring scoring;
+  HeedScores bias;                       // of the scores, in the compute type
+  const void* alibi_slopes;              // (N,) in the compute type, or NULL
+  HeedIntegers alibi_align;              // (B or 1, 1): the key position of query 0 for ALiBi; none: 0
   const void *score_vector, *unit_bias;  // (U,) in the compute type, of additive attention only; the bias may be NULL
   double dropout;                        // in [0, 1): rate; kept weights are multiplied by 1 / (1 - dropout)
   uint32_t seed[2];                      // with b, n, i, j decides which weights are dropped

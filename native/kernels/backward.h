@@ -68,7 +68,7 @@ template <class Stored, class Real = typename Compute<Stored>::Type>
 void prepare_tile(const HeedAttention& a, const HeedBackward& pass, int64_t b, int64_t n, int64_t tile,
                   QueryTile<Real>& p) {
   typedef Vector<Real> V;
-  const Real scale = static_cast<Real>(a.scale);
+  const Real scale = static_cast<Real>(a.scoring.scale);
   const int head_dim = static_cast<int>(a.head_dim), value_dim = static_cast<int>(a.value_dim);
   const int key_row = round_up(head_dim, kLanes<Real>), value_row = round_up(value_dim, kLanes<Real>);
   const Span queries = query_tile(a, tile);
@@ -256,7 +256,7 @@ void tile_against_keys(const HeedAttention& a, const BackwardScratch<Products>& 
   const VisiblePairs<Real> pairs(block, Products::kStrips ? mask : BlockMask::kFull, s.hidden, columns);
   block_gradients(a, s, products, tile, block, of_keys, mask, pairs.strips);
   derive_block(a, s, p, block, mask, capture_sums);
-  if (a.soft_cap > 0) multiply(s.weight_gradients, s.slope, keys.length, columns);
+  if (!is_plain(a.scoring)) multiply(s.weight_gradients, s.slope, keys.length, columns);
   products.add(tile, p, of_keys, pairs, s.weights, s.weight_gradients, key_gradient + keys.begin * key_row,
                value_gradient + keys.begin * value_row);
   if (!p.any_nonfinite) return;
@@ -330,7 +330,8 @@ void backward(const HeedAttention& a, const HeedBackward& pass, const uint8_t* f
       if (i + 1 < together)
         fetch_ahead<Stored, true>(pass.query_gradient, b, s.tiles[i + 1].n, s.tiles[i + 1].queries, head_dim);
       Real factors[kQueryTile] = {};
-      for (int x = 0; x < p.queries.length; ++x) factors[x] = p.nonfinite[x] ? kNaN<Real> : static_cast<Real>(a.scale);
+      for (int x = 0; x < p.queries.length; ++x)
+        factors[x] = p.nonfinite[x] ? kNaN<Real> : static_cast<Real>(a.scoring.scale);
       store_transposed<Stored>(p.query_gradient, factors, pass.query_gradient, b, p.n, p.queries, head_dim);
     }
   }

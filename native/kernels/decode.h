@@ -145,9 +145,9 @@ inline void apply_score_mods_to_row(const HeedAttention& a, const Block& block, 
   const auto each = [&](const auto& of) {
     for (int y = 0; y < keys; y += kLanes<Real>) store(scores + y, of(y, load(scores + y)));
   };
-  if (a.soft_cap > 0) {
-    const Real cap = static_cast<Real>(a.soft_cap), inverse = static_cast<Real>(1 / a.soft_cap);
-    each([&](int, V score) { return tanh<Real>(score * inverse) * cap; });
+  if (!is_plain(a.scoring)) {
+    const ScoreOfProduct<Real> score(a.scoring, 1);
+    each([&](int, V product) { return score(product); });
   }
   if (const Plan* plan = plan_of(a); plan && plan->modifies)
     modify_scores(*plan, {block.b, block.n, {block.queries.begin + x, 1}, block.keys, block.program}, kRowLayout,
@@ -216,10 +216,10 @@ bool decode_split(const HeedAttention& a, Nonfinite mode, int64_t b, int64_t kv_
   const int head_dim = static_cast<int>(a.head_dim), value_dim = static_cast<int>(a.value_dim);
   const Span queries{0, length};
   const bool alike = queries_per_kv == 1 || !mask_differs_by_head(a);
-  const bool plain = !(a.soft_cap > 0) && !a.bias.data && !a.alibi_slopes && !a.program;
+  const bool plain = is_plain(a.scoring) && !a.bias.data && !a.alibi_slopes && !a.program;
   for (int m = 0; m < queries_per_kv; ++m)
-    load_rows<Stored, Real>(a.query, b, kv_head * queries_per_kv + m, queries, head_dim, static_cast<Real>(a.scale),
-                            s.query + m * length * query_wide, query_wide);
+    load_rows<Stored, Real>(a.query, b, kv_head * queries_per_kv + m, queries, head_dim,
+                            static_cast<Real>(a.scoring.scale), s.query + m * length * query_wide, query_wide);
   for (int r = 0; r < rows; ++r) {
     result.row_max[r] = -kInfinity<Real>, result.row_sum[r] = 0, result.nonfinite[r] = false;
     for (int c = 0; c < wide; ++c) result.output[r * wide + c] = 0;

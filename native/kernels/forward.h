@@ -37,7 +37,7 @@ class VectorProducts {
   Real unit() const { return 1; }
 
   void load_query(int64_t n, Span queries) {
-    load_transposed<Stored, Real>(a_.query, b_, n, queries, width(), static_cast<Real>(a_.scale), query_);
+    load_transposed<Stored, Real>(a_.query, b_, n, queries, width(), static_cast<Real>(a_.scoring.scale), query_);
   }
   void scores(Span keys, bool has_nonfinite, const Strips<Real>& strips, Real* scores) {
     const auto key = key_block<Stored, Real>(a_.key, b_, kv_head_, keys, width(), has_nonfinite, copy_);

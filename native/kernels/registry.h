@@ -83,7 +83,8 @@ struct AdditiveKernels {
 };
 
 struct Kernels {
-  const RuleNeeds* (*rule_needs)(int32_t kind);  // null for an unknown kind
+  const char* (*problem_of_scoring)(const HeedAttention&);  // null for none
+  const RuleNeeds* (*rule_needs)(int32_t kind);             // null for an unknown kind
   // Of operations that have operands but for LOAD; null for other codes.
   const OperationNeeds* (*operation_needs)(int32_t code);
   // `finite` below: see `scan_finite`. With null, the forward pass of dot products checks as it goes.

@@ -1,10 +1,45 @@
-// Score modifications between product and softmax (soft cap, program, bias, ALiBi, mask), and dropout after it.
+// From products to scores (`HeedScoring`), score modifications before the softmax (program, bias, ALiBi, mask), and
+// dropout after it.
 #pragma once
 
 #include "rules.h"
 
 namespace heed {
 namespace HEED_ISA {
+
+// Why an attention cannot have these numbers, or null. They are well within the range of float, so that products with
+// them stay finite.
+template <class Real>
+const char* problem_of_scoring(const HeedAttention& a) {
+  const double scale = a.scoring.scale, cap = a.scoring.soft_cap;
+  if (a.score == HEED_ADDITIVE)
+    return scale == 1 && cap == 0 ? nullptr : "additive attention has no scale but 1, and no soft cap";
+  if (!is_finite(scale)) return "scale must be finite";
+  if (!(cap >= 0) || !is_finite(cap)) return "soft_cap must be 0 or a finite number above";
+  if (sizeof(Real) == sizeof(double)) return nullptr;
+  if (scale < -1e30 || scale > 1e30) return "scale must be in [-1e30, 1e30], or in float64";
+  if (cap != 0 && (cap < 1e-30 || cap > 1e30)) return "soft_cap must be 0, or in [1e-30, 1e30], or in float64";
+  return nullptr;
+}
+
+// Whether scores are the scaled products themselves.
+HEED_INLINE bool is_plain(const HeedScoring& scoring) { return !(scoring.soft_cap > 0); }
+
+// The scores of scaled products, for scores that are not plain. The true products are `unit` times the given numbers.
+template <class Real>
+struct ScoreOfProduct {
+  typedef Vector<Real> V;
+  const Real cap, inverse;
+
+  HEED_INLINE ScoreOfProduct(const HeedScoring& scoring, Real unit)
+      : cap(static_cast<Real>(scoring.soft_cap)), inverse(static_cast<Real>(1 / scoring.soft_cap) * unit) {}
+  // Also gives the derivative by the scaled product, unless null.
+  HEED_INLINE V operator()(V product, V* slope = nullptr) const {
+    const V t = tanh<Real>(product * inverse);
+    if (slope) *slope = 1 - t * t;
+    return t * cap;
+  }
+};
 
 // Adds the bias to scores[y][x] * unit of a block; -inf for HEED_MASK_VALUE or less.
 template <class Real>
@@ -38,21 +73,21 @@ inline void add_bias(const HeedAttention& a, const Block& block, int columns, Re
     }
 }
 
-// Applies soft cap, program, bias, ALiBi and mask to scores[y][x] of a block, in place. The true scores are `unit`
-// times the given numbers; returns the unit of the results. For the backward pass, unless null: writes the derivative
-// of the soft cap to `slope`, and the scores that the program reads to `raw`.
+// Turns products, scores[y][x] of a block, into scores, and applies program, bias, ALiBi and mask, in place. The true
+// products are `unit` times the given numbers; returns the unit of the results. For the backward pass, unless null:
+// writes the derivative by the products to `slope`, unless scores are plain, and what the program reads to `raw`.
 template <class Real>
 inline Real apply_score_mods(const HeedAttention& a, const Block& block, int columns, BlockMask mask,
                              const uint64_t* hidden, Real unit, Real* scores, Real* slope, Real* raw) {
   typedef Vector<Real> V;
   const Span queries = block.queries, keys = block.keys;
-  if (a.soft_cap > 0) {
-    const Real cap = static_cast<Real>(a.soft_cap), inverse = static_cast<Real>(1 / a.soft_cap) * unit;
+  if (!is_plain(a.scoring)) {
+    const ScoreOfProduct<Real> score(a.scoring, unit);
     for (int y = 0; y < keys.length; ++y)
       for (int x = 0; x < columns; x += kLanes<Real>) {
-        const V t = tanh<Real>(load(scores + y * kQueryTile + x) * inverse);
-        store(scores + y * kQueryTile + x, t * cap);
-        if (slope) store(slope + y * kQueryTile + x, 1 - t * t);
+        V by_product;
+        store(scores + y * kQueryTile + x, score(load(scores + y * kQueryTile + x), &by_product));
+        if (slope) store(slope + y * kQueryTile + x, by_product);
       }
     unit = 1;
   }

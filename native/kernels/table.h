@@ -22,6 +22,7 @@ constexpr Kernels kernels_of() {
   typedef VectorProducts<Stored> Products;
   typedef VectorGradients<Stored> Gradients;
   Kernels k = {};
+  k.problem_of_scoring = problem_of_scoring<Real>;
   k.rule_needs = rule_needs;
   k.operation_needs = operation_needs;
   k.forward_bytes = scratch_bytes<ForwardScratch<Products>, HeedAttention>;

@@ -125,9 +125,9 @@ class TileProducts {
         copy_(reinterpret_cast<uint16_t*>(memory) + kQueryTile * padded_depth(a)),
         // Products are of unscaled numbers. The scale is applied later, as the unit of scores, unless that may
         // overflow.
-        scaled_(!(a.scale > 1e-3 && a.scale < 1e3)) {}
+        scaled_(!(a.scoring.scale > 1e-3 && a.scoring.scale < 1e3)) {}
 
-  float unit() const { return scaled_ ? 1.0f : static_cast<float>(a_.scale); }
+  float unit() const { return scaled_ ? 1.0f : static_cast<float>(a_.scoring.scale); }
 
   void load_query(int64_t n, Span queries) { load_query(n, queries, query_); }
 
@@ -176,7 +176,7 @@ class TileProducts {
     Unit::product(left_rows(key, 2 * distance), rows, packed_tiles(query, steps), scores, 4 * kQueryTile, columns,
                   steps, false);
     if (scaled_) {
-      const float scale = static_cast<float>(a_.scale);
+      const float scale = static_cast<float>(a_.scoring.scale);
       for (int at = 0; at < keys.length * kQueryTile; at += kTile) store(scores + at, load(scores + at) * scale);
     }
   }
@@ -300,7 +300,7 @@ class TileGradients {
     narrow(weights, keys, columns_of(p), 1.0f);
     Unit::product(left, rows, right_rows(of_tile + layout_.gradient_rows, 4 * value_row), value_gradient, 4 * value_row,
                   value_row, kQuerySteps, true);
-    narrow(score_gradients, keys, columns_of(p), static_cast<float>(a_.scale));
+    narrow(score_gradients, keys, columns_of(p), static_cast<float>(a_.scoring.scale));
     Unit::product(left, rows, right_rows(of_tile + layout_.query_rows, 4 * key_row), key_gradient, 4 * key_row, key_row,
                   kQuerySteps, true);
     const int depth = round_up(keys, kTileDepth);

@@ -43,7 +43,7 @@ int main(void) {
       .query = TENSOR(query),
       .key = TENSOR(key),
       .value = TENSOR(value),
-      .scale = 0.25,
+      .scoring = {.scale = 0.25},
       .bias = {bias, {1, N, T, S}, {0, T * S, S, 1}},
       .rule_count = 2,
       .rules = rules,
@@ -69,7 +69,7 @@ int main(void) {
   // Additive attention: one head, units in place of features.
   attention.score = HEED_ADDITIVE;
   attention.heads = attention.kv_heads = 1;
-  attention.scale = 1;
+  attention.scoring.scale = 1;
   attention.bias.data = NULL;
   const char* problem = heed_check(&attention);
   if (!problem || strcmp(problem, "the score vector is missing") != 0) return failed("what is missing is not said");

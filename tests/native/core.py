@@ -37,6 +37,7 @@ WINDOW, PREFIX, LENGTHS, SEGMENTS, DENSE, DILATED = RULES = range(6)
 NO_LIMIT = 1 << 30
 DTYPES, MAX_RULES = attention.DTYPES, attention.MOST_RULES
 Tensor, Scores, Integers = attention.Tensor, attention.Scores, attention.Integers
+Scoring = attention.Scoring
 MaskRule, Attention = attention.MaskRule, attention.Attention
 Forward, Backward = attention.Forward, attention.Backward
 
@@ -212,8 +213,7 @@ class Call:
         a = self.attention = Attention(dtype=DTYPES[query.dtype.name])
         a.batch, a.heads, a.query_length, a.key_length = shape
         a.kv_heads, a.head_dim, a.value_dim = key.shape[2], width, value.shape[3]
-        a.scale = options.get("scale", width**-0.5)
-        a.soft_cap = options.get("soft_cap", 0.0)
+        a.scoring = Scoring(options.get("scale", width**-0.5), options.get("soft_cap", 0.0))
         a.query, a.key, a.value = tensor(query), tensor(key), tensor(value)
         self.compute = np.float64 if query.dtype == np.float64 else np.float32
         if "bias" in options:

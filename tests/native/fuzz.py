@@ -169,11 +169,11 @@ def _dtype(call: core.Call, rng: np.random.Generator) -> None:
 
 
 def _scale(call: core.Call, rng: np.random.Generator) -> None:
-    call.attention.scale = rng.choice(NOT_FINITE)
+    call.attention.scoring.scale = rng.choice(NOT_FINITE)
 
 
 def _soft_cap(call: core.Call, rng: np.random.Generator) -> None:
-    call.attention.soft_cap = rng.choice([*NOT_FINITE, -1.0, -1e-300])
+    call.attention.scoring.soft_cap = rng.choice([*NOT_FINITE, -1.0, -1e-300])
 
 
 def _dropout(call: core.Call, rng: np.random.Generator) -> None:

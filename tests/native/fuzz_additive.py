@@ -127,10 +127,12 @@ def _heads(call: Call, rng: np.random.Generator) -> None:
 def _scores(call: Call, rng: np.random.Generator) -> None:
     """Fields that only dot-product attention has."""
     a = call.attention
-    name, value = (("scale", 0.5), ("soft_cap", 2.0), ("alibi_slopes", a.query.data))[
-        rng.integers(0, 3)
-    ]
-    setattr(a, name, value)
+    fields = (
+        (a.scoring, "scale", 0.5),
+        (a.scoring, "soft_cap", 2.0),
+        (a, "alibi_slopes", a.query.data),
+    )
+    setattr(*fields[rng.integers(0, 3)])
 
 
 def _vector(call: Call, rng: np.random.Generator) -> None:

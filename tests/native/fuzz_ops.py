@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from heed.ops.backends.tensorflow.native import library
-from heed.ops.core.form import Form, Header, Reals, Rule
+from heed.ops.core.form import Form, Header, Rule
 from heed.ops.core.program import CoreProgram
 from heed.ops.score_mod.operations import NUMBERS as OPCODES
 from heed.ops.score_mod.operations import Type
@@ -65,7 +65,7 @@ def good(rng: np.random.Generator, heads_first: bool, gradient: bool) -> dict[st
         "value": tensor(keys, kv_heads, value_width),
         # Lengths, segments, a dense mask, dilation, and where ALiBi stands.
         "form": Form(
-            Reals(0.5, 0, 0),
+            (0, 0.5, 0),
             Header(
                 0, int(heads_first), 2, -1, bias=0, slopes=1, seed=2, rules=5, program=len(PROGRAM)
             ),
@@ -184,9 +184,9 @@ def empty_and_huge() -> list[tuple[str, dict[str, Any]]]:
         return {"query": x, "key": x, "value": x, "form": form(-1), "operands": []}
 
     def form(bias: int) -> bytes:
-        return Form(Reals(1, 0, 0), Header(0, 0, 1, -1, bias, -1, -1, 0), ()).pack()
+        return Form((0, 1, 0), Header(0, 0, 1, -1, bias, -1, -1, 0), ()).pack()
 
-    product = {"x": zeros(2**40, 0), "weights": zeros(2**24, 0, 1), "bias": []}
+    product = {"x": zeros(2**40, 0), "weights": zeros(2**24, 0, 1)}
     cache = {"cache": zeros(0, 1, 2**62, 4), "update": zeros(0, 1, 2**62, 4), "index": 0}
     bias = {"form": form(0), "operands": [zeros(0, 2**62, 4, 4)]}
     return [

@@ -53,7 +53,7 @@ void fill(Problem* p, uint32_t seed) {
   HeedAttention& a = p->attention;
   a.batch = kBatch, a.heads = a.kv_heads = kHeads;
   a.query_length = a.key_length = kLength, a.head_dim = a.value_dim = kWidth;
-  a.scale = 0.35;
+  a.scoring.scale = 0.35;
   a.query = tensor(p->tensors[0].data()), a.key = tensor(p->tensors[1].data()), a.value = tensor(p->tensors[2].data());
   p->rule.kind = HEED_LENGTHS;
   p->rule.first = {p->lengths.data(), kBatch, 1};

@@ -13,6 +13,7 @@ from heed.ops.backends.tensorflow.native import fused_ops
 from heed.ops.core import form, program
 from heed.ops.layouts import LAYOUTS
 from heed.ops.mask import Mask
+from heed.ops.options import SCORING
 from heed.ops.scores import AdditiveScore, DotScore
 from heed.ops.spec import AttentionSpec, Tensors
 
@@ -22,18 +23,24 @@ ADAPTERS = Path(__file__).resolve().parents[2] / "native/adapters"
 def declared(file: str) -> dict[str, tuple[str, ...]]:
     """Each struct of a file that holds numbers of 8 bytes alone, and its fields."""
     text = (ADAPTERS / file).read_text(encoding="utf-8")
-    structs = re.findall(r"struct (\w+) \{\n((?:  (?:double|int64_t) [^;]+;\n)+)\};", text)
+    kinds = "double|int64_t|HeedScoring"
+    structs = re.findall(rf"struct (\w+) \{{\n((?:  (?:{kinds}) [^;]+;\n)+)\}};", text)
     return {
-        name: tuple(re.findall(r"(\w+)[,;]", re.sub(r"\b(double|int64_t) ", "", fields)))
+        name: tuple(re.findall(r"(\w+)[,;]", re.sub(rf"\b({kinds}) ", "", fields)))
         for name, fields in structs
     }
 
 
 def test_python_and_cpp_declare_the_same_fields() -> None:
-    header = form.Reals._fields + form.Header._fields
+    header = "dropout", "scoring", *form.Header._fields
     others = form.Rule, program.ProgramHeader, program.CapturedOperand, program.ScatterWords
     structs = {x.__name__: x._fields for x in others}
     assert declared("shared/call.h") == {"Header": header, **structs}
+    text = (ADAPTERS.parent / "include/heed.h").read_text(encoding="utf-8")
+    (scoring,) = re.findall(
+        r"^typedef struct HeedScoring \{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL
+    )
+    assert tuple(re.findall(r"^  double (\w+);", scoring, re.MULTILINE)) == SCORING
     rows = declared("tensorflow/row_ops.cc") | declared("tensorflow/decode_ops.cc")
     assert len(rows) == 4
     assert rows == {name: getattr(fused_ops, name)._fields for name in rows}

@@ -21,7 +21,7 @@ import heed
 from heed import ops
 from heed.ops import Mask
 from heed.ops.backends.tensorflow.native import library
-from heed.ops.core.form import Form, Header, Reals, Rule
+from heed.ops.core.form import Form, Header, Rule
 from tests import reference, tolerances
 from tests.graphs import traced
 
@@ -415,7 +415,7 @@ def test_the_ops_take_dilation(heads_first: bool) -> None:
     axes = (0, 2, 1, 3) if heads_first else (0, 1, 2, 3)
     align = np.array([-7, 5], np.int32)
     header = Header(0, int(heads_first), 0, -1, -1, -1, -1, rules=1)
-    form = Form(Reals(0.25, 0, 0), header, (Rule(5, 3, 0, 0, 0, 0, -1, -1, -1),))
+    form = Form((0, 0.25, 0), header, (Rule(5, 3, 0, 0, 0, 0, -1, -1, -1),))
     output, lse, _ = library.ops().heed_attention(
         *(x.transpose(axes) for x in (query, key, value)), operands=[align], form=form.pack()
     )

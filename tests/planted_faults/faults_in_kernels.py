@@ -305,8 +305,8 @@ FAULTS = (
     Fault(
         "the slope of the soft cap is that of tanh alone",
         f"{_KERNELS}/scores.h",
-        "if (slope) store(slope + y * kQueryTile + x, 1 - t * t);",
-        "if (slope) store(slope + y * kQueryTile + x, 1 - t);",
+        "if (slope) *slope = 1 - t * t;",
+        "if (slope) *slope = 1 - t;",
         (_CORE,),
     ),
     # Forward
@@ -378,7 +378,7 @@ FAULTS = (
     Fault(
         "the gradient of the query lacks the scale",
         f"{_KERNELS}/backward.h",
-        "p.nonfinite[x] ? kNaN<Real> : static_cast<Real>(a.scale);",
+        "p.nonfinite[x] ? kNaN<Real> : static_cast<Real>(a.scoring.scale);",
         "p.nonfinite[x] ? kNaN<Real> : Real(1);",
         (_CORE,),
     ),
@@ -422,7 +422,7 @@ FAULTS = (
     Fault(
         "AMX gives keys gradients without the scale",
         f"{_KERNELS}/tiles.h",
-        "narrow(score_gradients, keys, columns_of(p), static_cast<float>(a_.scale));",
+        "narrow(score_gradients, keys, columns_of(p), static_cast<float>(a_.scoring.scale));",
         "narrow(score_gradients, keys, columns_of(p), 1.0f);",
         (_CORE, _FUZZ),
     ),

@@ -149,8 +149,8 @@ FAULTS = (
     Fault(
         "the soft cap has half its slope",
         f"{_OPS}/scores.py",
-        "number(1 / self.soft_cap, products)",
-        "number(0.5 / self.soft_cap, products)",
+        "number(1 / self.soft_cap)",
+        "number(0.5 / self.soft_cap)",
         (f"{_TESTS}/test_semantics.py::test_soft_cap",),
     ),
     Fault(

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <optional>
 #include <string>
 
 #include "../../include/heed.h"
@@ -20,6 +21,19 @@ struct Failed {
 // Throws an error of the core.
 inline void check(const char* problem) {
   if (problem) fail(problem);
+}
+
+// Calls function() and returns why it failed, if it did. Any other exception means that memory ran out.
+template <class Function>
+std::optional<Failed> failure_of(const Function& function) {
+  try {
+    function();
+    return std::nullopt;
+  } catch (const Failed& failed) {
+    return failed;
+  } catch (...) {
+    return Failed{"out of memory", true};
+  }
 }
 
 // a * b, for sizes of arrays. It may wrap for empty ones, whose other sizes can be any: nothing uses the product then.
@@ -91,6 +105,18 @@ struct Array {
   Type type = kOther;
   Shape shape;
   void* data = nullptr;
+
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
 };
+
+// Throws if an array is not as its name must be. `requirement`: "must ...".
+inline void expect(bool holds, const char* name, const char* requirement, const Array& x) {
+  if (!holds) fail(std::string("`") + name + "` " + requirement + x.shape.received());
+}
+
+inline Type compute_type_of(Type type) { return type == kFloat64 ? kFloat64 : kFloat32; }
 
 }  // namespace heed

@@ -20,7 +20,8 @@ namespace heed {
 // All fields of these structs have 8 bytes. Places of operands: see Place. `program` is how many int64 follow the
 // rules.
 struct Header {
-  double scale, soft_cap, dropout;
+  double dropout;
+  HeedScoring scoring;
   int64_t score, layout, threads, score_vector, bias, slopes, seed, rules, program;
 };
 
@@ -142,17 +143,17 @@ class Call {
     read_sizes();
     HeedAttention& a = attention;
     const Header& h = form.header;
-    a.scale = h.scale, a.soft_cap = h.soft_cap, a.dropout = h.dropout;
+    a.scoring = h.scoring, a.dropout = h.dropout;
     if (a.score == HEED_ADDITIVE) {
-      a.score_vector = vector(h.score_vector, "score_vector", "U", a.head_dim);
-      a.unit_bias = vector(h.bias, "bias", "U", a.head_dim);
+      a.score_vector = vector(h.score_vector, "score_vector", "must have shape (U,)", a.head_dim);
+      a.unit_bias = vector(h.bias, "bias", "must have shape (U,)", a.head_dim);
     } else {
       a.bias = scores(h.bias, compute_type(), "bias");
-      a.alibi_slopes = vector(h.slopes, "alibi_slopes", "N", a.heads);
+      a.alibi_slopes = vector(h.slopes, "alibi_slopes", "must have shape (N,)", a.heads);
     }
     if (h.seed != kNone) {
       const Array& seed = operand(h.seed, kUint32);
-      if (seed.shape != Shape{2}) fail("a seed must have shape (2,)" + seed.shape.received());
+      heed::expect(seed.shape == Shape{2}, "seed", "must have shape (2,)", seed);
       std::memcpy(a.seed, seed.data, sizeof(a.seed));
     }
     for (size_t i = 0; i < form.rules().size(); ++i) add_rule(form.rules()[i], form.numbers(i));
@@ -162,7 +163,7 @@ class Call {
   }
 
   Type type() const { return arrays_[0].type; }
-  Type compute_type() const { return type() == kFloat64 ? kFloat64 : kFloat32; }
+  Type compute_type() const { return compute_type_of(type()); }
 
   // The captured arrays that get gradients, by their sizes; -1 for others.
   std::vector<int64_t> trained() const {
@@ -177,8 +178,7 @@ class Call {
   // An array that must have this type and shape.
   const Array& expect(size_t i, const char* name, Type type, const Shape& shape) const {
     const Array& x = arrays_[i];
-    if (x.type != type || x.shape != shape)
-      fail(std::string("`") + name + "` does not fit the other inputs" + x.shape.received());
+    heed::expect(x.type == type && x.shape == shape, name, "does not fit the other inputs", x);
     return x;
   }
 
@@ -231,11 +231,10 @@ class Call {
     return operands_[place];
   }
 
-  const void* vector(int64_t place, const char* name, const char* letter, int64_t length) const {
+  const void* vector(int64_t place, const char* name, const char* requirement, int64_t length) const {
     if (place == kNone) return nullptr;
     const Array& x = operand(place, compute_type());
-    if (x.shape != Shape{length})
-      fail(std::string("`") + name + "` must have shape (" + letter + ",)" + x.shape.received());
+    heed::expect(x.shape == Shape{length}, name, requirement, x);
     return x.data;
   }
 
@@ -243,7 +242,7 @@ class Call {
     HeedScores result{};
     if (place == kNone) return result;
     const Array& x = operand(place, type);
-    if (x.shape.rank() != 4) fail(std::string("`") + name + "` must have rank 4");
+    heed::expect(x.shape.rank() == 4, name, "must have rank 4", x);
     result.data = x.data;
     int64_t stride = 1;
     for (int axis = 3; axis >= 0; --axis) {

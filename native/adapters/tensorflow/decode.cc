@@ -105,9 +105,10 @@ class Stacks {
     if (number > weight_count_) fail("`stacks` must hold numbers of weights");
     const Tensor& x = weights_[number - 1];
     int64_t count = 0;
-    if (__builtin_mul_overflow(rows, columns, &count) || x.shape().count() != count)
-      fail("a weight must hold " + std::to_string(rows) + " x " + std::to_string(columns) + " numbers" + x.received());
-    weight = x.data<float>();
+    if (__builtin_mul_overflow(rows, columns, &count) || x.shape.count() != count)
+      fail("a weight must hold " + std::to_string(rows) + " x " + std::to_string(columns) + " numbers" +
+           x.shape.received());
+    weight = x.as<float>();
   }
 
   const Tensor* const weights_;
@@ -153,8 +154,8 @@ struct Kernel {
 std::vector<int64_t> version_of(const std::vector<Tensor>& inputs) {
   std::vector<int64_t> version;
   for (size_t i = kWeights; i < inputs.size(); ++i) {
-    version.push_back(reinterpret_cast<intptr_t>(inputs[i].data()));
-    for (int64_t size : inputs[i].shape()) version.push_back(size);
+    version.push_back(reinterpret_cast<intptr_t>(inputs[i].data));
+    version.insert(version.end(), inputs[i].shape.begin(), inputs[i].shape.end());
   }
   return version;
 }
@@ -188,11 +189,9 @@ std::shared_ptr<const Packed> packed_for(Kernel& kernel, std::vector<Tensor>& in
 // The numbers of an input, or null if it is empty.
 template <class T = float>
 const T* optional(const Tensor& x, const char* name, const Shape& shape) {
-  if (x.shape().count() == 0) return nullptr;
-  if (x.shape() != shape)
-    fail(std::string("`") + name + "` must fit the other inputs and the weights, which makes it " + shape.text() +
-         x.received());
-  return x.data<T>();
+  if (x.shape.count() == 0) return nullptr;
+  if (x.shape != shape) expect(false, name, ("must have " + shape.text() + " by the other inputs").c_str(), x);
+  return x.as<const T>();
 }
 
 void run(void* state, TF_OpKernelContext* context) {
@@ -201,12 +200,12 @@ void run(void* state, TF_OpKernelContext* context) {
     const Status status;
     std::vector<Tensor> inputs = inputs_of(context, status);
     const Tensor &source = inputs[kSource], &encoded = inputs[kEncoded];
-    if (source.rank() != 2) fail("`source` must have shape (B, S)" + source.received());
-    if (encoded.rank() != 3) fail("`encoded` must have shape (B, S, D)" + encoded.received());
-    const int64_t batch = source.dim(0), positions = source.dim(1);
+    expect(source.shape.rank() == 2, "source", "must have shape (B, S)", source);
+    expect(encoded.shape.rank() == 3, "encoded", "must have shape (B, S, D)", encoded);
+    const int64_t batch = source.shape[0], positions = source.shape[1];
     // Before any of these sizes is multiplied: an empty tensor may have any.
-    if (batch > HEED_MOST_BATCH || positions > HEED_MOST_LENGTH)
-      fail("`source` must have at most 2^31 rows of at most 2^20 tokens" + source.received());
+    expect(batch <= HEED_MOST_BATCH && positions <= HEED_MOST_LENGTH, "source",
+           "must have at most 2^31 rows of at most 2^20 tokens", source);
     HeedDecoding search{};
     if (kernel.search.size() != sizeof(search)) fail("`search` must hold a search");
     std::memcpy(&search, kernel.search.data(), sizeof(search));
@@ -219,7 +218,7 @@ void run(void* state, TF_OpKernelContext* context) {
     const HeedDecoderStack &decoder = packed->sizes, &encoder = packed->encoder_sizes;
 
     search.batch = batch, search.source_length = positions;
-    search.source = source.data<int32_t>();
+    search.source = source.as<int32_t>();
     search.encoded = optional(encoded, "encoded", {batch, positions, decoder.encoded_width});
     search.source_mask = optional<uint8_t>(inputs[kMask], "source_mask", {batch, positions});
     search.uniform = optional(inputs[kUniform], "uniform", {batch, length});
@@ -233,7 +232,7 @@ void run(void* state, TF_OpKernelContext* context) {
     const int64_t results = std::min<int64_t>(std::max(search.results, 1), HEED_MOST_BEAMS);
     const Tensor tokens = allocated(context, status, 0, kInt32, {batch, results, length});
     const Tensor scores = allocated(context, status, 1, kFloat32, kernel.scored ? Shape{batch, results} : Shape{0, 0});
-    check(heed_decode(packed->decoder, &search, tokens.data<int32_t>(), kernel.scored ? scores.data<float>() : nullptr,
+    check(heed_decode(packed->decoder, &search, tokens.as<int32_t>(), kernel.scored ? scores.as<float>() : nullptr,
                       kernel.threads));
   });
 }

@@ -16,7 +16,7 @@ struct Allocator {
   const Status& status;
 
   Array operator()(int index, Type type, const Shape& shape) const {
-    return allocated(context, status, index, type, shape).array();
+    return allocated(context, status, index, type, shape);
   }
 };
 
@@ -37,9 +37,7 @@ void run(void* form, TF_OpKernelContext* context) {
   guarded(context, [&] {
     const Status status;
     const std::vector<Tensor> inputs = inputs_of(context, status);
-    std::vector<Array> arrays;
-    arrays.reserve(inputs.size());
-    for (const Tensor& x : inputs) arrays.push_back(x.array());
+    const std::vector<Array> arrays(inputs.begin(), inputs.end());
     const std::unique_ptr<const Form> last(form ? nullptr : new Form(read_form(arrays)));
     const Form& of = last ? *last : *static_cast<const Form*>(form);
     const Call call(of, arrays.data(), arrays.size(), extra);

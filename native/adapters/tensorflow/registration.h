@@ -41,9 +41,6 @@ struct Tracing {
 
 using Arguments = std::vector<const char*>;
 
-// C, the compute type.
-inline constexpr const char* kComputeType = "C: {float, double}";
-
 // The types that T, the type of tensors, may be.
 struct Types {
   const char* attribute;

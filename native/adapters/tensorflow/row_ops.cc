@@ -23,10 +23,9 @@ class RowCall {
  public:
   RowCall(void* form, TF_OpKernelContext* context)
       : settings(*static_cast<const Numbers<Settings>*>(form)), context_(context) {
-    const Tensor x = input(0);
-    type_ = x.type(), shape_ = x.shape();
-    if (shape_.rank() == 0) fail("the first input must have rows" + x.received());
-    rows_ = {type_, 1, shape_.back()};
+    first_ = input(0);  // which it does not hold
+    if (first_.shape.rank() == 0) fail("the first input must have rows" + first_.shape.received());
+    rows_ = {first_.type, 1, first_.shape.back()};
     rows_.count = row_shape().count();
   }
 
@@ -35,7 +34,7 @@ class RowCall {
   // An input that must have this shape.
   Tensor input(int i, const char* name, const Shape& shape) const {
     Tensor x = input(i);
-    if (x.shape() != shape) fail(std::string("`") + name + "` does not fit the other inputs" + x.received());
+    expect(x.shape == shape, name, "does not fit the other inputs", x);
     return x;
   }
 
@@ -45,14 +44,14 @@ class RowCall {
 
   // A result like `x`, in the memory of the input `over` if no one else uses it. The caller must not hold that input.
   Tensor allocate_over(int over, int index) const {
-    return allocated_over(context_, status_, over, index, shape_).first;
+    return allocated_over(context_, status_, over, index, shape()).first;
   }
 
   const HeedRows& rows() const { return rows_; }
-  const Shape& shape() const { return shape_; }
+  const Shape& shape() const { return first_.shape; }
   // The shapes of one number, and of two, for each row.
   Shape row_shape() const {
-    Shape result = shape_;
+    Shape result = shape();
     result.pop_back();
     return result;
   }
@@ -61,8 +60,8 @@ class RowCall {
     for (int64_t size : row_shape()) result.push_back(size);
     return result;
   }
-  Type type() const { return type_; }
-  Type compute_type() const { return type_ == kFloat64 ? kFloat64 : kFloat32; }
+  Type type() const { return first_.type; }
+  Type compute_type() const { return compute_type_of(type()); }
   int threads() const { return settings.thread_count(); }
 
   const Numbers<Settings>& settings;
@@ -70,19 +69,18 @@ class RowCall {
  private:
   TF_OpKernelContext* const context_;
   const Status status_;
-  Type type_ = kFloat32;
-  Shape shape_;
+  Array first_;
   HeedRows rows_{};
 };
 
 // Reads a number of the compute type.
 double number(const Tensor& x, const char* name) {
-  if (x.rank() != 0) fail(std::string("`") + name + "` must be a number" + x.received());
-  return x.type() == kFloat64 ? *x.data<double>() : static_cast<double>(*x.data<float>());
+  expect(x.shape.rank() == 0, name, "must be a number", x);
+  return x.type == kFloat64 ? *x.as<double>() : static_cast<double>(*x.as<float>());
 }
 
 void expect_type(Type type, const Tensor& x, const char* name) {
-  if (x.type() != type) fail(std::string("`") + name + "` must be of the type that is computed with");
+  expect(x.type == type, name, "must be of the type that is computed with", x);
 }
 
 // HeedCrossEntropy: logits, labels, smoothing.
@@ -96,7 +94,7 @@ struct CrossEntropy {
     expect_type(of.compute_type(), smoothing, "smoothing");
     const double ignored = of.settings.ignored;
     if (!(ignored >= INT32_MIN && ignored <= INT32_MAX)) fail("the ignored label must have 32 bits");
-    call = {of.rows(), logits.data(), labels.data<int32_t>(), static_cast<int32_t>(ignored),
+    call = {of.rows(), logits.data, labels.as<int32_t>(), static_cast<int32_t>(ignored),
             number(smoothing, "smoothing")};
   }
 };
@@ -107,7 +105,7 @@ void run_cross_entropy(void* form, TF_OpKernelContext* context) {
     const CrossEntropy read(of);
     const Tensor losses = of.allocate(0, of.compute_type(), of.row_shape());
     const Tensor softmax = of.allocate(1, of.compute_type(), of.pair_shape());
-    check(heed_cross_entropy(&read.call, losses.data(), softmax.data(), of.threads()));
+    check(heed_cross_entropy(&read.call, losses.data, softmax.data, of.threads()));
   });
 }
 
@@ -119,8 +117,7 @@ void run_cross_entropy_gradient(void* form, TF_OpKernelContext* context) {
     CrossEntropy read(of);
     const Tensor softmax = of.input(3, "softmax", of.pair_shape());
     const Tensor losses_gradient = of.input(4, "losses_gradient", of.row_shape());
-    check(
-        heed_cross_entropy_gradient(&read.call, softmax.data(), losses_gradient.data(), gradient.data(), of.threads()));
+    check(heed_cross_entropy_gradient(&read.call, softmax.data, losses_gradient.data, gradient.data, of.threads()));
   });
 }
 
@@ -132,7 +129,7 @@ struct Normalization {
   explicit Normalization(const RowCall<NormalizationSettings>& of)
       : x(of.input(0)), scale(of.input(1)), offset(of.input(2)) {
     call = {of.rows(),
-            x.data(),
+            x.data,
             optional_vector(of, scale, "scale"),
             optional_vector(of, offset, "offset"),
             of.settings.epsilon,
@@ -142,10 +139,9 @@ struct Normalization {
  private:
   static const void* optional_vector(const RowCall<NormalizationSettings>& of, const Tensor& vector, const char* name) {
     expect_type(of.compute_type(), vector, name);
-    if (vector.shape() == Shape{0}) return nullptr;
-    if (vector.shape() != Shape{of.rows().width})
-      fail(std::string("`") + name + "` must have as many numbers as a row (D)" + vector.received());
-    return vector.data();
+    if (vector.shape == Shape{0}) return nullptr;
+    expect(vector.shape == Shape{of.rows().width}, name, "must have as many numbers as a row (D)", vector);
+    return vector.data;
   }
 };
 
@@ -155,7 +151,7 @@ void run_normalization(void* form, TF_OpKernelContext* context) {
     const Normalization read(of);
     const Tensor y = of.allocate(0, of.type(), of.shape());
     const Tensor moments = of.allocate(1, of.compute_type(), of.pair_shape());
-    check(heed_normalization(&read.call, y.data(), moments.data(), of.threads()));
+    check(heed_normalization(&read.call, y.data, moments.data, of.threads()));
   });
 }
 
@@ -166,12 +162,12 @@ void run_normalization_gradient(void* form, TF_OpKernelContext* context) {
     of.input(4, "y_gradient", of.shape());
     const Tensor x_gradient = of.allocate_over(4, 0);
     const Normalization read(of);
-    const Tensor scale_gradient = of.allocate(1, of.compute_type(), read.scale.shape());
-    const Tensor offset_gradient = of.allocate(2, of.compute_type(), read.offset.shape());
+    const Tensor scale_gradient = of.allocate(1, of.compute_type(), read.scale.shape);
+    const Tensor offset_gradient = of.allocate(2, of.compute_type(), read.offset.shape);
     const Tensor moments = of.input(3, "moments", of.pair_shape()), y_gradient = of.input(4);
-    check(heed_normalization_gradient(&read.call, moments.data(), y_gradient.data(), x_gradient.data(),
-                                      read.call.scale ? scale_gradient.data() : nullptr,
-                                      read.call.offset ? offset_gradient.data() : nullptr, of.threads()));
+    check(heed_normalization_gradient(&read.call, moments.data, y_gradient.data, x_gradient.data,
+                                      read.call.scale ? scale_gradient.data : nullptr,
+                                      read.call.offset ? offset_gradient.data : nullptr, of.threads()));
   });
 }
 
@@ -185,10 +181,10 @@ void run_dropout(void* form, TF_OpKernelContext* context) {
     if (has_residual) of.input(kResidual, "residual", of.shape());
     const Tensor y = of.allocate_over(has_residual ? kResidual : 0, 0);
     const Tensor x = of.input(0), residual = of.input(has_residual ? kResidual : 0), key = of.input(1, "seed", {2});
-    const uint32_t* seed = key.data<uint32_t>();
+    const uint32_t* seed = key.as<uint32_t>();
     const HeedDropout call{
-        of.rows(), x.data(), has_residual ? residual.data() : nullptr, of.settings.rate, {seed[0], seed[1]}};
-    check(heed_dropout(&call, y.data(), of.threads()));
+        of.rows(), x.data, has_residual ? residual.data : nullptr, of.settings.rate, {seed[0], seed[1]}};
+    check(heed_dropout(&call, y.data, of.threads()));
   });
 }
 

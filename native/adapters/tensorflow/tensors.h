@@ -24,26 +24,15 @@ inline constexpr int kDataTypes[] = {1, 2, 14, 19, 3, 9, 22, 10};
 inline size_t bytes_of(Type type) { return type == kFloat64 ? 8 : type == kFloat32 || type == kInt32 ? 4 : 2; }
 
 // An input or an output of an op.
-struct Tensor {
+struct Tensor : Array {
   Owned<TF_Tensor> tensor;
 
-  Type type() const {
-    const int* found = std::find(std::begin(kDataTypes), std::end(kDataTypes), TF_TensorType(tensor.get()));
-    return static_cast<Type>(found - kDataTypes);  // kOther if it is none of them
-  }
-  int rank() const { return TF_NumDims(tensor.get()); }
-  int64_t dim(int axis) const { return TF_Dim(tensor.get(), axis); }
-  Shape shape() const {
-    Shape result;
-    for (int axis = 0; axis < rank(); ++axis) result.push_back(dim(axis));
-    return result;
-  }
-  Array array() const { return {type(), shape(), data()}; }
-  // ". Received: shape (2, 3)"
-  std::string received() const { return shape().received(); }
-  template <class T = void>
-  T* data() const {
-    return static_cast<T*>(TF_TensorData(tensor.get()));
+  Tensor() = default;
+  explicit Tensor(TF_Tensor* of) : tensor(of) {
+    const int* found = std::find(std::begin(kDataTypes), std::end(kDataTypes), TF_TensorType(of));
+    type = static_cast<Type>(found - kDataTypes);  // kOther if it is none of them
+    for (int axis = 0; axis < TF_NumDims(of); ++axis) shape.push_back(TF_Dim(of, axis));
+    data = TF_TensorData(of);
   }
 };
 
@@ -56,13 +45,18 @@ inline Tensor input_of(TF_OpKernelContext* context, const Status& status, int i)
   TF_Tensor* tensor = nullptr;
   TF_GetInput(context, i, &tensor, status.get());
   if (!status.ok()) fail("an input could not be read");
-  return {Owned<TF_Tensor>(tensor)};
+  return Tensor(tensor);
 }
 
 inline std::vector<Tensor> inputs_of(TF_OpKernelContext* context, const Status& status) {
   std::vector<Tensor> inputs(static_cast<size_t>(TF_NumInputs(context)));
   for (size_t i = 0; i < inputs.size(); ++i) inputs[i] = input_of(context, status, static_cast<int>(i));
   return inputs;
+}
+
+inline Tensor result_of(const Status& status, TF_Tensor* tensor) {
+  if (!status.ok() || !tensor) throw Failed{"out of memory for the result", true};
+  return Tensor(tensor);
 }
 
 // Allocates an output. TensorFlow ends the process if an int64 cannot count the numbers.
@@ -72,10 +66,8 @@ inline Tensor allocated(TF_OpKernelContext* context, const Status& status, int i
     if (__builtin_mul_overflow(numbers, n, &numbers))
       fail("a result must have less than 2^63 numbers. Received: inputs that make its " + shape.text());
   const size_t bytes = static_cast<size_t>(numbers) * bytes_of(type);
-  Tensor made{Owned<TF_Tensor>(TF_AllocateOutput(context, index, kDataTypes[type], shape.begin(),
-                                                 static_cast<int>(shape.rank()), bytes, status.get()))};
-  if (!status.ok() || !made.tensor) throw Failed{"out of memory for the result", true};
-  return made;
+  return result_of(status, TF_AllocateOutput(context, index, kDataTypes[type], shape.begin(),
+                                             static_cast<int>(shape.rank()), bytes, status.get()));
 }
 
 // A result in the memory of the input `over` if no one else uses it, and whether it is. The caller must not hold that
@@ -83,27 +75,20 @@ inline Tensor allocated(TF_OpKernelContext* context, const Status& status, int i
 inline std::pair<Tensor, bool> allocated_over(TF_OpKernelContext* context, const Status& status, int over, int index,
                                               const Shape& shape) {
   int taken = -1;
-  Tensor made{Owned<TF_Tensor>(TF_ForwardInputOrAllocateOutput(context, &over, 1, index, shape.begin(),
-                                                               static_cast<int>(shape.rank()), &taken, status.get()))};
-  if (!status.ok() || !made.tensor) throw Failed{"out of memory for the result", true};
+  Tensor made =
+      result_of(status, TF_ForwardInputOrAllocateOutput(context, &over, 1, index, shape.begin(),
+                                                        static_cast<int>(shape.rank()), &taken, status.get()));
   return {std::move(made), taken == over};
 }
 
 // Passes on an error to TensorFlow.
 template <class Function, class Context>
 void guarded(Context* context, void (*refuse)(Context*, TF_Status*), const Function& function) {
-  Failed failed;
-  try {
-    function();
-    return;
-  } catch (const Failed& f) {
-    failed = f;
-  } catch (...) {
-    failed = {"out of memory", true};
-  }
+  const auto failed = failure_of(function);
+  if (!failed) return;
   const Status status;
   constexpr int kInvalidArgument = 3, kResourceExhausted = 8;  // TF_Code
-  TF_SetStatus(status.get(), failed.lacks_memory ? kResourceExhausted : kInvalidArgument, failed.text.c_str());
+  TF_SetStatus(status.get(), failed->lacks_memory ? kResourceExhausted : kInvalidArgument, failed->text.c_str());
   refuse(context, status.get());
 }
 

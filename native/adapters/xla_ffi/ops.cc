@@ -72,18 +72,14 @@ bool answers_metadata(const XLA_FFI_CallFrame* frame) {
 template <void (*pass)(const Call&, const Results&, int threads), size_t extra>
 XLA_FFI_Error* handle(const XLA_FFI_CallFrame* frame) {
   if (answers_metadata(frame)) return nullptr;
-  std::string message = "out of memory";
-  try {
+  const auto failed = failure_of([&] {
     std::vector<Array> arrays;
     for (int64_t i = 0; i < frame->args.size; ++i) arrays.push_back(read(frame->args, i));
     const Form form(read_form(frame->attrs));
     pass(Call(form, arrays.data(), arrays.size(), extra), Results{frame->rets}, thread_count(*frame));
-    return nullptr;
-  } catch (const Failed& failed) {
-    message = failed.text;
-  } catch (...) {
-  }
-  XLA_FFI_Error_Create_Args args{sizeof(args), nullptr, message.c_str(), kXlaInvalidArgument};
+  });
+  if (!failed) return nullptr;
+  XLA_FFI_Error_Create_Args args{sizeof(args), nullptr, failed->text.c_str(), kXlaInvalidArgument};
   return frame->api->XLA_FFI_Error_Create(&args);
 }
 

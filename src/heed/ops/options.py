@@ -1,4 +1,4 @@
-"""The options of dot-product attention, which its functions share and pass on as one value.
+"""The options of dot-product attention, which its functions share and pass on as one value. No Keras is needed here.
 
 `dot_product_attention` has them as keyword arguments, with their defaults and meaning; the other functions take them as
 `**options`. A new option is a line here, a keyword argument there, and the code that reads it.
@@ -14,13 +14,18 @@ from typing import Annotated, Any, TypedDict, TypeVar, cast
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class SharedOptions(TypedDict, total=False):
+class ScoringOptions(TypedDict, total=False):
+    """The numbers of a score, in the order of `HeedScoring` in `native/include/heed.h`, which has 0 for None."""
+
+    scale: float | None
+    soft_cap: float | None
+
+
+class SharedOptions(ScoringOptions, total=False):
     """The options of every function."""
 
     mask: Any
     is_causal: bool
-    scale: float | None
-    soft_cap: float | None
     alibi_slopes: Annotated[Any, "N"]
     layout: str
 
@@ -41,6 +46,10 @@ class RingOptions(SharedOptions, total=False):
 
 class AttentionOptions(StatisticsOptions, RingOptions):
     """All options, as functions pass them on: none is missing."""
+
+
+# The names of the numbers of a score.
+SCORING = tuple(ScoringOptions.__annotations__)
 
 
 def defaults_of(op: Callable[..., Any]) -> AttentionOptions:

@@ -20,7 +20,7 @@ from heed._numbers import check_real
 from heed.ops.backends import current
 from heed.ops.checks import check_magnitude
 from heed.ops.mask_rules import MaskRule, Where
-from heed.ops.options import AttentionOptions
+from heed.ops.options import SCORING, AttentionOptions
 from heed.ops.score_mod.bounds import Place, indices
 from heed.ops.score_mod.captures import flatten, from_floats, to_floats
 from heed.ops.score_mod.evaluation import evaluate
@@ -43,17 +43,15 @@ Times = Callable[[Any, Any], Any]
 
 
 class CoreScore(NamedTuple):
-    """A score as the fields of `HeedAttention` in `native/include/heed.h`.
+    """A score as the core gets it.
 
     Attributes:
-        kind: `HeedScore`.
-        scale: of the products; 1 for additive attention.
-        soft_cap: 0 for none.
+        kind: `HeedScore` in `native/include/heed.h`.
+        numbers: `HeedScoring`, by the names of `SCORING`.
     """
 
     kind: int
-    scale: float = 1.0
-    soft_cap: float = 0.0
+    numbers: tuple[float, ...]
 
     @property
     def is_additive(self) -> bool:
@@ -62,40 +60,34 @@ class CoreScore(NamedTuple):
 
 
 class Score(Hashable, Protocol):
-    """What backends ask of a score. Scores without `operands` are hashable by value.
-
-    Attributes:
-        operands: tensors besides query, key and score vector that the scores are computed of, and that get gradients.
-            They travel as `Operands.others`, as other tensors where the call is traced or differentiated.
-        hides: whether a score may be -inf, which hides the pair.
-        limits: rules outside of which all scores are -inf: blocks that they rule out are not computed.
-        program: the function that modifies the score; None if it is none.
-        core_reasons: why the native kernels cannot compute it, as sentences.
-    """
+    """What backends ask of a score. Scores without `operands` are hashable by value."""
 
     @property
     def program(self) -> Program | None:
-        """See above."""
+        """The function that modifies the score; None if it is none."""
         ...
 
     @property
     def core_reasons(self) -> Sequence[str]:
-        """See above."""
+        """Why the native kernels cannot compute it, as sentences."""
         ...
 
     @property
     def hides(self) -> bool:
-        """See above."""
+        """Whether a score may be -inf, which hides the pair."""
         ...
 
     @property
     def operands(self) -> tuple[Any, ...]:
-        """See above."""
+        """Tensors besides query, key and score vector of which scores are computed, and that get gradients.
+
+        They travel as `Operands.others`, as other tensors where the call is traced or differentiated.
+        """
         ...
 
     @property
     def limits(self) -> tuple[MaskRule, ...]:
-        """See above."""
+        """Rules outside of which all scores are -inf: blocks that they rule out are not computed."""
         ...
 
     def with_operands(self, operands: tuple[Any, ...]) -> Score:
@@ -177,10 +169,13 @@ class DotScore(_NoFunction):
 
     def cap(self, products: Any) -> Any:
         """Return the scores of scaled products, of any shape."""
+        return self.cap_with(current().MATH, functools.partial(number, like=products), products)
+
+    def cap_with(self, math_of: Any, number: Callable[[float], Any], products: Any) -> Any:
+        """Return the scores of scaled products, by functions of tensors, and one that makes a factor of a number."""
         if self.soft_cap is None:
             return products
-        capped = current().MATH.tanh(products * number(1 / self.soft_cap, products))
-        return number(self.soft_cap, products) * capped
+        return number(self.soft_cap) * math_of.tanh(products * number(1 / self.soft_cap))
 
     def add_bias(self, query: Any, bias: Any) -> tuple[Any, Any]:
         """Return both as they are."""
@@ -192,7 +187,7 @@ class DotScore(_NoFunction):
 
     def to_core(self) -> CoreScore:
         """Return the score as the core gets it."""
-        return CoreScore(DOT_PRODUCT, self.scale, 0.0 if self.soft_cap is None else self.soft_cap)
+        return CoreScore(DOT_PRODUCT, tuple(getattr(self, name) or 0.0 for name in SCORING))
 
     def onnx_attributes(self) -> dict[str, Any]:
         """Return the score as attributes of ONNX' operator `Attention`."""
@@ -226,7 +221,7 @@ class AdditiveScore(_NoFunction):
 
     def to_core(self) -> CoreScore:
         """Return the score as the core gets it."""
-        return CoreScore(ADDITIVE)
+        return DotScore(1.0).to_core()._replace(kind=ADDITIVE)
 
     @property
     def product(self) -> DotScore | None:
@@ -351,7 +346,10 @@ def _specialized(program: Program, place: Place) -> str:
 
 def from_core(score: CoreScore) -> Score:
     """Return the score that `to_core` made this of."""
-    return AdditiveScore() if score.is_additive else DotScore(score.scale, score.soft_cap or None)
+    if score.is_additive:
+        return AdditiveScore()
+    scale, *others = score.numbers
+    return DotScore(scale, *(x or None for x in others))
 
 
 def number(x: Any, like: Any) -> Any:

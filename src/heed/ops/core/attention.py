@@ -45,7 +45,8 @@ def describe(
         key_length=lengths[1],
         head_dim=widths[0],
         value_dim=widths[1],
-        **form.reals._asdict(),
+        scoring=form.score.numbers,
+        dropout=form.dropout,
     )
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from keras import ops
@@ -21,6 +21,7 @@ from heed.ops.core.program import CoreProgram, joined
 from heed.ops.layouts import LAYOUTS
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import RULES, Where, WireRule, of_rank_4, offset
+from heed.ops.options import SCORING
 from heed.ops.score_mod.captures import to_floats
 from heed.ops.score_mod.operations import Type
 from heed.ops.score_mod.rewriting import of_keep, of_score
@@ -33,19 +34,12 @@ NONE, NUMBER = -1, -2
 _LAYOUTS = tuple(LAYOUTS)
 # The operands that a form names itself, in their order.
 _NAMES = Tensors._fields[3:]
+_REALS = 1 + len(SCORING)
 _ALIBI = -1  # a kind that is no rule: its align is that of ALiBi
 
 
-class Reals(NamedTuple):
-    """The first fields of `Header` in `call.h`."""
-
-    scale: float
-    soft_cap: float
-    dropout: float
-
-
 class Header(NamedTuple):
-    """The other fields of `Header` in `call.h`.
+    """The fields of `Header` in `call.h` after its reals: the dropout, and the numbers of the score.
 
     They are places of operands, but for the first three, and the numbers of rules and of integers of the program.
     """
@@ -81,9 +75,9 @@ class Rule(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What calls of one kind share."""
+    """What calls of one kind share. `reals` are the first fields of `Header` in `call.h`."""
 
-    reals: Reals
+    reals: tuple[float, ...]
     header: Header
     rules: tuple[Rule, ...]
     words: tuple[int, ...] = ()  # of the program, see `CoreProgram.to_words`
@@ -99,9 +93,35 @@ class Form(NamedTuple):
         return [] if self.program is None else self.program.trained_places()
 
     @property
+    def trained(self) -> dict[str, int]:
+        """The operands with gradients besides query, key and value that are no captured arrays, and their places."""
+        places = {name: getattr(self.header, name) for name in ("bias", "score_vector")}
+        return {name: place for name, place in places.items() if place != NONE}
+
+    @property
+    def trained_places(self) -> list[int]:
+        """The places of all operands with gradients besides query, key and value."""
+        return [*self.trained.values(), *self.captured_places]
+
+    def in_places(self, found: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+        """Return what there is for each trained operand in its place among all of them, and None for the others."""
+        places = dict(zip(self.trained_places, found, strict=True))
+        return [places.get(place) for place in range(len(others))]
+
+    @property
+    def dropout(self) -> float:
+        """The rate with which weights are dropped."""
+        return self.reals[0]
+
+    @property
+    def score(self) -> CoreScore:
+        """The score, without functions."""
+        return CoreScore(self.header.score, self.reals[1:])
+
+    @property
     def is_additive(self) -> bool:
         """Whether the attention is additive."""
-        return CoreScore(self.header.score).is_additive
+        return self.score.is_additive
 
     @property
     def layout(self) -> str:
@@ -120,20 +140,19 @@ class Form(NamedTuple):
         header = Header(*integers[:count])
         end = count + width * header.rules
         rules = tuple(Rule(*integers[row : row + width]) for row in range(count, end, width))
-        return cls(Reals(*reals), header, rules, tuple(integers[end:]))
+        return cls(tuple(reals), header, rules, tuple(integers[end:]))
 
     def pack(self) -> bytes:
         """Return the form as bytes."""
         integers = self.integers
-        return struct.pack(f"={len(Reals._fields)}d{len(integers)}q", *self.reals, *integers)
+        return struct.pack(f"={_REALS}d{len(integers)}q", *self.reals, *integers)
 
     @staticmethod
     @functools.lru_cache(maxsize=1024)
     def unpack(packed: bytes) -> Form:
         """Return the form of these bytes."""
-        count = len(Reals._fields)
-        numbers = struct.unpack(f"={count}d{len(packed) // 8 - count}q", packed)
-        return Form.of(numbers[:count], numbers[count:])
+        numbers = struct.unpack(f"={_REALS}d{len(packed) // 8 - _REALS}q", packed)
+        return Form.of(numbers[:_REALS], numbers[_REALS:])
 
 
 def write(spec: AttentionSpec, tensors: Tensors, threads: int = 0) -> tuple[Form, list[Any]]:
@@ -187,7 +206,7 @@ def write(spec: AttentionSpec, tensors: Tensors, threads: int = 0) -> tuple[Form
         program=len(words),
         **{name: names.index(name) if name in names else NONE for name in _NAMES},
     )
-    return Form(Reals(score.scale, score.soft_cap, spec.dropout), header, rules, words), added
+    return Form((spec.dropout, *score.numbers), header, rules, words), added
 
 
 def trained_operands(spec: AttentionSpec) -> tuple[bool, ...]:
@@ -207,6 +226,27 @@ def with_trained(spec: AttentionSpec, trained: Sequence[Any]) -> AttentionSpec:
     places = zip(spec.score.operands, trained_operands(spec), strict=True)
     operands = tuple(next(given) if is_trained else x for x, is_trained in places)
     return dataclasses.replace(spec, score=spec.score.with_operands(operands))
+
+
+def differentiable(
+    form: Form, inputs: Sequence[Any], others: Sequence[Any]
+) -> tuple[list[Any], Callable[[Sequence[Any]], tuple[AttentionSpec, Tensors]]]:
+    """Return the operands with gradients, and the attention that `write` made this of as a function of them.
+
+    Args:
+        form: of a call.
+        inputs: query, key and value.
+        others: the operands.
+    """
+    query, key, value = inputs
+    spec, tensors = read(form, query, key, value, others)
+    names = ("query", "key", "value", *form.trained)
+
+    def attention(trained: Sequence[Any]) -> tuple[AttentionSpec, Tensors]:
+        named = tensors._replace(**dict(zip(names, trained, strict=False)))
+        return with_trained(spec, trained[len(names) :]), named
+
+    return [*inputs, *(others[place] for place in form.trained_places)], attention
 
 
 def functions(spec: AttentionSpec) -> list[Any]:
@@ -242,7 +282,7 @@ def read(
     rules = [rule(x) for x in form.rules if not x.is_alibi]
     header = form.header
     dtype = "float64" if "float64" in str(query.dtype) else "float32"
-    score = from_core(CoreScore(header.score, form.reals.scale, form.reals.soft_cap))
+    score = from_core(form.score)
     if form.program is not None:
         program = form.program.program
         captures = [others[place] for place in form.program.places]
@@ -266,6 +306,6 @@ def read(
         dtype=dtype,
         has_bias=tensors.bias is not None,
         has_slopes=tensors.slopes is not None,
-        dropout=form.reals.dropout,
+        dropout=form.dropout,
     )
     return spec, tensors

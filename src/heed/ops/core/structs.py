@@ -1,11 +1,13 @@
 """The structures of an attention in `native/include/heed.h`, by ctypes, field by field; see there for their meaning.
 
-It imports nothing of heed: the tests of the core load it without Keras.
+Nothing here needs Keras: the tests of the core load it without.
 """
 
 from __future__ import annotations
 
 from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint32, c_void_p
+
+from heed.ops.options import SCORING
 
 DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
 # Limits of the header.
@@ -84,6 +86,12 @@ class Program(Structure):
     )
 
 
+class Scoring(Structure):
+    """`HeedScoring`."""
+
+    _fields_ = tuple((name, c_double) for name in SCORING)
+
+
 class Attention(Structure):
     """`HeedAttention`."""
 
@@ -100,8 +108,7 @@ class Attention(Structure):
         ("query", Tensor),
         ("key", Tensor),
         ("value", Tensor),
-        ("scale", c_double),
-        ("soft_cap", c_double),
+        ("scoring", Scoring),
         ("bias", Scores),
         ("alibi_slopes", c_void_p),
         ("alibi_align", Integers),

@@ -165,7 +165,7 @@ def steps_with_values() -> AbstractContextManager[Any]:
 
 
 def gradients(compute: Callable[[Callable[[Any], Any]], Any]) -> list[Any]:
-    """See `Backend`. The gradients with respect to zeros that are added to the arrays."""
+    """Return the gradients with respect to zeros that are added to the arrays."""
     zeros: list[jax.Array] = []
 
     def note(x: jax.Array) -> jax.Array:
@@ -202,12 +202,12 @@ def native_threads() -> int:
 
 
 def make_reader(variables: Sequence[Any]) -> Callable[[], list[jax.Array]]:
-    """See `Backend`."""
+    """Return a function that returns the tensors of variables."""
     return lambda: [x.value for x in variables]
 
 
 def to_array(x: jax.Array) -> np.ndarray:
-    """See `Backend`."""
+    """Return the numbers of a tensor as a contiguous array."""
     return np.ascontiguousarray(x)
 
 

@@ -10,6 +10,6 @@ from heed.ops.backends import CPU
 
 
 def device_of(x: Any = None) -> str:
-    """See `Backend`. Traced arrays are nowhere yet: XLA compiles for the default device."""
+    """Return where an array is. Traced arrays are nowhere yet: XLA compiles for the default device."""
     kind = jax.default_backend()
     return CPU if kind == "cpu" else kind.upper()

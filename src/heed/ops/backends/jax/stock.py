@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # which asks this module
 
 
 def keras_kernel(call: Call) -> KerasKernel | None:
-    """See `Backend`."""
+    """Return the fused kernel that Keras runs, or None."""
     if device_of() == "TPU":
         # Keras' masks are traced, which its kernel does not take.
         return None if call.has_mask_in_memory else KerasKernel("JAX' splash attention", False)

@@ -16,10 +16,10 @@ from heed.ops.sizes import Span, size, sizes
 
 
 class PlainFusedOps:
-    """See `FusedOps`. Numbers may be tensors () where the sizes are known."""
+    """The fused row-wise ops in `keras.ops`. Numbers may be tensors () where the sizes are known."""
 
     def cross_entropy(self, logits: Any, labels: Any, smoothing: float, ignored: int) -> Any:
-        """See `FusedOps`. Labels are checked by `checks.check_labels` where they are known."""
+        """Return the losses. Labels are checked by `checks.check_labels` where they are known."""
         counts = ops.not_equal(labels, ignored)
         # First of all, so that NaN in ignored rows stays out of gradients, too.
         x = _widen(logits)
@@ -40,7 +40,6 @@ class PlainFusedOps:
         return fill(~counts, losses, 0.0)
 
     def normalization(self, x: Any, scale: Any, offset: Any, epsilon: float, rms: bool) -> Any:
-        """See `FusedOps`."""
         y = _widen(x)
         if not isinstance(rms, bool):
             y = y - fill(rms, _mean(y), 0.0)
@@ -55,7 +54,6 @@ class PlainFusedOps:
         return ops.cast(y, x.dtype)
 
     def dropout(self, x: Any, residual: Any, rate: float, seed: Any) -> Any:
-        """See `FusedOps`."""
         *front, width = sizes(x)
         # The mask of attention in head 0 of batch entry 0, with rows for queries and columns for keys.
         rows = Span(0, math.prod(front))
@@ -65,15 +63,12 @@ class PlainFusedOps:
         return ops.cast(y if residual is None else _widen(residual) + y, x.dtype)
 
     def product(self, x: Any, weights: Any, transposed: bool) -> Any | None:
-        """See `FusedOps`."""
         return None
 
     def write(self, cache: Any, update: Any, index: Any) -> Any | None:
-        """See `FusedOps`."""
         return None
 
     def argmax(self, x: Any) -> Any:
-        """See `FusedOps`."""
         return ops.cast(ops.argmax(x, axis=-1), "int32")
 
 

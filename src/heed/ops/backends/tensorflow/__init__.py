@@ -181,7 +181,7 @@ def steps_with_values() -> AbstractContextManager[None]:
 
 
 def gradients(compute: Callable[[Callable[[Any], Any]], Any]) -> list[Any]:
-    """See `Backend`."""
+    """Return the gradients of a scalar with respect to tensors on its way."""
     marked: list[Any] = []
 
     def mark(x: tf.Tensor) -> tf.Tensor:
@@ -226,7 +226,7 @@ def make_reader(variables: Sequence[Any]) -> Callable[[], list[tf.Tensor]]:
 
 
 def to_array(x: tf.Tensor) -> np.ndarray:
-    """See `Backend`."""
+    """Return the numbers of a tensor as a contiguous array."""
     return np.ascontiguousarray(x)
 
 

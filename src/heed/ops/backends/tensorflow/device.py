@@ -17,5 +17,5 @@ def default_device() -> str:
 
 
 def device_of(x: Any = None) -> str:
-    """See `Backend`. Where a traced tensor will be is not known."""
+    """Return where a tensor is. Where a traced tensor will be is not known."""
     return default_device()

@@ -106,7 +106,7 @@ def grow_caches() -> Iterator[Callable[[tf.Tensor, Size], tf.Tensor]]:
 
 
 class Exportable(Portable):
-    """See `Implementation`."""
+    """Attention in operations that converters of graphs know."""
 
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
         """Dropout is unsupported."""
@@ -115,7 +115,6 @@ class Exportable(Portable):
     def attend(
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """See `Implementation.attend`."""
         query, key, value = (_with_heads(x, spec) for x in tensors[:3])
         visible, is_causal = _visible(spec, query, key)
         if (product := spec.score.product) is not None:
@@ -142,7 +141,6 @@ class Exportable(Portable):
         keys: Sequence[int] | None,
         lse: Any,
     ) -> tf.Tensor:
-        """See `Implementation.weights`."""
         query, key = (_with_heads(x, spec) for x in tensors[:2])
         visible, is_causal = _visible(spec, query, key)
         if (product := spec.score.product) is not None:
@@ -161,10 +159,10 @@ class Exportable(Portable):
 
 
 class ExportableFusedOps(PortableFusedOps):
-    """See `FusedOps`."""
+    """Fused row-wise ops in operations that converters of graphs know."""
 
     def write(self, cache: tf.Tensor, update: tf.Tensor, index: tf.Tensor) -> tf.Tensor | None:
-        """See `FusedOps`; a growing cache is concatenated with the update."""
+        """Return the updated cache; a growing one is concatenated with the update."""
         before = (_grown.get() or {}).get(cache.ref())
         return None if before is None else tf.concat([before, update], axis=1)
 

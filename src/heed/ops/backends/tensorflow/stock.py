@@ -11,5 +11,5 @@ if TYPE_CHECKING:  # which asks this module
 
 
 def keras_kernel(call: Call) -> KerasKernel | None:
-    """See `Backend`. Keras builds the scores on TensorFlow."""
+    """Return None: Keras builds the scores on TensorFlow."""
     return None

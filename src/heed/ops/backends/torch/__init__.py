@@ -140,7 +140,7 @@ steps_with_values = contextlib.nullcontext
 
 
 def gradients(compute: Callable[[Callable[[Any], Any]], Any]) -> list[Any]:
-    """See `Backend`."""
+    """Return the gradients of a scalar with respect to tensors on its way."""
     marked: list[torch.Tensor] = []
 
     def mark(x: torch.Tensor) -> torch.Tensor:
@@ -183,12 +183,12 @@ native_threads = torch.get_num_threads
 
 
 def make_reader(variables: Sequence[Any]) -> Callable[[], list[torch.Tensor]]:
-    """See `Backend`."""
+    """Return a function that returns the tensors of variables."""
     return lambda: [x.value.detach() for x in variables]
 
 
 def to_array(x: torch.Tensor) -> np.ndarray:
-    """See `Backend`."""
+    """Return the numbers of a tensor as a contiguous array."""
     return in_order(x.detach()).numpy()
 
 

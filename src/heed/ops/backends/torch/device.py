@@ -23,7 +23,7 @@ def _default_device() -> str:
 
 
 def device_of(x: Any = None) -> str:
-    """See `Backend`."""
+    """Return where attention of this tensor is computed."""
     kind = _default_device()
     if kind == CPU or not isinstance(x, torch.Tensor):
         return kind

@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # which asks this module
 
 
 def keras_kernel(call: Call) -> KerasKernel | None:
-    """See `Backend`."""
+    """Return the fused kernel that Keras runs, or None."""
     heads, kv_heads = call.query.shape[2], call.key.shape[2]
     # PyTorch's fused kernels take equal numbers of heads. Keras repeats grouped ones, but not a single one.
     if kv_heads == 1 < heads or call.query.dtype == "float64":

@@ -34,10 +34,9 @@ def widest_heads() -> int:
 
 
 class Cudnn(Portable):
-    """See `Implementation`. Weights, statistics and calls for the log-sum-exp are inherited from the portable form."""
+    """Attention by cuDNN; weights, statistics and calls for the log-sum-exp are those of the portable form."""
 
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
-        """See `Implementation`."""
         if compute_capability() is None:
             return ["JAX computes on no NVIDIA GPU, for which cuDNN is"]
         if not widest_heads():
@@ -47,7 +46,6 @@ class Cudnn(Portable):
     def attend(
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
     ) -> tuple[jax.Array, jax.Array | None]:
-        """See `Implementation`."""
         # JAX rounds the log-sum-exp to half precision.
         if return_lse:
             return super().attend(spec, tensors, return_lse=True)

@@ -88,7 +88,7 @@ def _mapped(function: Callable[..., Any], folded: Callable[..., Any], form: Form
     @call.def_vmap
     def rule(count: int, batched: Any, arrays: Any) -> tuple[Any, Any]:
         has_slopes = form.header.slopes >= 0 and batched[0][slopes]
-        if form.is_additive or form.reals.dropout or form.words or has_slopes:
+        if form.is_additive or form.dropout or form.words or has_slopes:
             result = _one_by_one(call, batched, [arrays])
         else:
             result = folded(form, count, batched[0], arrays)

@@ -12,17 +12,15 @@ from heed.ops.spec import AttentionSpec, Tensors
 
 
 class Native(Portable):
-    """See `Implementation`. Weights and statistics are inherited from the portable form."""
+    """Attention with the native kernels; weights and statistics are those of the portable form."""
 
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
-        """See `Implementation`."""
         reasons = list(library.machine_reasons())
         return reasons if reasons or spec is None else reasons_against(spec)
 
     def attend(
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
     ) -> tuple[jax.Array, jax.Array | None]:
-        """See `Implementation`."""
         if has_symbols(tensors):
             return placeholder(spec, tensors, return_lse)
         output, lse = op.run(spec, tensors)

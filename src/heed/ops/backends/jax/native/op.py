@@ -14,7 +14,7 @@ import jax
 
 from heed.ops.backends.jax.native import call
 from heed.ops.backends.jax.portable.implementation import Portable
-from heed.ops.core.form import NONE, Form, operands, read, with_trained, write
+from heed.ops.core.form import Form, differentiable, operands, write
 from heed.ops.spec import AttentionSpec, Tensors
 
 Several = Sequence[jax.Array]
@@ -43,28 +43,10 @@ def _run_backward(form: Form, saved: Any, cotangents: Several) -> Any:
     inputs, others, output, softmax = saved
     # The numbers for the backward pass are no result of the attention: their gradient counts nowhere.
     found = _gradients(form, inputs, others, output, softmax, cotangents[:2])
-    return tuple(found[:3]), _in_place(form, others, found[3:])
+    return tuple(found[:3]), form.in_places(found[3:], others)
 
 
 _run.defvjp(_run_forward, _run_backward)
-
-
-def _trained(form: Form) -> list[str]:
-    """The operands with gradients besides query, key and value; captured arrays come after them."""
-    return [name for name in ("score_vector", "bias") if getattr(form.header, name) != NONE]
-
-
-def _places(form: Form) -> list[int]:
-    """The places of all operands with gradients besides query, key and value."""
-    return [*(getattr(form.header, name) for name in _trained(form)), *form.captured_places]
-
-
-def _in_place(form: Form, others: Several, gradients: Several) -> list[Any]:
-    """The gradients of the trained operands in the places of these; None for the others."""
-    found: list[Any] = [None] * len(others)
-    for place, gradient in zip(_places(form), gradients, strict=True):
-        found[place] = gradient
-    return found
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -73,12 +55,12 @@ def _gradients(
 ) -> Several:
     """The gradients of query, key, value and the trained operands."""
     arrays = [*inputs, output, softmax, *incoming, *others]
-    gradients = call.backward(form, arrays)
-    if form.is_additive:
-        return gradients[: 3 + len(_trained(form))]
-    if form.header.bias == NONE:
-        return gradients
-    return *gradients[:3], call.bias_gradient(form, arrays), *gradients[3:]
+    of_query, of_key, of_value, *others = call.backward(form, arrays)
+    if form.is_additive:  # the score vector's, and that of a bias, even without one
+        others = others[: len(form.trained)][::-1]
+    elif form.trained:
+        others = [call.bias_gradient(form, arrays), *others]
+    return of_query, of_key, of_value, *others
 
 
 def _gradients_forward(form: Form, *arrays: Any) -> tuple[Any, Any]:
@@ -86,20 +68,15 @@ def _gradients_forward(form: Form, *arrays: Any) -> tuple[Any, Any]:
 
 
 def _gradients_backward(form: Form, saved: Any, cotangents: Several) -> Any:
-    (query, key, value), others, _, _, incoming = saved
-    spec, tensors = read(form, query, key, value, others)
-    names = ["query", "key", "value", *_trained(form)]
+    inputs, others, _, _, incoming = saved
+    trained, attention = differentiable(form, inputs, others)
 
     def attend(trained: list[Any]) -> Any:
-        named = tensors._replace(**dict(zip(names, trained, strict=False)))
-        whole = with_trained(spec, trained[len(names) :])
-        return Portable().attend(whole, named, return_lse=True)
+        return Portable().attend(*attention(trained), return_lse=True)
 
-    trained = [getattr(tensors, name) for name in names]
-    trained += [others[place] for place in form.captured_places]
     second, of_incoming = second_derivatives(attend, trained, tuple(incoming), cotangents)
     # Output and softmax are functions of the operands, whose gradients are complete.
-    return tuple(second[:3]), _in_place(form, others, second[3:]), None, None, of_incoming
+    return tuple(second[:3]), form.in_places(second[3:], others), None, None, of_incoming
 
 
 def second_derivatives(

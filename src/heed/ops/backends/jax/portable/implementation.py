@@ -20,7 +20,7 @@ from heed.ops.spec import AttentionSpec, Tensors
 
 
 class Portable:
-    """See `Implementation`."""
+    """Attention in plain JAX, block by block."""
 
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
         """None: it runs everywhere."""
@@ -29,7 +29,6 @@ class Portable:
     def attend(
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
     ) -> tuple[jax.Array, jax.Array | None]:
-        """See `Implementation.attend`."""
         if has_symbols(tensors):
             return placeholder(spec, tensors, return_lse)
         attention, operands = prepare(spec, tensors)
@@ -46,14 +45,12 @@ class Portable:
         keys: Sequence[int] | None,
         lse: Any,
     ) -> jax.Array:
-        """See `Implementation.weights`."""
         with jax.default_matmul_precision("highest"):
             return weights_of(spec, tensors, heads=heads, rows=rows, keys=keys, lse=lse)
 
     def statistics(
         self, spec: AttentionSpec, tensors: Tensors, *, keys: Sequence[int]
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """See `Implementation.statistics`."""
         chosen = checks.check_indices("keys", keys, spec.lengths[1])
         attention, operands = prepare(spec, tensors)
         operands = lax.stop_gradient(operands)

@@ -6,20 +6,17 @@ The kernels compute first derivatives; second derivatives come from the portable
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from heed.ops import checks
-from heed.ops.backends.tensorflow.forward_mode import check_tapes
 from heed.ops.backends.tensorflow.native import library
+from heed.ops.backends.tensorflow.native.op import differentiate_twice
 from heed.ops.backends.tensorflow.portable.implementation import PortableFusedOps
 from heed.ops.backends.tensorflow.registry import register_gradient
-
-Several = Sequence[tf.Tensor]
-
 
 # With more rows TensorFlow's own product, which is blocked for the cache, is as fast.
 _FEW_ROWS = 16
@@ -33,12 +30,11 @@ ProductSettings = namedtuple("ProductSettings", "threads transposed")
 
 
 class NativeFusedOps(PortableFusedOps):
-    """See `FusedOps`."""
+    """Fused row-wise ops with the native kernels."""
 
     def cross_entropy(
         self, logits: tf.Tensor, labels: tf.Tensor, smoothing: float, ignored: int
     ) -> tf.Tensor:
-        """See `FusedOps`."""
         smooth = np.array(smoothing, checks.compute_type(logits.dtype.name))
         losses, _ = library.ops().heed_cross_entropy(
             logits=logits,
@@ -56,7 +52,6 @@ class NativeFusedOps(PortableFusedOps):
         epsilon: float,
         rms: bool,
     ) -> tf.Tensor:
-        """See `FusedOps`."""
         none = np.zeros(0, checks.compute_type(x.dtype.name))
         scale, offset = (none if vector is None else vector for vector in (scale, offset))
         y, _ = library.ops().heed_normalization(
@@ -67,25 +62,22 @@ class NativeFusedOps(PortableFusedOps):
     def dropout(
         self, x: tf.Tensor, residual: tf.Tensor | None, rate: float, seed: tf.Tensor
     ) -> tf.Tensor:
-        """See `FusedOps`."""
         residuals = [] if residual is None else [residual]
         return library.ops().heed_dropout(
             x=x, seed=seed, residual=residuals, form=_form(DropoutSettings, rate)
         )
 
     def product(self, x: tf.Tensor, weights: tf.Tensor, transposed: bool) -> tf.Tensor | None:
-        """See `FusedOps`."""
         rows = x.shape[0]
         if rows is None or rows > _FEW_ROWS or 0 in x.shape or 0 in weights.shape:
             return None
         y = library.ops().heed_product(
-            x=x, weights=weights, bias=[], form=_form(ProductSettings, transposed)
+            x=x, weights=weights, form=_form(ProductSettings, transposed)
         )
         y.set_shape((rows, weights.shape[0], weights.shape[1 if transposed else 2]))
         return y
 
     def write(self, cache: tf.Tensor, update: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-        """See `FusedOps`."""
         return library.ops().heed_cache_write(cache=cache, update=update, index=index)
 
 
@@ -97,26 +89,6 @@ def _form(fields: Callable[..., Any], *numbers: float) -> bytes:
 def _read(fields: Callable[..., Any], op: tf.Operation) -> Any:
     """The numbers of the form of an op."""
     return fields(*np.frombuffer(op.get_attr("form")).tolist())
-
-
-def _differentiate_twice(
-    function: Callable[..., tf.Tensor], operands: Several, incoming: tf.Tensor, cotangents: Several
-) -> list[tf.Tensor]:
-    """Gradients of sum(cotangents * gradients of `function`), where `incoming` is its incoming gradient.
-
-    Returns: one for each operand, then that of `incoming`.
-    """
-    check_tapes()
-    operands, incoming = [tf.identity(x) for x in operands], tf.identity(incoming)
-    with tf.GradientTape() as outer:
-        outer.watch([*operands, incoming])
-        with tf.GradientTape() as inner:
-            inner.watch(operands)
-            result = function(*operands)
-        gradients = inner.gradient(result, operands, incoming, unconnected_gradients="zero")
-    return outer.gradient(
-        gradients, [*operands, incoming], list(cotangents), unconnected_gradients="zero"
-    )
 
 
 @register_gradient("HeedCrossEntropy")
@@ -141,7 +113,7 @@ def _of_cross_entropy_gradient(op: tf.Operation, cotangent: tf.Tensor) -> list[A
     def losses(logits: tf.Tensor) -> tf.Tensor:
         return PortableFusedOps().cross_entropy(logits, labels, smoothing, ignored)
 
-    of_logits, of_incoming = _differentiate_twice(losses, [logits], incoming, [cotangent])
+    of_logits, of_incoming = differentiate_twice(losses, [logits], [incoming], [cotangent])
     # The softmax is a function of the logits, whose gradient is complete.
     return [of_logits, None, None, None, of_incoming]
 
@@ -182,7 +154,7 @@ def _of_normalization_gradient(op: tf.Operation, *cotangents: tf.Tensor) -> list
         )
 
     values, weights = ([tensors[i] for i in present] for tensors in (operands, cotangents))
-    *gradients, of_incoming = _differentiate_twice(normalization, values, incoming, weights)
+    *gradients, of_incoming = differentiate_twice(normalization, values, [incoming], weights)
     of_operands = map(dict(zip(present, gradients, strict=True)).get, range(3))
     # The moments are functions of x, whose gradient is complete.
     return [*of_operands, None, of_incoming]
@@ -201,13 +173,11 @@ def _of_dropout(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
 @register_gradient("HeedProduct")
 def _of_product(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
     """In plain TensorFlow, for second derivatives."""
-    x, weights, *bias = op.inputs
+    x, weights = op.inputs
     letters = "gnk" if _read(ProductSettings, op).transposed else "gkn"
-    of_bias = [tf.reduce_sum(y_gradient, 0) for _ in bias]
     return [
         tf.einsum(f"rgn,{letters}->rk", y_gradient, weights),
         tf.einsum(f"rgn,rk->{letters}", y_gradient, x),
-        *of_bias,
     ]
 
 

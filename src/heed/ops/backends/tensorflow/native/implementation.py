@@ -12,10 +12,9 @@ from heed.ops.spec import AttentionSpec, Tensors
 
 
 class Native(Portable):
-    """See `Implementation`. Weights and statistics are inherited from the portable form."""
+    """Attention with the native kernels; weights and statistics are those of the portable form."""
 
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
-        """See `Implementation`."""
         reasons = list(library.machine_reasons())
         if reasons:
             return reasons
@@ -26,7 +25,6 @@ class Native(Portable):
     def attend(
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """See `Implementation`."""
         if has_tangents(tensors):
             return super().attend(spec, tensors, return_lse=return_lse)
         output, lse, _ = op.run(spec, tensors)

@@ -8,7 +8,7 @@ its function.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from heed.ops.backends.tensorflow.forward_mode import check_tapes
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.backends.tensorflow.portable.implementation import Portable
 from heed.ops.backends.tensorflow.registry import register_gradient
-from heed.ops.core.form import NONE, Form, operands, read, trained_operands, with_trained, write
+from heed.ops.core.form import Form, differentiable, operands, trained_operands, write
 from heed.ops.spec import AttentionSpec, Tensors
 
 Several = Sequence[tf.Tensor]
@@ -106,55 +106,66 @@ def _first(op: tf.Operation, output_gradient: Any, lse_gradient: Any, _: Any) ->
         "form": op.get_attr("form"),
     }
     further = 2 if form.is_additive else len(form.captured_places)
-    *gradients, of_further = library.ops().heed_attention_gradient(G=further, **arguments)
-    found: list[Any] = [None] * len(others)
-    bias = form.header.bias
-    if form.is_additive:
-        found[form.header.score_vector], of_bias = of_further
-    elif bias != NONE:
-        of_bias = library.ops().heed_attention_bias_gradient(**arguments)
-    if bias != NONE:
-        of_bias.set_shape(others[bias].shape)
-        found[bias] = of_bias
-    for place, gradient in zip(form.captured_places, of_further, strict=False):
+    *gradients, found = library.ops().heed_attention_gradient(G=further, **arguments)
+    if form.is_additive:  # the score vector's, and that of a bias, even without one
+        found = found[: len(form.trained)][::-1]
+    elif form.trained:
+        found = [library.ops().heed_attention_bias_gradient(**arguments), *found]
+    for place, gradient in zip(form.trained_places, found, strict=True):
         gradient.set_shape(others[place].shape)
-        found[place] = gradient
-    return [*gradients, *found]
+    return [*gradients, *form.in_places(found, others)]
+
+
+def differentiate_twice(
+    function: Callable[..., Any],
+    operands: Several,
+    incoming: Several,
+    cotangents: Sequence[tf.Tensor | None],
+) -> list[tf.Tensor]:
+    """Return the gradients of sum(cotangents * gradients of `function`): of the operands, then of `incoming`.
+
+    Args:
+        function: of the operands.
+        operands: tensors.
+        incoming: gradients of its results.
+        cotangents: of the gradients of the operands; None for 0.
+    """
+    check_tapes()
+    operands, incoming = ([tf.identity(x) for x in several] for several in (operands, incoming))
+    with tf.GradientTape() as outer:
+        outer.watch([*operands, *incoming])
+        with tf.GradientTape() as inner:
+            inner.watch(operands)
+            results = function(*operands)
+        gradients = inner.gradient(results, operands, incoming, unconnected_gradients="zero")
+    pairs = [x for x in zip(gradients, cotangents, strict=True) if x[1] is not None]
+    return outer.gradient(
+        [x for x, _ in pairs],
+        [*operands, *incoming],
+        [x for _, x in pairs],
+        unconnected_gradients="zero",
+    )
 
 
 @exempt
 def _second(op: tf.Operation, *cotangents: tf.Tensor, of_bias: bool) -> Any:
     """`of_bias`: whether the op computes the gradient of the bias of scores alone."""
-    check_tapes()
-    (query, key, value, _, _), incoming, rest = op.inputs[:5], op.inputs[5:7], op.inputs[7:]
+    inputs, incoming, others = op.inputs[:3], op.inputs[5:7], op.inputs[7:]
     form = _form_of(op)
-    spec, tensors = read(form, query, key, value, rest)
-    names = ["query", "key", "value"]
-    names += [x for x in ("score_vector", "bias") if getattr(tensors, x) is not None]
-    named = {name: tf.identity(getattr(tensors, name)) for name in names}
-    captured = [tf.identity(rest[place]) for place in form.captured_places]
-    watched, incoming = [*named.values(), *captured], [tf.identity(x) for x in incoming]
-    everything = [*watched, *incoming]
-    with tf.GradientTape() as outer:
-        outer.watch(everything)
-        with tf.GradientTape() as inner:
-            inner.watch(watched)
-            whole = with_trained(spec, captured)
-            results = Portable().attend(whole, tensors._replace(**named), return_lse=True)
-        gradients = inner.gradient(results, watched, incoming, unconnected_gradients="zero")
+    trained, attention = differentiable(form, inputs, others)
     if of_bias:
-        gradients = [gradients[names.index("bias")]]
-    elif not form.is_additive:
-        gradients = [*gradients[:3], *gradients[len(names) :]]
-    second = outer.gradient(
-        gradients, everything, cotangents[: len(gradients)], unconnected_gradients="zero"
-    )
-    found = [None] * len(rest)
-    places = [*(getattr(form.header, name) for name in names[3:]), *form.captured_places]
-    for place, gradient in zip(places, second[3:-2], strict=True):
-        found[place] = gradient
+        cotangents = (None, None, None, *cotangents, *[None] * len(form.captured_places))
+    elif form.is_additive:
+        cotangents = (*cotangents[:3], *cotangents[3:][: len(form.trained)][::-1])
+    else:
+        cotangents = (*cotangents[:3], *[None] * len(form.trained), *cotangents[3:])
+
+    def attend(*trained: tf.Tensor) -> Any:
+        return Portable().attend(*attention(trained), return_lse=True)
+
+    second = differentiate_twice(attend, trained, incoming, cotangents)
     # Output and softmax are functions of the operands, whose gradients are complete.
-    return [*second[:3], None, None, *second[-2:], *found]
+    return [*second[:3], None, None, *second[-2:], *form.in_places(second[3:-2], others)]
 
 
 register_gradient("HeedAttentionGradient")(functools.partial(_second, of_bias=False))

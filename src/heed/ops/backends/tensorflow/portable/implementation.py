@@ -33,7 +33,7 @@ def checked(spec: AttentionSpec, tensors: Tensors) -> tuple[BlockAttention, Oper
 
 
 class Portable:
-    """See `Implementation`."""
+    """Attention in plain TensorFlow, block by block."""
 
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
         """None: it runs everywhere."""
@@ -42,7 +42,6 @@ class Portable:
     def attend(
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """See `Implementation.attend`."""
         results = blockwise(*checked(spec, tensors), return_lse=return_lse)
         return join(spec, tensors, *results)
 
@@ -56,7 +55,6 @@ class Portable:
         keys: Sequence[int] | None,
         lse: Any,
     ) -> tf.Tensor:
-        """See `Implementation.weights`."""
         if lse is not None:
             lse = checks.check_lse(lse, [spec.batch, spec.heads[0], spec.lengths[0]], spec.dtype)
         attention, operands = checked(spec, tensors)
@@ -65,7 +63,6 @@ class Portable:
     def statistics(
         self, spec: AttentionSpec, tensors: Tensors, *, keys: Sequence[int]
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """See `Implementation.statistics`."""
         stopped = Tensors(*(None if x is None else tf.stop_gradient(x) for x in tensors))
         attention, operands = checked(spec, stopped)
         length = spec.lengths[1]
@@ -88,12 +85,11 @@ class Portable:
 
 
 class PortableFusedOps(PlainFusedOps):
-    """See `FusedOps`. Labels are checked at run time."""
+    """Fused row-wise ops in plain TensorFlow. Labels are checked at run time."""
 
     def cross_entropy(
         self, logits: tf.Tensor, labels: tf.Tensor, smoothing: Any, ignored: Any
     ) -> tf.Tensor:
-        """See `FusedOps`."""
         classes = tf.shape(logits)[-1]
         fits = tf.logical_and(labels >= 0, labels < classes)
         text = [
@@ -108,5 +104,4 @@ class PortableFusedOps(PlainFusedOps):
             return super().cross_entropy(tf.identity(logits), labels, smoothing, ignored)
 
     def argmax(self, x: tf.Tensor) -> tf.Tensor:
-        """See `FusedOps`."""
         return tf.argmax(x, -1, tf.int32)

@@ -74,13 +74,13 @@ class SideBySide:
     shape: list[Size] | None
     dtype: tf.DType
 
-    def start(self) -> tf.TensorArray:  # noqa: D102
+    def start(self) -> tf.TensorArray:
         return _blocks(self.count, self.shape, self.dtype, filled=not is_static(self.count))
 
-    def add(self, blocks: tf.TensorArray, index: Size, new: tf.Tensor, keys: Span) -> Any:  # noqa: D102
+    def add(self, blocks: tf.TensorArray, index: Size, new: tf.Tensor, keys: Span) -> Any:
         return blocks.write(index, new)
 
-    def finish(self, blocks: tf.TensorArray) -> tf.Tensor:  # noqa: D102
+    def finish(self, blocks: tf.TensorArray) -> tf.Tensor:
         if is_static(self.count) and (self.shape is None or self.count == 1):
             return tf.concat([blocks.read(i) for i in range(self.count)], self.axis)
         return _join(blocks, maximum(1, self.count), self.shape, self.axis, self.length)
@@ -107,10 +107,10 @@ class Scattered:
     def _count(self) -> Size:
         return ceil_div(self.length, self.step)
 
-    def start(self) -> tf.TensorArray:  # noqa: D102
+    def start(self) -> tf.TensorArray:
         return _blocks(self._count, self.shape, self.dtype, filled=True)
 
-    def add(self, pieces: tf.TensorArray, index: Size, new: tf.Tensor, keys: Span) -> Any:  # noqa: D102
+    def add(self, pieces: tf.TensorArray, index: Size, new: tf.Tensor, keys: Span) -> Any:
         first = keys.begin // self.step
 
         def body(place: Size, pieces: tf.TensorArray) -> tf.TensorArray:
@@ -124,7 +124,7 @@ class Scattered:
             return functools.reduce(lambda state, place: body(place, state), range(count), pieces)
         return loop(0, count, body, pieces)
 
-    def finish(self, pieces: tf.TensorArray) -> tf.Tensor:  # noqa: D102
+    def finish(self, pieces: tf.TensorArray) -> tf.Tensor:
         count = maximum(1, self._count)
         whole = _join(pieces, count, self.shape, self.axis, count * self.step)
         return slice_axis(whole, self.axis, 0, self.length)

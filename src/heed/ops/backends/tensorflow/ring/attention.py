@@ -58,7 +58,7 @@ class Ring:
     def attend(
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """See `Implementation`. Operands are this worker's; the mask is over the whole sequence.
+        """Return output and log-sum-exp. Operands are this worker's; the mask is over the whole sequence.
 
         Raises:
             ValueError: for an attention that cannot be split.

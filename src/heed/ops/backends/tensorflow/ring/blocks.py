@@ -101,10 +101,9 @@ class Blocks(Protocol):
 
 
 class NativeBlocks:
-    """See `Blocks`."""
+    """Blocks by the native kernels."""
 
     def attend(self, spec: AttentionSpec, tensors: Tensors) -> Part:
-        """See `Blocks`."""
         output, lse, softmax = op.run(spec, tensors)
         softmax = tf.reshape(softmax, tf.concat([[2], tf.shape(lse)], 0))
         softmax.set_shape([2, *lse.shape])
@@ -115,7 +114,7 @@ class NativeBlocks:
             total = softmax[1]
         return Part(tf.cast(output, spec.dtype), level, total, softmax)
 
-    def gradients(  # noqa: D102
+    def gradients(
         self,
         spec: AttentionSpec,
         tensors: Tensors,
@@ -135,10 +134,9 @@ class NativeBlocks:
 
 
 class PortableBlocks:
-    """See `Blocks`."""
+    """Blocks in plain TensorFlow."""
 
     def attend(self, spec: AttentionSpec, tensors: Tensors) -> Part:
-        """See `Blocks`."""
         attention, operands = checked(spec, tensors)
         output, *softmax = forward(attention, operands, "output", "row_max", "row_sum")
         row_max, total = (attention.join_heads(x)[..., 0] for x in softmax)
@@ -150,7 +148,7 @@ class PortableBlocks:
             tf.stack([row_max, total]),
         )
 
-    def gradients(  # noqa: D102
+    def gradients(
         self,
         spec: AttentionSpec,
         tensors: Tensors,

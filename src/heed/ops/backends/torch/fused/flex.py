@@ -44,17 +44,15 @@ def _machine_reasons() -> tuple[str, ...]:
 
 
 class Flex:
-    """See `Call`."""
+    """`flex_attention`."""
 
     name = FLEX
     gives_lse = True
 
     def machine_reasons(self) -> list[str]:
-        """See `Call`."""
         return list(_machine_reasons())
 
     def reasons_against(self, spec: AttentionSpec) -> list[str]:
-        """See `Call`."""
         lengths: Any = spec.lengths
         found = {
             f"takes widths from {WIDTHS.start} to {WIDTHS.stop - 1}": not all(
@@ -70,7 +68,6 @@ class Flex:
         return reasons + [f"PyTorch cannot compile flex_attention here: {failure}"] * bool(failure)
 
     def compute(self, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
-        """See `Call`."""
         return compiling.run(self, spec, tensors, repair)
 
     def prepare(self, spec: AttentionSpec, query: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -126,8 +123,8 @@ def _score_mod(
     spec: AttentionSpec, slopes: Any, marks: Any, batch: int, end: int
 ) -> Callable[..., Any] | None:
     """Return what happens to a score between product and mask; None for nothing."""
-    cap = None if spec.score.product is None else spec.score.product.soft_cap
-    if cap is None and slopes is None and marks is None:
+    product: Any = spec.score.product
+    if product.is_plain and slopes is None and marks is None:
         return None
     group = spec.queries_per_kv
     align = None
@@ -136,8 +133,7 @@ def _score_mod(
         align = align + (0 if spec.mask is None else _position(spec.mask, end))
 
     def change(score: Any, entry: Any, head: Any, i: Any, j: Any) -> Any:
-        if cap is not None:
-            score = cap * torch.tanh(score * (1 / cap))
+        score = product.cap_with(torch, float, score)
         if align is not None:
             score = score - slopes[head] * torch.abs(i + align[entry] - j).to(torch.float32)
         if marks is not None:

@@ -23,7 +23,7 @@ def is_on_gpu(x: torch.Tensor) -> bool:
 
 
 class Fused(Portable):
-    """See `Implementation`. Weights and statistics are inherited from the portable form.
+    """Attention by fused calls of PyTorch; weights and statistics are those of the portable form.
 
     Args:
         call: computes the attention.
@@ -34,7 +34,6 @@ class Fused(Portable):
         self._call, self._with_lse = call, with_lse
 
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
-        """See `Implementation`."""
         reasons = [*machine_reasons()] or self._call.machine_reasons()
         if reasons or spec is None:
             return reasons
@@ -43,7 +42,6 @@ class Fused(Portable):
     def attend(
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See `Implementation`."""
         if return_lse and not self._call.gives_lse:
             other = self._with_lse
             if other is not None and not other.unsupported_reasons(spec):

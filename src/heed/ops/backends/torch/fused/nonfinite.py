@@ -69,11 +69,11 @@ class Substitutes(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:  # noqa: D102
+    def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
         return finite(query), finite(key), finite(value)
 
     @staticmethod
-    def backward(ctx: Any, query: Any, key: Any, value: Any) -> Any:  # noqa: D102
+    def backward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
         return query, key, fill_rows(torch.isnan(key).any(-1), value, torch.nan)
 
 
@@ -85,7 +85,7 @@ class Poisoned(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:  # noqa: D102
+    def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
         bad_keys = holds_nonfinite(key) | holds_nonfinite(value)
         return (
             fill_rows(holds_nonfinite(query), query, torch.nan),
@@ -94,7 +94,7 @@ class Poisoned(torch.autograd.Function):
         )
 
     @staticmethod
-    def backward(ctx: Any, query: Any, key: Any, value: Any) -> Any:  # noqa: D102
+    def backward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
         return query, key, fill_rows(torch.isnan(key).any(-1), value, torch.nan)
 
 
@@ -106,7 +106,7 @@ class RepairedRows(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, output: Any, lse: Any, bad: Any) -> Any:  # noqa: D102
+    def forward(ctx: Any, output: Any, lse: Any, bad: Any) -> Any:
         empty = torch.isneginf(lse)
         ctx.save_for_backward(bad, empty)
         number = torch.where(bad, torch.nan, 0.0).to(output.dtype)
@@ -116,7 +116,7 @@ class RepairedRows(torch.autograd.Function):
         )
 
     @staticmethod
-    def backward(ctx: Any, output: Any, lse: Any) -> Any:  # noqa: D102
+    def backward(ctx: Any, output: Any, lse: Any) -> Any:
         bad, empty = ctx.saved_tensors
         bad = (bad | holds_nonfinite(output) | ~torch.isfinite(lse)) & ~empty
         return (
@@ -134,7 +134,7 @@ class CausalOperands(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:  # noqa: D102
+    def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
         ctx.end, ctx.group = key.shape[2] - query.shape[2], query.shape[1] // key.shape[1]
         bad_keys = holds_nonfinite(key) | holds_nonfinite(value)
         seen = torch.cumsum(bad_keys, -1)[..., ctx.end :] > 0
@@ -144,7 +144,7 @@ class CausalOperands(torch.autograd.Function):
         return finite(query), finite(key), finite(value), rows, bad
 
     @staticmethod
-    def backward(ctx: Any, query: Any, key: Any, value: Any, rows: Any, _: Any) -> Any:  # noqa: D102
+    def backward(ctx: Any, query: Any, key: Any, value: Any, rows: Any, _: Any) -> Any:
         # Key j is seen by the rows from j - end on.
         later = torch.cumsum(rows.flip(-1), -1).flip(-1)
         first = later[..., :1].expand(*later.shape[:-1], ctx.end)
@@ -159,12 +159,12 @@ class CausalRows(torch.autograd.Function):
     """The output with NaN in bad rows. In the backward pass, what these receive reaches no kernel."""
 
     @staticmethod
-    def forward(ctx: Any, output: Any, rows: Any, bad: Any) -> Any:  # noqa: D102
+    def forward(ctx: Any, output: Any, rows: Any, bad: Any) -> Any:
         ctx.save_for_backward(bad)
         return fill_rows(bad, output, torch.nan)
 
     @staticmethod
-    def backward(ctx: Any, incoming: Any) -> Any:  # noqa: D102
+    def backward(ctx: Any, incoming: Any) -> Any:
         (bad,) = ctx.saved_tensors
         bad = bad | holds_nonfinite(incoming)
         return fill_rows(bad, incoming, 0.0), bad.to(torch.float32), None

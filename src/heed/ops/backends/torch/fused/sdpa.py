@@ -28,17 +28,15 @@ _HAS_GROUPS = "enable_gqa" in (scaled_dot_product_attention.__doc__ or "")
 
 
 class Sdpa:
-    """See `Call`."""
+    """`scaled_dot_product_attention`."""
 
     name = SDPA
     gives_lse = False
 
     def machine_reasons(self) -> list[str]:
-        """See `Call`."""
         return []
 
     def reasons_against(self, spec: AttentionSpec) -> list[str]:
-        """See `Call`."""
         product = spec.score.product
         length, keys = spec.lengths
         width, value_width = spec.widths
@@ -62,7 +60,7 @@ class Sdpa:
         ]
 
     def compute(self, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
-        """See `Call`.
+        """Return the output, and no log-sum-exp.
 
         Raises:
             CannotRun: if no kernel of PyTorch computes it in linear memory.

@@ -27,17 +27,15 @@ ARGUMENTS: Any = () if varlen_attn is None else (*inspect.signature(varlen_attn)
 
 
 class Varlen:
-    """See `Call`. It gives no gradients of the log-sum-exp."""
+    """`varlen_attn`. It gives no gradients of the log-sum-exp."""
 
     name = VARLEN
     gives_lse = False
 
     def machine_reasons(self) -> list[str]:
-        """See `Call`."""
         return [] if "scale" in ARGUMENTS else ["varlen_attn needs PyTorch 2.11"]
 
     def reasons_against(self, spec: AttentionSpec) -> list[str]:
-        """See `Call`."""
         width, value_width = spec.widths
         product = spec.score.product
         grouped = spec.heads[0] != spec.heads[1]
@@ -55,7 +53,7 @@ class Varlen:
         return [f"varlen_attn {reason}" for reason, holds in found.items() if holds]
 
     def compute(self, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
-        """See `Call`. The attention of sequences side by side, some of which are empty.
+        """Return the attention of sequences side by side, some of which are empty.
 
         A batch entry is cut into its valid part, its other queries without keys, and its other keys without queries.
         """

@@ -46,9 +46,10 @@ class Plan(NamedTuple):
         before: the bytes of a `HeedAttention` before query, key and value.
         after: those after them, without the pointers of a call.
         kept: the memory to which they point.
-        order: the axes of batch, rows and heads of query, key, value and output; heads are None for additive attention.
+        order: the axes of batch, rows and heads of query, key, value and output. Of one head no stride counts.
         output_shape: of the output.
         output_strides: of its batch, rows and heads.
+        lse_shape: of the log-sum-exp.
         rows: B * N * T.
         statistics: how many numbers log-sum-exp and softmax take.
         compute: the dtype of scores and sums.
@@ -60,9 +61,10 @@ class Plan(NamedTuple):
     before: bytes
     after: bytes
     kept: list[Any]
-    order: tuple[int, int, int | None]
+    order: tuple[int, int, int]
     output_shape: tuple[int, ...]
     output_strides: tuple[int, int, int]
+    lse_shape: tuple[int, ...]
     rows: int
     statistics: int
     compute: torch.dtype
@@ -113,19 +115,15 @@ def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
         call.program = program
     softmax = load()[0].heed_softmax_size(ctypes.byref(call))
     rows = batch * heads * T
-    order = (
-        (0, 1, 2) if spec.layout == "BTNH" else (0, 2, 1) if spec.layout == "BNTH" else (0, 1, None)
-    )
-    shape = {"BTNH": (batch, T, heads, V), "BNTH": (batch, heads, T, V), "BTU": (batch, T, V)}
-    strides = {"BTNH": (T * heads * V, heads * V, V), "BNTH": (heads * T * V, V, T * V)}
     packed = bytes(call)
     return Plan(
         packed[:_QUERY],
         packed[_REST:],
         [*operands, *kept],
-        order,
-        shape[spec.layout],
-        strides.get(spec.layout, (T * V, V, 0)),
+        (0, spec.length_axis, spec.heads_axis or 0),
+        (*tensors.query.shape[:-1], V),
+        (T * heads * V, V, T * V) if spec.layout == "BNTH" else (T * heads * V, heads * V, V),
+        (batch, T) if spec.heads_axis is None else (batch, heads, T),
         rows,
         rows + softmax,
         _COMPUTE[spec.dtype],
@@ -135,53 +133,37 @@ def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
     )
 
 
-def _place(x: torch.Tensor, order: tuple[int, int, int | None]) -> tuple[int, int, int, int]:
+def _place(x: torch.Tensor, order: tuple[int, int, int]) -> tuple[int, int, int, int]:
     """The fields of a `HeedTensor`."""
     strides = x.stride()
-    heads = 0 if order[2] is None else strides[order[2]]
-    return x.data_ptr(), strides[0], strides[order[1]], heads
+    return x.data_ptr(), strides[order[0]], strides[order[1]], strides[order[2]]
 
 
 def _attention(plan: Plan, tensors: Tensors) -> bytes:
     """A `HeedAttention` of tensors from `_readable`."""
-    query, key, value = tensors[:3]
+    query, key, value, bias, slopes, seed, score_vector = tensors
     batch, rows, heads = plan.order
     q, k, v = query.stride(), key.stride(), value.stride()
-    whole = (
-        plan.before
-        + (
-            _OPERANDS.pack(
-                *(query.data_ptr(), q[batch], q[rows], 0),
-                *(key.data_ptr(), k[batch], k[rows], 0),
-                *(value.data_ptr(), v[batch], v[rows], 0),
-            )
-            if heads is None
-            else _OPERANDS.pack(
-                *(query.data_ptr(), q[batch], q[rows], q[heads]),
-                *(key.data_ptr(), k[batch], k[rows], k[heads]),
-                *(value.data_ptr(), v[batch], v[rows], v[heads]),
-            )
-        )
-        + plan.after
+    operands = _OPERANDS.pack(
+        *(query.data_ptr(), q[batch], q[rows], q[heads]),
+        *(key.data_ptr(), k[batch], k[rows], k[heads]),
+        *(value.data_ptr(), v[batch], v[rows], v[heads]),
     )
+    whole = plan.before + operands + plan.after
     if tensors[3:] == _ALONE:
         return whole
-    packed, order = bytearray(whole), plan.order
-    if tensors.bias is not None:
-        if order[2] is None:
-            _POINTER.pack_into(packed, structs.Attention.unit_bias.offset, tensors.bias.data_ptr())
-        else:
-            bias = tensors.bias
-            strides = (0 if n == 1 else s for n, s in zip(bias.shape, bias.stride(), strict=True))
-            _SCORES.pack_into(packed, _BIAS, bias.data_ptr(), *bias.shape, *strides)
-    if tensors.score_vector is not None:
-        _POINTER.pack_into(
-            packed, structs.Attention.score_vector.offset, tensors.score_vector.data_ptr()
-        )
-    if tensors.slopes is not None:
-        _POINTER.pack_into(packed, structs.Attention.alibi_slopes.offset, tensors.slopes.data_ptr())
-    if tensors.seed is not None:
-        words = (word & 0xFFFFFFFF for word in tensors.seed.tolist())
+    packed, unit_bias = bytearray(whole), None
+    if score_vector is not None:
+        bias, unit_bias = None, bias
+    vectors = {"score_vector": score_vector, "unit_bias": unit_bias, "alibi_slopes": slopes}
+    for name, x in vectors.items():
+        if x is not None:
+            _POINTER.pack_into(packed, getattr(structs.Attention, name).offset, x.data_ptr())
+    if bias is not None:
+        strides = (0 if n == 1 else s for n, s in zip(bias.shape, bias.stride(), strict=True))
+        _SCORES.pack_into(packed, _BIAS, bias.data_ptr(), *bias.shape, *strides)
+    if seed is not None:
+        words = (word & 0xFFFFFFFF for word in seed.tolist())
         _SEED.pack_into(packed, structs.Attention.seed.offset, *words)
     return bytes(packed)
 
@@ -189,15 +171,11 @@ def _attention(plan: Plan, tensors: Tensors) -> bytes:
 def _readable(tensors: Tensors) -> Tensors:
     """The tensors as the core reads them: features side by side, vectors in order."""
     query, key, value, *others = tensors
-    operands = Tensors(readable(query), readable(key), readable(value), *others)
-    if tensors[3:] == _ALONE:
-        return operands
-    whole = resolved if tensors.score_vector is None else in_order  # a vector in additive attention
-    found = {"bias": None if tensors.bias is None else whole(tensors.bias)}
-    for name in ("slopes", "score_vector", "seed"):
-        x = getattr(tensors, name)
-        found[name] = None if x is None else in_order(x)
-    return operands._replace(**found)
+    if tensors[3:] != _ALONE:
+        of_bias = resolved if tensors.score_vector is None else in_order  # a vector, as the others
+        functions = of_bias, in_order, in_order, in_order
+        others = [None if x is None else of(x) for of, x in zip(functions, others, strict=True)]
+    return Tensors(readable(query), readable(key), readable(value), *others)
 
 
 def _check(problem: bytes | None) -> None:
@@ -220,12 +198,9 @@ def forward(spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, torch.
     return output, statistics, plan
 
 
-def lse_of(spec: AttentionSpec, plan: Plan, statistics: torch.Tensor) -> torch.Tensor:
+def lse_of(plan: Plan, statistics: torch.Tensor) -> torch.Tensor:
     """The log-sum-exp (B, N, T), or (B, T) for additive attention."""
-    lse = statistics[: plan.rows]
-    if plan.order[2] is None:
-        return lse.view(plan.output_shape[:2])
-    return lse.view(spec.batch, spec.heads[0], spec.lengths[0])
+    return statistics[: plan.rows].view(plan.lse_shape)
 
 
 def backward(

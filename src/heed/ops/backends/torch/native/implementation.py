@@ -31,15 +31,13 @@ def _find_reasons() -> tuple[str, ...]:
 
 
 class Native(Portable):
-    """See `Implementation`. Weights and statistics are inherited from the portable form."""
+    """Attention with the native kernels; weights and statistics are those of the portable form."""
 
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
-        """See `Implementation`."""
         reasons = machine_reasons()
         return [*reasons] if reasons or spec is None else reasons_against(spec)
 
     def attend(
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See `Implementation`."""
         return op.run(spec, tensors, return_lse)

@@ -23,7 +23,7 @@ from heed.ops.backends.torch.operands import (
     legacy_vmap_level,
 )
 from heed.ops.backends.torch.portable import blockwise
-from heed.ops.core.form import NONE, Form, functions, operands, read, trained_operands, write
+from heed.ops.core.form import Form, functions, operands, read, trained_operands, write
 from heed.ops.mask_rules import take_apart
 from heed.ops.spec import AttentionSpec, Tensors
 
@@ -49,7 +49,7 @@ def run(
     if torch.is_grad_enabled() and _requires_grad((*tensors, *spec.score.operands)):
         return derivatives.attend(KERNEL, spec, tensors, return_lse)
     output, statistics, plan = call.forward(spec, tensors)
-    return output, call.lse_of(spec, plan, statistics) if return_lse else None
+    return output, call.lse_of(plan, statistics) if return_lse else None
 
 
 _run_in_python = torch.compiler.disable(run)
@@ -87,14 +87,14 @@ def _have_memory(spec: AttentionSpec, tensors: Tensors) -> bool:
 
 
 class _Kernel:
-    """See `derivatives.Kernel`."""
+    """The native kernels."""
 
     def forward(self, spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, ...]:
         # Recorded below a transformation, as in `torch.func.linearize`.
         if is_observed() or not have_memory(tensors):
             return torch.ops.heed.attention(*_Call.of(spec, tensors))
         output, statistics, plan = call.forward(spec, tensors)
-        return output, call.lse_of(spec, plan, statistics).clone(), statistics
+        return output, call.lse_of(plan, statistics).clone(), statistics
 
     def backward(
         self,
@@ -161,21 +161,13 @@ class _Call(NamedTuple):
         """The attention, for tensors of any sizes."""
         return read(self.form, self.query, self.key, self.value, self.operands)
 
-    def places(self) -> list[int]:
-        """Where the operands are that get gradients, among all of them."""
-        header = self.form.header
-        named = [place for place in (header.bias, header.score_vector) if place != NONE]
-        return [*named, *self.form.captured_places]
-
     def trained(self) -> list[torch.Tensor]:
         """Query, key, value, and the operands that get gradients."""
-        return [*self[2:5], *(self.operands[place] for place in self.places())]
+        return [*self[2:5], *(self.operands[place] for place in self.form.trained_places)]
 
     def gradients(self, found: Sequence[Any]) -> list[Any]:
         """The gradients of the arguments of an op, from those of the trained ones."""
-        of_operands: list[Any] = [None] * len(self.operands)
-        for place, gradient in zip(self.places(), found[3:], strict=True):
-            of_operands[place] = gradient
+        of_operands = self.form.in_places(found[3:], self.operands)
         # PyTorch takes an empty list for one of tensors, and wants one.
         return [None, None if self.integers else [], *found[:3], of_operands]
 
@@ -201,7 +193,7 @@ def _attention_op(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     if tensors.query.device.type != "cpu":
         raise NotImplementedError("heed's native kernels are for tensors on a CPU")
     output, statistics, plan = call.forward(spec, tensors)
-    return output, call.lse_of(spec, plan, statistics).clone(), statistics
+    return output, call.lse_of(plan, statistics).clone(), statistics
 
 
 @_attention_op.register_fake

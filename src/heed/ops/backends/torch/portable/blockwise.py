@@ -91,7 +91,7 @@ def tangent(spec: AttentionSpec, tensors: Tensors, tangents: Several) -> list[to
 
 
 class _Kernel:
-    """See `derivatives.Kernel`. The backward pass computes all it needs again."""
+    """The portable kernel. The backward pass computes all it needs again."""
 
     def forward(self, spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, ...]:
         output, lse = forward(spec, tensors)

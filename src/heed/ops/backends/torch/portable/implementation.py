@@ -17,7 +17,7 @@ from heed.ops.spec import AttentionSpec, Tensors
 
 
 class Portable:
-    """See `Implementation`."""
+    """Attention in plain PyTorch, block by block."""
 
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
         """None: it runs everywhere."""
@@ -26,7 +26,6 @@ class Portable:
     def attend(
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See `Implementation.attend`."""
         return derivatives.attend(KERNEL, spec, tensors, return_lse)
 
     def weights(
@@ -39,13 +38,11 @@ class Portable:
         keys: Sequence[int] | None,
         lse: Any,
     ) -> torch.Tensor:
-        """See `Implementation.weights`."""
         return weights_of(spec, tensors, heads=heads, rows=rows, keys=keys, lse=lse)
 
     def statistics(
         self, spec: AttentionSpec, tensors: Tensors, *, keys: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """See `Implementation.statistics`."""
         chosen = checks.check_indices("keys", keys, spec.lengths[1])
         # In forward mode, too, nothing flows through them.
         stopped = Tensors(*(None if x is None else x.detach() for x in tensors))
