@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 from heed.export.errors import ExportError
 
 # Bounds on the RMS of the differences divided by the RMS of the outputs, by precision.
-TOLERANCES = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2, "int8": 0.2}
+TOLERANCES = {
+    "float32": 1e-4,
+    "bfloat16": 3e-2,
+    "float16": 1e-2,
+    "int8": 0.2,
+    "q8_0": 0.2,
+    "q4_0": 0.8,
+}
 # The least share of equal sentences, for formats that give only tokens.
 _SAME = {"float32": 0.99, "bfloat16": 0.9, "float16": 0.95, "int8": 0.8}
 _WITHOUT_HEED = "import sys; sys.modules['heed'] = None; "
