@@ -170,10 +170,10 @@ def test_rows_that_are_no_multiple_of_a_block_stay_exact(tmp_path: Path) -> None
                 ({"normalization": "layer"}, "normalization='layer'"),
                 ({"norm_first": False}, "norm_first=False"),
                 ({"gated": False}, "gated=False"),
-                ({"sinks": True}, "sinks=True"),
+                ({"sinks": True}, "sinks"),
                 ({"soft_cap": 5.0}, "soft_cap=5.0"),
                 ({"value_dim": 4}, "value_dim=4"),
-                ({"normalize_embeddings": True}, "normalize_embeddings=True"),
+                ({"normalize_embeddings": True}, "embedding_norm"),
             ]
         ),
     ],
@@ -354,57 +354,54 @@ def runner() -> Any:
     return module
 
 
-# llama.cpp looks GELU up in a table of half-precision numbers, whose steps are 2^-11.
-GELU = 2**-11
+def error_bound(name: str, model: Any) -> float:
+    """A bound on llama.cpp's relative error, in float32."""
+    layers = len(export._read_model(model).stack.layers)
+    if not name.startswith("Gemma"):
+        return 100 * products(model) * EPSILON
+    # It looks GELU up in a table: its argument and its value are half-precision numbers.
+    return math.sqrt(layers) * 2 * 2**-11
 
 
 @pytest.mark.parametrize("name", ["plain", *slow(name for name in CASES if name != "plain")])
 def test_llama_cpp_decodes_the_same_tokens(name: str, tmp_path: Path, runner: Any) -> None:
-    model, count = make(name), 24
+    model, count = make(name), 14
     export.write(model, tmp_path / "model.gguf")
     context = runner.Context(tmp_path / "model.gguf", 64, 1)
-    tokens = some_tokens(5).tolist()
-    mine = [*tokens]
+    bound = error_bound(name, model)
+    mine, theirs = some_tokens(4).tolist(), some_tokens(4).tolist()
     while len(mine) < count:
         logits = logits_of(model, np.array(mine, "int32"))[-1]
         best = np.sort(logits)[-2:]
-        assert best[1] - best[0] > 0.01 * np.std(logits)  # no tie
+        assert best[1] - best[0] > bound * np.std(logits)  # no tie
         mine.append(int(logits.argmax()))
-    logits, theirs = context.read(tokens), [*tokens]
+    logits = context.read(theirs)
     while len(theirs) < count:
         theirs.append(int(logits.argmax()))
         logits = context.read(theirs[-1:])
     assert theirs == mine
-    assert len({*mine[5:]}) > 3
     context.restart()
     found = context.read(mine, all_scores=True)
     context.close()
-    error = relative(found, logits_of(model, np.array(mine, "int32")))
-    bound = 8 * GELU if name.startswith("Gemma") else 100 * EPSILON
-    assert error < products(model) * bound
+    assert relative(found, logits_of(model, np.array(mine, "int32"))) < bound
 
 
-# The RMS error of one rounding, in parts of the largest number that shares a step: step / sqrt(12). Weights and what
-# they multiply are rounded alike; in blocks of 32 the largest is at most sqrt(32) times the RMS.
-ROUNDING = {
-    "bfloat16": 2**-8 / math.sqrt(12),
-    "q8_0": math.sqrt(32) / 127 / math.sqrt(12),
-    "q4_0": math.sqrt(32) / 8 / math.sqrt(12),
-}
+# The RMS error of one rounding, in parts of the RMS of the numbers: a step is a part of the largest number that shares
+# it, in a block of 32 normal numbers some 2.07 of their RMS, and its error is evenly distributed.
+ROUNDING = {"bfloat16": 2**-8 / 12**0.5, "q8_0": 2.07 / 127 / 12**0.5, "q4_0": 2.07 / 8 / 12**0.5}
 
 
 @pytest.mark.parametrize("precision", slow(ROUNDING))
 def test_llama_cpp_rounds_within_the_bound(precision: str, tmp_path: Path, runner: Any) -> None:
-    model, tokens = own_model(scale_embeddings=False), some_tokens(24)
+    model, tokens = LanguageModel(LanguageModelConfig(**SIZES)), some_tokens(24)
     export.write(model, tmp_path / "model.gguf", precision=precision)
     context = runner.Context(tmp_path / "model.gguf", 64, 1)
     found = context.read(tokens.tolist(), all_scores=True)
     context.close()
-    expected = logits_of(model, tokens)
-    error = relative(found, expected)
-    roundings = 2 * products(model)  # independent of each other
-    assert error < 2 * math.sqrt(roundings) * ROUNDING[precision]
-    assert error > EPSILON
+    error = relative(found, logits_of(model, tokens))
+    # Independent of each other: of the tables, and of what they multiply, which llama.cpp rounds to 8 bits for "q4_0".
+    expected = math.sqrt(2 * products(model)) * ROUNDING[precision]
+    assert expected / 20 < error < 2 * expected
 
 
 @pytest.mark.parametrize("name", ["Llama", "Llama 3"])
@@ -424,3 +421,21 @@ def test_llama_cpp_reads_the_same_tokens(name: str, tmp_path: Path, runner: Any)
         ids, mask = (keras.ops.convert_to_numpy(inputs[x]) for x in ("token_ids", "padding_mask"))
         assert list(found[:count]) == ids[mask.astype(bool)].tolist(), text
     context.close()
+
+
+def test_an_export_is_compared_where_llama_cpp_is(tmp_path: Path) -> None:
+    from heed.export import export as export_folder
+
+    model = own_model(scale_embeddings=False)
+    done = export_folder(model, tmp_path / "folder", format="gguf", context=100)
+    assert {x.name for x in done.path.iterdir()} == {
+        *("manifest.json", "model.gguf", "run.py", "runtime.py")
+    }
+    assert File.read(done.path / "model.gguf").of("context_length") == 100
+    if importlib.util.find_spec("llama_cpp") is None:
+        assert done.agreement is None
+        assert "the model was not run: that needs llama-cpp-python" in done.notes
+    else:
+        assert done.agreement is not None
+        assert done.agreement.same == 1
+        assert done.agreement.largest_difference < 1e-4

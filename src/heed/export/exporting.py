@@ -152,7 +152,8 @@ def export(
         answered = samples_of(model, programs, arrays, longest)
         agreement = None
         if _can_run(kind):
-            agreement = verify(folder, answered, precision, needs_heed=implementation == "native")
+            needs_heed = implementation == "native"
+            agreement = verify(folder, answered, precision, kind.computes_in, needs_heed)
             manifest["checked"] = dataclasses.asdict(agreement)
         else:
             notes.append(f"the model was not run: that needs {kind.runtime}")

@@ -42,6 +42,7 @@ class ExportFormat:
         options: the arguments of `export` that only this format takes, or only some formats.
         extra: the extra of heed with these packages.
         runtime: a package that runs it, without which the model is not compared; its name on the package index.
+        computes_in: the coarsest precision of the runtime's own numbers, whatever that of the weights.
     """
 
     name: str
@@ -53,6 +54,7 @@ class ExportFormat:
     options: tuple[FormatOption, ...] = ()
     extra: str = "export"
     runtime: str | None = None
+    computes_in: str = "float32"
 
     @property
     def programs_of(self) -> Callable[..., list[Program]]:
@@ -134,6 +136,7 @@ FORMATS = {
             (FormatOption("context", "the most tokens of a text, 8192 by default", int),),
             extra="gguf",
             runtime="llama-cpp-python",
+            computes_in="float16",  # its table of GELU
         ),
     )
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,6 +59,14 @@ _NAMES = {
     "hidden": "ffn_gate",
     "up": "ffn_up",
     "back": "ffn_down",
+}
+# The fields of a stack, its layers and attentions that are read here; any other must have its default.
+_FIELDS = {
+    *("heads", "kv_heads", "head_dim", "value_dim", "embedding", "embedding_scale", "layers"),
+    *("final_norm", "logits", "logit_soft_cap", "weights", "norm_first", "activation"),
+    *("self_norm", "self_attention", "feed_forward_norm", "hidden", "up", "back"),
+    *("self_post_norm", "feed_forward_post_norm", "query", "key", "value", "output"),
+    *("query_norm", "key_norm", "scale", "rotation", "soft_cap", "sliding_window"),
 }
 _Array = NDArray[np.float32]
 
@@ -425,34 +433,29 @@ def _head_norms(layer: DecoderLayer) -> Iterator[Norm]:
 
 def _general_reasons(stack: DecoderStack) -> Iterator[str]:
     """Yield the options of a model that no architecture has."""
-    if stack.embedding_norm is not None:
-        yield "normalize_embeddings=True"
     if stack.head_dim != stack.value_dim:
         yield f"value_dim={stack.value_dim} beside heads of width {stack.head_dim}"
-    if stack.rotary_dim not in (None, stack.head_dim):
-        yield f"rotations of {stack.rotary_dim} of {stack.head_dim} features"
     if stack.final_norm is None or not all(layer.norm_first for layer in stack.layers):
         yield "norm_first=False"
     norms = [norm for layer in stack.layers for norm in _norms(layer)]
     if not all(norm.root_mean_square and norm.beta is None for norm in norms):
         yield "normalization='layer'"
-    for layer in stack.layers:
-        attention = layer.self_attention
-        if found := [
-            text
-            for text, holds in (
-                ("gated=False", layer.up is None),
-                ("a mixture of experts", layer.experts is not None),
-                ("feed-forward parts beside the attention", layer.parallel),
-                ("bounds in gated parts", layer.gate_limit is not None or bool(layer.up_offset)),
-                ("a gate of the heads", attention.gate is not None),
-                ("sinks=True", attention.sinks is not None),
-                ("layers without positions", attention.rotation is None),
-            )
-            if holds
-        ]:
-            yield from found
-            return
+    if any(layer.up is None for layer in stack.layers):
+        yield "gated=False"
+    if any(layer.self_attention.rotation is None for layer in stack.layers):
+        yield "layers without positions"
+    attentions = (layer.self_attention for layer in stack.layers)
+    yield from dict.fromkeys(
+        text for part in (stack, *stack.layers, *attentions) for text in _unknown_options(part)
+    )
+
+
+def _unknown_options(part: Any) -> Iterator[str]:
+    """Yield the options of a part that this file does not know, unless they have their default."""
+    for field in fields(part):
+        value, default = getattr(part, field.name), field.default
+        if field.name not in _FIELDS and value != (None if default is MISSING else default):
+            yield f"{field.name}={value!r}" if isinstance(value, (int, float)) else field.name
 
 
 def _reasons(model: LanguageModelData, architecture: Architecture) -> Iterator[str]:
