@@ -229,8 +229,10 @@ def test_the_extras_the_checker_knows_are_those_of_pyproject():
     ]
     names = {line for line in lines if line and not line.startswith("heed_attention")}
     modules = {{"pyyaml": "yaml"}.get(name, name) for name in names}
-    assert modules | {"ray", "keras_hub", "tokenizers"} == architecture.EXTRA_PACKAGES
+    others = {"gguf", "keras_hub", "llama_cpp", "ray", "tokenizers"}
+    assert modules | others == architecture.EXTRA_PACKAGES
     assert '\nray = ["heed-attention[demo]", "ray[' in text
+    assert '\ngguf = ["heed-attention[demo]", "gguf>' in text
     assert re.search(r'\nhub = \["heed-attention\[demo\]", "keras-hub.*", "tokenizers', text)
 
 

@@ -236,7 +236,10 @@ def test_the_runner_reads_numbers_as_heed_does(finished_run):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"format": "coreml"}, "`format` must be one of saved_model, litert, onnx, ctranslate2"),
+        (
+            {"format": "coreml"},
+            "`format` must be one of saved_model, litert, onnx, ctranslate2, gguf",
+        ),
         (
             {"format": "saved_model", "precision": "int8"},
             "`precision` of saved_model must be float32",

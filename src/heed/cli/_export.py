@@ -51,7 +51,8 @@ def run_export(parsed: argparse.Namespace) -> None:
         raise TaskError(str(error)) from None
     for remark in done.notes:
         print_line(f"note: {remark}")
-    print_line(str(done.agreement))
+    if done.agreement is not None:
+        print_line(str(done.agreement))
     script = str(done.path / "run.py")
     script = shlex.quote(f"./{script}" if script.startswith("-") else script)
     print_line(f"exported: {done.path} ({done.bytes / 1e6:.1f} MB); try it: python {script}")

@@ -1,4 +1,4 @@
-"""Exports models to SavedModel, LiteRT, ONNX and CTranslate2, and checks the results."""
+"""Exports models to SavedModel, LiteRT, ONNX, CTranslate2 and GGUF, and checks the results."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.metadata
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,6 @@ from heed._suggestions import nearest
 from heed.export import artefact
 from heed.export.errors import ExportError, ExportOptionError
 from heed.export.formats import FORMATS, ExportFormat, ExportJob
-from heed.export.programs import programs_of
 from heed.export.samples import sample_arrays, samples_of
 from heed.export.verify import Agreement, verify
 from heed.models import Decodable
@@ -43,13 +43,13 @@ class Exported:
 
     Attributes:
         path: the folder.
-        agreement: the comparison with the model: differences and speed.
+        agreement: the comparison with the model: differences and speed; None without a package to run it.
         bytes: the size of all files.
         notes: remarks for the user.
     """
 
     path: Path
-    agreement: Agreement
+    agreement: Agreement | None
     bytes: int
     notes: tuple[str, ...]
 
@@ -62,6 +62,7 @@ def export(
     precision: str = "float32",
     implementation: str = "portable",
     opset: int | None = None,
+    context: int | None = None,
     samples: Mapping[str, Any] | None = None,
     calibration: Sequence[Mapping[str, Any]] | None = None,
     source: Any = None,
@@ -77,11 +78,13 @@ def export(
         model: a run (`heed.seq2seq.Shipment(RunFolder.open(path))`); a built Keras model with symbolic inputs, which
             may hold heed's layers or be accelerated; or a model that decodes (`heed.models.Decodable`).
         out: the folder to make; it must not exist, or be empty.
-        format: a name of `FORMATS`: "saved_model", "litert", "onnx", or "ctranslate2" (runs and Transformers only).
-        precision: how to store the weights, one of the format's `precisions`: "float32", "float16", "bfloat16" or
-            "int8".
+        format: a name of `FORMATS`: "saved_model", "litert", "onnx", "ctranslate2" (runs and Transformers only), or
+            "gguf" (language models only; `heed.export.gguf.write` is the same without TensorFlow and comparison).
+        precision: how to store the weights, one of the format's `precisions`: "float32", "float16", "bfloat16",
+            "int8", "q8_0" or "q4_0".
         implementation: the attention of a SavedModel: "portable", or "native", which needs heed where it is loaded.
         opset: for ONNX: the version of its operators, 17 to 24; from 23 on, each attention is one node. None: 23.
+        context: for GGUF: the most tokens of a text. None: see `heed.export.gguf.write`.
         samples: inputs for the comparison, arrays by name; for a model that decodes, "source". None draws random ones.
         calibration: for LiteRT's "int8" and a Keras model: typical inputs, dictionaries like `samples`. With them,
             activations are integers too.
@@ -109,11 +112,13 @@ def export(
         "implementation": implementation,
         "opset": 23 if opset is None else opset,
         "calibration": calibration,
+        "context": context,
     }
     used = {
         "implementation": implementation == "native",
         "opset": opset is not None,
         "calibration": calibration is not None,
+        "context": context is not None,
     }
     kind = _check_format(format, precision, implementation, used)
     out, shipment = _path(out), None
@@ -125,7 +130,7 @@ def export(
     elif (bound := getattr(getattr(model, "config", None), "longest_target", None)) is not None:
         longest = min(longest, bound)
     try:
-        programs = programs_of(model, source)
+        programs = kind.programs_of(model, source)
     except ValueError as error:
         raise ExportError(str(error)) from None
     given = {"source": shipment.sources} if shipment is not None else samples
@@ -134,7 +139,7 @@ def export(
     job = ExportJob(model, programs, shipment, kind, precision, options, longest)
     with new_folder(out) as folder:
         try:
-            notes = kind.write_artefact(job, folder)
+            notes = [*kind.write_artefact(job, folder)]
         except tf.errors.OpError as error:
             # The message is between the names of nodes and files and the name of the operation.
             why = str(error.message).splitlines()[0].rpartition("; ")[2].partition(" [Op:")[0]
@@ -145,8 +150,14 @@ def export(
         manifest = _manifest(job, notes)
         artefact.write_manifest(folder, manifest)
         answered = samples_of(model, programs, arrays, longest)
-        agreement = verify(folder, answered, precision, needs_heed=implementation == "native")
-        manifest["checked"] = dataclasses.asdict(agreement)
+        agreement = None
+        if _can_run(kind):
+            needs_heed = implementation == "native"
+            agreement = verify(folder, answered, precision, kind.computes_in, needs_heed)
+            manifest["checked"] = dataclasses.asdict(agreement)
+        else:
+            notes.append(f"the model was not run: that needs {kind.runtime}")
+            manifest["notes"] = notes
         artefact.write_manifest(folder, manifest)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return Exported(out, agreement, size, tuple(notes))
@@ -189,8 +200,19 @@ def _check_format(
         try:
             importlib.import_module(package)
         except ImportError:
-            raise ExportError(f"{format} needs {package}: {how_to_install('export')}") from None
+            raise ExportError(f"{format} needs {package}: {how_to_install(kind.extra)}") from None
     return kind
+
+
+def _can_run(kind: ExportFormat) -> bool:
+    """Whether the package that runs a format is here, if it needs one."""
+    if kind.runtime is None:
+        return True
+    try:
+        importlib.metadata.distribution(kind.runtime)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _manifest(job: ExportJob, notes: Sequence[str]) -> dict[str, Any]:

@@ -38,8 +38,11 @@ class ExportFormat:
         takes: the models that it can hold.
         runs_on: where it runs.
         precisions: how it can store weights.
-        packages: the packages, besides TensorFlow, that write and run it; all are in the extra `export`.
+        packages: the packages, besides TensorFlow, that write it, and run it unless `runtime` does.
         options: the arguments of `export` that only this format takes, or only some formats.
+        extra: the extra of heed with these packages.
+        runtime: a package that runs it, without which the model is not compared; its name on the package index.
+        computes_in: the coarsest precision of the runtime's own numbers, whatever that of the weights.
     """
 
     name: str
@@ -49,6 +52,17 @@ class ExportFormat:
     precisions: tuple[str, ...]
     packages: tuple[str, ...] = ()
     options: tuple[FormatOption, ...] = ()
+    extra: str = "export"
+    runtime: str | None = None
+    computes_in: str = "float32"
+
+    @property
+    def programs_of(self) -> Callable[..., list[Program]]:
+        """The function that describes a model by programs: the module's own, or that of other formats."""
+        module = importlib.import_module(f"heed.export.{self.name}")
+        if not hasattr(module, "programs_of"):
+            module = importlib.import_module("heed.export.programs")
+        return module.programs_of
 
     @property
     def write_artefact(self) -> Callable[[ExportJob, Path], Sequence[str]]:
@@ -111,6 +125,18 @@ FORMATS = {
             "CTranslate2's C++ and Python servers",
             ("float32", "float16", "bfloat16", "int8"),
             ("ctranslate2",),
+        ),
+        ExportFormat(
+            "gguf",
+            "GGUF",
+            "LanguageModel and KerasHub's Llama, Mistral, Gemma, Qwen",
+            "llama.cpp, and programs that are built on it",
+            ("float32", "bfloat16", "q8_0", "q4_0"),
+            ("gguf",),
+            (FormatOption("context", "the most tokens of a text, 8192 by default", int),),
+            extra="gguf",
+            runtime="llama-cpp-python",
+            computes_in="float16",  # its table of GELU
         ),
     )
 }

@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 from heed.export.errors import ExportError
 
 # Bounds on the RMS of the differences divided by the RMS of the outputs, by precision.
-TOLERANCES = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2, "int8": 0.2}
+TOLERANCES = {
+    "float32": 1e-4,
+    "bfloat16": 3e-2,
+    "float16": 1e-2,
+    "int8": 0.2,
+    "q8_0": 0.2,
+    "q4_0": 0.8,
+}
 # The least share of equal sentences, for formats that give only tokens.
 _SAME = {"float32": 0.99, "bfloat16": 0.9, "float16": 0.95, "int8": 0.8}
 _WITHOUT_HEED = "import sys; sys.modules['heed'] = None; "
@@ -84,13 +91,20 @@ def call_timed(function: Callable[[], Any]) -> tuple[Any, float]:
     return result, time.monotonic() - began
 
 
-def verify(folder: Path, samples: Samples, precision: str, needs_heed: bool = False) -> Agreement:
+def verify(
+    folder: Path,
+    samples: Samples,
+    precision: str,
+    computes_in: str = "float32",
+    needs_heed: bool = False,
+) -> Agreement:
     """Runs an exported model in a separate process and compares its outputs with the original's.
 
     Args:
         folder: the artefact with its manifest.
         samples: inputs and the original's outputs.
         precision: of the artefact, a key of `TOLERANCES`.
+        computes_in: see `ExportFormat`, a key of `TOLERANCES`.
         needs_heed: whether the process may import heed.
 
     Raises:
@@ -117,8 +131,8 @@ def verify(folder: Path, samples: Samples, precision: str, needs_heed: bool = Fa
     took = (1_000 * x / samples.count for x in (seconds, samples.seconds))
     agreement = Agreement(samples.count, largest, relative, same, *took)
     if relative is not None:
-        fits = relative <= TOLERANCES[precision]  # False for NaN
-        bound = f"{TOLERANCES[precision]:g} of their size"
+        most = max(TOLERANCES[precision], TOLERANCES[computes_in])
+        fits, bound = relative <= most, f"{most:g} of their size"  # False for NaN
     else:
         fits, bound = same is not None and same >= _SAME[precision], "the same tokens"
     if not fits:
