@@ -17,7 +17,8 @@ namespace {
 
 constexpr int64_t kMostFeatures = HEED_MOST_FEATURES, kMostTokens = int64_t{1} << 24, kMostLength = HEED_MOST_LENGTH;
 constexpr int64_t kMostRotations = 1024;
-constexpr size_t kMostBytes = size_t{1} << 28;  // of scratch memory for one thread, if one source fits
+// Of scratch memory for one part of a batch, if one source fits; or as much as the weights have in float32.
+constexpr size_t kMostBytes = size_t{1} << 28;
 
 void check_size(int64_t n, int64_t least, int64_t most, const char* name) {
   require(n >= least && n <= most, "`%s` must be in [%" PRId64 ", %" PRId64 "]. Received: %" PRId64, name, least, most,
@@ -231,12 +232,15 @@ struct HeedDecoder {
     if (decoding.batch == 0) return;
     const int64_t beams = decoding.search == HEED_BEAM ? decoding.beams : 1;
     int64_t most = std::max<int64_t>(1, heed::kMostRows / beams);
-    while (most > 1 && kernels_.scratch_bytes(stack, decoding, most) > heed::kMostBytes) most /= 2;
+    const bool shared = weight_count_ >= kLeastShared, streamed = weight_count_ >= kLeastStreamed;
+    const size_t most_bytes =
+        std::max(heed::kMostBytes, streamed ? static_cast<size_t>(weight_count_) * sizeof(float) : 0);
+    while (most > 1 && kernels_.scratch_bytes(stack, decoding, most) > most_bytes) most /= 2;
     // As many sources together as possible, with work for every thread. Where there are fewer sources than threads,
-    // several threads share one.
-    const bool shared = weight_count_ >= kLeastShared;
+    // or each would read more weights than caches hold for a few of them, several threads share sources.
     const int workers = heed::limit_threads(heed::cap_threads(threads), shared ? kMostTasks : decoding.batch);
-    threads = static_cast<int>(std::min<int64_t>(workers, decoding.batch));
+    const int64_t leaders = streamed ? std::max<int64_t>(1, decoding.batch / kTogether) : decoding.batch;
+    threads = static_cast<int>(std::min<int64_t>(workers, leaders));
     const int64_t rounds = heed::ceil_div(decoding.batch, most * threads);
     const int64_t each = heed::ceil_div(decoding.batch, rounds * threads), parts = heed::ceil_div(decoding.batch, each);
     if (parts < workers) return decode_by_teams(decoding, tokens, scores, parts, each, workers);
@@ -252,6 +256,8 @@ struct HeedDecoder {
   // Weights that a team shares: a step of fewer is short, and waiting for a helper costs more of it. With 7.5 million,
   // two threads take 0.7 of the time of one in float32 and 0.9 in int8 (AVX2, Zen 3).
   static constexpr int64_t kLeastShared = int64_t{1} << 21;
+  // Weights that no cache holds: each thread that decodes alone reads them from memory, for so many sources or more.
+  static constexpr int64_t kLeastStreamed = int64_t{1} << 24, kTogether = 16;
   static constexpr int64_t kMostTasks = 256;
 
   static heed::SourceRange range_of(int64_t part, int64_t each, const HeedDecoding& decoding) {

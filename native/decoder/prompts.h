@@ -68,6 +68,7 @@ class Prompts {
 
   // Fills the caches; with beams, those of the first one.
   void read_tiles(int tiles, int rows) const {
+    count_rows(decoding_, rows);
     rows_.embed(rows, decoding_.positions);
     rows_.layers.decode(
         rows, [&](int i) { attend_self(i, tiles); },

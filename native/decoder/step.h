@@ -36,6 +36,11 @@ struct DecoderScratch {
   }
 };
 
+// Counts rows that go through the layers.
+inline void count_rows(const HeedDecoding& decoding, int64_t rows) {
+  if (decoding.tokens_read) __atomic_fetch_add(decoding.tokens_read, rows, __ATOMIC_RELAXED);
+}
+
 // The bias of a target's queries to its own keys.
 inline RelativeBias target_bias(const HeedDecoding& decoding) {
   return {decoding.relative_bias, decoding.length, decoding.length - 1};
@@ -49,6 +54,7 @@ class Step {
   // Reads the token of each row of the first `open` places. Returns the input of the output layer.
   Matrix operator()(int open) const {
     const int rows = open * s_.beams;
+    count_rows(decoding_, rows);
     for (int r = 0; r < rows; ++r)
       layers_.embed(r, s_.token[r], table_row(decoding_.positions, s_.position[r / s_.beams], stack_.width));
     layers_.decode(

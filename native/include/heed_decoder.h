@@ -168,6 +168,8 @@ typedef struct HeedDecoding {
   int64_t stop_count;
   int32_t top_p_of_all;  // `top_p` is a share of all tokens, also with a `top_k`
   int32_t rotations;     // R; 0: 1
+  // The work: the number of tokens, of prompts and decoded, that go through the layers is added to it; NULL: nowhere.
+  int64_t* tokens_read;
 } HeedDecoding;
 
 // A stack with its weights packed for the kernels of the instruction set in use.

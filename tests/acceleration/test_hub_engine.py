@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import heed
 from heed.acceleration.hub import families, generation, recognition
 from heed.acceleration.hub._fingerprints import FINGERPRINTS
+from heed.models import stream
 from heed.ops.core.description import Search
 from tests.acceleration import hub_models
 from tests.acceleration.hub_models import (
@@ -333,6 +335,48 @@ def test_text_in_and_text_out() -> None:
             with heed.accelerate(model) as acceleration:
                 assert model.generate(text, **options) == stock
                 assert acceleration.report().calls[NAME] == 1
+    with heed.accelerate(model):
+        for prompt in ("abc", ["a b"], "", "abc" * LENGTH):
+            text = model.generate(prompt, strip_prompt=True)
+            assert "".join(stream(model, prompt)) == (text if isinstance(text, str) else text[0])
+        with pytest.raises(ValueError, match=r"must be one prompt.*Received: 2 prompts"):
+            stream(model, ["ab", "cd"])
+
+
+def test_a_stream_has_the_tokens_that_generate_adds() -> None:
+    import keras_hub
+
+    model, inputs = make("Llama"), prompts("Llama", 4)
+    whole = engine_tokens(model, inputs)[0, 4:].tolist()
+    with pytest.raises(TypeError, match=r"KerasHub after heed\.accelerate"):
+        stream(model, inputs)
+    with heed.accelerate(model) as acceleration:
+        assert [*stream(model, inputs, stop_token_ids=None)] == whole
+        stop = whole[2]
+        assert [*stream(model, inputs, stop_token_ids=[stop])] == whole[: whole.index(stop) + 1]
+        left = stream(model, inputs, stop_token_ids=None)
+        assert next(left) == whole[0]
+        left.close()
+        assert "heed-stream" not in {thread.name for thread in threading.enumerate()}
+        assert acceleration.report().calls[NAME] == 3
+        full = prompts("Llama", LENGTH)
+        assert [*stream(model, full, stop_token_ids=None)] == []
+        for given, text in (
+            ({"stop_token_ids": "auto"}, "A `preprocessor` must be attached"),  # KerasHub's words
+            ({"source": prompts("Llama", 4, 5)}, "must be one prompt.*Received: 2 prompts"),
+            ({"source": 5}, "must be one prompt. Received: source=5"),
+            ({"source": inputs | {"token_ids": inputs["token_ids"] + 45}}, "not of the vocabulary"),
+            ({"temperature": 0.5}, "the sampler of a KerasHub model chooses.*temperature=0.5"),
+        ):
+            with pytest.raises(ValueError, match=text):
+                stream(model, **{"source": inputs, "stop_token_ids": None, **given})
+        model.compile(sampler=keras_hub.samplers.RandomSampler(seed=3))
+        drawn = [*stream(model, inputs, stop_token_ids=None)]
+        model.compile(sampler=keras_hub.samplers.RandomSampler(seed=3))
+        np.testing.assert_array_equal(engine_tokens(model, inputs)[0, 4:], drawn)
+        model.compile(sampler="beam")
+        with pytest.raises(ValueError, match=r"needs heed's decoder engine.*a beam search may"):
+            stream(model, inputs, stop_token_ids=None)
 
 
 def test_the_page_has_a_row_for_each_language_model() -> None:

@@ -427,6 +427,7 @@ class Call:
         self.sampling, self.beams = options.get("sampling"), options.get("beams", 0)
         self.length_penalty, self.results = 0.6, options.get("results", 0)
         self.prompt = self.first_tokens = self.stop_tokens = None
+        self.tokens_read = np.zeros((), np.int64)  # of the last run
         if options.get("prompted"):
             self.prompt = rng.integers(3, stack.vocabulary, (batch, length)).astype(np.int32)
             lengths = rng.integers(0, length + 1, (batch, 1))
@@ -507,7 +508,9 @@ class Call:
             stop_count=0 if self.stop_tokens is None else len(self.stop_tokens),
             top_p_of_all=cut.get("top_p_of_all", False),
             rotations=1 if self.tables["rotation"] is None else len(self.tables["rotation"]),
+            tokens_read=address(self.tokens_read),
         )
+        self.tokens_read[...] = 0
         if listener is not None:
             decoding.on_token = TokenListener(lambda _, target, token: listener(target, token))
         shape = (self.batch, *([self.results] if self.results else []), self.length)

@@ -484,18 +484,21 @@ def test_rows_depend_neither_on_threads_nor_on_each_other(
         ({"beams": 3}, 70, "float32"),  # so long that they share the heads, too
         *slow([({"sampling": {"top_k": 5}}, 9, "float32")]),
         *slow(itertools.product(SEARCHES, [70], ["float32", "bfloat16", "int8"])),
+        *slow([({}, 9, "streamed")]),
     ],
     ids=str,
 )
 def test_threads_share_a_sentence(library: Any, search: Any, read: int, pack: str) -> None:
     """A model so large that threads without a row of their own take columns of its products."""
     sizes = {"width": 256, "hidden": 530, "vocabulary": 32777, "layers": 1, "pack": pack}
+    if pack == "streamed":  # so large that they share rows which each could have for itself
+        sizes |= {"vocabulary": 65537, "pack": "float32"}
     heads = {"kv_heads": 4, "queries_per_kv": 2, "head_dim": 32, "value_dim": 33}
     stack = Stack(np.random.default_rng(5), encoder=True, gated=True, **sizes, **heads)
     call = Call(stack, 2, read + 5, read, masked=True, prompted=True, **search)
     call.prompt[:, read:] = PAD
     tokens = call.run(library, stack, threads=1)
-    for rows, threads in ((slice(0, 1), 2), (slice(0, 1), 3), (slice(0, 2), 5)):
+    for rows, threads in ((slice(0, 1), 2), (slice(0, 1), 3), (slice(0, 2), 5), (slice(0, 2), 2)):
         np.testing.assert_array_equal(call.rows(rows).run(library, stack, threads), tokens[rows])
 
 
@@ -592,11 +595,15 @@ def test_the_first_of_equal_tokens_is_taken(library: Any) -> None:
 
 def test_rows_end_by_themselves(library: Any) -> None:
     stack = Stack(np.random.default_rng(6), vocabulary=6)
-    call = Call(stack, 20, 12, 4)
+    call = Call(stack, 20, 12, 4, prompted=True)
     tokens = call.run(library, stack)
     lengths = {int((row == END).argmax()) for row in tokens if END in row}
     assert len(lengths) > 1
     assert_best(stack, call, tokens)
+    # No padding of a prompt goes through the layers, and nothing of a row that has ended.
+    free = (call.prompt == PAD).any(1)
+    ended = (call.prompt == END).any(1)
+    assert call.tokens_read == (tokens[free & ~ended] != PAD).sum() < tokens.size
 
 
 def test_what_a_mask_hides_never_reaches_a_result(library: Any) -> None:

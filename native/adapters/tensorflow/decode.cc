@@ -211,6 +211,7 @@ void run(void* state, TF_OpKernelContext* context) {
     std::memcpy(&search, kernel.search.data(), sizeof(search));
     search.on_token = nullptr, search.listener = nullptr;
     search.first_tokens = nullptr, search.stop_tokens = nullptr, search.stop_count = 0, search.rotations = 1;
+    search.tokens_read = nullptr;
     const int64_t length = search.length;
     if (length < 1 || length > HEED_MOST_LENGTH)
       fail("`search` must hold a length from 1 to 2^20. Received: " + std::to_string(length));

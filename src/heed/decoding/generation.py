@@ -239,7 +239,8 @@ def _check_model(model: Any) -> None:
     if missing := missing_names(model):
         raise TypeError(
             "`model` must be a heed.models.Transformer, LanguageModel or another model that has the methods of "
-            f"heed.models.Decodable. Received: model={model!r}, without {', '.join(missing)}"
+            "heed.models.Decodable; or, to stream, a language model of KerasHub after heed.accelerate(model). "
+            f"Received: model={model!r}, without {', '.join(missing)}"
         )
 
 

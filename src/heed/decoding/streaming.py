@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from keras import ops
 
@@ -19,7 +20,7 @@ def stream(
     model: Decodable,
     source: Any = None,
     *,
-    max_length: int,
+    max_length: int | None = None,
     prompt: Any = None,
     method: str = "greedy",
     temperature: float = 1.0,
@@ -28,7 +29,8 @@ def stream(
     seed: int | None = None,
     use_cache: bool = True,
     weights: str = "float32",
-) -> Generator[int, None, None]:
+    stop_token_ids: Any = "auto",
+) -> Generator[Any, None, None]:
     """Decodes one target and yields its tokens as they come.
 
     The tokens are those of `generate` with the same arguments: those after the prompt, with the end token if the target
@@ -39,22 +41,30 @@ def stream(
 
     A beam search cannot be streamed, because it may replace any token until it ends.
 
+    A `CausalLM` of KerasHub streams after `heed.accelerate(model)`, if the decoder engine runs it: pieces of text that
+    join to `model.generate(source, max_length, stop_token_ids, strip_prompt=True)`; without a preprocessor, token ids.
+    The sampler of the model chooses them.
+
     Args:
-        model: As for `generate`. heed's models have this function as a method: `model.stream(source, max_length=...)`.
+        model: As for `generate`, or a `CausalLM` of KerasHub. heed's models have this function as a method:
+            `model.stream(source, max_length=...)`.
         source: As for `generate`, one row: (1, S) integers, or the input of the model's `encoder`. None for a
-            `LanguageModel`.
-        max_length: The most tokens of the target, prompt and end included. An integer from 1 to 2**20.
+            `LanguageModel`. Of KerasHub one prompt, as its `generate` takes it: text, or {"token_ids": (1, S),
+            "padding_mask": (1, S)}.
+        max_length: The most tokens of the target, prompt and end included. An integer from 1 to 2**20. Of KerasHub as
+            for its `generate`, which has a default.
         prompt: (1, P) integers, or None, as for `generate`.
         method: "greedy" or "sample".
         temperature, top_k, top_p, seed, use_cache, weights: As for `generate`.
+        stop_token_ids: Of KerasHub, as for its `generate`.
 
     Yields:
-        Tokens, int.
+        Tokens, int; of KerasHub's models with a preprocessor text, str.
 
     Raises:
         TypeError: If `model` cannot decode.
-        ValueError: If an argument is out of its range, the model refuses the source, there are several rows, or the
-            call is inside a compiled function.
+        ValueError: If an argument is out of its range or not one of this model, the model refuses the source, there are
+            several rows, the call is inside a compiled function, or the engine does not run a model of KerasHub.
 
     Example:
         >>> import numpy as np
@@ -65,6 +75,19 @@ def stream(
         >>> [3, 4, *tokens] == [x for x in np.asarray(generate(model, prompt=prompt, max_length=6))[0] if x]
         True
     """
+    options = {
+        "prompt": prompt,
+        "method": method,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "seed": seed,
+        "use_cache": use_cache,
+        "weights": weights,
+    }
+    if isinstance(made := _generate_function(model), Streaming):
+        _require_defaults(options, "the sampler of a KerasHub model chooses its tokens")
+        return made.stream(source, max_length=max_length, stop_token_ids=stop_token_ids)
     if method == "beam":
         raise ValueError(
             '`method` must be "greedy" or "sample": a beam search may replace any token until it ends. '
@@ -73,19 +96,13 @@ def stream(
     request = make_request(
         model,
         source,
-        prompt,
-        method=method,
         max_length=max_length,
         coverage_penalty=0.0,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        use_cache=use_cache,
-        weights=weights,
         num_results=None,
         return_scores=False,
+        **options,
     )
+    _require_defaults({"stop_token_ids": stop_token_ids}, "only models of KerasHub have it")
     name = next(iter(request.inputs))
     if request.rows != 1:
         raise ValueError(
@@ -99,6 +116,28 @@ def stream(
             f"`stream` must be called outside of compiled functions. Received: {name}={request.inputs[name]!r}"
         ) from None
     return (_decode_in_graph if request.reasons else _decode_by_engine)(model, request)
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """What `make_generate_function` of an accelerated model of KerasHub makes."""
+
+    def stream(self, inputs: Any, **options: Any) -> Generator[Any, None, None]:
+        """Yield what `generate` of the model adds to a prompt."""
+        ...
+
+
+def _generate_function(model: Any) -> Any:
+    make = getattr(model, "make_generate_function", None)
+    return None if make is None else make()
+
+
+def _require_defaults(options: dict[str, Any], reason: str) -> None:
+    parameters = inspect.signature(stream).parameters
+    for name, value in options.items():
+        default = parameters[name].default
+        if type(value) is not type(default) or value != default:
+            raise ValueError(f"`{name}` must be {default!r}: {reason}. Received: {name}={value!r}")
 
 
 def _decode_by_engine(model: Decodable, request: Request) -> Generator[int, None, None]:

@@ -7,6 +7,9 @@ it does not know exactly is left to KerasHub, and the report says why.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,15 +17,16 @@ import numpy as np
 from keras import ops
 from keras.distribution import distribution
 
-from heed._patching import Function
+from heed._patching import Function, set_here
 from heed.acceleration import _switch
 from heed.acceleration.hub._cache_readers import PACKAGE
 from heed.acceleration.hub._samplers import draw, make_search
 from heed.acceleration.hub.families import describe
 from heed.acceleration.hub.parts import Description
 from heed.acceleration.hub.recognition import LeftToKerasError
-from heed.decoding.engine import machine_reasons
+from heed.decoding.engine import TokenStream, machine_reasons
 from heed.decoding.engine.packed import PackedModel
+from heed.decoding.pieces import UnstableTextError, write_pieces
 from heed.decoding.programs import keep
 from heed.ops.backends import current
 from heed.ops.core.decoder import PackedDecoder
@@ -41,6 +45,16 @@ NAME = f"{PACKAGE}.models.CausalLM.generate"
 _INPUTS = {"token_ids", "padding_mask"}
 
 
+# In a call of `CausalLM.generate` that only reads its arguments: a list for those of its `generate_function`.
+_read_arguments: ContextVar[list[Any] | None] = ContextVar(
+    "heed_arguments_of_generate", default=None
+)
+
+
+class _ArgumentsReadError(Exception):
+    """Ends a call of `CausalLM.generate` whose arguments are known."""
+
+
 class Generate:
     """Stands for a model's `generate_function`.
 
@@ -54,6 +68,9 @@ class Generate:
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Generate by the engine or, where it does not do this call, by the original."""
+        if (found := _read_arguments.get()) is not None:
+            found[:] = args, options
+            raise _ArgumentsReadError
         try:
             if len(args) != 1 or set(options) != {"stop_token_ids"}:
                 raise LeftToKerasError("the call is not one of `CausalLM.generate`")
@@ -62,6 +79,51 @@ class Generate:
             return _switch.leave_to_keras(NAME, str(reason), self._original, *args, **options)
         _switch.count(NAME)
         return made
+
+    def stream(self, inputs: Any, **options: Any) -> Generator[Any, None, None]:
+        """Yield what a call of the model's `generate` adds to one prompt, as the engine writes it.
+
+        Args:
+            inputs, options: of `CausalLM.generate`.
+
+        Yields:
+            Pieces of text, or without a preprocessor token ids.
+
+        Raises:
+            ValueError: if there are several prompts, or the engine does not do this call.
+        """
+        if not (isinstance(inputs, (str, dict, list, tuple)) or hasattr(inputs, "shape")):
+            raise ValueError(f"`source` must be one prompt. Received: source={inputs!r}")
+        arguments: list[Any] = []
+        with set_here(_read_arguments, arguments), suppress(_ArgumentsReadError):
+            # A dictionary is changed by KerasHub.
+            self._model.generate(dict(inputs) if isinstance(inputs, dict) else inputs, **options)
+        (given,), stops = arguments[0], arguments[1]["stop_token_ids"]
+        rows = len(given["token_ids"]) if isinstance(given, dict) and "token_ids" in given else 1
+        if rows != 1:
+            raise ValueError(
+                f"`source` must be one prompt: a stream has the tokens of one text. Received: {rows} prompts"
+            )
+        try:
+            tokens = stream(self._model, given, stops)
+        except LeftToKerasError as reason:
+            raise ValueError(
+                f"`stream` needs heed's decoder engine, which does not do this call: {reason}"
+            ) from None
+        return tokens if self._model.preprocessor is None else self._write_pieces(tokens)
+
+    def _write_pieces(self, tokens: Generator[int, None, None]) -> Generator[str, None, None]:
+        preprocessor = self._model.preprocessor
+
+        def decode(ids: list[int]) -> str:
+            row = np.array([ids], np.int32)
+            read = {"token_ids": row, "padding_mask": np.ones(row.shape, bool)}
+            return preprocessor.generate_postprocess(read)[0]
+
+        try:
+            yield from write_pieces(tokens, decode)
+        except UnstableTextError as problem:
+            raise ValueError(f"the preprocessor {problem}") from None
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the original: `tf.function` and `jax.jit` make objects."""
@@ -93,6 +155,58 @@ def generate(model: Any, inputs: Any, stop_token_ids: Any) -> dict[str, Any]:
     Raises:
         LeftToKerasError: if the engine does not do this call.
     """
+    call = _prepare(model, inputs, stop_token_ids)
+    prompts, search, engine = call.prompts, call.search, call.engine
+    uniform = draw(model.sampler, search, len(prompts.tokens))
+    tokens, _ = engine.decode(prompts, search, uniform)
+    if search.method == "beam" or not _hides_ends(model):
+        tokens = _go_on(tokens, prompts, search, uniform, engine)
+    made = _make_outputs(inputs, tokens, prompts)
+    return made | {name: inputs.get(name) for name in call.returned}
+
+
+def stream(model: Any, inputs: Any, stop_token_ids: Any) -> Generator[int, None, None]:
+    """Yield the tokens that a model's `generate_function` adds to one prompt, as they are decoded.
+
+    Raises:
+        LeftToKerasError: if the engine does not do this call, at once.
+    """
+    try:
+        call = _prepare(model, inputs, stop_token_ids)
+    except _NoRoomError:  # KerasHub returns such a prompt as it is
+        return TokenStream(lambda _: None).read()
+    if call.search.method == "beam":
+        raise LeftToKerasError("a beam search may replace any token until it ends")
+
+    def decode(write: Callable[[int], bool]) -> None:
+        _switch.count(NAME)
+        uniform = draw(model.sampler, call.search, 1)
+        call.engine.decode(call.prompts, call.search, uniform, write)
+
+    return TokenStream(decode).read()
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call that the engine does.
+
+    Attributes:
+        prompts, search: of the call.
+        engine: of the model.
+        returned: as in `Description`.
+    """
+
+    prompts: Prompts
+    search: Search
+    engine: Engine
+    returned: tuple[str, ...]
+
+
+class _NoRoomError(LeftToKerasError):
+    """The prompts leave no room for a token."""
+
+
+def _prepare(model: Any, inputs: Any, stop_token_ids: Any) -> _Call:
     for reason in _reasons():
         raise LeftToKerasError(reason)
     description = describe(model)
@@ -110,12 +224,7 @@ def generate(model: Any, inputs: Any, stop_token_ids: Any) -> dict[str, Any]:
         raise LeftToKerasError("the prompts of a beam search differ in length")
     engine = keep(model, ("hub", _key_of(description)), lambda: Engine(description))
     engine.prepare(search.length)  # which may raise, before the sampler's seed moves on
-    uniform = draw(model.sampler, search, len(prompts.tokens))
-    tokens, _ = engine.decode(prompts, search, uniform)
-    if search.method == "beam" or not _hides_ends(model):
-        tokens = _go_on(tokens, prompts, search, uniform, engine)
-    made = _make_outputs(inputs, tokens, prompts)
-    return made | {name: inputs.get(name) for name in description.returned}
+    return _Call(prompts, search, engine, description.returned)
 
 
 def _device_of(x: Any) -> str:
@@ -155,7 +264,7 @@ def _read_prompts(inputs: Any, stop_token_ids: Any, description: Description) ->
     if not len(tokens) or not known[:, :1].all() or (known[:, 1:] > known[:, :-1]).any():
         raise LeftToKerasError("each prompt must have tokens, and its padding after them")
     if known.all():
-        raise LeftToKerasError("the prompts are as long as `max_length`")
+        raise _NoRoomError("the prompts are as long as `max_length`")
     if description.longest is not None and length > description.longest:
         raise LeftToKerasError(f"the engine knows {description.longest} positions of this model")
     vocabulary = description.vocabulary
@@ -216,9 +325,16 @@ class Engine:
         return version.decoder, replace(self._tables[length], table=learned)
 
     def decode(
-        self, prompts: Prompts, search: Search, uniform: np.ndarray | None
+        self,
+        prompts: Prompts,
+        search: Search,
+        uniform: np.ndarray | None,
+        write: Callable[[int], bool] | None = None,
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the tokens (B, 1 + L), -1 after their end, and their scores (B,) or None."""
+        """Return the tokens (B, 1 + L), -1 after their end, and their scores (B,) or None.
+
+        `write` gets each token of the only prompt, as soon as it is decoded, and returns whether to go on.
+        """
         decoder, positions = self.prepare(search.length)
         given = np.where(prompts.known, prompts.tokens, -1)
         nothing = np.zeros((len(given), 0), np.int32)
@@ -230,7 +346,8 @@ class Engine:
             uniform=uniform,
             first_tokens=prompts.tokens[:, 0],
         )
-        tokens, scores = decoder.decode(batch, search, current().native_threads())
+        on_token = None if write is None else lambda _, token: write(token)
+        tokens, scores = decoder.decode(batch, search, current().native_threads(), on_token)
         return np.concatenate(
             [given[:, :1], tokens[:, 0]], axis=1
         ), None if scores is None else scores[:, 0]

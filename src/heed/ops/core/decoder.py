@@ -180,6 +180,7 @@ class Decoding(Structure):
         ("stop_count", c_int64),
         ("top_p_of_all", c_int32),
         ("rotations", c_int32),
+        ("tokens_read", c_void_p),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import warnings
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from heed.decoding.pieces import UnstableTextError, write_pieces
 from heed.errors import TaskError, UsageError
 from heed.models import Ensemble, explain_generate, generate, stream
 from heed.seq2seq.options.decoding import DecodingOptions
@@ -241,23 +241,10 @@ class Translator:
         tokens: Generator[int, None, None],
         alignments: bool,
     ) -> Generator[str, None, Translation]:
-        ids, text, whole = list(prefix), "", ""
-        with contextlib.closing(tokens):
-            for token in tokens:
-                ids.append(token)
-                whole = self.task.decode([ids])[0]
-                # Spaces may turn out to be at the end, and a character may have only some of its bytes.
-                certain = whole.rstrip(" \ufffd")
-                if len(certain) > len(text) and certain.startswith(text):
-                    yield certain[len(text) :]
-                    text = certain
-        if not whole.startswith(text):
-            raise TaskError(
-                f"`decode` of {self.task.title} must give the beginning of a text for the beginning of its ids. "
-                f"Received: {whole!r} after {text!r}"
-            )
-        if len(whole) > len(text):
-            yield whole[len(text) :]
+        try:
+            whole, ids = yield from write_pieces(tokens, lambda x: self.task.decode([x])[0], prefix)
+        except UnstableTextError as problem:
+            raise TaskError(f"`decode` of {self.task.title} {problem}") from None
         aligned = align(self.model, self.task, [row], [ids])[0] if alignments else None
         return Translation(whole, ids, alignment=aligned)
 
