@@ -245,9 +245,9 @@ FAULTS = (
     ),
     Fault(
         "another head is switched off",
-        f"{_INSPECT}/_observed.py",
-        "kept = ops.reshape(ops.not_equal(ops.arange(x.shape[axis]), head), shape)",
-        "kept = ops.reshape(ops.not_equal(ops.arange(x.shape[axis]), x.shape[axis] - 1 - head), shape)",
+        f"{_INSPECT}/_interventions.py",
+        "kept = np.arange(x.shape[2])[:, None] != head",
+        "kept = np.arange(x.shape[2])[:, None] != x.shape[2] - 1 - head",
         (f"{_OF_INSPECT}/test_interventions.py",),
     ),
     Fault(

@@ -13,6 +13,7 @@ from heed.inspect._plots import (
     plot_map,
     plot_model,
 )
+from heed.inspect._residual import Residual
 from heed.inspect._run import capture
 from heed.inspect._statistics import RowStatistics
 
@@ -22,6 +23,7 @@ __all__ = [
     "Generation",
     "HeadCost",
     "Page",
+    "Residual",
     "RowStatistics",
     "ablate",
     "by_head",

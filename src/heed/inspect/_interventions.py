@@ -12,7 +12,7 @@ from keras import ops
 from heed.inspect._observed import ObservedAttention
 from heed.inspect._run import run_observed
 from heed.inspect._statistics import Floats
-from heed.inspect._watch import Observer
+from heed.inspect._watch import Place, Tap
 from heed.ops.backends import current
 
 
@@ -101,20 +101,23 @@ def ablate(
         baseline = _to_number(metric(outputs))
         costs = {}
         for full, number in heads.items():
-            without = [
-                _to_number(
-                    metric(
-                        run_observed(model, inputs, call_arguments, _disable_head(full, head))[0]
-                    )
-                )
-                for head in range(number)
-            ]
+            without = []
+            for head in range(number):
+                taps = (_disable_head(full, head),)
+                outputs, _ = run_observed(model, inputs, call_arguments, count, layers, taps=taps)
+                without.append(_to_number(metric(outputs)))
             costs[names[full]] = np.array(without) - baseline
     return Ablation(baseline, costs)
 
 
-def _disable_head(target: str, head: int) -> Observer:
-    return lambda full, attention, kind: attention.drop_head(head) if full == target else None
+def _disable_head(target: str, head: int) -> Tap:
+    def tap(place: Place, x: Any) -> Any:
+        if place.name != f"{target}/heads":
+            return None
+        kept = np.arange(x.shape[2])[:, None] != head
+        return ops.where(kept, x, ops.zeros((), x.dtype))
+
+    return tap
 
 
 def _to_number(value: Any) -> float:

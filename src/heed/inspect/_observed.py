@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -55,8 +56,8 @@ class ObservedAttention(WeightRows, Protocol):
         """Whether no query sees a later key."""
         ...
 
-    def drop_head(self, head: int) -> Any:
-        """The output with this head set to 0."""
+    def is_projected_by(self, layer: Any) -> bool:
+        """Whether a layer, or None, projects the heads as they are."""
         ...
 
     def compute_gradient(self, gradient: Any) -> Floats:
@@ -124,12 +125,27 @@ class FusedAttention:
             )
         )
 
-    def drop_head(self, head: int) -> Any:
-        """See `ObservedAttention`."""
-        axis = self._spec.heads_axis
-        if axis is None:
-            return ops.zeros_like(self.output)
-        return _zero_head(self.output, head, axis)
+    @property
+    def heads(self) -> Any:
+        """The output of each head, (B, T, N, V)."""
+        if self._spec.heads_axis is None:
+            return self.output[:, :, None]
+        return self.output if self._spec.heads_axis == 2 else _swap_heads(self.output)
+
+    def replace_heads(self, heads: Any) -> FusedAttention:
+        """Return this attention with other outputs of its heads."""
+        if self._spec.heads_axis is None:
+            output = heads[:, :, 0]
+        else:
+            output = heads if self._spec.heads_axis == 2 else _swap_heads(heads)
+        return FusedAttention(output, self._spec, self._tensors)
+
+    def is_projected_by(self, layer: Any) -> bool:
+        """See `ObservedAttention`: not where heads have several widths, which the output pads."""
+        kernel = getattr(layer, "kernel", None)
+        return kernel is not None and math.prod(kernel.shape[:-1]) == self.sizes[1] * int(
+            self._spec.widths[1]
+        )
 
     def compute_gradient(self, gradient: Any) -> Floats:
         """See `ObservedAttention`: dL/dw_ij = dL/do_i . v_j."""
@@ -206,10 +222,9 @@ class SoftmaxAttention:
         weights = ops.where(ops.any(visible, axis=-1, keepdims=True), weights, 0.0)
         return ops.convert_to_numpy(ops.take(_widen(weights), list(heads), axis=1))
 
-    def drop_head(self, head: int) -> Any:
+    def is_projected_by(self, layer: Any) -> bool:
         """See `ObservedAttention`."""
-        shape = self.output.shape
-        return ops.reshape(_zero_head(ops.reshape(self.output, self.sizes), head, 1), shape)
+        return layer is not None
 
     def compute_gradient(self, gradient: Any) -> Floats:
         """See `ObservedAttention`."""
@@ -234,11 +249,9 @@ def _widen(x: Any) -> Any:
     return x if "float64" in str(x.dtype) else ops.cast(x, "float32")
 
 
-def _zero_head(x: Any, head: int, axis: int) -> Any:
-    shape = [1] * len(x.shape)
-    shape[axis] = x.shape[axis]
-    kept = ops.reshape(ops.not_equal(ops.arange(x.shape[axis]), head), shape)
-    return ops.where(kept, x, ops.zeros((), x.dtype))
+def _swap_heads(x: Any) -> Any:
+    """(B, N, T, V) to (B, T, N, V), or back."""
+    return ops.transpose(x, (0, 2, 1, 3))
 
 
 def _is_lower_triangle(mask: NDArray[np.bool_], sizes: tuple[int, int, int, int]) -> bool:
