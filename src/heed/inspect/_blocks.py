@@ -49,7 +49,7 @@ _FORMS = {
 # The attributes under which attention layers keep the projection of their heads: heed, Keras and KerasHub, users.
 _PROJECTIONS = (
     *("_output_dense", "output_dense", "output_projector"),
-    *("combine_heads", "out_proj", "o_proj", "c_proj", "to_out", "out", "proj", "wo"),
+    *("combine_heads", "out_proj", "o_proj", "c_proj", "to_out", "out", "proj", "wo", "dense"),
 )
 _FEED_FORWARD = ("ffn", "feed", "mlp", "ffw")
 _CROSS = ("cross", "encode", "context")
@@ -85,10 +85,8 @@ def find_parts(layer: Any) -> Mapping[Any, str] | None:
 
 def find_projection(layer: Any) -> Any:
     """Return the layer that projects the heads of an attention layer, or None."""
-    return next(
-        (x for name in _PROJECTIONS if isinstance(x := getattr(layer, name, None), keras.Layer)),
-        None,
-    )
+    known = (getattr(layer, name, None) for name in _PROJECTIONS)
+    return next((x for x in known if isinstance(x, keras.Layer)), None)
 
 
 def _parts_of_form(layer: Any, form: _Form) -> dict[Any, str]:

@@ -135,6 +135,7 @@ def run_observed(
     layers: Sequence[str] | None = None,
     traced: bool = False,
     taps: Sequence[Tap] = (),
+    kept: dict[str, Any] | None = None,
 ) -> tuple[Any, dict[str, str]]:
     """Runs a model and reports its attention to `observer`.
 
@@ -142,7 +143,7 @@ def run_observed(
         model, inputs, call_arguments, layers: as for `capture`.
         observer: gets each attention of the chosen layers.
         traced: whether this repeats a run to trace it, for its derivative.
-        taps: see `watch`.
+        taps, kept: see `watch`.
 
     Returns:
         The outputs of the model, and the short name of each attention that ran by its full name.
@@ -156,7 +157,7 @@ def run_observed(
             raise TypeError(f"`layers` must be a list of names. Received: layers={layers!r}")
         if not layers:
             raise ValueError(f"`layers` must not be empty. Received: layers={layers!r}")
-    with watch(observer, layers, traced, taps) as session:
+    with watch(observer, layers, traced, taps, kept=kept) as session:
         outputs = model(inputs, training=False, **(call_arguments or {}))
     missed = [] if traced else _find_missed(model, session)
     if not session.names:
@@ -173,7 +174,7 @@ def run_observed(
             "compiled before, or compute weights without heed and keras.ops.",
             stacklevel=3,
         )
-    places = [name for tap in taps if isinstance(tap, Recorder) for name in tap.names]
+    places = [name for name in session.places if not name.endswith("/weights")]
     known_names = [*session.names, *places]
     _names.check_names("layers", layers or (), known_names)
     return outputs, dict(zip(session.names, _names.shorten_names(session.names), strict=True))

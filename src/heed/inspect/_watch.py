@@ -114,7 +114,7 @@ class Session:
     """The observation of one run of a model.
 
     Args:
-        observer, layers, taps, outputs: see `watch`.
+        observer, layers, taps, outputs, kept: see `watch`.
         traced: whether the run is traced, for its derivative. Nothing has values then, and no kind is determined: the
             observer gets "".
     """
@@ -126,12 +126,15 @@ class Session:
         traced: bool = False,
         taps: Sequence[Tap] = (),
         outputs: Mapping[str, Any] | None = None,
+        kept: dict[str, Any] | None = None,
     ) -> None:
+        self.kept = kept
         self.observer, self.layers, self.traced = observer, layers, traced
         self.taps, self.outputs = taps, outputs or {}
         self.frames: list[Frame] = []
         self.names: list[str] = []  # of all attentions that ran
         self.blocks: list[str] = []  # the names of all blocks that ran
+        self.places: dict[str, None] = {}  # the names of all places that were tapped
         self.steps: dict[tuple[Any, ...], str] = {}  # names of those that single steps call
         self.with_attention: set[Any] = set()  # the layers around them
         self.without_values = False  # whether an attention ran in a compiled function
@@ -184,6 +187,8 @@ class Session:
             output = self.tap_first(Place(name, frame.layer), output)
         if frame.name:
             output = self.tap_first(Place(f"{frame.name}/output", frame.layer), output)
+            if self.kept is not None:
+                self.kept[frame.name] = output
         return output
 
     def tap_first(self, place: Place, output: Any) -> Any:
@@ -194,6 +199,7 @@ class Session:
 
     def tap(self, place: Place, x: Any) -> Any:
         """Show a tensor to each tap; return the one to go on with."""
+        self.places[place.name] = None
         shaped = found = place.shape(x)
         for tap in self.taps:
             new = tap(place, found)
@@ -331,6 +337,7 @@ def watch(
     traced: bool = False,
     taps: Sequence[Tap] = (),
     outputs: Mapping[str, Any] | None = None,
+    kept: dict[str, Any] | None = None,
 ) -> Iterator[Session]:
     """Reports each attention that Keras layers compute in this thread.
 
@@ -341,9 +348,10 @@ def watch(
         taps: get the tensors of all places, each what the taps before it made of them. Those that are active around
             this block come first.
         outputs: what blocks return by full name, instead of being called.
+        kept: gets what each block returns, by full name.
     """
     with set_here(_taps, (*_taps.get(), *taps)):
-        session = Session(observer, layers, traced, _taps.get(), outputs)
+        session = Session(observer, layers, traced, _taps.get(), outputs, kept)
         with set_here(_session, session), set_watcher(session.observe_op), activate(_patches()):
             yield session
 
