@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from heed._npz import read_npz
 from heed.inspect import _names
+from heed.inspect._residual import Residual
 from heed.inspect._statistics import Floats, RowStatistics, compute_statistics
 
 Integers = NDArray[np.int64]
@@ -43,10 +44,11 @@ class Capture:
             rows are given, the picture is pooled.
         statistics: a `RowStatistics` of all T queries by layer name. Default: computed, which needs all weights.
         outputs: the outputs of the model, or None. They are not saved.
+        residual: a `Residual` of the run. Default: one without places.
 
     Attributes:
         names: the names of the layers, a tuple.
-        weights, kinds, heads, rows, lengths, starts, outputs: the arguments, with defaults filled in.
+        weights, kinds, heads, rows, lengths, starts, outputs, residual: the arguments, with defaults filled in.
         cells: how many queries and keys one weight stands for, by layer name; (1, 1) unless pooled.
         entropy: -sum_j w_ij ln w_ij, in nats, (B, N, T) by layer name.
         distance: sum_j w_ij |start + i - j|, in positions, (B, N, T) by layer name.
@@ -79,6 +81,7 @@ class Capture:
         starts: Mapping[str, Any] | None = None,
         statistics: Mapping[str, RowStatistics] | None = None,
         outputs: Any = None,
+        residual: Residual | None = None,
     ) -> None:
         if set(kinds) != set(weights):
             raise ValueError(
@@ -105,18 +108,27 @@ class Capture:
                 for name, x in weights.items()
             ],
             outputs,
+            residual,
         )
 
     @classmethod
-    def _of(cls, layers: Iterable[CapturedLayer], outputs: Any = None) -> Capture:
+    def _of(
+        cls,
+        layers: Iterable[CapturedLayer],
+        outputs: Any = None,
+        residual: Residual | None = None,
+    ) -> Capture:
         """A capture of layers that have been checked."""
         capture = cls.__new__(cls)
-        capture._set_layers(layers, outputs)
+        capture._set_layers(layers, outputs, residual)
         return capture
 
-    def _set_layers(self, layers: Iterable[CapturedLayer], outputs: Any) -> None:
+    def _set_layers(
+        self, layers: Iterable[CapturedLayer], outputs: Any, residual: Residual | None
+    ) -> None:
         self._layers = {layer.name: layer for layer in layers}
-        if not self._layers:
+        self.residual = Residual({}, {}) if residual is None else residual
+        if not self._layers and not self.residual:
             raise ValueError("`weights` must hold at least one layer. Received: weights={}")
         self.names: tuple[str, ...] = tuple(self._layers)
         self.weights: Mapping[str, Floats] = self._by_layer(lambda layer: layer.weights)
@@ -156,7 +168,7 @@ class Capture:
                 `tokens` of the capture.
         """
         token = _names.to_integer("token", token)
-        longest = max(length for _, length in self.lengths.values())
+        longest = max((length for _, length in self.lengths.values()), default=0)
         if not 0 <= token < longest:
             raise ValueError(f"`token` must be in [0, {longest}). Received: token={token}")
         return MappingProxyType(
@@ -191,7 +203,10 @@ class Capture:
 
     def __repr__(self) -> str:
         lines = [f"<Capture of {len(self)} layer{'s' if len(self) > 1 else ''}"]
-        return "\n".join([*lines, *(f"  {layer!r}" for layer in self._layers.values())]) + ">"
+        lines += [f"  {layer!r}" for layer in self._layers.values()]
+        if self.residual:
+            lines.append(f"  and {len(self.residual)} places of the residual stream")
+        return "\n".join(lines) + ">"
 
     def check_layer(self, name: str) -> str:
         """Returns the name if the capture has this layer.
@@ -238,6 +253,8 @@ class Capture:
         entries: dict[str, Any] = {"format": np.array(_FORMAT), "names": np.array(self.names)}
         for number, layer in enumerate(self._layers.values()):
             entries |= {f"{number}/{part}": x for part, x in layer.to_arrays().items()}
+        if self.residual:
+            entries |= {f"residual/{part}": x for part, x in self.residual.to_arrays().items()}
         # NumPy would append .npz to a name.
         with open(path, "wb") as file:
             np.savez(file, **entries)
@@ -260,7 +277,12 @@ class Capture:
                 CapturedLayer.from_arrays(str(name), f"{number}/", entries)
                 for number, name in enumerate(entries["names"])
             ]
-            return cls._of(layers)
+            stream = {
+                name.removeprefix("residual/"): x
+                for name, x in entries.items()
+                if name.startswith("residual/")
+            }
+            return cls._of(layers, residual=Residual.from_arrays(stream) if stream else None)
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise ValueError(
                 f"`path` must be a file that Capture.save wrote. Received: {os.fspath(path)!r}: {error}"

@@ -1,4 +1,4 @@
-"""How heads affect a result: ablation, and gradients with respect to attention weights."""
+"""How heads and positions affect a result: ablation, and patching between two runs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from keras import ops
 
-from heed.inspect._observed import ObservedAttention
+from heed.inspect import _names
+from heed.inspect._grid import Baseline, Cell, run_baseline, run_cells
 from heed.inspect._run import run_observed
 from heed.inspect._statistics import Floats
-from heed.inspect._watch import Observer
+from heed.inspect._watch import Place
 from heed.ops.backends import current
+
+KINDS = (
+    *("heads", "input", "output"),
+    *("attention_output", "cross_attention_output", "feed_forward_output"),
+)
 
 
 class HeadCost(NamedTuple):
@@ -31,6 +37,7 @@ class Ablation:
     Attributes:
         baseline: the metric of the whole model.
         costs: the metric without each head minus the baseline, (N,) by layer name.
+        passes: how often the model ran.
 
     >>> Ablation(1.0, {"a": np.array([0.5, -0.25])}).ranking[0]
     HeadCost(layer='a', head=0, cost=0.5)
@@ -38,6 +45,7 @@ class Ablation:
 
     baseline: float
     costs: Mapping[str, Floats]
+    passes: int = 0
 
     @property
     def ranking(self) -> list[HeadCost]:
@@ -70,7 +78,8 @@ def ablate(
     the metric should be a loss; negate a metric where larger is better.
 
     Args:
-        model, inputs, call_arguments: as for `capture`; it runs once, and once more for each head.
+        model, inputs, call_arguments: as for `capture`; it runs once, and then with up to 64 copies of the inputs, each
+            without one head.
         metric: takes the model's outputs and returns a number.
         layers: names of attention layers, as for `capture`. Default: all. A layer called twice counts as two.
 
@@ -78,7 +87,7 @@ def ablate(
         An `Ablation`, with `ranking`.
 
     Raises:
-        ValueError, TypeError: as `capture`.
+        ValueError, TypeError: as `capture`, and if a layer with several heads has no output projection.
 
     Source: Michel et al., "Are Sixteen Heads Really Better than One?", 2019, section 3.2.
 
@@ -91,100 +100,203 @@ def ablate(
     >>> found.baseline, len(found.ranking), bool(found.ranking[0].cost > found.ranking[1].cost > 0)
     (0.0, 2, True)
     """
-    heads: dict[str, int] = {}
-
-    def count(full: str, attention: ObservedAttention, kind: str) -> None:
-        heads[full] = attention.sizes[1]
-
+    measure = _make_measure(metric)
     with current().without_gradients():
-        outputs, names = run_observed(model, inputs, call_arguments, count, layers)
-        baseline = _to_number(metric(outputs))
-        costs = {}
-        for full, number in heads.items():
-            without = [
-                _to_number(
-                    metric(
-                        run_observed(model, inputs, call_arguments, _disable_head(full, head))[0]
-                    )
-                )
-                for head in range(number)
-            ]
-            costs[names[full]] = np.array(without) - baseline
-    return Ablation(baseline, costs)
+        baseline = run_baseline(model, inputs, call_arguments, layers)
+        number = measure(baseline.outputs)
+        places = _find_places(baseline, "heads", layers)
+        cells = [Cell(full, head) for full in places for head in range(baseline.places[full][2])]
+        found, passes = run_cells(model, inputs, call_arguments, baseline, cells, measure)
+    costs: dict[str, list[float]] = {}
+    for cell, value in zip(cells, found, strict=True):
+        costs.setdefault(places[cell.place].removesuffix("/heads"), []).append(value)
+    return Ablation(number, {name: np.array(x) - number for name, x in costs.items()}, passes + 1)
 
 
-def _disable_head(target: str, head: int) -> Observer:
-    return lambda full, attention, kind: attention.drop_head(head) if full == target else None
+class Effect(NamedTuple):
+    """The effect of patching one cell."""
+
+    place: str
+    head: int | None
+    position: int | None
+    effect: float
 
 
-def _to_number(value: Any) -> float:
-    array = ops.convert_to_numpy(value)
-    if array.size != 1 or array.dtype.kind not in "fiu":
-        raise ValueError(
-            f"`metric` must return a number. Received: {array.dtype} of shape {array.shape}"
-        )
-    return float(array.reshape(()))
+@dataclass(frozen=True)
+class PatchingEffects:
+    """The result of `patching_effects`.
+
+    Attributes:
+        clean, corrupted: the metric of both runs.
+        effects: the metric of the corrupted run with one patch, minus that without, by name: (N,) of the heads of an
+            attention, (N, T) by position; (T,) of a place of the residual stream.
+        passes: how often the model ran.
+    """
+
+    clean: float
+    corrupted: float
+    effects: Mapping[str, Floats]
+    passes: int
+
+    @property
+    def recovered(self) -> dict[str, Floats]:
+        """The effects as shares of clean - corrupted: 1 restores the clean run. NaN where both are the same."""
+        whole = self.clean - self.corrupted
+        return {name: x / whole if whole else x * np.nan for name, x in self.effects.items()}
+
+    @property
+    def ranking(self) -> list[Effect]:
+        """All cells, those first that move the metric most towards that of the clean run."""
+        sign = -1 if self.clean < self.corrupted else 1
+        found = []
+        for name, x in self.effects.items():
+            of_heads = name.endswith("/heads") or name == "heads"
+            for where, effect in np.ndenumerate(x):
+                head = where[0] if of_heads else None
+                position = None if of_heads and len(where) == 1 else where[-1]
+                found.append(Effect(name, head, position, float(effect)))
+        return sorted(found, key=lambda x: -sign * x.effect)
+
+    def __repr__(self) -> str:
+        lines = []
+        for x in self.ranking[:10]:
+            parts = [x.place]
+            parts += [] if x.head is None else [f"head {x.head}"]
+            parts += [] if x.position is None else [f"position {x.position}"]
+            lines.append(f"  {x.effect:+.4g}  {', '.join(parts)}")
+        count = sum(x.size for x in self.effects.values())
+        more = [f"  ... and {count - 10} more"] if count > 10 else []
+        first = f"<PatchingEffects from {self.corrupted:.4g} to {self.clean:.4g}, in {self.passes} passes"
+        return "\n".join([first, *lines, *more]) + ">"
 
 
-def gradient_times_attention(
+def patching_effects(
     model: Any,
-    inputs: Any,
-    target: Callable[[Any], Any],
+    clean: Any,
+    corrupted: Any,
+    metric: Callable[[Any], Any],
     *,
+    kind: str = "heads",
+    by_position: bool = False,
     layers: Sequence[str] | None = None,
     call_arguments: Mapping[str, Any] | None = None,
-) -> dict[str, Floats]:
-    """The contribution of each weight to a scalar function of the outputs, to first order.
+) -> PatchingEffects:
+    """Measures which heads or positions carry what two runs differ in, by patching each from the clean run.
 
-    contribution_bnij = w_bnij dL/dw_bnij
+    The model runs on both inputs. Then it runs on the corrupted ones again, with one value replaced by that of the
+    clean run, for each cell of the grid: copies of the inputs form a batch, one a cell, and blocks before the first
+    patch of a batch are not run again.
 
     Args:
-        model, inputs, layers, call_arguments: as for `capture`.
-        target: takes the model's outputs and returns a scalar tensor L, such as the logit of one class of one entry.
+        model, call_arguments: as for `capture`.
+        clean, corrupted: two inputs of the same lengths.
+        metric: takes the model's outputs and returns a number, such as a logit or a difference of two (`contrast`).
+        kind: "heads", the output of each head; or of each block "input", "output", "attention_output",
+            "cross_attention_output" or "feed_forward_output", by position.
+        by_position: whether to patch heads at single positions: (N, T) instead of (N,) cells a layer.
+        layers: names of attention layers, blocks or places. Default: all.
 
     Returns:
-        By layer name (B, N, T, S), signed, for every weight of every head. 0 where L does not depend on a weight.
+        `PatchingEffects`, with `ranking` and the number of passes.
 
     Raises:
-        ValueError, TypeError: as `capture`, or if L is not a scalar tensor.
+        ValueError: if the two runs differ in length, if the metric returns no number, if the kind or a layer does not
+            exist, or as `capture`.
+        TypeError: as `capture`, or if the inputs can be read only once.
+        RuntimeError: as `capture`.
 
-    Source: Chefer et al., "Generic Attention-Model Explainability for Interpreting Bi-Modal and Encoder-Decoder
-        Transformers", 2021, who keep the positive part and average over heads; Hao et al., "Self-Attention
-        Attribution", 2021, integrate it.
+    Source: Meng et al., "Locating and Editing Factual Associations in GPT", 2022, section 2; Wang et al.,
+        "Interpretability in the Wild", 2022, section 3.
 
     >>> import keras, numpy as np
     >>> x = keras.Input((6, 8))
-    >>> model = keras.Model(x, keras.layers.Attention(name="attention")([x, x]))
-    >>> values = np.random.default_rng(0).normal(size=(1, 6, 8)).astype("float32")
-    >>> found = gradient_times_attention(model, values, lambda y: y[0, 2, 3])["attention"]
-    >>> bool(np.isclose(found.sum(), model(values)[0, 2, 3], atol=1e-5)), float(abs(found[0, 0, 0]).max())
-    (True, 0.0)
+    >>> model = keras.Model(x, keras.layers.MultiHeadAttention(2, 4, name="attention")(x, x))
+    >>> clean, corrupted = np.random.default_rng(0).normal(size=(2, 1, 6, 8)).astype("float32")
+    >>> found = patching_effects(model, clean, corrupted, lambda y: y[0, -1, 0])
+    >>> bool(np.isclose(found.effects["attention/heads"].sum(), found.clean - found.corrupted, atol=1e-5))
+    True
+    >>> found.passes
+    3
     """
-    found: list[tuple[str, ObservedAttention]] = []  # several of one name for a recurrent decoder
-    short: dict[str, str] = {}
+    if kind not in KINDS:
+        raise ValueError(
+            f"`kind` must be one of {', '.join(map(repr, KINDS))}. Received: kind={kind!r}"
+        )
+    measure = _make_measure(metric)
+    sources: dict[str, Any] = {}
 
-    def compute(mark: Callable[[Any], Any]) -> Any:
-        traced = bool(found)  # again, to trace it
+    def keep(place: Place, x: Any) -> None:
+        if place.part == kind:
+            sources[place.name] = x
 
-        def take(full: str, attention: ObservedAttention, kind: str) -> Any:
-            if not traced:
-                found.append((full, attention))
-            return mark(attention.output)
+    def ignore(*_: Any) -> None:
+        pass
 
-        outputs, names = run_observed(model, inputs, call_arguments, take, layers, traced)
-        short.update(names)
-        value = target(outputs)
-        if tuple(getattr(value, "shape", (0,))) != ():
-            raise ValueError(f"`target` must return a scalar tensor. Received: {value!r}")
-        return value
+    with current().without_gradients():
+        baseline = run_baseline(model, corrupted, call_arguments, layers)
+        places = _find_places(baseline, kind, layers)
+        outputs, _ = run_observed(model, clean, call_arguments, ignore, layers, taps=(keep,))
+        for full, name in places.items():
+            shapes = [
+                tuple(x) for x in (getattr(sources.get(full), "shape", ()), baseline.places[full])
+            ]
+            if shapes[0] != shapes[1]:
+                raise ValueError(
+                    "`clean` and `corrupted` must have the same shapes. "
+                    f"Received: {shapes[0]} and {shapes[1]} at {name!r}"
+                )
+        cells, sizes = [], {}
+        for full in places:
+            T, *rest = baseline.places[full][1:]
+            sizes[full] = (T,) if kind != "heads" else (rest[0], T) if by_position else (rest[0],)
+            for where in np.ndindex(*sizes[full]):
+                head = where[0] if kind == "heads" else None
+                cells.append(
+                    Cell(full, head, where[-1] if kind != "heads" or by_position else None)
+                )
+        numbers = measure(outputs), measure(baseline.outputs)
+        found, passes = run_cells(
+            model, corrupted, call_arguments, baseline, cells, measure, sources
+        )
+    effects, rest_of = {}, iter(found)
+    for full, size in sizes.items():
+        values = [next(rest_of) for _ in range(int(np.prod(size)))]
+        effects[places[full]] = np.reshape(values, size) - numbers[1]
+    return PatchingEffects(*numbers, effects, passes + 2)
 
-    gradients = current().gradients(compute)
-    products: dict[str, list[Floats]] = {}
-    for (full, attention), gradient in zip(found, gradients, strict=True):
-        products.setdefault(short[full], []).append(_multiply_gradient(attention, gradient))
-    return {name: np.concatenate(steps, axis=2) for name, steps in products.items()}
+
+def _find_places(baseline: Baseline, kind: str, layers: Sequence[str] | None) -> dict[str, str]:
+    """The short names of all chosen places of a kind, by full name."""
+    fulls = [name for name in baseline.places if name.rpartition("/")[2] == kind]
+    if kind == "heads":
+        missing = [x for x in baseline.names if f"{x}/heads" not in baseline.places]
+        if missing:
+            raise ValueError(
+                "Heads must have an output projection that heed knows by its name, such as `output_dense`. "
+                f"Received: {', '.join(map(repr, missing))}, without one"
+            )
+        short = [f"{baseline.names[full.removesuffix('/heads')]}/heads" for full in fulls]
+    else:
+        short = _names.shorten_names(fulls) if fulls else []
+    if not fulls:
+        raise ValueError(
+            f"`kind` must be one that the model has. Received: kind={kind!r}, places {list(baseline.places)}"
+        )
+    return {
+        full: name
+        for full, name in zip(fulls, short, strict=True)
+        if layers is None or any(_names.selects(x, full) for x in layers)
+    }
 
 
-def _multiply_gradient(attention: ObservedAttention, gradient: Any) -> Floats:
-    _, N, T, _ = attention.sizes
-    return attention.compute_weights(range(T), range(N)) * attention.compute_gradient(gradient)
+def _make_measure(metric: Callable[[Any], Any]) -> Callable[[Any], float]:
+    def measure(outputs: Any) -> float:
+        value = metric(outputs)
+        array = np.asarray(ops.convert_to_numpy(value)) if value is not None else np.array(None)
+        if array.size != 1 or array.dtype.kind not in "fiu":
+            raise ValueError(
+                f"`metric` must return a number. Received: {array.dtype} of shape {array.shape}"
+            )
+        return float(array.reshape(()))
+
+    return measure

@@ -23,6 +23,17 @@ def matches(given: str, full: str) -> bool:
     return full == given or full.endswith(f"/{given}")
 
 
+def selects(given: str, full: str) -> bool:
+    """Whether a name that a user gave is the full name, its end, or layers around it.
+
+    >>> selects("layer_1", "decoder/layer_1/attention"), selects("attention", "decoder/layer_1/attention")
+    (True, True)
+    >>> selects("layer_1", "decoder/layer_12/attention")
+    False
+    """
+    return f"/{given}/" in f"/{full}/"
+
+
 def shorten_names(fulls: Sequence[str]) -> list[str]:
     """Removes the leading layers that all full names share.
 
@@ -38,16 +49,18 @@ def shorten_names(fulls: Sequence[str]) -> list[str]:
     return ["/".join(x[shared:]) for x in parts]
 
 
-def check_names(option: str, given: Iterable[str], fulls: Sequence[str]) -> None:
-    """Checks that each name matches a layer.
+def check_names(
+    option: str, given: Iterable[str], fulls: Sequence[str], kind: str = "attention layers"
+) -> None:
+    """Checks that each name selects a layer.
 
     Raises:
         ValueError: if one does not; the message lists the layers.
     """
     for name in given:
-        if not any(matches(name, full) for full in fulls):
+        if not any(selects(name, full) for full in fulls):
             raise ValueError(
-                f"`{option}` must name attention layers of the model: "
+                f"`{option}` must name {kind} of the model: "
                 f"{', '.join(map(repr, shorten_names(fulls)))}. Received: {name!r}"
             )
 

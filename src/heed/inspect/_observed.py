@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -13,7 +16,7 @@ from heed.inspect._statistics import Floats
 from heed.ops import Mask
 from heed.ops.arguments import dot_product
 from heed.ops.attention import DEFAULT_OPTIONS
-from heed.ops.dispatch import select_for_weights
+from heed.ops.dispatch import select_for_weights, select_implementation
 from heed.ops.mask_rules import offset
 from heed.ops.options import AttentionOptions
 from heed.ops.spec import AttentionSpec, Tensors
@@ -46,17 +49,31 @@ class ObservedAttention(WeightRows, Protocol):
 
     Attributes:
         output: the tensor that the model uses next: the result, or the weights themselves.
+        replaced_rows: the queries whose weights have been replaced.
     """
 
     output: Any
+
+    @property
+    def replaced_rows(self) -> frozenset[int]:
+        """See the class."""
+        ...
 
     @property
     def causal(self) -> bool:
         """Whether no query sees a later key."""
         ...
 
-    def drop_head(self, head: int) -> Any:
-        """The output with this head set to 0."""
+    def is_projected_by(self, layer: Any) -> bool:
+        """Whether a layer, or None, projects the heads as they are."""
+        ...
+
+    def hide(self, hidden: NDArray[np.bool_]) -> ObservedAttention:
+        """Return this attention with more pairs hidden, (N, T, S)."""
+        ...
+
+    def replace_weights(self, rows: Sequence[int], weights: Floats) -> ObservedAttention:
+        """Return this attention with other weights (B, N, len(rows), S) of some queries."""
         ...
 
     def compute_gradient(self, gradient: Any) -> Floats:
@@ -70,6 +87,7 @@ class FusedAttention:
     def __init__(self, output: Any, spec: AttentionSpec, tensors: Tensors) -> None:
         self.output = output
         self._spec, self._tensors = spec, tensors
+        self._replaced: dict[int, Floats] = {}
         axis = 1 if spec.heads_axis is None else 3 - spec.heads_axis
         T, S = (int(x.shape[axis]) for x in (tensors.query, tensors.key))
         self.sizes = (int(output.shape[0]), spec.heads[0], T, S)
@@ -114,8 +132,47 @@ class FusedAttention:
             return rule.hides_future
         return _is_lower_triangle(ops.convert_to_numpy(rule.dense), self.sizes)
 
+    def hide(self, hidden: NDArray[np.bool_]) -> FusedAttention:
+        """See `ObservedAttention`."""
+        visible = ops.convert_to_tensor(~hidden[None] if self._spec.heads_axis else ~hidden)
+        mask = Mask.dense(visible)
+        mask = mask if self._spec.mask is None else self._spec.mask & mask
+        spec = dataclasses.replace(self._spec, mask=mask)
+        output, _ = select_implementation(spec).attend(spec, self._tensors, return_lse=False)
+        changed = FusedAttention(output, spec, self._tensors)
+        changed._replaced = self._replaced
+        return changed._take_rows(self, np.any(hidden, axis=-1))
+
+    def replace_weights(self, rows: Sequence[int], weights: Floats) -> FusedAttention:
+        """See `ObservedAttention`."""
+        value = self._heads_first(self._tensors.value)
+        value = ops.repeat(value, self.sizes[1] // value.shape[1], axis=1)
+        new = ops.matmul(ops.cast(weights, value.dtype), value)  # (B, N, rows, V)
+        order = np.zeros(self.sizes[2], "int32")
+        order[list(rows)] = np.arange(len(rows))
+        heads = ops.cast(_swap_heads(ops.take(new, order, axis=2)), self.output.dtype)
+        chosen = np.zeros((self.sizes[1], self.sizes[2]), bool)
+        chosen[:, list(rows)] = True
+        changed = self.replace_heads(heads)._take_rows(self, chosen)
+        changed._replaced = {**self._replaced, **_by_row(rows, weights)}
+        return changed
+
+    def _take_rows(self, other: FusedAttention, rows: NDArray[np.bool_]) -> FusedAttention:
+        """Return this attention with the output of another one but in some rows (N, T)."""
+        return self.replace_heads(ops.where(rows.T[None, :, :, None], self.heads, other.heads))
+
     def compute_weights(self, rows: range, heads: Sequence[int]) -> Floats:
         """See `ObservedAttention`."""
+        weights = self._recompute(rows, heads)
+        if not self._replaced:
+            return weights
+        weights = np.array(weights)
+        for number, row in enumerate(rows):
+            if row in self._replaced:
+                weights[:, :, number] = self._replaced[row][:, list(heads)]
+        return weights
+
+    def _recompute(self, rows: range, heads: Sequence[int]) -> Floats:
         every = tuple(heads) == tuple(range(self.sizes[1]))
         chosen = None if every else list(heads)
         return ops.convert_to_numpy(
@@ -124,12 +181,34 @@ class FusedAttention:
             )
         )
 
-    def drop_head(self, head: int) -> Any:
+    @property
+    def replaced_rows(self) -> frozenset[int]:
         """See `ObservedAttention`."""
-        axis = self._spec.heads_axis
-        if axis is None:
-            return ops.zeros_like(self.output)
-        return _zero_head(self.output, head, axis)
+        return frozenset(self._replaced)
+
+    @property
+    def heads(self) -> Any:
+        """The output of each head, (B, T, N, V)."""
+        if self._spec.heads_axis is None:
+            return self.output[:, :, None]
+        return self.output if self._spec.heads_axis == 2 else _swap_heads(self.output)
+
+    def replace_heads(self, heads: Any) -> FusedAttention:
+        """Return this attention with other outputs of its heads."""
+        if self._spec.heads_axis is None:
+            output = heads[:, :, 0]
+        else:
+            output = heads if self._spec.heads_axis == 2 else _swap_heads(heads)
+        changed = FusedAttention(output, self._spec, self._tensors)
+        changed._replaced = self._replaced
+        return changed
+
+    def is_projected_by(self, layer: Any) -> bool:
+        """See `ObservedAttention`: not where heads have several widths, which the output pads."""
+        kernel = getattr(layer, "kernel", None)
+        return kernel is not None and math.prod(kernel.shape[:-1]) == self.sizes[1] * int(
+            self._spec.widths[1]
+        )
 
     def compute_gradient(self, gradient: Any) -> Floats:
         """See `ObservedAttention`: dL/dw_ij = dL/do_i . v_j."""
@@ -178,6 +257,7 @@ class SoftmaxAttention:
 
     start = np.zeros((), np.int64)
     numbers_per_weight = 1
+    replaced_rows: frozenset[int] = frozenset()
 
     def __init__(self, layer: Any, weights: Any, scores: Any, mask: Any) -> None:
         self.output, self._scores, self._mask = weights, scores, mask
@@ -206,10 +286,43 @@ class SoftmaxAttention:
         weights = ops.where(ops.any(visible, axis=-1, keepdims=True), weights, 0.0)
         return ops.convert_to_numpy(ops.take(_widen(weights), list(heads), axis=1))
 
-    def drop_head(self, head: int) -> Any:
+    def is_projected_by(self, layer: Any) -> bool:
         """See `ObservedAttention`."""
-        shape = self.output.shape
-        return ops.reshape(_zero_head(ops.reshape(self.output, self.sizes), head, 1), shape)
+        return layer is not None
+
+    def hide(self, hidden: NDArray[np.bool_]) -> SoftmaxAttention:
+        """See `ObservedAttention`."""
+        T = self.sizes[2]
+        scores = ops.reshape(self._scores, self.sizes)
+        all_hidden = ops.logical_or(self._hidden(scores, slice(0, T)), hidden[None])
+        wide = ops.where(all_hidden, -np.inf, _widen(scores))
+        top = ops.max(wide, axis=-1, keepdims=True)
+        # No softmax of Keras, which would be observed.
+        powers = ops.exp(wide - ops.where(ops.isfinite(top), top, ops.zeros_like(top)))
+        total = ops.sum(powers, axis=-1, keepdims=True)
+        new = powers / ops.where(total > 0, total, ops.ones_like(total))
+        weights = ops.reshape(self.output, self.sizes)
+        new = ops.where(
+            np.any(hidden, axis=-1, keepdims=True)[None], ops.cast(new, weights.dtype), weights
+        )
+        changed = copy.copy(self)
+        changed.output = ops.reshape(new, self.output.shape)
+        hiding = ops.cast(_HIDDEN.get(str(ops.dtype(scores)), 2 * _FAR_BELOW), scores.dtype)
+        changed._scores = ops.reshape(ops.where(all_hidden, hiding, scores), self._scores.shape)
+        return changed
+
+    def replace_weights(self, rows: Sequence[int], weights: Floats) -> SoftmaxAttention:
+        """See `ObservedAttention`."""
+        order = np.zeros(self.sizes[2], "int32")
+        order[list(rows)] = np.arange(len(rows))
+        chosen = np.zeros((self.sizes[2], 1), bool)
+        chosen[list(rows)] = True
+        old = ops.reshape(self.output, self.sizes)
+        new = ops.where(chosen, ops.cast(ops.take(weights, order, axis=2), old.dtype), old)
+        changed = copy.copy(self)
+        changed.output = ops.reshape(new, self.output.shape)
+        changed.replaced_rows = self.replaced_rows | set(rows)
+        return changed
 
     def compute_gradient(self, gradient: Any) -> Floats:
         """See `ObservedAttention`."""
@@ -234,11 +347,14 @@ def _widen(x: Any) -> Any:
     return x if "float64" in str(x.dtype) else ops.cast(x, "float32")
 
 
-def _zero_head(x: Any, head: int, axis: int) -> Any:
-    shape = [1] * len(x.shape)
-    shape[axis] = x.shape[axis]
-    kept = ops.reshape(ops.not_equal(ops.arange(x.shape[axis]), head), shape)
-    return ops.where(kept, x, ops.zeros((), x.dtype))
+def _by_row(rows: Sequence[int], weights: Floats) -> dict[int, Floats]:
+    """Weights (B, N, S) by row."""
+    return {row: weights[:, :, number] for number, row in enumerate(rows)}
+
+
+def _swap_heads(x: Any) -> Any:
+    """(B, N, T, V) to (B, T, N, V), or back."""
+    return ops.transpose(x, (0, 2, 1, 3))
 
 
 def _is_lower_triangle(mask: NDArray[np.bool_], sizes: tuple[int, int, int, int]) -> bool:

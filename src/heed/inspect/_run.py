@@ -11,10 +11,12 @@ import numpy as np
 
 from heed._numbers import check_integer
 from heed.inspect import _names
+from heed.inspect._blocks import is_attention
 from heed.inspect._capture import Capture, CapturedLayer
 from heed.inspect._observed import ObservedAttention, StepwiseAttention, WeightRows
 from heed.inspect._picture import compute_picture
-from heed.inspect._watch import Observer, Session, is_attention, watch
+from heed.inspect._residual import Recorder
+from heed.inspect._watch import Observer, Session, Tap, watch
 from heed.ops.backends import current
 
 Selection = Sequence[int] | Mapping[str, Sequence[int]] | None
@@ -29,6 +31,7 @@ def capture(
     rows: Selection = None,
     size: int | None = 512,
     tokens: Sequence[int] = (0,),
+    residual: bool = False,
     call_arguments: Mapping[str, Any] | None = None,
 ) -> Capture:
     """Runs a model once, as `model(inputs, training=False)`, and returns the weights of every attention in it.
@@ -44,16 +47,20 @@ def capture(
         model: a Keras model or layer.
         inputs: its first argument.
         layers: names of attention layers, with or without the enclosing layers, as "block_1/attention" or
-            "attention". Default: all.
+            "attention", or of layers around them, as "block_1"; with `residual` also of places, as "block_1/output".
+            Default: all.
         heads: which heads, integers in [0, N), of every layer, or by layer name. Default: all.
         rows: which queries, integers in [0, T), of every layer, or by layer name. Default: all.
         size: larger pictures are pooled to at most `size` rows and columns (see `Capture`), unless `rows` are given.
             None: no pooling. With the default, 12 layers of 12 heads at T = S = 1024 take 151 MB a batch entry.
+        residual: whether to record the residual stream too, what each part of a block adds to it, and the output of
+            each head, see `Residual`; of the chosen layers, at the chosen rows. The blocks of heed and KerasHub are
+            known; a block of yours is a layer (no model) with an attention layer and a feed-forward layer.
         tokens: the keys that `on_token` supports where a picture is not whole. Keys beyond S are ignored.
         call_arguments: further arguments of the call, by name.
 
     Returns:
-        A `Capture`, with `outputs`.
+        A `Capture`, with `outputs`, and with `residual` if wanted.
 
     Raises:
         ValueError: if the model has no attention, if a layer does not exist (the message lists those that do), or if
@@ -101,14 +108,23 @@ def capture(
         else:
             draw(full, attention)
 
+    def choose(full: str, T: int) -> tuple[int, ...] | bool | None:
+        if layers is not None and not any(_names.selects(name, full) for name in layers):
+            return False
+        return _select("rows", rows, full, T) if T > 1 else None
+
+    recorder = Recorder(choose) if residual else None
+    taps = () if recorder is None else (recorder,)
     with current().without_gradients():
-        outputs, names = run_observed(model, inputs, call_arguments, take, layers)
+        outputs, names = run_observed(model, inputs, call_arguments, take, layers, taps=taps)
         for full, attentions in steps.items():
             draw(full, StepwiseAttention(attentions))
     for option, given in (("heads", heads), ("rows", rows)):
         if isinstance(given, Mapping):
-            _names.check_names(option, given, list(names))
-    return Capture._of([CapturedLayer(names[full], **x) for full, x in captured.items()], outputs)
+            _names.check_names(option, given, [*names, *(recorder.names if recorder else ())])
+    stream = None if recorder is None else recorder.finish()
+    parts = [CapturedLayer(names[full], **x) for full, x in captured.items()]
+    return Capture._of(parts, outputs, stream)
 
 
 def run_observed(
@@ -118,6 +134,8 @@ def run_observed(
     observer: Observer,
     layers: Sequence[str] | None = None,
     traced: bool = False,
+    taps: Sequence[Tap] = (),
+    kept: dict[str, Any] | None = None,
 ) -> tuple[Any, dict[str, str]]:
     """Runs a model and reports its attention to `observer`.
 
@@ -125,6 +143,7 @@ def run_observed(
         model, inputs, call_arguments, layers: as for `capture`.
         observer: gets each attention of the chosen layers.
         traced: whether this repeats a run to trace it, for its derivative.
+        taps, kept: see `watch`.
 
     Returns:
         The outputs of the model, and the short name of each attention that ran by its full name.
@@ -132,14 +151,13 @@ def run_observed(
     Raises:
         ValueError, TypeError: as `capture`.
     """
-    if not isinstance(model, keras.layers.Layer):
-        raise TypeError(f"`model` must be a Keras model or layer. Received: model={model!r}")
+    check_model(model)
     if layers is not None:
         if isinstance(layers, str) or any(not isinstance(name, str) for name in layers):
             raise TypeError(f"`layers` must be a list of names. Received: layers={layers!r}")
         if not layers:
             raise ValueError(f"`layers` must not be empty. Received: layers={layers!r}")
-    with watch(observer, layers, traced) as session:
+    with watch(observer, layers, traced, taps, kept=kept) as session:
         outputs = model(inputs, training=False, **(call_arguments or {}))
     missed = [] if traced else _find_missed(model, session)
     if not session.names:
@@ -156,8 +174,20 @@ def run_observed(
             "compiled before, or compute weights without heed and keras.ops.",
             stacklevel=3,
         )
-    _names.check_names("layers", layers or (), session.names)
+    places = [name for name in session.places if not name.endswith("/weights")]
+    known_names = [*session.names, *places]
+    _names.check_names("layers", layers or (), known_names)
     return outputs, dict(zip(session.names, _names.shorten_names(session.names), strict=True))
+
+
+def check_model(model: Any) -> None:
+    """Check that a model is one of Keras.
+
+    Raises:
+        TypeError: if it is not.
+    """
+    if not isinstance(model, keras.layers.Layer):
+        raise TypeError(f"`model` must be a Keras model or layer. Received: model={model!r}")
 
 
 def _find_missed(model: Any, session: Session) -> list[str]:
@@ -173,7 +203,7 @@ def _find_missed(model: Any, session: Session) -> list[str]:
 def _select(option: str, given: Selection, full: str, limit: int) -> tuple[int, ...] | None:
     """The chosen heads or rows of one layer; None for all."""
     if isinstance(given, Mapping):
-        given = next((x for name, x in given.items() if _names.matches(name, full)), None)
+        given = next((x for name, x in given.items() if _names.selects(name, full)), None)
     return None if given is None else _check_integers(option, given, limit, full)
 
 

@@ -6,17 +6,20 @@ Three hooks see every attention of a Keras model:
 - `keras.ops.dot_product_attention` calls one function of the backend;
 - all other layers compute their weights with a softmax inside a layer that is an attention.
 
-`keras.layers.Layer.__call__` tells which layer is running. While a model runs, these functions of Keras are patched for
-its thread; they compute what they always do. So are Keras' loops, because JAX compiles them.
+`keras.layers.Layer.__call__` tells which layer is running, and gives the places of the residual stream. While a model
+runs, these functions of Keras are patched for its thread; they compute what they always do. So are Keras' loops,
+because JAX compiles them.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import keras
@@ -25,7 +28,9 @@ import numpy as np
 from heed._keras import backend_module, recurrent_backend
 from heed._patching import ContextPatch, Function, activate, set_here
 from heed.inspect import _names
+from heed.inspect._blocks import find_parts, find_projection, is_attention
 from heed.inspect._observed import FusedAttention, ObservedAttention, SoftmaxAttention
+from heed.layers.masks import carry, implicit_mask
 from heed.ops.backends import current
 from heed.ops.observe import set_watcher
 from heed.ops.spec import AttentionSpec, Tensors
@@ -37,44 +42,175 @@ _SOURCES = ("key_value", "encoder", "encoded", "context", "memory")
 Observer = Callable[[str, ObservedAttention, str], Any]
 
 
-class Frame(NamedTuple):
-    """A layer that is being called."""
+class Place(NamedTuple):
+    """A place where a running model has a tensor that can be recorded or replaced.
+
+    Attributes:
+        name: its full name: that of a block of the model and "input", "output", "attention_output",
+            "cross_attention_output" or "feed_forward_output"; or that of an attention and "heads" or "weights".
+        layer: the layer that is called there.
+        attention: for heads and weights the attention, else None.
+    """
+
+    name: str
+    layer: Any
+    attention: ObservedAttention | None = None
+
+    @property
+    def part(self) -> str:
+        """The last part of the name."""
+        return self.name.rpartition("/")[2]
+
+    @property
+    def owner(self) -> str:
+        """The full name of the block or of the attention."""
+        return self.name.rpartition("/")[0]
+
+    def shape(self, x: Any) -> Any:
+        """Return a tensor of this place as taps get it."""
+        if self.part != "heads" or self.attention is None:
+            return x
+        B, N, T, _ = self.attention.sizes
+        shape = (B, T, N, math.prod(x.shape) // (B * T * N) if B * T * N else x.shape[-1])
+        return x if tuple(x.shape) == shape else keras.ops.reshape(x, shape)
+
+
+# Gets a place and its tensor, (B, T, D), or for heads (B, T, N, V); for weights an `ObservedAttention`, of which it
+# returns another. What it returns is used in place of the tensor, unless it is None.
+Tap = Callable[[Place, Any], Any]
+
+
+@dataclass(eq=False)
+class Frame:
+    """A layer that is being called.
+
+    Attributes:
+        parts: the parts of a block, see `find_parts`; else empty.
+        name: the full name of a block.
+        heads: the place of the heads of an attention, once they have been computed and until they are used.
+    """
 
     layer: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    parts: Mapping[Any, str] = field(default_factory=dict)
+    name: str = ""
+    heads: Place | None = None
+
+    @property
+    def first(self) -> Any:
+        """The first argument."""
+        return self.args[0] if self.args else next(iter(_bind_arguments(self).values()), None)
+
+    def replace_first(self, x: Any) -> None:
+        """Replaces the first argument."""
+        if self.args:
+            self.args = (x, *self.args[1:])
+        else:
+            self.kwargs = {**self.kwargs, next(iter(_bind_arguments(self))): x}
 
 
 class Session:
     """The observation of one run of a model.
 
     Args:
-        observer, layers: see `watch`.
+        observer, layers, taps, outputs, kept: see `watch`.
         traced: whether the run is traced, for its derivative. Nothing has values then, and no kind is determined: the
             observer gets "".
     """
 
     def __init__(
-        self, observer: Observer, layers: Sequence[str] | None, traced: bool = False
+        self,
+        observer: Observer | None,
+        layers: Sequence[str] | None,
+        traced: bool = False,
+        taps: Sequence[Tap] = (),
+        outputs: Mapping[str, Any] | None = None,
+        kept: dict[str, Any] | None = None,
     ) -> None:
+        self.kept = kept
         self.observer, self.layers, self.traced = observer, layers, traced
+        self.taps, self.outputs = taps, outputs or {}
         self.frames: list[Frame] = []
         self.names: list[str] = []  # of all attentions that ran
+        self.blocks: list[str] = []  # the names of all blocks that ran
+        self.places: dict[str, None] = {}  # the names of all places that were tapped
         self.steps: dict[tuple[Any, ...], str] = {}  # names of those that single steps call
         self.with_attention: set[Any] = set()  # the layers around them
         self.without_values = False  # whether an attention ran in a compiled function
 
     def call_layer(self, original: Function, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
         """`keras.layers.Layer.__call__`; a softmax layer inside an attention gives weights."""
-        self.frames.append(Frame(layer, args, kwargs))
+        frame, outer = Frame(layer, args, kwargs), self.frames[-1] if self.frames else None
+        if outer is None:  # another call of the model
+            self.names, self.blocks, self.steps = [], [], {}
+        tapped = bool(self.taps) and not _is_symbolic()
+        self.frames.append(frame)
         try:
-            output = original(layer, *args, **kwargs)
+            if tapped:
+                self.enter(frame, outer)
+            if frame.name in self.outputs:
+                output = self.outputs[frame.name]
+            else:
+                output = original(layer, *frame.args, **frame.kwargs)
+            if tapped:
+                output = self.leave(frame, outer, output)
         finally:
             self.frames.pop()
         if not isinstance(layer, keras.layers.Softmax):
             return output
         mask = args[1] if len(args) > 1 else kwargs.get("mask")
         return self.observe_softmax(args[0] if args else kwargs["inputs"], output, mask)
+
+    def enter(self, frame: Frame, outer: Frame | None) -> None:
+        """Taps the first argument of a layer: the input of a block, or the heads of an attention."""
+        place = None
+        if outer is not None and outer.heads and frame.layer is find_projection(outer.layer):
+            place, outer.heads = outer.heads, None
+        elif hasattr(frame.first, "shape") and (parts := find_parts(frame.layer)):
+            path = self.find_path()
+            self.check_values(frame.first)
+            frame.parts, frame.name = parts, _names.make_full_name(path, self.blocks)
+            self.blocks.append(frame.name)
+            place = Place(f"{frame.name}/input", frame.layer)
+        if place is not None:
+            x = self.tap(place, frame.first)
+            if x is not frame.first:
+                frame.replace_first(x)
+
+    def leave(self, frame: Frame, outer: Frame | None, output: Any) -> Any:
+        """Taps the output of a layer: of a block, of its parts, and of an attention that projects no heads."""
+        if frame.heads is not None:
+            output = self.tap_first(frame.heads, output)
+        if outer is not None and frame.layer in outer.parts:
+            name = f"{outer.name}/{outer.parts[frame.layer]}"
+            output = self.tap_first(Place(name, frame.layer), output)
+        if frame.name:
+            output = self.tap_first(Place(f"{frame.name}/output", frame.layer), output)
+            if self.kept is not None:
+                self.kept[frame.name] = output
+        return output
+
+    def tap_first(self, place: Place, output: Any) -> Any:
+        """Taps the first tensor of a layer's output."""
+        if isinstance(output, (tuple, list)):
+            return type(output)([self.tap(place, output[0]), *output[1:]])
+        return self.tap(place, output)
+
+    def tap(self, place: Place, x: Any) -> Any:
+        """Show a tensor to each tap; return the one to go on with."""
+        self.places[place.name] = None
+        shaped = found = place.shape(x)
+        for tap in self.taps:
+            new = tap(place, found)
+            found = found if new is None else new
+        if found is shaped:
+            return x
+        if place.part == "weights":
+            return found
+        found = keras.ops.reshape(keras.ops.cast(found, x.dtype), x.shape)
+        carry(found, implicit_mask(x))
+        return found
 
     def call_softmax(self, original: Function, x: Any, axis: Any = -1) -> Any:
         """The backend's softmax."""
@@ -114,26 +250,59 @@ class Session:
 
     def observe(self, output: Any, describe: Callable[[], ObservedAttention]) -> Any:
         """Reports an attention of the chosen layers; returns the output for the model to use."""
-        from keras.src.backend.common.symbolic_scope import in_symbolic_scope
-
-        if not self.frames or in_symbolic_scope():  # Keras only infers shapes
+        if not self.frames or _is_symbolic():  # Keras only infers shapes
             return output
-        path = [frame.layer.name for frame in self.frames]
-        if not (self.traced or current().has_values(output)):
-            self.without_values = True
-            raise RuntimeError(
-                f"The layer {path[-1]!r} runs inside a compiled function (tf.function, jax.jit, torch.compile), where "
-                "its attention has no values to show. Call the model without it; on TensorFlow "
-                "tf.config.run_functions_eagerly(True) does, too. "
-                f"Received: a symbolic tensor inside {'/'.join(path)}"
-            )
+        path = self.find_path()
+        self.check_values(output)
         attention = describe()
-        name = self.choose_name(path[1:] or path, attention)
+        name = self.choose_name(path, attention)
         self.with_attention.update(frame.layer for frame in self.frames)
-        if self.layers is not None and not any(_names.matches(x, name) for x in self.layers):
+        if self.taps:
+            attention = self.tap_attention(name, attention)
+            output = attention.output
+        if self.observer is None:
+            return output
+        if self.layers is not None and not any(_names.selects(x, name) for x in self.layers):
             return output
         replaced = self.observer(name, attention, self.find_kind(attention))
         return output if replaced is None else replaced
+
+    def tap_attention(self, name: str, attention: ObservedAttention) -> ObservedAttention:
+        """Taps the weights, and the heads where they are: here, or before a projection, or at the end of the layer."""
+        frame = self.frames[-1]
+        attention = self.tap(Place(f"{name}/weights", frame.layer, attention), attention)
+        place = Place(f"{name}/heads", frame.layer, attention)
+        if attention.is_projected_by(find_projection(frame.layer)):
+            frame.heads = place
+        elif isinstance(attention, FusedAttention):
+            heads = attention.heads
+            new = self.tap(place, heads)
+            return attention if new is heads else attention.replace_heads(new)
+        elif attention.sizes[1] == 1:
+            frame.heads = place
+        return attention
+
+    def find_path(self) -> list[str]:
+        """Return the names of the layers that run, without that of the model."""
+        path = [frame.layer.name for frame in self.frames]
+        return path[1:] or path
+
+    def check_values(self, x: Any) -> None:
+        """Check that a tensor has values.
+
+        Raises:
+            RuntimeError: if it has none, inside a compiled function.
+        """
+        if self.traced or isinstance(x, np.ndarray) or current().has_values(x):
+            return
+        self.without_values = True
+        path = [frame.layer.name for frame in self.frames]
+        raise RuntimeError(
+            f"The layer {path[-1]!r} runs inside a compiled function (tf.function, jax.jit, torch.compile), where "
+            "its attention has no values to show. Call the model without it; on TensorFlow "
+            "tf.config.run_functions_eagerly(True) does, too. "
+            f"Received: a symbolic tensor inside {'/'.join(path)}"
+        )
 
     def find_kind(self, attention: ObservedAttention) -> str:
         """See `Observer`."""
@@ -158,22 +327,33 @@ class Session:
 
 
 _session: ContextVar[Session] = ContextVar("heed_inspect_session")
+_taps: ContextVar[tuple[Tap, ...]] = ContextVar("heed_inspect_taps", default=())
 
 
 @contextmanager
 def watch(
-    observer: Observer, layers: Sequence[str] | None, traced: bool = False
+    observer: Observer | None,
+    layers: Sequence[str] | None = None,
+    traced: bool = False,
+    taps: Sequence[Tap] = (),
+    outputs: Mapping[str, Any] | None = None,
+    kept: dict[str, Any] | None = None,
 ) -> Iterator[Session]:
     """Reports each attention that Keras layers compute in this thread.
 
     Args:
-        observer: gets the attentions.
-        layers: full names, or the ends of full names, of the layers to report; None for all.
+        observer: gets the attentions; None where only taps are wanted.
+        layers: names of the layers to report, see `heed.inspect._names.selects`; None for all.
         traced: see `Session`.
+        taps: get the tensors of all places, each what the taps before it made of them. Those that are active around
+            this block come first.
+        outputs: what blocks return by full name, instead of being called.
+        kept: gets what each block returns, by full name.
     """
-    session = Session(observer, layers, traced)
-    with set_here(_session, session), set_watcher(session.observe_op), activate(_patches()):
-        yield session
+    with set_here(_taps, (*_taps.get(), *taps)):
+        session = Session(observer, layers, traced, _taps.get(), outputs, kept)
+        with set_here(_session, session), set_watcher(session.observe_op), activate(_patches()):
+            yield session
 
 
 @functools.cache
@@ -195,9 +375,10 @@ def _patches() -> list[ContextPatch]:
     ]
 
 
-def is_attention(layer: Any) -> bool:
-    """Whether a softmax inside this layer gives attention weights, by the name of its class or of a base class."""
-    return any("attention" in cls.__name__.lower() for cls in type(layer).__mro__)
+def _is_symbolic() -> bool:
+    from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+
+    return bool(in_symbolic_scope())
 
 
 def _is_cross(frame: Frame) -> bool:
