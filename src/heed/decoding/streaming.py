@@ -7,27 +7,23 @@ from typing import Any
 
 from keras import ops
 
+from heed._config import takes_options
 from heed.decoding import engine
 from heed.decoding.decodable import Decodable
 from heed.decoding.generation import Request, make_loop, make_request
+from heed.decoding.options import GenerateOptions, options_of
 from heed.decoding.programs import program
 from heed.ops.backends import as_written
 
+_NAMES = [
+    name for name in options_of("greedy", "sample") if name not in ("num_results", "return_scores")
+]
+
 
 @as_written
+@takes_options(GenerateOptions, _NAMES)
 def stream(
-    model: Decodable,
-    source: Any = None,
-    *,
-    max_length: int,
-    prompt: Any = None,
-    method: str = "greedy",
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
-    use_cache: bool = True,
-    weights: str = "float32",
+    model: Decodable, source: Any = None, *, prompt: Any = None, **options: Any
 ) -> Generator[int, None, None]:
     """Decodes one target and yields its tokens as they come.
 
@@ -43,10 +39,8 @@ def stream(
         model: As for `generate`. heed's models have this function as a method: `model.stream(source, max_length=...)`.
         source: As for `generate`, one row: (1, S) integers, or the input of the model's `encoder`. None for a
             `LanguageModel`.
-        max_length: The most tokens of the target, prompt and end included. An integer from 1 to 2**20.
         prompt: (1, P) integers, or None, as for `generate`.
-        method: "greedy" or "sample".
-        temperature, top_k, top_p, seed, use_cache, weights: As for `generate`.
+        {options}
 
     Yields:
         Tokens, int.
@@ -65,27 +59,12 @@ def stream(
         >>> [3, 4, *tokens] == [x for x in np.asarray(generate(model, prompt=prompt, max_length=6))[0] if x]
         True
     """
-    if method == "beam":
+    if options.get("method") == "beam":
         raise ValueError(
             '`method` must be "greedy" or "sample": a beam search may replace any token until it ends. '
             "Received: method='beam'"
         )
-    request = make_request(
-        model,
-        source,
-        prompt,
-        method=method,
-        max_length=max_length,
-        coverage_penalty=0.0,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        use_cache=use_cache,
-        weights=weights,
-        num_results=None,
-        return_scores=False,
-    )
+    request = make_request(model, source, prompt, options)
     name = next(iter(request.inputs))
     if request.rows != 1:
         raise ValueError(
