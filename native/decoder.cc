@@ -201,9 +201,7 @@ void check(const PackedStack& s, const HeedDecoding& d, const int32_t* tokens, c
   }
   require(!scores || d.search != HEED_GREEDY, "`scores` are of a beam search, which may have one beam, or of sampling");
   if (d.search != HEED_SAMPLE) return;
-  require(d.uniform || d.batch == 0, "`uniform` is missing");
-  require(d.temperature > 0 && std::isfinite(d.temperature), "`temperature` must be a positive number");
-  require(d.top_p >= 0 && d.top_p <= 1, "`top_p` must be in [0, 1]");
+  check_sampling(d);
   check_size(d.top_k, 0, kMostTokens, "top_k");
 }
 

@@ -3,8 +3,16 @@
 #include <cmath>
 
 #include "decoder/registry.h"
+#include "refusal.h"
 
 namespace heed {
+
+void check_sampling(const HeedDecoding& d) {
+  require(d.uniform || d.batch == 0, "`uniform` is missing");
+  require(d.temperature > 0 && std::isfinite(d.temperature), "`temperature` must be a positive number");
+  require(d.top_p >= 0 && d.top_p <= 1, "`top_p` must be in [0, 1]");
+  require(d.min_p >= 0 && d.min_p <= 1, "`min_p` must be in [0, 1]");
+}
 
 int32_t draw_token(const HeedDecoding& decoding, float uniform, int vocabulary, const float* logits, float* mass,
                    int32_t* order) {
@@ -25,10 +33,12 @@ int32_t draw_token(const HeedDecoding& decoding, float uniform, int vocabulary, 
     total = 0;
     for (int i = 0; i < vocabulary; ++i) total += std::exp(logits[i] / temperature - max_logit);
   }
+  const float least = static_cast<float>(std::log(decoding.min_p));
   float before = 0, kept = 0;
   for (int i = 0; i < count; ++i) {
     const float own = mass[i] / total;
-    if (!cut || share <= 0 || i == 0 || before < share) kept += own;
+    const bool likely = decoding.min_p <= 0 || logits[order[i]] / temperature - max_logit >= least;
+    if (likely && (!cut || share <= 0 || i == 0 || before < share)) kept += own;
     before += own;
     mass[i] = kept;  // now the cumulative distribution
   }

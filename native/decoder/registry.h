@@ -94,7 +94,10 @@ struct DecoderKernels {
   void (*decode)(const PackedStack&, const HeedDecoding&, SourceRange, int32_t* tokens, float* scores, char* scratch);
 };
 
-// Draws a token by inverting the cumulative distribution of softmax(logits / temperature) after `top_k` and `top_p`.
+// Refuses numbers of sampling that are out of their range.
+void check_sampling(const HeedDecoding& decoding);
+
+// Draws a token by inverting the cumulative distribution of softmax(logits / temperature) after the cuts.
 // `uniform` is in [0, 1). `mass` and `order` are scratch, as long as the vocabulary.
 int32_t draw_token(const HeedDecoding& decoding, float uniform, int vocabulary, const float* logits, float* mass,
                    int32_t* order);

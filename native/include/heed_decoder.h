@@ -170,6 +170,7 @@ typedef struct HeedDecoding {
   int32_t rotations;     // R; 0: 1
   // The work: the number of tokens, of prompts and decoded, that go through the layers is added to it; NULL: nowhere.
   int64_t* tokens_read;
+  double min_p;          // of sampling: only tokens with this share of the likeliest one's probability, in [0, 1]
 } HeedDecoding;
 
 // A stack with its weights packed for the kernels of the instruction set in use.
@@ -188,8 +189,8 @@ HEED_API void heed_decoder_free(HeedDecoder* decoder);
 // Writes `tokens`, contiguous (B, N, L); N is 1 except for a beam search with more `results`. Each row ends with the
 // end token, unless it is cut, and holds padding after it. The hypotheses of a source are in order: finished ones, best
 // first, then cut ones; if there are fewer than N, rows of padding follow. `scores`, contiguous (B, N) or NULL, gets
-// the log probability of the decoded tokens: of a beam search divided by the penalty, of sampling before `temperature`,
-// `top_k` and `top_p`; -inf where there is no hypothesis. A greedy search has none: one beam with no penalty finds the
+// the log probability of the decoded tokens: of a beam search divided by the penalty, of sampling before `temperature`
+// and the cuts; -inf where there is no hypothesis. A greedy search has none: one beam with no penalty finds the
 // same. Several threads may use one decoder at once. Rows are divided among the threads; where there are fewer rows,
 // the threads share the products and the heads, if the stack has 2^21 weights or more.
 HEED_API const char* heed_decode(const HeedDecoder* decoder, const HeedDecoding* decoding, int32_t* tokens,

@@ -432,10 +432,18 @@ def test_sampling_cut_to_one_token_is_greedy():
 
 
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"),
-    [(1.0, None, None), (0.5, None, None), (2.0, 3, None), (1.0, None, 0.7), (1.0, 4, 0.6)],
+    ("temperature", "top_k", "top_p", "min_p"),
+    [
+        (1.0, None, None, None),
+        (0.5, None, None, None),
+        (2.0, 3, None, None),
+        (1.0, None, 0.7, None),
+        (1.0, 4, 0.6, None),
+        (2.0, None, None, 0.4),
+        (2.0, 5, 0.95, 0.5),
+    ],
 )
-def test_drawn_tokens_have_the_right_frequencies(temperature, top_k, top_p):
+def test_drawn_tokens_have_the_right_frequencies(temperature, top_k, top_p, min_p):
     logits = np.array([1.0, -1e30, 0.3, 2.0, -0.5, 1.4], "float32")
     p = np.exp(logits.astype("float64") / temperature)
     p /= p.sum()
@@ -447,6 +455,9 @@ def test_drawn_tokens_have_the_right_frequencies(temperature, top_k, top_p):
         kept = np.searchsorted(np.cumsum(p[order]), top_p) + 1
         p[order[kept:]] = 0
         p /= p.sum()
+    if min_p is not None:
+        p[p < min_p * p.max()] = 0
+        p /= p.sum()
     draws = 20000
     uniform = (np.arange(draws) + 0.5) / draws  # evenly spread: frequencies are exact up to 1/draws
     tokens = draw(
@@ -455,6 +466,7 @@ def test_drawn_tokens_have_the_right_frequencies(temperature, top_k, top_p):
         temperature,
         top_k,
         top_p,
+        min_p,
     )
     frequencies = np.bincount(np.asarray(tokens), minlength=6) / draws
     np.testing.assert_allclose(frequencies, p, atol=5e-4)
@@ -682,6 +694,7 @@ def test_lists_and_empty_batches():
         ({"top_k": 0}, "top_k"),
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 1.5}, "top_p"),
+        ({"min_p": 1.5}, "min_p"),
         ({"seed": "a"}, "seed"),
         ({"top_k": True}, "top_k"),
         ({"temperature": np.bool_(True)}, "temperature"),

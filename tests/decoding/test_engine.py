@@ -20,6 +20,7 @@ import heed
 from heed._weights import WEIGHTS
 from heed.decoding import engine, generation
 from heed.decoding.engine.describe import describe_decoder, describe_stack
+from heed.decoding.options import options_of
 from heed.layers import (
     FeedForward,
     MultiHeadAttention,
@@ -127,7 +128,12 @@ CUTS: tuple[dict[str, float], ...] = ({}, {"top_p": 0.7}, {"top_p": 1.0})
 
 @pytest.mark.parametrize(
     "cut",
-    [{"top_k": 1}, {"top_k": 4, "top_p": 0.6}, *(pytest.param(x, marks=slow) for x in CUTS)],
+    [
+        {"top_k": 1},
+        {"top_k": 4, "top_p": 0.6},
+        {"min_p": 0.3},
+        *(pytest.param(x, marks=slow) for x in CUTS),
+    ],
     ids=str,
 )
 def test_draws_are_those_of_the_graph(cut: Any) -> None:
@@ -152,7 +158,7 @@ def test_beams_are_those_of_the_graph(beam_size: int, length_penalty: float) -> 
 def eager(model: Any, source: Any, prompt: Any = None, max_length: int = 6, **options: Any) -> Any:
     """Model, inputs and options for both ways of decoding, op by op: no graph is traced."""
     defaults = {"beam_size": 3, "length_penalty": 0.6, "coverage_penalty": 0.0}
-    defaults |= {"temperature": 1.0, "top_k": 4, "top_p": 0.9}
+    defaults |= {"temperature": 1.0, "top_k": 4, "top_p": 0.9, "min_p": None}
     shared = {"max_length": max_length, "use_cache": True, "weights": "float32"}
     shared |= {"num_results": 1, "return_scores": options["method"] != "greedy"}
     options = {**shared, **defaults, **options}
@@ -163,7 +169,7 @@ def eager(model: Any, source: Any, prompt: Any = None, max_length: int = 6, **op
     if options["method"] == "sample":
         shape = (len(source) * options["num_results"], max_length)
         inputs["uniform"] = np.random.default_rng(3).random(shape, "float32")
-    names = ("method", *shared, *generation._OPTIONS[options["method"]])
+    names = [name for name in options_of(options["method"]) if name != "seed"]
     return model, inputs, {name: options[name] for name in names}
 
 

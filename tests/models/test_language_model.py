@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import heed
 from heed.decoding import engine, generation
+from heed.decoding.options import options_of
 from heed.models import (
     Decodable,
     LanguageModel,
@@ -196,12 +197,12 @@ def by_both(model: Any, prompt: Any, length: int = 8, **options: Any) -> tuple[A
     shared = {"max_length": length, "use_cache": True, "weights": "float32"}
     shared |= {"num_results": 1, "return_scores": options["method"] != "greedy"}
     defaults = {"beam_size": 3, "length_penalty": 0.6, "coverage_penalty": 0.0}
-    defaults |= {"temperature": 1.5, "top_k": 4, "top_p": 0.9}
+    defaults |= {"temperature": 1.5, "top_k": 4, "top_p": 0.9, "min_p": None}
     assert engine.unsupported_reasons(model, {**shared, **defaults, **options}) == []
     inputs = {"prompt": generation._prompt(prompt, None, model.config, length)}
     if options["method"] == "sample":
         inputs["uniform"] = np.random.default_rng(3).random((len(prompt), length), "float32")
-    names = ("method", *shared, *generation._OPTIONS[options["method"]])
+    names = [name for name in options_of(options["method"]) if name != "seed"]
     options = {name: {**shared, **defaults, **options}[name] for name in names}
     (mine, of_mine), (graphs, of_graphs) = (
         engine.decode(model, inputs, options),

@@ -507,6 +507,7 @@ class Call:
             stop_tokens=address(self.stop_tokens),
             stop_count=0 if self.stop_tokens is None else len(self.stop_tokens),
             top_p_of_all=cut.get("top_p_of_all", False),
+            min_p=cut.get("min_p", 0.0),
             rotations=1 if self.tables["rotation"] is None else len(self.tables["rotation"]),
             tokens_read=address(self.tokens_read),
         )
@@ -570,15 +571,17 @@ def drawn(
     top_k: int = 0,
     top_p: float = 0.0,
     top_p_of_all: bool = False,
+    min_p: float = 0.0,
 ) -> int:
     order = np.argsort(-scores, kind="stable") if top_k or top_p else np.arange(len(scores))
     mass = np.exp((scores - scores.max()) / temperature)[order]
     mass, every = mass[: top_k or None], mass.sum()
+    likely = mass >= min_p
     mass /= every if top_p_of_all else mass.sum()
     if top_p:
         before = np.cumsum(mass) - mass
         mass = np.where((before < top_p) | (np.arange(len(mass)) == 0), mass, 0)
-    cumulative = np.cumsum(mass)
+    cumulative = np.cumsum(np.where(likely, mass, 0))
     return int(order[np.sum(cumulative < (1 - uniform) * cumulative[-1])])
 
 

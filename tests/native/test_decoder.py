@@ -275,6 +275,8 @@ SAMPLING: tuple[dict[str, Any], ...] = (
     {"top_p": 0.6},
     {"top_k": 9, "top_p": 0.8},
     {"top_p": 1.0},
+    {"min_p": 0.3},
+    {"min_p": 0.2, "top_p": 0.9, "temperature": 2.0},
 )
 
 

@@ -7,27 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from heed import seq2seq
-from heed._weights import WEIGHTS
 from heed.cli._arguments import Parser, add_options, check_positive, select_options
 from heed.cli._streams import print_note
+from heed.seq2seq.options.user_config import names_of, settings_of
 from heed.seq2seq.options.user_values import user_path
 from heed.seq2seq.tensorflow_start import start_tensorflow
 
-_OPTIONS = (
-    ("beam_size", int, "hypotheses of a beam search (1: greedy)"),
-    ("length_penalty", float, "of a beam search: higher favours longer translations (0.6)"),
-    (
-        "coverage_penalty",
-        float,
-        "of a beam search: higher favours attending to all of the line (0)",
-    ),
-    ("temperature", float, "sample tokens; below 1 sharpens, above 1 flattens"),
-    ("top_k", int, "sample among this many of the most likely tokens"),
-    ("top_p", float, "sample among the most likely tokens with this total probability"),
-    ("seed", int, "of the samples"),
-    ("max_length", int, "most tokens of a translation"),
-    ("weights", str, f"storage of weights: {', '.join(WEIGHTS)}"),
-)
+# Those of every command that translates; `heed translate` has more.
+_OPTIONS = settings_of(seq2seq.DecodingOptions, lambda metadata: metadata.get("text"))
 
 
 def add_decoding_options(parser: Parser) -> None:
@@ -45,7 +32,7 @@ def add_decoding_options(parser: Parser) -> None:
 
 def read_decoding_options(parsed: argparse.Namespace) -> seq2seq.DecodingOptions:
     """The given decoding options."""
-    names = [*(name for name, _, _ in _OPTIONS), "n_best", "scores"]
+    names = names_of(settings_of(seq2seq.DecodingOptions))
     if parsed.device_threads is not None:
         check_positive("--device-threads", parsed.device_threads)
     return seq2seq.DecodingOptions(**select_options(parsed, names))

@@ -10,38 +10,19 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from heed import seq2seq
-from heed._weights import WEIGHTS
 from heed.cli._arguments import Parser, add_options, check_positive, select_options
 from heed.cli._decoding import open_translator
 from heed.cli._streams import print_line, print_note
 from heed.errors import TaskError, UsageError
 from heed.seq2seq.child_process import Channel, count_threads
+from heed.seq2seq.options.serving import ServingOptions
+from heed.seq2seq.options.user_config import names_of, settings_of
 from heed.seq2seq.options.user_values import user_path
 
-if TYPE_CHECKING:
-    from heed.seq2seq.options.serving import ServingOptions
-
-_LIMITS = (
-    ("max_batch", int, "hypotheses decoded together (64)"),
-    ("max_queue", int, "texts that may wait (512)"),
-    ("max_texts", int, "texts of a request (64)"),
-    ("max_characters", int, "characters of a text (2,000)"),
-    ("max_beam", int, "widest beam of a request (8)"),
-    ("max_body", int, "bytes of a request (262,144)"),
-    ("body_timeout", float, "seconds for a request to arrive (10)"),
-    ("timeout", float, "seconds from then to its answer (30)"),
-    ("write_timeout", float, "seconds in which a client must take some of its answer (30)"),
-    ("drain", float, "seconds to finish requests in progress when stopping (10)"),
-    ("max_per_address", int, "connections of one address (256)"),
-)
-_DECODING = (
-    ("length_penalty", float, "of beams: higher favours longer translations (0.6)"),
-    ("max_length", int, "most tokens of a translation"),
-    ("weights", str, f"storage of weights: {', '.join(WEIGHTS)}"),
-)
+_LIMITS = settings_of(ServingOptions)
+_DECODING = settings_of(seq2seq.DecodingOptions, lambda metadata: metadata.get("server"))
 
 
 def add_serve(parser: Parser) -> None:
@@ -92,8 +73,8 @@ def run_serve(parsed: argparse.Namespace) -> None:
     count = 1 if parsed.processes is None else check_positive("--processes", parsed.processes)
     if blank := [text for text in parsed.example if not text.strip()]:
         raise UsageError(f"--example must not be blank. Received: {blank[0]!r}")
-    limits = ServingOptions(**select_options(parsed, [name for name, _, _ in _LIMITS]))
-    decoding = seq2seq.DecodingOptions(**select_options(parsed, [name for name, _, _ in _DECODING]))
+    limits = ServingOptions(**select_options(parsed, names_of(_LIMITS)))
+    decoding = seq2seq.DecodingOptions(**select_options(parsed, names_of(_DECODING)))
     served = _Served(
         _name_runs(parsed.runs, parsed.name or []),
         limits,

@@ -23,12 +23,13 @@ from heed.cli._train_launch import Launch, add_launch, read_launch, train_on_wor
 from heed.cli._train_worker import print_result
 from heed.errors import TaskError, UsageError
 from heed.seq2seq.options.settings import MODEL, TRAINING
+from heed.seq2seq.options.user_config import names_of
 from heed.seq2seq.options.user_values import split_names, user_origin, user_path
 from heed.seq2seq.tensorflow_start import start_tensorflow
 
 RUNS = Path("heed-runs")
 _DEFAULTS = "Defaults suit the task; the run's config.json lists all values."
-_OPTIONS = [setting.name for setting in (*TRAINING, *MODEL)]
+_OPTIONS = names_of([*TRAINING, *MODEL])
 _KEPT = ("source", "target", "alignment")  # files that training reads to its end
 
 
@@ -103,7 +104,7 @@ def run_demo(parsed: argparse.Namespace) -> None:
         path,
         languages,
         print_line=print_line,
-        **select_options(parsed, [setting.name for setting in TRAINING]),
+        **select_options(parsed, names_of(TRAINING)),
     )
 
 
@@ -199,7 +200,7 @@ def _make_run(
         if is_pipe(Path(values[name])):
             raise UsageError(f"a pipe cannot be the {name} on several workers: give a file")
     origin = None if parsed.init_from is None else seq2seq.open_origin(parsed.init_from)
-    seq2seq.TrainingOptions(**select_options(parsed, [setting.name for setting in TRAINING]))
+    seq2seq.TrainingOptions(**select_options(parsed, names_of(TRAINING)))
     if origin is not None:
         values |= origin.same_vocabulary(kind, values)
     with _keep_input(values, path):

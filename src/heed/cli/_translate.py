@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from heed import seq2seq
-from heed.cli._arguments import Parser, check_positive
+from heed.cli._arguments import Parser, add_options, check_positive
 from heed.cli._decoding import add_decoding_options, open_translator, read_decoding_options
 from heed.cli._streams import open_input, open_output, print_note, read_terminal, strip_mark
 from heed.cli._translate_corpus import add_corpus_options, is_corpus, translate_corpus
 from heed.errors import TaskError, UsageError
 from heed.seq2seq.corpus.job import LineFormat
+from heed.seq2seq.options.user_config import settings_of
 from heed.seq2seq.options.user_values import user_path
 
 
@@ -38,12 +39,9 @@ def add_translate(parser: Parser) -> None:
     parser.add_argument("--batch-size", type=int, help="lines translated together (64)")
     add_decoding_options(parser)
     parser.add_argument("--prefix", metavar="TEXT", help="beginning of each translation")
-    parser.add_argument("--n-best", type=int, help="translations of each line, after its number")
-    parser.add_argument(
-        "--scores",
-        action="store_true",
-        help="log-probability of each translation, divided by its penalty",
-    )
+    several, scores = settings_of(seq2seq.DecodingOptions)[-2:]
+    add_options(parser, [several])
+    parser.add_argument("--scores", action="store_true", help=scores.help)
     parser.add_argument(
         "--alignments",
         action="store_true",

@@ -1,7 +1,32 @@
-"""Decoding with any model that offers the methods of `Decodable`; `heed.models` has the public names."""
+"""Decoding with any model that offers the methods of `Decodable`; `heed.models` has the public names.
 
-from heed.decoding.decodable import Decodable
-from heed.decoding.generation import explain_generate, generate
-from heed.decoding.streaming import stream
+They load when they are first used, so the command line reads `options` without Keras.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from heed.decoding.decodable import Decodable
+    from heed.decoding.generation import explain_generate, generate
+    from heed.decoding.streaming import stream
 
 __all__ = ["Decodable", "explain_generate", "generate", "stream"]
+
+_LAZY = {
+    "Decodable": "heed.decoding.decodable",
+    "explain_generate": "heed.decoding.generation",
+    "generate": "heed.decoding.generation",
+    "stream": "heed.decoding.streaming",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a name when it is first used (PEP 562)."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value

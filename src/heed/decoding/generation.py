@@ -2,63 +2,33 @@
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 from keras import ops
 
-from heed._numbers import check_integer, check_real
-from heed._weights import WEIGHTS
+from heed._config import takes_options
 from heed.decoding import engine
 from heed.decoding.beam import beam_search
 from heed.decoding.decodable import Decodable, missing_names
 from heed.decoding.incremental_decoder import IncrementalDecoder, column
+from heed.decoding.options import METHODS, GenerateOptions, options_of, sampling_of
 from heed.decoding.programs import program
 from heed.decoding.sampling import RowLoop, draw, greedy
 from heed.ops.backends import as_written
 from heed.ops.checks import check_tokens
 from heed.ops.dispatch import Dispatch
 
-# The options of each method, besides those of all methods.
-_OPTIONS = {
-    "greedy": (),
-    "beam": ("beam_size", "length_penalty", "coverage_penalty"),
-    "sample": ("temperature", "top_k", "top_p"),
-}
-METHODS = tuple(_OPTIONS)
-_MOST_LENGTH, _MOST_ROWS = 2**20, 2**16  # tokens of a target, targets of a source
-_MOST_PENALTY = 1e30  # a log probability divided by more is lost in float32
-_SHARED = ("method", "max_length", "use_cache", "weights", "num_results", "return_scores")
-
 
 @as_written
-def generate(
-    model: Decodable,
-    source: Any = None,
-    *,
-    max_length: int,
-    prompt: Any = None,
-    method: str = "greedy",
-    beam_size: int = 4,
-    length_penalty: float = 0.6,
-    coverage_penalty: float = 0.0,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
-    use_cache: bool = True,
-    weights: str = "float32",
-    num_results: int | None = None,
-    return_scores: bool = False,
-) -> Any:
+@takes_options(GenerateOptions, options_of(*METHODS))
+def generate(model: Decodable, source: Any = None, *, prompt: Any = None, **options: Any) -> Any:
     """Decodes a target for each source, or continues each prompt.
 
     greedy: `y_t = argmax p(y | y_<t, source)`.
-    sample: `y_t ~ p(y | y_<t, source)`, sharpened by `temperature` and cut by `top_k` and `top_p`.
+    sample: `y_t ~ p(y | y_<t, source)`, sharpened by `temperature` and cut to the likeliest tokens.
     beam: the `y` with the highest `log p(y | source) / ((5 + |y|) / 6)**length_penalty + coverage_penalty * sum_i
     log(min(sum_j p_ij, 1))` that a beam search finds; `p_ij` is the attention to position i of the source, padding
     aside, in the step that writes token j.
@@ -77,34 +47,10 @@ def generate(
         model: A `Transformer`, a `LanguageModel`, or any other `Decodable` model.
         source: The model's input, as its `check_source` takes it: of a `Transformer` (B, S) integers, padded with the
             config's `pad_id`, or the input of its `encoder`, such as images; of a `LanguageModel` None.
-        max_length: The most tokens of a target, prompt and end included. An integer from 1 to 2**20.
         prompt: (B, P) integers, P <= `max_length`: the first tokens of each target after the start token. A row's
             prompt ends before its first `pad_id` and may be empty. In a beam search neither its probability nor its
             length counts. None: no prompts. A model without a source needs them: (B, 0) begins from the start.
-        method: "greedy", "beam" or "sample".
-        beam_size: For "beam": number of hypotheses kept for each source, an integer from 1 to 65536.
-        length_penalty: For "beam": exponent of the penalty, at least 0. Higher favours longer
-            targets. The penalty of `max_length` tokens must be below 1e30.
-        coverage_penalty: For "beam": factor of the coverage, in [0, 1e6). Higher favours targets that attend to all of
-            the source. `p` is the cross-attention of the last decoder layer but one (or of the only one), the mean of
-            its heads; of a recurrent model its only attention; of an ensemble the mean of its models'. Above 0 the
-            graph decodes: the engine never builds attention weights.
-        temperature: For "sample": number in [1e-6, 1e6); below 1 sharpens, above 1 flattens.
-        top_k: For "sample": draw among this many most likely tokens only. A positive integer, or
-            None.
-        top_p: For "sample": draw among the fewest most likely tokens that hold this share of the
-            mass. In (0, 1], or None.
-        seed: For "sample": an integer of 64 bits repeats the draws (XLA has its own draws); None gives new draws.
-        use_cache: Whether to keep keys and values. False reads the whole target again in each step: the same result,
-            slower.
-        weights: The format of the weights of dense layers: "float32"; or, in the engine only, "bfloat16", half the
-            memory, multiplied in float32, or "int8", a quarter: whole numbers in [-127, 127] times a factor for each
-            output, multiplied with activations that are rounded in the same way, with a factor for each token. The
-            weights of the model stay as they are.
-        num_results: N, the number of targets for each source: of a beam search, at most `beam_size`, its best ones,
-            best first, cut ones after those that have ended; of "sample" so many draws, in their order; of "greedy" at
-            most 1. None: one, without an axis for it.
-        return_scores: Whether to return scores as well.
+        {options}
 
     Returns:
         (B, max_length) int32, or with `num_results` (B, N, max_length), prompt included, start token not. Rows end with
@@ -121,7 +67,8 @@ def generate(
             tf.errors.InvalidArgumentError; XLA drops that check.
 
     Source:
-        Wu et al. 2016 (length and coverage penalty); Fan et al. 2018 (top k); Holtzman et al. 2020 (top p).
+        Wu et al. 2016 (length and coverage penalty); Fan et al. 2018 (top k); Holtzman et al. 2020 and Nguyen et
+        al. 2024 (cuts of the less likely tokens).
 
     Example:
         >>> import numpy as np
@@ -139,24 +86,8 @@ def generate(
         >>> tuple(tokens.shape), tuple(scores.shape)
         ((1, 3, 6), (1, 3))
     """
-    request = make_request(
-        model,
-        source,
-        prompt,
-        method=method,
-        max_length=max_length,
-        beam_size=beam_size,
-        length_penalty=length_penalty,
-        coverage_penalty=coverage_penalty,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        use_cache=use_cache,
-        weights=weights,
-        num_results=num_results,
-        return_scores=return_scores,
-    )
+    results = options.get("num_results")
+    request = make_request(model, source, prompt, options)
     options = request.options
     if request.rows == 0:
         tokens = ops.zeros((0, options["num_results"], options["max_length"]), dtype="int32")
@@ -166,9 +97,10 @@ def generate(
             tokens, scores = program(model, options, _decode)(request.inputs)
         else:
             tokens, scores = engine.decode(model, request.inputs, options)
-    if num_results is None:
-        tokens, scores = ops.squeeze(tokens, 1), ops.squeeze(scores, 1) if return_scores else None
-    return (tokens, scores) if return_scores else tokens
+    scored = options["return_scores"]
+    if results is None:
+        tokens, scores = ops.squeeze(tokens, 1), ops.squeeze(scores, 1) if scored else None
+    return (tokens, scores) if scored else tokens
 
 
 class Request(NamedTuple):
@@ -187,51 +119,45 @@ class Request(NamedTuple):
     reasons: list[str]
 
 
-def make_request(model: Decodable, source: Any, prompt: Any, **options: Any) -> Request:
-    """Checks the arguments of `generate`, builds the model and draws the random numbers.
+def make_request(model: Decodable, source: Any, prompt: Any, given: Mapping[str, Any]) -> Request:
+    """Check the arguments of `generate`, build the model and draw the random numbers.
 
     Raises:
         TypeError, ValueError: As `generate`.
     """
-    _check_model(model)
-    options = _checked(model, **options)
-    options["num_results"] = options["num_results"] or 1
-    if options["num_results"] > 1 and options["method"] != "sample":
-        _check_results(options)
+    options = _check(model, given)
     config = model.config
-    if config.longest_target is not None and options["max_length"] > config.longest_target:
+    if config.longest_target is not None and options.max_length > config.longest_target:
         raise ValueError(
             "`max_length` must be at most the config's `max_length` for learned positions. "
-            f"Received: max_length={options['max_length']}, config.max_length={config.longest_target}"
+            f"Received: max_length={options.max_length}, config.max_length={config.longest_target}"
         )
     source = model.check_source(source)
     if source is None and prompt is None:
         raise ValueError("`prompt` must be given where there is no `source`. Received: prompt=None")
     inputs = {} if source is None else {"source": source}
     if prompt is not None:
-        inputs["prompt"] = _prompt(prompt, source, config, options["max_length"])
+        inputs["prompt"] = _prompt(prompt, source, config, options.max_length)
     first = next(iter(inputs.values()))
     if not model.built:
         model.build()
-    if options["method"] == "greedy" and options["return_scores"]:
+    results = options.num_results or 1
+    if options.method == "greedy" and options.return_scores:
         # One beam finds the same, and knows its score.
-        options |= {
-            "method": "beam",
-            "beam_size": 1,
-            "length_penalty": 0.0,
-            "coverage_penalty": 0.0,
-        }
-    reasons = engine.unsupported_reasons(model, options)
-    if reasons and options["weights"] != "float32":
+        options = dataclasses.replace(
+            options, method="beam", beam_size=1, length_penalty=0.0, coverage_penalty=0.0
+        )
+    reasons = engine.unsupported_reasons(model, options.to_dict())
+    if reasons and options.weights != "float32":
         raise ValueError(
             f'`weights` must be "float32" where the engine does not decode: {"; ".join(reasons)}. '
-            f"Received: weights={options['weights']!r}"
+            f"Received: weights={options.weights!r}"
         )
-    if options["method"] == "sample":
+    if options.method == "sample":
         # The only randomness, drawn before the loop: a number for each row and step.
-        shape = (ops.shape(first)[0] * options["num_results"], options["max_length"])
-        inputs["uniform"] = keras.random.uniform(shape, dtype="float32", seed=options["seed"])
-    used = {name: options[name] for name in (*_SHARED, *_OPTIONS[options["method"]])}
+        shape = (ops.shape(first)[0] * results, options.max_length)
+        inputs["uniform"] = keras.random.uniform(shape, dtype="float32", seed=options.seed)
+    used = {**options.of_loop(), "num_results": results}
     return Request(used, inputs, first.shape[0], reasons)
 
 
@@ -244,71 +170,23 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _checked(model: Any, **options: Any) -> dict[str, Any]:
-    """These options of `generate` as plain values in their ranges."""
-    checks: dict[str, Callable[..., Any]] = {
-        "method": functools.partial(_check_choice, choices=METHODS),
-        "max_length": functools.partial(check_integer, least=1, most=_MOST_LENGTH),
-        "beam_size": functools.partial(check_integer, least=1, most=_MOST_ROWS),
-        "length_penalty": functools.partial(check_real, least=0),
-        "coverage_penalty": functools.partial(check_real, least=0, most=1e6),
-        # Beyond, logits leave float32.
-        "temperature": functools.partial(check_real, least=1e-6, most=1e6),
-        "top_k": functools.partial(check_integer, least=1, optional=True),
-        "top_p": functools.partial(check_real, least=0, exclusive=True, optional=True),
-        "seed": functools.partial(check_integer, least=-(2**63), optional=True),
-        "use_cache": _check_flag,
-        "weights": functools.partial(_check_choice, choices=WEIGHTS),
-        "num_results": functools.partial(check_integer, least=1, most=_MOST_ROWS, optional=True),
-        "return_scores": _check_flag,
-    }
-    given = {name: checks[name](name, value) for name, value in options.items()}
-    if (given.get("seed") or 0) >= 2**63:
-        raise ValueError(
-            f"`seed` must be an integer of 64 bits or None. Received: seed={given['seed']!r}"
-        )
-    if given.get("top_k"):  # more than the vocabulary cut nothing
-        given["top_k"] = min(given["top_k"], model.config.target_vocabulary_size)
-    if (given.get("top_p") or 1) > 1:
-        raise ValueError(f"`top_p` must be in (0, 1] or None. Received: top_p={given['top_p']!r}")
-    length, alpha = given.get("max_length"), given.get("length_penalty") or 0.0
-    if length and alpha * math.log(max(1.0, (5 + length) / 6)) > math.log(_MOST_PENALTY):
-        raise ValueError(
-            f"`length_penalty` must leave ((5 + max_length) / 6)**length_penalty below {_MOST_PENALTY:g}. "
-            f"Received: length_penalty={alpha!r}, max_length={length}"
-        )
-    aligns = given["method"] != "beam" or getattr(model, "aligns", False)
-    if given["coverage_penalty"] and not aligns:
+def _check(model: Decodable, given: Mapping[str, Any]) -> GenerateOptions:
+    """Check a model and the options of `generate` that were given."""
+    _check_model(model)
+    options = GenerateOptions(**given)
+    if options.top_k:  # more than the vocabulary cut nothing
+        fewer = min(options.top_k, model.config.target_vocabulary_size)
+        options = dataclasses.replace(options, top_k=fewer)
+    if (
+        options.coverage_penalty
+        and options.method == "beam"
+        and not getattr(model, "aligns", False)
+    ):
         raise ValueError(
             "`coverage_penalty` must be 0 for a model without attention to a source. "
-            f"Received: coverage_penalty={given['coverage_penalty']}"
+            f"Received: coverage_penalty={options.coverage_penalty}"
         )
-    return given
-
-
-def _check_flag(name: str, value: Any) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}")
-    return bool(value)
-
-
-def _check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
-    if not isinstance(value, str) or value not in choices:
-        allowed = ", ".join(map(repr, choices))
-        raise ValueError(f"`{name}` must be one of {allowed}. Received: {name}={value!r}")
-    return value
-
-
-def _check_results(options: dict[str, Any]) -> None:
-    given = f"num_results={options['num_results']}"
-    if options["method"] == "greedy":
-        raise ValueError(
-            f'`num_results` must be 1 where `method` is "greedy", which finds one. Received: {given}'
-        )
-    if options["num_results"] > options["beam_size"]:
-        raise ValueError(
-            f"`num_results` must be at most `beam_size`. Received: {given}, beam_size={options['beam_size']}"
-        )
+    return options
 
 
 def _prompt(prompt: Any, source: Any, config: Any, length: int) -> Any:
@@ -334,19 +212,13 @@ def _prompt(prompt: Any, source: Any, config: Any, length: int) -> Any:
     return ops.where(going == 1, whole, pad)
 
 
-def explain_generate(
-    model: Decodable,
-    *,
-    method: str = "greedy",
-    beam_size: int = 4,
-    coverage_penalty: float = 0.0,
-    use_cache: bool = True,
-) -> Dispatch:
+@takes_options(GenerateOptions, ("method", "beam_size", "coverage_penalty", "use_cache"))
+def explain_generate(model: Decodable, **options: Any) -> Dispatch:
     """Tells whether `generate` decodes by the engine, one native call for the whole loop, or in the graph, and why.
 
     Args:
         model: As for `generate`.
-        method, beam_size, coverage_penalty, use_cache: As for `generate`.
+        {options}
 
     Returns: an object with `.implementation` ("engine" or "graph") and `.reasons`; print it.
 
@@ -360,17 +232,10 @@ def explain_generate(
         >>> explain_generate(model, use_cache=False).implementation
         'graph'
     """
-    _check_model(model)
-    options = _checked(
-        model,
-        method=method,
-        beam_size=beam_size,
-        coverage_penalty=coverage_penalty,
-        use_cache=use_cache,
-    )
+    checked = _check(model, {"max_length": 1, **options})
     if not model.built:
         model.build()
-    reasons = engine.unsupported_reasons(model, options)
+    reasons = engine.unsupported_reasons(model, checked.to_dict())
     if reasons:
         return Dispatch("graph", tuple(reasons))
     taken = "the decoder engine takes this model and these options"
@@ -398,9 +263,11 @@ def make_loop(
     """The loop of greedy decoding or sampling in the current graph, of the inputs and options of a `Request`."""
     decoder = _make_decoder(model, memory, inputs, options, options["num_results"])
 
+    cuts = sampling_of(options)
+
     def sample(logits: Any, index: Any) -> Any:
         uniform = column(inputs["uniform"], index)
-        return draw(logits, uniform, options["temperature"], options["top_k"], options["top_p"])
+        return draw(logits, uniform, **cuts)
 
     choose = greedy if options["method"] == "greedy" else sample
     return RowLoop(decoder, choose, inputs.get("prompt"), options["return_scores"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,19 +24,24 @@ def greedy(logits: Any, index: Any) -> Any:
 
 
 def draw(
-    logits: Any, uniform: Any, temperature: float, top_k: int | None, top_p: float | None
+    logits: Any,
+    uniform: Any,
+    temperature: float,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
 ) -> Any:
     """Draws one token a row by inverting the cumulative distribution.
 
-    `p = softmax(logits / temperature)`, cut to the `top_k` most likely tokens, then to the fewest
-    of them that hold at least `top_p` of the mass, and scaled to sum to 1.
+    `p = softmax(logits / temperature)`, cut to the `top_k` most likely tokens, then to the fewest of them that hold at
+    least `top_p` of the mass and to those with at least `min_p` of the likeliest one's, and scaled to sum to 1.
 
     Args:
         logits: (B, vocabulary) float32.
         uniform: (B,) floats in [0, 1), the only randomness: a row's draw depends on its own number and scores alone.
         temperature: Positive number.
         top_k: Positive integer, or None for all tokens.
-        top_p: Number in (0, 1], or None for 1.
+        top_p, min_p: Numbers in (0, 1], or None for no such cut.
 
     Returns:
         (B,) int32.
@@ -48,11 +54,16 @@ def draw(
     if top_k is not None or top_p is not None:
         count = vocabulary if top_k is None else min(top_k, vocabulary)
         logits, tokens = ops.top_k(logits, count)
+    likely = (
+        None if min_p is None else logits - ops.max(logits, -1, keepdims=True) >= math.log(min_p)
+    )
     mass = ops.softmax(logits, axis=-1)
     if top_p is not None:
         before = ops.cumsum(mass, axis=-1) - mass
         first = ops.arange(mass.shape[-1]) == 0
         mass = ops.where(ops.logical_or(before < top_p, first), mass, 0.0)
+    if likely is not None:
+        mass = ops.where(likely, mass, 0.0)
     cumulative = ops.cumsum(mass, axis=-1)
     # The threshold lies in (0, total]: whatever the rounding, the first token to reach it has mass.
     threshold = (1.0 - uniform[:, None]) * cumulative[:, -1:]

@@ -8,28 +8,31 @@ from typing import Any, Protocol, runtime_checkable
 
 from keras import ops
 
+from heed._config import takes_options
 from heed.decoding import engine
 from heed.decoding.decodable import Decodable
 from heed.decoding.generation import Request, make_loop, make_request
+from heed.decoding.options import GenerateOptions, options_of
 from heed.decoding.programs import program
 from heed.ops.backends import as_written
 
+_NAMES = [
+    name
+    for name in options_of("greedy", "sample")
+    if name not in ("max_length", "num_results", "return_scores")
+]
+
 
 @as_written
+@takes_options(GenerateOptions, _NAMES)
 def stream(
     model: Decodable,
     source: Any = None,
     *,
     max_length: int | None = None,
     prompt: Any = None,
-    method: str = "greedy",
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
-    use_cache: bool = True,
-    weights: str = "float32",
     stop_token_ids: Any = "auto",
+    **options: Any,
 ) -> Generator[Any, None, None]:
     """Decodes one target and yields its tokens as they come.
 
@@ -54,17 +57,16 @@ def stream(
         max_length: The most tokens of the target, prompt and end included. An integer from 1 to 2**20. Of KerasHub as
             for its `generate`, which has a default.
         prompt: (1, P) integers, or None, as for `generate`.
-        method: "greedy" or "sample".
-        temperature, top_k, top_p, seed, use_cache, weights: As for `generate`.
         stop_token_ids: Of KerasHub, as for its `generate`.
+        {options}
 
     Yields:
         Tokens, int; of KerasHub's models with a preprocessor text, str.
 
     Raises:
         TypeError: If `model` cannot decode.
-        ValueError: If an argument is out of its range or not one of this model, the model refuses the source, there are
-            several rows, the call is inside a compiled function, or the engine does not run a model of KerasHub.
+        ValueError: If an argument is out of its range, the model refuses the source, there are several rows, or the
+            call is inside a compiled function.
 
     Example:
         >>> import numpy as np
@@ -75,34 +77,17 @@ def stream(
         >>> [3, 4, *tokens] == [x for x in np.asarray(generate(model, prompt=prompt, max_length=6))[0] if x]
         True
     """
-    options = {
-        "prompt": prompt,
-        "method": method,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "seed": seed,
-        "use_cache": use_cache,
-        "weights": weights,
-    }
     if isinstance(made := _generate_function(model), Streaming):
-        _require_defaults(options, "the sampler of a KerasHub model chooses its tokens")
+        given = {"prompt": prompt, **options}
+        _require_defaults(given, "the sampler of a KerasHub model chooses its tokens")
         return made.stream(source, max_length=max_length, stop_token_ids=stop_token_ids)
-    if method == "beam":
+    _require_defaults({"stop_token_ids": stop_token_ids}, "only models of KerasHub have it")
+    if options.get("method") == "beam":
         raise ValueError(
             '`method` must be "greedy" or "sample": a beam search may replace any token until it ends. '
             "Received: method='beam'"
         )
-    request = make_request(
-        model,
-        source,
-        max_length=max_length,
-        coverage_penalty=0.0,
-        num_results=None,
-        return_scores=False,
-        **options,
-    )
-    _require_defaults({"stop_token_ids": stop_token_ids}, "only models of KerasHub have it")
+    request = make_request(model, source, prompt, {"max_length": max_length, **options})
     name = next(iter(request.inputs))
     if request.rows != 1:
         raise ValueError(

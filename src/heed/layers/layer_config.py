@@ -22,6 +22,7 @@ from heed._config import (
     RATE,
     Config,
     Range,
+    describe_option,
     one_of,
     option,
 )
@@ -153,17 +154,12 @@ def pop_options(arguments: dict[str, Any], part: str | None = None) -> dict[str,
     return {name: arguments.pop(name) for name in options_of(part) if name in arguments}
 
 
-def _sentence(field: dataclasses.Field[Any]) -> str:
-    help, values = field.metadata["help"], field.metadata["values"]
-    return f"{help[0].upper()}{help[1:]}; {values.text}. Default {field.default!r}."
-
-
 def describes_options(cls: _Class) -> _Class:
     """Put a line for each option of the constructor where the docstring of a class has `{options}`."""
     doc = cls.__doc__ or ""
     taken = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
     lines = [
-        f"{name}: {_sentence(field)}"
+        f"{name}: {describe_option(field)}"
         for name, field in OPTIONS.items()
         if name in taken and f"    {name}:" not in doc
     ]

@@ -17,11 +17,11 @@ from heed.seq2seq.translating import translator as translator_module
             {"coverage_penalty": 1},
             "`coverage_penalty` is for a beam search: give a `beam_size` of 2",
         ),
-        ({"temperature": 0}, "`temperature` must be a finite number > 0"),
+        ({"temperature": 0}, "`temperature` must be a finite number with 1e-06 <= temperature"),
         ({"temperature": float("nan")}, "`temperature` must be a finite number"),
         ({"temperature": 1, "top_k": 0}, "`top_k` must be an integer >= 1"),
         ({"temperature": 1, "top_p": 1.5}, r"`top_p` must be in \(0, 1\]"),
-        ({"temperature": 1, "top_p": 0}, "`top_p` must be a finite number > 0"),
+        ({"temperature": 1, "min_p": 0}, r"`min_p` must be in \(0, 1\]"),
         ({"max_length": 0}, "`max_length` must be an integer >= 1"),
         ({"weights": "int4"}, "`weights` must be one of 'float32', 'bfloat16', 'int8'"),
         ({"temperature": 1, "beam_size": 2}, "give one of them. Received: temperature=1.0"),
@@ -61,6 +61,7 @@ def test_what_reaches_generate():
         "temperature": 0.5,
         "top_k": 4,
         "top_p": 0.9,
+        "min_p": None,
         "seed": 9,  # each batch draws its own
     }
     assert DecodingOptions(temperature=1).arguments(3, 9)["seed"] is None

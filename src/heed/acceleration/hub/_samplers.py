@@ -41,15 +41,16 @@ def make_search(sampler: Any, length: int, vocabulary: int, stops: tuple[int, ..
         beams = _count(sampler, "num_beams", min(MOST_BEAMS, vocabulary))
         options = {"method": "beam", "beam_size": beams}
     elif name != "GreedySampler":
-        options = {"method": "sample", "temperature": heat, "top_p_of_all": True}
+        numbers: dict[str, float] = {"temperature": heat, "top_p_of_all": True}
         if name == "TopKSampler" or (name == "TopPSampler" and sampler.k is not None):
-            options["top_k"] = _count(sampler, "k", vocabulary)
+            numbers["top_k"] = _count(sampler, "k", vocabulary)
         if name == "TopPSampler":
             share = _number(sampler, "p", -math.inf)
             # Without any share the most likely token remains; more than all is no cut.
-            options |= {"top_p": share} if share < 1 else {}
+            numbers |= {"top_p": share} if share < 1 else {}
             if share <= 0:
-                options |= {"top_k": 1, "top_p": 0.0}
+                numbers |= {"top_k": 1, "top_p": 0.0}
+        options = {"method": "sample", "numbers": numbers}
     return Search(length, -1, -1, -1, stop_tokens=stops, **options)
 
 

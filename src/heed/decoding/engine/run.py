@@ -13,10 +13,8 @@ from heed.decoding.engine.packed import PackedModel
 from heed.decoding.engine.reasons import encoder_reasons
 from heed.decoding.programs import keep, program
 from heed.ops.backends import current
+from heed.ops.core.decoder import SEARCH_NUMBERS
 from heed.ops.core.description import Batch, Positions, Search, map_tensors
-
-# Options of `generate` that a search of the engine has too.
-_SEARCH = ("method", "temperature", "top_k", "top_p", "beam_size", "length_penalty")
 
 
 def decode(
@@ -52,17 +50,21 @@ def decode(
 
 
 def _make_search(config: Any, options: dict[str, Any], results: int) -> Search:
-    own = {name: options[name] for name in _SEARCH if options.get(name) is not None}
-    if options["method"] == "sample" and options["top_k"] == 1 and not options["return_scores"]:
-        own = {"method": "greedy"}
+    method = options["method"]
+    if method == "sample" and options["top_k"] == 1 and not options["return_scores"]:
+        method = "greedy"
+    # Those of the options that the engine reads by the same name.
+    own = {name: x for name, x in options.items() if name in SEARCH_NUMBERS and x is not None}
     return Search(
         options["max_length"],
         config.pad_id,
         config.start_id,
         config.end_id,
         results=results,
+        method=method,
+        beam_size=options.get("beam_size", 1),
         return_scores=options["return_scores"],
-        **own,
+        numbers=own,
     )
 
 

@@ -181,7 +181,14 @@ class Decoding(Structure):
         ("top_p_of_all", c_int32),
         ("rotations", c_int32),
         ("tokens_read", c_void_p),
+        ("min_p", c_double),
     )
+
+
+# The numbers of it by name: an option of `generate` of the same name travels in it.
+SEARCH_NUMBERS = frozenset(
+    name for name, kind, *_ in Decoding._fields_ if kind in (c_double, c_int32, c_int64)
+)
 
 
 @functools.cache
@@ -494,12 +501,8 @@ def describe_search(search: Search) -> Decoding:
         start_token=search.start,
         end_token=search.end,
         search=METHODS.index(search.method),
-        temperature=search.temperature,
-        top_p=search.top_p,
-        top_k=search.top_k,
         beams=search.beam_size,
-        length_penalty=search.length_penalty,
         results=search.results,
         stop_count=len(search.stop_tokens),
-        top_p_of_all=search.top_p_of_all,
+        **search.numbers,
     )

@@ -6,7 +6,7 @@ The fields hold tensors, variables, arrays or `Computed`: `map_tensors` turns on
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
@@ -256,12 +256,11 @@ class Search:
         length: L, the number of tokens at most.
         pad, start, end: their ids; the first two are never chosen. -1: there is no such token.
         method: one of `METHODS`.
-        temperature, top_k, top_p: of sampling, as in `heed.models.generate`; `top_k` and `top_p` 0: no such cut.
-        beam_size, length_penalty: of a beam search, as in `heed.models.generate`; at most `MOST_BEAMS`.
+        beam_size: of a beam search, at most `MOST_BEAMS`.
         results: N, the number of hypotheses that a beam search returns for each row.
         return_scores: whether to return their scores; a greedy search has none.
         stop_tokens: more tokens that end a row, after its prompt. A beam search ends when all hypotheses hold one.
-        top_p_of_all: whether `top_p` is a share of all tokens, also with a `top_k`.
+        numbers: other fields of `HeedDecoding` by name, such as the `temperature` of samples; 0 if not given.
     """
 
     length: int
@@ -269,12 +268,8 @@ class Search:
     start: int
     end: int
     method: str = field(default="greedy", metadata={"names": METHODS})
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 0.0
     beam_size: int = 1
-    length_penalty: float = 0.0
     results: int = 1
     return_scores: bool = False
     stop_tokens: tuple[int, ...] = ()
-    top_p_of_all: bool = False
+    numbers: Mapping[str, float] = field(default_factory=dict)

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import dataclasses
 from typing import Any
 
-from heed._numbers import check_integer, check_real
-from heed._weights import WEIGHTS
-from heed.errors import convert_value_errors
-from heed.seq2seq.options.training import check_one_of
-
-_OF_SAMPLING = ("top_k", "top_p", "seed")
+from heed._config import COUNT, FLAG, describes_options, option, optional
+from heed.decoding.options import HEAT, DecodingConfig
+from heed.seq2seq.options.user_config import UserConfig
 
 
-@dataclass(frozen=True)
-class DecodingOptions:
+def _replace(name: str, default: Any, **changed: Any) -> Any:
+    """Return an option of `generate` with another default, and what else is changed."""
+    return option(default, **{**DecodingConfig.__dataclass_fields__[name].metadata, **changed})
+
+
+@describes_options
+@dataclasses.dataclass(frozen=True)
+class DecodingOptions(UserConfig, DecodingConfig):
     """How translations are decoded, see `heed.models.generate`.
 
     Args:
-        beam_size: hypotheses of a beam search, 1 or more; 1 decodes greedily.
-        length_penalty: of a beam search: exponent of the length penalty, 0 or more. Higher favours longer translations.
-        coverage_penalty: of a beam search: weight of the reward for attending to all of the source, 0 or more.
-        temperature: samples tokens instead: above 0; below 1 sharpens, above 1 flattens. None does not sample.
-        top_k: samples among this many of the most likely tokens, 1 or more; None among all.
-        top_p: samples among the fewest most likely tokens with this total probability, in (0, 1]; None among all.
-        seed: of the samples, an integer; None draws new ones each time.
-        max_length: the most tokens of a translation, its end included, 1 or more; None takes the task's.
-        weights: storage of the model's weights while it translates, one of those of `heed.models.generate`.
-        n_best: translations of each sentence: the best of a beam search, at most `beam_size`; or that many samples.
-        scores: whether to return scores, see `heed.models.generate`.
+        {options}
 
     Raises:
         TaskError: if a value is out of its range, or two conflict.
@@ -43,33 +35,16 @@ class DecodingOptions:
         heed.errors.UsageError: `beam_size` must be an integer >= 1. Received: beam_size=0
     """
 
-    beam_size: int = 1
-    length_penalty: float = 0.6
-    coverage_penalty: float = 0.0
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    max_length: int | None = None
-    weights: str = "float32"
-    n_best: int = 1
-    scores: bool = False
-
-    def __post_init__(self) -> None:
-        with convert_value_errors():
-            self._check("beam_size", check_integer, least=1)
-            self._check("length_penalty", check_real, least=0)
-            self._check("coverage_penalty", check_real, least=0)
-            self._check("temperature", check_real, least=0, exclusive=True, optional=True)
-            self._check("top_k", check_integer, least=1, optional=True)
-            self._check("top_p", check_real, least=0, exclusive=True, optional=True)
-            self._check("seed", check_integer, least=None, optional=True)
-            self._check("max_length", check_integer, least=1, optional=True)
-            self._check("n_best", check_integer, least=1)
-            if (self.top_p or 1) > 1:
-                raise ValueError(f"`top_p` must be in (0, 1]. Received: top_p={self.top_p}")
-            check_one_of("weights", self.weights, WEIGHTS)
-            self._check_together()
+    # fmt: off
+    beam_size: int = _replace("beam_size", 1, help="hypotheses of a beam search; 1: greedy", varies=True)
+    temperature: float | None = _replace(
+        "temperature", None, values=optional(HEAT), help="sample tokens; below 1 sharpens, above 1 flattens")
+    max_length: int | None = _replace("max_length", None, help="most tokens of a translation")
+    n_best: int = option(
+        1, COUNT, "translations of each line, after its number", varies=True,
+        details="The best of a beam search, at most `beam_size`; or that many samples.")
+    scores: bool = option(False, FLAG, "log-probability of each translation, divided by its penalty")
+    # fmt: on
 
     def _check_together(self) -> None:
         if self.temperature is not None and self.beam_size > 1:
@@ -87,15 +62,12 @@ class DecodingOptions:
                 "`n_best` must be at most `beam_size`, unless a `temperature` samples. "
                 f"Received: n_best={self.n_best}, beam_size={self.beam_size}"
             )
-        for name in _OF_SAMPLING:
+        for name in _names_of("sample"):
             value = getattr(self, name)
             if self.temperature is None and value is not None:
                 raise ValueError(
                     f"`{name}` is for sampling: give a `temperature` too. Received: {name}={value}"
                 )
-
-    def _check(self, name: str, check: Callable[..., Any], **bounds: Any) -> None:
-        object.__setattr__(self, name, check(name, getattr(self, name), **bounds))
 
     @property
     def method(self) -> str:
@@ -116,11 +88,13 @@ class DecodingOptions:
             chosen["num_results"] = self.n_best
         if self.scores:
             chosen["return_scores"] = True
-        if self.method == "beam":
-            names = ("beam_size", "length_penalty", "coverage_penalty")
-            return chosen | {"method": "beam", **{name: getattr(self, name) for name in names}}
-        if self.method == "greedy":
-            return chosen
-        drawn = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
-        seed = None if self.seed is None else self.seed + batch
-        return chosen | {"method": "sample", **drawn, "seed": seed}
+        own = {name: getattr(self, name) for name in _names_of(self.method)}
+        if own.get("seed") is not None:
+            own["seed"] += batch
+        return chosen | ({"method": self.method, **own} if own else {})
+
+
+def _names_of(method: str) -> list[str]:
+    """Return the options that only this method has."""
+    fields = dataclasses.fields(DecodingConfig)
+    return [x.name for x in fields if x.metadata["methods"] == (method,)]

@@ -1,53 +1,17 @@
-"""The settings of a training: one table for the command line, YAML files and the documentation.
+"""The settings of a model on the command line and in files: its config checks the ranges.
 
-`TrainingOptions` and the model's config check the ranges.
+The configs of models are not read for them, because they load Keras.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from heed._config import kind_of
 from heed.layers.layer_config import OPTIONS, LayerConfig
+from heed.seq2seq.options.training import TrainingOptions
+from heed.seq2seq.options.user_config import Setting, settings_of
 
-
-class Setting(NamedTuple):
-    """One setting.
-
-    Args:
-        name: the field of `TrainingOptions` or of a model's config; `--name` on the command line.
-        kind: int, float, str or bool.
-        help: one line for the user.
-    """
-
-    name: str
-    kind: type
-    help: str
-
-
-TRAINING = (
-    Setting("steps", int, "training steps; with --resume, the total"),
-    Setting("batch_size", int, "sentence pairs in a batch"),
-    Setting("batch_tokens", int, "most tokens per side of a batch, instead"),
-    Setting("accumulate", int, "batches per step (1)"),
-    Setting("learning_rate", float, "highest learning rate"),
-    Setting("schedule", str, "after the warm-up: cosine, inverse_sqrt or constant"),
-    Setting("warmup_steps", int, "steps of warm-up (a third, at most 1,000)"),
-    Setting("clip_norm", float, "largest norm of a gradient (1)"),
-    Setting("label_smoothing", float, "share of the target spread over the vocabulary"),
-    Setting("alignment_weight", float, "weight of --alignment in the loss (0.05)"),
-    Setting("precision", str, "dtype that layers compute in: float32 or bfloat16"),
-    Setting("ema", float, "decay of a moving average of weights, such as 0.999"),
-    Setting("validate_every", int, "steps between validations"),
-    Setting("validate_with", str, "metric of validation: loss, bleu or chrf"),
-    Setting("validate_sentences", int, "sentences to translate for bleu or chrf (200)"),
-    Setting("bleu_tokenizer", str, "tokenizer of bleu: auto (by script), 13a, zh, char ..."),
-    Setting("checkpoint_every", int, "steps between checkpoints"),
-    Setting("keep", int, "checkpoints to keep (2)"),
-    Setting("patience", int, "validations without improvement until it stops"),
-    Setting("seed", int, "random seed"),
-)
-MODEL = (
+TRAINING = settings_of(TrainingOptions)
+MODEL = [
     Setting("width", int, "width of the model"),
     Setting("encoder_layers", int, "layers of the encoder"),
     Setting("decoder_layers", int, "layers of the decoder"),
@@ -67,4 +31,4 @@ MODEL = (
     Setting("attention_units", int, "recurrent: units of additive attention"),
     Setting("location_filters", int, "recurrent: features of location attention"),
     Setting("location_kernel_size", int, "recurrent: positions that each feature covers"),
-)
+]

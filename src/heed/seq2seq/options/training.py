@@ -3,51 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from heed._numbers import check_integer, check_real
-from heed._suggestions import nearest
-from heed.errors import UsageError, convert_value_errors
+from heed._config import (
+    COUNT,
+    INDEX,
+    NOT_NEGATIVE,
+    POSITIVE,
+    RATE,
+    Range,
+    describes_options,
+    one_of,
+    option,
+    optional,
+)
+from heed._numbers import check_integer
+from heed.seq2seq.options.user_config import UserConfig
 from heed.seq2seq.text.scoring import AUTO, BLEU_TOKENIZERS
 
 SCHEDULES = ("cosine", "inverse_sqrt", "constant")
-PRECISIONS = ("float32", "bfloat16")
-METRICS = ("loss", "bleu", "chrf")
-_EVERY = ("validate_every", "validate_sentences", "checkpoint_every")
-_MOST_STEPS = 10**8  # the names of checkpoints have room for eight digits
+# The names of checkpoints have room for eight digits.
+_STEPS = Range(
+    "an integer from 1 to 99,999,999", functools.partial(check_integer, least=1, most=10**8 - 1)
+)
+_KEEP = Range("an integer from 2", functools.partial(check_integer, least=2))
 
 
-@dataclass(frozen=True)
-class TrainingOptions:
+def _varies(default: Any, values: Range, help: str, details: str = "") -> Any:
+    """Return an option whose default help does not tell: tasks recommend their own."""
+    return option(default, values, help, details=details, varies=True)
+
+
+@describes_options
+@dataclasses.dataclass(frozen=True)
+class TrainingOptions(UserConfig):
     """How a model is trained. With the data and the model's config it determines the final weights.
 
     Args:
-        steps: number of optimizer steps, from 1 to 99,999,999.
-        batch_size: sentence pairs in a batch, 1 or more.
-        batch_tokens: the most tokens of a batch on either side, padding included, instead; 0: `batch_size` counts.
-        accumulate: batches in a step, 1 or more: n batches take the step of one that is n times as large, in the memory
-            of one.
-        learning_rate: the highest rate, above 0.
-        schedule: of the rate after warm-up: "cosine" (half of one, to zero), "inverse_sqrt" or "constant".
-        warmup_steps: steps over which the rate rises, 0 or more; a shorter run only warms up. None takes a third of the
-            steps, at most 1,000.
-        clip_norm: the largest global norm of a gradient, above 0.
-        label_smoothing: share of the target that is spread over the vocabulary, in [0, 1).
-        alignment_weight: weight of the alignment loss, 0 or more, for text with alignments.
-        precision: "float32", or "bfloat16": layers compute in bfloat16, weights and optimizer stay in float32.
-        ema: decay of a moving average of the weights, in [0, 1), which is validated and kept in the end; 0: none.
-        validate_every: steps between validations, 1 or more.
-        validate_with: the metric to validate with: "loss", or "bleu" or "chrf" of greedy translations.
-        validate_sentences: the most validation sentences translated for that, 1 or more.
-        bleu_tokenizer: of that BLEU, see `text.scoring.choose_bleu_tokenizer`; a run keeps what "auto" chose.
-        checkpoint_every: steps between checkpoints, 1 or more.
-        keep: checkpoints to keep, 2 or more: the one before the newest is a spare in case the newest is damaged.
-        patience: validations without improvement after which training stops and the best weights are kept; 0 never
-            stops early and keeps the last weights.
-        seed: int in [0, 2**31).
+        {options}
 
     Raises:
         TaskError: if a value is out of its range.
@@ -61,58 +56,48 @@ class TrainingOptions:
         heed.errors.UsageError: `steps` must be an integer >= 1. Received: steps=0
     """
 
-    steps: int = 600
-    batch_size: int = 64
-    batch_tokens: int = 0
-    accumulate: int = 1
-    learning_rate: float = 3e-3
-    schedule: str = "cosine"
-    warmup_steps: int = None  # type: ignore[assignment]  # __post_init__ makes it a number
-    clip_norm: float = 1.0
-    label_smoothing: float = 0.0
-    alignment_weight: float = 0.05
-    precision: str = "float32"
-    ema: float = 0.0
-    validate_every: int = 100
-    validate_with: str = "loss"
-    validate_sentences: int = 200
-    bleu_tokenizer: str = AUTO
-    checkpoint_every: int = 100
-    keep: int = 2
-    patience: int = 0
-    seed: int = 0
+    # fmt: off
+    steps: int = _varies(600, _STEPS, "training steps; with --resume, the total")
+    batch_size: int = _varies(64, COUNT, "sentence pairs in a batch")
+    batch_tokens: int = _varies(
+        0, INDEX, "most tokens per side of a batch, instead", "Padding counts; 0: `batch_size` says how many pairs.")
+    accumulate: int = option(
+        1, COUNT, "batches per step",
+        details="n batches take the step of one that is n times as large, in the memory of one.")
+    learning_rate: float = _varies(3e-3, POSITIVE, "highest learning rate")
+    schedule: str = _varies(
+        "cosine", one_of(SCHEDULES), "after the warm-up", "Cosine is half of one, to zero; see `rate`.")
+    warmup_steps: int = option(
+        None, optional(INDEX), "steps of warm-up (a third, at most 1,000)", details="A shorter run only warms up.")
+    clip_norm: float = option(1.0, POSITIVE, "largest norm of a gradient")
+    label_smoothing: float = _varies(0.0, RATE, "share of the target spread over the vocabulary")
+    alignment_weight: float = option(0.05, NOT_NEGATIVE, "weight of --alignment in the loss")
+    precision: str = _varies(
+        "float32", one_of(("float32", "bfloat16")), "dtype that layers compute in",
+        "Weights and optimizer stay in float32.")
+    ema: float = _varies(
+        0.0, RATE, "decay of a moving average of weights, such as 0.999",
+        "The average is validated and kept in the end; 0: none.")
+    validate_every: int = _varies(100, COUNT, "steps between validations")
+    validate_with: str = _varies(
+        "loss", one_of(("loss", "bleu", "chrf")), "metric of validation", "BLEU and chrF of greedy translations.")
+    validate_sentences: int = option(200, COUNT, "sentences to translate for bleu or chrf")
+    bleu_tokenizer: str = _varies(
+        AUTO, one_of(BLEU_TOKENIZERS), "tokenizer of bleu: auto (by script), 13a, zh, char ...",
+        "See `heed.seq2seq.text.scoring.choose_bleu_tokenizer`; a run keeps what \"auto\" chose.")
+    checkpoint_every: int = _varies(100, COUNT, "steps between checkpoints")
+    keep: int = option(
+        2, _KEEP, "checkpoints to keep",
+        details="The one before the newest is a spare in case the newest is damaged.")
+    patience: int = _varies(
+        0, INDEX, "validations without improvement until it stops",
+        "The best weights are kept then; 0 never stops early and keeps the last weights.")
+    seed: int = _varies(0, INDEX, "random seed")
+    # fmt: on
 
-    def __post_init__(self) -> None:
-        with convert_value_errors():
-            for name in ("steps", "batch_size", "accumulate", *_EVERY):
-                self._check(name, check_integer, least=1)
-            self._check("keep", check_integer, least=2)
-            for name, known in (
-                ("schedule", SCHEDULES),
-                ("precision", PRECISIONS),
-                ("validate_with", METRICS),
-                ("bleu_tokenizer", BLEU_TOKENIZERS),
-            ):
-                check_one_of(name, getattr(self, name), known)
-            if self.warmup_steps is None:
-                object.__setattr__(self, "warmup_steps", min(1_000, self.steps // 3))
-            for name in ("batch_tokens", "warmup_steps", "patience", "seed"):
-                self._check(name, check_integer)
-            for name in ("learning_rate", "clip_norm"):
-                self._check(name, check_real, least=0, exclusive=True)
-            self._check("alignment_weight", check_real, least=0)
-            for name in ("label_smoothing", "ema"):
-                self._check(name, check_real, least=0, most=1)
-            if self.steps >= _MOST_STEPS:
-                raise ValueError(
-                    f"`steps` must be below {_MOST_STEPS:,}. Received: steps={self.steps}"
-                )
-            if self.seed >= 2**31:
-                raise ValueError(f"`seed` must be below 2**31. Received: seed={self.seed}")
-
-    def _check(self, name: str, check: Callable[..., Any], **bounds: Any) -> None:
-        # NumPy's numbers become plain ones, for JSON.
-        object.__setattr__(self, name, check(name, getattr(self, name), **bounds))
+    def _check_together(self) -> None:
+        if self.warmup_steps is None:
+            object.__setattr__(self, "warmup_steps", min(1_000, self.steps // 3))
 
     def rate(self, step: int) -> float:
         """The learning rate of a step: linear warm-up to the highest, then the schedule.
@@ -151,31 +136,3 @@ class TrainingOptions:
             return self.learning_rate * math.sqrt(max(1, self.warmup_steps) / (step + 1))
         share = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
         return self.learning_rate / 2 * (1 + math.cos(math.pi * min(1.0, share)))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The options as JSON-ready values."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> TrainingOptions:
-        """Makes options from values.
-
-        Raises:
-            TaskError: for an unknown option or a bad value.
-        """
-        unknown = sorted(set(values) - {field.name for field in dataclasses.fields(cls)})
-        if unknown:
-            raise UsageError(f"training options must be known ones. Received: {', '.join(unknown)}")
-        return cls(**values)
-
-
-def check_one_of(name: str, value: Any, known: Sequence[str]) -> None:
-    """Checks that a value is one of the known ones.
-
-    Raises:
-        ValueError: if it is not.
-    """
-    if value not in known:
-        allowed = ", ".join(map(repr, known))
-        like = nearest(str(value), known)
-        raise ValueError(f"`{name}` must be one of {allowed}. Received: {name}={value!r}{like}")

@@ -14,11 +14,18 @@ from pydantic import (
     create_model,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 
+from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.options.serving import ServingOptions
 
 MOST_ATTENTION = 16  # each may take a megabyte
+
+
+def _count(name: str, most: int | None = None) -> Any:
+    """Return the field of a count that is an option of decoding."""
+    field = DecodingOptions.__dataclass_fields__[name]
+    text = " ".join(filter(None, (field.metadata["help"], field.metadata["details"])))
+    return Field(default=field.default, ge=1, le=most, description=text)
 
 
 class TranslateRequest(BaseModel):
@@ -46,16 +53,8 @@ class TranslateRequest(BaseModel):
         max_length=40,
         description="target language, if the run has several",
     )
-    beam_size: int = Field(
-        default=1,
-        ge=1,
-        description="hypotheses of a beam search; 1: greedy",
-    )
-    n_best: int = Field(
-        default=1,
-        ge=1,
-        description="translations to return, the most likely first; at most `beam_size`",
-    )
+    beam_size: int = _count("beam_size")
+    n_best: int = _count("n_best")
     alignment: bool = Field(default=False, description="whether to align words, in Pharaoh format")
     attention: bool = Field(
         default=False,
@@ -92,9 +91,6 @@ def limit_request(options: ServingOptions) -> type[TranslateRequest]:
     text = Annotated[str, Field(max_length=options.max_characters)]
     fields = TranslateRequest.model_fields
 
-    def beams(field: FieldInfo) -> Any:
-        return Field(default=1, ge=1, le=options.max_beam, description=field.description)
-
     return create_model(
         "TranslateRequest",
         __base__=TranslateRequest,
@@ -108,8 +104,8 @@ def limit_request(options: ServingOptions) -> type[TranslateRequest]:
                 description=fields["texts"].description,
             ),
         ),
-        beam_size=(int, beams(fields["beam_size"])),
-        n_best=(int, beams(fields["n_best"])),
+        beam_size=(int, _count("beam_size", options.max_beam)),
+        n_best=(int, _count("n_best", options.max_beam)),
     )
 
 
