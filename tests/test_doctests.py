@@ -9,7 +9,7 @@ import keras
 import pytest
 
 from heed.ops.backends import FRAMEWORKS
-from tests.test_docs import make_params, run_eagerly
+from tests.test_docs import make_params
 
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
