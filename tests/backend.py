@@ -82,6 +82,9 @@ def _incoming(outputs: Any, cotangents: Any) -> list[Any]:
 
 
 def _tensorflow_vjp(function: Any, operands: list[Any], variables: list[Any]) -> Any:
+    operands = [
+        tf.identity(x) for x in operands
+    ]  # what `function` holds of them itself is constant
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(operands)
         outputs = function(*operands)

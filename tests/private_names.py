@@ -61,7 +61,7 @@ NAMES = {
     "_query_dense _value_dense",
     # Keras' backends
     "jax._src": "core",
-    "jax._src.core": "Trace jaxpr_as_fun set_current_trace trace_ctx",  # tests
+    "jax._src.core": "set_current_trace trace_ctx",
     "tensorflow.lite.python": "convert schema_py_generated",
     "tensorflow.lite.python.convert": "mlir_quantize",
     "tensorflow.lite.python.schema_py_generated": "BuiltinOperator ModelT",

@@ -16,7 +16,6 @@ from heed.seq2seq.tasks.numbers_task import NumbersTask
 from heed.seq2seq.text import catalogs
 from tests.cli.command import OPTIONS
 from tests.seq2seq import tiny
-from tests.slow import slow
 
 # RUN and FILE stand for paths of runs and of other files; `=` joins a value that begins with a dash to its option.
 COMMANDS = (
@@ -44,7 +43,7 @@ MADE = (
 ).split()
 
 
-@pytest.fixture(params=["relative", *slow(["home", "drive"])])
+@pytest.fixture(params=["relative", "home", "drive"])
 def folders(request, tmp_path, monkeypatch):
     """Where runs are and where other files are, as they are typed from the current folder."""
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -61,6 +60,7 @@ def folders(request, tmp_path, monkeypatch):
         yield "-my runs", "~/my files"
 
 
+@pytest.mark.slow  # the next test says by the arguments that they expand
 @pytest.mark.usefixtures("eager", "no_validation")
 def test_every_path_of_every_command(heed, folders, trained_path, tmp_path, monkeypatch):
     monkeypatch.setattr(NumbersTask, "extra_evaluations", dict)

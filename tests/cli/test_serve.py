@@ -17,6 +17,7 @@ from heed.seq2seq.serving import sockets
 from tests.cli.command import fails, process
 from tests.seq2seq.serving.conftest import wait_until
 from tests.seq2seq.serving.load import Load
+from tests.slow import slow
 
 
 @pytest.mark.parametrize(
@@ -67,12 +68,13 @@ print(main(words), "tensorflow" in sys.modules)
     assert "[serve]" in missing
 
 
-def test_it_serves_until_it_is_stopped_or_killed(finished_run):
-    """Three runs, so that TensorFlow has reason to warn of many graphs; then once more, on the same port."""
+@pytest.mark.parametrize("names", ["ab", *slow(["abc"])])
+def test_it_serves_until_it_is_stopped_or_killed(finished_run, names):
+    """With three runs TensorFlow has reason to warn of many graphs. Then once more, on the same port."""
     code = f"""
 import sys
 from heed.cli import main
-words = ["serve", *[{str(finished_run.path)!r}] * 3, "--name=a", "--name=b", "--name=c"]
+words = ["serve", *[{str(finished_run.path)!r}] * {len(names)}, *{[f"--name={name}" for name in names]}]
 print(main([*words, "--port", "0", "--host", "0.0.0.0"]), flush=True)
 main([*words[:2], "--port", sys.stdin.readline(), "--timeout", "60"])
 """
@@ -84,7 +86,9 @@ main([*words[:2], "--port", sys.stdin.readline(), "--timeout", "60"])
     )  # fmt: skip
     try:
         line = process.stdout.readline()
-        assert line.startswith("serving a, b, c at http://127.0.0.1:"), process.stderr.read()
+        assert line.startswith(f"serving {', '.join(names)} at http://127.0.0.1:"), (
+            process.stderr.read()
+        )
         url = line.split()[5]
         port = int(url.split(":")[2].strip("/"))
         body = json.dumps({"texts": ["12"], "run": "b", "language": "de"}).encode()

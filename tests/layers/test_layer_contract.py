@@ -208,6 +208,7 @@ def test_symbolic_and_eager_shapes_agree(case):
     contract.check_shapes(case)
 
 
+@on_tensorflow
 @by_default(*DISTINCT)
 def test_unknown_batch_and_length(case):
     contract.check_unknown_sizes(case)

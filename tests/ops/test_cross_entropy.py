@@ -139,7 +139,7 @@ def test_a_logit_of_minus_infinity_is_a_class_that_cannot_be(implementation: str
 def test_what_is_not_a_number_stays_in_its_row_and_out_of_rows_that_do_not_count(
     implementation: str,
 ) -> None:
-    logits = np.asarray(rows.numbers((4, 20), "float32", 0))
+    logits = np.array(rows.numbers((4, 20), "float32", 0))
     logits[0, 3], logits[1, 5], logits[2] = np.nan, np.nan, np.inf
     losses, gradient = step(keras.ops.convert_to_tensor(logits), [3, -1, 1, 2], ignore_class=-1)
     assert np.isnan(losses).tolist() == [True, False, True, False]

@@ -119,8 +119,7 @@ def test_nothing_flows_through_statistics() -> None:
     ("name", "implementation"),
     [
         ("dot product", "native"),
-        ("additive", "portable"),
-        ("layer normalization", "native"),
+        *slow([("additive", "portable"), ("layer normalization", "native")]),
         *slow([("additive", "native"), ("dot product", "portable")]),
     ],
 )
