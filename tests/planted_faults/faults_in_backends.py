@@ -50,8 +50,8 @@ FAULTS = (
     Fault(
         "the bias gets no gradient",
         f"{_TORCH}/derivatives.py",
-        "bias_wanted = ctx.needs_input_grad[3 + _BIAS]",
-        "bias_wanted = False",
+        "wanted = _trained(ctx.spec, ctx.needs_input_grad[3:])",
+        "wanted = [False] * _number_trained(ctx.spec)",
         (f"{_TESTS}/test_gradients.py",),
         "torch",
     ),
