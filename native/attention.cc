@@ -82,8 +82,9 @@ void dot_backward(const HeedAttention& a, const HeedBackward& pass, int threads)
   const int64_t tasks = all_kv_heads * parts;
   threads = limit_threads(threads, tasks);
   const int64_t queries_per_kv = a.heads / a.kv_heads, tiles = query_tiles(a);
+  TaskGroups groups(tasks);
   if (captured)
-    captured->plan(tasks, [&](const Unit& unit) {
+    captured->plan(&groups, [&](const Unit& unit) {
       const int64_t bk = unit.b * a.kv_heads + unit.n / queries_per_kv;
       return bk * parts + (unit.n % queries_per_kv * tiles + unit.tile) % parts;
     });
@@ -91,11 +92,11 @@ void dot_backward(const HeedAttention& a, const HeedBackward& pass, int threads)
   const auto scratch = memory.plan(threads, kernels.backward_bytes(a));
   const auto sums = memory.plan(parts > 1 ? tasks : threads, gradients.bytes);
   memory.allocate();
-  for_each(tasks, threads, [&](int64_t task, int worker) {
+  groups.run(threads, [&](int64_t task, int worker) {
     const int64_t bk = task / parts, part = task % parts;
     char* own = sums[parts > 1 ? task : worker];
     std::memset(own, 0, gradients.bytes);
-    const std::vector<double*> capture_sums = captured ? captured->sums_of(task) : std::vector<double*>();
+    const std::vector<CaptureSum> capture_sums = captured ? captured->sums_of(task) : std::vector<CaptureSum>();
     // A part takes every `parts`-th tile: under a causal mask each part gets long and short ones.
     kernels.backward(a, pass, finite.data(), bk / a.kv_heads, bk % a.kv_heads, part, parts, own,
                      own + gradients.values_at, captured ? capture_sums.data() : nullptr, scratch[worker]);
@@ -117,9 +118,9 @@ void dot_bias_gradient(const HeedAttention& a, const HeedBackward& pass, int thr
     stride[axis] = a.bias.shape[axis] == 1 ? 0 : numbers;
     numbers *= a.bias.shape[axis];
   }
-  std::memset(pass.bias_gradient, 0, static_cast<size_t>(numbers) * kernels.compute_bytes);
-  if (a.batch == 0 || a.heads == 0 || a.query_length == 0 || a.key_length == 0) return;
   threads = useful_threads(threads, backward_work(a));
+  set_zeros(pass.bias_gradient, numbers * static_cast<int64_t>(kernels.compute_bytes), threads);
+  if (a.batch == 0 || a.heads == 0 || a.query_length == 0 || a.key_length == 0) return;
   const std::vector<uint8_t> finite = scan_finite(a, kernels, threads);
   // Each task owns a part of the result: all of an axis that broadcasts, one entry of the others.
   const int64_t tiles = query_tiles(a);

@@ -42,6 +42,22 @@ void write_sums(const double* sums, int64_t begin, int64_t end, int64_t copies, 
 
 }  // namespace
 
+bool TaskGroups::join(const std::vector<std::pair<int64_t, int64_t>>& tasks_and_keys, int64_t least) {
+  DisjointSets sets(static_cast<size_t>(tasks_));
+  for (const std::vector<int64_t>& group : groups_)
+    for (int64_t task : group) sets.join(group.front(), task);
+  std::map<int64_t, int64_t> first;  // task of a key
+  for (const auto& [task, key] : tasks_and_keys) sets.join(task, first.emplace(key, task).first->second);
+  std::map<int64_t, std::vector<int64_t>> joined;
+  for (int64_t task = 0; task < tasks_; ++task) joined[sets.find(task)].push_back(task);
+  const int64_t count = static_cast<int64_t>(joined.size());
+  if (count < std::min(least, tasks_)) return false;
+  groups_.clear();
+  for (const auto& group : joined)
+    if (count < tasks_) groups_.push_back(group.second);
+  return true;
+}
+
 CaptureGradients::CaptureGradients(const HeedAttention& attention, const HeedBackward& pass, const Kernels& kernels,
                                    int threads)
     : a_(attention), pass_(pass), kernels_(kernels), plan_(*plan_of(attention)), threads_(threads) {
@@ -53,8 +69,22 @@ double CaptureGradients::bytes_of(int32_t capture) const {
   return 8 * static_cast<double>(plan_.captures[capture].size);
 }
 
+bool CaptureGradients::is_apart(int32_t capture) const {
+  for (int i = 0; i < plan_.scatter_count; ++i)
+    for (int64_t b = 0; plan_.scatters[i].capture == capture && b < a_.batch; ++b)
+      for (int64_t n = 0; n < a_.heads; ++n)
+        if (!kernels_.scatters_apart(a_, i, b, n)) return false;
+  return true;
+}
+
 void CaptureGradients::add_sums(int32_t capture, int64_t copies) {
-  sums_.push_back({capture, copies, std::vector<double>(static_cast<size_t>(plan_.captures[capture].size * copies))});
+  const int64_t size = plan_.captures[capture].size;
+  sums_.push_back({capture, copies, {}});
+  if (copies > 1 || !is_apart(capture)) {
+    sums_.back().numbers.resize(static_cast<size_t>(size * copies));
+    return;
+  }
+  set_zeros(pass_.capture_gradients[capture], size * static_cast<int64_t>(kernels_.compute_bytes), threads_);
 }
 
 template <class Function>
@@ -98,7 +128,8 @@ std::vector<int64_t> CaptureGradients::components(const std::vector<int32_t>& ca
   return found;
 }
 
-void CaptureGradients::plan(int64_t tasks, const std::function<int64_t(const Unit&)>& task_of) {
+void CaptureGradients::plan(TaskGroups* groups, const std::function<int64_t(const Unit&)>& task_of) {
+  const int64_t tasks = groups->tasks();
   double copied = 0;
   std::vector<int32_t> left;
   for (int32_t capture : remaining_) {
@@ -108,32 +139,36 @@ void CaptureGradients::plan(int64_t tasks, const std::function<int64_t(const Uni
       continue;
     }
     const double bytes = bytes_of(capture) * static_cast<double>(tasks);
-    if (copied + bytes <= kMostCopies) {
+    const bool fits = copied + bytes <= kMostCopies;
+    if (!fits || is_apart(capture)) {
+      const std::vector<int64_t> component = components({capture});
+      std::vector<std::pair<int64_t, int64_t>> of_tasks;
+      each_unit([&](const Unit& unit, int64_t index) {
+        of_tasks.emplace_back(task_of(unit), component[static_cast<size_t>(index)]);
+      });
+      if (groups->join(of_tasks, kPartTasks / 2)) {
+        add_sums(capture, 1);
+        continue;
+      }
+    }
+    if (fits) {
       copied += bytes;
       add_sums(capture, tasks);
-      continue;
-    }
-    const std::vector<int64_t> component = components({capture});
-    std::vector<int64_t> task_of_component(component.size(), -1);
-    bool apart = true;
-    each_unit([&](const Unit& unit, int64_t index) {
-      int64_t& task = task_of_component[static_cast<size_t>(component[static_cast<size_t>(index)])];
-      apart = apart && (task < 0 || task == task_of(unit));
-      task = task_of(unit);
-    });
-    if (apart)
-      add_sums(capture, 1);
-    else
+    } else {
       left.push_back(capture);
+    }
   }
   remaining_ = left;
 }
 
-std::vector<double*> CaptureGradients::sums_of(int64_t task) {
-  std::vector<double*> sums(HEED_MAX_CAPTURES);
+std::vector<CaptureSum> CaptureGradients::sums_of(int64_t task) {
+  std::vector<CaptureSum> sums(HEED_MAX_CAPTURES);
   for (Sums& s : sums_) {
-    const int64_t at = s.copies > 1 ? task * plan_.captures[s.capture].size : 0;
-    sums[static_cast<size_t>(s.capture)] = s.numbers.data() + at;
+    CaptureSum& sum = sums[static_cast<size_t>(s.capture)];
+    if (s.numbers.empty())
+      sum.gradient = pass_.capture_gradients[s.capture];
+    else
+      sum.sums = s.numbers.data() + (s.copies > 1 ? task * plan_.captures[s.capture].size : 0);
   }
   return sums;
 }
@@ -141,6 +176,7 @@ std::vector<double*> CaptureGradients::sums_of(int64_t task) {
 void CaptureGradients::write() {
   constexpr int64_t kTogether = 65536;
   for (const Sums& s : sums_) {
+    if (s.numbers.empty()) continue;
     const int64_t size = plan_.captures[s.capture].size;
     void* to = pass_.capture_gradients[s.capture];
     for_each(ceil_div(size, kTogether), threads_, [&](int64_t chunk, int) {
@@ -175,7 +211,7 @@ void CaptureGradients::compute(const uint8_t* finite) {
   const auto scratch = memory.plan(threads, kernels_.backward_bytes(a_));
   memory.allocate();
   for_each(count, threads, [&](int64_t task, int worker) {
-    const std::vector<double*> sums = sums_of(task);
+    const std::vector<CaptureSum> sums = sums_of(task);
     for (const Unit& unit : *units[static_cast<size_t>(task)]) {
       const TileRange range{unit.b, unit.b + 1, unit.n, unit.n + 1, unit.tile, unit.tile + 1};
       kernels_.capture_gradients(a_, pass_, finite, range, sums.data(), scratch[worker]);

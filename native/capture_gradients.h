@@ -1,11 +1,13 @@
 // The gradients of a program's captured arrays, which are sums over pairs.
 //
-// Sums are in double. Tasks that run at the same time must not add to the same number, so either they add to different
-// ones, as bounds of the indices show, or each has sums of its own, which are added up in the end. Which it is depends
-// on the call alone, and so does the order of each sum.
+// Sums are in double; where each pair of a head has a number of its own, as in a bias, they are the gradient itself.
+// Tasks that run at the same time must not add to the same number, so either they add to different ones, as bounds of
+// the indices show, or those that do not run one after another, or each has sums of its own, which are added up in the
+// end. Which it is depends on the call alone, and so does the order of each sum.
 #pragma once
 
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "work.h"
@@ -17,6 +19,29 @@ struct Unit {
   int64_t b, n, tile;
 };
 
+// Tasks, some of which are in a group: these run one after another, in their order.
+class TaskGroups {
+ public:
+  explicit TaskGroups(int64_t tasks) : tasks_(tasks) {}
+
+  // Joins the groups of tasks with the same key; a task may have several. Returns false, and changes nothing, if fewer
+  // than `least` groups were left.
+  bool join(const std::vector<std::pair<int64_t, int64_t>>& tasks_and_keys, int64_t least);
+  int64_t tasks() const { return tasks_; }
+  // Calls function(task, worker) for each task, see parallel_for.
+  template <class Function>
+  void run(int threads, const Function& function) const {
+    if (groups_.empty()) return for_each(tasks_, threads, function);
+    for_each(static_cast<int64_t>(groups_.size()), threads, [&](int64_t group, int worker) {
+      for (int64_t task : groups_[static_cast<size_t>(group)]) function(task, worker);
+    });
+  }
+
+ private:
+  int64_t tasks_;
+  std::vector<std::vector<int64_t>> groups_;  // none: each task is one
+};
+
 class CaptureGradients {
  public:
   // The captured arrays whose gradients are wanted.
@@ -26,15 +51,16 @@ class CaptureGradients {
   bool any() const { return !remaining_.empty(); }
   // For a call without pairs.
   void write_zeros() {
-    plan(0, nullptr);
+    TaskGroups none(0);
+    plan(&none, nullptr);
     write();
   }
 
   // For tasks that run at the same time, each with the units that `task_of` gives it: plans the sums of as many arrays
-  // as possible; the others remain for a pass of their own.
-  void plan(int64_t tasks, const std::function<int64_t(const Unit&)>& task_of);
-  // The sums of a task, by captured array; null for none. Each task asks once, before it begins.
-  std::vector<double*> sums_of(int64_t task);
+  // as possible, and groups tasks for them; the others remain for a pass of their own.
+  void plan(TaskGroups* groups, const std::function<int64_t(const Unit&)>& task_of);
+  // The sums of a task, by captured array. Each task asks once, before it begins.
+  std::vector<CaptureSum> sums_of(int64_t task);
   // Adds up and writes the arrays planned.
   void write();
 
@@ -44,12 +70,14 @@ class CaptureGradients {
  private:
   struct Sums {
     int32_t capture;
-    int64_t copies;  // 1: all tasks share the sums
-    std::vector<double> numbers;
+    int64_t copies;               // 1: all tasks share the sums
+    std::vector<double> numbers;  // none: the gradient itself
   };
 
   std::vector<int64_t> components(const std::vector<int32_t>& captures) const;
   double bytes_of(int32_t capture) const;
+  // Whether each pair of a head has a number of its own, so that few numbers are added to one.
+  bool is_apart(int32_t capture) const;
   void add_sums(int32_t capture, int64_t copies);
   template <class Function>
   void each_unit(const Function& function) const;

@@ -207,6 +207,8 @@ void Planned::plan(const HeedProgram& p) {
   plan.derivative = code(p.derivative, results, indices, &step_of);
   if (p.score_gradient >= 0) plan.gradient_step = step_of[static_cast<size_t>(p.score_gradient)];
   summarise(plan.derivative);
+  const auto is_score = [](const Step& step) { return step.opcode == HEED_OP_SCORE; };
+  plan.derives_from_score = std::any_of(plan.derivative.steps, plan.derivative.steps + plan.derivative.count, is_score);
   plan.scatter_count = p.scatter_count;
   for (int32_t s = 0; s < p.scatter_count; ++s)
     plan.scatters[s] = {p.scatters[s].capture, step_of[static_cast<size_t>(p.scatters[s].index)],

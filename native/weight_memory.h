@@ -1,10 +1,6 @@
 // Memory for packed weights.
 #pragma once
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -31,11 +27,11 @@ class WeightMemory {
   }
 
  private:
-  static constexpr size_t kHugePage = size_t{1} << 21, kBlock = 16 * kHugePage;
+  static constexpr size_t kPage = kHugePage, kBlock = 16 * kPage;
 #ifdef __SANITIZE_ADDRESS__
   static constexpr size_t kLarge = SIZE_MAX;  // each buffer apart, so that reads past one are found
 #else
-  static constexpr size_t kLarge = kHugePage / 4;
+  static constexpr size_t kLarge = kPage / 4;
 #endif
   struct Free {
     void operator()(void* p) const { std::free(p); }
@@ -50,11 +46,9 @@ class WeightMemory {
   // The system backs a page on its first use, so the rest of a block takes no memory.
   void* allocate_large(size_t bytes) {
     if (bytes > left_) {
-      left_ = std::max((bytes + kHugePage - 1) / kHugePage * kHugePage, kBlock);
-      next_ = static_cast<char*>(allocate(kHugePage, left_));
-#if defined(__linux__)
-      madvise(next_, left_, MADV_HUGEPAGE);  // a wish: small pages work, too
-#endif
+      left_ = std::max((bytes + kPage - 1) / kPage * kPage, kBlock);
+      next_ = static_cast<char*>(allocate(kPage, left_));
+      ask_for_huge_pages(next_, static_cast<int64_t>(left_));
     }
     void* const buffer = next_;
     next_ += bytes, left_ -= bytes;

@@ -1,9 +1,14 @@
 // Scratch memory and parallel loops, for the files that split work over threads.
 #pragma once
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <vector>
@@ -89,6 +94,30 @@ void for_each(int64_t count, int threads, const Function& function) {
       count, threads,
       [](void* context, int64_t index, int worker) { (*static_cast<const Function*>(context))(index, worker); },
       const_cast<Function*>(&function));
+}
+
+inline constexpr int64_t kHugePage = int64_t{1} << 21;
+
+// Asks for huge pages in memory that nobody has written yet, whose small ones would take as long to get as what is
+// computed in them.
+inline void ask_for_huge_pages(void* memory, int64_t bytes) {
+#if defined(__linux__)
+  char* const begin = static_cast<char*>(memory);
+  char* const first = begin + (kHugePage - reinterpret_cast<intptr_t>(begin) % kHugePage) % kHugePage;
+  const int64_t whole = (bytes - (first - begin)) / kHugePage * kHugePage;
+  if (whole > 0) madvise(first, static_cast<size_t>(whole), MADV_HUGEPAGE);  // small pages work, too
+#else
+  (void)memory, (void)bytes;
+#endif
+}
+
+// Sets a large result to 0, with several threads.
+inline void set_zeros(void* memory, int64_t bytes, int threads) {
+  ask_for_huge_pages(memory, bytes);
+  for_each(ceil_div(bytes, kHugePage), threads, [&](int64_t index, int) {
+    const int64_t begin = index * kHugePage;
+    std::memset(static_cast<char*>(memory) + begin, 0, static_cast<size_t>(std::min(kHugePage, bytes - begin)));
+  });
 }
 
 // Flags the blocks of keys and values whose numbers are all finite; none without a mask.

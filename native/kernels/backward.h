@@ -215,7 +215,7 @@ inline void block_gradients(const HeedAttention& a, const BackwardScratch<Produc
   for (int x = 0; p.any_idle && x < p.queries.length; ++x)
     for (int y = 0; p.row_max[x] == kInfinity<Real> && y < keys.length; ++y) s.weights[y * kQueryTile + x] = 0;
   const Real unit = apply_score_mods<Real>(a, block, columns, mask, s.hidden, products.unit(), s.weights, s.slope,
-                                           a.program ? s.raw : nullptr);
+                                           a.program && plan_of(a)->derives_from_score ? s.raw : nullptr);
   for (int x = 0; p.any_idle && a.program && x < p.queries.length; ++x)  // 1 / 0, say
     for (int y = 0; p.row_max[x] == kInfinity<Real> && y < keys.length; ++y) s.weights[y * kQueryTile + x] = 0;
   products.weight_gradients(tile, p, of_keys, strips, s.weight_gradients);
@@ -231,7 +231,7 @@ inline void block_gradients(const HeedAttention& a, const BackwardScratch<Produc
 // `Kernels`.
 template <class Real, class Products>
 inline void derive_block(const HeedAttention& a, const BackwardScratch<Products>& s, const QueryTile<Real>& p,
-                         const Block& block, BlockMask mask, double* const* capture_sums) {
+                         const Block& block, BlockMask mask, const CaptureSum* capture_sums) {
   const Plan* plan = plan_of(a);
   if (!plan || !plan->modifies) return;
   for (int x = 0; p.any_nonfinite && x < p.queries.length; ++x)
@@ -244,7 +244,7 @@ inline void derive_block(const HeedAttention& a, const BackwardScratch<Products>
 template <class Real, class Products>
 void tile_against_keys(const HeedAttention& a, const BackwardScratch<Products>& s, Products& products, int tile,
                        int64_t b, const KeyBlock<Real>& of_keys, Real* key_gradient, Real* value_gradient,
-                       double* const* capture_sums) {
+                       const CaptureSum* capture_sums) {
   const QueryTile<Real>& p = s.tiles[tile];
   const Span keys = of_keys.keys;
   const int head_dim = static_cast<int>(a.head_dim), value_dim = static_cast<int>(a.value_dim);
@@ -284,7 +284,7 @@ inline KeyBlock<Real> load_keys(const HeedAttention& a, const BackwardScratch<Pr
 // See `Kernels`: the partial gradients are S rows of gradient_row(H) and gradient_row(V) numbers.
 template <class Stored, class Products>
 void backward(const HeedAttention& a, const HeedBackward& pass, const uint8_t* finite, int64_t b, int64_t kv_head,
-              int64_t part, int64_t parts, void* key_gradient, void* value_gradient, double* const* capture_sums,
+              int64_t part, int64_t parts, void* key_gradient, void* value_gradient, const CaptureSum* capture_sums,
               char* memory) {
   typedef typename Compute<Stored>::Type Real;
   Arena arena(memory);

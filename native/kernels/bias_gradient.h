@@ -62,7 +62,7 @@ void bias_gradient(const HeedAttention& a, const HeedBackward& pass, const uint8
 // Adds the gradients of some tiles to those of captured arrays.
 template <class Stored, class Products>
 void capture_gradients(const HeedAttention& a, const HeedBackward& pass, const uint8_t* finite, const TileRange& range,
-                       double* const* capture_sums, char* memory) {
+                       const CaptureSum* capture_sums, char* memory) {
   typedef typename Compute<Stored>::Type Real;
   const auto add = [&](const auto& s, const QueryTile<Real>& p, const Block& block, BlockMask mask) {
     derive_block(a, s, p, block, mask, capture_sums);

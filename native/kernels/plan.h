@@ -51,7 +51,8 @@ struct Plan {
   const HeedCapture* captures;
   int32_t capture_count;
   bool is_double;
-  bool modifies;  // whether there is a score
+  bool modifies;            // whether there is a score
+  bool derives_from_score;  // whether the derivative reads the score before
   Code score, keep, derivative;
   int32_t score_step, keep_step, gradient_step;  // the results: steps of these codes, or -1
   int32_t scatter_count;

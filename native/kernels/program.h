@@ -385,8 +385,9 @@ void run_load_columns(const ReadyStep& s, int first, int rows, int vectors) {
 #pragma GCC unroll 16
       for (int r = 0; r < kSquare; ++r) {
         const int64_t at = s.start + (v * kSquare + r) * s.across + first + y;
-        square[r] = load_some(static_cast<const Real*>(s.capture->data) + at,
-                              static_cast<int>(min(s.capture->size - at, kSquare)));
+        const Real* from = static_cast<const Real*>(s.capture->data) + at;
+        __builtin_prefetch(from + kKeyBlock, 0, 2);  // of the next keys
+        square[r] = load_some(from, static_cast<int>(min(s.capture->size - at, kSquare)));
       }
       transpose<Real>(square);
       for (int i = 0; i < kSquare && y + i < rows; ++i)
@@ -436,15 +437,18 @@ class ProgramRun {
     return arena.bytes();
   }
 
-  // `scores`, with this layout, and `upstream` are read by `strips`; null if the code does not read them.
+  // `scores`, with this layout, and `upstream` are read by `strips`; null if the code does not read them. The values
+  // of step `in_place`, the last one, take the place of the scores.
   ProgramRun(const Plan& plan, const Code& code, const Block& block, ScoreLayout layout, const Real* scores,
-             const Real* upstream)
+             const Real* upstream, int in_place = -1)
       : code_(code), arena_(block.program), buffers_(code, arena_) {
     const Dependence across = layout.across, down = across == kOnQuery ? kOnKey : kOnQuery;
     const Span keys = block.keys, queries = block.queries;
-    rows_ = across == kOnQuery ? keys.length : queries.length;
+    queries_ = queries.length, keys_ = keys.length;
+    rows_ = across == kOnQuery ? keys_ : queries_;
     // Rows of tiles fill the buffers; of the other layout, whose rows are longer, there is one.
-    rows_in_strip_ = across == kOnQuery ? static_cast<int>(max(1, kStripRows / max(1, code.slots[kOnPair]))) : 1;
+    const int strip = static_cast<int>(max(1, kStripRows / max(1, code.slots[kOnPair])));
+    rows_in_strip_ = across != kOnQuery ? 1 : strip < kLanes<Real> ? strip : strip / kLanes<Real> * kLanes<Real>;
     vectors_ = round_up(across == kOnQuery ? queries.length : keys.length, kLanes<Real>) / kLanes<Real>;
     const int down_vectors = round_up(rows_, kLanes<Real>) / kLanes<Real>;
     across_ = across;
@@ -455,7 +459,9 @@ class ProgramRun {
       Operand& place = buffers_.places[i];
       char* slot = buffers_.slot(step.dependence, step.slot, rows_in_strip_, layout.row);
       const ptrdiff_t row = vector * (layout.row / kLanes<Real>);
-      if (step.dependence == kOnPair)
+      if (i == in_place)
+        place = whole_block(scores, row, vector);
+      else if (step.dependence == kOnPair)
         place = {slot, row, vector, false};
       else
         place = {slot, 0, step.dependence == kOnNothing ? 0 : vector, true};
@@ -506,7 +512,7 @@ class ProgramRun {
   const Line* line(const Plan& plan, const Plan::Scatter& scatter) const {
     const bool of_pairs = code_.steps[scatter.index].dependence == kOnPair;
     const Line* found = of_pairs ? buffers_.lines + scatter.index : nullptr;
-    return found && stays(*found, plan.captures[scatter.capture].size) ? found : nullptr;
+    return found && found->within(queries_, keys_, 0, plan.captures[scatter.capture].size) ? found : nullptr;
   }
 
   // Calls function(first, rows) for strips of rows, when their values have been computed.
@@ -625,7 +631,7 @@ class ProgramRun {
   Arena arena_;
   Buffers buffers_;
   Dependence across_, down_;
-  int rows_in_strip_, rows_, vectors_, pair_steps_ = 0;
+  int queries_, keys_, rows_in_strip_, rows_, vectors_, pair_steps_ = 0;
 };
 
 // Scratch for the programs of an attention.
@@ -646,17 +652,23 @@ size_t program_bytes(const HeedAttention& a) {
 // HEED_MASK_VALUE or less, 0 beyond the last query.
 template <class Real>
 inline void modify_scores(const Plan& plan, const Block& block, ScoreLayout layout, Real* scores) {
-  const ProgramRun<Real> run(plan, plan.score, block, layout, scores, nullptr);
+  // The step of the result is the last one.
+  const bool in_place = plan.score.steps[plan.score_step].dependence == kOnPair;
+  const ProgramRun<Real> run(plan, plan.score, block, layout, scores, nullptr, in_place ? plan.score_step : -1);
   const Operand modified = run.values(plan.score_step);
-  const Vector<Real> hidden = broadcast(-kInfinity<Real>);
+  const auto hides = [](Vector<Real> score) { return score <= static_cast<Real>(HEED_MASK_VALUE); };
   const int vectors = run.vectors(), idle = layout.across == kOnQuery ? block.queries.length : vectors * kLanes<Real>;
   run.strips([&](int first, int rows) {
     for (int y = 0; y < rows; ++y) {
       const char* from = modified.at(first, y);
       Real* to = scores + (first + y) * layout.row;
-      for (int v = 0; v < vectors; ++v, from += modified.column) {
-        const Vector<Real> score = load_as<Vector<Real>>(from);
-        store(to + v * kLanes<Real>, score <= static_cast<Real>(HEED_MASK_VALUE) ? hidden : score);
+      for (int v = 0; !in_place && v < vectors; ++v, from += modified.column)
+        store(to + v * kLanes<Real>, load_as<Vector<Real>>(from));
+      decltype(hides(Vector<Real>{})) hidden{};
+      for (int v = 0; v < vectors; ++v) hidden |= hides(load(to + v * kLanes<Real>));
+      for (int v = 0; any(hidden) && v < vectors; ++v) {
+        const Vector<Real> score = load(to + v * kLanes<Real>);
+        store(to + v * kLanes<Real>, hides(score) ? broadcast(-kInfinity<Real>) : score);
       }
       for (int x = idle; x < vectors * kLanes<Real>; ++x) to[x] = 0;
     }

@@ -82,6 +82,12 @@ struct AdditiveKernels {
                    const AdditiveSums&, char* scratch);
 };
 
+// Where to add the gradient of a captured array: to sums, or to the gradient itself, in the compute type; or nowhere.
+struct CaptureSum {
+  double* sums;
+  void* gradient;
+};
+
 struct Kernels {
   const char* (*problem_of_scoring)(const HeedAttention&);  // null for none
   const RuleNeeds* (*rule_needs)(int32_t kind);             // null for an unknown kind
@@ -110,17 +116,19 @@ struct Kernels {
   // Takes every `parts`-th query tile of a key head, from the `part`-th on: adds to the gradients of keys and values,
   // and writes those of the queries. Adds to those of captured arrays too: `capture_sums`, one for each array, or null.
   void (*backward)(const HeedAttention&, const HeedBackward&, const uint8_t* finite, int64_t b, int64_t kv_head,
-                   int64_t part, int64_t parts, void* key_gradient, void* value_gradient, double* const* capture_sums,
-                   char* scratch);
+                   int64_t part, int64_t parts, void* key_gradient, void* value_gradient,
+                   const CaptureSum* capture_sums, char* scratch);
   // Adds some tiles to the gradient of the bias, which has these strides.
   void (*bias_gradient)(const HeedAttention&, const HeedBackward&, const uint8_t* finite, const TileRange&,
                         const int64_t* stride, char* scratch);
   // Adds some tiles to the gradients of captured arrays.
   void (*capture_gradients)(const HeedAttention&, const HeedBackward&, const uint8_t* finite, const TileRange&,
-                            double* const* capture_sums, char* scratch);
+                            const CaptureSum* capture_sums, char* scratch);
   // The indices [*first, *end) of a captured array to which a scatter of a query tile may add.
   void (*scatter_range)(const HeedAttention&, int scatter, int64_t b, int64_t n, int64_t tile, int64_t* first,
                         int64_t* end);
+  // Whether each pair of a head adds to a number of its own.
+  bool (*scatters_apart)(const HeedAttention&, int scatter, int64_t b, int64_t n);
   // Sums `parts` partial gradients, `distance` bytes apart, and writes rows [begin, end) of one key head.
   void (*write_rows)(const HeedTensor&, int64_t b, int64_t kv_head, int64_t begin, int64_t end, int64_t width, int row,
                      const char* sums, int64_t parts, int64_t distance);

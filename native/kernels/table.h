@@ -39,6 +39,7 @@ constexpr Kernels kernels_of() {
   k.bias_gradient = bias_gradient<Stored, Gradients>;
   k.capture_gradients = capture_gradients<Stored, Gradients>;
   k.scatter_range = scatter_range;
+  k.scatters_apart = scatters_apart;
   k.write_rows = write_rows<Stored>;
   k.sum_parts = sum_parts<Real>;
   k.compute_bytes = sizeof(Real);

@@ -412,6 +412,13 @@ FAULTS = (
         (f"{_PROGRAMS}::test_what_is_not_a_number",),
     ),
     Fault(
+        "the gradient of a captured bias is that of the last batch entry",
+        f"{_KERNELS}/program_backward.h",
+        "if (count == kLanes<Real>) return store(to, load(to) + x);",
+        "if (count == kLanes<Real>) return store(to, x);",
+        (f"{_PROGRAMS}::test_gradients_of_captured_arrays",),
+    ),
+    Fault(
         "a window as a function ends a key late",
         f"{_KERNELS}/program.h",
         "line.by_query < 0 ? from(x + 1)",

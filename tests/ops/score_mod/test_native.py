@@ -176,6 +176,24 @@ def test_captured_arrays_may_change_from_call_to_call() -> None:
     np.testing.assert_array_equal(to_numpy(first), to_numpy(again))
 
 
+@pytest.mark.skipif(BACKEND != "torch", reason="PyTorch alone says which arrays need gradients")
+def test_frozen_captured_arrays_cost_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    from heed.ops.backends.torch.native import call
+
+    found = []
+    backward = call.backward
+    monkeypatch.setattr(call, "backward", lambda *x: found.append(backward(*x)) or found[-1])
+    given = tensors()
+    with heed.set_implementation("native"):
+        right = gradients(loss, given)[3]
+        given = [x.detach().requires_grad_(place == 3) for place, x in enumerate(given)]
+        loss(*given).backward()
+    of_captured = found[-1][5:]
+    assert len(of_captured) > 1
+    assert sum(x is not None for x in of_captured) == 1
+    np.testing.assert_array_equal(to_numpy(given[3].grad), to_numpy(right))
+
+
 def test_additive_attention_with_a_function_is_portable() -> None:
     query, key = (ops.ones((1, 3, 4)) for _ in range(2))
     plan = heed.explain_dispatch(

@@ -25,8 +25,8 @@ from heed.ops.mask_rules import put_together, take_apart
 from heed.ops.spec import AttentionSpec, Tensors
 
 OptionalTensor: TypeAlias = "torch.Tensor | None"
-# The places in `Tensors` of the operands that get gradients; that of the bias.
-TRAINED, _BIAS = (0, 1, 2, 3, 6), 3
+# The places in `Tensors` of the operands that get gradients.
+TRAINED = (0, 1, 2, 3, 6)
 _OPERANDS = len(Tensors._fields)
 
 
@@ -45,9 +45,12 @@ class Kernel(Protocol):
         output: Any,
         statistics: Any,
         incoming: Sequence[OptionalTensor],
-        bias_wanted: bool,
+        wanted: Sequence[bool],
     ) -> list[OptionalTensor]:
-        """Return the gradients of query, key, value, bias, score vector and the score's operands, from the results'."""
+        """Return the gradients of query, key, value, bias, score vector and the score's operands, from the results'.
+
+        Those that are not wanted may be missing.
+        """
 
 
 @torch.compiler.disable
@@ -162,12 +165,12 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, output_gradient: Any, lse_gradient: Any, _: Any) -> Any:
         *inputs, output, statistics = _alive(ctx.saved_tensors)
-        bias_wanted = ctx.needs_input_grad[3 + _BIAS]
+        wanted = _trained(ctx.spec, ctx.needs_input_grad[3:])
         received = output.detach(), statistics, output_gradient, lse_gradient
         if torch.is_grad_enabled() or is_transformed() or is_observed():
-            found = _apply(_Gradient, ctx.spec, ctx.kernel, bias_wanted, *received, *inputs)
+            found = _apply(_Gradient, ctx.spec, ctx.kernel, wanted, *received, *inputs)
         else:
-            found = _Gradient.forward(ctx.spec, ctx.kernel, bias_wanted, *received, *inputs)
+            found = _Gradient.forward(ctx.spec, ctx.kernel, wanted, *received, *inputs)
         return None, None, None, *_in_places(found, inputs)
 
     @staticmethod
@@ -186,16 +189,16 @@ class _Gradient(torch.autograd.Function):
     """Gradients of the operands: a function of them and of the incoming gradients."""
 
     @staticmethod
-    def forward(spec: AttentionSpec, kernel: Kernel, bias_wanted: bool, *inputs: Any) -> Any:
+    def forward(spec: AttentionSpec, kernel: Kernel, wanted: list[bool], *inputs: Any) -> Any:
         output, statistics, *incoming = inputs[:4]
         spec = _with_rest(spec, inputs[4 + _OPERANDS :])
         operands = Tensors(*inputs[4 : 4 + _OPERANDS])
-        return tuple(kernel.backward(spec, operands, output, statistics, incoming, bias_wanted))
+        return tuple(kernel.backward(spec, operands, output, statistics, incoming, wanted))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.spec, ctx.kernel, ctx.bias_wanted = inputs[:3]
-        ctx.has_bias = output[_BIAS] is not None
+        ctx.spec, ctx.kernel, ctx.wanted = inputs[:3]
+        ctx.present = [x is not None for x in output]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs[5:])
         if is_transformed():
@@ -216,9 +219,9 @@ class _Gradient(torch.autograd.Function):
         found = _apply(_Second, ctx.spec, *of_operands, *inputs)[:-2]
         if any(x is not None for x in of_incoming):
             received = output, statistics, *of_incoming
-            more = _apply(_Gradient, ctx.spec, ctx.kernel, ctx.bias_wanted, *received, *inputs[2:])
+            more = _apply(_Gradient, ctx.spec, ctx.kernel, ctx.wanted, *received, *inputs[2:])
             found = [x if y is None else x + y for x, y in zip(found, more, strict=True)]
-        return tuple(x if place != _BIAS or ctx.has_bias else None for place, x in enumerate(found))
+        return tuple(x if y else None for x, y in zip(found, ctx.present, strict=True))
 
     @staticmethod
     def vmap(info: Any, dims: Any, *inputs: Any) -> Any:
@@ -276,8 +279,9 @@ class _Tangent(torch.autograd.Function):
         count = _number_trained(ctx.spec)
         tangents, operands = saved[:count], saved[count:]
         second = _apply(_Second, ctx.spec, *tangents, *cotangents, *operands)[:-2]
+        received = None, None, *cotangents
         of_tangents = _apply(
-            _Gradient, ctx.spec, blockwise.KERNEL, True, None, None, *cotangents, *operands
+            _Gradient, ctx.spec, blockwise.KERNEL, [True] * count, *received, *operands
         )
         present = [None if x is None else y for x, y in zip(tangents, of_tangents, strict=True)]
         return None, *present, *_in_places(second, operands)
@@ -325,6 +329,7 @@ def _map(
     if spec.score.operands:
         return _one_by_one(function, count, dims, inputs)
     operands = Tensors(*inputs[first : first + _OPERANDS])
+    bias_at = first + Tensors._fields.index("bias")
     of_batch = operands.score_vector is not None or dims[first + Tensors._fields.index("slopes")]
     if spec.dropout or of_batch not in (False, None):
         return _one_by_one(function, count, dims, inputs)
@@ -333,9 +338,7 @@ def _map(
     bias_rows = 1
     if bias is not None:
         bias_rows = (
-            bias.movedim(dims[first + _BIAS], 0).shape[1]
-            if dims[first + _BIAS] is not None
-            else bias.shape[0]
+            bias.movedim(dims[bias_at], 0).shape[1] if dims[bias_at] is not None else bias.shape[0]
         )
 
     def join(x: Any, dim: int | None, kind: str) -> Any:
@@ -369,7 +372,7 @@ def _map(
         for x, dim, kind in zip(inputs[constants:first], dims[constants:], others, strict=False)
     ]
     kinds = "rrrb"
-    bias_is_shared = dims[first + _BIAS] is None and bias_rows == 1 and "b" not in others + results
+    bias_is_shared = dims[bias_at] is None and bias_rows == 1 and "b" not in others + results
     joined += [
         x if kind == "b" and bias_is_shared else join(x, dim, kind)
         for x, dim, kind in zip(operands, dims[first:], kinds, strict=False)

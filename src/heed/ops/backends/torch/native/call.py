@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -210,7 +211,7 @@ def backward(
     statistics: torch.Tensor,
     output_gradient: torch.Tensor,
     lse_gradient: torch.Tensor | None,
-    want_bias: bool,
+    wanted: Sequence[bool],
     strides: torch.memory_format = torch.preserve_format,
 ) -> list[torch.Tensor | None]:
     """Gradients of query, key, value, bias (or None), score vector (or None), and the score's operands (or None).
@@ -218,7 +219,8 @@ def backward(
     Args:
         spec, tensors, output, statistics: those of `forward`. Hooks may have kept them in other strides meanwhile.
         output_gradient, lse_gradient: of the results; None for 0.
-        want_bias: whether to compute the gradient of the bias of dot-product attention.
+        wanted: which of these gradients to compute: those of the bias of dot-product attention and of the score's
+            operands may be left out.
         strides: of the gradients of query, key and value; by default those of the operands, where these are dense.
     """
     plan = plan_of(spec, tensors)
@@ -247,16 +249,17 @@ def backward(
         of_vector, of_bias = (torch.empty_like(tensors.score_vector) for _ in range(2))
         run.score_vector_gradient, run.bias_gradient = of_vector.data_ptr(), of_bias.data_ptr()
     of_captured = [
-        None if n is None else query.new_empty(n, dtype=plan.compute) for n in plan.captured
+        query.new_empty(n, dtype=plan.compute) if is_wanted and n is not None else None
+        for n, is_wanted in zip(plan.captured, wanted[5:], strict=False)
     ]
     addresses = [None if x is None else x.data_ptr() for x in of_captured]
-    pointers = (ctypes.c_void_p * max(1, len(addresses)))(*addresses)
+    pointers = (ctypes.c_void_p * max(1, len(plan.captured)))(*addresses)
     run.capture_gradients = ctypes.addressof(pointers)
     results = ctypes.byref(run)
     _check(library.heed_backward(call, results, threads))
     if tensors.score_vector is not None:
         return [*gradients, None if tensors.bias is None else of_bias, of_vector]
-    if tensors.bias is not None and want_bias:
+    if tensors.bias is not None and wanted[3]:
         of_bias = query.new_empty(tensors.bias.shape, dtype=plan.compute)
         run.bias_gradient = of_bias.data_ptr()
         if of_bias.numel():  # an empty one has no address, which would mean that there is none

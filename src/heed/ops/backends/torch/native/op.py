@@ -103,7 +103,7 @@ class _Kernel:
         output: torch.Tensor,
         statistics: torch.Tensor,
         incoming: Sequence[OptionalTensor],
-        bias_wanted: bool,
+        wanted: Sequence[bool],
     ) -> list[OptionalTensor]:
         output_gradient, lse_gradient = incoming
         if output_gradient is None:
@@ -116,7 +116,7 @@ class _Kernel:
             found = iter(torch.ops.heed.attention_gradient(*_Call.of(spec, tensors), *received))
             return _in_places(tensors, found, trained_operands(spec))
         return call.backward(
-            spec, tensors, output, statistics, output_gradient, lse_gradient, bias_wanted
+            spec, tensors, output, statistics, output_gradient, lse_gradient, wanted
         )
 
 
@@ -226,7 +226,8 @@ def _dense(x: torch.Tensor) -> torch.Tensor:
 def _attention_gradient(*arguments: Any) -> list[torch.Tensor]:
     spec, tensors = _Call(*arguments[:_ARGUMENTS]).read()
     received: Any = arguments[_ARGUMENTS:]
-    options: Any = {"want_bias": True, "strides": torch.contiguous_format}
+    wanted = [True] * (len(TRAINED) + len(spec.score.operands))
+    options: Any = {"wanted": wanted, "strides": torch.contiguous_format}
     gradients = call.backward(spec, tensors, *received, **options)
     return [x for x in gradients if x is not None]
 

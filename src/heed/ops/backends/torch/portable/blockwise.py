@@ -104,7 +104,7 @@ class _Kernel:
         output: Any,
         statistics: Any,
         incoming: Several,
-        bias_wanted: bool,
+        wanted: Sequence[bool],
     ) -> list[Any]:
         return gradients(spec, tensors, incoming)
 
