@@ -54,6 +54,12 @@ enum Type : int32_t {
   kOther
 };
 
+// The type whose number in a framework, in the order of Type, this is; kOther if it is none of them.
+template <size_t n>
+Type type_of(const int (&numbers)[n], int number) {
+  return static_cast<Type>(std::find(numbers, numbers + n, number) - numbers);
+}
+
 // The sizes of an array, without an allocation: a small op would take as long for those as for its work.
 class Shape {
  public:

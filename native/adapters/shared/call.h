@@ -76,12 +76,6 @@ class Form {
   // Its captured arrays are without data; null if there is none.
   const HeedProgram* program() const { return header.program ? &program_ : nullptr; }
   const std::vector<CapturedOperand>& captured() const { return captured_; }
-  // Whether a captured array gets a gradient.
-  bool is_trained(size_t capture) const {
-    for (const HeedScatter& scatter : scatters_)
-      if (scatter.capture == static_cast<int64_t>(capture)) return true;
-    return false;
-  }
 
   bool has_heads() const { return header.layout != kNoHeads; }
   int length_axis() const { return header.layout == kHeadsFirst ? 2 : 1; }
@@ -164,13 +158,6 @@ class Call {
 
   Type type() const { return arrays_[0].type; }
   Type compute_type() const { return compute_type_of(type()); }
-
-  // The captured arrays that get gradients, by their sizes; -1 for others.
-  std::vector<int64_t> trained() const {
-    std::vector<int64_t> sizes;
-    for (size_t i = 0; i < captures_.size(); ++i) sizes.push_back(form_.is_trained(i) ? captures_[i].size : -1);
-    return sizes;
-  }
 
   // Query, key, value, and the extra arrays.
   const Array& array(size_t i) const { return arrays_[i]; }
@@ -335,8 +322,13 @@ void run_backward(const Call& call, const Result& result, int threads) {
   }
   std::vector<void*> of_captured;
   int next = 3;  // additive attention has no program
-  for (int64_t size : call.trained())
-    of_captured.push_back(size < 0 ? nullptr : result(next++, call.compute_type(), Shape{size}).data);
+  const HeedProgram* program = call.attention.program;
+  for (int32_t i = 0; program && i < program->capture_count; ++i) {
+    const bool is_trained = std::any_of(program->scatters, program->scatters + program->scatter_count,
+                                        [i](const HeedScatter& to) { return to.capture == i; });
+    const Shape shape{program->captures[i].size};
+    of_captured.push_back(is_trained ? result(next++, call.compute_type(), shape).data : nullptr);
+  }
   if (!of_captured.empty()) pass.capture_gradients = of_captured.data();
   check(heed_backward(&call.attention, &pass, threads));
 }

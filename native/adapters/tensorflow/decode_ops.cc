@@ -62,8 +62,8 @@ void run_cache_write(void*, TF_OpKernelContext* context) {
 
 void register_decode_ops() {
   // N is where the form says.
-  register_op("HeedProduct", TF_ShapeInferenceContextSetUnknownShape, run_product, {"form: string"},
-              {"x: T", "weights: T"}, {"y: T"}, create<Numbers<ProductSettings>>, destroy<Numbers<ProductSettings>>);
+  register_form<ProductSettings>("HeedProduct", TF_ShapeInferenceContextSetUnknownShape, run_product, {"form: string"},
+                                 {"x: T", "weights: T"}, {"y: T"});
   const Types any{"T: {float, double, bfloat16, half, int32}", {kFloat32, kFloat64, kBfloat16, kFloat16, kInt32}};
   register_op("HeedCacheWrite", shapes_of_first<1>, run_cache_write, {}, {"cache: T", "update: T", "index: int32"},
               {"result: T"}, nullptr, nullptr, any);

@@ -106,6 +106,13 @@ inline void register_op(const std::string& name, ShapeFunction shapes, Run run, 
   if (!status.ok()) std::fprintf(stderr, "heed: TensorFlow did not take the op %s\n", name.c_str());
 }
 
+// An op whose form is these numbers.
+template <class Settings>
+void register_form(const char* name, ShapeFunction shapes, Run run, const Arguments& attributes,
+                   const Arguments& inputs, const Arguments& outputs) {
+  register_op(name, shapes, run, attributes, inputs, outputs, create<Numbers<Settings>>, destroy<Numbers<Settings>>);
+}
+
 // Outputs have the shapes of the first inputs.
 template <int outputs>
 void shapes_of_first(TF_ShapeInferenceContext* context, TF_Status* status) {

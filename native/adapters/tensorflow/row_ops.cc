@@ -73,16 +73,6 @@ class RowCall {
   HeedRows rows_{};
 };
 
-// Reads a number of the compute type.
-double number(const Tensor& x, const char* name) {
-  expect(x.shape.rank() == 0, name, "must be a number", x);
-  return x.type == kFloat64 ? *x.as<double>() : static_cast<double>(*x.as<float>());
-}
-
-void expect_type(Type type, const Tensor& x, const char* name) {
-  expect(x.type == type, name, "must be of the type that is computed with", x);
-}
-
 // HeedCrossEntropy: logits, labels, smoothing.
 struct CrossEntropy {
   Tensor logits, labels;
@@ -91,11 +81,12 @@ struct CrossEntropy {
   explicit CrossEntropy(const RowCall<CrossEntropySettings>& of)
       : logits(of.input(0)), labels(of.input(1, "labels", of.row_shape())) {
     const Tensor smoothing = of.input(2);
-    expect_type(of.compute_type(), smoothing, "smoothing");
+    expect(smoothing.shape.rank() == 0 && smoothing.type == of.compute_type(), "smoothing",
+           "must be a number of the type that is computed with", smoothing);
     const double ignored = of.settings.ignored;
     if (!(ignored >= INT32_MIN && ignored <= INT32_MAX)) fail("the ignored label must have 32 bits");
     call = {of.rows(), logits.data, labels.as<int32_t>(), static_cast<int32_t>(ignored),
-            number(smoothing, "smoothing")};
+            smoothing.type == kFloat64 ? *smoothing.as<double>() : *smoothing.as<float>()};
   }
 };
 
@@ -138,7 +129,7 @@ struct Normalization {
 
  private:
   static const void* optional_vector(const RowCall<NormalizationSettings>& of, const Tensor& vector, const char* name) {
-    expect_type(of.compute_type(), vector, name);
+    expect(vector.type == of.compute_type(), name, "must be of the type that is computed with", vector);
     if (vector.shape == Shape{0}) return nullptr;
     expect(vector.shape == Shape{of.rows().width}, name, "must have as many numbers as a row (D)", vector);
     return vector.data;
@@ -202,27 +193,23 @@ void register_row_ops() {
     inputs.insert(inputs.end(), extra.begin(), extra.end());
     return inputs;
   };
-  const auto add = [](const char* name, auto settings, ShapeFunction shapes, Run run, const char* attribute,
-                      const Arguments& inputs, const Arguments& outputs) {
-    using Form = Numbers<decltype(settings)>;
-    register_op(name, shapes, run, {attribute, "form: string"}, inputs, outputs, create<Form>, destroy<Form>);
-  };
-  const char* const compute_type = "C: {float, double}";
+  const Arguments form{"C: {float, double}", "form: string"};
   const Arguments cross_entropy{"logits: T", "labels: int32", "smoothing: C"};
-  add("HeedCrossEntropy", CrossEntropySettings{}, shape_of_rows, run_cross_entropy, compute_type, cross_entropy,
-      {"losses: C", "softmax: C"});
-  add("HeedCrossEntropyGradient", CrossEntropySettings{}, shapes_of_first<1>, run_cross_entropy_gradient, compute_type,
-      with(cross_entropy, {"softmax: C", "losses_gradient: C"}), {"logits_gradient: T"});
+  register_form<CrossEntropySettings>("HeedCrossEntropy", shape_of_rows, run_cross_entropy, form, cross_entropy,
+                                      {"losses: C", "softmax: C"});
+  register_form<CrossEntropySettings>("HeedCrossEntropyGradient", shapes_of_first<1>, run_cross_entropy_gradient, form,
+                                      with(cross_entropy, {"softmax: C", "losses_gradient: C"}),
+                                      {"logits_gradient: T"});
 
   const Arguments normalization{"x: T", "scale: C", "offset: C"};
-  add("HeedNormalization", NormalizationSettings{}, shapes_of_first<1>, run_normalization, compute_type, normalization,
-      {"y: T", "moments: C"});
-  add("HeedNormalizationGradient", NormalizationSettings{}, shapes_of_first<3>, run_normalization_gradient,
-      compute_type, with(normalization, {"moments: C", "y_gradient: T"}),
-      {"x_gradient: T", "scale_gradient: C", "offset_gradient: C"});
+  register_form<NormalizationSettings>("HeedNormalization", shapes_of_first<1>, run_normalization, form, normalization,
+                                       {"y: T", "moments: C"});
+  register_form<NormalizationSettings>("HeedNormalizationGradient", shapes_of_first<3>, run_normalization_gradient,
+                                       form, with(normalization, {"moments: C", "y_gradient: T"}),
+                                       {"x_gradient: T", "scale_gradient: C", "offset_gradient: C"});
 
-  add("HeedDropout", DropoutSettings{}, shapes_of_first<1>, run_dropout, "R: int >= 0",
-      {"x: T", "seed: uint32", "residual: R * T"}, {"y: T"});
+  register_form<DropoutSettings>("HeedDropout", shapes_of_first<1>, run_dropout, {"R: int >= 0", "form: string"},
+                                 {"x: T", "seed: uint32", "residual: R * T"}, {"y: T"});
 }
 
 }  // namespace heed::tf

@@ -1,7 +1,6 @@
 // Tensors and errors of TensorFlow's C API, which release themselves.
 #pragma once
 
-#include <iterator>
 #include <memory>
 #include <vector>
 
@@ -29,8 +28,7 @@ struct Tensor : Array {
 
   Tensor() = default;
   explicit Tensor(TF_Tensor* of) : tensor(of) {
-    const int* found = std::find(std::begin(kDataTypes), std::end(kDataTypes), TF_TensorType(of));
-    type = static_cast<Type>(found - kDataTypes);  // kOther if it is none of them
+    type = type_of(kDataTypes, TF_TensorType(of));
     for (int axis = 0; axis < TF_NumDims(of); ++axis) shape.push_back(TF_Dim(of, axis));
     data = TF_TensorData(of);
   }

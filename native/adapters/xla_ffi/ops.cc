@@ -2,8 +2,6 @@
 //
 // The arguments of a call are the arrays of ../shared/call.h, in its order; its form is the attribute `form`, an array
 // of int64 with its bytes.
-#include <iterator>
-
 #include "../shared/call.h"
 #include "xla_c.h"
 
@@ -17,8 +15,7 @@ constexpr int32_t kDataTypes[] = {kXlaFloat32, kXlaFloat64, kXlaBfloat16, kXlaFl
 Array read(const XLA_FFI_Args& list, int64_t i) {
   if (i < 0 || i >= list.size) fail("a buffer is missing");
   const auto& x = *static_cast<const XLA_FFI_Buffer*>(list.args[i]);
-  const int32_t* found = std::find(std::begin(kDataTypes), std::end(kDataTypes), x.dtype);
-  return {static_cast<Type>(found - kDataTypes), Shape(x.dims, x.dims + x.rank), x.data};
+  return {type_of(kDataTypes, x.dtype), Shape(x.dims, x.dims + x.rank), x.data};
 }
 
 std::string read_form(const XLA_FFI_Attrs& attributes) {

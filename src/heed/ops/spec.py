@@ -82,6 +82,12 @@ class AttentionSpec:
         return LAYOUTS[self.layout].length_axis
 
     @property
+    def lse_shape(self) -> tuple[Any, ...]:
+        """The shape of the log-sum-exp: (B, N, T), or (B, T) without heads."""
+        heads = () if self.heads_axis is None else self.heads[:1]
+        return (self.batch, *heads, self.lengths[0])
+
+    @property
     def kv_heads(self) -> int:
         """K."""
         return self.heads[1]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from collections.abc import Callable, Sequence
 from ctypes import c_int32, c_int64
 from typing import Any
 
+from heed.ops.backends import CPU
 from heed.ops.core import program, structs
 from heed.ops.core.form import NONE, NUMBER, Form, functions
+from heed.ops.core.program import CoreProgram
 from heed.ops.core.structs import (
     DTYPES,
     MOST_RULES,
@@ -54,13 +57,22 @@ def describe(
 Place = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
-def mask_rules(form: Form, place: Callable[[int], Place]) -> tuple[Integers, Any, list[Any]]:
-    """Return the align of ALiBi, the rules of the mask as an array, and the memory to which they point.
+def fill(call: Attention, form: Form, place: Callable[[int], Place]) -> list[Any]:
+    """Set the rules of the mask, the align of ALiBi and the functions of a call; return the memory of these.
 
     Args:
-        form: the form of a call.
-        place: where the operand of that number is; integers are contiguous.
+        call: the struct of a call.
+        form: its form.
+        place: where the operand of that number is; integers and captured arrays are contiguous.
     """
+    if form.program is not None:
+        made, kept = _program(form.program, place)
+        call.program = ctypes.pointer(made)
+        return [*_fill_rules(call, form, place), made, *kept]
+    return _fill_rules(call, form, place)
+
+
+def _fill_rules(call: Attention, form: Form, place: Callable[[int], Place]) -> list[Any]:
     numbers: list[Any] = []
 
     def integers(value: int, at: int) -> Integers:
@@ -81,34 +93,29 @@ def mask_rules(form: Form, place: Callable[[int], Place]) -> tuple[Integers, Any
         address = address or ctypes.addressof(_NOTHING)
         return Scores(address, (c_int64 * 4)(*shape), (c_int64 * 4)(*strides))
 
-    align, rules = Integers(), []
+    rules = []
     for rule in form.rules:
         at = integers(rule.align, rule.align_in)
         if rule.is_alibi:
-            align = at
+            call.alibi_align = at
             continue
         several = integers(rule.first, rule.first_in), integers(0, rule.second_in)
         rules.append(
             MaskRule(rule.kind, rule.left, rule.right, at, *several, scores(rule.dense_in))
         )
     array = (MaskRule * len(rules))(*rules)
-    return align, array, [array, *numbers]
+    call.rule_count, call.rules = len(rules), array
+    return [array, *numbers]
 
 
-def core_program(
-    form: Form, place: Callable[[int], tuple[int, int]]
+def _program(
+    found: CoreProgram, place: Callable[[int], Place]
 ) -> tuple[structs.Program, list[Any]]:
-    """Return the functions of a call as a structure, and the memory to which it points.
-
-    Args:
-        form: the form of a call that has functions.
-        place: where the operand of that number is, contiguous, and how many numbers it has.
-    """
-    found: Any = form.program
     lists, scatters, held = _parts_of(found.program)
     captures = (structs.Capture * max(1, len(found.places)))()
     for to, at, kind in zip(captures, found.places, found.program.captures, strict=False):
-        to.data, to.size = place(at)
+        to.data, shape, _ = place(at)
+        to.size = math.prod(shape)
         to.type = int(kind)
     made = structs.Program(
         forward=lists[0],
@@ -121,7 +128,7 @@ def core_program(
         scatter_count=len(found.derivative.scatters),
         scatters=scatters,
     )
-    return made, [made, captures, *held]
+    return made, [captures, *held]
 
 
 @functools.lru_cache(maxsize=256)
@@ -139,8 +146,23 @@ def _parts_of(program: Program) -> tuple[list[structs.Instructions], Any, list[A
     return lists, scatters, [*held, scatters]
 
 
-def reasons_against(spec: AttentionSpec) -> list[str]:
-    """Return why the kernels cannot run a call, as sentences."""
+def reasons_of_machine(reason: str, device_of: Callable[[], str]) -> tuple[str, ...]:
+    """Return why the kernels cannot run on a machine, as sentences.
+
+    Args:
+        reason: why the library cannot be loaded, or empty.
+        device_of: the function of a backend.
+    """
+    if reason:
+        return (reason,)
+    kind = device_of()
+    return () if kind == CPU else (f"there is a {kind}, and the native kernels are for CPUs",)
+
+
+def reasons_against(spec: AttentionSpec | None, of_machine: Sequence[str]) -> list[str]:
+    """Return why the kernels cannot run a call, or None for any call, as sentences."""
+    if of_machine or spec is None:
+        return [*of_machine]
     reasons = [*spec.score.core_reasons]
     if found := functions(spec):
         reasons += program.reasons_against([x.program for x in found])

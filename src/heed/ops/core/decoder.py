@@ -37,7 +37,7 @@ from heed.ops.core.description import (
     ScoreOptions,
     Search,
 )
-from heed.ops.core.library import load
+from heed.ops.core.library import check, load
 
 # Gets a null pointer, the target and its next token; 0 ends the target there.
 OnToken = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64, c_int32)
@@ -227,7 +227,7 @@ class PackedDecoder:
         if encoder is not None:
             stacks.decoder.encoder = start + type(stacks).encoder.offset
         self._encoded_width = stacks.decoder.encoded_width
-        _check(_library().heed_decoder_make(stacks.decoder, ctypes.byref(self._handle)))
+        check(_library().heed_decoder_make(stacks.decoder, ctypes.byref(self._handle)))
 
     def __del__(self) -> None:
         if self._handle:
@@ -258,18 +258,13 @@ class PackedDecoder:
         rows = batch.source.shape[0]
         tokens = np.empty((rows, search.results, search.length), np.int32)
         scores = np.empty(tokens.shape[:2], np.float32) if search.return_scores else None
-        _check(
+        check(
             _library().heed_decode(
                 self._handle, decoding, address_of(tokens), address_of(scores), threads
             )
         )
         del held
         return tokens, scores
-
-
-def _check(problem: bytes | None) -> None:
-    if problem is not None:
-        raise ValueError(problem.decode())
 
 
 def address_of(x: np.ndarray | None) -> int | None:

@@ -54,6 +54,12 @@ def load() -> tuple[Any, str]:
     return library, ""
 
 
+def check(problem: bytes | None) -> None:
+    """Raise an error of the core."""
+    if problem is not None:
+        raise ValueError(problem.decode())
+
+
 def instruction_set() -> str:
     """Return the instruction set of the kernels here, or "none"."""
     library = load()[0]

@@ -58,10 +58,14 @@ def attend(
     kernel: Kernel, spec: AttentionSpec, tensors: Tensors, return_lse: bool
 ) -> tuple[torch.Tensor, OptionalTensor]:
     """Return the output, and the log-sum-exp if requested. `torch.compile` leaves the call to Python."""
-    rules = [] if spec.is_plain or spec.mask is None else take_apart(spec.mask.rules)[0]
-    rest = (*rules, *spec.score.operands)
-    output, lse, _ = _apply(_Attention, spec, kernel, return_lse, *tensors, *rest)
+    output, lse, _ = _apply(_Attention, spec, kernel, return_lse, *tensors, *rest_of(spec))
     return output, lse
+
+
+def rest_of(spec: AttentionSpec) -> Sequence[torch.Tensor]:
+    """Return the tensors of the mask, then the operands of the score."""
+    rules = [] if spec.is_plain or spec.mask is None else take_apart(spec.mask.rules)[0]
+    return (*rules, *spec.score.operands)
 
 
 def spread(gradients: Sequence[Any]) -> list[Any]:

@@ -55,10 +55,9 @@ def _forward(form: Form, arrays: Several) -> tuple[jax.Array, ...]:
     spec, _ = read(form, query, key, value, arrays[3:])
     sizes = spec.batch, spec.heads, spec.lengths, spec.widths
     size = load()[0].heed_softmax_size(ctypes.byref(describe(form, query.dtype.name, *sizes)))
-    heads = () if spec.heads_axis is None else spec.heads[:1]
     results = [
         jax.ShapeDtypeStruct((*query.shape[:-1], value.shape[-1]), query.dtype),
-        jax.ShapeDtypeStruct((spec.batch, *heads, spec.lengths[0]), spec.dtype),
+        jax.ShapeDtypeStruct(spec.lse_shape, spec.dtype),
         jax.ShapeDtypeStruct((size,), spec.dtype),
     ]
     return tuple(_call("heed_xla_forward", results, form, arrays))

@@ -15,8 +15,7 @@ class Native(Portable):
     """Attention with the native kernels; weights and statistics are those of the portable form."""
 
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
-        reasons = list(library.machine_reasons())
-        return reasons if reasons or spec is None else reasons_against(spec)
+        return reasons_against(spec, library.machine_reasons())
 
     def attend(
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool

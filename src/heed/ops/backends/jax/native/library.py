@@ -7,9 +7,9 @@ import functools
 import importlib
 from typing import Any
 
-from heed.ops.backends import CPU
 from heed.ops.backends.jax.device import device_of
 from heed.ops.core import library as core
+from heed.ops.core.attention import reasons_of_machine
 
 TARGETS = ("heed_xla_forward", "heed_xla_backward", "heed_xla_bias_gradient")
 
@@ -37,10 +37,5 @@ def load() -> tuple[Any, str]:
 
 @functools.cache
 def machine_reasons() -> tuple[str, ...]:
-    """Returns why the kernels cannot run on this machine, as sentences."""
-    if reason := load()[1]:
-        return (reason,)
-    kind = device_of()
-    if kind != CPU:
-        return (f"JAX computes on a {kind}, and the native kernels are for CPUs",)
-    return ()
+    """Return why the kernels cannot run on this machine, as sentences."""
+    return reasons_of_machine(load()[1], device_of)

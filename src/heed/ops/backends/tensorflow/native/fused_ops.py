@@ -118,15 +118,11 @@ def _of_cross_entropy_gradient(op: tf.Operation, cotangent: tf.Tensor) -> list[A
     return [of_logits, None, None, None, of_incoming]
 
 
-def _is_none(vector: tf.Tensor) -> bool:
-    """Whether a scale or an offset is empty, which means none."""
-    return vector.shape.num_elements() == 0
-
-
 @register_gradient("HeedNormalization")
 def _of_normalization(op: tf.Operation, y_gradient: tf.Tensor, _: Any) -> list[Any]:
     x, scale, offset = op.inputs
-    gradients = library.ops().heed_normalization_gradient(
+    # Of a vector that is empty, for none, the gradient is empty, too.
+    return library.ops().heed_normalization_gradient(
         x=x,
         scale=scale,
         offset=offset,
@@ -134,30 +130,22 @@ def _of_normalization(op: tf.Operation, y_gradient: tf.Tensor, _: Any) -> list[A
         y_gradient=y_gradient,
         form=op.get_attr("form"),
     )
-    of_vectors = (
-        None if _is_none(vector) else gradient
-        for vector, gradient in zip((scale, offset), gradients[1:], strict=True)
-    )
-    return [gradients[0], *of_vectors]
 
 
 @register_gradient("HeedNormalizationGradient")
 def _of_normalization_gradient(op: tf.Operation, *cotangents: tf.Tensor) -> list[Any]:
     *operands, _, incoming = op.inputs
     settings = _read(NormalizationSettings, op)
-    present = [i for i, operand in enumerate(operands) if not _is_none(operand)]
 
-    def normalization(*tensors: tf.Tensor) -> tf.Tensor:
-        x, scale, offset = map(dict(zip(present, tensors, strict=True)).get, range(3))
+    def normalization(x: tf.Tensor, *vectors: tf.Tensor) -> tf.Tensor:
+        scale, offset = (None if v.shape.num_elements() == 0 else v for v in vectors)
         return PortableFusedOps().normalization(
             x, scale, offset, settings.epsilon, settings.rms != 0
         )
 
-    values, weights = ([tensors[i] for i in present] for tensors in (operands, cotangents))
-    *gradients, of_incoming = differentiate_twice(normalization, values, [incoming], weights)
-    of_operands = map(dict(zip(present, gradients, strict=True)).get, range(3))
+    *gradients, of_incoming = differentiate_twice(normalization, operands, [incoming], cotangents)
     # The moments are functions of x, whose gradient is complete.
-    return [*of_operands, None, of_incoming]
+    return [*gradients, None, of_incoming]
 
 
 @register_gradient("HeedDropout")

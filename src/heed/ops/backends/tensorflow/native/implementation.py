@@ -15,12 +15,11 @@ class Native(Portable):
     """Attention with the native kernels; weights and statistics are those of the portable form."""
 
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
-        reasons = list(library.machine_reasons())
-        if reasons:
-            return reasons
-        if library.compiled_by_xla():
-            reasons.append("XLA compiles this function, and it cannot compile the native ops")
-        return reasons if spec is None else reasons + reasons_against(spec)
+        of_machine = library.machine_reasons()
+        reasons = reasons_against(spec, of_machine)
+        if not of_machine and library.compiled_by_xla():
+            reasons.insert(0, "XLA compiles this function, and it cannot compile the native ops")
+        return reasons
 
     def attend(
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool

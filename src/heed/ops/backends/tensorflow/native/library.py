@@ -11,9 +11,9 @@ from tensorflow.python.eager import context
 # No public function tells whether a trace is for XLA; TensorFlow itself uses this one.
 from tensorflow.python.ops import control_flow_util
 
-from heed.ops.backends import CPU
 from heed.ops.backends.tensorflow.device import default_device
 from heed.ops.core import library as core
+from heed.ops.core.attention import reasons_of_machine
 
 
 @functools.cache
@@ -38,11 +38,8 @@ def ops() -> Any:
 
 @functools.cache
 def machine_reasons() -> tuple[str, ...]:
-    """Returns why the kernels cannot run on this machine, as sentences."""
-    if reason := _load()[1]:
-        return (reason,)
-    kind = default_device()
-    return () if kind == CPU else (f"there is a {kind}, and the native kernels are for CPUs",)
+    """Return why the kernels cannot run on this machine, as sentences."""
+    return reasons_of_machine(_load()[1], default_device)
 
 
 def is_eager() -> bool:

@@ -31,10 +31,8 @@ def run(spec: AttentionSpec, tensors: Tensors) -> Several:
     results = library.ops().heed_attention(
         *tensors[:3], operands=operands(tensors, call.added), form=call.form, C=call.dtype
     )
-    lse = results[1]
-    if not hasattr(lse, "numpy"):  # in a graph
-        heads = [] if spec.heads_axis is None else [spec.heads[0]]
-        lse.set_shape((spec.batch, *heads, spec.lengths[0]))
+    if not hasattr(results[1], "numpy"):  # in a graph
+        results[1].set_shape(spec.lse_shape)
     return results
 
 

@@ -20,9 +20,9 @@ from heed.ops.backends.torch.operands import (
     resolved,
 )
 from heed.ops.core import structs
-from heed.ops.core.attention import Place, core_program, describe, mask_rules
+from heed.ops.core.attention import Place, describe, fill
 from heed.ops.core.form import write
-from heed.ops.core.library import load
+from heed.ops.core.library import check, load
 from heed.ops.spec import AttentionSpec, Tensors
 
 _DTYPES = {getattr(torch, name): name for name in structs.DTYPES}
@@ -34,10 +34,6 @@ _OPERANDS = struct.Struct("=QqqqQqqqQqqq")
 _QUERY = structs.Attention.query.offset
 _REST = _QUERY + _OPERANDS.size
 _FORWARD = struct.Struct("=QqqqQQ")
-_SCORES = struct.Struct("=Q8q")
-_BIAS = structs.Attention.bias.offset
-_SEED = struct.Struct("=2I")
-_POINTER = struct.Struct("=Q")
 
 
 class Plan(NamedTuple):
@@ -99,21 +95,12 @@ def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
         x = operands[operand - first]
         return x.data_ptr(), x.shape, x.stride()
 
-    align, rules, kept = mask_rules(form, place)
-    program: Any = None
-    numbers: tuple[int | None, ...] = ()
-    if form.program is not None:
-        arrays = {at: operands[at - first] for at in captured}
-        made, held = core_program(form, lambda at: (arrays[at].data_ptr(), arrays[at].numel()))
-        program, kept = ctypes.pointer(made), [*kept, *held]
-        trained = zip(captured, form.program.trained, strict=True)
-        numbers = tuple(arrays[at].numel() if is_trained else None for at, is_trained in trained)
+    trained = form.captured_places
+    numbers = tuple(operands[x - first].numel() if x in trained else None for x in captured)
     sizes: Any = (spec.batch, spec.heads, spec.lengths, spec.widths)  # known: no graphs
     batch, (heads, _), (T, _), (_, V) = sizes
     call = describe(form, _DTYPES[tensors.query.dtype], *sizes)
-    call.alibi_align, call.rule_count, call.rules = align, len(rules), rules
-    if program is not None:
-        call.program = program
+    kept = fill(call, form, place)
     softmax = load()[0].heed_softmax_size(ctypes.byref(call))
     rows = batch * heads * T
     packed = bytes(call)
@@ -124,7 +111,7 @@ def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
         (0, spec.length_axis, spec.heads_axis or 0),
         (*tensors.query.shape[:-1], V),
         (T * heads * V, V, T * V) if spec.layout == "BNTH" else (T * heads * V, heads * V, V),
-        (batch, T) if spec.heads_axis is None else (batch, heads, T),
+        spec.lse_shape,
         rows,
         rows + softmax,
         _COMPUTE[spec.dtype],
@@ -153,19 +140,18 @@ def _attention(plan: Plan, tensors: Tensors) -> bytes:
     whole = plan.before + operands + plan.after
     if tensors[3:] == _ALONE:
         return whole
-    packed, unit_bias = bytearray(whole), None
+    packed = bytearray(whole)
+    call = structs.Attention.from_buffer(packed)
     if score_vector is not None:
-        bias, unit_bias = None, bias
-    vectors = {"score_vector": score_vector, "unit_bias": unit_bias, "alibi_slopes": slopes}
-    for name, x in vectors.items():
-        if x is not None:
-            _POINTER.pack_into(packed, getattr(structs.Attention, name).offset, x.data_ptr())
-    if bias is not None:
+        call.score_vector = score_vector.data_ptr()
+        call.unit_bias = None if bias is None else bias.data_ptr()
+    elif bias is not None:
         strides = (0 if n == 1 else s for n, s in zip(bias.shape, bias.stride(), strict=True))
-        _SCORES.pack_into(packed, _BIAS, bias.data_ptr(), *bias.shape, *strides)
+        call.bias = structs.Scores(bias.data_ptr(), tuple(bias.shape), tuple(strides))
+    if slopes is not None:
+        call.alibi_slopes = slopes.data_ptr()
     if seed is not None:
-        words = (word & 0xFFFFFFFF for word in seed.tolist())
-        _SEED.pack_into(packed, structs.Attention.seed.offset, *words)
+        call.seed = tuple(word & 0xFFFFFFFF for word in seed.tolist())
     return bytes(packed)
 
 
@@ -179,11 +165,6 @@ def _readable(tensors: Tensors) -> Tensors:
     return Tensors(readable(query), readable(key), readable(value), *others)
 
 
-def _check(problem: bytes | None) -> None:
-    if problem is not None:
-        raise ValueError(problem.decode())
-
-
 def forward(spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor, Plan]:
     """The output; log-sum-exp and softmax, one after the other, in one vector; and the plan."""
     plan = plan_of(spec, tensors)
@@ -195,7 +176,7 @@ def forward(spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, torch.
     lse = statistics.data_ptr()
     softmax = lse + plan.rows * statistics.element_size()
     results = _FORWARD.pack(output.data_ptr(), *plan.output_strides, lse, softmax)
-    _check(load()[0].heed_forward(call, results, torch.get_num_threads()))
+    check(load()[0].heed_forward(call, results, torch.get_num_threads()))
     return output, statistics, plan
 
 
@@ -256,14 +237,14 @@ def backward(
     pointers = (ctypes.c_void_p * max(1, len(plan.captured)))(*addresses)
     run.capture_gradients = ctypes.addressof(pointers)
     results = ctypes.byref(run)
-    _check(library.heed_backward(call, results, threads))
+    check(library.heed_backward(call, results, threads))
     if tensors.score_vector is not None:
         return [*gradients, None if tensors.bias is None else of_bias, of_vector]
     if tensors.bias is not None and wanted[3]:
         of_bias = query.new_empty(tensors.bias.shape, dtype=plan.compute)
         run.bias_gradient = of_bias.data_ptr()
         if of_bias.numel():  # an empty one has no address, which would mean that there is none
-            _check(library.heed_bias_gradient(call, results, threads))
+            check(library.heed_bias_gradient(call, results, threads))
     return [*gradients, of_bias, None, *of_captured[: len(spec.score.operands)]]
 
 

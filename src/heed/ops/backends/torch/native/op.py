@@ -24,7 +24,6 @@ from heed.ops.backends.torch.operands import (
 )
 from heed.ops.backends.torch.portable import blockwise
 from heed.ops.core.form import Form, functions, operands, read, trained_operands, write
-from heed.ops.mask_rules import take_apart
 from heed.ops.spec import AttentionSpec, Tensors
 
 
@@ -71,19 +70,22 @@ def _have_memory(spec: AttentionSpec, tensors: Tensors) -> bool:
     Raises:
         ValueError: if they are on several devices.
     """
-    rules = [] if spec.mask is None or spec.is_plain else take_apart(spec.mask.rules)[0]
-    rules = [*rules, *spec.score.operands]
-    if have_memory(tensors) and (not rules or have_memory(rules)):
+    rest = () if spec.is_plain else derivatives.rest_of(spec)
+    if have_memory(tensors) and (not rest or have_memory(rest)):
         return True
-    named = {name: x for name, x in tensors._asdict().items() if x is not None}
-    several = [*named.items(), *(("mask", x) for x in rules)]
-    for name, x in several:
-        if x.device != tensors.query.device:
+    for name, x in (*tensors._asdict().items(), *(("mask", x) for x in rest)):
+        if x is not None and x.device != tensors.query.device:
             raise ValueError(
                 f"`{name}` must be on the device of `query`. Received: {name}.device={x.device}, "
                 f"query.device={tensors.query.device}"
             )
     return False
+
+
+def _forward(spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, ...]:
+    """Output, log-sum-exp in memory of its own, and the statistics for the backward pass."""
+    output, statistics, plan = call.forward(spec, tensors)
+    return output, call.lse_of(plan, statistics).clone(), statistics
 
 
 class _Kernel:
@@ -93,8 +95,7 @@ class _Kernel:
         # Recorded below a transformation, as in `torch.func.linearize`.
         if is_observed() or not have_memory(tensors):
             return torch.ops.heed.attention(*_Call.of(spec, tensors))
-        output, statistics, plan = call.forward(spec, tensors)
-        return output, call.lse_of(plan, statistics).clone(), statistics
+        return _forward(spec, tensors)
 
     def backward(
         self,
@@ -110,8 +111,7 @@ class _Kernel:
             output_gradient = torch.zeros_like(output)
         if is_observed() or not have_memory(tensors):
             if lse_gradient is None:
-                heads = () if spec.heads_axis is None else spec.heads[:1]
-                lse_gradient = statistics.new_zeros(output.shape[:1] + heads + spec.lengths[:1])
+                lse_gradient = statistics.new_zeros(spec.lse_shape)
             received = output, statistics, output_gradient, lse_gradient
             found = iter(torch.ops.heed.attention_gradient(*_Call.of(spec, tensors), *received))
             return _in_places(tensors, found, trained_operands(spec))
@@ -192,8 +192,7 @@ def _attention_op(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     spec, tensors = _Call(*arguments).read()
     if tensors.query.device.type != "cpu":
         raise NotImplementedError("heed's native kernels are for tensors on a CPU")
-    output, statistics, plan = call.forward(spec, tensors)
-    return output, call.lse_of(plan, statistics).clone(), statistics
+    return _forward(spec, tensors)
 
 
 @_attention_op.register_fake
