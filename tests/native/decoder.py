@@ -298,23 +298,19 @@ class Stack:
     def attend(
         self, how: Attention, x: Any, queries: Any, keys: Any, values: Any, hidden: Any, bias: Any
     ) -> np.ndarray:
-        """Of (T, N, H), (S, K, H), (S, K, V), by plain loops over heads and queries; 0 where all is hidden."""
-        out = np.zeros((len(queries), self.heads, self.value_dim))
-        for n in range(self.heads):
-            kv_head = n // (self.heads // self.kv_heads)
-            for i, query in enumerate(queries[:, n]):
-                seen = [j for j in range(len(keys)) if not hidden[i, j]]
-                scale = how.scale or 1 / np.sqrt(self.head_dim)
-                scores = [query @ keys[j, kv_head] * scale for j in seen]
-                if how.soft_cap:
-                    scores = [how.soft_cap * np.tanh(s / how.soft_cap) for s in scores]
-                scores = np.array([s + bias(n, i, j) for s, j in zip(scores, seen, strict=True)])
-                if seen:
-                    sink = -np.inf if how.sinks is None else float(how.sinks[n])
-                    most = max(scores.max(), sink)
-                    weights = np.exp(scores - most)
-                    total = weights.sum() + np.exp(sink - most)
-                    out[i, n] = weights / total @ values[seen, kv_head]
+        """Of (T, N, H), (S, K, H), (S, K, V), a bias (N, T, S); 0 where all is hidden."""
+        keys, values = (np.repeat(x, self.heads // self.kv_heads, axis=1) for x in (keys, values))
+        scale = how.scale or 1 / np.sqrt(self.head_dim)
+        scores = np.einsum("tnh,snh->nts", queries, keys) * scale
+        if how.soft_cap:
+            scores = how.soft_cap * np.tanh(scores / how.soft_cap)
+        scores = np.where(hidden, -np.inf, scores + bias)
+        sink = -np.inf if how.sinks is None else how.sinks[:, None, None].astype(float)
+        most = np.maximum(scores.max(-1, keepdims=True, initial=-np.inf), sink)
+        most = np.where(np.isinf(most), 0.0, most)
+        weights = np.exp(scores - most)
+        total = weights.sum(-1, keepdims=True) + np.exp(sink - most)
+        out = np.einsum("nts,snv->tnv", weights / np.where(total == 0, 1, total), values)
         heads = out.reshape(len(queries), self.heads * self.value_dim)
         if "gate" in how.dense:
             heads = heads / (1 + np.exp(-how.dense["gate"](x)))
@@ -332,17 +328,17 @@ class Stack:
         return x.reshape(len(x), x.shape[1] // width, width)
 
     def scores(self, tokens: Any, call: Call, b: int) -> np.ndarray:
-        """Of the token that follows the last one; everything computed again."""
+        """Of the tokens that follow each of these."""
         encoded = call.visible_source(self, b)
         length, offset = len(tokens), call.length - 1
         later = np.triu(np.ones((length, length), bool), 1)
         tables = [getattr(call, name) for name in POSITIONS]
         x = self.run(tokens, np.arange(length), later, offset, encoded, *tables)
-        scores = self.logits(x[-1:])[0]
+        scores = self.logits(x)
         if cap := self.options.get("logit_soft_cap"):
             scores = cap * np.tanh(scores / cap)
         if call.first_tokens is None:
-            scores[[PAD, START]] = -np.inf
+            scores[:, [PAD, START]] = -np.inf
         return scores
 
     def run(
@@ -365,8 +361,12 @@ class Stack:
                 [first * cosine - second * sine, first * sine + second * cosine, rest], -1
             )
 
-        def bias(n: int, i: int, j: int) -> float:
-            return 0 if relative_bias is None else relative_bias[n, offset + at[j] - at[i]]
+        bias = 0.0
+        if (
+            relative_bias is not None
+        ):  # a decoder's table has no entries for later keys, which are hidden
+            distances = offset + at - at[:, None]
+            bias = relative_bias[:, distances.clip(max=relative_bias.shape[1] - 1)]
 
         for layer in self.layers:
 
@@ -388,7 +388,7 @@ class Stack:
                 how = layer["cross"]
                 queries, keys, values = projected(how, x, encoded)
                 nothing = np.zeros((len(x), len(keys)), bool)
-                return self.attend(how, x, queries, keys, values, nothing, lambda *_: 0)
+                return self.attend(how, x, queries, keys, values, nothing, 0.0)
 
             def feed(x: np.ndarray, layer: Any = layer) -> np.ndarray:
                 if "experts" not in layer:
@@ -537,21 +537,22 @@ def assert_best(stack: Stack, call: Call, tokens: np.ndarray) -> None:
     """
     slack = 0.05 if stack.pack == "int8" else 1e-4
     for b, row in enumerate(tokens):
-        for t, token in enumerate(row):
+        following = stack.scores([START, *row[:-1]], call, b)
+        for t, (token, scores) in enumerate(zip(row, following, strict=True)):
             if t and (row[:t] == END).any():
                 assert token == PAD
                 continue
             if call.prompt is not None and call.prompt[b, t] != PAD:
                 assert token == call.prompt[b, t]
                 continue
-            scores = stack.scores([START, *row[:t]], call, b)
             assert scores[token] >= scores.max() - slack * np.abs(scores[2:]).max(), (b, t)
 
 
 def assert_drawn(stack: Stack, call: Call, tokens: np.ndarray) -> None:
     """Each token is the one that its number in [0, 1) draws, but for rounding."""
     for b, row in enumerate(tokens):
-        for t, token in enumerate(row):
+        following = stack.scores([START, *row[:-1]], call, b)
+        for t, (token, scores) in enumerate(zip(row, following, strict=True)):
             if t and row[t - 1] in (END, PAD):
                 break
             if call.prompt is not None and call.prompt[b, t] != PAD:
@@ -559,7 +560,6 @@ def assert_drawn(stack: Stack, call: Call, tokens: np.ndarray) -> None:
                 continue
             expected = set()
             for nudge in (-1e-5, 0, 1e-5):  # where rounding may decide
-                scores = stack.scores([START, *row[:t]], call, b)
                 expected.add(drawn(scores, call.uniform[b, t] + nudge, **call.sampling))
             assert token in expected
 
@@ -597,7 +597,7 @@ def searched(stack: Stack, call: Call, b: int) -> tuple[list[tuple[list[int], fl
     for _ in range(call.length - len(prompt)):
         grown = []
         for tokens, total in open_:
-            scores = stack.scores([START, *tokens], call, b)
+            scores = stack.scores([START, *tokens], call, b)[-1]
             steps = scores - scores.max()
             steps -= np.log(np.exp(steps).sum())
             grown += [([*tokens, t], total + step) for t, step in enumerate(steps) if t > START]

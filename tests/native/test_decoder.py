@@ -341,7 +341,7 @@ def test_scores_of_draws(library: Any) -> None:
         expected = 0.0
         for t, token in enumerate(row):
             if call.prompt[b, t] == PAD and token != PAD:
-                logits = stack.scores([START, *row[:t]], call, b)
+                logits = stack.scores([START, *row[:t]], call, b)[-1]
                 expected += (
                     logits[token] - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
                 )
@@ -545,7 +545,7 @@ def test_first_tokens_and_stops(library: Any) -> None:
             if call.prompt[b, t] >= 0:
                 assert token == call.prompt[b, t]
                 continue
-            scores = stack.scores([call.first_tokens[b], *row[:t]], call, b)
+            scores = stack.scores([call.first_tokens[b], *row[:t]], call, b)[-1]
             assert scores[token] >= scores.max() - 1e-4 * np.abs(scores).max(), (b, t)
     call.stop_tokens = stack.place(free[[0, 2], [3, 2]])
     expected = free.copy()
@@ -569,7 +569,7 @@ def test_a_beam_search_stops_when_all_hypotheses_hold_a_stop(library: Any) -> No
         while len(beams[0][1]) < 7 and not all({*x[len(prompt) :]} & {*stops} for _, x in beams):
             extended = []
             for score, tokens in beams:
-                scores = stack.scores([call.first_tokens[b], *tokens], call, b)
+                scores = stack.scores([call.first_tokens[b], *tokens], call, b)[-1]
                 share = score + scores - scores.max() - np.log(np.exp(scores - scores.max()).sum())
                 extended += [(x, [*tokens, token]) for token, x in enumerate(share)]
             beams = sorted(extended, reverse=True)[:2]
