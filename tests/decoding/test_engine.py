@@ -557,7 +557,7 @@ def test_channels_of_large_numbers_cost_integers_nothing() -> None:
     before = [decode(model, source, weights=kind) for kind in kinds]
 
     def multiply(variable: Any, factor: float) -> None:
-        changed = np.array(ops.convert_to_numpy(variable))
+        changed = np.array(keras.ops.convert_to_numpy(variable))
         changed[3] *= factor
         variable.assign(changed)
 

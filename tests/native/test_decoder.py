@@ -674,17 +674,16 @@ def faults() -> Iterator[tuple[str, Any, Any, str]]:
     yield "kv_heads", stack("kv_heads", 5), None, "`kv_heads` must be in"
     yield "vocabulary", stack("vocabulary", 0), None, "`vocabulary` must be in"
     yield "pack", stack("pack", 4), None, "`pack` must be in [0, 3]"
+
+    def integers(given: dict[str, Any]) -> Any:
+        return lambda s, d: [setattr(layers_of(s)[1].hidden, *x) for x in given.items()]
+
     whole = {"weight": None, "whole": 64, "factors": 64, "factor_inputs": 3}  # no address is read
     for name, value, problem in (
         ("factors", None, "the factors of `hidden` are missing"),
         ("factor_inputs", 3, "`factor_inputs` of `hidden` must be a multiple of 32, or at least"),
     ):
-
-        def set_whole(s: Any, _: Any, given: Any = tuple((whole | {name: value}).items())) -> None:
-            for field in given:
-                setattr(layers_of(s)[1].hidden, *field)
-
-        yield name, set_whole, None, problem
+        yield name, integers(whole | {name: value}), None, problem
     yield "activation", field("activation", 99), None, "`activation` must be in [0, 7]"
     yield "embedding", stack("embedding", None), None, "the embedding is missing"
     missing = "the weights of `self.query` are missing"

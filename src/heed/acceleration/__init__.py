@@ -15,6 +15,7 @@ from typing import Any
 import keras
 
 from heed._patching import Patch
+from heed._weights import WEIGHTS
 from heed.acceleration import _models, _switch
 from heed.acceleration._patches import changes, check_keras
 from heed.acceleration.hub.modules import Hub

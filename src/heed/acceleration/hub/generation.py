@@ -16,8 +16,8 @@ from keras.distribution import distribution
 
 from heed._patching import Function
 from heed.acceleration import _models, _switch
-from heed.acceleration.hub._cache_readers import PACKAGE
 from heed.acceleration.hub import quantised
+from heed.acceleration.hub._cache_readers import PACKAGE
 from heed.acceleration.hub._samplers import draw, make_search
 from heed.acceleration.hub.families import describe
 from heed.acceleration.hub.parts import Description
