@@ -25,22 +25,18 @@ void check_size(int64_t n, int64_t least, int64_t most, const char* name) {
           n);
 }
 
-struct PackLimit {
-  const char* name;
-  int64_t most_inputs;
-};
-#define LIMIT(name, text, most_inputs) PackLimit{text, most_inputs},
-constexpr PackLimit kPacks[] = {HEED_EACH_PACK(LIMIT)};
-#undef LIMIT
+bool exists(const HeedDense& dense) { return dense.weight || dense.whole; }
 
-void check_dense(const HeedDense& dense, int64_t inputs, int64_t outputs, int pack, const char* name) {
-  require(dense.weight, "the weights of `%s` are missing", name);
+void check_dense(const HeedDense& dense, int64_t inputs, int64_t outputs, const char* name) {
+  require(exists(dense), "the weights of `%s` are missing", name);
   require(dense.inputs == inputs && dense.outputs == outputs,
           "`%s` must have %" PRId64 " inputs and %" PRId64 " outputs. Received: %" PRId64 " and %" PRId64, name, inputs,
           outputs, dense.inputs, dense.outputs);
-  require(inputs <= kPacks[pack].most_inputs,
-          "`%s` must have at most %" PRId64 " inputs where weights are kept as %s. Received: %" PRId64, name,
-          kPacks[pack].most_inputs, kPacks[pack].name, inputs);
+  if (!dense.whole) return;
+  require(dense.factors, "the factors of `%s` are missing", name);
+  require(dense.factor_inputs > 0 && (dense.factor_inputs % 32 == 0 || dense.factor_inputs >= inputs),
+          "`factor_inputs` of `%s` must be a multiple of 32, or at least its inputs. Received: %" PRId64, name,
+          dense.factor_inputs);
 }
 
 void check_norm(const HeedNorm& norm, const char* name) {
@@ -59,13 +55,13 @@ void check_option(int64_t count, const char* name) { check_size(count, 0, kMostL
 void check_attention(const HeedDecoderStack& s, const HeedDecoderAttention& a, int64_t width, const char* part) {
   const auto named = [&](const char* name) { return std::string(part) + "." + name; };
   const int64_t keys = s.kv_heads * s.head_dim, attended = s.heads * s.value_dim;
-  check_dense(a.query, s.width, s.heads * s.head_dim, s.pack, named("query").c_str());
-  check_dense(a.key, width, keys, s.pack, named("key").c_str());
-  check_dense(a.value, width, s.kv_heads * s.value_dim, s.pack, named("value").c_str());
-  check_dense(a.output, attended, s.width, s.pack, named("output").c_str());
+  check_dense(a.query, s.width, s.heads * s.head_dim, named("query").c_str());
+  check_dense(a.key, width, keys, named("key").c_str());
+  check_dense(a.value, width, s.kv_heads * s.value_dim, named("value").c_str());
+  check_dense(a.output, attended, s.width, named("output").c_str());
   check_option(a.scale, named("scale").c_str());
   check_size(a.rotation, -1, kMostRotations - 1, named("rotation").c_str());
-  if (a.gate.weight) check_dense(a.gate, s.width, attended, s.pack, named("gate").c_str());
+  if (exists(a.gate)) check_dense(a.gate, s.width, attended, named("gate").c_str());
   if (a.query_norm.gamma) check_norm(a.query_norm, named("query_norm").c_str());
   if (a.key_norm.gamma) check_norm(a.key_norm, named("key_norm").c_str());
 #define CHECK(name) check_option(a.options.name, named(#name).c_str());
@@ -78,15 +74,15 @@ void check_experts(const HeedDecoderStack& s, const HeedDecoderLayer& layer) {
   check_size(experts.count, 0, 65536, "experts");
   if (experts.count == 0) return;
   check_size(experts.top_k, 1, experts.count, "top_k of the experts");
-  check_dense(experts.router, s.width, experts.count, s.pack, "router");
-  if (!experts.shared_hidden.weight) return;
+  check_dense(experts.router, s.width, experts.count, "router");
+  if (!exists(experts.shared_hidden)) return;
   const int64_t hidden = experts.shared_hidden.outputs;
   check_size(hidden, 1, kMostFeatures, "outputs of shared_hidden");
-  check_dense(experts.shared_hidden, s.width, hidden, s.pack, "shared_hidden");
-  require((layer.up.weight != nullptr) == (experts.shared_up.weight != nullptr), "experts are gated all or none");
-  if (experts.shared_up.weight) check_dense(experts.shared_up, s.width, hidden, s.pack, "shared_up");
-  check_dense(experts.shared_back, hidden, s.width, s.pack, "shared_back");
-  if (experts.shared_gate.weight) check_dense(experts.shared_gate, s.width, 1, s.pack, "shared_gate");
+  check_dense(experts.shared_hidden, s.width, hidden, "shared_hidden");
+  require(exists(layer.up) == exists(experts.shared_up), "experts are gated all or none");
+  if (exists(experts.shared_up)) check_dense(experts.shared_up, s.width, hidden, "shared_up");
+  check_dense(experts.shared_back, hidden, s.width, "shared_back");
+  if (exists(experts.shared_gate)) check_dense(experts.shared_gate, s.width, 1, "shared_gate");
 }
 
 void check_layer(const HeedDecoderStack& s, const HeedDecoderLayer& layer) {
@@ -96,17 +92,17 @@ void check_layer(const HeedDecoderStack& s, const HeedDecoderLayer& layer) {
   check_attention(s, layer.self, s.width, "self");
   check_size(hidden, 1, kMostFeatures, "outputs of hidden");
   check_experts(s, layer);
-  check_dense(layer.hidden, s.width, hidden, s.pack, "hidden");
-  if (layer.up.weight) check_dense(layer.up, s.width, hidden, s.pack, "up");
-  check_dense(layer.back, hidden, s.width, s.pack, "back");
+  check_dense(layer.hidden, s.width, hidden, "hidden");
+  if (exists(layer.up)) check_dense(layer.up, s.width, hidden, "up");
+  check_dense(layer.back, hidden, s.width, "back");
   check_size(layer.activation, HEED_LINEAR, HEED_QUICK_GELU, "activation");
   check_option(layer.gate_limit, "gate_limit");
   require(std::isfinite(layer.up_offset), "`up_offset` must be finite");
   if (layer.self_post_norm.gamma) check_norm(layer.self_post_norm, "self_post_norm");
   if (layer.feed_forward_post_norm.gamma) check_norm(layer.feed_forward_post_norm, "feed_forward_post_norm");
-  require(!layer.parallel || (layer.norm_first && !layer.cross.query.weight),
+  require(!layer.parallel || (layer.norm_first && !exists(layer.cross.query)),
           "a parallel layer needs `norm_first` and no cross-attention");
-  if (!layer.cross.query.weight) return;
+  if (!exists(layer.cross.query)) return;
   require(s.encoded_width > 0, "`encoded_width` must be given where a layer attends to what is encoded");
   check_norm(layer.cross_norm, "cross_norm");
   check_attention(s, layer.cross, s.encoded_width, "cross");
@@ -134,7 +130,7 @@ void check(const HeedDecoderStack& s, bool is_encoder) {
   if (s.embedding_norm.gamma) check_norm(s.embedding_norm, "embedding_norm");
   if (s.final_norm.gamma) check_norm(s.final_norm, "final_norm");
   if (is_encoder) return require(s.encoded_width == 0 && !s.encoder, "an encoder attends to nothing that is encoded");
-  check_dense(s.logits, s.width, s.vocabulary, s.pack, "logits");
+  check_dense(s.logits, s.width, s.vocabulary, "logits");
   if (!s.encoder) return;
   check(*s.encoder, true);
   require(s.encoder->width == s.encoded_width,
@@ -306,7 +302,7 @@ struct HeedDecoder {
     heed::PackedAttention made{};
     std::vector<const HeedDense*> projected = {&from.query};
     if (!cross) projected.insert(projected.end(), {&from.key, &from.value});
-    if (from.gate.weight) {
+    if (heed::exists(from.gate)) {
       for (const HeedDense* part : projected) made.gate_at += static_cast<int>(part->outputs);
       projected.push_back(&from.gate);
     }
@@ -337,8 +333,8 @@ struct HeedDecoder {
     const heed::PackedDense made{memory_.allocate_zeros<char>(kernels_.packed_bytes(inputs, outputs, s.pack)), bias,
                                  static_cast<int>(inputs), static_cast<int>(outputs), s.pack};
     weight_count_ += inputs * outputs;
+    kernels_.pack(parts.data(), static_cast<int64_t>(parts.size()), made);
     for (const HeedDense* part : parts) {
-      kernels_.pack(*part, column, made);
       if (part->bias) std::copy_n(part->bias, part->outputs, bias + column);
       column += part->outputs;
     }
@@ -346,7 +342,7 @@ struct HeedDecoder {
   }
 
   heed::PackedDense pack_hidden(const HeedDecoderStack& s, const HeedDense& hidden, const HeedDense& up) {
-    return up.weight ? pack(s, {&hidden, &up}) : pack(s, {&hidden});
+    return heed::exists(up) ? pack(s, {&hidden, &up}) : pack(s, {&hidden});
   }
 
   heed::PackedExperts pack(const HeedDecoderStack& s, const HeedDecoderLayer& from) {
@@ -356,7 +352,10 @@ struct HeedDecoder {
     made.normalized = experts.normalized != 0;
     made.router = pack(s, {&experts.router});
     const auto of_expert = [](HeedDense dense, int64_t e) {
-      if (dense.weight) dense.weight += e * dense.inputs * dense.outputs;
+      const int64_t weights = e * dense.inputs * dense.outputs;
+      if (dense.weight) dense.weight += weights;
+      if (dense.whole)
+        dense.whole += weights, dense.factors += e * heed::ceil_div(dense.inputs, dense.factor_inputs) * dense.outputs;
       if (dense.bias) dense.bias += e * dense.outputs;
       return dense;
     };
@@ -366,9 +365,9 @@ struct HeedDecoder {
       parts[e] = {pack_hidden(s, of_expert(from.hidden, e), of_expert(from.up, e)), pack(s, {&back})};
     }
     made.parts = parts;
-    if (!experts.shared_hidden.weight) return made;
+    if (!heed::exists(experts.shared_hidden)) return made;
     made.shared = {pack_hidden(s, experts.shared_hidden, experts.shared_up), pack(s, {&experts.shared_back})};
-    made.shared_gated = experts.shared_gate.weight != nullptr;
+    made.shared_gated = heed::exists(experts.shared_gate);
     if (made.shared_gated) made.shared_gate = pack(s, {&experts.shared_gate});
     return made;
   }
@@ -388,12 +387,12 @@ struct HeedDecoder {
       heed::PackedLayer layer{};
       layer.self_norm = pack(from.self_norm, s.width);
       layer.self = pack(s, from.self, false);
-      if (from.cross.query.weight) {
+      if (heed::exists(from.cross.query)) {
         layer.cross_norm = pack(from.cross_norm, s.width);
         layer.cross = pack(s, from.cross, true);
       }
       layer.feed_forward_norm = pack(from.feed_forward_norm, s.width);
-      layer.gated = from.up.weight != nullptr;
+      layer.gated = heed::exists(from.up);
       if (from.experts.count > 0)
         layer.experts = pack(s, from);
       else

@@ -266,8 +266,8 @@ def names_int8(path: Path) -> bool:
     text = path.read_text(encoding="utf-8")
     if (
         path.suffix == ".py"
-    ):  # as the precision of an export, or a word to suggest, it is another thing
-        elsewhere = "export" in path.parts or path.name == "_suggestions.py"
+    ):  # as the precision of an export, a mode of Keras, or a word to suggest, it is another thing
+        elsewhere = "export" in path.parts or path.name in ("_suggestions.py", "quantised.py")
         return not elsewhere and any(
             isinstance(node, ast.Constant) and node.value == "int8"
             for node in ast.walk(ast.parse(text))

@@ -87,8 +87,8 @@ struct DecoderKernels {
   // Bytes of the packed weights of a dense layer; and the length of a row, padded to full vectors.
   int64_t (*packed_bytes)(int64_t inputs, int64_t outputs, int pack);
   int64_t (*row_numbers)(int64_t numbers);
-  // Packs one layer to the columns of a packed one from `column` on. Columns that no layer writes must be 0.
-  void (*pack)(const HeedDense&, int64_t column, const PackedDense& packed);
+  // Packs adjacent layers of the same input. All bytes are 0 before.
+  void (*pack)(const HeedDense* const* parts, int64_t count, const PackedDense& packed);
   size_t (*scratch_bytes)(const PackedStack&, const HeedDecoding&, int64_t sources);
   // `scores` may be null.
   void (*decode)(const PackedStack&, const HeedDecoding&, SourceRange, int32_t* tokens, float* scores, char* scratch);

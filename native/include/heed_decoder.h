@@ -26,17 +26,20 @@ enum HeedActivation {
   HEED_QUICK_GELU = 7  // x sigmoid(1.702 x)
 };
 
-// The formats of the packed weights of dense layers: DO(name, its text, the most inputs of a layer).
+// The formats of the packed weights of dense layers: DO(name, its text).
 //   BFLOAT16  rounded to the nearest bfloat16, multiplied in float32
-//   INT8      integers in [-127, 127] times a factor for each output, its largest magnitude / 127; inputs are rounded
-//             likewise, with a factor for each row. Sums are exact, of so many inputs.
-#define HEED_EACH_PACK(DO)                     \
-  DO(FLOAT32, "float32", HEED_MOST_FEATURES)   \
-  DO(BFLOAT16, "bfloat16", HEED_MOST_FEATURES) \
-  DO(INT8, "int8", 131072)
+//   INT8      integers in [-127, 127] times a factor for each block of 32 inputs of an output, its largest magnitude
+//             / 127, as float16 times a power of two; inputs are rounded likewise, with float32 factors. Sums of a
+//             block are exact.
+//   INT4      the same, of integers in [-8, 7] and the weight of largest magnitude / -8
+#define HEED_EACH_PACK(DO)   \
+  DO(FLOAT32, "float32")     \
+  DO(BFLOAT16, "bfloat16")   \
+  DO(INT8, "int8")           \
+  DO(INT4, "int4")
 
 // HEED_PACK_FLOAT32 = 0 and so on.
-#define HEED_NUMBER_OF_PACK(name, text, most_inputs) HEED_PACK_##name,
+#define HEED_NUMBER_OF_PACK(name, text) HEED_PACK_##name,
 enum HeedPack { HEED_EACH_PACK(HEED_NUMBER_OF_PACK) HEED_PACKS };
 #undef HEED_NUMBER_OF_PACK
 
@@ -46,6 +49,12 @@ typedef struct HeedDense {
   const float* bias;        // (outputs,), or NULL
   int64_t inputs, outputs;  // in [1, 2^24], their product at most 2^31
   int32_t transposed;
+  // In place of `weight`: integers, contiguous like it, times factors, (inputs / factor_inputs rounded up, outputs).
+  // Formats of integers keep those of INT8; INT4 takes integers in [-8, 7]. `factor_inputs`: a multiple of 32, or at
+  // least `inputs`.
+  const int8_t* whole;
+  const float* factors;
+  int64_t factor_inputs;
 } HeedDense;
 
 // y = (x - mean) / sqrt(variance + epsilon) * gamma + beta, over the features; or (root_mean_square)

@@ -42,27 +42,37 @@ struct Simd : Portable {
 
 #if __GNUC__ >= 11 || __clang_major__ >= 12
 #define HEED_DOT_BYTES __attribute__((target("avxvnni")))
-struct DotBytes {
-  static constexpr int kBias = 128;  // rows are unsigned
+struct DotBytes : WholeSums {
+  static constexpr int kOffset = 128;  // weights are unsigned
   HEED_DOT_BYTES static HEED_INLINE Integers<float> add_products(Integers<float> sums, Integers<float> x,
                                                                  Integers<float> weights) {
-    return (Integers<float>)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)x, (__m256i)weights);
+    return (Integers<float>)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, (__m256i)x);
   }
   static inline bool supported() { return __builtin_cpu_supports("avxvnni"); }
 };
 #endif
 
 #define HEED_PAIR_BYTES
-struct PairBytes {
-  static constexpr int kBias = 0;
-  // The weights give their sign to the rows. Sums of two products do not saturate: 2 * 127^2 < 2^15.
+struct PairBytes : WholeSums {
+  static constexpr int kOffset = 0;
+  // The weights give their sign to the rows. Sums of two products do not saturate: 2 * 128 * 127 < 2^15.
   static HEED_INLINE Integers<float> add_products(Integers<float> sums, Integers<float> x, Integers<float> weights) {
     const __m256i w = (__m256i)weights, signed_x = _mm256_sign_epi8((__m256i)x, w);
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), signed_x);
     return sums + (Integers<float>)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
   }
 };
-struct PairWords {
+// Sums are of 16 bits until the end: 16 * 15 * 127 < 2^15.
+struct PairNibbles {
+  static HEED_INLINE Integers<float> begin(int32_t) { return Integers<float>{}; }
+  static HEED_INLINE Integers<float> add_products(Integers<float> sums, Integers<float> x, Integers<float> weights) {
+    return (Integers<float>)_mm256_add_epi16((__m256i)sums, _mm256_maddubs_epi16((__m256i)weights, (__m256i)x));
+  }
+  static HEED_INLINE Integers<float> end(Integers<float> sums, int32_t correction) {
+    return (Integers<float>)_mm256_madd_epi16((__m256i)sums, _mm256_set1_epi16(1)) + correction;
+  }
+};
+struct PairWords : WholeSums {
   static HEED_INLINE Integers<float> add_products(Integers<float> sums, Integers<float> x, Integers<float> weights) {
     return sums + (Integers<float>)_mm256_madd_epi16((__m256i)x, (__m256i)weights);
   }

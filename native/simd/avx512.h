@@ -55,13 +55,40 @@ struct Simd : Portable {
 };
 
 #define HEED_DOT_BYTES __attribute__((target("avx512vnni")))
-struct DotBytes {
-  static constexpr int kBias = 128;  // rows are unsigned
+struct DotBytes : WholeSums {
+  static constexpr int kOffset = 128;  // weights are unsigned
   HEED_DOT_BYTES static HEED_INLINE Integers<float> add_products(Integers<float> sums, Integers<float> x,
                                                                  Integers<float> weights) {
-    return (Integers<float>)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)x, (__m512i)weights);
+    return (Integers<float>)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, (__m512i)x);
   }
   static inline bool supported() { return __builtin_cpu_supports("avx512vnni"); }
+};
+
+#define HEED_PAIR_BYTES
+struct PairBytes : WholeSums {
+  static constexpr int kOffset = 0;
+  // The weights give their sign to the rows. Sums of two products do not saturate: 2 * 128 * 127 < 2^15.
+  static HEED_INLINE Integers<float> add_products(Integers<float> sums, Integers<float> x, Integers<float> weights) {
+    const __m512i w = (__m512i)weights, zero = _mm512_setzero_si512();
+    const __m512i signed_x = _mm512_mask_sub_epi8((__m512i)x, _mm512_movepi8_mask(w), zero, (__m512i)x);
+    const __m512i magnitude = _mm512_maskz_abs_epi8(~__mmask64{0}, w);
+    return sums + (Integers<float>)_mm512_madd_epi16(_mm512_maddubs_epi16(magnitude, signed_x), _mm512_set1_epi16(1));
+  }
+};
+// Sums are of 16 bits until the end: 16 * 15 * 127 < 2^15.
+struct PairNibbles {
+  static HEED_INLINE Integers<float> begin(int32_t) { return Integers<float>{}; }
+  static HEED_INLINE Integers<float> add_products(Integers<float> sums, Integers<float> x, Integers<float> weights) {
+    return (Integers<float>)_mm512_add_epi16((__m512i)sums, _mm512_maddubs_epi16((__m512i)weights, (__m512i)x));
+  }
+  static HEED_INLINE Integers<float> end(Integers<float> sums, int32_t correction) {
+    return (Integers<float>)_mm512_madd_epi16((__m512i)sums, _mm512_set1_epi16(1)) + correction;
+  }
+};
+struct PairWords : WholeSums {
+  static HEED_INLINE Integers<float> add_products(Integers<float> sums, Integers<float> x, Integers<float> weights) {
+    return sums + (Integers<float>)_mm512_madd_epi16((__m512i)x, (__m512i)weights);
+  }
 };
 
 }  // namespace HEED_ISA

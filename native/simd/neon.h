@@ -94,11 +94,11 @@ struct Simd : Portable {
 #define HEED_DOT_BYTES __attribute__((target("dotprod")))
 #endif
 #ifdef HEED_DOT_BYTES
-struct DotBytes {
-  static constexpr int kBias = 0;
+struct DotBytes : WholeSums {
+  static constexpr int kOffset = 0;
   HEED_DOT_BYTES static HEED_INLINE Integers<float> add_products(Integers<float> sums, Integers<float> x,
                                                                  Integers<float> weights) {
-    return vdotq_s32(sums, (int8x16_t)x, (int8x16_t)weights);
+    return vdotq_s32(sums, (int8x16_t)weights, (int8x16_t)x);
   }
   static inline bool supported() { return kDotProducts; }
 };

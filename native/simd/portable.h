@@ -190,13 +190,20 @@ struct Portable {
   }
 };
 
+// Sums of products of whole numbers, of which `correction` is added once.
+struct WholeSums {
+  static HEED_INLINE Integers<float> begin(int32_t correction) { return Integers<float>{} + correction; }
+  static HEED_INLINE Integers<float> end(Integers<float> sums, int32_t) { return sums; }
+};
+
 // Products of bytes are not portable. A header beside this one may define
-//   DotBytes    products that some machines have, with a macro HEED_DOT_BYTES, the attribute of functions that use them
-//   PairBytes   products that all machines have, with an empty macro HEED_PAIR_BYTES; and PairWords, of 16 bits
-// of these members:
-//   supported() whether this machine has them (of DotBytes)
-//   kBias       what is added to the bytes of rows, from -127 to 127 (not of PairWords)
-//   add_products(sums, x, weights) sums + four products of bytes each (PairWords: two, of 16 bits)
+//   DotBytes     products that some machines have, with a macro HEED_DOT_BYTES, the attribute of functions that use them
+//   PairBytes    products that all machines have, with an empty macro HEED_PAIR_BYTES; PairNibbles, of weights in
+//                [0, 15], up to 32 of them; and PairWords, of 16 bits
+// They derive from WholeSums, and have of these members:
+//   supported()  whether this machine has them (of DotBytes)
+//   kOffset      what is added to bytes of weights, from -128 to 127 (of DotBytes and PairBytes)
+//   add_products(sums, x, weights)  sums + four products of bytes each (PairWords: two, of 16 bits)
 
 }  // namespace HEED_ISA
 }  // namespace heed

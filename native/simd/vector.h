@@ -28,6 +28,24 @@ HEED_INLINE Real sum_of_lanes(Vector<Real> v) {
   return numbers[0];
 }
 
+// The largest of numbers that are at least 0.
+HEED_INLINE float largest_lane(Vector<float> v) {
+  float numbers[kLanes<float>];
+  store(numbers, v);
+  for (int half = kLanes<float> / 2; half > 0; half /= 2)
+    for (int lane = 0; lane < half; ++lane)
+      numbers[lane] = numbers[lane] > numbers[lane + half] ? numbers[lane] : numbers[lane + half];
+  return numbers[0];
+}
+
+HEED_INLINE int32_t sum_of_integers(Integers<float> v) {
+  int32_t numbers[kLanes<float>];
+  store(numbers, v);
+  for (int half = kLanes<float> / 2; half > 0; half /= 2)
+    for (int lane = 0; lane < half; ++lane) numbers[lane] += numbers[lane + half];
+  return numbers[0];
+}
+
 // function(x) of each number: for functions without a vector form.
 template <class Function>
 HEED_INLINE Vector<double> for_each_lane(Vector<double> x, const Function& function) {

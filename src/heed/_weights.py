@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 # In the order of HEED_EACH_PACK in native/include/heed_decoder.h: a place is the number of the format.
-WEIGHTS = ("float32", "bfloat16", "int8")
+WEIGHTS = ("float32", "bfloat16", "int8", "int4")

@@ -170,6 +170,35 @@ def test_draws_follow_the_sampler_and_its_seed() -> None:
         assert (above < 3)[~inputs["padding_mask"][:, 1:]].all()
 
 
+def test_weights_of_another_format() -> None:
+    """Each token is nearly the best one of the graph; the report says the format, and a second call changes it."""
+    model, inputs = make("Llama"), prompts("Llama", 4, 5, 2, 7)
+    expected, tokens = engine_tokens(model, inputs), {}
+    slacks = {
+        "bfloat16": 2.0**-6,
+        "int8": 2.0**-5,
+        "int4": 0.5,
+    }  # of the largest logit, behind two layers
+    with heed.accelerate(model):
+        for weights, slack in slacks.items():
+            with heed.accelerate(model, weights=weights) as acceleration:
+                found = tokens[weights] = engine_tokens(model, inputs)
+                assert acceleration.report().scope == f"model {model.name!r} ({weights} weights)"
+            whole = {"token_ids": found, "padding_mask": np.ones(found.shape, bool)}
+            logits = keras.ops.convert_to_numpy(model(whole))[:, :-1]
+            chosen = np.take_along_axis(logits, found[:, 1:, None], -1)[..., 0]
+            free = ~inputs["padding_mask"][:, 1:]
+            assert (logits.max(-1) - chosen < slack * abs(logits).max(-1))[free].all()
+        np.testing.assert_array_equal(engine_tokens(model, inputs), expected)  # float32 again
+    assert (tokens["int4"] != expected).any()
+    for model, weights, problem in (
+        (None, "int3", "`weights` must be one of 'float32', 'bfloat16', 'int8', 'int4'. Received"),
+        (keras.layers.Dense(1), "int8", "`weights` is for `generate` of KerasHub's .* for a Dense"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            heed.accelerate(model, weights=weights)
+
+
 def test_weights_that_change() -> None:
     one, other, inputs = make("Llama"), make("Llama"), prompts("Llama", 4, 5)
     other.backbone.transformer_layers[0]._feedforward_output_dense.kernel.assign(

@@ -16,7 +16,8 @@ PAD, START, END = 0, 1, 2
 DenseStruct, NormStruct, AttentionStruct = structs.Dense, structs.Norm, structs.Attention
 ExpertsStruct, LayerStruct, StackStruct = structs.Experts, structs.Layer, structs.Stack
 DecodingStruct, TokenListener = structs.Decoding, structs.OnToken
-PACKS = ("float32", "bfloat16", "int8")
+PACKS = ("float32", "bfloat16", "int8", "int4")
+BLOCK = 32  # inputs with a factor of their own, in formats of integers
 ACTIVATIONS = {
     "linear": lambda x: x,
     "relu": lambda x: np.maximum(x, 0),
@@ -39,28 +40,57 @@ class Dense(NamedTuple):
     bias: np.ndarray | None
     transposed: bool = False
     pack: str = "float32"
+    # Integers like `weight` and factors (1, outputs), which the engine gets in place of it.
+    given: tuple[np.ndarray, np.ndarray] | None = None
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         weight = self.weight.T if self.transposed else self.weight
-        if self.pack == "int8":
-            x = rounded(x.T, "int8").T
+        if self.pack in ("int8", "int4"):
+            x = rounded_inputs(x)
         return x @ rounded(weight, self.pack) + (0 if self.bias is None else self.bias)
 
     def struct(self) -> DenseStruct:
         shape = self.weight.shape[-2:]
         shape = shape[::-1] if self.transposed else shape
-        return DenseStruct(address(self.weight), address(self.bias), *shape, self.transposed)
+        made = DenseStruct(address(self.weight), address(self.bias), *shape, self.transposed)
+        if self.given is not None:
+            made.weight, made.factor_inputs = None, shape[0]
+            made.whole, made.factors = map(address, self.given)
+        return made
 
 
 def rounded(weight: np.ndarray, pack: str) -> np.ndarray:
-    """Weights (inputs, outputs) as they are once they are packed; of int8 each column has a factor."""
+    """Weights (inputs, outputs) as they are once they are packed."""
     if pack == "bfloat16":
         return weight.astype(ml_dtypes.bfloat16).astype(float)
-    if pack == "int8":
-        factor = np.abs(weight).max(0, keepdims=True) / weight.dtype.type(127)
-        whole = np.rint(weight / np.where(factor == 0, weight.dtype.type(1), factor))
-        return whole.astype(float) * factor
-    return weight.astype(float)
+    if pack == "float32":
+        return weight.astype(float)
+    blocks = in_blocks(weight.astype(np.float32))  # (blocks, 32, outputs)
+    most = np.take_along_axis(blocks, abs(blocks).argmax(1, keepdims=True), 1)
+    factor = abs(most) / np.float32(127) if pack == "int8" else most / np.float32(-8)
+    scaled = blocks * np.divide(1, factor, out=np.zeros_like(factor), where=factor != 0)
+    if pack == "int8":  # halves are rounded away from zero
+        whole = np.trunc(scaled + np.copysign(np.float32(0.5), scaled))
+    else:
+        whole = np.minimum(np.trunc(scaled + np.float32(8.5)), 15) - 8
+    # Factors are float16 times a power of two, so that the largest of a column is in [2^14, 2^15).
+    power = np.ldexp(1.0, np.frexp(abs(factor).max(0))[1] - 15)
+    narrow = (factor / power).astype(np.float16).astype(float) * power
+    return (whole * narrow).reshape(-1, weight.shape[1])[: len(weight)]
+
+
+def rounded_inputs(x: np.ndarray) -> np.ndarray:
+    """Rows (rows, inputs) as formats of integers round them: in blocks, to [-127, 127] times a factor."""
+    blocks = in_blocks(x.T)
+    factor = abs(blocks).max(1, keepdims=True) / 127
+    whole = np.rint(blocks / np.where(factor == 0, 1, factor))
+    return (whole * factor).reshape(-1, len(x))[: x.shape[1]].T
+
+
+def in_blocks(x: np.ndarray) -> np.ndarray:
+    """Rows in blocks, (blocks, 32, columns), the last one padded with zeros."""
+    padding = np.zeros((-len(x) % BLOCK, x.shape[1]), x.dtype)
+    return np.concatenate([x, padding]).reshape(-1, BLOCK, x.shape[1])
 
 
 class Norm(NamedTuple):

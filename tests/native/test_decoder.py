@@ -69,9 +69,8 @@ CASES: dict[str, dict[str, Any]] = {
     "no layers": {"layers": 0},
     "bfloat16 weights": {"pack": "bfloat16", "width": 33, "hidden": 170, "vocabulary": 90},
     "int8 weights, tied": {"pack": "int8", "width": 33, "hidden": 170, "tied": True},
-    # More inputs than float sums exactly.
-    "int8 weights, deep": {"pack": "int8", "width": 33, "hidden": 2102, "layers": 1},
-    "int8 weights, encoder": {"pack": "int8", "width": 100, "encoder": True, "vocabulary": 90},
+    "int4 weights, deep": {"pack": "int4", "width": 33, "hidden": 2102, "layers": 1},
+    "int4 weights, encoder": {"pack": "int4", "width": 100, "encoder": True, "vocabulary": 90},
     "encoder": {"encoder": True, "masked": True},
     "encoder, post-norm, positions": {
         "encoder": True,
@@ -233,6 +232,32 @@ def test_odd_int8_weights(library: Any, value: float) -> None:
     assert ((tokens >= 0) & (tokens < stack.vocabulary)).all()
     if value == 0:
         assert_best(stack, call, tokens)
+
+
+@pytest.mark.parametrize(("pack", "most"), [("int8", 127), ("int4", 8)])
+def test_given_integers_are_kept(library: Any, pack: str, most: int) -> None:
+    """Where each block holds the largest integer, packing finds the same ones: results are the same bits."""
+    stack = Stack(np.random.default_rng(5), layers=1, width=40, vocabulary=90, hidden=96, pack=pack)
+    call, scores, (layer,) = (
+        Call(stack, 5, 4, 6, beams=1),
+        np.zeros((2, 5), np.float32),
+        stack.layers,
+    )
+    parts = {"logits": stack.logits, "hidden": layer["hidden"], "back": layer["back"]}
+    for name, dense in parts.items():
+        whole = stack.rng.integers(-most, most, dense.weight.shape).astype(np.int8)
+        whole[::32] = -most
+        factors = np.ldexp(np.float32(1), stack.rng.integers(-12, -9, (1, whole.shape[1])))
+        dense.weight[:] = whole * factors
+        parts[name] = dense._replace(given=(whole, factors.astype(np.float32)))
+    call.run(library, stack, scores=scores[0])
+    stack.logits = parts.pop("logits")
+    layer.update(parts)
+    call.run(library, stack, scores=scores[1])
+    np.testing.assert_array_equal(scores[1], scores[0])
+    stack.pack = "float32"
+    call.run(library, stack, scores=scores[1])
+    assert abs(scores[1] / scores[0] - 1).max() < 0.05  # inputs are rounded, too
 
 
 def test_int8_columns_of_one_sign(library: Any) -> None:
@@ -657,13 +682,17 @@ def faults() -> Iterator[tuple[str, Any, Any, str]]:
     yield "heads", stack("heads", 3), None, "`self.query` must have 8 inputs and 12 outputs"
     yield "kv_heads", stack("kv_heads", 5), None, "`kv_heads` must be in"
     yield "vocabulary", stack("vocabulary", 0), None, "`vocabulary` must be in"
-    yield "pack", stack("pack", 3), None, "`pack` must be in [0, 2]"
+    yield "pack", stack("pack", 4), None, "`pack` must be in [0, 3]"
 
-    def too_deep(s: Any, _: Any) -> None:
-        first = layers_of(s)[0]
-        s.pack, first.hidden.outputs, first.back.inputs = 2, 131073, 131073
+    def integers(given: dict[str, Any]) -> Any:
+        return lambda s, d: [setattr(layers_of(s)[1].hidden, *x) for x in given.items()]
 
-    yield "deep", too_deep, None, "`back` must have at most 131072 inputs where weights are kept as"
+    whole = {"weight": None, "whole": 64, "factors": 64, "factor_inputs": 3}  # no address is read
+    for name, value, problem in (
+        ("factors", None, "the factors of `hidden` are missing"),
+        ("factor_inputs", 3, "`factor_inputs` of `hidden` must be a multiple of 32, or at least"),
+    ):
+        yield name, integers(whole | {name: value}), None, problem
     yield "activation", field("activation", 99), None, "`activation` must be in [0, 7]"
     yield "embedding", stack("embedding", None), None, "the embedding is missing"
     missing = "the weights of `self.query` are missing"

@@ -96,6 +96,7 @@ class Stacks {
   void find_option(double&, int64_t) const {}
   void find_option(int64_t&, int64_t) const {}
   void find(HeedDense& dense) const {
+    if (dense.whole) fail("`stacks` must not hold weights of integers");
     find(dense.weight, dense.inputs, dense.outputs), find(dense.bias, dense.outputs);
   }
   void find(HeedNorm& norm, int64_t width) const { find(norm.gamma, width), find(norm.beta, width); }

@@ -16,12 +16,16 @@ struct Pack<HEED_PACK_BFLOAT16> {
     return inputs * columns * static_cast<int64_t>(sizeof(Bfloat16));
   }
 
-  static void pack_column(const float* from, int64_t step, const PackedDense& to, int64_t column) {
+  template <class Each>
+  static void prepare(const PackedDense&, const Each&) {}
+
+  template <class Weight>
+  static void pack_column(const Weight& weight, const PackedDense& to, int64_t column) {
     const PanelColumn at(to, column);
     Bfloat16* weights = panel_of<Bfloat16>(to, at.begin, to.inputs) + at.place;
     for (int64_t k = 0; k < to.inputs; ++k) {
       Bfloat16 narrow[kLanes<float>];
-      store_narrow(narrow, broadcast(from[k * step]));
+      store_narrow(narrow, broadcast(weight(k)));
       weights[k * at.columns] = narrow[0];
     }
   }

@@ -90,10 +90,14 @@ struct Pack<HEED_PACK_FLOAT32> {
     return inputs * columns * static_cast<int64_t>(sizeof(float));
   }
 
-  static void pack_column(const float* from, int64_t step, const PackedDense& to, int64_t column) {
+  template <class Each>
+  static void prepare(const PackedDense&, const Each&) {}
+
+  template <class Weight>
+  static void pack_column(const Weight& weight, const PackedDense& to, int64_t column) {
     const PanelColumn at(to, column);
     float* weights = panel_of<float>(to, at.begin, to.inputs) + at.place;
-    for (int64_t k = 0; k < to.inputs; ++k) weights[k * at.columns] = from[k * step];
+    for (int64_t k = 0; k < to.inputs; ++k) weights[k * at.columns] = weight(k);
   }
 
   // A few inputs at a time: their rows of weights stay in the first-level cache, and shorter sums are more accurate.

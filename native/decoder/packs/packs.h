@@ -3,6 +3,7 @@
 
 #include "bfloat16.h"
 #include "float32.h"
+#include "int4.h"
 #include "int8.h"
 
 namespace heed {
@@ -12,7 +13,7 @@ namespace HEED_ISA {
 template <class Use>
 HEED_INLINE auto with_pack(int pack, const Use& use) {
   switch (pack) {
-#define HEED_USE_PACK(name, text, most_inputs) \
+#define HEED_USE_PACK(name, text) \
   case HEED_PACK_##name: return use(Constant<HEED_PACK_##name>{});
     HEED_EACH_PACK(HEED_USE_PACK)
 #undef HEED_USE_PACK
@@ -25,12 +26,28 @@ inline int64_t packed_bytes(int64_t inputs, int64_t outputs, int pack) {
                    [&](auto number) { return Pack<decltype(number)::value>::bytes(inputs, row_numbers(outputs)); });
 }
 
-// Packs one layer to the columns of a packed one from `column` on.
-inline void pack_dense(const HeedDense& dense, int64_t column, const PackedDense& packed) {
-  const int64_t input_step = dense.transposed ? 1 : dense.outputs, output_step = dense.transposed ? dense.inputs : 1;
-  with_pack(packed.pack, [&](auto number) {
+// use(the weights of an output) for each output of layers of the same input, in order, as a FloatColumn or WholeColumn.
+template <class Use>
+inline void for_each_output(const HeedDense* const* parts, int64_t count, const Use& use) {
+  for (int64_t i = 0; i < count; ++i) {
+    const HeedDense& dense = *parts[i];
+    const int64_t step = dense.transposed ? 1 : dense.outputs, next = dense.transposed ? dense.inputs : 1;
     for (int64_t c = 0; c < dense.outputs; ++c)
-      Pack<decltype(number)::value>::pack_column(dense.weight + c * output_step, input_step, packed, column + c);
+      if (dense.whole)
+        use(WholeColumn{dense.whole + c * next, step, dense.factors + c, dense.outputs, dense.factor_inputs});
+      else
+        use(FloatColumn{dense.weight + c * next, step});
+  }
+}
+
+// Packs adjacent layers.
+inline void pack_dense(const HeedDense* const* parts, int64_t count, const PackedDense& packed) {
+  with_pack(packed.pack, [&](auto number) {
+    typedef Pack<decltype(number)::value> To;
+    const auto each = [&](const auto& use) { for_each_output(parts, count, use); };
+    To::prepare(packed, each);
+    int64_t column = 0;
+    each([&](const auto& weight) { To::pack_column(weight, packed, column++); });
   });
 }
 

@@ -36,8 +36,12 @@ struct PanelColumn {
         columns(panel_columns(dense.outputs, begin)) {}
 };
 
-// Rows of numbers, `stride` apart. The second half of each row is room for the form in which a pack multiplies it: as
-// many bytes as the row, and a vector before them.
+// Inputs that formats of whole numbers round together, and the numbers of the room that they take then.
+inline constexpr int kBlock = 32, kBlockRoom = kBlock + 2;
+inline constexpr int kStep = 4;  // inputs whose weights of a column are adjacent there
+HEED_INLINE int blocks_of(int64_t inputs) { return static_cast<int>((inputs + kBlock - 1) / kBlock); }
+
+// Rows of numbers, `stride` apart. The second half of each row is room for the form in which a pack multiplies it.
 struct Matrix {
   float* data;
   ptrdiff_t stride;
@@ -46,13 +50,38 @@ struct Matrix {
   HEED_INLINE Matrix from(int64_t row) const { return {data + row * stride, stride}; }
   HEED_INLINE float* room(int64_t row) const { return data + row * stride + stride / 2; }
 
-  static int64_t stride_of(int64_t numbers) { return 2 * (row_numbers(numbers) + kLanes<float>); }
+  static int64_t stride_of(int64_t numbers) { return 2 * round_up(int64_t{blocks_of(numbers)} * kBlockRoom, kLanes<float>); }
+};
+
+// The weights of one output, by their inputs.
+struct FloatColumn {
+  static constexpr bool kWhole = false;
+  const float* from;
+  int64_t step;
+
+  HEED_INLINE float operator()(int64_t k) const { return from[k * step]; }
+};
+// Those given as whole numbers times factors.
+struct WholeColumn {
+  static constexpr bool kWhole = true;
+  const int8_t* from;
+  int64_t step;
+  const float* factors;
+  int64_t factor_step, factor_inputs;
+
+  HEED_INLINE int8_t whole(int64_t k) const { return from[k * step]; }
+  HEED_INLINE float factor(int64_t k) const { return factors[k / factor_inputs * factor_step]; }
+  HEED_INLINE float operator()(int64_t k) const { return static_cast<float>(whole(k)) * factor(k); }
 };
 
 // A format of packed weights, by its HeedPack: y = x W for some rows. Each is a specialisation with
 //   static int64_t bytes(int64_t inputs, int64_t columns);  // of a layer's weights; full vectors of columns
-//   // Packs the weights of one output, `step` apart. All bytes are 0 before.
-//   static void pack_column(const float* from, int64_t step, const PackedDense& to, int64_t column);
+//   // Comes first; each(use) calls use(weight) for all outputs.
+//   template <class Each>
+//   static void prepare(const PackedDense& to, const Each& each);
+//   // Packs the weights of one output, a FloatColumn or a WholeColumn. All bytes are 0 before.
+//   template <class Weight>
+//   static void pack_column(const Weight& weight, const PackedDense& to, int64_t column);
 //   Pack{dense, x, rows}  // brings the rows to the form that all panels multiply
 //   void multiply(int first, Matrix y, int columns) const;  // writes the panel that begins at column `first`
 template <int kPack>

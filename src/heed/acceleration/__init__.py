@@ -15,9 +15,11 @@ from typing import Any
 import keras
 
 from heed._patching import Patch
+from heed._weights import WEIGHTS
 from heed.acceleration import _models, _switch
 from heed.acceleration._patches import changes, check_keras
 from heed.acceleration.hub.modules import Hub
+from heed.acceleration.hub.recognition import is_language_model
 from heed.ops.dispatch import explain
 from heed.ops.recomputation import Restore, keep
 
@@ -35,7 +37,8 @@ class Report:
     Attributes:
         keras: the version of Keras.
         implementation: the implementation of heed's ops, "native" or "portable".
-        scope: "everything", the names of the accelerated models, or "nothing".
+        scope: "everything", the names of the accelerated models, or "nothing"; with the weight formats of language
+            models, unless float32.
         patched: the patched functions of Keras and KerasHub.
         calls: how often each layer or op ran on heed since acceleration began. A traced program counts when it is
             traced.
@@ -80,21 +83,24 @@ class Acceleration:
     >>> heed.decelerate()
     """
 
-    def __init__(self, model: Any, changed: bool) -> None:
-        self._model, self._changed = model, changed
+    def __init__(self, model: Any, changed: bool, weights_before: str) -> None:
+        self._model, self._changed, self._weights_before = model, changed, weights_before
 
     def __enter__(self) -> Acceleration:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._changed:
-            _undo(self._model)
-            self._changed = False
+        with _lock:
+            if self._changed:
+                _undo(self._model)
+                self._changed = False
+            elif self._model is None or self._model in _models.accelerated:
+                _models.set_weights(self._model, self._weights_before)
 
     def report(self) -> Report:
         """Describes what is accelerated now, and which calls ran on heed."""
-        models = [f"model {model.name!r}" for model in _models.accelerated]
-        everywhere = ["everything"] if _switch.enabled_everywhere else []
+        models = [f"model {model.name!r}{_named_weights(model)}" for model in _models.accelerated]
+        everywhere = [f"everything{_named_weights(None)}"] if _switch.enabled_everywhere else []
         scope = ", ".join(everywhere or sorted(models)) or "nothing"
         patched = tuple(patch.label for patch in _installed)
         return Report(
@@ -110,7 +116,12 @@ class Acceleration:
         return f"<{self.report()}>"
 
 
-def accelerate(model: Any = None) -> Acceleration:
+def _named_weights(model: Any) -> str:
+    weights = _models.weights_of(model)
+    return "" if weights == WEIGHTS[0] else f" ({weights} weights)"
+
+
+def accelerate(model: Any = None, *, weights: str = WEIGHTS[0]) -> Acceleration:
     """Runs the attention of Keras and KerasHub models on heed.
 
     Accelerates `keras.ops.dot_product_attention`, `keras.layers.MultiHeadAttention`, `GroupQueryAttention`,
@@ -128,6 +139,9 @@ def accelerate(model: Any = None) -> Acceleration:
 
     Args:
         model: a Keras model or layer to accelerate. Default: everything.
+        weights: how `generate` of KerasHub's language models keeps the weights of dense layers: "float32", "bfloat16",
+            "int8" or "int4" (docs/keras.md). Everything else computes with the weights of the model. A second call
+            changes it.
 
     Returns:
         An `Acceleration`. As a context manager it undoes this call when it exits, unless the same was accelerated
@@ -136,6 +150,7 @@ def accelerate(model: Any = None) -> Acceleration:
     Raises:
         RuntimeError: if Keras is a version that heed cannot patch. Nothing is changed then.
         TypeError: if `model` is not a Keras layer or model.
+        ValueError: if `weights` is none of these, or `model` is no language model and it is not "float32".
 
     >>> import heed, keras, numpy as np
     >>> x = np.random.default_rng(0).normal(size=(1, 5, 2, 8)).astype("float32")
@@ -147,6 +162,14 @@ def accelerate(model: Any = None) -> Acceleration:
     """
     if model is not None and not isinstance(model, keras.layers.Layer):
         raise TypeError(f"`model` must be a Keras model or layer. Received: model={model!r}")
+    if weights not in WEIGHTS:
+        known = ", ".join(map(repr, WEIGHTS))
+        raise ValueError(f"`weights` must be one of {known}. Received: weights={weights!r}")
+    if weights != WEIGHTS[0] and model is not None and not is_language_model(model):
+        raise ValueError(
+            "`weights` is for `generate` of KerasHub's language models; other models compute with the weights that "
+            f"they have. Received: weights={weights!r} for a {type(model).__name__}"
+        )
     with _lock:
         if not _installed:
             patches = check_keras()
@@ -161,7 +184,9 @@ def accelerate(model: Any = None) -> Acceleration:
             _models.add(model)
         if changed:
             _models.change_scope()
-    return Acceleration(model, changed)
+        weights_before = _models.weights_of(model)
+        _models.set_weights(model, weights)
+    return Acceleration(model, changed, weights_before)
 
 
 def decelerate(model: Any = None) -> None:
@@ -185,6 +210,7 @@ def _undo(model: Any) -> None:
     with _lock:
         if model is None:
             _switch.enabled_everywhere = False
+            _models.set_weights(None, WEIGHTS[0])
         elif model in _models.accelerated:
             _models.remove(model)
         _models.change_scope()

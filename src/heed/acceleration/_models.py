@@ -12,10 +12,14 @@ from typing import Any
 import keras
 
 from heed._patching import Function, Patch, Replacement
+from heed._weights import WEIGHTS
 from heed.acceleration import _switch
 
 # The models for which `accelerate` was called.
 accelerated: weakref.WeakSet[Any] = weakref.WeakSet()
+# The weight formats of the decoder engine that `accelerate` got: of these models, and of all others (None).
+_formats: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+_format_of_others = WEIGHTS[0]
 # The programs that Keras keeps in a model, by the methods that make them.
 _PROGRAMS = {f"make_{name}_function": f"{name}_function" for name in ("train", "test", "predict")}
 # Of a model, the scope in which each of its programs was traced.
@@ -26,6 +30,20 @@ _scope: object = None  # a new one for each change
 def is_enabled_for(model: Any) -> bool:
     """Whether this model is accelerated, alone or with all others."""
     return _switch.enabled_everywhere or model in accelerated
+
+
+def weights_of(model: Any) -> str:
+    """Return the weight format of a model; None stands for all that have none of their own."""
+    return _format_of_others if model is None else _formats.get(model, _format_of_others)
+
+
+def set_weights(model: Any, weights: str) -> None:
+    """Set the weight format of a model, or of all that have none of their own."""
+    global _format_of_others
+    if model is None:
+        _format_of_others = weights
+    else:
+        _formats[model] = weights
 
 
 def add(model: Any) -> None:
@@ -40,6 +58,7 @@ def add(model: Any) -> None:
 def remove(model: Any) -> None:
     """Disables heed inside the layers of a model, except those that another accelerated model has too."""
     accelerated.discard(model)
+    _formats.pop(model, None)
     _update(model)
 
 

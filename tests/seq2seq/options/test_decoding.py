@@ -23,7 +23,7 @@ from heed.seq2seq.translating import translator as translator_module
         ({"temperature": 1, "top_p": 1.5}, r"`top_p` must be in \(0, 1\]"),
         ({"temperature": 1, "min_p": 0}, r"`min_p` must be in \(0, 1\]"),
         ({"max_length": 0}, "`max_length` must be an integer >= 1"),
-        ({"weights": "int4"}, "`weights` must be one of 'float32', 'bfloat16', 'int8'"),
+        ({"weights": "int3"}, "`weights` must be one of 'float32', 'bfloat16', 'int8', 'int4'"),
         ({"temperature": 1, "beam_size": 2}, "give one of them. Received: temperature=1.0"),
         ({"top_k": 3}, "`top_k` is for sampling: give a `temperature` too"),
         ({"top_p": 0.5}, "`top_p` is for sampling"),

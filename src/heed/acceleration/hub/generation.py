@@ -18,7 +18,8 @@ from keras import ops
 from keras.distribution import distribution
 
 from heed._patching import Function, set_here
-from heed.acceleration import _switch
+from heed.acceleration import _models, _switch
+from heed.acceleration.hub import quantised
 from heed.acceleration.hub._cache_readers import PACKAGE
 from heed.acceleration.hub._samplers import draw, make_search
 from heed.acceleration.hub.families import describe
@@ -210,6 +211,9 @@ def _prepare(model: Any, inputs: Any, stop_token_ids: Any) -> _Call:
     for reason in _reasons():
         raise LeftToKerasError(reason)
     description = describe(model)
+    stack = replace(description.stack, weights=_models.weights_of(model))
+    quantised.check(stack, stack.weights)
+    description = replace(description, stack=stack)
     device = _device_of(variables_of(description.stack.embedding)[0].value)
     if "cpu" not in device.lower():
         raise LeftToKerasError(f"the weights lie on {device}, and the engine computes on the CPU")

@@ -12,6 +12,7 @@ import numpy as np
 from keras import ops
 
 from heed._numbers import real
+from heed.acceleration.hub import quantised
 from heed.acceleration.hub.recognition import (
     LeftToKerasError,
     require,
@@ -93,11 +94,16 @@ def dense(layer: Any, activation: str = "linear") -> Dense:
     """Return a dense layer, of a single input axis or of heads."""
     einsum = type(layer) is keras.layers.EinsumDense
     require_keras(layer, keras.layers.EinsumDense if einsum else keras.layers.Dense)
-    require_float32(layer)
+    require_float32(layer, but=quantised.MODES)
     if activation_name(layer.activation) != activation:
         raise LeftToKerasError(f"{layer.name} has another activation than {activation}")
     order = _order(layer) if einsum else None
-    kernel = _with_lora(layer, "_kernel", "lora_kernel", order)
+    if layer.quantization_mode:
+        if order is not None:
+            raise LeftToKerasError(f"{layer.name} is quantised, and its axes have another order")
+        kernel = quantised.kernel(layer)
+    else:
+        kernel = _with_lora(layer, "_kernel", "lora_kernel", order)
     if layer.bias is not None and einsum and not _has_whole_bias(layer):
         raise LeftToKerasError(f"{layer.name} has a bias that several outputs share")
     return Dense(kernel, layer.bias)
@@ -310,11 +316,16 @@ def describe(
     """
     layer = backbone.token_embedding if embedding is None else embedding
     require_keras(layer, keras.layers.ReversibleEmbedding)
-    require_float32(layer)
+    require_float32(layer, but=quantised.MODES)
     require_equal(layer, mask_zero=False)
     if layer.reverse_dtype not in (None, "float32"):
         raise LeftToKerasError(f"{layer.name} computes logits in {layer.reverse_dtype}")
-    table = _with_lora(layer, "_embeddings", "lora_embeddings", None)
+    if layer.quantization_mode:
+        table, logits = quantised.embedding(layer)
+    else:
+        table = _with_lora(layer, "_embeddings", "lora_embeddings", None)
+        tied = layer.tie_weights
+        logits = Dense(table, transposed=True) if tied else Dense(layer.reverse_embeddings)
     heads, kv_heads, head_dim, value_dim = map(int, sizes)
     stack = DecoderStack(
         heads=heads,
@@ -327,9 +338,7 @@ def describe(
         final_norm=final_norm,
         layers=tuple(layers),
         weights="float32",
-        logits=Dense(table, transposed=True)
-        if layer.tie_weights
-        else Dense(layer.reverse_embeddings),
+        logits=logits,
         logit_soft_cap=cap(layer.logit_soft_cap),
         rotary_dim=rotary_dim,
     )

@@ -39,6 +39,11 @@ def class_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}".removeprefix(_SOURCE)
 
 
+def is_language_model(model: Any) -> bool:
+    """Return whether an object is a `CausalLM` of KerasHub."""
+    return any(class_name(cls) == "models.causal_lm.CausalLM" for cls in type(model).__mro__)
+
+
 def require(layer: Any, name: str) -> Any:
     """Return a layer, or another object of KerasHub, that is exactly of the class of this name.
 
@@ -79,10 +84,12 @@ def require_keras(layer: Any, cls: type, *methods: str) -> Any:
     return layer
 
 
-def require_float32(layer: Any) -> None:
-    """Raise `LeftToKerasError` unless a layer computes in float32 with float32 weights."""
+def require_float32(layer: Any, but: tuple[str, ...] = ()) -> None:
+    """Raise `LeftToKerasError` unless a layer computes in float32 with float32 weights, `but` for quantised ones."""
     policy = layer.dtype_policy
     if mode := getattr(layer, "quantization_mode", None):
+        if mode in but and policy.compute_dtype == policy.variable_dtype == "float32":
+            return
         raise LeftToKerasError(
             f"{_named(layer)} is quantised to {mode}, and the engine reads float32"
         )

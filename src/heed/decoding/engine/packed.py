@@ -94,9 +94,13 @@ class PackedModel:
                     return array
 
                 # What is computed may lie in another order, and the core reads numbers one after the other.
-                decoder, encoder, tables = map_tensors(
-                    self._parts, lambda x: np.ascontiguousarray(resolve(x, read), np.float32)
-                )
+                def lay_out(leaf: Any) -> Any:
+                    array = resolve(leaf, read)
+                    return np.ascontiguousarray(
+                        array, np.int8 if array.dtype == np.int8 else np.float32
+                    )
+
+                decoder, encoder, tables = map_tensors(self._parts, lay_out)
                 packed = PackedDecoder(decoder, encoder)
                 self._packed = Version(number, tensors, packed, tables, {})
             return self._packed

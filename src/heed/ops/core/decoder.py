@@ -33,6 +33,7 @@ from heed.ops.core.description import (
     DecoderAttention,
     DecoderLayer,
     DecoderStack,
+    Integers,
     Positions,
     ScoreOptions,
     Search,
@@ -52,6 +53,9 @@ class Dense(Structure):
         ("inputs", c_int64),
         ("outputs", c_int64),
         ("transposed", c_int32),
+        ("whole", c_void_p),
+        ("factors", c_void_p),
+        ("factor_inputs", c_int64),
     )
 
 
@@ -406,13 +410,23 @@ class _Writer:
     ) -> Dense:
         if given is None:
             return Dense()
-        return Dense(
-            self._weight(f"{path}/kernel", given.kernel, copies * inputs * outputs),
-            self._weight(f"{path}/bias", given.bias, copies * outputs),
-            inputs,
-            outputs,
-            given.transposed,
+        made = Dense(
+            bias=self._weight(f"{path}/bias", given.bias, copies * outputs),
+            inputs=inputs,
+            outputs=outputs,
+            transposed=given.transposed,
         )
+        kernel, count = given.kernel, copies * inputs * outputs
+        if isinstance(kernel, Integers):
+            groups = -(-inputs // kernel.group)
+            made.whole = self._weight(f"{path}/kernel", kernel.whole, count)
+            made.factors = self._weight(
+                f"{path}/factors", kernel.factors, copies * groups * outputs
+            )
+            made.factor_inputs = kernel.group
+        else:
+            made.weight = self._weight(f"{path}/kernel", kernel, count)
+        return made
 
     def _norm(self, path: str, given: description.Norm | None, width: int) -> Norm:
         if given is None:

@@ -59,8 +59,31 @@ def resolve(leaf: Any, read: Callable[[Any], Any]) -> Any:
 
 
 @dataclass(frozen=True)
+class Integers:
+    """The kernel of a dense layer as whole numbers times factors. The formats of integers keep these numbers.
+
+    Attributes:
+        whole: int8 (inputs, outputs); if the layer is `transposed` (outputs, inputs).
+        factors: (groups, outputs).
+        group: the inputs that share a factor: a multiple of 32, or all.
+    """
+
+    whole: Any
+    factors: Any
+    group: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the kernel, once the numbers are arrays."""
+        return tuple(self.whole.shape)
+
+
+@dataclass(frozen=True)
 class Dense:
-    """y = x W + b, with `kernel` (inputs, outputs) in any shape of these numbers; if `transposed` (outputs, inputs)."""
+    """y = x W + b, with `kernel` (inputs, outputs) in any shape of these numbers; if `transposed` (outputs, inputs).
+
+    The kernel may be `Integers`.
+    """
 
     kernel: Any
     bias: Any = None

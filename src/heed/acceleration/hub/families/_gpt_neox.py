@@ -15,7 +15,7 @@ from heed.acceleration.hub.recognition import (
     require_float32,
     require_keras,
 )
-from heed.ops.core.description import Computed, DecoderAttention, DecoderLayer, Dense
+from heed.ops.core.description import Computed, DecoderAttention, DecoderLayer, Dense, Integers
 
 _NEOX = "models.gpt_neo_x.gpt_neo_x"
 
@@ -89,8 +89,8 @@ def _attention(attention: Any, rotations: Rotations) -> DecoderAttention:
 def _third(attention: Any, begin: int, end: int) -> Dense:
     """Return the columns of each head that make queries, keys or values."""
     both = parts.dense(attention._qkv_dense)
-    if isinstance(both.kernel, Computed):
-        raise LeftToKerasError(f"{attention._qkv_dense.name} has LoRA weights")
+    if isinstance(both.kernel, (Computed, Integers)):
+        raise LeftToKerasError(f"{attention._qkv_dense.name} is quantised or has LoRA weights")
     columns = ((begin, end),)
     return Dense(Computed(_cut, (both.kernel,), columns), Computed(_cut, (both.bias,), columns))
 
