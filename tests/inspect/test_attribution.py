@@ -176,12 +176,7 @@ class Embedding(keras.layers.Layer):
 
     def call(self, tokens):
         words = keras.ops.one_hot(tokens, WORDS)
-        places = (
-            keras.ops.broadcast_to(keras.ops.eye(PLACES)[None], (*words.shape[:1], PLACES, PLACES))
-            if words.shape[0]
-            else keras.ops.zeros_like(keras.ops.tile(words[..., :1], (1, 1, PLACES)))
-            + keras.ops.eye(PLACES)
-        )
+        places = keras.ops.zeros_like(words[..., :1]) + keras.ops.eye(PLACES)
         empty = keras.ops.zeros_like(keras.ops.concatenate([words, words], axis=-1))
         return keras.ops.concatenate([words, places, empty], axis=-1)
 
