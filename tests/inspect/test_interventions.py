@@ -23,7 +23,10 @@ from tests.inspect.models import MODELS, T, chain, expected, sequence
 from tests.inspect.test_residual import own_model
 from tests.layers.stock import randomise
 from tests.slow import slow
-from tests.tolerances import to_numpy
+
+
+def to_numpy(x):
+    return np.asarray(keras.ops.convert_to_numpy(x))
 
 
 def distance_to(outputs):
@@ -109,7 +112,7 @@ def test_ablate_refuses_bad_arguments():
 
 
 def number(x):
-    return float(keras.ops.convert_to_numpy(x))
+    return float(to_numpy(x))
 
 
 @functools.cache
@@ -171,12 +174,10 @@ def test_edits_of_heads_are_those_made_by_hand(by_hand):
     layer, x, _, runs = pair()
     options = EDITS[by_hand] | ({"run": runs[1]} if by_hand is patch else {})
     with intervene(Edit("a", **options)):
-        changed = to_numpy(keras.ops.convert_to_numpy(layer(x, x)))
+        changed = to_numpy(layer(x, x))
     wanted = projected(layer, by_hand(heads_of(runs[0]), heads_of(runs[1])))
     np.testing.assert_allclose(changed, wanted, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(
-        keras.ops.convert_to_numpy(layer(x, x)), keras.ops.convert_to_numpy(runs[0].outputs)
-    )
+    np.testing.assert_array_equal(to_numpy(layer(x, x)), to_numpy(runs[0].outputs))
 
 
 @pytest.mark.parametrize("kind", ["heed", "softmax", *slow(["fused", "grouped", "accelerated"])])
@@ -195,7 +196,7 @@ def test_a_hidden_edge_is_one_that_a_mask_hides(kind):
         with intervene(Edit("a", "zero", edges=[(2, top), (4, 0)])):
             found = capture(layer, x, call_arguments={"value": x})
         np.testing.assert_allclose(
-            *(keras.ops.convert_to_numpy(y) for y in (found.outputs, wanted)), rtol=1e-4, atol=1e-4
+            *(to_numpy(y) for y in (found.outputs, wanted)), rtol=1e-4, atol=1e-4
         )
         assert not found.weights["a"][:, :, 2, top].any()
         other = Edit("a", lambda w: 0 * w + 0.5, heads=[1], edges=[(3, 1)])
@@ -204,19 +205,17 @@ def test_a_hidden_edge_is_one_that_a_mask_hides(kind):
     weights = plain.copy()
     weights[:, 1, 3, 1] = 0.5
     np.testing.assert_allclose(edited.weights["a"], weights, rtol=1e-5, atol=1e-6)
-    difference = keras.ops.convert_to_numpy(edited.outputs) - keras.ops.convert_to_numpy(
-        layer(x, x)
-    )
+    difference = to_numpy(edited.outputs) - to_numpy(layer(x, x))
     assert set(np.nonzero(np.abs(difference).max((0, 2)) > 1e-6)[0]) == {3}
 
 
 def test_edits_nest_and_end_with_the_block():
     layer, x, _, runs = pair()
-    plain = keras.ops.convert_to_numpy(runs[0].outputs)
+    plain = to_numpy(runs[0].outputs)
     with intervene(Edit("a", "zero")):
         with intervene(Edit("a", lambda h: h + 1, heads=[0])):
             both = capture(layer, x, residual=True, call_arguments={"value": x}).residual["heads"]
-        outer = keras.ops.convert_to_numpy(layer(x, x))
+        outer = to_numpy(layer(x, x))
     wanted = np.zeros_like(both)
     wanted[:, :, 0] = 1
     np.testing.assert_array_equal(both, wanted)
@@ -225,7 +224,7 @@ def test_edits_nest_and_end_with_the_block():
     )
     with pytest.raises(KeyError, match="of the user"), intervene(Edit("a", "zero")):
         raise KeyError("of the user")
-    np.testing.assert_array_equal(keras.ops.convert_to_numpy(layer(x, x)), plain)
+    np.testing.assert_array_equal(to_numpy(layer(x, x)), plain)
 
 
 def test_edits_refuse_what_does_not_exist():
@@ -358,7 +357,7 @@ def test_gradients_through_a_whole_model_match_finite_differences(name):
             return None
 
         outputs = run_observed(model, inputs, arguments, lambda *_: None, [layer], taps=(look,))[0]
-        return float(keras.ops.convert_to_numpy(target(outputs)))
+        return float(to_numpy(target(outputs)))
 
     step = 3e-3  # smaller than the distance to any kink of the models
     for layer, contributions in found.items():

@@ -145,8 +145,7 @@ class FusedAttention:
 
     def replace_weights(self, rows: Sequence[int], weights: Floats) -> FusedAttention:
         """See `ObservedAttention`."""
-        value = self._heads_first(self._tensors.value)
-        value = ops.repeat(value, self.sizes[1] // value.shape[1], axis=1)
+        value = self.values
         new = ops.matmul(ops.cast(weights, value.dtype), value)  # (B, N, rows, V)
         order = np.zeros(self.sizes[2], "int32")
         order[list(rows)] = np.arange(len(rows))
@@ -193,6 +192,12 @@ class FusedAttention:
             return self.output[:, :, None]
         return self.output if self._spec.heads_axis == 2 else _swap_heads(self.output)
 
+    @property
+    def values(self) -> Any:
+        """The value of each key for each head, (B, N, S, V)."""
+        value = self._heads_first(self._tensors.value)
+        return ops.repeat(value, self.sizes[1] // value.shape[1], axis=1)
+
     def replace_heads(self, heads: Any) -> FusedAttention:
         """Return this attention with other outputs of its heads."""
         if self._spec.heads_axis is None:
@@ -212,9 +217,8 @@ class FusedAttention:
 
     def compute_gradient(self, gradient: Any) -> Floats:
         """See `ObservedAttention`: dL/dw_ij = dL/do_i . v_j."""
-        gradient, value = self._heads_first(gradient), self._heads_first(self._tensors.value)
-        value = ops.repeat(value, self.sizes[1] // value.shape[1], axis=1)
-        return ops.convert_to_numpy(ops.matmul(gradient, ops.transpose(value, (0, 1, 3, 2))))
+        value = ops.transpose(self.values, (0, 1, 3, 2))
+        return ops.convert_to_numpy(ops.matmul(self._heads_first(gradient), value))
 
     def _heads_first(self, x: Any) -> Any:
         """(B, N, T, V), at least float32."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from heed._figure import new_figure
 from heed.inspect._capture import Capture, select_weights
+from heed.inspect._circuits import CircuitScores, check_kind
 from heed.inspect._interventions import Ablation
 from heed.inspect._measures import MEASURES, by_head
 from heed.inspect._statistics import Floats
@@ -322,7 +323,7 @@ def plot_image_attention(
 
 
 def plot_model(
-    source: Capture | Ablation | Mapping[str, Any],
+    source: Capture | Ablation | CircuitScores | Mapping[str, Any],
     measure: str = "entropy",
     *,
     where: Any = None,
@@ -331,8 +332,9 @@ def plot_model(
     """Plots layers against heads, coloured by a measure.
 
     Args:
-        source: a `Capture`; an `Ablation`, which is coloured by cost; or any (N,) numbers by layer name.
-        measure, where: for a capture, as for `by_head`.
+        source: a `Capture`; an `Ablation`, which is coloured by cost; `CircuitScores`; or any (N,) numbers by layer
+            name, such as the effects of `patching_effects` on heads.
+        measure, where: for a capture, as for `by_head`; of circuits "previous", "duplicate" or "induction".
         label: the name of the numbers. Default: that of the measure.
 
     Returns:
@@ -350,7 +352,10 @@ def plot_model(
         numbers, label = by_head(source, measure, where=where), label or MEASURES[measure][1]
         heads: list[Sequence[int]] = [source.heads[name] for name in numbers]
     else:
-        costs = source.costs if isinstance(source, Ablation) else source
+        costs: Any = source.costs if isinstance(source, Ablation) else source
+        if isinstance(source, CircuitScores):
+            costs = source.scores[check_kind(measure)]
+            label = label or f"{measure} score"
         numbers = {name: np.asarray(x, np.float64) for name, x in costs.items()}
         label = label or ("cost of switching it off" if isinstance(source, Ablation) else "")
         heads = [range(x.size) for x in numbers.values()]

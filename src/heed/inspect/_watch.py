@@ -28,7 +28,7 @@ import numpy as np
 from heed._keras import backend_module, recurrent_backend
 from heed._patching import ContextPatch, Function, activate, set_here
 from heed.inspect import _names
-from heed.inspect._blocks import find_parts, find_projection, is_attention
+from heed.inspect._blocks import find_parts, find_projection, is_attention, is_norm
 from heed.inspect._observed import FusedAttention, ObservedAttention, SoftmaxAttention
 from heed.layers.masks import carry, implicit_mask
 from heed.ops.backends import current
@@ -47,14 +47,17 @@ class Place(NamedTuple):
 
     Attributes:
         name: its full name: that of a block of the model and "input", "output", "attention_output",
-            "cross_attention_output" or "feed_forward_output"; or that of an attention and "heads" or "weights".
-        layer: the layer that is called there.
+            "cross_attention_output" or "feed_forward_output"; or that of an attention and "heads" or "weights"; or that
+            of a normalisation and "norm_input" or "norm_output".
+        layer: the layer that is called there; of heads and weights the attention layer.
         attention: for heads and weights the attention, else None.
+        raw_shape: of heads, the shape in which the layer has them.
     """
 
     name: str
     layer: Any
     attention: ObservedAttention | None = None
+    raw_shape: tuple[int, ...] = ()
 
     @property
     def part(self) -> str:
@@ -87,6 +90,7 @@ class Frame:
     Attributes:
         parts: the parts of a block, see `find_parts`; else empty.
         name: the full name of a block.
+        norm: the full name of a normalisation.
         heads: the place of the heads of an attention, once they have been computed and until they are used.
     """
 
@@ -95,6 +99,7 @@ class Frame:
     kwargs: dict[str, Any]
     parts: Mapping[Any, str] = field(default_factory=dict)
     name: str = ""
+    norm: str = ""
     heads: Place | None = None
 
     @property
@@ -114,7 +119,7 @@ class Session:
     """The observation of one run of a model.
 
     Args:
-        observer, layers, taps, outputs, kept: see `watch`.
+        observer, layers, taps, outputs, kept, norms: see `watch`.
         traced: whether the run is traced, for its derivative. Nothing has values then, and no kind is determined: the
             observer gets "".
     """
@@ -127,8 +132,9 @@ class Session:
         taps: Sequence[Tap] = (),
         outputs: Mapping[str, Any] | None = None,
         kept: dict[str, Any] | None = None,
+        norms: bool = False,
     ) -> None:
-        self.kept = kept
+        self.kept, self.norms = kept, norms
         self.observer, self.layers, self.traced = observer, layers, traced
         self.taps, self.outputs = taps, outputs or {}
         self.frames: list[Frame] = []
@@ -173,6 +179,10 @@ class Session:
             frame.parts, frame.name = parts, _names.make_full_name(path, self.blocks)
             self.blocks.append(frame.name)
             place = Place(f"{frame.name}/input", frame.layer)
+        elif self.norms and is_norm(frame.layer) and hasattr(frame.first, "shape"):
+            frame.norm = _names.make_full_name(self.find_path(), self.blocks)
+            self.blocks.append(frame.norm)
+            place = Place(f"{frame.norm}/norm_input", frame.layer)
         if place is not None:
             x = self.tap(place, frame.first)
             if x is not frame.first:
@@ -182,6 +192,8 @@ class Session:
         """Taps the output of a layer: of a block, of its parts, and of an attention that projects no heads."""
         if frame.heads is not None:
             output = self.tap_first(frame.heads, output)
+        if frame.norm:
+            output = self.tap_first(Place(f"{frame.norm}/norm_output", frame.layer), output)
         if outer is not None and frame.layer in outer.parts:
             name = f"{outer.name}/{outer.parts[frame.layer]}"
             output = self.tap_first(Place(name, frame.layer), output)
@@ -201,6 +213,8 @@ class Session:
         """Show a tensor to each tap; return the one to go on with."""
         self.places[place.name] = None
         shaped = found = place.shape(x)
+        if place.part == "heads":
+            place = place._replace(raw_shape=tuple(x.shape))
         for tap in self.taps:
             new = tap(place, found)
             found = found if new is None else new
@@ -338,6 +352,7 @@ def watch(
     taps: Sequence[Tap] = (),
     outputs: Mapping[str, Any] | None = None,
     kept: dict[str, Any] | None = None,
+    norms: bool = False,
 ) -> Iterator[Session]:
     """Reports each attention that Keras layers compute in this thread.
 
@@ -349,9 +364,10 @@ def watch(
             this block come first.
         outputs: what blocks return by full name, instead of being called.
         kept: gets what each block returns, by full name.
+        norms: whether the inputs and outputs of normalisations are places too.
     """
     with set_here(_taps, (*_taps.get(), *taps)):
-        session = Session(observer, layers, traced, _taps.get(), outputs, kept)
+        session = Session(observer, layers, traced, _taps.get(), outputs, kept, norms)
         with set_here(_session, session), set_watcher(session.observe_op), activate(_patches()):
             yield session
 

@@ -1,0 +1,308 @@
+"""The lens, attribution and circuits: closed forms, sums in float64, and a circuit whose weights are set by hand."""
+
+from __future__ import annotations
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+
+from heed.inspect import (
+    CircuitScores,
+    ablate,
+    attribute_logits,
+    capture,
+    circuit_scores,
+    contrast,
+    gradient_times_attention,
+    logit_lens,
+    patching_effects,
+    plot_model,
+    repeated_tokens,
+    value_norms,
+)
+from heed.layers import MultiHeadAttention
+from tests.inspect.families import FAMILIES, family
+from tests.inspect.models import T, sequence
+from tests.inspect.test_residual import arrays, own_model
+from tests.layers.stock import randomise
+from tests.slow import slow
+
+
+def to_numpy(x):
+    return np.asarray(keras.ops.convert_to_numpy(x))
+
+
+def test_the_lens_at_the_last_layer_is_the_output_bit_for_bit():
+    model, x = own_model(), sequence()
+    plain = to_numpy(model(x))
+    lens = logit_lens(model, x)
+    assert list(lens.logits) == ["block_0/input", *(f"block_{n}/output" for n in range(3))]
+    np.testing.assert_array_equal(lens.logits["block_2/output"], plain)
+    kernel, bias = model.get_layer("head").get_weights()
+    stream = capture(model, x, residual=True).residual
+    for name, logits in lens.logits.items():
+        np.testing.assert_allclose(logits, stream[name] @ kernel + bias, rtol=1e-4, atol=1e-5)
+    some = logit_lens(model, x, layers=["block_1"], positions=[4, 0])
+    np.testing.assert_array_equal(
+        some.logits["block_1/output"], lens.logits["block_1/output"][:, [4, 0]]
+    )
+    ids, shares = lens.top(2)["block_2/output"]
+    np.testing.assert_array_equal(ids[..., 0], plain.argmax(-1))
+    assert np.all(shares[..., 0] >= shares[..., 1])
+    assert not lens.rank(int(ids[0, 0, 0]))["block_2/output"][0, 0]
+
+
+def test_the_lens_refuses_what_does_not_exist():
+    model, x = own_model(), sequence()
+    with pytest.raises(ValueError, match=r"`layers` must name blocks.*Received: 'block_3'"):
+        logit_lens(model, x, layers=["block_3"])
+    with pytest.raises(ValueError, match=r"`positions` must be in \[0, 6\)"):
+        logit_lens(model, x, positions=[6])
+    with pytest.raises(ValueError, match="`model` must have blocks of a Transformer"):
+        logit_lens(MultiHeadAttention(2, 4), x, call_arguments={"value": x})
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_the_terms_of_a_logit_sum_to_it(norm_first):
+    """Each is the product of the vector with the head's row, led back by hand where a norm is in between."""
+    model, x = own_model(norm_first), sequence()
+    target = contrast([1, 2], against=0)
+    found = attribute_logits(model, x, target)
+    logits = to_numpy(model(x))[:, -1].astype(np.float64)
+    assert found.total == pytest.approx(logits[0, 1] + logits[1, 2] - logits[:, 0].sum(), rel=1e-5)
+    most = sum(np.abs(term).sum() for term in found.terms.values())
+    assert abs(found.rest) < 1e-5 * most
+    kernel, bias = (w.astype(np.float64) for w in model.get_layer("head").get_weights())
+    rows = np.stack([kernel[:, 1] - kernel[:, 0], kernel[:, 2] - kernel[:, 0]])
+    stream = capture(model, x, residual=True).residual
+    if norm_first:
+        assert found.constant == pytest.approx(bias[1] + bias[2] - 2 * bias[0], rel=1e-4)
+        for name, term in found.terms.items():
+            np.testing.assert_allclose(
+                term[:, -1], (stream[name][:, -1] * rows).sum(-1), rtol=1e-4, atol=1e-4
+            )
+            assert not term[:, :-1].any()
+    for name, heads in found.heads.items():
+        layer = next(
+            x
+            for x in model._flatten_layers()
+            if x.name == "att" and name.startswith(x.path.split("/")[0])
+        )
+        bias = layer._output_dense.get_weights()[1]
+        assert heads.shape == (2, 2, T)
+        if norm_first:
+            of_bias = (bias * rows).sum(-1)
+            whole = found.terms[f"{name.split('/')[0]}/attention_output"]
+            np.testing.assert_allclose(
+                heads[:, :, -1].sum(1) + of_bias, whole[:, -1], rtol=1e-4, atol=1e-4
+            )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accelerated", [False, True], ids=["", "accelerated"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_lens_and_attribution_of_keras_hub(name, accelerated):
+    with family(name, accelerated) as (model, inputs):
+        plain = to_numpy(model(inputs, training=False))
+        lens = logit_lens(model, inputs)
+        np.testing.assert_array_equal(list(lens.logits.values())[-1], plain)
+        assert len(lens.logits) == 3
+        found = attribute_logits(model, inputs, contrast(3, against=1))
+        most = sum(np.abs(term).sum() for term in found.terms.values())
+        linear = name not in ("bert", "gemma")  # a head of several layers; one with a soft cap
+        if linear:
+            assert abs(found.rest) < 1e-5 * most
+        assert len(found.heads) == (4 if name in ("t5", "bart") else 2)
+        norms = value_norms(model, inputs)
+        assert len(norms) == (6 if name in ("t5", "bart") else 2)
+        effects = patching_effects(model, inputs, inputs, contrast(3))
+        assert max(np.abs(x).max() for x in effects.effects.values()) < 1e-3 * abs(plain).max()
+
+
+@pytest.mark.parametrize("kind", ["fused", *slow(["softmax", "heed"])])
+def test_value_norms_by_hand(kind):
+    """Also with more keys than queries."""
+    layer = {
+        "fused": lambda: keras.layers.MultiHeadAttention(2, 4, name="a"),
+        "softmax": lambda: keras.layers.MultiHeadAttention(2, 4, dropout=0.1, name="a"),
+        "heed": lambda: MultiHeadAttention(2, 4, name="a"),
+    }[kind]()
+    x, y = sequence(3), sequence(7, seed=1)
+    layer(x, y)
+    randomise(layer)
+    found = value_norms(layer, x, call_arguments={"value": y})["a"]
+    weights = capture(layer, x, call_arguments={"value": y}).weights["a"]
+    kernel, bias = layer._value_dense.get_weights()
+    values = np.einsum("bsd,dnv->bsnv", y, kernel) + bias
+    vectors = np.einsum("bsnv,nvd->bnsd", values, layer._output_dense.get_weights()[0])
+    wanted = weights * np.linalg.norm(vectors, axis=-1)[:, :, None]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_value_norms_refuse_gated_heads():
+    layer, x = MultiHeadAttention(2, 4, use_gate=True, name="a"), sequence()
+    with pytest.raises(ValueError, match="Received: 'a', which changes them before, as by a gate"):
+        value_norms(layer, x, call_arguments={"value": x})
+
+
+def test_integrated_gradients_sum_to_the_difference():
+    """L is a polynomial of the scale a of the second layer's weights here: its square."""
+    layer, x = keras.layers.MultiHeadAttention(2, 4, use_bias=False, name="a"), sequence()
+    layer(x, x)
+    randomise(layer)
+
+    def target(outputs):
+        return keras.ops.sum(outputs[:, 0] ** 2)
+
+    found = gradient_times_attention(layer, x, target, steps=2, call_arguments={"value": x})["a"]
+    assert found.sum(dtype=np.float64) == pytest.approx(
+        float(to_numpy(target(layer(x, x)))), rel=1e-4
+    )
+    once = gradient_times_attention(layer, x, target, call_arguments={"value": x})["a"]
+    np.testing.assert_allclose(found, once / 2, rtol=1e-3, atol=1e-5)
+    with pytest.raises(ValueError, match="`steps` must be an integer >= 1"):
+        gradient_times_attention(layer, x, target, steps=0, call_arguments={"value": x})
+
+
+WORDS, PLACES = 8, 10
+SLOTS = {"word": 0, "place": WORDS, "before": WORDS + PLACES, "next": 2 * WORDS + PLACES}
+WIDTH = 3 * WORDS + PLACES
+
+
+class Embedding(keras.layers.Layer):
+    """The word and its place, each in its own features."""
+
+    def call(self, tokens):
+        words = keras.ops.one_hot(tokens, WORDS)
+        places = keras.ops.zeros_like(words[..., :1]) + keras.ops.eye(PLACES)
+        empty = keras.ops.zeros_like(keras.ops.concatenate([words, words], axis=-1))
+        return keras.ops.concatenate([words, places, empty], axis=-1)
+
+
+class CircuitBlock(keras.layers.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.att = keras.layers.MultiHeadAttention(2, PLACES, use_bias=False, name="att")
+        self.ffn = keras.layers.Dense(WIDTH, kernel_initializer="zeros", name="ffn")
+
+    def call(self, x):
+        x = x + self.att(x, x, use_causal_mask=True)
+        return x + self.ffn(x)
+
+
+def copy(kernel, head, source, target, count, factor=1.0, shift=0):
+    """Head `head` reads features from `source` on into its own, or writes its own to those from `target` on."""
+    for i in range(count):
+        if 0 <= i + shift < count:
+            at = (source + i, head, i + shift) if target is None else (head, i, target + i)
+            kernel[at] = factor
+
+
+@functools.cache
+def circuit():
+    """Head 1 of the first layer copies the previous word; head 0 of the second finds it and copies the next one."""
+    tokens = keras.Input((PLACES,), dtype="int32")
+    blocks = [CircuitBlock(name=f"block_{n}") for n in range(2)]
+    x = Embedding(name="embedding")(tokens)
+    for block in blocks:
+        x = block(x)
+    head = keras.layers.Dense(WORDS, use_bias=False, name="head")
+    model = keras.Model(tokens, head(x))
+    kernel = np.zeros((WIDTH, WORDS), "float32")
+    kernel[SLOTS["next"] :] = np.eye(WORDS)
+    head.set_weights([kernel])
+    random = np.random.default_rng(0)
+    for number, block in enumerate(blocks):
+        query, key, value, output = (
+            random.normal(size=w.shape).astype("float32") * 0.02 for w in block.att.get_weights()
+        )
+        if number == 0:
+            copy(query, 1, SLOTS["place"], None, PLACES, 10.0, shift=-1)
+            copy(key, 1, SLOTS["place"], None, PLACES, 10.0)
+            copy(value, 1, SLOTS["word"], None, WORDS)
+            copy(output, 1, None, SLOTS["before"], WORDS)
+        else:
+            copy(query, 0, SLOTS["word"], None, WORDS, 10.0)
+            copy(key, 0, SLOTS["before"], None, WORDS, 10.0)
+            copy(value, 0, SLOTS["word"], None, WORDS)
+            copy(output, 0, None, SLOTS["next"], WORDS)
+        block.att.set_weights([query, key, value, output])
+    return model
+
+
+def test_a_planted_circuit_is_first_in_every_method():
+    model = circuit()
+    tokens = repeated_tokens(WORDS - 1, PLACES // 2, seed=2)
+    answer, other = int(tokens[0, PLACES // 2]), int(tokens[0, 1])
+    target = contrast(answer, against=other)
+    assert int(to_numpy(model(tokens))[0, -1].argmax()) == answer
+
+    scores = circuit_scores(capture(model, tokens), tokens)
+    assert scores.ranking("induction")[0][:2] == ("block_1/att", 0)
+    assert scores.ranking("previous")[0][:2] == ("block_0/att", 1)
+    assert scores.ranking("induction")[0].score > 0.85 > 0.5 > scores.ranking("induction")[1].score
+
+    corrupted = tokens.copy()
+    corrupted[0, -1] = WORDS - 1  # a word that was not there
+    effects = patching_effects(model, tokens, corrupted, target)
+    assert effects.ranking[0][:2] == ("block_1/att/heads", 0)
+    assert effects.recovered["block_1/att/heads"][0] > 0.9
+    assert effects.ranking[1].effect < 0.3 * effects.ranking[0].effect
+    streams = patching_effects(model, tokens, corrupted, target, kind="output")
+    assert streams.ranking[0][:3] in [(f"block_{n}/output", None, PLACES - 1) for n in range(2)]
+
+    found = attribute_logits(model, tokens, target)
+    assert found.ranking[0][:2] == ("block_1/att", 0)
+    assert found.ranking[0][2] > 0.9 * found.total
+    lens = logit_lens(model, tokens, positions=[PLACES - 1]).rank(answer)
+    assert lens["block_1/output"][0, 0] == 0
+
+    costs = ablate(model, tokens, lambda y: -to_numpy(target(y)))
+    assert {x[:2] for x in costs.ranking[:2]} == {("block_1/att", 0), ("block_0/att", 1)}
+    assert costs.ranking[2].cost < 0.3 * costs.ranking[1].cost
+
+
+def test_scores_of_circuits_by_hand_and_their_differences():
+    model, tokens = circuit(), repeated_tokens(WORDS - 1, PLACES // 2, batch=2)
+    found = capture(model, tokens)
+    scores = circuit_scores(found, tokens)
+    weights = found.weights["block_0/att"].astype(np.float64)
+    half = PLACES // 2
+    by_hand = {"previous": [], "duplicate": [], "induction": []}
+    for row in range(2):
+        for i in range(PLACES):
+            same = [j for j in range(i) if tokens[row, j] == tokens[row, i]]
+            for kind, keys in [
+                ("previous", [i - 1] if i else []),
+                ("duplicate", same),
+                ("induction", [j + 1 for j in same]),
+            ]:
+                if keys:
+                    by_hand[kind].append(weights[row, :, i, keys].sum(0))
+    assert len(by_hand["induction"]) == 2 * half
+    for kind, each in by_hand.items():
+        np.testing.assert_allclose(scores.scores[kind]["block_0/att"], np.mean(each, 0), rtol=1e-5)
+    difference = scores - CircuitScores(
+        {kind: {name: 0 * x for name, x in rows.items()} for kind, rows in scores.scores.items()}
+    )
+    assert difference.ranking("previous")[0] == scores.ranking("previous")[0]
+    assert "  +0.9" in repr(difference) or "  +1.0" in repr(difference)
+    assert len(repr(scores).splitlines()) == 5
+    assert len(plot_model(scores, "induction").axes) == 2
+
+
+def test_circuits_refuse_bad_arguments():
+    found = capture(circuit(), repeated_tokens(WORDS - 1, PLACES // 2))
+    with pytest.raises(ValueError, match="`tokens` must repeat"):
+        circuit_scores(found, np.arange(PLACES))
+    with pytest.raises(ValueError, match=r"whole self-attention of the tokens \(1, 4\)"):
+        circuit_scores(found, [1, 2, 1, 2])
+    with pytest.raises(
+        ValueError, match=r"`kind` must be one of 'previous'.*Received: kind='same'"
+    ):
+        circuit_scores(found, [1] * PLACES).ranking("same")
+    with pytest.raises(ValueError, match=r"`token` must be in \[0, 8\)"):
+        contrast(8)(np.zeros((1, 2, 8)))
+    assert len(arrays(found.outputs)) == 1
