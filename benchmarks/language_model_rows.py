@@ -397,19 +397,28 @@ def measure_outliers(rounds: int) -> Iterator[Row | str]:
 def _divergence(sizes: Sizes) -> Iterator[Row]:
     """The KL of 8 bits from float32, against llama.cpp's, over a vocabulary that the engine scores whole."""
     from heed.acceleration.hub import families, generation
-    from heed.ops.core.description import Search
+    from heed.ops.backends import current
+    from heed.ops.core.description import Batch, Search
 
     sizes = sizes._replace(vocabulary=32, texts=4 * sizes.texts)
     model, _ = outlier_model(sizes)
-    given = prompts(*[12] * sizes.texts, room=12, sizes=sizes)
+    given = prompts(*[11] * sizes.texts, room=12, sizes=sizes)
 
     def distributions(weights: str) -> np.ndarray:
         description = families.describe(model)
         stack = replace(description.stack, weights=weights)
         engine = generation.Engine(replace(description, stack=stack))
-        read = generation.Prompts(given["token_ids"], given["padding_mask"], None)
-        search = Search(12, -1, -1, -1, method="beam", beam_size=32, results=32, return_scores=True)
-        tokens, scores = engine.decode(read, search, None)
+        decoder, positions = engine.prepare(11)
+        ids, nothing = given["token_ids"], np.zeros((sizes.texts, 0), np.int32)
+        batch = Batch(
+            nothing,
+            nothing == 0,
+            positions=positions,
+            prompt=np.where(given["padding_mask"], ids, -1)[:, 1:],
+            first_tokens=ids[:, 0],
+        )
+        search = Search(11, -1, -1, -1, method="beam", beam_size=32, results=32, return_scores=True)
+        tokens, scores = decoder.decode(batch, search, current().native_threads())
         found = np.empty((sizes.texts, sizes.vocabulary))
         np.put_along_axis(found, np.asarray(tokens)[..., -1], np.asarray(scores), axis=1)
         return found
@@ -420,11 +429,11 @@ def _divergence(sizes: Sizes) -> Iterator[Row]:
         context.restart()
         return log_softmax(context.read(tokens))
 
-    theirs = np.stack([read(row) for row in given["token_ids"].tolist()])
+    theirs = np.stack([read(row[:-1]) for row in given["token_ids"].tolist()])
     logits = keras.ops.convert_to_numpy(
         model({**given, "padding_mask": np.ones_like(given["token_ids"])})
     )
-    exact = log_softmax(logits[:, -1])
+    exact = log_softmax(logits[:, -2])  # after the last token of the prompt
     ours = distributions("int8")
     kls = [float(np.mean((np.exp(exact) * (exact - x)).sum(-1))) for x in (ours, theirs)]
     yield Row(
