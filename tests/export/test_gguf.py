@@ -233,7 +233,7 @@ def test_an_interrupted_export_leaves_the_file_that_was_there(
 TEXT = (
     "a cat sat on the mat",
     "the mat is flat,  and 1234 cats know it's so",
-    "caf\u00e9!\nmany cats",
+    "\u00e9t\u00e9!\nmany cats",
 )
 
 
