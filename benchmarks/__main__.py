@@ -11,7 +11,17 @@ import shutil
 import sys
 from pathlib import Path
 
-from benchmarks import backends, bars, gpu, picture, report, scale, score_mods, tune
+from benchmarks import (
+    backends,
+    bars,
+    gpu,
+    language_models,
+    picture,
+    report,
+    scale,
+    score_mods,
+    tune,
+)
 from benchmarks.cases import SUITES, Case, Suite
 from benchmarks.instruction_sets import environment
 from benchmarks.measure import Side, Sides, measure_memory, time_case
@@ -24,7 +34,7 @@ ALL = {
     bars.SEQ2SEQ: bars.SEQ2SEQ_SUITE,
     **SUITES,
 }
-COMPARISONS = (backends.SUITE, gpu.SUITE, score_mods.SUITE)
+COMPARISONS = (backends.SUITE, gpu.SUITE, language_models.SUITE, score_mods.SUITE)
 ROUNDS = 25
 
 

@@ -245,9 +245,9 @@ def sources_with(name: str) -> list[str]:
     )
 
 
-def test_the_layer_option_added_last_touches_the_listed_files():
+def test_the_example_of_a_layer_option_touches_the_listed_files():
     text = EXTENDING.read_text(encoding="utf-8")
-    (option,) = re.findall(r"^`(\w+)` is the option added last", text, re.MULTILINE)
+    (option,) = re.findall(r"^`(\w+)` is the example", text, re.MULTILINE)
     assert sorted(listed_files("A layer option")) == sources_with(option)
 
 

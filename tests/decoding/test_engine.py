@@ -31,6 +31,7 @@ from heed.layers.flat_dense import FlatEinsumDense
 from heed.layers.normalization import LayerNormalization
 from heed.models import Transformer, TransformerConfig, explain_generate, generate
 from heed.models.config import POSITIONS
+from heed.ops import set_implementation
 from heed.ops.backends import current
 from heed.ops.core.decoder import Decoding, PackedDecoder, Stack
 from heed.ops.core.description import (
@@ -46,7 +47,7 @@ from heed.ops.observe import set_watcher
 from tests.backend import BACKEND, WrongValue, on_tensorflow, tf
 from tests.decoding.scores import log_probabilities
 from tests.graphs import traced
-from tests.models.builders import small_config, small_model, sources
+from tests.models.builders import small_config, small_language_model, small_model, sources
 
 pytestmark = pytest.mark.skipif(
     bool(engine.machine_reasons()), reason="the engine does not run here"
@@ -224,9 +225,14 @@ TAKEN: dict[str, Any] = {
     "qk_norm": [True],
     "sinks": [True],
     "score_mod": [None],
+    "post_norms": [False],
 }
 # What the graph decodes, with the value in the reason.
-NAMED = {"activation": ["softmax", "mish"], "score_mod": ["test_engine>farther_is_less"]}
+NAMED = {
+    "activation": ["softmax", "mish"],
+    "score_mod": ["test_engine>farther_is_less"],
+    "post_norms": [True],  # of a layer with cross-attention
+}
 
 
 @keras.saving.register_keras_serializable(package="test_engine")
@@ -267,6 +273,28 @@ def test_every_option_of_a_config_is_taken_or_named(together: int) -> None:
             (reason,) = explain_generate(varied(**{name: value})).reasons
             assert repr(value) in reason
     assert len(found) > len(TAKEN) // together // 2  # options change tokens
+
+
+@pytest.mark.parametrize("norm_first", [True, pytest.param(False, marks=slow)])
+def test_a_language_model_normalises_what_parts_add(norm_first: bool) -> None:
+    changes = {"norm_first": norm_first, "layers": 2, "normalization": "rms"}
+    models = [small_language_model(post_norms=x, **changes) for x in (True, False)]
+    assert explain_generate(models[0]).implementation == "engine"
+    options = {
+        "prompt": np.array([[3, 4, 5], [6, 7, 8]], "int32"),
+        "method": "beam",
+        "max_length": 9,
+    }
+
+    def written(model: Any) -> list[np.ndarray]:
+        return [np.asarray(x) for x in generate(model, **options, return_scores=True)]
+
+    tokens, scores = written(models[0])
+    with set_implementation("portable"):
+        graph = written(models[0])
+    np.testing.assert_array_equal(tokens, graph[0])
+    np.testing.assert_allclose(scores, graph[1], atol=1e-4, rtol=1e-5)
+    assert not np.array_equal(scores, written(models[1])[1])
 
 
 @given(

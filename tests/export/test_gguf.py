@@ -50,7 +50,7 @@ HUB: dict[str, tuple[str, dict[str, Any], str]] = {
     "Llama 3": ("Llama 3", LLAMA_3, "llama"),
     "Mistral": ("Mistral", {"sliding_window": 64, "head_dim": 8}, "llama"),
     "Qwen": ("Qwen", {"use_sliding_window_attention": False}, "qwen2"),
-    "Qwen 3": ("Qwen 3", {"sliding_window_size": 64}, "qwen3"),
+    "Qwen 3": ("Qwen 3", {"sliding_window_size": 64, "layer_norm_epsilon": 0.1}, "qwen3"),
     "Gemma": ("Gemma", {}, "gemma"),
     "Gemma 2": (
         "Gemma 2",
@@ -233,7 +233,7 @@ def test_an_interrupted_export_leaves_the_file_that_was_there(
 TEXT = (
     "a cat sat on the mat",
     "the mat is flat,  and 1234 cats know it's so",
-    "caf\u00e9!\nmany cats",
+    "\u00e9t\u00e9!\nmany cats",
 )
 
 

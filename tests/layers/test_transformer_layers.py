@@ -73,6 +73,25 @@ def test_normalisation_by_the_root_mean_square():
     np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_what_a_part_adds_is_normalised_too(norm_first):
+    layer = encoder(norm_first=norm_first, post_norms=True)
+    result = layer(X)
+    for norm in (layer.attention_post_norm, layer.feed_forward_post_norm):
+        norm.gamma.assign(np.linspace(0.5, 2, X.shape[-1]))
+    assert np.abs(np.asarray(layer(X)) - np.asarray(result)).max() > 0.1
+    x = X
+    for part, name in (
+        (lambda x: layer.attention(x, x), "attention"),
+        (layer.feed_forward, "feed_forward"),
+    ):
+        norm, post_norm = (getattr(layer, f"{name}{end}") for end in ("_norm", "_post_norm"))
+        change = post_norm(part(norm(x) if norm_first else x))
+        x = x + np.asarray(change)
+        x = x if norm_first else np.asarray(norm(x))
+    np.testing.assert_allclose(layer(X), x, atol=1e-5)
+
+
 @pytest.mark.parametrize("make", [encoder, decoder])
 def test_options_reach_the_parts_and_the_config(make):
     layer = make(gated=True, qk_norm=True, sinks=True, normalization="rms")

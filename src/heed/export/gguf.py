@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +28,7 @@ from heed.export.errors import ExportError, ExportOptionError
 from heed.export.formats import FORMATS, ExportJob
 from heed.models import LanguageModel
 from heed.ops.core.description import (
+    Computed,
     DecoderLayer,
     DecoderStack,
     Dense,
@@ -383,6 +384,10 @@ def _read_hub_model(model: Any) -> LanguageModelData:
             f"{_NO_FORM} {error}; without `preprocessor` the model goes without a tokenizer"
         ) from None
     reasons = [] if found.table is None else ["learned positions"]
+    tables = [x.kernel for layer in found.stack.layers for _, x in _dense(layer)]
+    for table in (found.stack.embedding, *tables):
+        if is_dataclass(table) and not isinstance(table, Computed):  # integers with their factors
+            raise ExportError(f"{_NO_FORM} weights that Keras quantised: export it before")
     if found.slopes is not None:
         reasons.append("ALiBi")
     rotations = []
@@ -454,8 +459,11 @@ def _unknown_options(part: Any) -> Iterator[str]:
     """Yield the options of a part that this file does not know, unless they have their default."""
     for field in fields(part):
         value, default = getattr(part, field.name), field.default
-        if field.name not in _FIELDS and value != (None if default is MISSING else default):
-            yield f"{field.name}={value!r}" if isinstance(value, (int, float)) else field.name
+        default = None if default is MISSING else default
+        is_plain = isinstance(value, (int, float, str))
+        if field.name in _FIELDS or (value == default if is_plain else value is default):
+            continue
+        yield f"{field.name}={value!r}" if is_plain else field.name
 
 
 def _reasons(model: LanguageModelData, architecture: Architecture) -> Iterator[str]:

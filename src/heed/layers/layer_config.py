@@ -106,6 +106,7 @@ class LayerConfig(Config):
         None, _SCORE_FUNCTION, "changes each attention score: a function of it, or its registered name",
         "attention", "scores", in_text=False)
     sliding_window: int | None = _option(None, _WINDOW, "self-attention sees tokens nearer than this")
+    post_norms: bool = _option(False, FLAG, "normalise what each part adds to its input too")
     normalization: str = _option("layer", one_of(("layer", "rms")), "kind of normalisation: layer or rms")
     norm_epsilon: float = _option(1e-6, POSITIVE, "added to the variance by the normalisations")
     gated: bool = _option(False, FLAG, "gated linear units in the feed-forward parts", "feed_forward")

@@ -392,6 +392,8 @@ def _step(
     """Applies a part of a Transformer layer with its residual connection and normalisation."""
     result = part(copy.normalize(x, norm, layer) if layer.norm_first else x)
     change, *rest = result if isinstance(result, (tuple, list)) else (result,)
+    if (post_norm := layer.post_norm(norm)) is not None:
+        change = copy.normalize(change, post_norm, layer)
     change = copy.drop(change, dropout, layer, training)
     add = copy.layer(layer, f"{norm.name.removesuffix('_norm')}_add", keras.layers.Add)
     x = add([x, change])

@@ -85,13 +85,23 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
         )
         attention.build((None, None, width), (None, None, source_width))
         dropout = self._make_dropout(part + 1, f"{name}_output_dropout")
-        return attention, self._make_norm(width, f"{name}_norm"), dropout
+        return attention, self._make_norms(width, name), dropout
 
     def _make_norm(self, width: int, name: str) -> keras.layers.Layer:
         made = NORMALIZATIONS[self.normalization]
         norm = made(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
         norm.build((None, None, width))
         return norm
+
+    def _make_norms(self, width: int, part: str) -> keras.layers.Layer:
+        """Makes the normalisation of a part, and that of what it adds."""
+        if self.post_norms:
+            setattr(self, f"{part}_post_norm", self._make_norm(width, f"{part}_post_norm"))
+        return self._make_norm(width, f"{part}_norm")
+
+    def post_norm(self, norm: keras.layers.Layer) -> keras.layers.Layer | None:
+        """The normalisation of what a part adds, by that of the part; None without `post_norms`."""
+        return getattr(self, f"{norm.name.removesuffix('_norm')}_post_norm", None)
 
     def _make_dropout(self, part: int, name: str) -> Dropout:
         return Dropout(self.dropout, seed=self._seed(part), dtype=self.dtype_policy, name=name)
@@ -104,7 +114,7 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
             **self._arguments_of("feed_forward"),
         )
         self.feed_forward.build((None, None, width))
-        self.feed_forward_norm = self._make_norm(width, "feed_forward_norm")
+        self.feed_forward_norm = self._make_norms(width, "feed_forward")
         self.feed_forward_dropout = self._make_dropout(1, "feed_forward_dropout")
 
     def _step(
@@ -113,6 +123,9 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
         """Adds a part to the sequence; returns the sum and the other outputs of the part."""
         result = part(norm(x) if self.norm_first else x)
         change, *rest = result if isinstance(result, (tuple, list)) else (result,)
+        post_norm = self.post_norm(norm)
+        if post_norm is not None:
+            change = post_norm(change)
         x = dropout.add(x, change, training)
         if not self.norm_first:
             x = norm(x)
@@ -133,6 +146,7 @@ class TransformerEncoderLayer(_TransformerLayer):
 
     Pre-norm (`norm_first=True`): `x = x + attention(norm(x)); x = x + feed_forward(norm(x))`.
     Post-norm: `x = norm(x + attention(x)); x = norm(x + feed_forward(x))`.
+    With `post_norms`, another normalisation of what is added: `x = x + post_norm(attention(norm(x)))` (Gemma 2).
 
     Args:
         num_heads: Number of query heads N, a positive integer.

@@ -95,6 +95,8 @@ def _layer(block: Any) -> DecoderLayer:
         hidden=_dense(hidden),
         up=_dense(up),
         back=_dense(back),
+        self_post_norm=_norm(block.post_norm(own_norm)),
+        feed_forward_post_norm=_norm(block.post_norm(block.feed_forward_norm)),
         cross_norm=_norm(cross[0][1]) if cross else None,
         cross_attention=_attention(cross[0][0]) if cross else None,
     )

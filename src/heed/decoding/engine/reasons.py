@@ -147,6 +147,8 @@ def _parts(stack: Any, kind: str) -> Iterator[tuple[Any, tuple[type, ...]]]:
         yield block.feed_forward, (FeedForward,)
         dense += feed_forward(block)
         norms.append(block.feed_forward_norm)
+        norms += [block.post_norm(x) for _, x in attentions(block)]
+        norms.append(block.post_norm(block.feed_forward_norm))
     for norm in filter(None, norms):
         yield norm, (LayerNormalization, RMSNormalization)
     for layer in filter(None, dense):
@@ -176,5 +178,7 @@ def _of_block(stack: Any, block: Any) -> Iterator[str]:
     functions = [x.score_mod for x, _ in attentions(block) if x.score_mod is not None]
     if functions:
         yield f"{block.name} has score_mod={functions[0]!r}, a function of Python"
+    if len(attentions(block)) > 1 and block.post_norms:
+        yield f"{block.name} has post_norms={block.post_norms} and cross-attention"
     if len(attentions(block)) > 1 and block.encoded_attention.sliding_window is not None:
         yield f"{block.encoded_attention.name} of {block.name} has a sliding window"
