@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import heed
-from heed._weights import WEIGHTS
+from heed._weights import CACHES, WEIGHTS
 from heed.decoding import engine, generation
 from heed.decoding.engine.describe import describe_decoder, describe_stack
 from heed.layers import (
@@ -580,6 +580,29 @@ def test_narrow_weights_need_the_engine() -> None:
         decode(model, sources(), weights="int8")
     with pytest.raises(ValueError, match="`weights` must be one of 'float32', 'bfloat16', 'int8'"):
         decode(model, sources(), weights="int4")
+    with pytest.raises(ValueError, match=r"`cache` must be \"float32\" .*'softmax'.*'bfloat16'"):
+        decode(model, sources(), cache="bfloat16")
+
+
+def test_caches_of_several_formats() -> None:
+    """Their scores are those of rounded keys and values."""
+    model, source = small_model(seed=4, target_vocabulary_size=2000), sources(9)
+    options = {"max_length": 40, "method": "sample", "seed": 3, "return_scores": True}
+    tokens, scores = {}, {}
+    for cache in CACHES:
+        made = generate(model, source, cache=cache, **options)
+        tokens[cache], scores[cache] = map(np.asarray, made)
+    assert len({x.tobytes() for x in scores.values()}) == 3
+    for cache, step in (("bfloat16", 2**-8), ("int8", 1 / 127)):
+        same = (tokens[cache] == tokens["float32"]).all(1)
+        assert same.sum() > 4
+        # Of 40 tokens, each behind layers whose inputs differ by half a step of the largest.
+        np.testing.assert_allclose(scores[cache][same], scores["float32"][same], atol=40 * step)
+    for refused in ({"method": "beam"}, {"return_scores": True}):
+        with pytest.raises(ValueError, match=r"`cache` must be .* for a beam search"):
+            generate(model, source, max_length=8, cache="int8", **refused)
+    with pytest.raises(ValueError, match="`cache` must be one of 'float32', 'bfloat16', 'int8'"):
+        generate(model, source, max_length=8, cache="int4")
 
 
 @pytest.mark.usefixtures("compiled")

@@ -15,6 +15,7 @@ from typing import Any
 import keras
 
 from heed._patching import Patch
+from heed._weights import CACHES
 from heed.acceleration import _models, _switch
 from heed.acceleration._patches import changes, check_keras
 from heed.acceleration.hub.modules import Hub
@@ -35,7 +36,8 @@ class Report:
     Attributes:
         keras: the version of Keras.
         implementation: the implementation of heed's ops, "native" or "portable".
-        scope: "everything", the names of the accelerated models, or "nothing".
+        scope: "everything", the names of the accelerated models, or "nothing"; with the formats of their caches, unless
+            float32.
         patched: the patched functions of Keras and KerasHub.
         calls: how often each layer or op ran on heed since acceleration began. A traced program counts when it is
             traced.
@@ -80,21 +82,24 @@ class Acceleration:
     >>> heed.decelerate()
     """
 
-    def __init__(self, model: Any, changed: bool) -> None:
-        self._model, self._changed = model, changed
+    def __init__(self, model: Any, changed: bool, cache_before: str) -> None:
+        self._model, self._changed, self._cache_before = model, changed, cache_before
 
     def __enter__(self) -> Acceleration:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._changed:
-            _undo(self._model)
-            self._changed = False
+        with _lock:
+            if self._changed:
+                _undo(self._model)
+                self._changed = False
+            elif self._model is None or self._model in _models.accelerated:
+                _models.set_cache(self._model, self._cache_before)
 
     def report(self) -> Report:
         """Describes what is accelerated now, and which calls ran on heed."""
-        models = [f"model {model.name!r}" for model in _models.accelerated]
-        everywhere = ["everything"] if _switch.enabled_everywhere else []
+        models = [f"model {model.name!r}{_named_cache(model)}" for model in _models.accelerated]
+        everywhere = [f"everything{_named_cache(None)}"] if _switch.enabled_everywhere else []
         scope = ", ".join(everywhere or sorted(models)) or "nothing"
         patched = tuple(patch.label for patch in _installed)
         return Report(
@@ -110,7 +115,12 @@ class Acceleration:
         return f"<{self.report()}>"
 
 
-def accelerate(model: Any = None) -> Acceleration:
+def _named_cache(model: Any) -> str:
+    cache = _models.cache_of(model)
+    return "" if cache == CACHES[0] else f" ({cache} cache)"
+
+
+def accelerate(model: Any = None, *, cache: str = CACHES[0]) -> Acceleration:
     """Runs the attention of Keras and KerasHub models on heed.
 
     Accelerates `keras.ops.dot_product_attention`, `keras.layers.MultiHeadAttention`, `GroupQueryAttention`,
@@ -128,6 +138,8 @@ def accelerate(model: Any = None) -> Acceleration:
 
     Args:
         model: a Keras model or layer to accelerate. Default: everything.
+        cache: how `generate` of KerasHub's language models keeps keys and values: "float32", "bfloat16" or "int8"
+            (docs/keras.md). A second call changes it.
 
     Returns:
         An `Acceleration`. As a context manager it undoes this call when it exits, unless the same was accelerated
@@ -136,6 +148,7 @@ def accelerate(model: Any = None) -> Acceleration:
     Raises:
         RuntimeError: if Keras is a version that heed cannot patch. Nothing is changed then.
         TypeError: if `model` is not a Keras layer or model.
+        ValueError: if `cache` is none of these, or `model` is no language model and it is not "float32".
 
     >>> import heed, keras, numpy as np
     >>> x = np.random.default_rng(0).normal(size=(1, 5, 2, 8)).astype("float32")
@@ -147,6 +160,14 @@ def accelerate(model: Any = None) -> Acceleration:
     """
     if model is not None and not isinstance(model, keras.layers.Layer):
         raise TypeError(f"`model` must be a Keras model or layer. Received: model={model!r}")
+    if cache not in CACHES:
+        known = ", ".join(map(repr, CACHES))
+        raise ValueError(f"`cache` must be one of {known}. Received: cache={cache!r}")
+    if cache != CACHES[0] and not (model is None or hasattr(model, "make_generate_function")):
+        raise ValueError(
+            "`cache` is for `generate` of KerasHub's language models. "
+            f"Received: cache={cache!r} for a {type(model).__name__}"
+        )
     with _lock:
         if not _installed:
             patches = check_keras()
@@ -161,7 +182,9 @@ def accelerate(model: Any = None) -> Acceleration:
             _models.add(model)
         if changed:
             _models.change_scope()
-    return Acceleration(model, changed)
+        cache_before = _models.cache_of(model)
+        _models.set_cache(model, cache)
+    return Acceleration(model, changed, cache_before)
 
 
 def decelerate(model: Any = None) -> None:
@@ -185,6 +208,7 @@ def _undo(model: Any) -> None:
     with _lock:
         if model is None:
             _switch.enabled_everywhere = False
+            _models.set_cache(None, CACHES[0])
         elif model in _models.accelerated:
             _models.remove(model)
         _models.change_scope()

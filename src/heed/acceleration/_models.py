@@ -12,10 +12,14 @@ from typing import Any
 import keras
 
 from heed._patching import Function, Patch, Replacement
+from heed._weights import CACHES
 from heed.acceleration import _switch
 
 # The models for which `accelerate` was called.
 accelerated: weakref.WeakSet[Any] = weakref.WeakSet()
+# The formats of cached keys and values that `accelerate` got: of these models, and of all others.
+_caches: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+_cache_of_others = CACHES[0]
 # The programs that Keras keeps in a model, by the methods that make them.
 _PROGRAMS = {f"make_{name}_function": f"{name}_function" for name in ("train", "test", "predict")}
 # Of a model, the scope in which each of its programs was traced.
@@ -26,6 +30,20 @@ _scope: object = None  # a new one for each change
 def is_enabled_for(model: Any) -> bool:
     """Whether this model is accelerated, alone or with all others."""
     return _switch.enabled_everywhere or model in accelerated
+
+
+def cache_of(model: Any) -> str:
+    """Return the format of a model's cache; None stands for all that have none of their own."""
+    return _cache_of_others if model is None else _caches.get(model, _cache_of_others)
+
+
+def set_cache(model: Any, cache: str) -> None:
+    """Set the format of a model's cache, or of all that have none of their own."""
+    global _cache_of_others
+    if model is None:
+        _cache_of_others = cache
+    else:
+        _caches[model] = cache
 
 
 def add(model: Any) -> None:
@@ -40,6 +58,7 @@ def add(model: Any) -> None:
 def remove(model: Any) -> None:
     """Disables heed inside the layers of a model, except those that another accelerated model has too."""
     accelerated.discard(model)
+    _caches.pop(model, None)
     _update(model)
 
 

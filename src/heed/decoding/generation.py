@@ -12,7 +12,7 @@ import numpy as np
 from keras import ops
 
 from heed._numbers import check_integer, check_real
-from heed._weights import WEIGHTS
+from heed._weights import CACHES, WEIGHTS
 from heed.decoding import engine
 from heed.decoding.beam import beam_search
 from heed.decoding.decodable import Decodable, missing_names
@@ -32,7 +32,10 @@ _OPTIONS = {
 METHODS = tuple(_OPTIONS)
 _MOST_LENGTH, _MOST_ROWS = 2**20, 2**16  # tokens of a target, targets of a source
 _MOST_PENALTY = 1e30  # a log probability divided by more is lost in float32
-_SHARED = ("method", "max_length", "use_cache", "weights", "num_results", "return_scores")
+_SHARED = (
+    *("method", "max_length", "use_cache", "weights", "cache"),
+    *("num_results", "return_scores"),
+)
 
 
 @as_written
@@ -52,6 +55,7 @@ def generate(
     seed: int | None = None,
     use_cache: bool = True,
     weights: str = "float32",
+    cache: str = "float32",
     num_results: int | None = None,
     return_scores: bool = False,
 ) -> Any:
@@ -101,6 +105,10 @@ def generate(
             memory, multiplied in float32, or "int8", a quarter: whole numbers in [-127, 127] times a factor for each
             output, multiplied with activations that are rounded in the same way, with a factor for each token. The
             weights of the model stay as they are.
+        cache: The format of the keys and values that the decoder keeps of its own tokens: "float32"; or, in the engine
+            only, "bfloat16", half the memory, rounded to 8 bits, or "int8", about a quarter: whole numbers in
+            [-127, 127] times a factor, of keys one for each feature of 32 positions, of values one for each token and
+            head. "int8" is not for a beam search, nor for the scores of a greedy one, which is a beam of one.
         num_results: N, the number of targets for each source: of a beam search, at most `beam_size`, its best ones,
             best first, cut ones after those that have ended; of "sample" so many draws, in their order; of "greedy" at
             most 1. None: one, without an axis for it.
@@ -154,6 +162,7 @@ def generate(
         seed=seed,
         use_cache=use_cache,
         weights=weights,
+        cache=cache,
         num_results=num_results,
         return_scores=return_scores,
     )
@@ -222,10 +231,16 @@ def make_request(model: Decodable, source: Any, prompt: Any, **options: Any) -> 
             "coverage_penalty": 0.0,
         }
     reasons = engine.unsupported_reasons(model, options)
-    if reasons and options["weights"] != "float32":
+    for name in ("weights", "cache"):
+        if reasons and options[name] != "float32":
+            raise ValueError(
+                f'`{name}` must be "float32" where the engine does not decode: {"; ".join(reasons)}. '
+                f"Received: {name}={options[name]!r}"
+            )
+    if options["cache"] == "int8" and options["method"] == "beam":
         raise ValueError(
-            f'`weights` must be "float32" where the engine does not decode: {"; ".join(reasons)}. '
-            f"Received: weights={options['weights']!r}"
+            '`cache` must be "float32" or "bfloat16" for a beam search, and for scores of a greedy one. '
+            "Received: cache='int8'"
         )
     if options["method"] == "sample":
         # The only randomness, drawn before the loop: a number for each row and step.
@@ -259,6 +274,7 @@ def _checked(model: Any, **options: Any) -> dict[str, Any]:
         "seed": functools.partial(check_integer, least=-(2**63), optional=True),
         "use_cache": _check_flag,
         "weights": functools.partial(_check_choice, choices=WEIGHTS),
+        "cache": functools.partial(_check_choice, choices=CACHES),
         "num_results": functools.partial(check_integer, least=1, most=_MOST_ROWS, optional=True),
         "return_scores": _check_flag,
     }

@@ -29,6 +29,7 @@ def stream(
     seed: int | None = None,
     use_cache: bool = True,
     weights: str = "float32",
+    cache: str = "float32",
     stop_token_ids: Any = "auto",
 ) -> Generator[Any, None, None]:
     """Decodes one target and yields its tokens as they come.
@@ -55,7 +56,7 @@ def stream(
             for its `generate`, which has a default.
         prompt: (1, P) integers, or None, as for `generate`.
         method: "greedy" or "sample".
-        temperature, top_k, top_p, seed, use_cache, weights: As for `generate`.
+        temperature, top_k, top_p, seed, use_cache, weights, cache: As for `generate`.
         stop_token_ids: Of KerasHub, as for its `generate`.
 
     Yields:
@@ -84,9 +85,13 @@ def stream(
         "seed": seed,
         "use_cache": use_cache,
         "weights": weights,
+        "cache": cache,
     }
     if isinstance(made := _generate_function(model), Streaming):
-        _require_defaults(options, "the sampler of a KerasHub model chooses its tokens")
+        _require_defaults(
+            options,
+            "the sampler of a KerasHub model chooses its tokens, and heed.accelerate has its formats",
+        )
         return made.stream(source, max_length=max_length, stop_token_ids=stop_token_ids)
     if method == "beam":
         raise ValueError(

@@ -18,7 +18,7 @@ from keras import ops
 from keras.distribution import distribution
 
 from heed._patching import Function, set_here
-from heed.acceleration import _switch
+from heed.acceleration import _models, _switch
 from heed.acceleration.hub._cache_readers import PACKAGE
 from heed.acceleration.hub._samplers import draw, make_search
 from heed.acceleration.hub.families import describe
@@ -220,8 +220,11 @@ def _prepare(model: Any, inputs: Any, stop_token_ids: Any) -> _Call:
         description.vocabulary,
         prompts.stops or (),
     )
+    search = replace(search, cache=_models.cache_of(model))
     if search.method == "beam" and prompts.lengths.min() < prompts.lengths.max():
         raise LeftToKerasError("the prompts of a beam search differ in length")
+    if search.method == "beam" and search.cache == "int8":
+        raise LeftToKerasError("a beam search has no cache of int8")
     engine = keep(model, ("hub", _key_of(description)), lambda: Engine(description))
     engine.prepare(search.length)  # which may raise, before the sampler's seed moves on
     return _Call(prompts, search, engine, description.returned)

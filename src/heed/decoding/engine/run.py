@@ -62,6 +62,7 @@ def _make_search(config: Any, options: dict[str, Any], results: int) -> Search:
         config.end_id,
         results=results,
         return_scores=options["return_scores"],
+        cache=options["cache"],
         **own,
     )
 

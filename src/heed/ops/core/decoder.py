@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from heed._weights import WEIGHTS
+from heed._weights import CACHES, WEIGHTS
 from heed.ops.core import description
 from heed.ops.core.description import (
     ACTIVATIONS,
@@ -181,6 +181,7 @@ class Decoding(Structure):
         ("top_p_of_all", c_int32),
         ("rotations", c_int32),
         ("tokens_read", c_void_p),
+        ("cache", c_int32),
     )
 
 
@@ -502,4 +503,5 @@ def describe_search(search: Search) -> Decoding:
         results=search.results,
         stop_count=len(search.stop_tokens),
         top_p_of_all=search.top_p_of_all,
+        cache=CACHES.index(search.cache),
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
-from heed._weights import WEIGHTS
+from heed._weights import CACHES, WEIGHTS
 
 # The activations of an engine, by Keras' names.
 # "gelu_tanh" is its `gelu(x, approximate=True)`; "quick_gelu", which Keras has not, is x sigmoid(1.702 x).
@@ -262,6 +262,7 @@ class Search:
         return_scores: whether to return their scores; a greedy search has none.
         stop_tokens: more tokens that end a row, after its prompt. A beam search ends when all hypotheses hold one.
         top_p_of_all: whether `top_p` is a share of all tokens, also with a `top_k`.
+        cache: the format of cached keys and values, one of `CACHES`.
     """
 
     length: int
@@ -278,3 +279,4 @@ class Search:
     return_scores: bool = False
     stop_tokens: tuple[int, ...] = ()
     top_p_of_all: bool = False
+    cache: str = field(default="float32", metadata={"names": CACHES})
