@@ -459,7 +459,7 @@ FAULTS = (
     ),
     Fault(
         "pieces of a translation have spaces that the whole has not",
-        f"{_SEQ2SEQ}/translator.py",
+        "src/heed/decoding/pieces.py",
         'certain = whole.rstrip(" \\ufffd")',
         "certain = whole",
         (f"{_OF_SEQ2SEQ}/test_streaming.py",),
