@@ -6,3 +6,5 @@ from __future__ import annotations
 WEIGHTS = ("float32", "bfloat16", "int8")
 # Likewise how it may keep keys and values: HEED_EACH_CACHE.
 CACHES = ("float32", "bfloat16", "int8")
+# Those of a beam search.
+CACHES_OF_BEAMS = CACHES[:2]

@@ -12,7 +12,7 @@ import numpy as np
 from keras import ops
 
 from heed._numbers import check_integer, check_real
-from heed._weights import CACHES, WEIGHTS
+from heed._weights import CACHES, CACHES_OF_BEAMS, WEIGHTS
 from heed.decoding import engine
 from heed.decoding.beam import beam_search
 from heed.decoding.decodable import Decodable, missing_names
@@ -237,10 +237,11 @@ def make_request(model: Decodable, source: Any, prompt: Any, **options: Any) -> 
                 f'`{name}` must be "float32" where the engine does not decode: {"; ".join(reasons)}. '
                 f"Received: {name}={options[name]!r}"
             )
-    if options["cache"] == "int8" and options["method"] == "beam":
+    if options["method"] == "beam" and options["cache"] not in CACHES_OF_BEAMS:
+        allowed = " or ".join(map(repr, CACHES_OF_BEAMS))
         raise ValueError(
-            '`cache` must be "float32" or "bfloat16" for a beam search, and for scores of a greedy one. '
-            "Received: cache='int8'"
+            f"`cache` must be {allowed} for a beam search, and for scores of a greedy one. "
+            f"Received: cache={options['cache']!r}"
         )
     if options["method"] == "sample":
         # The only randomness, drawn before the loop: a number for each row and step.

@@ -18,6 +18,7 @@ from keras import ops
 from keras.distribution import distribution
 
 from heed._patching import Function, set_here
+from heed._weights import CACHES_OF_BEAMS
 from heed.acceleration import _models, _switch
 from heed.acceleration.hub._cache_readers import PACKAGE
 from heed.acceleration.hub._samplers import draw, make_search
@@ -223,8 +224,8 @@ def _prepare(model: Any, inputs: Any, stop_token_ids: Any) -> _Call:
     search = replace(search, cache=_models.cache_of(model))
     if search.method == "beam" and prompts.lengths.min() < prompts.lengths.max():
         raise LeftToKerasError("the prompts of a beam search differ in length")
-    if search.method == "beam" and search.cache == "int8":
-        raise LeftToKerasError("a beam search has no cache of int8")
+    if search.method == "beam" and search.cache not in CACHES_OF_BEAMS:
+        raise LeftToKerasError(f"a beam search has no cache of {search.cache}")
     engine = keep(model, ("hub", _key_of(description)), lambda: Engine(description))
     engine.prepare(search.length)  # which may raise, before the sampler's seed moves on
     return _Call(prompts, search, engine, description.returned)
