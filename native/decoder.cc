@@ -188,6 +188,8 @@ void check(const PackedStack& s, const HeedDecoding& d, const int32_t* tokens, c
   check_size(d.stop_count, 0, kMostTokens, "stop_count");
   if (d.prompt) check_prompt(s, d);
   check_size(d.search, HEED_GREEDY, HEED_BEAM, "search");
+  check_size(d.cache, 0, HEED_CACHES - 1, "cache");
+  require(d.cache != HEED_CACHE_INT8 || d.search != HEED_BEAM, "`cache` must not be int8 for a beam search");
   require(tokens || d.batch == 0, "`tokens` is missing");
   require(!d.on_token || d.search != HEED_BEAM, "`on_token` must be NULL for a beam search, which decides at its end");
   if (d.search == HEED_BEAM) {

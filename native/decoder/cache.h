@@ -1,58 +1,38 @@
 // The key/value cache, and attention to it.
 //
-// Keys are stored transposed (features down, positions across), values with positions down. So both products of
-// attention read the cache in the order of the micro-kernel, all query heads of a key head share one pass over it, and
-// a new token writes one column and one row in place.
+// Keys are stored transposed. So both products of attention read the cache in the order of the micro-kernel, all query
+// heads of a key head share one pass over it, and a new token writes one column and one row in place.
 #pragma once
 
 #include "../kernels/decode.h"
-#include "dense.h"
+#include "cache_formats.h"
 
 namespace heed {
 namespace HEED_ISA {
 
-// Keys (K, H, capacity) and values (K, capacity, round_up(V)); `capacity` is a multiple of the lanes. Positions not yet
-// written may hold anything: they only reach lanes of scores that do not count.
-struct Cache {
-  float *keys, *values;
-  int capacity;
-
-  static int64_t key_numbers(const PackedStack& s, int64_t capacity) { return s.kv_heads * s.head_dim * capacity; }
-  static int64_t value_numbers(const PackedStack& s, int64_t capacity) {
-    return s.kv_heads * capacity * row_numbers(s.value_dim);
-  }
-};
-
 // The caches of all layers, for one row (or source) after another.
 struct Caches {
-  float* data;
-  int64_t key_numbers, numbers;  // in the keys of one cache, and in one cache
-  int layers, capacity;
+  char* data;
+  int64_t key_bytes, bytes;  // of the keys of one cache, and of one cache
+  int layers;
+  Cache form;
 
-  Caches(const PackedStack& s, int64_t rows, int64_t length, Arena& arena, int layer_count)
-      : layers(layer_count), capacity(static_cast<int>(row_numbers(length))) {
-    key_numbers = Cache::key_numbers(s, capacity);
-    numbers = key_numbers + Cache::value_numbers(s, capacity);
-    data = arena.take<float>(rows * layers * numbers);
+  Caches(const PackedStack& s, int64_t rows, int64_t length, Arena& arena, int layer_count, int format)
+      : layers(layer_count), form{} {
+    form.format = format, form.kv_heads = s.kv_heads, form.features = int64_t{s.kv_heads} * s.head_dim;
+    form.capacity = static_cast<int>(cache_capacity(length)), form.wide = static_cast<int>(row_numbers(s.value_dim));
+    with_cache_format(format, [&](auto of) {
+      key_bytes = round_up(of.key_bytes(form.features, form.capacity), 64);
+      bytes = key_bytes + round_up(of.value_bytes(s.kv_heads, form.capacity, form.wide), 64);
+    });
+    data = arena.take<char>(rows * layers * bytes);
   }
-  Caches(const PackedStack& s, int64_t rows, int64_t length, Arena& arena)
-      : Caches(s, rows, length, arena, s.layer_count) {}
   Cache at(int64_t row, int layer) const {
-    float* keys = data + (row * layers + layer) * numbers;
-    return {keys, keys + key_numbers, capacity};
+    Cache cache = form;
+    cache.keys = data + (row * layers + layer) * bytes, cache.values = cache.keys + key_bytes;
+    return cache;
   }
 };
-
-// Stores a key (K H) and a value (K V) at a position.
-inline void write_cache(const PackedStack& s, const Cache& cache, int position, const float* key, const float* value) {
-  for (int i = 0; i < s.kv_heads * s.head_dim; ++i)
-    cache.keys[static_cast<int64_t>(i) * cache.capacity + position] = key[i];
-  const int64_t wide = row_numbers(s.value_dim);
-  for (int64_t k = 0; k < s.kv_heads; ++k) {
-    float* to = cache.values + (k * cache.capacity + position) * wide;
-    for (int c = 0; c < s.value_dim; ++c) to[c] = value[k * s.value_dim + c];
-  }
-}
 
 // Where the beams of one source find their positions: beam k finds position j in the cache of beam slot[k * stride +
 // j]. So a beam that continues another one copies a row of this table and no cache.
@@ -79,6 +59,7 @@ struct Positions {
 // `ranges`.
 struct AttentionScratch {
   float *query, *scores, *weights, *output;
+  float* copy;       // a block of keys or values in float32
   KeyRange* ranges;  // the part of each cache that some row reads
   int64_t numbers;   // from the scratch of one thread to that of the next one
 
@@ -87,16 +68,18 @@ struct AttentionScratch {
     const int64_t query_numbers = round_up(queries * s.head_dim, lines),
                   score_numbers = round_up(queries * keys, lines), weight_numbers = round_up(keys, lines),
                   output_numbers = round_up(queries * row_numbers(s.value_dim), lines);
-    numbers = query_numbers + score_numbers + weight_numbers + output_numbers;
+    numbers = query_numbers + score_numbers + weight_numbers + output_numbers +
+              round_up(kCacheBlock * max(s.head_dim, row_numbers(s.value_dim)), lines);
     query = arena.take<float>(numbers * (s.team ? s.team_threads : 1));
     scores = query + query_numbers, weights = scores + score_numbers, output = weights + weight_numbers;
+    copy = output + output_numbers;
     ranges = arena.take<KeyRange>(max(rows, 1));
   }
 
   AttentionScratch of_worker(int worker) const {
     AttentionScratch own = *this;
     own.query += worker * numbers, own.scores += worker * numbers;
-    own.weights += worker * numbers, own.output += worker * numbers;
+    own.weights += worker * numbers, own.output += worker * numbers, own.copy += worker * numbers;
     return own;
   }
 };
@@ -217,13 +200,10 @@ class CachedAttention {
     for (int r = 0; r < q.count; ++r)
       for (int c = 0; c < queries_per_kv * head_dim; ++c)
         s.query[r * queries_per_kv * head_dim + c] = q.rows[r][first_head * head_dim + c] * q.how.scale;
-    for (int i = 0; i < q.cache_count; ++i) {
-      const int begin = q.ranges[i].begin / kLanes<float> * kLanes<float>, end = q.ranges[i].end;
-      if (begin < end)
-        product<float>({s.query, head_dim, 1}, count, q.caches[i].keys + k * head_dim * capacity + begin, capacity,
-                       s.scores + i * capacity + begin, scores_row, round_up(end - begin, kLanes<float>), head_dim,
-                       false);
-    }
+    for (int i = 0; i < q.cache_count; ++i)
+      if (q.ranges[i].begin < q.ranges[i].end)
+        score_keys(q.caches[i], k, q.ranges[i], q.visible.keys, {s.query, head_dim, 1}, count, s.scores + i * capacity,
+                   scores_row, s.copy);
     for (int r = 0; r < count; ++r) {
       const int row = r / queries_per_kv;
       const int64_t head = first_head + r % queries_per_kv;
@@ -244,9 +224,7 @@ class CachedAttention {
     for (int i = 0; i < q.cache_count; ++i) {
       const KeyRange range = q.ranges[i];
       if (range.begin >= range.end) continue;
-      product<float>({s.scores + i * capacity + range.begin, scores_row, 1}, count,
-                     q.caches[i].values + (k * capacity + range.begin) * wide, wide, s.output, wide, wide,
-                     range.end - range.begin, accumulate);
+      add_values(q.caches[i], k, range, s.scores + i * capacity, scores_row, count, s.output, accumulate, s.copy);
       accumulate = true;
     }
     for (int r = 0; r < count; ++r) {
@@ -254,6 +232,42 @@ class CachedAttention {
       for (int c = 0; c < value_dim; c += kLanes<float>)
         store_some(to + c, value_dim - c, load(s.output + r * wide + c));
     }
+  }
+
+  // scores[r][j] = query[r] . key[j] for the keys of a range, and for some before and after it.
+  void score_keys(const Cache& cache, int64_t k, KeyRange range, int keys, Strided<float> query, int count,
+                  float* scores, int64_t scores_row, float* copy) const {
+    const int head_dim = stack_.head_dim;
+    with_cache_format(cache.format, [&](auto format) {
+      if constexpr (decltype(format)::kInPlace) {
+        const int begin = range.begin / kLanes<float> * kLanes<float>;
+        product<float>(query, count, format.keys(cache, k * head_dim, begin), cache.capacity, scores + begin,
+                       scores_row, round_up(range.end - begin, kLanes<float>), head_dim, false);
+      } else {
+        for (int j = range.begin / kCacheBlock * kCacheBlock; j < range.end; j += kCacheBlock) {
+          format.read_keys(cache, k * head_dim, head_dim, j, keys, copy);
+          product<float>(query, count, copy, kCacheBlock, scores + j, scores_row, kCacheBlock, head_dim, false);
+        }
+      }
+    });
+  }
+
+  // to[r] (wide) = sum of weights[r][j] value[j] over a range, plus `to` if it accumulates.
+  void add_values(const Cache& cache, int64_t k, KeyRange range, const float* weights, int64_t weights_row, int count,
+                  float* to, bool accumulate, float* copy) const {
+    const int wide = cache.wide;
+    with_cache_format(cache.format, [&](auto format) {
+      if constexpr (decltype(format)::kInPlace) {
+        product<float>({weights + range.begin, weights_row, 1}, count, format.values(cache, k, range.begin), wide, to,
+                       wide, wide, range.end - range.begin, accumulate);
+      } else {
+        for (int j = range.begin; j < range.end; j += kCacheBlock, accumulate = true) {
+          const int some = static_cast<int>(min(kCacheBlock, range.end - j));
+          format.read_values(cache, k, j, some, copy);
+          product<float>({weights + j, weights_row, 1}, count, copy, wide, to, wide, wide, some, accumulate);
+        }
+      }
+    });
   }
 
   // Turns the scores of a range of keys into weights, 0 outside of the row's own range.

@@ -20,7 +20,7 @@ class Sources {
                       ? max(decoding.source_length, min(TokenRows::kRows, sources * decoding.source_length))
                       : 0),
         rows_(encoder_, stack.encoder ? capacity_ : 0, decoding.source_length, arena),
-        cache_(encoder_, stack.encoder ? 1 : 0, decoding.source_length, arena, 1),
+        cache_(encoder_, stack.encoder ? 1 : 0, decoding.source_length, arena, 1, HEED_CACHE_FLOAT32),
         encoded_(take_matrix(arena, stack.encoder ? 0 : capacity_, stack.encoded_width)),
         projected_(take_matrix(arena, capacity_, stack.kv_heads * (stack.head_dim + stack.value_dim))) {}
 

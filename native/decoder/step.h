@@ -20,9 +20,10 @@ struct DecoderScratch {
 
   DecoderScratch(const PackedStack& s, const HeedDecoding& d, int64_t sources, Arena& arena)
       : beams(d.search == HEED_BEAM ? d.beams : 1),
-        layers(s, sources * beams, beams, max(beams * row_numbers(d.length), row_numbers(d.source_length)), arena),
-        self(s, sources * beams, d.length, arena),
-        cross(s, s.encoded_width ? sources : 0, d.source_length, arena),
+        layers(s, sources * beams, beams, max(beams * cache_capacity(d.length), cache_capacity(d.source_length)),
+               arena),
+        self(s, sources * beams, d.length, arena, s.layer_count, d.cache),
+        cross(s, s.encoded_width ? sources : 0, d.source_length, arena, s.layer_count, HEED_CACHE_FLOAT32),
         beam_caches(arena.take<Cache>(beams)),
         ancestors(arena.take<uint8_t>(beams > 1 ? sources * beams * d.length : 0)),
         source(arena.take<int32_t>(sources)),

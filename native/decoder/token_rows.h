@@ -14,7 +14,7 @@ struct TokenRows {
   int32_t *token, *position;  // of each row
 
   TokenRows(const PackedStack& stack, int64_t rows, int64_t keys, Arena& arena)
-      : layers(stack, rows, min(kTile, rows), row_numbers(keys), arena),
+      : layers(stack, rows, min(kTile, rows), cache_capacity(keys), arena),
         token(arena.take<int32_t>(rows)),
         position(arena.take<int32_t>(rows)) {}
 

@@ -43,6 +43,18 @@ enum HeedActivation {
 enum HeedPack { HEED_EACH_PACK(HEED_NUMBER_OF_PACK) HEED_PACKS };
 #undef HEED_NUMBER_OF_PACK
 
+// The formats of the keys and values that a decoder keeps of its own tokens: DO(name, its text).
+//   BFLOAT16  rounded to the nearest bfloat16
+//   INT8      integers in [-127, 127] times a factor, the largest magnitude / 127: of keys one for each feature of 32
+//             positions, of values one for each token and head. The last keys, fewer than 32, are those of float32. Not
+//             for a beam search.
+#define HEED_EACH_CACHE(DO) DO(FLOAT32, "float32") DO(BFLOAT16, "bfloat16") DO(INT8, "int8")
+
+// HEED_CACHE_FLOAT32 = 0 and so on.
+#define HEED_NUMBER_OF_CACHE(name, text) HEED_CACHE_##name,
+enum HeedCacheFormat { HEED_EACH_CACHE(HEED_NUMBER_OF_CACHE) HEED_CACHES };
+#undef HEED_NUMBER_OF_CACHE
+
 // y = x W + b.
 typedef struct HeedDense {
   const float* weight;      // contiguous (inputs, outputs), or (outputs, inputs) if `transposed`; NULL: no such layer
@@ -180,6 +192,7 @@ typedef struct HeedDecoding {
   // The work: the number of tokens, of prompts and decoded, that go through the layers is added to it; NULL: nowhere.
   int64_t* tokens_read;
   double min_p;          // of sampling: only tokens with this share of the likeliest one's probability, in [0, 1]
+  int32_t cache;  // HeedCacheFormat
 } HeedDecoding;
 
 // A stack with its weights packed for the kernels of the instruction set in use.

@@ -210,6 +210,30 @@ def test_weights_that_change() -> None:
     assert (before != expected).any()
 
 
+def test_caches_of_other_formats(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs, seen = make("Llama"), prompts("Llama", 4, 5), []
+    decode = generation.Engine.decode
+
+    def note(self: Any, read: Any, search: Search, *rest: Any) -> Any:
+        seen.append(search.cache)
+        return decode(self, read, search, *rest)
+
+    monkeypatch.setattr(generation.Engine, "decode", note)
+    with heed.accelerate(model, cache="int8") as acceleration:
+        model.generate(dict(inputs), stop_token_ids=None)
+        with heed.accelerate(model, cache="bfloat16"):
+            model.generate(dict(inputs), stop_token_ids=None)
+        assert "(int8 cache)" in acceleration.report().scope
+        model.compile(sampler="beam")
+        with pytest.raises(recognition.LeftToKerasError, match="no cache of int8"):
+            generation.generate(model, prompts("Llama", 4), None)
+    assert seen == ["int8", "bfloat16"]
+    with pytest.raises(ValueError, match="`cache` must be one of"):
+        heed.accelerate(model, cache="int4")
+    with pytest.raises(ValueError, match=r"language models.*cache='int8' for a Dense"):
+        heed.accelerate(keras.layers.Dense(2), cache="int8")
+
+
 @pytest.mark.slow
 def test_the_weights_are_those_of_now(tmp_path: Any) -> None:
     model, inputs, seen = make("Llama"), prompts("Llama", 4, 5), []

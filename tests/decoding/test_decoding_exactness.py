@@ -106,6 +106,7 @@ def decode(way: str, model: Any, inputs: dict[str, Any], **options: Any) -> tupl
         "use_cache": True,
         "coverage_penalty": 0.0,
         "weights": "float32",
+        "cache": "float32",
         "num_results": 1,
         "return_scores": True,
         **options,

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import heed
-from heed._weights import WEIGHTS
+from heed._weights import CACHES, WEIGHTS
 from heed.decoding import engine, generation
 from heed.decoding.engine.describe import describe_decoder, describe_stack
 from heed.decoding.options import options_of
@@ -161,6 +161,7 @@ def eager(model: Any, source: Any, prompt: Any = None, max_length: int = 6, **op
     defaults = {"beam_size": 3, "length_penalty": 0.6, "coverage_penalty": 0.0}
     defaults |= {"temperature": 1.0, "top_k": 4, "top_p": 0.9, "min_p": None}
     shared = {"max_length": max_length, "use_cache": True, "weights": "float32"}
+    shared["cache"] = "float32"
     shared |= {"num_results": 1, "return_scores": options["method"] != "greedy"}
     options = {**shared, **defaults, **options}
     assert engine.unsupported_reasons(model, options) == []
@@ -646,6 +647,31 @@ def test_narrow_weights_need_the_engine() -> None:
         decode(model, sources(), weights="int8")
     with pytest.raises(ValueError, match="`weights` must be one of 'float32', 'bfloat16', 'int8'"):
         decode(model, sources(), weights="int3")
+    with pytest.raises(ValueError, match=r"`cache` must be \"float32\" .*'softmax'.*'bfloat16'"):
+        decode(model, sources(), cache="bfloat16")
+
+
+def test_caches_of_several_formats() -> None:
+    model = small_language_model(seed=4, vocabulary_size=50, layers=2, max_length=80)
+    prompt = np.random.default_rng(0).integers(4, 50, (20, 79))
+    options = {"max_length": 80, "method": "sample", "top_k": 1, "seed": 3, "return_scores": True}
+    tokens, scores = {}, {}
+    for cache in CACHES:
+        made = generate(model, prompt=prompt, cache=cache, **options)
+        tokens[cache], scores[cache] = map(np.asarray, made)
+    assert len({x.tobytes() for x in scores.values()}) == 3
+    for cache, step in (("bfloat16", 2**-8), ("int8", 1 / 127)):
+        same = (tokens[cache] == tokens["float32"]).all(1)
+        assert same.sum() > 9
+        # Keys and values of two layers are off by half a step of the largest, and scores are of the order of 10.
+        np.testing.assert_allclose(scores[cache][same], scores["float32"][same], atol=20 * step)
+    source = sources()
+    model = small_model(seed=4)
+    for refused in ({"method": "beam"}, {"return_scores": True}):
+        with pytest.raises(ValueError, match=r"`cache` must be .* for a beam search"):
+            generate(model, source, max_length=8, cache="int8", **refused)
+    with pytest.raises(ValueError, match="`cache` must be one of 'float32', 'bfloat16', 'int8'"):
+        generate(model, source, max_length=8, cache="int4")
 
 
 @on_tensorflow

@@ -195,6 +195,7 @@ def write(model: Any, prompt: Any, max_length: int = 8, **options: Any) -> np.nd
 def by_both(model: Any, prompt: Any, length: int = 8, **options: Any) -> tuple[Any, Any]:
     """The tokens of the engine and of the graph, op by op: no graph is traced."""
     shared = {"max_length": length, "use_cache": True, "weights": "float32"}
+    shared["cache"] = "float32"
     shared |= {"num_results": 1, "return_scores": options["method"] != "greedy"}
     defaults = {"beam_size": 3, "length_penalty": 0.6, "coverage_penalty": 0.0}
     defaults |= {"temperature": 1.5, "top_k": 4, "top_p": 0.9, "min_p": None}

@@ -18,6 +18,8 @@ ExpertsStruct, LayerStruct, StackStruct = structs.Experts, structs.Layer, struct
 DecodingStruct, TokenListener = structs.Decoding, structs.OnToken
 PACKS = ("float32", "bfloat16", "int8", "int4")
 BLOCK = 32  # inputs with a factor of their own, in formats of integers
+CACHES = ("float32", "bfloat16", "int8")
+CACHE_BLOCK = 32  # keys that share factors
 ACTIVATIONS = {
     "linear": lambda x: x,
     "relu": lambda x: np.maximum(x, 0),
@@ -91,6 +93,24 @@ def in_blocks(x: np.ndarray) -> np.ndarray:
     """Rows in blocks, (blocks, 32, columns), the last one padded with zeros."""
     padding = np.zeros((-len(x) % BLOCK, x.shape[1]), x.dtype)
     return np.concatenate([x, padding]).reshape(-1, BLOCK, x.shape[1])
+
+
+def kept(keys: np.ndarray, values: np.ndarray, cache: str) -> tuple[np.ndarray, np.ndarray]:
+    """Keys (S, K, H) and values (S, K, V) as a cache of this format keeps them."""
+    if cache == "bfloat16":
+        keys, values = (x.astype(ml_dtypes.bfloat16).astype(float) for x in (keys, values))
+    if cache == "int8":
+        full = len(keys) // CACHE_BLOCK * CACHE_BLOCK
+        blocks = keys[:full].reshape(-1, CACHE_BLOCK, *keys.shape[1:])
+        keys = np.concatenate([to_bytes(blocks, 1).reshape(full, *keys.shape[1:]), keys[full:]])
+        values = to_bytes(values, -1)
+    return keys, values
+
+
+def to_bytes(x: np.ndarray, axis: int) -> np.ndarray:
+    """Numbers rounded to 127ths of the largest along an axis."""
+    factor = np.abs(x).max(axis, keepdims=True) / 127
+    return np.rint(x / np.where(factor == 0, 1, factor)) * factor
 
 
 class Norm(NamedTuple):
@@ -199,7 +219,7 @@ class Stack:
         self.kept: list[Any] = []
         if sizes.get("encoder"):
             own = {"width": self.encoded_width, "encoded_width": 0, "encoder": False}
-            own["pack"] = sizes.get("encoder_pack", self.pack)
+            own |= {"pack": sizes.get("encoder_pack", self.pack), "cache": "float32"}
             self.encoder = Stack(rng, **{**sizes, **own, "vocabulary": 13, "tied": False})
         self.embedding, self.scale = self.numbers(self.vocabulary, self.width), 1.25
         self.layers = [
@@ -412,6 +432,7 @@ class Stack:
                 if how.window:
                     unseen = hidden | (abs(at[:, None] - at) >= how.window)
                 queries, keys = (turned(heads, how.rotation) for heads in (queries, keys))
+                keys, values = kept(keys, values, self.options.get("cache", "float32"))
                 return self.attend(how, x, queries, keys, values, unseen, bias)
 
             def cross(x: np.ndarray, layer: Any = layer) -> np.ndarray:
@@ -458,6 +479,7 @@ class Call:
         self.length_penalty, self.results = 0.6, options.get("results", 0)
         self.prompt = self.first_tokens = self.stop_tokens = None
         self.tokens_read = np.zeros((), np.int64)  # of the last run
+        self.cache = stack.options.get("cache", "float32")
         if options.get("prompted"):
             self.prompt = rng.integers(3, stack.vocabulary, (batch, length)).astype(np.int32)
             lengths = rng.integers(0, length + 1, (batch, 1))
@@ -540,6 +562,7 @@ class Call:
             min_p=cut.get("min_p", 0.0),
             rotations=1 if self.tables["rotation"] is None else len(self.tables["rotation"]),
             tokens_read=address(self.tokens_read),
+            cache=CACHES.index(self.cache),
         )
         self.tokens_read[...] = 0
         if listener is not None:
@@ -563,9 +586,10 @@ def check(problem: bytes | None) -> None:
 def assert_best(stack: Stack, call: Call, tokens: np.ndarray) -> None:
     """Each token is the best one after those before it, but for rounding; rows end once and are padded.
 
-    A number between two whole ones may become either: int8 has rounding of its own.
+    A number between two that a format has may become either.
     """
-    slack = 0.05 if stack.pack == "int8" else 1e-4
+    cache = stack.options.get("cache", "float32")
+    slack = 0.05 if "int8" in (stack.pack, cache) else 0.01 if cache == "bfloat16" else 1e-4
     for b, row in enumerate(tokens):
         following = stack.scores([START, *row[:-1]], call, b)
         for t, (token, scores) in enumerate(zip(row, following, strict=True)):

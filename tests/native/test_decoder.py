@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heed import _weights
 from heed._weights import WEIGHTS
 from heed.ops.core import description
 from tests.native.core import LIBRARY
 from tests.native.decoder import (
     ACTIVATIONS,
+    CACHES,
     END,
     PACKS,
     PAD,
@@ -129,6 +131,8 @@ CASES: dict[str, dict[str, Any]] = {
         "encoded_width": 0,
         "prompted": True,
     },
+    "bfloat16 cache": {"cache": "bfloat16", "value_dim": 5, "encoder": True, "rotary": True},
+    "int8 cache": {"cache": "int8", "kv_heads": 2, "head_dim": 6, "value_dim": 5, "window": 4},
     "a window of one": {"window": 1, "encoder": True},
     "prompted": {"prompted": True},
     "everything": {
@@ -200,6 +204,41 @@ def test_the_names_of_packs_follow_the_list_of_the_header() -> None:
     listed = tuple(re.findall(r'^ +DO\(\w+, "(\w+)"', text, re.MULTILINE))
     assert listed == WEIGHTS == PACKS
     assert all((native / "decoder" / "packs" / f"{name}.h").is_file() for name in listed)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_caches_keep_what_their_format_has(library: Any, cache: str) -> None:
+    """The keys and values of one layer, and so its log probabilities, are those of rounded numbers."""
+    options = {"encoded_width": 0, "layers": 1, "kv_heads": 2, "head_dim": 6, "value_dim": 5}
+    stack = Stack(np.random.default_rng(4), rotary=True, window=50, cache=cache, **options)
+    call = Call(stack, 3, 120, 0, rotary=True, prompted=True, sampling={"top_k": 1})
+    call.prompt[:] = stack.rng.integers(3, stack.vocabulary, call.prompt.shape)
+    lengths = (119, 64, 40)
+    for row, length in zip(call.prompt, lengths, strict=True):
+        row[length:] = PAD
+    scores = np.zeros((3, 1), np.float32)
+    first = call.run(library, stack, scores=scores, listener=lambda *_: False)
+    exact = np.zeros(3)
+    for kind in (cache, "float32"):
+        stack.options["cache"] = kind
+        for b, length in enumerate(lengths):
+            logits = stack.scores([START, *call.prompt[b, :length]], call, b)
+            most = logits.max()
+            exact[b] = logits[first[b, length]] - most - np.log(np.exp(logits - most).sum())
+        if kind == cache:
+            # A number between two that the format has may become either.
+            np.testing.assert_allclose(
+                scores[:, 0], exact, atol=1e-4 if cache == "float32" else 2e-3
+            )
+            rounded_error = np.abs(scores[:, 0] - exact).max()
+    # Rounding shows: a cache is of its format.
+    assert cache == "float32" or np.abs(scores[:, 0] - exact).max() > 2 * rounded_error
+
+
+def test_the_names_of_caches_follow_the_list_of_the_header() -> None:
+    text = (Path(__file__).parents[2] / "native/include/heed_decoder.h").read_text("utf-8")
+    (line,) = re.findall(r"define HEED_EACH_CACHE.*", text)
+    assert tuple(re.findall(r'"(\w+)"', line)) == _weights.CACHES == CACHES
 
 
 def test_an_encoder_has_a_pack_of_its_own(library: Any) -> None:
@@ -497,6 +536,8 @@ def test_rows_depend_neither_on_threads_nor_on_each_other(
     extras |= {"experts": 4, "top_k": 2, "normalized": True, "shared": True, "post_norms": True}
     stack = Stack(np.random.default_rng(5), **sizes, **(extras if encoder else {}))
     call = Call(stack, 23, 12, 9, masked=True, prompted=encoder, **search)
+    if encoder:
+        call.cache = "bfloat16" if "beams" in search else "int8"
     tokens = call.run(library, stack, threads=1)
     for threads in (1, 2, 3, 7, 64, -5, 1000):
         np.testing.assert_array_equal(call.run(library, stack, threads), tokens)
@@ -730,6 +771,9 @@ def faults() -> Iterator[tuple[str, Any, Any, str]]:
     yield "batch", None, decoding("batch", -1), "`batch` must be in [0,"
     yield "pad", None, decoding("pad_token", 20), "`pad_token` must be in [-1, 19]"
     yield "search", None, decoding("search", 7), "`search` must be in [0, 2]"
+    yield "cache", None, decoding("cache", 3), "`cache` must be in [0, 2]. Received: 3"
+    int8 = decodings(search=2, beams=2, cache=2)
+    yield "cache of beams", None, int8, "`cache` must not be int8 for a beam search"
     yield "beams", None, decoding("search", 2), "`beams` must be in [1, 32]"
     yield "results", None, decodings(search=2, beams=2, results=3), "`results` must be in [0, 2]"
     yield "uniform", None, decoding("search", 1), "`uniform` is missing"

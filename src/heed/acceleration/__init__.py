@@ -14,8 +14,9 @@ from typing import Any
 
 import keras
 
+from heed._config import one_of
 from heed._patching import Patch
-from heed._weights import WEIGHTS
+from heed._weights import CACHES, WEIGHTS
 from heed.acceleration import _models, _switch
 from heed.acceleration._patches import changes, check_keras
 from heed.acceleration.hub.modules import Hub
@@ -37,8 +38,8 @@ class Report:
     Attributes:
         keras: the version of Keras.
         implementation: the implementation of heed's ops, "native" or "portable".
-        scope: "everything", the names of the accelerated models, or "nothing"; with the weight formats of language
-            models, unless float32.
+        scope: "everything", the names of the accelerated models, or "nothing"; with the formats of language models,
+            unless float32.
         patched: the patched functions of Keras and KerasHub.
         calls: how often each layer or op ran on heed since acceleration began. A traced program counts when it is
             traced.
@@ -83,8 +84,8 @@ class Acceleration:
     >>> heed.decelerate()
     """
 
-    def __init__(self, model: Any, changed: bool, weights_before: str) -> None:
-        self._model, self._changed, self._weights_before = model, changed, weights_before
+    def __init__(self, model: Any, changed: bool, formats_before: _models.Formats) -> None:
+        self._model, self._changed, self._formats_before = model, changed, formats_before
 
     def __enter__(self) -> Acceleration:
         return self
@@ -95,12 +96,14 @@ class Acceleration:
                 _undo(self._model)
                 self._changed = False
             elif self._model is None or self._model in _models.accelerated:
-                _models.set_weights(self._model, self._weights_before)
+                _models.set_formats(self._model, self._formats_before)
 
     def report(self) -> Report:
         """Describes what is accelerated now, and which calls ran on heed."""
-        models = [f"model {model.name!r}{_named_weights(model)}" for model in _models.accelerated]
-        everywhere = [f"everything{_named_weights(None)}"] if _switch.enabled_everywhere else []
+        models = [
+            f"model {model.name!r}{_models.formats_of(model)}" for model in _models.accelerated
+        ]
+        everywhere = [f"everything{_models.formats_of(None)}"] if _switch.enabled_everywhere else []
         scope = ", ".join(everywhere or sorted(models)) or "nothing"
         patched = tuple(patch.label for patch in _installed)
         return Report(
@@ -116,12 +119,9 @@ class Acceleration:
         return f"<{self.report()}>"
 
 
-def _named_weights(model: Any) -> str:
-    weights = _models.weights_of(model)
-    return "" if weights == WEIGHTS[0] else f" ({weights} weights)"
-
-
-def accelerate(model: Any = None, *, weights: str = WEIGHTS[0]) -> Acceleration:
+def accelerate(
+    model: Any = None, *, weights: str = WEIGHTS[0], cache: str = CACHES[0]
+) -> Acceleration:
     """Runs the attention of Keras and KerasHub models on heed.
 
     Accelerates `keras.ops.dot_product_attention`, `keras.layers.MultiHeadAttention`, `GroupQueryAttention`,
@@ -140,8 +140,8 @@ def accelerate(model: Any = None, *, weights: str = WEIGHTS[0]) -> Acceleration:
     Args:
         model: a Keras model or layer to accelerate. Default: everything.
         weights: how `generate` of KerasHub's language models keeps the weights of dense layers: "float32", "bfloat16",
-            "int8" or "int4" (docs/keras.md). Everything else computes with the weights of the model. A second call
-            changes it.
+            "int8" or "int4" (docs/keras.md). Everything else computes with the weights of the model.
+        cache: how it keeps keys and values: "float32", "bfloat16" or "int8". A second call changes both.
 
     Returns:
         An `Acceleration`. As a context manager it undoes this call when it exits, unless the same was accelerated
@@ -150,7 +150,7 @@ def accelerate(model: Any = None, *, weights: str = WEIGHTS[0]) -> Acceleration:
     Raises:
         RuntimeError: if Keras is a version that heed cannot patch. Nothing is changed then.
         TypeError: if `model` is not a Keras layer or model.
-        ValueError: if `weights` is none of these, or `model` is no language model and it is not "float32".
+        ValueError: if `weights` or `cache` is none of these, or not "float32" for a model that is no language model.
 
     >>> import heed, keras, numpy as np
     >>> x = np.random.default_rng(0).normal(size=(1, 5, 2, 8)).astype("float32")
@@ -162,13 +162,13 @@ def accelerate(model: Any = None, *, weights: str = WEIGHTS[0]) -> Acceleration:
     """
     if model is not None and not isinstance(model, keras.layers.Layer):
         raise TypeError(f"`model` must be a Keras model or layer. Received: model={model!r}")
-    if weights not in WEIGHTS:
-        known = ", ".join(map(repr, WEIGHTS))
-        raise ValueError(f"`weights` must be one of {known}. Received: weights={weights!r}")
-    if weights != WEIGHTS[0] and model is not None and not is_language_model(model):
+    formats = _models.Formats(
+        one_of(WEIGHTS).check("weights", weights), one_of(CACHES).check("cache", cache)
+    )
+    if formats != _models.Formats() and model is not None and not is_language_model(model):
         raise ValueError(
-            "`weights` is for `generate` of KerasHub's language models; other models compute with the weights that "
-            f"they have. Received: weights={weights!r} for a {type(model).__name__}"
+            "`weights` and `cache` are for `generate` of KerasHub's language models; other models compute with what "
+            f"they have. Received: weights={weights!r}, cache={cache!r} for a {type(model).__name__}"
         )
     with _lock:
         if not _installed:
@@ -184,9 +184,9 @@ def accelerate(model: Any = None, *, weights: str = WEIGHTS[0]) -> Acceleration:
             _models.add(model)
         if changed:
             _models.change_scope()
-        weights_before = _models.weights_of(model)
-        _models.set_weights(model, weights)
-    return Acceleration(model, changed, weights_before)
+        formats_before = _models.formats_of(model)
+        _models.set_formats(model, formats)
+    return Acceleration(model, changed, formats_before)
 
 
 def decelerate(model: Any = None) -> None:
@@ -210,7 +210,7 @@ def _undo(model: Any) -> None:
     with _lock:
         if model is None:
             _switch.enabled_everywhere = False
-            _models.set_weights(None, WEIGHTS[0])
+            _models.set_formats(None, _models.Formats())
         elif model in _models.accelerated:
             _models.remove(model)
         _models.change_scope()

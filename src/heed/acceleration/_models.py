@@ -7,19 +7,33 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
 from heed._patching import Function, Patch, Replacement
-from heed._weights import WEIGHTS
+from heed._weights import CACHES, WEIGHTS
 from heed.acceleration import _switch
+
+
+class Formats(NamedTuple):
+    """How the decoder engine keeps numbers of a language model."""
+
+    weights: str = WEIGHTS[0]
+    cache: str = CACHES[0]
+
+    def __str__(self) -> str:
+        """Return those that are not the default, in brackets, after a space."""
+        named = zip(self, self._fields, Formats(), strict=True)
+        chosen = [f"{value} {name}" for value, name, default in named if value != default]
+        return f" ({', '.join(chosen)})" if chosen else ""
+
 
 # The models for which `accelerate` was called.
 accelerated: weakref.WeakSet[Any] = weakref.WeakSet()
-# The weight formats of the decoder engine that `accelerate` got: of these models, and of all others (None).
-_formats: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-_format_of_others = WEIGHTS[0]
+# What `accelerate` got: of these models, and of all others.
+_formats: weakref.WeakKeyDictionary[Any, Formats] = weakref.WeakKeyDictionary()
+_formats_of_others = Formats()
 # The programs that Keras keeps in a model, by the methods that make them.
 _PROGRAMS = {f"make_{name}_function": f"{name}_function" for name in ("train", "test", "predict")}
 # Of a model, the scope in which each of its programs was traced.
@@ -32,18 +46,18 @@ def is_enabled_for(model: Any) -> bool:
     return _switch.enabled_everywhere or model in accelerated
 
 
-def weights_of(model: Any) -> str:
-    """Return the weight format of a model; None stands for all that have none of their own."""
-    return _format_of_others if model is None else _formats.get(model, _format_of_others)
+def formats_of(model: Any) -> Formats:
+    """Return the formats of a model; None stands for all that have none of their own."""
+    return _formats_of_others if model is None else _formats.get(model, _formats_of_others)
 
 
-def set_weights(model: Any, weights: str) -> None:
-    """Set the weight format of a model, or of all that have none of their own."""
-    global _format_of_others
+def set_formats(model: Any, formats: Formats) -> None:
+    """Set the formats of a model, or of all that have none of their own."""
+    global _formats_of_others
     if model is None:
-        _format_of_others = weights
+        _formats_of_others = formats
     else:
-        _formats[model] = weights
+        _formats[model] = formats
 
 
 def add(model: Any) -> None:

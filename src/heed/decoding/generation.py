@@ -10,6 +10,7 @@ import keras
 from keras import ops
 
 from heed._config import takes_options
+from heed._weights import CACHES_OF_BEAMS
 from heed.decoding import engine
 from heed.decoding.beam import beam_search
 from heed.decoding.decodable import Decodable, missing_names
@@ -148,10 +149,17 @@ def make_request(model: Decodable, source: Any, prompt: Any, given: Mapping[str,
             options, method="beam", beam_size=1, length_penalty=0.0, coverage_penalty=0.0
         )
     reasons = engine.unsupported_reasons(model, options.to_dict())
-    if reasons and options.weights != "float32":
+    for name in ("weights", "cache"):
+        if reasons and getattr(options, name) != "float32":
+            raise ValueError(
+                f'`{name}` must be "float32" where the engine does not decode: {"; ".join(reasons)}. '
+                f"Received: {name}={getattr(options, name)!r}"
+            )
+    if options.method == "beam" and options.cache not in CACHES_OF_BEAMS:
+        allowed = " or ".join(map(repr, CACHES_OF_BEAMS))
         raise ValueError(
-            f'`weights` must be "float32" where the engine does not decode: {"; ".join(reasons)}. '
-            f"Received: weights={options.weights!r}"
+            f"`cache` must be {allowed} for a beam search, and for scores of a greedy one. "
+            f"Received: cache={options.cache!r}"
         )
     if options.method == "sample":
         # The only randomness, drawn before the loop: a number for each row and step.

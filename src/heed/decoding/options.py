@@ -25,7 +25,7 @@ from heed._config import (
     optional,
 )
 from heed._numbers import check_integer, check_real
-from heed._weights import WEIGHTS
+from heed._weights import CACHES, WEIGHTS
 
 METHODS = ("greedy", "beam", "sample")
 _MOST_PENALTY = 1e30  # a log probability divided by more is lost in float32
@@ -91,9 +91,9 @@ class DecodingConfig(Config):
     weights: str = _option(
         "float32", one_of(WEIGHTS), "storage of weights", server=True,
         details='The format of the weights of dense layers: "float32"; or, in the engine only, "bfloat16", half the '
-        'memory, multiplied in float32, or "int8", a quarter: whole numbers in [-127, 127] times a factor for each '
-        "output, multiplied with activations that are rounded in the same way, with a factor for each token. The "
-        "weights of the model stay as they are.")
+        'memory, multiplied in float32; "int8", about a quarter, or "int4", about an eighth: whole numbers times a '
+        "factor for each 32 inputs of an output, multiplied with activations that are rounded to 8 bits in blocks of "
+        "32. The weights of the model stay as they are.")
     # fmt: on
 
 
@@ -108,6 +108,12 @@ class GenerateOptions(DecodingConfig):
     use_cache: bool = _option(
         True, FLAG, "whether to keep keys and values",
         details="False reads the whole target again in each step: the same result, slower.")
+    cache: str = _option(
+        "float32", one_of(CACHES), "storage of keys and values",
+        details='The format of the keys and values that the decoder keeps of its own tokens: "float32"; or, in the '
+        'engine only, "bfloat16", half the memory, rounded to 8 bits, or "int8", about a quarter: whole numbers in '
+        "[-127, 127] times a factor, of keys one for each feature of 32 positions, of values one for each token and "
+        'head. "int8" is not for a beam search, nor for the scores of a greedy one, which is a beam of one.')
     num_results: int | None = _option(
         None, optional(_ROWS), "N, the number of targets for each source",
         details="Of a beam search at most `beam_size`: its best ones, best first, cut ones after those that have "

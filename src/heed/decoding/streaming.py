@@ -79,7 +79,10 @@ def stream(
     """
     if isinstance(made := _generate_function(model), Streaming):
         given = {"prompt": prompt, **options}
-        _require_defaults(given, "the sampler of a KerasHub model chooses its tokens")
+        _require_defaults(
+            given,
+            "the sampler of a KerasHub model chooses its tokens, and heed.accelerate has its formats",
+        )
         return made.stream(source, max_length=max_length, stop_token_ids=stop_token_ids)
     _require_defaults({"stop_token_ids": stop_token_ids}, "only models of KerasHub have it")
     if options.get("method") == "beam":

@@ -18,6 +18,7 @@ from keras import ops
 from keras.distribution import distribution
 
 from heed._patching import Function, set_here
+from heed._weights import CACHES_OF_BEAMS
 from heed.acceleration import _models, _switch
 from heed.acceleration.hub import quantised
 from heed.acceleration.hub._cache_readers import PACKAGE
@@ -210,8 +211,8 @@ class _NoRoomError(LeftToKerasError):
 def _prepare(model: Any, inputs: Any, stop_token_ids: Any) -> _Call:
     for reason in _reasons():
         raise LeftToKerasError(reason)
-    description = describe(model)
-    stack = replace(description.stack, weights=_models.weights_of(model))
+    description, formats = describe(model), _models.formats_of(model)
+    stack = replace(description.stack, weights=formats.weights)
     quantised.check(stack, stack.weights)
     description = replace(description, stack=stack)
     device = _device_of(variables_of(description.stack.embedding)[0].value)
@@ -224,8 +225,11 @@ def _prepare(model: Any, inputs: Any, stop_token_ids: Any) -> _Call:
         description.vocabulary,
         prompts.stops or (),
     )
+    search = replace(search, cache=formats.cache)
     if search.method == "beam" and prompts.lengths.min() < prompts.lengths.max():
         raise LeftToKerasError("the prompts of a beam search differ in length")
+    if search.method == "beam" and search.cache not in CACHES_OF_BEAMS:
+        raise LeftToKerasError(f"a beam search has no cache of {search.cache}")
     engine = keep(model, ("hub", _key_of(description)), lambda: Engine(description))
     engine.prepare(search.length)  # which may raise, before the sampler's seed moves on
     return _Call(prompts, search, engine, description.returned)

@@ -64,6 +64,7 @@ def _make_search(config: Any, options: dict[str, Any], results: int) -> Search:
         method=method,
         beam_size=options.get("beam_size", 1),
         return_scores=options["return_scores"],
+        cache=options["cache"],
         numbers=own,
     )
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from heed._weights import WEIGHTS
+from heed._weights import CACHES, WEIGHTS
 from heed.ops.core import description
 from heed.ops.core.description import (
     ACTIVATIONS,
@@ -186,6 +186,7 @@ class Decoding(Structure):
         ("rotations", c_int32),
         ("tokens_read", c_void_p),
         ("min_p", c_double),
+        ("cache", c_int32),
     )
 
 
@@ -513,5 +514,6 @@ def describe_search(search: Search) -> Decoding:
         beams=search.beam_size,
         results=search.results,
         stop_count=len(search.stop_tokens),
+        cache=CACHES.index(search.cache),
         **search.numbers,
     )

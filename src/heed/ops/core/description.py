@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
-from heed._weights import WEIGHTS
+from heed._weights import CACHES, WEIGHTS
 
 # The activations of an engine, by Keras' names.
 # "gelu_tanh" is its `gelu(x, approximate=True)`; "quick_gelu", which Keras has not, is x sigmoid(1.702 x).
@@ -284,6 +284,7 @@ class Search:
         return_scores: whether to return their scores; a greedy search has none.
         stop_tokens: more tokens that end a row, after its prompt. A beam search ends when all hypotheses hold one.
         numbers: other fields of `HeedDecoding` by name, such as the `temperature` of samples; 0 if not given.
+        cache: the format of cached keys and values, one of `CACHES`.
     """
 
     length: int
@@ -296,3 +297,4 @@ class Search:
     return_scores: bool = False
     stop_tokens: tuple[int, ...] = ()
     numbers: Mapping[str, float] = field(default_factory=dict)
+    cache: str = field(default="float32", metadata={"names": CACHES})
