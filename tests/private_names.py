@@ -110,8 +110,9 @@ NAMES = {
     "tests.private_names:layer_of_hub('BLOOM')": "_mlp_intermediate_dense _mlp_output_dense _post_attention_layernorm "
     "_pre_attention_layernorm _self_attention_layer",
     "tests.private_names:layer_of_hub('BLOOM')._self_attention_layer": "_alibi_layer",
-    "tests.private_names:layer_of_hub('GPT-2')": "_feedforward_dropout _feedforward_intermediate_dense "
-    "_feedforward_layer_norm _feedforward_output_dense _self_attention_dropout _self_attention_layer_norm",
+    "tests.private_names:layer_of_hub('GPT-2')": "_cross_attention_layer _feedforward_dropout "
+    "_feedforward_intermediate_dense _feedforward_layer_norm _feedforward_output_dense _self_attention_dropout "
+    "_self_attention_layer_norm",
     "tests.private_names:layer_of_hub('GPT-NeoX')._self_attention_layer": "_qkv_dense",
     "tests.private_names:layer_of_hub('GPT-OSS').self_attention_layer": "_head_dim _rotary_dim",
     "tests.private_names:layer_of_hub('Llama')": "_feedforward_gate_dense _feedforward_layernorm "

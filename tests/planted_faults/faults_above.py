@@ -44,9 +44,23 @@ FAULTS = (
     Fault(
         "gradients of grouped heads take the values of other heads",
         f"{_INSPECT}/_observed.py",
-        "value = ops.repeat(value, self.sizes[1] // value.shape[1], axis=1)",
-        "value = ops.tile(value, (1, self.sizes[1] // value.shape[1], 1, 1))",
+        "return ops.repeat(value, self.sizes[1] // value.shape[1], axis=1)",
+        "return ops.tile(value, (1, self.sizes[1] // value.shape[1], 1, 1))",
         (f"{_OF_INSPECT}/test_interventions.py",),
+    ),
+    Fault(
+        "an attribution forgets that a normalisation subtracts the mean",
+        f"{_INSPECT}/_attribution.py",
+        "return self._centre(self._factor * self._scale * g)",
+        "return self._factor * self._scale * g",
+        (f"{_OF_INSPECT}/test_attribution.py",),
+    ),
+    Fault(
+        "an induction head looks at the same token, not behind it",
+        f"{_INSPECT}/_circuits.py",
+        "after[:, :, 1:] = same[:, :, :-1]",
+        "after[:] = same",
+        (f"{_OF_INSPECT}/test_attribution.py",),
     ),
     Fault(
         "exportable attention gives an empty row the mean of all values",

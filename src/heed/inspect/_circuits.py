@@ -174,8 +174,9 @@ def repeated_tokens(
     Returns:
         (B, 2 length), or (B, 1 + 2 length).
 
-    >>> repeated_tokens(50, 3, first=0)
-    array([[ 0, 42, 33, 13, 42, 33, 13]])
+    >>> tokens = repeated_tokens(50, 3, first=0)
+    >>> tokens.shape, int(tokens[0, 0]), (tokens[0, 1:4] == tokens[0, 4:]).tolist()
+    ((1, 7), 0, [True, True, True])
     """
     vocabulary = check_integer("vocabulary", vocabulary, least=2)
     length, batch = check_integer("length", length, least=1), check_integer("batch", batch, least=1)
