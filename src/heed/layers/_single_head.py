@@ -55,7 +55,7 @@ class SingleHeadAttention(AttentionLayer):
         """Checks the shapes and creates the variables, if there are any."""
         query, _, key = self._check_shapes(query_shape, value_shape, key_shape)
         self._widths = {"query": query[-1], "key": key[-1]}
-        score_functions.build(self._score_function)
+        score_functions.build(getattr(self, "_score_function", None))  # subclasses may take one
         self._build_scores(query[-1], key[-1])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
