@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,12 @@ from keras import ops
 
 from heed import Mask
 from heed.decoding.engine import unsupported_reasons
-from heed.layers import DotProductAttention, MultiHeadAttention, TransformerEncoderLayer
+from heed.layers import (
+    AdditiveAttention,
+    DotProductAttention,
+    MultiHeadAttention,
+    TransformerEncoderLayer,
+)
 from heed.models import LanguageModel, LanguageModelConfig
 
 X = np.random.default_rng(0).normal(size=(2, 6, 16)).astype("float32")
@@ -34,23 +40,31 @@ def near(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
     return score - 0.3 * ops.abs(query - key)
 
 
+MULTI_HEAD = functools.partial(MultiHeadAttention, 4, 4)
+ADDITIVE = functools.partial(AdditiveAttention, 8)
+
+
 def to_numpy(x: Any) -> np.ndarray:
     return np.asarray(ops.convert_to_numpy(ops.stop_gradient(x)))
 
 
 @pytest.mark.parametrize(
-    ("function", "weights"),
+    ("make", "function", "weights"),
     [
-        (near, 8),
-        ("test_score_functions>near", 8),
-        (Temperature(), 9),
-        ("test_score_functions>Temperature", 9),
+        (MULTI_HEAD, near, 8),
+        (MULTI_HEAD, "test_score_functions>near", 8),
+        (MULTI_HEAD, Temperature(), 9),
+        (MULTI_HEAD, "test_score_functions>Temperature", 9),
+        (DotProductAttention, Temperature(), 1),
+        (ADDITIVE, "test_score_functions>Temperature", 5),
     ],
-    ids=["function", "name of a function", "layer", "name of a layer"],
+    ids=["function", "name of a function", "layer", "name of a layer", "one head", "additive"],
 )
-def test_a_model_is_saved_with_its_function(function: Any, weights: int, tmp_path: Path) -> None:
+def test_a_model_is_saved_with_its_function(
+    make: Any, function: Any, weights: int, tmp_path: Path
+) -> None:
     inputs = keras.Input((6, 16))
-    output = MultiHeadAttention(4, 4, score_mod=function)(inputs, inputs)
+    output = make(score_mod=function)(inputs, inputs)
     model = keras.Model(inputs, output)
     for x in model.weights:
         x.assign(np.random.default_rng(1).normal(size=x.shape))
@@ -74,6 +88,17 @@ def test_a_layer_with_a_function_is_the_layer_with_its_bias() -> None:
         X, X, attention_mask=Mask.where(lambda b, h, q, k: k <= q)
     )
     assert single.shape == X.shape
+
+
+def test_additive_attention_takes_a_function() -> None:
+    layer, plain = ADDITIVE(score_mod=near), ADDITIVE()
+    _, scores = layer(X, X, return_attention_scores=True)
+    plain.build(X.shape, X.shape)
+    plain.set_weights(layer.get_weights())
+    _, wanted = plain(X, X, return_attention_scores=True)
+    wanted = to_numpy(wanted) * np.exp(-0.3 * abs(np.arange(6)[:, None] - np.arange(6)))
+    wanted /= wanted.sum(-1, keepdims=True)
+    np.testing.assert_allclose(to_numpy(scores), wanted, atol=2e-6, rtol=1e-5)
 
 
 def test_with_a_cache_queries_keep_their_positions() -> None:

@@ -11,7 +11,7 @@ import keras
 from keras import ops
 
 from heed._numbers import check_integer, check_real
-from heed.layers import _cache, masks
+from heed.layers import _cache, masks, score_functions
 from heed.layers._cache import Cache
 from heed.layers._projections import clone_initializer
 from heed.layers.attend import dropout_options, one_head, pack_outputs
@@ -55,6 +55,7 @@ class SingleHeadAttention(AttentionLayer):
         """Checks the shapes and creates the variables, if there are any."""
         query, _, key = self._check_shapes(query_shape, value_shape, key_shape)
         self._widths = {"query": query[-1], "key": key[-1]}
+        score_functions.build(getattr(self, "_score_function", None))  # subclasses may take one
         self._build_scores(query[-1], key[-1])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

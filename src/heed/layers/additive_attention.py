@@ -7,7 +7,9 @@ from typing import Any
 import keras
 
 from heed._numbers import check_integer
+from heed.layers import score_functions
 from heed.layers._single_head import SingleHeadAttention
+from heed.layers.layer_config import LayerConfig
 
 
 @keras.saving.register_keras_serializable(package="heed")
@@ -30,6 +32,9 @@ class AdditiveAttention(SingleHeadAttention):
         kernel_regularizer, bias_regularizer: of W_q, W_k and v, and of b.
         kernel_constraint, bias_constraint: of W_q and W_k, and of b.
         seed: int, seed of the dropout. Default: drawn.
+        score_mod: changes each score: a function (score, batch, head, query, key), a layer, the registered name of
+            one, or None. `head` is 0, and so is `query` for a single state. Such scores are computed by the portable
+            form. Default None.
         **kwargs: `name`, `dtype` and the like, as for every Keras layer.
 
     Call arguments:
@@ -76,9 +81,12 @@ class AdditiveAttention(SingleHeadAttention):
         kernel_constraint: Any = None,
         bias_constraint: Any = None,
         seed: int | None = None,
+        score_mod: Any = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(dropout=dropout, seed=seed, **kwargs)
+        self.score_mod = LayerConfig(score_mod=score_mod).score_mod
+        self._score_function = score_functions.resolve(self.score_mod)
         self.units = check_integer("units", units, least=1)
         self.use_bias = use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
@@ -119,4 +127,5 @@ class AdditiveAttention(SingleHeadAttention):
 
     def _score(self) -> dict[str, Any]:
         bias = None if self.bias is None else keras.ops.convert_to_tensor(self.bias)
-        return {"score_vector": keras.ops.convert_to_tensor(self.score_vector), "bias": bias}
+        vector = keras.ops.convert_to_tensor(self.score_vector)
+        return {"score_vector": vector, "bias": bias, "score_mod": self._score_function}

@@ -176,6 +176,24 @@ def test_captured_arrays_may_change_from_call_to_call() -> None:
     np.testing.assert_array_equal(to_numpy(first), to_numpy(again))
 
 
+def test_a_bias_as_a_function_is_the_bias() -> None:
+    """Its gradient is summed in place, a square of pairs at a time."""
+    rng = np.random.default_rng(0)
+    sizes = [(2, 70, 8, 4)] * 3 + [(8, 70, 70)]
+    given = [ops.convert_to_tensor(rng.normal(size=size).astype("float32")) for size in sizes]
+    given = [x.requires_grad_() for x in given] if BACKEND == "torch" else given
+
+    def by_function(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        change = lambda score, b, n, i, j: score + bias[n, i, j]  # noqa: E731
+        return ops.sum(ops.square(dot_product_attention(q, k, v, score_mod=change)))
+
+    def by_option(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        return ops.sum(ops.square(dot_product_attention(q, k, v, bias=bias[None])))
+
+    with heed.set_implementation("native"):
+        assert_alike(gradients(by_function, given), gradients(by_option, given))
+
+
 @pytest.mark.skipif(BACKEND != "torch", reason="PyTorch alone says which arrays need gradients")
 def test_frozen_captured_arrays_cost_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     from heed.ops.backends.torch.native import call
