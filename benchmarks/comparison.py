@@ -88,7 +88,7 @@ def _readable(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
 
 
-def attempt(what: str, rows: Iterator[Row]) -> Iterator[Row | str]:
+def attempt(what: str, rows: Iterator[Row | str]) -> Iterator[Row | str]:
     """The rows; if one fails, what it was and why instead of the rest."""
     try:
         yield from rows

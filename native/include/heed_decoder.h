@@ -32,10 +32,10 @@ enum HeedActivation {
 //             / 127, as float16 times a power of two; inputs are rounded likewise, with float32 factors. Sums of a
 //             block are exact.
 //   INT4      the same, of integers in [-8, 7] and the weight of largest magnitude / -8
-#define HEED_EACH_PACK(DO)   \
-  DO(FLOAT32, "float32")     \
-  DO(BFLOAT16, "bfloat16")   \
-  DO(INT8, "int8")           \
+#define HEED_EACH_PACK(DO) \
+  DO(FLOAT32, "float32")   \
+  DO(BFLOAT16, "bfloat16") \
+  DO(INT8, "int8")         \
   DO(INT4, "int4")
 
 // HEED_PACK_FLOAT32 = 0 and so on.

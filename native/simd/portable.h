@@ -197,7 +197,7 @@ struct WholeSums {
 };
 
 // Products of bytes are not portable. A header beside this one may define
-//   DotBytes     products that some machines have, with a macro HEED_DOT_BYTES, the attribute of functions that use them
+//   DotBytes     products that some machines have, with a macro HEED_DOT_BYTES, the attribute of functions with them
 //   PairBytes    products that all machines have, with an empty macro HEED_PAIR_BYTES; PairNibbles, of weights in
 //                [0, 15], up to 32 of them; and PairWords, of 16 bits
 // They derive from WholeSums, and have of these members:

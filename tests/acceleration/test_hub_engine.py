@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import heed
-from heed.acceleration.hub import families, generation, recognition
+from heed._weights import WEIGHTS
+from heed.acceleration.hub import families, generation, quantised, recognition
 from heed.acceleration.hub._fingerprints import FINGERPRINTS
 from heed.models import stream
-from heed.ops.core.description import Search
+from heed.ops.core.description import Search, resolve
 from tests.acceleration import hub_models
 from tests.acceleration.hub_models import (
     ASK_A_TENSOR,
@@ -197,6 +198,60 @@ def test_weights_of_another_format() -> None:
     ):
         with pytest.raises(ValueError, match=problem):
             heed.accelerate(model, weights=weights)
+
+
+@pytest.mark.parametrize(
+    ("mode", "block", "formats"),
+    [("int8", None, ["int8"]), *slow([("int4", -1, ["int8", "int4"])]), ("int4", 32, ["int8"])],
+)
+@pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
+def test_the_integers_of_keras_are_taken(mode: str, block: int | None, formats: list[str]) -> None:
+    """They are the weights of before, rounded; a format that computes otherwise than Keras is left to KerasHub."""
+    model = make("Llama", hidden_dim=64)
+    before = families.describe(model).stack
+    kernels, table = [to_array(x.kernel) for x in dense_of(before)], to_array(before.embedding)
+    config = keras.quantizers.Int4QuantizationConfig(block_size=block) if block else None
+    model.quantize(mode, config=config)
+    stack = families.describe(model).stack
+    for dense, kernel in zip(dense_of(stack), kernels, strict=True):
+        given = dense.kernel
+        whole, factors = (resolve(x, to_array) for x in (given.whole, given.factors))
+        whole = whole.reshape(factors.shape[1], -1).T if dense.transposed else whole
+        whole = whole.reshape(-1, factors.shape[1]).astype(float)
+        expected = kernel.reshape(len(kernel), -1).T if dense.transposed else kernel
+        factors = factors[np.arange(len(whole)) // given.group]
+        # Half a step; of a group whose zero point is rounded, too, one.
+        assert (abs(whole * factors - expected.reshape(whole.shape)) <= 1.01 * abs(factors)).all()
+    for weights in WEIGHTS:
+        if weights in formats or (weights not in quantised.MODES and not rounds_inputs(stack)):
+            quantised.check(stack, weights)
+        else:
+            with pytest.raises(recognition.LeftToKerasError, match=r"quantised and|more than 4"):
+                quantised.check(stack, weights)
+    # At most a step, of 127 or of 15 for numbers of both signs.
+    limit = abs(table).max() / (100 if mode == "int8" else 6)
+    assert abs(resolve(stack.embedding, to_array) - table).max() <= limit
+
+
+def to_array(variable: Any) -> np.ndarray:
+    return np.array(keras.ops.convert_to_numpy(variable))
+
+
+def dense_of(stack: Any) -> list[Any]:
+    """The first layer's dense layers, and the one to the logits."""
+    layer, attention = stack.layers[0], stack.layers[0].self_attention
+    names = ("query", "key", "value", "output")
+    return [
+        *(getattr(attention, x) for x in names),
+        layer.hidden,
+        layer.up,
+        layer.back,
+        stack.logits,
+    ]
+
+
+def rounds_inputs(stack: Any) -> bool:
+    return any(dense.kernel.rounds_inputs for dense in dense_of(stack))
 
 
 def test_weights_that_change() -> None:

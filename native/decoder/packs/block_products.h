@@ -1,6 +1,6 @@
 // Products of whole numbers. blocks.h includes this file once for each way in which the instruction set multiplies:
-// HEED_BYTES is its struct in simd/, HEED_BYTES_TARGET the attribute of functions that use it. A step of a product takes
-// four bytes of a row and four of each column: four numbers of a byte, or two of 16 bits.
+// HEED_BYTES is its struct in simd/, HEED_BYTES_TARGET the attribute of functions that use it. A step of a product
+// takes four bytes of a row and four of each column: four numbers of a byte, or two of 16 bits.
 
 namespace heed {
 namespace HEED_ISA {

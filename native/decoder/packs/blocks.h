@@ -1,15 +1,15 @@
 // What the formats of whole numbers in blocks share. A block is 32 inputs of a column: whole numbers of few bits times
-// a factor, a float16, and times a factor of the column. Rows are rounded to whole numbers in [-127, 127], with a factor
-// for each block. Sums within a block are exact, and those of blocks are added in order: every instruction gives the
-// same ones but for the rounding of multiply-adds.
+// a factor, a float16, and times a factor of the column. Rows are rounded to whole numbers in [-127, 127], with a
+// factor for each block. Sums within a block are exact, and those of blocks are added in order: every instruction gives
+// the same ones but for the rounding of multiply-adds.
 //
 // The weights of inputs 4 k .. 4 k + 3 of a column are adjacent, as byte instructions need them: a step. A block of a
 // panel holds the steps of all its columns, one step after the other, and then the factors of its columns. Inputs are
 // padded to whole blocks: rows have zeros there. Behind the panels are the factors of the columns, and those of inputs.
 //
-// A channel of which rows hold large numbers, and whose weights make up for it, would take the precision of its block on
-// both sides. So inputs whose weights are far below the median of their block are divided by a power of two, and their
-// weights multiplied by it. That adds no error: the largest number of a block of a row does not grow.
+// A channel of which rows hold large numbers, and whose weights make up for it, would take the precision of its block
+// on both sides. So inputs whose weights are far below the median of their block are divided by a power of two, and
+// their weights multiplied by it. That adds no error: the largest number of a block of a row does not grow.
 #pragma once
 
 #include "panels.h"
@@ -105,13 +105,16 @@ struct Blocks {
     return added;
   }
 
-  // Sets the factors of the inputs.
+  // Sets the factors of the inputs, by a sample of the outputs.
   template <class Each>
   void prepare(const PackedDense& to, const Each& each) const {
     bool is_given = false;
+    const int stride = 1 + (to.outputs - 1) / 256;
+    int column = 0;
     each([&](const auto& weight) {
-      for (int64_t k = 0; k < to.inputs; ++k) input_factor[k] += __builtin_fabsf(weight(k));
       is_given = is_given || weight.kWhole;
+      if (column++ % stride == 0)
+        for (int64_t k = 0; k < to.inputs; ++k) input_factor[k] += __builtin_fabsf(weight(k));
     });
     for (int b = 0; b < count; ++b) {
       float* of_block = input_factor + b * kBlock;
@@ -206,9 +209,7 @@ struct Blocks {
 };
 
 // The factors of some columns of a block.
-HEED_INLINE Vector<float> block_factors(const char* from) {
-  return load_wide(reinterpret_cast<const Float16*>(from));
-}
+HEED_INLINE Vector<float> block_factors(const char* from) { return load_wide(reinterpret_cast<const Float16*>(from)); }
 
 // How a product reads a panel: `kBytes` of a block of a column, where the factors are the last two, and `kSteps` steps
 // of a row's block, kTogether of them from each vector of weights.
@@ -289,7 +290,8 @@ inline void byte_product(const Blocks<Format>& dense, int first, Matrix x, int r
 #endif
 
 #ifdef HEED_PAIR_BYTES
-// The same of bytes, from rows of words. Weights are widened a few inputs at a time: they stay in the first-level cache.
+// The same of bytes, from rows of words. Weights are widened a few inputs at a time: they stay in the first-level
+// cache.
 template <class Format>
 inline void word_product(const Blocks<Format>& dense, int first, Matrix x, int rows, Matrix y, int columns) {
   typedef int16_t Shorts __attribute__((vector_size(HEED_VECTOR_BYTES)));
@@ -309,8 +311,8 @@ inline void word_product(const Blocks<Format>& dense, int first, Matrix x, int r
       __builtin_memcpy(to, from, static_cast<size_t>(2 * columns));
       to += 2 * columns, from += 2 * columns;
     }
-    block_panel<WordSteps, 0, false>(PairWords{}, x, rows, wide, {b, end, dense.count, dense.factor + first}, y, columns,
-                                     nullptr);
+    block_panel<WordSteps, 0, false>(PairWords{}, x, rows, wide, {b, end, dense.count, dense.factor + first}, y,
+                                     columns, nullptr);
   }
 }
 #endif
@@ -333,7 +335,8 @@ inline void whole_product(const Blocks<Format>& dense, int first, Matrix x, int 
           for (int j = 0; j < Steps::kTogether; ++j)
             for (int i = 0; i < kStep; ++i) {
               const I whole = (I)((Words)steps[j] << (24 - 8 * i)) >> 24;
-              store(wide + ((step + j) * kStep + i) * columns + c, __builtin_convertvector(whole - added, Vector<float>));
+              store(wide + ((step + j) * kStep + i) * columns + c,
+                    __builtin_convertvector(whole - added, Vector<float>));
             }
         }
       for (int c = 0; c < columns; c += kLanes<float>) store(factors + c, block_factors(from + 2 * c));
@@ -372,7 +375,8 @@ struct BlockPack {
     Blocks<Format>(to).pack(weight, to, column);
   }
 
-  BlockPack(const PackedDense& d, Matrix from, int count) : dense(d), x(from), rows(count), of_words(takes_words(count)) {
+  BlockPack(const PackedDense& d, Matrix from, int count)
+      : dense(d), x(from), rows(count), of_words(takes_words(count)) {
     for (int r = 0; r < rows; ++r)
       if (of_words)
         round_row<int16_t>(x, r, d.inputs, dense.input_factor);

@@ -50,7 +50,9 @@ struct Matrix {
   HEED_INLINE Matrix from(int64_t row) const { return {data + row * stride, stride}; }
   HEED_INLINE float* room(int64_t row) const { return data + row * stride + stride / 2; }
 
-  static int64_t stride_of(int64_t numbers) { return 2 * round_up(int64_t{blocks_of(numbers)} * kBlockRoom, kLanes<float>); }
+  static int64_t stride_of(int64_t numbers) {
+    return 2 * round_up(int64_t{blocks_of(numbers)} * kBlockRoom, kLanes<float>);
+  }
 };
 
 // The weights of one output, by their inputs.
