@@ -688,6 +688,7 @@ def test_gradients_of_all_variables() -> None:
         for fast in (False, True):
             if fast:
                 heed.accelerate()
+            layer(*arguments)  # builds it
             _, pull = vjp(
                 lambda layer=layer, arguments=arguments: keras.ops.sum(layer(*arguments) ** 2),
                 variables=layer.trainable_variables,

@@ -89,7 +89,7 @@ main([*words[:2], "--port", sys.stdin.readline(), "--timeout", "60"])
         assert line.startswith(f"serving {', '.join(names)} at http://127.0.0.1:"), (
             process.stderr.read()
         )
-        url = line.split()[5]
+        (url,) = (word for word in line.split() if word.startswith("http:"))
         port = int(url.split(":")[2].strip("/"))
         body = json.dumps({"texts": ["12"], "run": "b", "language": "de"}).encode()
         request = urllib.request.Request(

@@ -937,6 +937,7 @@ class EncodesInALoop(Transformer):
         return {**memory, "encoded": memory["encoded"] + more}
 
 
+@on_tensorflow
 def test_an_encoder_with_loops_and_branches_is_compiled():
     model = EncodesInALoop(small_model().config)
     assert explain_generate(model).implementation == "engine"

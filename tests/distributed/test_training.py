@@ -41,18 +41,18 @@ def test_two_workers_take_the_steps_of_one(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     for name in ONE_THREAD:
         monkeypatch.setenv(name, "1")
-    words = ["train", "numbers", *TINY, "--languages", "en", "--steps", "20", "--dropout", "0"]
+    words = ["train", "numbers", *TINY, "--languages", "en", "--steps", "6", "--dropout", "0"]
     assert cli.main([*words, "--run", "one"]) == 0
     capfd.readouterr()
     assert cli.main([*words, "--run", "two", *TWO]) == 0
     out, err = capfd.readouterr()
-    assert "trained 20 steps in" in out
+    assert "trained 6 steps in" in out
     assert "the run: two" in out
-    assert "step 20/20  loss" in err
+    assert "step 6/6  loss" in err
     np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), atol=1e-5)
     logs = tmp_path / "two" / "logs"
     assert sorted(path.name for path in logs.iterdir()) == ["worker-0.log", "worker-1.log"]
-    assert "20 steps of 4 pairs" in (logs / "worker-1.log").read_text()
+    assert "6 steps of 4 pairs" in (logs / "worker-1.log").read_text()
     assert RunFolder.open("two").config == RunFolder.open("one").config
 
 

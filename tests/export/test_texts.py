@@ -118,7 +118,7 @@ def read_by_graph(ops, line):
 
 
 @pytest.fixture(
-    scope="module", params=["subword", "word", "character", "bytes", *slow(["bpe-bytes", "spaces"])]
+    scope="module", params=["subword", "bytes", *slow(["word", "character", "bpe-bytes", "spaces"])]
 )
 def readers(request, tmp_path_factory):
     """A task, and its model and graph."""

@@ -149,7 +149,7 @@ def test_a_recurrent_decoder_trains():
             return self.out(state)
 
     model = Decoder()
-    model.compile("adam", "mse", jit_compile=False)
+    model.compile(keras.optimizers.Adam(0.01), "mse", run_eagerly=True)
     x = randoms((16, 5, 8))[0]
     losses = model.fit(x, x.mean((1, 2))[:, None], epochs=10, verbose=0).history["loss"]
     assert losses[-1] < losses[0]

@@ -429,7 +429,7 @@ def test_the_ops_take_dilation(heads_first: bool) -> None:
 def test_malformed_ops_end_in_errors() -> None:
     """In a process of its own: see `fuzz_ops.py`."""
     child = subprocess.run(
-        [sys.executable, "-m", "tests.native.fuzz_ops", "0", "100"],
+        [sys.executable, "-m", "tests.native.fuzz_ops", "0", "60"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -437,4 +437,4 @@ def test_malformed_ops_end_in_errors() -> None:
     )
     last = child.stdout.splitlines()[-1:]
     assert child.returncode == 0, f"status {child.returncode} at {last}: {child.stderr[-2000:]}"
-    assert 12 < int(last[0].split()[0]) < 88  # some are right, some are not
+    assert 7 < int(last[0].split()[0]) < 53  # some are right, some are not
