@@ -876,8 +876,8 @@ FAULTS = (
     Fault(
         "each batch draws the same numbers",
         f"{_SEQ2SEQ}/options/decoding.py",
-        "self.seed + batch",
-        "self.seed",
+        'own["seed"] += batch',
+        "pass",
         (
             f"{_OF_SEQ2SEQ}/options/test_decoding.py",
             f"{_OF_SEQ2SEQ}/translating/test_several_translations.py",
