@@ -206,6 +206,8 @@ LIMITS = {
     "A change of the score": 9,
     "An operation of score functions": 4,
     "A mask rule": 4,
+    "An option of decoding": 5,
+    "An option of training": 2,
     "A weight format of the engine": 4,
     "A backend": 2,
     "An export format": 3,
@@ -249,6 +251,15 @@ def test_the_example_of_a_layer_option_touches_the_listed_files():
     text = EXTENDING.read_text(encoding="utf-8")
     (option,) = re.findall(r"^`(\w+)` is the example", text, re.MULTILINE)
     assert sorted(listed_files("A layer option")) == sources_with(option)
+
+
+@pytest.mark.parametrize("option", ["min_p", "top_p"])
+def test_an_option_of_decoding_touches_the_listed_files(option):
+    assert sorted(listed_files("An option of decoding")) == sources_with(option)
+
+
+def test_an_option_of_training_touches_the_listed_files():
+    assert sorted(listed_files("An option of training")) == sources_with("clip_norm")
 
 
 def test_the_change_of_the_score_touches_the_listed_files():

@@ -194,8 +194,9 @@ def test_numbers_that_no_machine_can_count_to(heed, run_path):
         option = f"--{name.replace('_', '-')}"
         fails(heed("train", "numbers", option, HUGE), 2, f"`{name}` {limit}")
     fails(heed("train", "numbers", "--seed", HUGE), 2, "`seed` must be")
+    words = ("translate", run_path, "1", "--beam-size", HUGE)
+    fails(heed(*words), 2, "`beam_size` must be at most 65,536")
     for name in (
-        "--beam-size",
         "--top-k",
         "--max-length",
         "--n-best",

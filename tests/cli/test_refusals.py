@@ -126,7 +126,7 @@ def test_an_existing_folder_is_never_touched(heed, run_path, tmp_path):
 
 @pytest.mark.parametrize("command", ["translate", "explain"])
 def test_bad_text_does_not_wait_for_the_model(heed, run_path, monkeypatch, command):
-    monkeypatch.setattr(f"heed.cli.{command}.open_translator", lambda *_: 1 / 0)
+    monkeypatch.setattr(f"heed.cli._{command}.open_translator", lambda *_: 1 / 0)
     fails(heed(command, run_path, "12a"), 1, "number")
 
 

@@ -83,7 +83,7 @@ class DecodingConfig(Config):
         None, optional(SHARE), "sample among the most likely tokens with this total probability", "sample",
         details="The fewest of them that hold it.")
     min_p: float | None = _option(
-        None, optional(SHARE), "sample among tokens with this share of the likeliest one's probability", "sample")
+        None, optional(SHARE), "least share of the likeliest token's probability", "sample")
     seed: int | None = _option(
         None, optional(_SEED), "of the samples", "sample", loop=False,
         details="It repeats the draws (XLA has its own draws); None gives new ones.")

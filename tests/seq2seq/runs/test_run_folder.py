@@ -243,7 +243,7 @@ def test_any_damage_is_one_error_or_another_config(tmp_path, started, name, kind
         ("task", {"languages": ["eo"]}, "languages must be some of"),
         ("task", {"kind": ["numbers"]}, "a task that is not known"),
         ("training", {"steps": 0}, "is damaged: `steps` must be"),
-        ("training", {"wings": 2}, "is damaged: training options must be known ones"),
+        ("training", {"wings": 2}, "is damaged: `values` must hold fields of TrainingOptions only"),
         ("training", {"learning_rate": 10**400}, "`learning_rate` must be a finite number > 0"),
         ("model", {"width": 0}, "its model cannot be made"),
         ("model", {"width": [8]}, "its model cannot be made"),

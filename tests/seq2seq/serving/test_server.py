@@ -319,7 +319,7 @@ def connections(server):
 
 
 def unread(connection):
-    return _connection.transport.get_write_buffer_size()
+    return connection.transport.get_write_buffer_size()
 
 
 def test_a_client_that_does_not_read_is_cut_off(live):

@@ -1,6 +1,7 @@
 """One step against its formula in NumPy, against Keras, and on several replicas."""
 
 import dataclasses
+import hashlib
 import subprocess
 import sys
 
@@ -11,10 +12,12 @@ import tensorflow as tf
 
 from heed.models import Transformer, TransformerConfig
 from heed.ops import softmax_cross_entropy
+from heed.seq2seq import TextTask, start_run
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.tasks.task import Batch
 from heed.seq2seq.training._step import TrainingStep
 from heed.seq2seq.training.training import _prefetch
+from tests.seq2seq import tiny
 
 # What a few steps compute is the same compiled or not; the runs of other tests are compiled.
 pytestmark = pytest.mark.usefixtures("eager")
@@ -33,12 +36,26 @@ def made(seed=3, config=CONFIG, **options):
 
 def test_each_step_takes_batches_of_its_own():
     class Numbers:
-        def training_batch(self, seed, number, size, tokens):
+        def take_batch(self, seed, number, size, tokens):
             return (seed, number, size, tokens)
 
     options = TrainingOptions(steps=4, accumulate=3, batch_size=5, seed=2)
     taken = [*_prefetch(Numbers(), options, 1)]
     assert taken == [[(2, 3 * step + i, 5, 0) for i in range(3)] for step in (1, 2, 3)]
+
+
+def test_a_training_hashes_each_file_and_makes_each_batch_once(tmp_path, monkeypatch):
+    hashed, sha256 = [], hashlib.sha256  # of a file it is called without its bytes
+    monkeypatch.setattr(hashlib, "sha256", lambda *data: hashed.append(data) or sha256(*data))
+    task = TextTask.create(*tiny.write_parallel_text(tmp_path), 60)
+    made, real = [], task.training_batch
+    task.training_batch = lambda seed, step, *size: made.append(step) or real(seed, step, *size)
+    run = start_run(tmp_path / "run", task, **{**tiny.TINY, "steps": 3})
+    run.task().check_batches(run.options)  # as training does before it begins
+    batches = [*_prefetch(run.task(), run.options, 0)]
+    assert len(batches) == 3
+    assert made == [0, 1, 2]
+    assert hashed.count(()) == 2
 
 
 def batch(rows=6, seed=0):

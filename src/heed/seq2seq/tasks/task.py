@@ -111,6 +111,9 @@ class Task(abc.ABC):
     source_vocabulary_size: int
     target_vocabulary_size: int
     subwords: Tokenizer
+    _kept: tuple[tuple[int, int, int, int], Batch] | None = (
+        None  # of `check_batches`: its arguments and batch
+    )
 
     # Creating and loading
 
@@ -167,13 +170,21 @@ class Task(abc.ABC):
         """
 
     def check_batches(self, options: TrainingOptions, step: int = 0) -> None:
-        """Checks that a training has a batch for a step.
+        """Checks that a training has a batch for a step, and keeps it for `take_batch`.
 
         Raises:
             TaskError: if there is none of the requested size, or the text has changed.
         """
         number = step * options.accumulate
-        self.training_batch(options.seed, number, options.batch_size, options.batch_tokens)
+        wanted = (options.seed, number, options.batch_size, options.batch_tokens)
+        if self._kept is None or self._kept[0] != wanted:
+            self._kept = wanted, self.training_batch(*wanted)
+
+    def take_batch(self, seed: int, step: int, size: int, tokens: int = 0) -> Batch:
+        """Returns the `training_batch` of these arguments; what `check_batches` has made is not made again."""
+        wanted, kept = (seed, step, size, tokens), self._kept
+        self._kept = None
+        return kept[1] if kept and kept[0] == wanted else self.training_batch(*wanted)
 
     def notes(self) -> list[str]:
         """Notes on the training data, such as which pairs are left out and why, one a line."""

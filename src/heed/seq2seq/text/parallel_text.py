@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ LEAST_PAIRS = 20
 _HELD_OUT_SHARE = 0.05
 _MOST_HELD_OUT = 1_000  # for validation, and as many again for evaluation
 _FREQUENT = 4  # times as often as others
+_HASHES: dict[tuple[int, ...], str] = {}  # of files that this process has read
 
 
 def split(sources: NDArray[np.uint64], held_out: int = 2) -> NDArray[np.int8]:
@@ -65,18 +67,24 @@ def _count_leading(order: NDArray[np.uint64], count: int) -> int:
 
 
 def hash_file(path: Path) -> str:
-    """The SHA-256 of a file, to tell whether it has changed.
+    """Return the SHA-256 of a file, to tell whether it has changed.
+
+    A process reads a file again only if its place, its size or its times are new.
 
     Raises:
         TaskError: if it cannot be read.
     """
-    digest = hashlib.sha256()
     if path.exists() and not path.is_file():
         raise TaskError(f"{path} must be a file that can be read again, not a pipe or a folder")
     try:
         with path.open("rb") as file:
-            for block in iter(lambda: file.read(1 << 20), b""):
-                digest.update(block)
+            found = os.fstat(file.fileno())
+            key = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+            if key not in _HASHES:
+                digest = hashlib.sha256()
+                for block in iter(lambda: file.read(1 << 20), b""):
+                    digest.update(block)
+                _HASHES[key] = digest.hexdigest()
+            return _HASHES[key]
     except OSError as error:
         raise TaskError(f"cannot read {path}: {error.strerror or error}") from None
-    return digest.hexdigest()

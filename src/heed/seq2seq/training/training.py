@@ -424,7 +424,7 @@ def _prefetch(
     def make_batches(step: int) -> list[Batch]:
         first = step * options.accumulate
         return [
-            task.training_batch(options.seed, number, options.batch_size, options.batch_tokens)
+            task.take_batch(options.seed, number, options.batch_size, options.batch_tokens)
             for number in range(first, first + options.accumulate)
         ]
 
@@ -432,7 +432,8 @@ def _prefetch(
         future = pool.submit(make_batches, step)
         for next_step in range(step + 1, options.steps + 1):
             batches = future.result()
-            future = pool.submit(make_batches, next_step)
+            if next_step < options.steps:
+                future = pool.submit(make_batches, next_step)
             yield batches
 
 
