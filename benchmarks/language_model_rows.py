@@ -283,7 +283,7 @@ def _against_llama_cpp(
 def llama_cpp_context(model: Any, weights: str, length: int) -> Any:
     """llama.cpp with the weights of a model."""
     from heed.export import gguf
-    from heed.export.runners.gguf import Context
+    from heed.export.runners._gguf import Context
 
     threads = int(os.environ.get("OMP_NUM_THREADS", 0)) or None
     with tempfile.TemporaryDirectory(prefix="heed-benchmark-") as folder:
@@ -396,7 +396,7 @@ def measure_outliers(rounds: int) -> Iterator[Row | str]:
 
 def _divergence(sizes: Sizes) -> Iterator[Row]:
     """The KL of 8 bits from float32, against llama.cpp's, over a vocabulary that the engine scores whole."""
-    from heed.acceleration.hub import families, generation
+    from heed.acceleration.hub import _generation, families
     from heed.ops.backends import current
     from heed.ops.core.description import Batch, Search
 
@@ -407,7 +407,7 @@ def _divergence(sizes: Sizes) -> Iterator[Row]:
     def distributions(weights: str) -> np.ndarray:
         description = families.describe(model)
         stack = replace(description.stack, weights=weights)
-        engine = generation.Engine(replace(description, stack=stack))
+        engine = _generation.Engine(replace(description, stack=stack))
         decoder, positions = engine.prepare(11)
         ids, nothing = given["token_ids"], np.zeros((sizes.texts, 0), np.int32)
         batch = Batch(

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import instruction_sets
-from heed._info import describe_caches
+from heed.environment import describe_caches
 
 # The C interface by ctypes. mypy does not check tests.
 core: Any = importlib.import_module("tests.native.core")

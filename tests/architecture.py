@@ -19,21 +19,21 @@ from pathlib import Path
 # A part is a folder or a file right below src/heed. A file imports from lower floors and from its own part, and no
 # modules import each other in a circle.
 FLOORS = {
-    "_byte_pairs": 0,
-    "_config": 1,
+    "byte_pairs": 0,
+    "config": 1,
     "errors": 0,
-    "_figure": 1,
-    "_files": 0,
+    "figure": 1,
+    "files": 0,
     "_fonts": 0,
-    "_install": 0,
-    "_keras": 1,
-    "_npz": 1,
-    "_numbers": 0,
-    "_suggestions": 0,
-    "_patching": 1,
-    "_ray": 1,
-    "_signals": 0,
-    "_weights": 0,
+    "install": 0,
+    "keras": 1,
+    "npz": 1,
+    "numbers": 0,
+    "suggestions": 0,
+    "patching": 1,
+    "ray": 1,
+    "signals": 0,
+    "weights": 0,
     "ops": 2,
     "layers": 3,
     "decoding": 3.5,  # below models, which offer `generate` as theirs
@@ -43,7 +43,7 @@ FLOORS = {
     "distributed": 5,
     "seq2seq": 5,
     "export": 5,
-    "_info": 5,
+    "environment": 5,
     "_loading": 5,
     "cli": 6,
     "__main__": 7,
@@ -192,6 +192,41 @@ def breaches(package: Path) -> list[str]:
     ]
 
 
+def modules_of(package: Path) -> dict[str, Path]:
+    """The modules of a package by their dotted names; a folder's is its `__init__.py`."""
+    names = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return names
+
+
+def wrong_doors(package: Path) -> list[str]:
+    """One line for each module whose name begins with `_` though another folder imports it, or the other way round."""
+    names = modules_of(package)
+    users = defaultdict(set)
+    for path in names.values():
+        for found in imports_of(path, package):
+            module = found.module
+            while module and module not in names:
+                module = module.rpartition(".")[0]
+            users[module].add(path.parent)
+    wrong = []
+    for name, path in names.items():
+        if path.stem in ("__init__", "__main__"):
+            continue
+        others = sorted(
+            x.relative_to(package.parent).as_posix() for x in users[name] - {path.parent}
+        )
+        if others and path.stem.startswith("_"):
+            wrong.append(
+                f"{name} begins with `_`, and other folders import it: {', '.join(others)}"
+            )
+        elif not others and not path.stem.startswith("_"):
+            wrong.append(f"{name}: no other folder imports it, so its name begins with `_`")
+    return wrong
+
+
 def _twins(package: Path) -> Iterator[str]:
     """Each function, class or module of a portable form with the name of one for all backends."""
     folder = package / "ops" / "backends"
@@ -247,10 +282,7 @@ def _private_reads(package: Path) -> Iterator[str]:
 
 def import_cycles(package: Path) -> set[frozenset[str]]:
     """Groups of modules that import each other in a circle, be it inside functions or for type checking."""
-    names = {}
-    for path in package.rglob("*.py"):
-        parts = path.relative_to(package.parent).with_suffix("").parts
-        names[path] = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    names = {path: name for name, path in modules_of(package).items()}
     known = set(names.values()) - {package.name}
 
     def module_of(name: str) -> str:

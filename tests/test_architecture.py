@@ -18,13 +18,38 @@ def test_heed_keeps_to_its_floors():
     assert not found, "\n" + "\n".join(found)
 
 
+def test_modules_that_other_folders_import_have_no_underscore_and_others_have_one():
+    found = architecture.wrong_doors(SOURCE)
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_seq2seq_is_rooms_that_import_downwards():
+    """No room is a heap, and no two rooms import each other, by whatever way round."""
+    folder = SOURCE / "seq2seq"
+    rooms = [path for path in [folder, *folder.rglob("*")] if path.is_dir()]
+    assert {
+        str(x): n for x in rooms if (n := len([*x.glob("[!_]*.py"), *x.glob("_[!_]*.py")])) > 16
+    } == {}
+    used = {}
+    for name, path in architecture.modules_of(SOURCE).items():
+        if name.startswith("heed.seq2seq."):
+            room = name.split(".")[2]
+            found = {x.module for x in architecture.imports_of(path, SOURCE)}
+            found = {x.split(".")[2] for x in found if x.startswith("heed.seq2seq.")}
+            used.setdefault(room, set()).update(found - {room})
+    while free := [room for room, others in used.items() if not others & used.keys()]:
+        for room in free:
+            del used[room]
+    assert used == {}
+
+
 def test_the_checker_reads_every_file_of_heed():
     assert len(list(SOURCE.rglob("*.py"))) > 5
     imports = architecture.imports_of(SOURCE / "__init__.py", SOURCE)
     assert any(found.module == "heed.ops.Mask" for found in imports)
 
 
-@pytest.mark.parametrize("module", ["heed", "heed._info", "heed.cli"])
+@pytest.mark.parametrize("module", ["heed", "heed.environment", "heed.cli"])
 def test_import_is_lazy(module):
     """Nothing heavy loads before it is used, so that `heed --help` and `import heed` are quick."""
     heavy = ["keras", "tensorflow", "numpy", *sorted(architecture.EXTRA_PACKAGES)]
@@ -72,8 +97,8 @@ GOOD = {
     "ops/__init__.py": "from heed.ops.mask import Mask\nfrom .mask import Mask as Also\n",
     "ops/mask.py": "import numpy as np\nfrom heed.ops import _plot\nclass Mask: pass\n",
     "ops/mask_rules.py": "class Dense: pass\ndef f(x):\n    return isinstance(x, Dense)\n",
-    "ops/_plot.py": "from heed._figure import new_figure\n",
-    "_figure.py": "",
+    "ops/_plot.py": "from heed.figure import new_figure\n",
+    "figure.py": "",
     "ops/backends/tensorflow/op.py": "import tensorflow as tf\n",
     "ops/backends/shared/plan.py": "class Group: pass\ndef _own(): pass\n",
     "ops/backends/tensorflow/portable/loop.py": "def _own(): pass\n",
@@ -213,6 +238,20 @@ def test_each_rule_can_fail(tmp_path, name, text, expected):
     found = architecture.breaches(_tree(tmp_path, {**GOOD, name: text}))
     assert len(found) == 1, found
     assert expected in found[0]
+
+
+def test_each_wrong_door_is_named(tmp_path):
+    files = {
+        "ops/_mask.py": "from heed.ops import plot\n",
+        "ops/plot.py": "",
+        "ops/sizes.py": "",
+        "ops/_own.py": "",
+        "layers/_block.py": "def f():\n    from heed.ops._mask import Mask\nfrom heed.ops import sizes\n",
+    }
+    assert architecture.wrong_doors(_tree(tmp_path, files)) == [
+        "heed.ops._mask begins with `_`, and other folders import it: heed/layers",
+        "heed.ops.plot: no other folder imports it, so its name begins with `_`",
+    ]
 
 
 def test_a_class_of_the_same_name_is_no_rule(tmp_path):

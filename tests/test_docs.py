@@ -242,7 +242,7 @@ def sources_with(name: str) -> list[str]:
         for kind in kinds
         for path in (ROOT / folder).rglob(kind)
         if "acceleration" not in path.parts
-        and path.name != "gguf.py"
+        and "gguf" not in path.parts
         and re.search(rf"\b{name}\b", path.read_text(encoding="utf-8"))
     )
 
@@ -278,7 +278,7 @@ def names_int8(path: Path) -> bool:
     if (
         path.suffix == ".py"
     ):  # as the precision of an export, a mode of Keras, or a word to suggest, it is another thing
-        elsewhere = "export" in path.parts or path.name in ("_suggestions.py", "quantised.py")
+        elsewhere = "export" in path.parts or path.name in ("suggestions.py", "_quantised.py")
         return not elsewhere and any(
             isinstance(node, ast.Constant) and node.value == "int8"
             for node in ast.walk(ast.parse(text))

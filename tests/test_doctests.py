@@ -28,7 +28,7 @@ def _module_names() -> list[str]:
 
 
 def test_modules_are_found():
-    assert {"heed", "heed.ops.attention", "heed.layers.positions"} <= set(_module_names())
+    assert {"heed", "heed.ops.attention", "heed.layers._positions"} <= set(_module_names())
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,12 @@ def test_modules_are_found():
         _module_names(),
         str,
         slow={
-            "heed.decoding.generation",
-            "heed.export.exporting",
-            "heed.layers.replacing",
-            "heed.models.ensemble",
-            "heed.models.masked_language_model",
-            "heed.models.recurrent_translator",
+            "heed.decoding._generation",
+            "heed.export._exporting",
+            "heed.layers._replacing",
+            "heed.models._ensemble",
+            "heed.models._masked_language_model",
+            "heed.models._recurrent_translator",
         },
     ),
 )

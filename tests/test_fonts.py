@@ -10,7 +10,7 @@ from matplotlib import font_manager
 from matplotlib.text import Text
 
 from heed import _fonts
-from heed._figure import new_figure
+from heed.figure import new_figure
 
 LETTER = "三"
 

@@ -14,7 +14,7 @@ import keras
 import pytest
 
 import heed
-from heed import _info, _loading
+from heed import _loading, environment
 from heed.ops import backends
 
 
@@ -43,10 +43,10 @@ def caches(tmp_path):
 
 
 def test_info_describes_caches_and_block_sizes(caches):
-    assert _info.describe_caches(caches) == "L1 48 KiB, L2 2 MiB, L3 300 MiB"
+    assert environment.describe_caches(caches) == "L1 48 KiB, L2 2 MiB, L3 300 MiB"
     (caches / "index2" / "size").write_text("")  # where a virtual machine hides it
-    assert _info.describe_caches(caches) == "L1 48 KiB, L3 300 MiB"
-    assert _info.describe_caches(caches / "missing") == "unknown"
+    assert environment.describe_caches(caches) == "L1 48 KiB, L3 300 MiB"
+    assert environment.describe_caches(caches / "missing") == "unknown"
     answer = heed.info()
     if answer["instruction_set"] != "none":
         assert answer["block_sizes"].startswith(
@@ -262,4 +262,4 @@ def test_import_heed_is_enough_to_load_a_file(tmp_path, order):
     loaded, missing = result.stdout.splitlines()[:2] if result.stdout else ("", "")
     assert loaded == "['Functional', 'Transformer']", result.stderr
     # `heed.layers` is lazy; the registry has loaded every layer, for any file.
-    assert missing in ("[]", "['replacing']")  # which has no class
+    assert missing in ("[]", "['_replacing']")  # which has no class

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from heed import _install
+from heed import install
 
 ROOT = Path(__file__).parents[1]
 
@@ -64,7 +64,7 @@ def test_the_command_follows_the_way_of_installation(monkeypatch, tmp_path, dire
         return Distribution(direct_url)
 
     monkeypatch.setattr(importlib.metadata, "distribution", distribution)
-    assert _install.how_to_install("demo") == command.format(path=folder)
+    assert install.how_to_install("demo") == command.format(path=folder)
 
 
 def test_a_source_tree_that_is_not_installed(monkeypatch):
@@ -72,13 +72,13 @@ def test_a_source_tree_that_is_not_installed(monkeypatch):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "distribution", missing)
-    assert _install.how_to_install("demo") == "pip install 'heed-attention[demo]'"
+    assert install.how_to_install("demo") == "pip install 'heed-attention[demo]'"
 
 
 def test_the_distribution_is_heed_attention():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert f'name = "{_install.DISTRIBUTION}"\n' in text
-    assert importlib.metadata.version(_install.DISTRIBUTION) == "0.1.0"
+    assert f'name = "{install.DISTRIBUTION}"\n' in text
+    assert importlib.metadata.version(install.DISTRIBUTION) == "0.1.0"
 
 
 def test_no_message_advises_to_install_the_other_package_called_heed():
@@ -102,7 +102,7 @@ def test_no_message_advises_to_install_the_other_package_called_heed():
     [
         ("sentencepiece", "heed.seq2seq.tokens.tokenizer:_sentencepiece()", "demo"),
         ("num2words", "heed.seq2seq.tasks.number_words:spell(7)", "demo"),
-        ("matplotlib", "heed._figure:new_figure(1, 1)", "demo"),
+        ("matplotlib", "heed.figure:new_figure(1, 1)", "demo"),
     ],
 )
 def test_each_message_says_it(monkeypatch, package, call, extra):
@@ -113,5 +113,5 @@ def test_each_message_says_it(monkeypatch, package, call, extra):
     names = vars(__import__(module, fromlist=["x"]))
     with pytest.raises((ImportError, ValueError)) as caught:
         eval(expression, dict(names))
-    assert str(caught.value).endswith(_install.how_to_install(extra))
+    assert str(caught.value).endswith(install.how_to_install(extra))
     assert package in str(caught.value)

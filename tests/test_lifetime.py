@@ -53,7 +53,7 @@ def additive(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
 
 
 def embedding(query: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
-    from heed.layers.embedding import _lookup
+    from heed.layers._embedding import _lookup
 
     return _lookup(query[0, :, 0], tf.constant([[1, 1, 3]]))
 

@@ -7,7 +7,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from heed._npz import read_npz
+from heed.npz import read_npz
 from tests import damage
 from tests.slow import slow
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heed._patching import ContextPatch, Patch, Replacement, activate
+from heed.patching import ContextPatch, Patch, Replacement, activate
 
 
 @pytest.fixture

@@ -105,9 +105,9 @@ def test_what_cannot_be_planted_is_named(small_tree: Path) -> None:
 
 
 def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--list", "src/heed/decoding/beam.py"]) == 0
+    assert command.main(["--list", "src/heed/decoding/_beam.py"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(BY_FILE["src/heed/decoding/beam.py"])
+    assert len(lines) == len(BY_FILE["src/heed/decoding/_beam.py"])
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.cases import Case
 from benchmarks.peers import Prepared, _generate, _language_model, _tensorflow, threads
 from heed.export import gguf
-from heed.export.runners.gguf import Context
+from heed.export.runners._gguf import Context
 
 _tensorflow.set_threads()
 _PRECISIONS = {"float32": "float32", "int8": "q8_0"}

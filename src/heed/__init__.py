@@ -28,8 +28,8 @@ from heed._loading import register_on_demand
 
 if TYPE_CHECKING:
     from heed import distributed, export, inspect, layers, models, ops, seq2seq
-    from heed._info import info
     from heed.acceleration import accelerate, decelerate
+    from heed.environment import info
     from heed.ops import Mask, explain_dispatch, set_implementation
 
 __version__ = "0.1.0"
@@ -58,7 +58,7 @@ _LAZY = {
     "accelerate": "heed.acceleration",
     "decelerate": "heed.acceleration",
     "explain_dispatch": "heed.ops",
-    "info": "heed._info",
+    "info": "heed.environment",
     "set_implementation": "heed.ops",
 }
 

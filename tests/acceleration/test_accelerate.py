@@ -23,9 +23,9 @@ from keras.layers import AdditiveAttention, Attention, GroupQueryAttention, Mult
 from keras.ops import dot_product_attention
 
 import heed
-from heed._keras import backend_module
-from heed.acceleration import _op, _patches, changes
+from heed.acceleration import _patches, changes, op
 from heed.acceleration.hub import modules as hub_modules
+from heed.keras import backend_module
 from tests.backend import BACKEND, vjp
 from tests.layers.stock import HAS_WINDOW, assert_close, randomise, randoms
 
@@ -198,7 +198,7 @@ def test_a_running_call_finishes_on_heed() -> None:
     inside, out, results = threading.Event(), threading.Event(), []
 
     def stop_inside(frame: Any, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code.co_filename == _op.__file__ and not inside.is_set():
+        if event == "call" and frame.f_code.co_filename == op.__file__ and not inside.is_set():
             inside.set()
             assert out.wait(60)
 

@@ -34,19 +34,19 @@ def gpu() -> Iterator[None]:
         (native, "unsupported_reasons", ["the native kernels are for CPUs"]),
     ]
     if BACKEND == "torch":
-        from heed.ops.backends.torch.fused import compiling, implementation
+        from heed.ops.backends.torch.fused import _compiling, implementation
 
-        answers += [(implementation, "machine_reasons", ()), (compiling, "has_triton", True)]
+        answers += [(implementation, "machine_reasons", ()), (_compiling, "has_triton", True)]
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(device_rule._left, clear=True))
         if BACKEND == "jax":
-            from heed.ops.backends.jax.cudnn import attention, implementation
+            from heed.ops.backends.jax.cudnn import _attention, implementation
             from heed.ops.backends.jax.portable.implementation import Portable
 
             def run(spec: Any, tensors: Any) -> Any:
                 return Portable().attend(spec, tensors, return_lse=False)[0]
 
-            stack.enter_context(mock.patch.object(attention, "run", run))
+            stack.enter_context(mock.patch.object(_attention, "run", run))
             answers.append((implementation, "compute_capability", (9, 0)))
         for owner, name, answer in answers:
             stack.enter_context(mock.patch.object(owner, name, return_value=answer))

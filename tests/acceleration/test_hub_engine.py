@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import heed
-from heed._weights import WEIGHTS
-from heed.acceleration.hub import families, generation, quantised, recognition
+from heed.acceleration.hub import _generation, _quantised, families, recognition
 from heed.acceleration.hub._fingerprints import FINGERPRINTS
 from heed.models import stream
 from heed.ops.core.description import Search, resolve
+from heed.weights import WEIGHTS
 from tests.acceleration import hub_models
 from tests.acceleration.hub_models import (
     ASK_A_TENSOR,
@@ -64,7 +64,7 @@ def make(name: str = "GPT-2", sampler: Any = "greedy", **changes: Any) -> Any:
 
 
 def engine_tokens(model: Any, inputs: Any, stops: Any = None) -> np.ndarray:
-    return keras.ops.convert_to_numpy(generation.generate(model, inputs, stops)["token_ids"])
+    return keras.ops.convert_to_numpy(_generation.generate(model, inputs, stops)["token_ids"])
 
 
 def generate(model: Any, inputs: Any, stops: Any = None) -> tuple[dict[str, Any], str | None]:
@@ -116,9 +116,9 @@ def test_log_probabilities_are_those_of_the_graph(
 ) -> None:
     hub_models.take_plain_branches(monkeypatch)
     model = make(name, **changes)
-    engine = generation.Engine(families.describe(model))
+    engine = _generation.Engine(families.describe(model))
     given = prompts(name, 1, 1)
-    read = generation.Prompts(given["token_ids"], given["padding_mask"], None)
+    read = _generation.Prompts(given["token_ids"], given["padding_mask"], None)
     search = Search(LENGTH - 1, -1, -1, -1, method="beam", return_scores=True)
     tokens, scores = engine.decode(read, search, None)
     inputs = {"token_ids": tokens, "padding_mask": np.ones(tokens.shape, bool)}
@@ -223,11 +223,11 @@ def test_the_integers_of_keras_are_taken(mode: str, block: int | None, formats: 
         # Half a step; of a group whose zero point is rounded, too, one.
         assert (abs(whole * factors - expected.reshape(whole.shape)) <= 1.01 * abs(factors)).all()
     for weights in WEIGHTS:
-        if weights in formats or (weights not in quantised.MODES and not rounds_inputs(stack)):
-            quantised.check(stack, weights)
+        if weights in formats or (weights not in _quantised.MODES and not rounds_inputs(stack)):
+            _quantised.check(stack, weights)
         else:
             with pytest.raises(recognition.LeftToKerasError, match=r"quantised and|more than 4"):
-                quantised.check(stack, weights)
+                _quantised.check(stack, weights)
     # At most a step, of 127 or of 15 for numbers of both signs.
     limit = abs(table).max() / (100 if mode == "int8" else 6)
     assert abs(resolve(stack.embedding, to_array) - table).max() <= limit
@@ -267,13 +267,13 @@ def test_weights_that_change() -> None:
 
 def test_caches_of_other_formats(monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs, seen = make("Llama"), prompts("Llama", 4, 5), []
-    decode = generation.Engine.decode
+    decode = _generation.Engine.decode
 
     def note(self: Any, read: Any, search: Search, *rest: Any) -> Any:
         seen.append(search.cache)
         return decode(self, read, search, *rest)
 
-    monkeypatch.setattr(generation.Engine, "decode", note)
+    monkeypatch.setattr(_generation.Engine, "decode", note)
     with heed.accelerate(model, cache="int8") as acceleration:
         model.generate(dict(inputs), stop_token_ids=None)
         with heed.accelerate(model, cache="bfloat16"):
@@ -281,7 +281,7 @@ def test_caches_of_other_formats(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "(int8 cache)" in acceleration.report().scope
         model.compile(sampler="beam")
         with pytest.raises(recognition.LeftToKerasError, match="no cache of int8"):
-            generation.generate(model, prompts("Llama", 4), None)
+            _generation.generate(model, prompts("Llama", 4), None)
     assert seen == ["int8", "bfloat16"]
     with pytest.raises(ValueError, match="`cache` must be one of"):
         heed.accelerate(model, cache="int4")
@@ -374,7 +374,7 @@ def test_a_changed_model_is_left_to_keras_hub(reason: str) -> None:
     model = make()
     CHANGES[reason](model)
     with pytest.raises(recognition.LeftToKerasError, match=reason.replace("(", r"\(")):
-        generation.generate(model, prompts("GPT-2", 4, 6), None)
+        _generation.generate(model, prompts("GPT-2", 4, 6), None)
 
 
 def test_a_patched_class_is_left_to_keras_hub(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,23 +404,23 @@ def test_odd_inputs_are_left_to_keras_hub(reason: str) -> None:
     inputs = INPUTS[reason](prompts("GPT-2", 4, 6))
     stops = inputs.pop("stops", None)
     with pytest.raises(recognition.LeftToKerasError, match=reason):
-        generation.generate(make(), inputs, stops)
+        _generation.generate(make(), inputs, stops)
 
 
 def test_where_the_engine_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = prompts("GPT-2", 4)
     refusal = recognition.LeftToKerasError
     with monkeypatch.context() as patched:
-        patched.setattr(generation, "_device_of", lambda _: "cuda:0")
+        patched.setattr(_generation, "_device_of", lambda _: "cuda:0")
         with pytest.raises(refusal, match="the weights lie on cuda:0"):
-            generation.generate(make(), inputs, None)
+            _generation.generate(make(), inputs, None)
     with heed.set_implementation("portable"), pytest.raises(refusal, match='chose "portable"'):
-        generation.generate(make(), inputs, None)
+        _generation.generate(make(), inputs, None)
     model = task("GPT-2", build("GPT-2"), subclass("GPT-2"))
     with pytest.raises(refusal, match="GPT2CausalLM is no class of KerasHub itself"):
-        generation.generate(model, inputs, None)
+        _generation.generate(model, inputs, None)
     with pytest.raises(refusal, match="the prompts of a beam search differ in length"):
-        generation.generate(make(sampler="beam"), prompts("GPT-2", 4, 5), None)
+        _generation.generate(make(sampler="beam"), prompts("GPT-2", 4, 5), None)
 
 
 @pytest.mark.slow

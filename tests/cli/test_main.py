@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import heed as package
-from heed._numbers import LARGEST_COUNT
 from heed.cli._command import _COMMANDS
+from heed.numbers import LARGEST_COUNT
 from heed.seq2seq import RunFolder
 from heed.seq2seq.options.settings import TRAINING
 from heed.seq2seq.tasks.numbers_task import NumbersTask

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from heed.decoding.beam import penalty
+from heed.decoding._beam import penalty
 from heed.models import Decodable, explain_generate, generate
 
 PAD, START, END, SIZE = 0, 1, 2, 7

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import heed
-from heed.decoding import engine, generation, programs
-from heed.decoding.beam import beam_search, penalty
-from heed.decoding.incremental_decoder import DecodingState, IncrementalDecoder
-from heed.decoding.sampling import draw
+from heed.decoding import _generation, compiled, engine
+from heed.decoding._beam import beam_search, penalty
+from heed.decoding._incremental_decoder import DecodingState, IncrementalDecoder
+from heed.decoding._sampling import draw
 from heed.models import Transformer, explain_generate, generate
 from heed.models.config import POSITIONS
 from tests.backend import on_tensorflow, tf
@@ -329,7 +329,7 @@ def test_decoding_stops_when_all_rows_have_ended(method, monkeypatch):
     }
     inputs = {"source": source, "uniform": keras.ops.zeros((5, 20))}
     # Runs step by step, not as a graph.
-    tokens = generation._decode(model, inputs, options)[0][:, 0]
+    tokens = _generation._decode(model, inputs, options)[0][:, 0]
     np.testing.assert_array_equal(tokens[:, 0], 2)
     assert len(steps) == 1
 
@@ -508,7 +508,7 @@ def test_changed_weights_are_seen():
 
 
 def kept_programs(model):
-    return list(programs._kept[model].by_key)
+    return list(compiled._kept[model].by_key)
 
 
 @pytest.mark.usefixtures("compiled")
@@ -531,7 +531,7 @@ def test_the_dtype_of_the_weights_and_a_policy_are_seen():
     """A policy changes what a layer computes in, and no variable."""
 
     def program():  # made, and not traced before it runs
-        return programs.program(model, {"max_length": 8}, generation._decode)
+        return compiled.program(model, {"max_length": 8}, _generation._decode)
 
     model = small_model(seed=3)
     dense = model.decoder.blocks[0].feed_forward.hidden_dense
@@ -571,8 +571,8 @@ def test_programs_are_as_few_as_they_can_be():
         decode(model, source, 2, temperature=temperature, top_k=3, beam_size=2)
     assert len(kept_programs(model)) == 1
     for length in range(1, 12):  # made, and not traced before it runs
-        programs.program(model, {"max_length": length}, generation._decode)
-    assert len(kept_programs(model)) == programs._MOST
+        compiled.program(model, {"max_length": length}, _generation._decode)
+    assert len(kept_programs(model)) == compiled._MOST
     assert {dict(key[2:])["max_length"] for key in kept_programs(model)} == set(range(4, 12))
 
 
@@ -744,7 +744,7 @@ def test_a_step_in_the_graph_allocates_no_caches():
         options |= {"num_results": 1, "return_scores": False}
 
         def decode_in_graph(source):
-            return generation._decode(model, {"source": source}, options)[0]
+            return _generation._decode(model, {"source": source}, options)[0]
 
         function = tf.function(decode_in_graph, input_signature=[tf.TensorSpec((2, 5), tf.int32)])
         with traced() as found:

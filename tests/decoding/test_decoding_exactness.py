@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.decoding import engine, generation
+from heed.decoding import _generation, engine
 from heed.models import LanguageModel, RecurrentTranslator, RecurrentTranslatorConfig
+from heed.models._recurrent_translator_config import ATTENTIONS
 from heed.models.config import POSITIONS
-from heed.models.recurrent_translator_config import ATTENTIONS
 from tests.models.builders import prompts, randomise, small_language_model, small_model, sources
 
 LENGTH, ROWS = 6, 4
 ALONE = (1, 2)  # of a language model the first begins with nothing
 NEAR = {"atol": 2e-4, "rtol": 1e-4}  # float32, and weights of order 1
 TIE = 5e-3  # of log probabilities: such a choice may go either way
-WAYS = {"graph": generation._decode, "engine": engine.decode}
+WAYS = {"graph": _generation._decode, "engine": engine.decode}
 slow = pytest.mark.slow
 RECURRENT = [(attention, cell) for attention in ATTENTIONS for cell in ("lstm", "gru")]
 
@@ -113,7 +113,7 @@ def decode(way: str, model: Any, inputs: dict[str, Any], **options: Any) -> tupl
     }
     inputs = {name: keras.ops.convert_to_tensor(x) for name, x in inputs.items()}
     if "prompt" in inputs:
-        inputs["prompt"] = generation._prompt(
+        inputs["prompt"] = _generation._prompt(
             inputs["prompt"], inputs.get("source"), model.config, LENGTH
         )
     tokens, scores = WAYS[way](model, inputs, given_options)

@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import heed
-from heed._weights import CACHES, WEIGHTS
-from heed.decoding import engine, generation
+from heed.decoding import _generation, engine
 from heed.decoding.engine.describe import describe_decoder, describe_stack
 from heed.decoding.options import options_of
 from heed.layers import (
@@ -44,6 +43,7 @@ from heed.ops.core.description import (
     map_tensors,
 )
 from heed.ops.observe import set_watcher
+from heed.weights import CACHES, WEIGHTS
 from tests.backend import BACKEND, WrongValue, on_tensorflow, tf
 from tests.decoding.scores import log_probabilities
 from tests.graphs import traced
@@ -167,7 +167,7 @@ def eager(model: Any, source: Any, prompt: Any = None, max_length: int = 6, **op
     assert engine.unsupported_reasons(model, options) == []
     inputs = {"source": keras.ops.convert_to_tensor(source)}
     if prompt is not None:
-        inputs["prompt"] = generation._prompt(prompt, inputs["source"], model.config, max_length)
+        inputs["prompt"] = _generation._prompt(prompt, inputs["source"], model.config, max_length)
     if options["method"] == "sample":
         shape = (len(source) * options["num_results"], max_length)
         inputs["uniform"] = np.random.default_rng(3).random(shape, "float32")
@@ -182,7 +182,7 @@ def by_engine(*arguments: Any, **options: Any) -> np.ndarray:
 def by_both(*arguments: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
     """The tokens; several results of a source stand one after the other. Scores, if there are any, are alike."""
     call = eager(*arguments, **options)
-    (mine, of_mine), (graphs, of_graphs) = engine.decode(*call), generation._decode(*call)
+    (mine, of_mine), (graphs, of_graphs) = engine.decode(*call), _generation._decode(*call)
     if of_mine is not None:
         np.testing.assert_allclose(of_mine, of_graphs, atol=1e-4, rtol=1e-5)
     return tuple(np.asarray(x).reshape(-1, x.shape[-1]) for x in (mine, graphs))

@@ -13,7 +13,7 @@ import tensorflow as tf
 from benchmarks import scale_model, scale_ring
 from heed.distributed import join_sequence, ring_attention, sequence_positions, split_sequence
 from heed.ops import Mask, dot_product_attention
-from heed.ops.backends.tensorflow.ring.routes import make_plan
+from heed.ops.backends.tensorflow.ring._routes import make_plan
 from heed.ops.sequence_split import owner_of, stretches_of
 from heed.ops.sizes import Span
 from tests import reference, tolerances

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import pytest
 
-from heed._config import FLAG, option
+from heed.config import FLAG, option
 from heed.export import ExportError
 from heed.export import ctranslate2 as export
 from heed.layers import LearnedPositions
@@ -39,7 +39,7 @@ from tests.seq2seq import tiny
 from tests.slow import slow
 
 ctranslate2 = pytest.importorskip("ctranslate2")
-RUNNER = Path(export.__file__).parent / "runners" / "ctranslate2.py"
+RUNNER = Path(export.__file__).parents[1] / "runners" / "_ctranslate2.py"
 SIZES = {
     "source_vocabulary_size": 13,
     "target_vocabulary_size": 15,

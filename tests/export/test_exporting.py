@@ -16,12 +16,12 @@ import pytest
 import tensorflow as tf
 
 from heed import layers
-from heed._files import new_folder
 from heed.cli import main
-from heed.export import ExportError, artefact, export, read_manifest, verify
-from heed.export import samples as sampling
+from heed.export import ExportError, _artefact, _verify, export, read_manifest
+from heed.export import _samples as sampling
 from heed.export.programs import programs_of
-from heed.export.runners import run as runner
+from heed.export.runners import _run as runner
+from heed.files import new_folder
 from heed.models import (
     LanguageModel,
     LanguageModelConfig,
@@ -68,7 +68,7 @@ def answers_in_this_process(folder, given, needs_heed):
 @pytest.fixture
 def here(monkeypatch):
     """Runs artefacts in this process, for tests of their outputs."""
-    monkeypatch.setattr(verify, "_answers", answers_in_this_process)
+    monkeypatch.setattr(_verify, "_answers", answers_in_this_process)
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +204,7 @@ def test_an_artefact_is_run_from_another_folder(tmp_path, monkeypatch):
         "from runtime import np; np.savez(sys.argv[3], **np.load(sys.argv[2]))"
     )
     Path("-a b", "run.py").write_text(script)
-    found = verify._answers(Path("-a b"), {"x": np.arange(3)}, needs_heed=False)
+    found = _verify._answers(Path("-a b"), {"x": np.arange(3)}, needs_heed=False)
     assert found["x"].tolist() == [0, 1, 2]
     assert {path.name for path in Path("-a b").iterdir()} == {"run.py", "runtime.py"}
 
@@ -421,10 +421,10 @@ def test_a_full_disk_is_one_short_line(tmp_path, monkeypatch):
 
 
 def test_an_artefact_that_does_not_run_is_not_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(artefact, "_RUNNERS", tmp_path / "runners")
+    monkeypatch.setattr(_artefact, "_RUNNERS", tmp_path / "runners")
     (tmp_path / "runners").mkdir()
-    (tmp_path / "runners" / "run.py").write_text("raise SystemExit('no luck')")
-    (tmp_path / "runners" / "saved_model.py").write_text("")
+    (tmp_path / "runners" / "_run.py").write_text("raise SystemExit('no luck')")
+    (tmp_path / "runners" / "_saved_model.py").write_text("")
     with pytest.raises(ExportError, match="the exported model does not run: no luck"):
         export(dense(), tmp_path / "out" / "model", format="saved_model")
     assert not list((tmp_path / "out").iterdir())
@@ -455,7 +455,7 @@ def test_newer_artefacts_are_refused(exported, tmp_path):
         read_manifest(copy)
     with pytest.raises(SystemExit, match="is of format 2; this reads 1"):
         runner.Model(copy)
-    assert artefact.VERSION == runner.VERSION
+    assert _artefact.VERSION == runner.VERSION
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", '{"format": "other"}'])

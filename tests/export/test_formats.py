@@ -9,7 +9,7 @@ import pytest
 
 from heed.cli import main
 from heed.export import FORMATS, export, runners
-from heed.export.verify import TOLERANCES
+from heed.export._verify import TOLERANCES
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -21,7 +21,7 @@ def test_each_format_has_a_writer_a_runner_and_tolerances(name):
         pytest.importorskip(package)
     assert entry.name == name
     assert list(inspect.signature(entry.write_artefact).parameters) == ["job", "folder"]
-    runner = pytest.importorskip(f"{runners.__name__}.{name}")
+    runner = pytest.importorskip(f"{runners.__name__}._{name}")
     assert list(inspect.signature(runner.load).parameters) == ["folder", "threads"]
     assert set(entry.precisions) <= set(TOLERANCES)
     for option in entry.options:

@@ -261,7 +261,7 @@ def sentencepiece_model(**options: Any) -> bytes:
 
 def byte_pairs() -> tuple[dict[str, int], list[str]]:
     """A vocabulary and merges of Llama 3's kind, with a hole in the ids."""
-    from heed._byte_pairs import bytes_of_letters
+    from heed.byte_pairs import bytes_of_letters
 
     special = ("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>")
     special += ("<|start_header_id|>", "<|end_header_id|>")

@@ -18,7 +18,7 @@ from heed import layers, ops
 from heed.export import litert
 from heed.export.errors import ExportError
 from heed.export.programs import Program, programs_of
-from heed.export.runners import litert as runner
+from heed.export.runners import _litert as runner
 from heed.models import (
     LanguageModel,
     LanguageModelConfig,

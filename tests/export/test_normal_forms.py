@@ -6,7 +6,7 @@ import unicodedata
 import pytest
 import tensorflow as tf
 
-from heed.export.normal_forms import abnormal, match_any, white_space
+from heed.export._normal_forms import abnormal, match_any, white_space
 from tests.slow import slow
 
 MARKS = [c for c in map(chr, range(0x3100)) if unicodedata.combining(c)]

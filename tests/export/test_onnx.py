@@ -23,9 +23,9 @@ pytest.importorskip("onnxruntime")
 
 from heed.export.errors import ExportError  # noqa: E402
 from heed.export.onnx import write  # noqa: E402
-from heed.export.onnx.reading import names_read  # noqa: E402
+from heed.export.onnx._reading import names_read  # noqa: E402
 from heed.export.programs import programs_of  # noqa: E402
-from heed.export.runners import onnx as runner  # noqa: E402
+from heed.export.runners import _onnx as runner  # noqa: E402
 from tests.slow import slow  # noqa: E402
 
 L = keras.layers

@@ -13,7 +13,7 @@ import tensorflow as tf
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from heed.export.onnx import converter, registry  # noqa: E402
+from heed.export.onnx import _converter, registry  # noqa: E402
 
 RNG = np.random.default_rng(0)
 raw = tf.raw_ops
@@ -494,7 +494,7 @@ def test_operation(
         pytest.skip("its sizes must be known")
     graph = trace(function, arrays, varying)
     feeds = {f"x{i}": x for i, x in enumerate(arrays)}
-    model = converter.convert(graph, opset=opset)
+    model = _converter.convert(graph, opset=opset)
     expected = graph(**{key: tf.constant(x) for key, x in feeds.items()})
     for found, key in zip(run_model(model, feeds), sorted(expected), strict=True):
         wanted = expected[key].numpy()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from heed.export.plain_operations import plain_operations
+from heed.export._plain_operations import plain_operations
 
 NEW = None
 INDICES = [

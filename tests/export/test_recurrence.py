@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from heed._keras import recurrent_backend
-from heed.export.recurrence import plain_loops
+from heed.export._recurrence import plain_loops
+from heed.keras import recurrent_backend
 from tests.slow import slow
 
 LISTS = ("TensorList", "TensorArray")

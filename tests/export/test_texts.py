@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from heed import cli
 from heed.export import export
 from heed.export.formats import FORMATS
-from heed.export.runners import run as runner
+from heed.export.runners import _run as runner
 from heed.export.text_ops import text_ops
 from heed.seq2seq import NumbersTask, Shipment, TaskError, TextTask, start_run
 from heed.seq2seq.runs import shipping

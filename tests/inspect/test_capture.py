@@ -10,9 +10,9 @@ import pytest
 
 import heed
 from heed import Mask
-from heed._keras import backend_module
 from heed.inspect import Capture, ablate, capture, gradient_times_attention
 from heed.inspect._statistics import compute_statistics
+from heed.keras import backend_module
 from heed.layers import AdditiveAttention, MultiHeadAttention, TransformerEncoderLayer
 from tests import reference
 from tests.backend import BACKEND, on_tensorflow, tf

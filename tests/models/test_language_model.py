@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import heed
-from heed.decoding import engine, generation
+from heed.decoding import _generation, engine
 from heed.decoding.options import options_of
 from heed.models import (
     Decodable,
@@ -200,14 +200,14 @@ def by_both(model: Any, prompt: Any, length: int = 8, **options: Any) -> tuple[A
     defaults = {"beam_size": 3, "length_penalty": 0.6, "coverage_penalty": 0.0}
     defaults |= {"temperature": 1.5, "top_k": 4, "top_p": 0.9, "min_p": None}
     assert engine.unsupported_reasons(model, {**shared, **defaults, **options}) == []
-    inputs = {"prompt": generation._prompt(prompt, None, model.config, length)}
+    inputs = {"prompt": _generation._prompt(prompt, None, model.config, length)}
     if options["method"] == "sample":
         inputs["uniform"] = np.random.default_rng(3).random((len(prompt), length), "float32")
     names = [name for name in options_of(options["method"]) if name != "seed"]
     options = {name: {**shared, **defaults, **options}[name] for name in names}
     (mine, of_mine), (graphs, of_graphs) = (
         engine.decode(model, inputs, options),
-        generation._decode(model, inputs, options),
+        _generation._decode(model, inputs, options),
     )
     if of_mine is not None:
         np.testing.assert_allclose(of_mine, of_graphs, atol=1e-4)
@@ -292,16 +292,16 @@ def test_prompts_that_are_read_at_once(method: str, monkeypatch: Any) -> None:
         ([[3, 4, 5, 6, 7], [5, 6, 7, 0, 0], [8, 8, 8, 8, 0]], 3),
         ([[3, 4, 2, 6, 7], [5, 6, 7, 2, 0]], 2),  # with the end
     ):
-        given = generation._prompt(prompt, None, model.config, 8)
+        given = _generation._prompt(prompt, None, model.config, 8)
         steps.clear()
-        at_once = np.asarray(generation._decode(model, {"prompt": given}, options)[0])[:, 0]
+        at_once = np.asarray(_generation._decode(model, {"prompt": given}, options)[0])[:, 0]
         assert steps[0] == shared
         assert set(steps[1:]) == {1}
         assert len(steps) <= 1 + 8 - shared
         steps.clear()
         with monkeypatch.context() as patched:
             patched.setattr(current(), "has_dynamic_shapes", lambda: False)
-            one_by_one = generation._decode(model, {"prompt": given}, options)[0][:, 0]
+            one_by_one = _generation._decode(model, {"prompt": given}, options)[0][:, 0]
         assert set(steps) == {1}
         np.testing.assert_array_equal(at_once, one_by_one)
     np.testing.assert_array_equal(at_once[:, :4], [[3, 4, 2, 0], [5, 6, 7, 2]])

@@ -4,9 +4,9 @@ import pytest
 
 import heed
 from heed import inspect
-from heed.decoding.incremental_decoder import IncrementalDecoder
+from heed.decoding._incremental_decoder import IncrementalDecoder
 from heed.models import RecurrentTranslator, RecurrentTranslatorConfig, explain_generate, generate
-from heed.models.recurrent_translator_config import ATTENTIONS
+from heed.models._recurrent_translator_config import ATTENTIONS
 from tests.backend import BACKEND, is_dense, vjp
 from tests.models.builders import randomise, sources
 

@@ -18,8 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 from heed.ops.backends.tensorflow.native import library
+from heed.ops.core._program import CoreProgram
 from heed.ops.core.form import Form, Header, Rule
-from heed.ops.core.program import CoreProgram
 from heed.ops.score_mod.operations import NUMBERS as OPCODES
 from heed.ops.score_mod.operations import Type
 from heed.ops.score_mod.program import Instruction, Program

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heed import _weights
-from heed._weights import WEIGHTS
+from heed import weights
 from heed.ops.core import description
+from heed.weights import WEIGHTS
 from tests.native.core import LIBRARY
 from tests.native.decoder import (
     ACTIVATIONS,
@@ -238,7 +238,7 @@ def test_caches_keep_what_their_format_has(library: Any, cache: str) -> None:
 def test_the_names_of_caches_follow_the_list_of_the_header() -> None:
     text = (Path(__file__).parents[2] / "native/include/heed_decoder.h").read_text("utf-8")
     (line,) = re.findall(r"define HEED_EACH_CACHE.*", text)
-    assert tuple(re.findall(r'"(\w+)"', line)) == _weights.CACHES == CACHES
+    assert tuple(re.findall(r'"(\w+)"', line)) == weights.CACHES == CACHES
 
 
 def test_an_encoder_has_a_pack_of_its_own(library: Any) -> None:

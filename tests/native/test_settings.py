@@ -10,7 +10,7 @@ import pytest
 from keras import ops
 
 from heed.ops.backends.tensorflow.native import fused_ops
-from heed.ops.core import form, program
+from heed.ops.core import _program, form
 from heed.ops.layouts import LAYOUTS
 from heed.ops.mask import Mask
 from heed.ops.options import SCORING
@@ -33,7 +33,7 @@ def declared(file: str) -> dict[str, tuple[str, ...]]:
 
 def test_python_and_cpp_declare_the_same_fields() -> None:
     header = "dropout", "scoring", *form.Header._fields
-    others = form.Rule, program.ProgramHeader, program.CapturedOperand, program.ScatterWords
+    others = form.Rule, _program.ProgramHeader, _program.CapturedOperand, _program.ScatterWords
     structs = {x.__name__: x._fields for x in others}
     assert declared("shared/call.h") == {"Header": header, **structs}
     text = (ADAPTERS.parent / "include/heed.h").read_text(encoding="utf-8")

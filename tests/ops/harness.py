@@ -41,11 +41,11 @@ def small_blocks(block: tuple[int, int]) -> Iterator[None]:
             yield
         return
     from heed.ops.backends.shared import plan
-    from heed.ops.backends.tensorflow.portable import parts
+    from heed.ops.backends.tensorflow.portable import _parts
 
     with (
         mock.patch.multiple(plan, MOST_QUERIES=queries, FEWEST_QUERIES=queries),
-        mock.patch.multiple(parts, _STEP=keys, _SHORT=keys),
+        mock.patch.multiple(_parts, _STEP=keys, _SHORT=keys),
     ):
         yield
 
@@ -54,15 +54,15 @@ def small_blocks(block: tuple[int, int]) -> Iterator[None]:
 def _small_blocks_of_jax(queries: int) -> Iterator[None]:
     import jax
 
-    from heed.ops.backends.jax.portable import blockwise
+    from heed.ops.backends.jax.portable import _blockwise
     from heed.ops.backends.shared import plan
 
     if queries not in _programs:
         # A function of its own: JAX keeps programs by function, whatever sizes they were traced with.
-        _programs[queries] = jax.jit(lambda *args: blockwise._attend(*args), static_argnums=0)
+        _programs[queries] = jax.jit(lambda *args: _blockwise._attend(*args), static_argnums=0)
     with (
         mock.patch.multiple(plan, MOST_QUERIES=queries, GROUPS=1),
-        mock.patch.object(blockwise, "_compiled", _programs[queries]),
+        mock.patch.object(_blockwise, "_compiled", _programs[queries]),
     ):
         yield
 

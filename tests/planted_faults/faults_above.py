@@ -15,21 +15,21 @@ _OF_DISTRIBUTED = "tests/distributed"
 FAULTS = (
     Fault(
         "accelerated layers ignore key_mask",
-        f"{_ACCELERATION}/_multi_head.py",
+        f"{_ACCELERATION}/multi_head.py",
         "(query, value, key), (query_mask, value_mask, key_mask))",
         "(query, value, key), (query_mask, value_mask, None))",
         (f"{_OF_ACCELERATION}/test_accelerate.py", f"{_OF_ACCELERATION}/test_faults.py"),
     ),
     Fault(
         "accelerated layers ignore use_causal_mask",
-        f"{_ACCELERATION}/_multi_head.py",
+        f"{_ACCELERATION}/multi_head.py",
         "masks.structure(use_causal_mask, option(",
         "masks.structure(False, option(",
         (f"{_OF_ACCELERATION}/test_accelerate.py", f"{_OF_ACCELERATION}/test_faults.py"),
     ),
     Fault(
         "Keras' op ignores its scale",
-        f"{_ACCELERATION}/_op.py",
+        f"{_ACCELERATION}/op.py",
         "scale = number",
         "scale = None",
         (f"{_OF_ACCELERATION}/test_accelerate.py::test_the_op_has_the_same_output",),
@@ -71,7 +71,7 @@ FAULTS = (
     ),
     Fault(
         "exported recurrent layers change their states at padding",
-        f"{_EXPORT}/recurrence.py",
+        f"{_EXPORT}/_recurrence.py",
         "new_states = _where(now, new_states, states)",
         "pass",
         (f"{_OF_EXPORT}/test_recurrence.py",),

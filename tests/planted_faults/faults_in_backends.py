@@ -32,7 +32,7 @@ FAULTS = (
     ),
     Fault(
         "PyTorch drops other weights",
-        f"{_SHARED}/dropout.py",
+        f"{_SHARED}/_dropout.py",
         'x if current().WORD == "uint32" else x & _MASK',
         "x",
         _PINNED,
@@ -48,7 +48,7 @@ FAULTS = (
     ),
     Fault(
         "NaN in a later key reaches PyTorch's kernels",
-        f"{_TORCH}/fused/nonfinite.py",
+        f"{_TORCH}/fused/_nonfinite.py",
         "return torch.where(torch.isfinite(x), x, 0.0)",
         "return x",
         (f"{_FUSED}::test_nonfinite_numbers_reach_the_rows_that_see_them",),
@@ -65,7 +65,7 @@ FAULTS = (
     # JAX
     Fault(
         "a row without keys gets what cuDNN gives",
-        f"{_JAX}/cudnn/attention.py",
+        f"{_JAX}/cudnn/_attention.py",
         "output = _fill(spec, ~problem.of_rows.is_any, output, 0.0)",
         "output = output + 0",
         (f"{_TESTS}/backends/test_jax_cudnn.py::test_it_gives_what_the_portable_form_gives",),

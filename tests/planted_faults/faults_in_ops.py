@@ -12,7 +12,7 @@ FAULTS = (
     # What is refused, and what is left to another implementation
     Fault(
         "positions of another batch make the result larger",
-        f"{_OPS}/positions.py",
+        f"{_OPS}/_positions.py",
         "or (len(shape) == 2 and all(checks.differ(shape[0], n) for n in batch))",
         "or False",
         (f"{_TESTS}/test_errors.py::test_bad_input_is_named",),
@@ -92,7 +92,7 @@ FAULTS = (
     # The portable form
     Fault(
         "queries of an overlapping last block count twice in the gradients",
-        f"{_PORTABLE}/parts.py",
+        f"{_PORTABLE}/_parts.py",
         "fresh = (queries.positions >= index * self.block)[:, None]",
         "fresh = (queries.positions >= 0)[:, None]",
         (f"{_TESTS}/test_execution.py::test_derivatives_of_unknown_lengths",),
@@ -185,14 +185,14 @@ FAULTS = (
     # Dropout's numbers
     Fault(
         "the second word of a seed is lost",
-        f"{_SHARED}/dropout.py",
+        f"{_SHARED}/_dropout.py",
         "key = _mix(_mix(_low(words[0] + _word(_GOLDEN))) ^ words[1])",
         "key = _mix(_mix(_low(words[0] + _word(_GOLDEN))))",
         (f"{_TESTS}/test_dropout.py",),
     ),
     Fault(
         "all heads drop alike",
-        f"{_SHARED}/dropout.py",
+        f"{_SHARED}/_dropout.py",
         "head = _mix(entry[:, None, None] ^ _count(heads)[:, None])",
         "head = _mix(entry[:, None, None] ^ 0 * _count(heads)[:, None])",
         (f"{_TESTS}/test_dropout.py",),
@@ -216,28 +216,28 @@ FAULTS = (
     # Positions
     Fault(
         "rotation turns the other way",
-        f"{_OPS}/positions.py",
+        f"{_OPS}/_positions.py",
         "rotated = [first * cosine - second * sine, first * sine + second * cosine]",
         "rotated = [first * cosine + second * sine, second * cosine - first * sine]",
         (f"{_TESTS}/test_positions.py",),
     ),
     Fault(
         "linear scaling multiplies positions",
-        f"{_OPS}/positions.py",
+        f"{_OPS}/_positions.py",
         "angles = (ops.cast(positions, compute) / scaling_factor)[..., None] * frequencies",
         "angles = (ops.cast(positions, compute) * scaling_factor)[..., None] * frequencies",
         (f"{_TESTS}/test_positions.py",),
     ),
     Fault(
         "the relative bias ignores where query 0 stands",
-        f"{_OPS}/positions.py",
+        f"{_OPS}/_positions.py",
         'query_positions = ops.arange(query_length, dtype="int32") + ops.cast(offset, "int32")',
         'query_positions = ops.arange(query_length, dtype="int32")',
         (f"{_TESTS}/test_positions.py",),
     ),
     Fault(
         "a far distance falls into the bucket before its own",
-        f"{_OPS}/positions.py",
+        f"{_OPS}/_positions.py",
         'ops.searchsorted(bounds, ops.reshape(distance, [-1]), side="right")',
         'ops.searchsorted(bounds, ops.reshape(distance, [-1]), side="left")',
         (f"{_TESTS}/test_positions.py",),
@@ -282,7 +282,7 @@ FAULTS = (
     ),
     Fault(
         "with a cache, queries count from 0 for the function of the score",
-        "src/heed/layers/score_functions.py",
+        "src/heed/layers/_score_functions.py",
         "call(score, batch, head, query + first, key)",
         "call(score, batch, head, query, key)",
         ("tests/layers/test_score_functions.py::test_with_a_cache_queries_keep_their_positions",),

@@ -14,15 +14,16 @@ from typing import Any
 
 import keras
 
-from heed._config import one_of
-from heed._patching import Patch
-from heed._weights import CACHES, WEIGHTS
-from heed.acceleration import _models, _switch
+from heed.acceleration import models as _models
+from heed.acceleration import switch
 from heed.acceleration._patches import changes, check_keras
 from heed.acceleration.hub.modules import Hub
 from heed.acceleration.hub.recognition import is_language_model
+from heed.config import one_of
 from heed.ops.dispatch import explain
 from heed.ops.recomputation import Restore, keep
+from heed.patching import Patch
+from heed.weights import CACHES, WEIGHTS
 
 __all__ = ["Acceleration", "Report", "accelerate", "changes", "decelerate"]
 
@@ -103,7 +104,7 @@ class Acceleration:
         models = [
             f"model {model.name!r}{_models.formats_of(model)}" for model in _models.accelerated
         ]
-        everywhere = [f"everything{_models.formats_of(None)}"] if _switch.enabled_everywhere else []
+        everywhere = [f"everything{_models.formats_of(None)}"] if switch.enabled_everywhere else []
         scope = ", ".join(everywhere or sorted(models)) or "nothing"
         patched = tuple(patch.label for patch in _installed)
         return Report(
@@ -111,8 +112,8 @@ class Acceleration:
             explain().implementation,
             scope,
             patched + _keras_hub.state if patched else (),
-            dict(_switch.calls),
-            dict(_switch.left_to_keras),
+            dict(switch.calls),
+            dict(switch.left_to_keras),
         )
 
     def __repr__(self) -> str:
@@ -173,13 +174,13 @@ def accelerate(
     with _lock:
         if not _installed:
             patches = check_keras()
-            _switch.reset_counts()
+            switch.reset_counts()
             for patch in (*patches, *_models.program_patches):
                 patch.install()
             _keras_hub.install()
             _installed.extend(patches)
         if model is None:
-            changed, _switch.enabled_everywhere = not _switch.enabled_everywhere, True
+            changed, switch.enabled_everywhere = not switch.enabled_everywhere, True
         elif changed := model not in _models.accelerated:
             _models.add(model)
         if changed:
@@ -209,12 +210,12 @@ def decelerate(model: Any = None) -> None:
 def _undo(model: Any) -> None:
     with _lock:
         if model is None:
-            _switch.enabled_everywhere = False
+            switch.enabled_everywhere = False
             _models.set_formats(None, _models.Formats())
         elif model in _models.accelerated:
             _models.remove(model)
         _models.change_scope()
-        if _installed and not _switch.enabled_everywhere and not _models.accelerated:
+        if _installed and not switch.enabled_everywhere and not _models.accelerated:
             _models.restore_programs()
             for patch in (*_installed, *_models.patches()):
                 patch.uninstall()
@@ -225,7 +226,7 @@ def _undo(model: Any) -> None:
 @keep
 def _remember_scope() -> Restore:
     """What is accelerated may have changed when a model computes again, and the patches may be gone."""
-    scope = _switch.find_scope()
+    scope = switch.find_scope()
     patches = (*_installed, *_models.patches(), *_keras_hub.patches)
 
     @contextmanager
@@ -235,7 +236,7 @@ def _remember_scope() -> Restore:
                 for patch in patches:
                     patch.install()
                     stack.callback(patch.uninstall)
-            stack.enter_context(_switch.restore_scope(scope))
+            stack.enter_context(switch.restore_scope(scope))
             yield
 
     return restore

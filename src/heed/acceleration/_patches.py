@@ -10,9 +10,9 @@ from typing import Any
 import keras
 from keras.layers import Attention, GroupQueryAttention, MultiHeadAttention
 
-from heed._keras import backend_module
-from heed._patching import Patch, Replacement
-from heed.acceleration import _multi_head, _op, _single_head
+from heed.acceleration import _single_head, multi_head, op
+from heed.keras import backend_module
+from heed.patching import Patch, Replacement
 
 # The known arguments of constructors. A new one may change the attention, and the replacement would ignore it.
 _COMMON = (
@@ -51,16 +51,16 @@ def keras_patches() -> list[Patch]:
 
     name = "dot_product_attention"
     layers: list[tuple[type, str, Replacement]] = [
-        (MultiHeadAttention, "call", _multi_head.call),
-        (MultiHeadAttention, "_compute_attention", _multi_head.compute_attention),
-        (MultiHeadAttention, "compute_output_spec", _multi_head.compute_output_spec),
-        (GroupQueryAttention, "call", _multi_head.call),
-        (GroupQueryAttention, "_compute_attention", _multi_head.compute_attention),
+        (MultiHeadAttention, "call", multi_head.call),
+        (MultiHeadAttention, "_compute_attention", multi_head.compute_attention),
+        (MultiHeadAttention, "compute_output_spec", multi_head.compute_output_spec),
+        (GroupQueryAttention, "call", multi_head.call),
+        (GroupQueryAttention, "_compute_attention", multi_head.compute_attention),
         (Attention, "call", _single_head.call),
     ]
     return [
-        Patch(backend_module("nn"), name, _op.backend_op, _op.NAME, keras),
-        Patch(ops_nn, name, _op.public_op, f"{_op.NAME} (soft-cap)", keras, copies=True),
+        Patch(backend_module("nn"), name, op.backend_op, op.NAME, keras),
+        Patch(ops_nn, name, op.public_op, f"{op.NAME} (soft-cap)", keras, copies=True),
         *(
             Patch(cls, name, replacement, f"{_public_name(cls)}.{name}", keras)
             for cls, name, replacement in layers

@@ -9,7 +9,7 @@ from typing import Any
 from keras import ops
 from keras.layers import AdditiveAttention, Attention
 
-from heed.acceleration import _op, _switch
+from heed.acceleration import op, switch
 from heed.layers import masks
 from heed.layers.attend import dropout_options, one_head
 from heed.layers.overrides import find_override
@@ -55,7 +55,7 @@ def _describe(
     query, value, key = inputs[0], inputs[1], inputs[-1 if len(inputs) == 3 else 1]
     leading = query.shape[:-2]
     batch = None if None in leading else math.prod(leading)
-    return _op.describe(
+    return op.describe(
         *(
             SimpleNamespace(shape=(batch, x.shape[-2], 1, x.shape[-1]), dtype=self.compute_dtype)
             for x in (query, key, value)
@@ -71,7 +71,7 @@ def _describe(
     )
 
 
-@_switch.make_replacement(_name, _reason_to_leave, _describe)
+@switch.make_replacement(_name, _reason_to_leave, _describe)
 def call(
     self: Any,
     inputs: Any,

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from heed._suggestions import closest, nearest
 from heed.errors import UsageError
 from heed.seq2seq.options.user_values import split_names, user_path
+from heed.suggestions import closest, nearest
 
 # How help shows an option's value.
 _METAVARS: dict[Any, str] = {
@@ -157,7 +157,7 @@ def option_name(name: str) -> str:
 
 def check_positive(option: str, value: int) -> int:
     """Checks the value of a count, 1 or more; TaskError if it is not."""
-    from heed._numbers import LARGEST_COUNT  # loads NumPy
+    from heed.numbers import LARGEST_COUNT  # loads NumPy
 
     if value < 1:
         raise UsageError(f"{option} must be an integer >= 1. Received: {value}")

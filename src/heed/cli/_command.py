@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from heed import __version__
-from heed._signals import EndedBySignal, clean_up_on_signals
 from heed.cli._arguments import Parser
 from heed.cli._completion import SHELLS, completion_script
 from heed.cli._streams import drop_output, prepare_streams, print_note
 from heed.errors import UsageError, UserError
+from heed.signals import EndedBySignal, clean_up_on_signals
 
 
 def run_command(arguments: Sequence[str] | None) -> int:
@@ -85,7 +85,7 @@ def explain_error(error: Exception) -> str | None:
         return f"cannot read or write{where}: {error.strerror or error}"
     package = (getattr(error, "name", None) or "").partition(".")[0]
     if isinstance(error, ImportError) and package in ("keras", "tensorflow"):
-        from heed._install import how_to_install
+        from heed.install import how_to_install
 
         return f"this needs {error.name}: {how_to_install('demo')}"
     return None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from heed._install import how_to_install
 from heed.errors import TaskError
+from heed.install import how_to_install
 from heed.seq2seq.options.user_values import user_path
 
 SHELLS = ("bash", "zsh", "tcsh")

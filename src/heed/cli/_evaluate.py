@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 
 from heed import seq2seq
-from heed._install import how_to_install
 from heed.cli._arguments import Parser
 from heed.cli._decoding import add_decoding_options, open_translator, read_decoding_options
 from heed.cli._streams import print_line, print_note, resolve_inputs
 from heed.errors import TaskError, UsageError
+from heed.install import how_to_install
 from heed.seq2seq.options.user_values import user_path
 from heed.seq2seq.text.scoring import AUTO, BLEU_TOKENIZERS, load_sacrebleu
 

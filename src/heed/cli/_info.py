@@ -19,7 +19,7 @@ def run_info(_: argparse.Namespace) -> None:
     """Prints the information."""
     with contextlib.suppress(ImportError):  # missing packages are part of the answer
         start_keras()
-    from heed._info import info
+    from heed.environment import info
 
     answer = info()
     width = max(map(len, answer))

@@ -62,7 +62,7 @@ def run_serve(parsed: argparse.Namespace) -> None:
         import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        from heed._install import how_to_install
+        from heed.install import how_to_install
 
         raise TaskError(f"serving needs {error.name}: {how_to_install('serve')}") from None
     # Checks that need no TensorFlow come before it loads, which takes seconds.

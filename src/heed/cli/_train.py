@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from heed import seq2seq
-from heed._suggestions import nearest
 from heed.cli._arguments import Parser, add_options, option_name, select_options
 from heed.cli._streams import (
     STANDARD_INPUT,
@@ -26,6 +25,7 @@ from heed.seq2seq.options.settings import MODEL, TRAINING
 from heed.seq2seq.options.user_config import names_of
 from heed.seq2seq.options.user_values import split_names, user_origin, user_path
 from heed.seq2seq.tensorflow_start import start_tensorflow
+from heed.suggestions import nearest
 
 RUNS = Path("heed-runs")
 _DEFAULTS = "Defaults suit the task; the run's config.json lists all values."

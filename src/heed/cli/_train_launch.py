@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from heed import __version__, seq2seq
-from heed._ray import check_installed
 from heed.cli._arguments import check_positive
 from heed.cli._streams import print_note
 from heed.distributed.cluster import VARIABLE, Cluster, local_addresses, read_cluster
@@ -19,6 +18,7 @@ from heed.distributed.meeting import meet
 from heed.distributed.processes import Outcome, Worker
 from heed.distributed.supervisor import RESTARTS, supervise
 from heed.errors import TaskError, UsageError
+from heed.ray import check_installed
 from heed.seq2seq.child_process import count_threads
 
 _WAYS = ("local", "ray")

@@ -9,16 +9,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from heed.decoding._generation import explain_generate, generate
     from heed.decoding.decodable import Decodable
-    from heed.decoding.generation import explain_generate, generate
     from heed.decoding.streaming import stream
 
 __all__ = ["Decodable", "explain_generate", "generate", "stream"]
 
 _LAZY = {
     "Decodable": "heed.decoding.decodable",
-    "explain_generate": "heed.decoding.generation",
-    "generate": "heed.decoding.generation",
+    "explain_generate": "heed.decoding._generation",
+    "generate": "heed.decoding._generation",
     "stream": "heed.decoding.streaming",
 }
 

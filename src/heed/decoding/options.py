@@ -12,7 +12,7 @@ import functools
 import math
 from typing import Any
 
-from heed._config import (
+from heed.config import (
     COUNT,
     FLAG,
     NOT_NEGATIVE,
@@ -24,8 +24,8 @@ from heed._config import (
     option,
     optional,
 )
-from heed._numbers import check_integer, check_real
-from heed._weights import CACHES, WEIGHTS
+from heed.numbers import check_integer, check_real
+from heed.weights import CACHES, WEIGHTS
 
 METHODS = ("greedy", "beam", "sample")
 _MOST_PENALTY = 1e30  # a log probability divided by more is lost in float32

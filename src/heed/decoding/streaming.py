@@ -8,12 +8,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from keras import ops
 
-from heed._config import takes_options
+from heed.config import takes_options
 from heed.decoding import engine
+from heed.decoding._generation import Request, make_loop, make_request
+from heed.decoding.compiled import program
 from heed.decoding.decodable import Decodable
-from heed.decoding.generation import Request, make_loop, make_request
 from heed.decoding.options import GenerateOptions, options_of
-from heed.decoding.programs import program
 from heed.ops.backends import as_written
 
 _NAMES = [

@@ -18,14 +18,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from heed.distributed.ring import ring_attention
+    from heed.distributed._ring import ring_attention
     from heed.ops.sequence_split import join_sequence, sequence_positions, split_sequence
 
 __all__ = ["join_sequence", "ring_attention", "sequence_positions", "split_sequence"]
 
 _LAZY = {
     "join_sequence": "heed.ops.sequence_split",
-    "ring_attention": "heed.distributed.ring",
+    "ring_attention": "heed.distributed._ring",
     "sequence_positions": "heed.ops.sequence_split",
     "split_sequence": "heed.ops.sequence_split",
 }

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from heed import _ray as heed_ray
+from heed import ray as heed_ray
 from heed.distributed.cluster import Cluster, read_cluster
 from heed.errors import ClusterError
 
@@ -58,7 +58,7 @@ def train_with_ray(
 
 @contextlib.contextmanager
 def connect(workers: int) -> Iterator[None]:
-    """Connects to Ray's cluster in the block, see `heed._ray.connect`.
+    """Connects to Ray's cluster in the block, see `heed.ray.connect`.
 
     Raises:
         RayError: if there is no such cluster, or it has fewer processors than workers.

@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING, Any
 
-from heed.export.artefact import read_manifest
+from heed.export._artefact import read_manifest
 from heed.export.errors import ExportError
 from heed.export.formats import FORMATS, ExportFormat
 
 if TYPE_CHECKING:
-    from heed.export.exporting import Exported, Shippable, export
+    from heed.export._exporting import Exported, Shippable, export
 
 __all__ = [
     "FORMATS",
@@ -27,6 +27,6 @@ def __getattr__(name: str) -> Any:
     from heed.ops.backends import require_tensorflow
 
     require_tensorflow("`heed.export`")
-    from heed.export import exporting
+    from heed.export import _exporting
 
-    return getattr(exporting, name)
+    return getattr(_exporting, name)

@@ -1,6 +1,6 @@
 """The registry of formats: `export`, the command line, manifests and tests of the docs read it.
 
-A new format is an entry of `FORMATS`, a module of its name in this folder, which writes it, and one in `runners/`,
+A new format is an entry of `FORMATS`, a folder of its name in this one, which writes it, and one in `runners/`,
 which runs it. No framework is imported here: the command line reads this for its help.
 """
 
@@ -29,7 +29,7 @@ class ExportFormat:
     """A format that models are exported to.
 
     `heed.export.NAME` writes it: its `write_artefact(job, folder)` takes an `ExportJob` and an empty folder, and
-    returns notes for the user. `runners/NAME.py` is copied next to the model as `runtime.py`; it imports nothing of
+    returns notes for the user. `runners/_NAME.py` is copied next to the model as `runtime.py`; it imports nothing of
     heed, and its `load(folder, threads)` returns the programs by name, functions of arrays by name.
 
     Attributes:

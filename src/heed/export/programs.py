@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from heed.export._plain_operations import plain_operations
+from heed.export._recurrence import plain_loops
 from heed.export.errors import ExportError
-from heed.export.plain_operations import plain_operations
-from heed.export.recurrence import plain_loops
 from heed.models import Decodable
 from heed.ops import set_implementation
 from heed.ops.backends.tensorflow import exportable

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from heed.export.normal_forms import abnormal, match_any, white_space
+from heed.export._normal_forms import abnormal, match_any, white_space
 
 _SPACE = "▁"
 _DIGITS = 6

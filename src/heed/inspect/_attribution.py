@@ -10,7 +10,6 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from heed._numbers import check_integer
 from heed.inspect import _names
 from heed.inspect._blocks import find_projection
 from heed.inspect._observed import FusedAttention, ObservedAttention
@@ -19,6 +18,7 @@ from heed.inspect._run import run_observed
 from heed.inspect._stack import Block, Seen, run_stack
 from heed.inspect._statistics import Floats
 from heed.inspect._watch import Place, watch
+from heed.numbers import check_integer
 from heed.ops.backends import current
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heed._npz import read_npz
 from heed.inspect import _names
 from heed.inspect._residual import Residual
 from heed.inspect._statistics import Floats, RowStatistics, compute_statistics
+from heed.npz import read_npz
 
 Integers = NDArray[np.int64]
 

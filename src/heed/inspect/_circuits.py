@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from heed._numbers import check_integer
 from heed.inspect._capture import Capture
 from heed.inspect._statistics import Floats
+from heed.numbers import check_integer
 
 SCORES = ("previous", "duplicate", "induction")
 

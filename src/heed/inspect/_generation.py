@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from heed._byte_pairs import name_token
-from heed._patching import ContextPatch, Function
+from heed.byte_pairs import name_token
 from heed.inspect._capture import Capture
 from heed.inspect._page import Page, page
 from heed.inspect._run import Selection, capture
+from heed.patching import ContextPatch, Function
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from heed._figure import new_figure
+from heed.figure import new_figure
 from heed.inspect._capture import Capture, select_weights
 from heed.inspect._circuits import CircuitScores, check_kind
 from heed.inspect._interventions import Ablation

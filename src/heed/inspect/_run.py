@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from heed._numbers import check_integer
 from heed.inspect import _names
 from heed.inspect._blocks import is_attention
 from heed.inspect._capture import Capture, CapturedLayer
@@ -17,6 +16,7 @@ from heed.inspect._observed import ObservedAttention, StepwiseAttention, WeightR
 from heed.inspect._picture import compute_picture
 from heed.inspect._residual import Recorder
 from heed.inspect._watch import Observer, Session, Tap, watch
+from heed.numbers import check_integer
 from heed.ops.backends import current
 
 Selection = Sequence[int] | Mapping[str, Sequence[int]] | None

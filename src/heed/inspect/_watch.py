@@ -25,15 +25,15 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from heed._keras import backend_module, recurrent_backend
-from heed._patching import ContextPatch, Function, activate, set_here
 from heed.inspect import _names
 from heed.inspect._blocks import find_parts, find_projection, is_attention, is_norm
 from heed.inspect._observed import FusedAttention, ObservedAttention, SoftmaxAttention
+from heed.keras import backend_module, recurrent_backend
 from heed.layers.masks import carry, implicit_mask
 from heed.ops.backends import current
 from heed.ops.observe import set_watcher
 from heed.ops.spec import AttentionSpec, Tensors
+from heed.patching import ContextPatch, Function, activate, set_here
 
 # Names of arguments that hold another sequence than the layer's own.
 _SOURCES = ("key_value", "encoder", "encoded", "context", "memory")

@@ -12,16 +12,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from heed.layers.additive_attention import AdditiveAttention
-    from heed.layers.dot_product_attention import DotProductAttention
-    from heed.layers.embedding import TokenEmbedding
-    from heed.layers.feed_forward import FeedForward
-    from heed.layers.location_aware_attention import LocationAwareAttention
-    from heed.layers.luong_attention import LuongAttention
-    from heed.layers.multi_head_attention import MultiHeadAttention
-    from heed.layers.positions import LearnedPositions, RelativePositionBias, SinusoidalPositions
-    from heed.layers.replacing import from_keras, replace_attention
-    from heed.layers.transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
+    from heed.layers._additive_attention import AdditiveAttention
+    from heed.layers._dot_product_attention import DotProductAttention
+    from heed.layers._embedding import TokenEmbedding
+    from heed.layers._feed_forward import FeedForward
+    from heed.layers._location_aware_attention import LocationAwareAttention
+    from heed.layers._luong_attention import LuongAttention
+    from heed.layers._multi_head_attention import MultiHeadAttention
+    from heed.layers._positions import LearnedPositions, RelativePositionBias, SinusoidalPositions
+    from heed.layers._replacing import from_keras, replace_attention
+    from heed.layers._transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
 
 __all__ = [
     "AdditiveAttention",
@@ -41,16 +41,16 @@ __all__ = [
 ]
 
 _MODULES = {
-    "additive_attention": ("AdditiveAttention",),
-    "dot_product_attention": ("DotProductAttention",),
-    "embedding": ("TokenEmbedding",),
-    "feed_forward": ("FeedForward",),
-    "location_aware_attention": ("LocationAwareAttention",),
-    "luong_attention": ("LuongAttention",),
-    "multi_head_attention": ("MultiHeadAttention",),
-    "positions": ("LearnedPositions", "RelativePositionBias", "SinusoidalPositions"),
-    "replacing": ("from_keras", "replace_attention"),
-    "transformer_layers": ("TransformerDecoderLayer", "TransformerEncoderLayer"),
+    "_additive_attention": ("AdditiveAttention",),
+    "_dot_product_attention": ("DotProductAttention",),
+    "_embedding": ("TokenEmbedding",),
+    "_feed_forward": ("FeedForward",),
+    "_location_aware_attention": ("LocationAwareAttention",),
+    "_luong_attention": ("LuongAttention",),
+    "_multi_head_attention": ("MultiHeadAttention",),
+    "_positions": ("LearnedPositions", "RelativePositionBias", "SinusoidalPositions"),
+    "_replacing": ("from_keras", "replace_attention"),
+    "_transformer_layers": ("TransformerDecoderLayer", "TransformerEncoderLayer"),
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}
 

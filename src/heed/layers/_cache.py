@@ -12,9 +12,9 @@ from typing import Any
 
 from keras import ops
 
-from heed._numbers import check_integer
 from heed.layers.masks import Spread
 from heed.layers.shapes import Shape, agree
+from heed.numbers import check_integer
 from heed.ops.checks import cache_slot
 from heed.ops.dispatch import select_fused_ops
 

@@ -10,13 +10,12 @@ from typing import Any
 import keras
 from keras import ops
 
-from heed._numbers import check_integer, check_real
-from heed.layers import _cache, masks, score_functions
+from heed.layers import _cache, _score_functions, masks
+from heed.layers._base_layers import AttentionLayer
 from heed.layers._cache import Cache
 from heed.layers._projections import clone_initializer
 from heed.layers.attend import dropout_options, one_head, pack_outputs
 from heed.layers.axes import AttentionAxes
-from heed.layers.base_layers import AttentionLayer
 from heed.layers.flat_dense import FlatDense
 from heed.layers.shapes import (
     Shape,
@@ -26,6 +25,7 @@ from heed.layers.shapes import (
     key_value_shapes,
     padding_remedy,
 )
+from heed.numbers import check_integer, check_real
 from heed.ops import Mask
 
 _AXES = AttentionAxes(3, None)
@@ -55,7 +55,7 @@ class SingleHeadAttention(AttentionLayer):
         """Checks the shapes and creates the variables, if there are any."""
         query, _, key = self._check_shapes(query_shape, value_shape, key_shape)
         self._widths = {"query": query[-1], "key": key[-1]}
-        score_functions.build(getattr(self, "_score_function", None))  # subclasses may take one
+        _score_functions.build(getattr(self, "_score_function", None))  # subclasses may take one
         self._build_scores(query[-1], key[-1])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from heed._numbers import integer
 from heed.layers import masks
 from heed.layers.axes import AttentionAxes
 from heed.layers.shapes import Shape
+from heed.numbers import integer
 from heed.ops import (
     Mask,
     additive_attention,

@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
+from heed.layers._base_layers import KernelLayer
 from heed.layers.attend import dropout_options
-from heed.layers.base_layers import KernelLayer
 from heed.ops import dropout
 
 

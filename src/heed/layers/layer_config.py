@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from heed._config import (
+from heed.config import (
     COUNT,
     COUNT_OR_NONE,
     FLAG,
@@ -26,7 +26,7 @@ from heed._config import (
     one_of,
     option,
 )
-from heed._numbers import check_integer
+from heed.numbers import check_integer
 
 _Class = TypeVar("_Class", bound=type)
 _Init = TypeVar("_Init", bound=Callable[..., None])

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from heed.layers.base_layers import KernelLayer
+from heed.layers._base_layers import KernelLayer
 from heed.ops import layer_normalization, rms_normalization
 
 

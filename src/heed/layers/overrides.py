@@ -14,9 +14,9 @@ from typing import Any
 
 import keras
 
-from heed._numbers import real
-from heed._patching import is_entry
 from heed.layers.axes import AttentionAxes
+from heed.numbers import real
+from heed.patching import is_entry
 
 _KERAS = pathlib.Path(keras.__file__ or "").parent
 # The methods of Keras' multi-head layers that make masks and weights.

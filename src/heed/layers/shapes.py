@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from heed._numbers import integer
+from heed.numbers import integer
 
 Shape = tuple[Any, ...]
 

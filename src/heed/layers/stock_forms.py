@@ -17,16 +17,16 @@ import keras
 import numpy as np
 from keras import ops
 
+from heed.layers._embedding import TokenEmbedding
+from heed.layers._feed_forward import FeedForward
+from heed.layers._multi_head_attention import MultiHeadAttention
+from heed.layers._positions import LearnedPositions, SinusoidalPositions
+from heed.layers._transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
 from heed.layers.attend import pack_outputs
 from heed.layers.dropout import Dropout
-from heed.layers.embedding import TokenEmbedding
-from heed.layers.feed_forward import FeedForward
 from heed.layers.flat_dense import FlatDense, FlatEinsumDense
 from heed.layers.masks import carry, implicit_mask
-from heed.layers.multi_head_attention import MultiHeadAttention
 from heed.layers.normalization import LayerNormalization, RMSNormalization
-from heed.layers.positions import LearnedPositions, SinusoidalPositions
-from heed.layers.transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
 from heed.ops import Mask
 
 # Arguments of GroupQueryAttention by the names that MultiHeadAttention has for them.

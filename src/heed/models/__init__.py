@@ -19,22 +19,22 @@ import heed.ops  # noqa: F401  (first: it says what is missing)
 
 # isort: split
 from heed.decoding import Decodable, explain_generate, generate, stream
-from heed.models.decoder import TransformerDecoder
-from heed.models.encoder import TransformerEncoder
-from heed.models.ensemble import Ensemble
-from heed.models.language_model import LanguageModel, LanguageModelConfig
-from heed.models.masked_language_model import MaskedLanguageModel
-from heed.models.masked_language_model_config import MaskedLanguageModelConfig
-from heed.models.masking import mask_tokens
-from heed.models.recurrent_translator import RecurrentTranslator
-from heed.models.recurrent_translator_config import RecurrentTranslatorConfig
-from heed.models.sequence_classifier import SequenceClassifier
-from heed.models.span_classifier import SpanClassifier, best_spans
-from heed.models.token_classifier import TokenClassifier
-from heed.models.transformer import Transformer
-from heed.models.transformer_config import TransformerConfig
-from heed.models.vision_transformer import VisionTransformer
-from heed.models.vision_transformer_config import VisionTransformerConfig
+from heed.models._decoder import TransformerDecoder
+from heed.models._encoder import TransformerEncoder
+from heed.models._ensemble import Ensemble
+from heed.models._language_model import LanguageModel, LanguageModelConfig
+from heed.models._masked_language_model import MaskedLanguageModel
+from heed.models._masked_language_model_config import MaskedLanguageModelConfig
+from heed.models._masking import mask_tokens
+from heed.models._recurrent_translator import RecurrentTranslator
+from heed.models._recurrent_translator_config import RecurrentTranslatorConfig
+from heed.models._sequence_classifier import SequenceClassifier
+from heed.models._span_classifier import SpanClassifier, best_spans
+from heed.models._token_classifier import TokenClassifier
+from heed.models._transformer import Transformer
+from heed.models._transformer_config import TransformerConfig
+from heed.models._vision_transformer import VisionTransformer
+from heed.models._vision_transformer_config import VisionTransformerConfig
 
 # isort: split
 from heed.models import _stock_forms  # noqa: F401  (for `replace_attention`)

@@ -6,13 +6,13 @@ from typing import Any
 
 from keras import ops
 
-from heed._numbers import check_integer
 from heed.layers.attend import pack_outputs
 from heed.layers.dropout import Dropout
 from heed.layers.flat_dense import FlatDense
+from heed.models._encoder import TransformerEncoder
 from heed.models._encoder_model import EncoderModel
-from heed.models.encoder import TransformerEncoder
-from heed.models.masked_language_model_config import MaskedLanguageModelConfig
+from heed.models._masked_language_model_config import MaskedLanguageModelConfig
+from heed.numbers import check_integer
 
 
 class Classifier(EncoderModel):

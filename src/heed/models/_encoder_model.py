@@ -7,9 +7,9 @@ from typing import Any
 
 from keras import ops
 
+from heed.models._encoder import TransformerEncoder
+from heed.models._masked_language_model_config import MaskedLanguageModelConfig
 from heed.models._model import ConfiguredModel, check_call_tokens
-from heed.models.encoder import TransformerEncoder
-from heed.models.masked_language_model_config import MaskedLanguageModelConfig
 
 
 class EncoderModel(ConfiguredModel):

@@ -15,7 +15,7 @@ from heed.layers import (
 )
 from heed.layers.dropout import Dropout
 from heed.layers.normalization import NORMALIZATIONS
-from heed.models.transformer_config import TransformerConfig
+from heed.models._transformer_config import TransformerConfig
 from heed.ops import alibi_slopes
 
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import keras
 from keras import ops
 
-from heed._config import Config
-from heed.models.transformer_config import TransformerConfig
+from heed.config import Config
+from heed.models._transformer_config import TransformerConfig
 from heed.ops.checks import check_tokens
 
 

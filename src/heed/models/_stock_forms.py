@@ -9,10 +9,10 @@ import numpy as np
 from keras import ops
 
 from heed.layers.stock_forms import INPUTS, StockCopy, StockFormError, stock_form
-from heed.models.decoder import TransformerDecoder
-from heed.models.encoder import TransformerEncoder
-from heed.models.language_model import LanguageModel
-from heed.models.transformer import Transformer
+from heed.models._decoder import TransformerDecoder
+from heed.models._encoder import TransformerEncoder
+from heed.models._language_model import LanguageModel
+from heed.models._transformer import Transformer
 
 
 def _tokens(name: str) -> Any:

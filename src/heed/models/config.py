@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from heed._config import COUNT, FLAG, INDEX, Config, one_of, option
+from heed.config import COUNT, FLAG, INDEX, Config, one_of, option
 from heed.layers.layer_config import LayerConfig
 
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative")

@@ -8,26 +8,26 @@ features of value, U units of additive attention, D model width, C classes. In e
 from heed.ops import backends  # noqa: F401  (first: it reports missing packages)
 
 # isort: split
-from heed.ops.additive import additive_attention, additive_attention_weights
-from heed.ops.attention import (
-    attention_weights,
-    dot_product_attention,
-    scaled_dot_product_attention,
-)
-from heed.ops.cross_entropy import softmax_cross_entropy
-from heed.ops.dispatch import Dispatch, set_implementation
-from heed.ops.dropout import dropout
-from heed.ops.explain import explain_dispatch
-from heed.ops.mask import Mask
-from heed.ops.normalization import layer_normalization, rms_normalization
-from heed.ops.positions import (
+from heed.ops._additive import additive_attention, additive_attention_weights
+from heed.ops._cross_entropy import softmax_cross_entropy
+from heed.ops._explain import explain_dispatch
+from heed.ops._normalization import layer_normalization, rms_normalization
+from heed.ops._positions import (
     alibi_slopes,
     relative_position_bias,
     relative_position_buckets,
     rotary_embedding,
     sinusoidal_positions,
 )
-from heed.ops.row_statistics import AttentionStatistics, attention_statistics
+from heed.ops._row_statistics import AttentionStatistics, attention_statistics
+from heed.ops.attention import (
+    attention_weights,
+    dot_product_attention,
+    scaled_dot_product_attention,
+)
+from heed.ops.dispatch import Dispatch, set_implementation
+from heed.ops.dropout import dropout
+from heed.ops.mask import Mask
 
 __all__ = [
     "AttentionStatistics",

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heed._figure import new_figure
+from heed.figure import new_figure
 
 _SEEN, _HIDDEN = "#1f5a94", "#eef1f4"
 _GRID_UP_TO = 64  # positions; beyond, lines between the cells would cover them

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from heed._patching import set_here
 from heed.ops.backends import NATIVE, PORTABLE, FusedOps, constant_while_tracing, current
 from heed.ops.backends.protocol import Implementation
 from heed.ops.recomputation import Restore, keep
 from heed.ops.sequence_split import sequence_positions
 from heed.ops.spec import AttentionSpec
+from heed.patching import set_here
 
 AUTO = "auto"  # leaves the choice to heed
 # Choices of plain calls, for the process; the last one counts. A `with` statement makes its object first, so each

@@ -11,7 +11,7 @@ import numpy as np
 import optree
 from keras import ops
 
-from heed._numbers import check_integer
+from heed.numbers import check_integer
 from heed.ops import checks, mask_rules
 from heed.ops._mask_plot import plot_mask
 from heed.ops.score_mod.captures import flatten

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import keras
 
-from heed._patching import set_here
 from heed.ops.backends import constant_while_tracing, current
+from heed.patching import set_here
 
 # Makes the context of a second computation.
 Restore = Callable[[], AbstractContextManager[Any]]

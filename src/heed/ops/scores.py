@@ -16,7 +16,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from heed._numbers import check_real
+from heed.numbers import check_real
 from heed.ops.backends import current
 from heed.ops.checks import check_magnitude
 from heed.ops.mask_rules import MaskRule, Where

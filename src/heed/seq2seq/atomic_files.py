@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from heed._files import open_regular, sync_folder, temporary_path
 from heed.errors import TaskError
+from heed.files import open_regular, sync_folder, temporary_path
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:

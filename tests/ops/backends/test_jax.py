@@ -31,7 +31,7 @@ from heed.ops import (
 )
 from heed.ops.backends.jax.native import library
 from heed.ops.backends.shared import plan
-from heed.ops.backends.shared.dropout import keep_mask
+from heed.ops.backends.shared._dropout import keep_mask
 from heed.ops.sizes import Span
 from tests import reference, tolerances
 from tests.backend import enable_64_bits

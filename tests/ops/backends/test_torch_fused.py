@@ -24,13 +24,7 @@ from hypothesis import strategies as st
 
 import heed
 from heed import Mask, ops
-from heed.ops.backends.torch.fused import (
-    block_mask,
-    compiling,
-    flex,
-    implementation,
-    varlen,
-)
+from heed.ops.backends.torch.fused import _block_mask, _compiling, flex, implementation, varlen
 from heed.ops.backends.torch.native import implementation as native
 from heed.ops.mask import as_mask
 from tests import strategies, tolerances
@@ -87,8 +81,8 @@ def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (flex, "_machine_reasons", lambda: ()),
         (flex, "SHORTEST", 1),
         (flex, "WIDTHS", range(1, 257)),
-        (block_mask, "WIDTH", 4),
-        (compiling, "has_triton", lambda: False),
+        (_block_mask, "WIDTH", 4),
+        (_compiling, "has_triton", lambda: False),
         (varlen, "varlen_attn", stand_in),
         (varlen, "ARGUMENTS", ("scale", "enable_gqa")),
         # It refuses gradients on CPUs.
@@ -375,9 +369,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         return classify(mask, *blocks)
 
     monkeypatch.setattr(Mask, "classify", record)
-    block_mask._make_lists.cache_clear()
+    _block_mask._make_lists.cache_clear()
     yield found
-    block_mask._make_lists.cache_clear()
+    _block_mask._make_lists.cache_clear()
 
 
 @pytest.mark.usefixtures("with_gpu")
@@ -398,13 +392,13 @@ def test_the_blocks_of_a_mask_of_numbers_are_classified_once(made: list[Any]) ->
     assert len(made) == 3
     attend(Mask.segments(IDS, KEY_IDS), tensors)  # whose tensors may change in place
     assert len(made) == 4
-    assert block_mask._make_lists.cache_info().currsize == 3
+    assert _block_mask._make_lists.cache_info().currsize == 3
 
 
 def test_each_device_has_its_own_blocks(made: list[Any]) -> None:
     mask = as_mask(Mask.window(3, 1))
     for device in "cpu", "meta", "cpu", "meta":
-        lists = block_mask.kept_lists(mask, T, S, torch.device(device))
+        lists = _block_mask.kept_lists(mask, T, S, torch.device(device))
         assert {x.device.type for x in lists} == {device}
     assert len(made) == 2
 
@@ -414,9 +408,9 @@ def test_a_call_that_cannot_be_compiled_says_so_once(monkeypatch: pytest.MonkeyP
     def fail(*_: Any) -> Any:
         raise torch._dynamo.exc.TorchDynamoException("no compiler\nand so on")
 
-    monkeypatch.setattr(compiling, "has_triton", lambda: True)
-    monkeypatch.setattr(compiling, "compiled", lambda *_: fail)
-    monkeypatch.setattr(compiling, "_failures", {})
+    monkeypatch.setattr(_compiling, "has_triton", lambda: True)
+    monkeypatch.setattr(_compiling, "compiled", lambda *_: fail)
+    monkeypatch.setattr(_compiling, "_failures", {})
     tensors, mask = inputs(), Mask.window(3, 1)
     with pytest.warns(RuntimeWarning, match="cannot compile flex_attention.*no compiler"):
         found = ops.dot_product_attention(*tensors, mask=mask)
@@ -437,7 +431,7 @@ def test_tensors_on_a_cpu_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("with_gpu")
 @pytest.mark.slow
 def test_inside_a_compiled_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "has_triton", lambda: True)
+    monkeypatch.setattr(_compiling, "has_triton", lambda: True)
     ids = torch.tensor(IDS)
 
     def model(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -491,8 +485,8 @@ def assert_block_mask(
     """Blocks that are computed as a whole are those that are full; all that show a pair are computed."""
     dense = np.broadcast_to(case.dense, (shape.B, shape.N, shape.T, shape.S))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(block_mask, "WIDTH", width)
-        made = block_mask.block_mask(as_mask(case.build()), shape.B, shape.T, shape.S, "cpu")
+        patch.setattr(_block_mask, "WIDTH", width)
+        made = _block_mask.block_mask(as_mask(case.build()), shape.B, shape.T, shape.S, "cpu")
     truth = torch.tensor(dense)
     expected = flex_module.create_block_mask(
         lambda b, h, i, j: truth[b, h, i, j], shape.B, shape.N, shape.T, shape.S, "cpu", width

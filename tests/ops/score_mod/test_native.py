@@ -196,11 +196,11 @@ def test_a_bias_as_a_function_is_the_bias() -> None:
 
 @pytest.mark.skipif(BACKEND != "torch", reason="PyTorch alone says which arrays need gradients")
 def test_frozen_captured_arrays_cost_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    from heed.ops.backends.torch.native import call
+    from heed.ops.backends.torch.native import _call
 
     found = []
-    backward = call.backward
-    monkeypatch.setattr(call, "backward", lambda *x: found.append(backward(*x)) or found[-1])
+    backward = _call.backward
+    monkeypatch.setattr(_call, "backward", lambda *x: found.append(backward(*x)) or found[-1])
     given = tensors()
     with heed.set_implementation("native"):
         right = gradients(loss, given)[3]

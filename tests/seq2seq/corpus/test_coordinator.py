@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from heed._files import temporary_path
+from heed.files import temporary_path
 from heed.seq2seq import TaskError
 from heed.seq2seq.corpus import _output_folder, coordinator
 from heed.seq2seq.corpus.inputs import find_inputs, scan

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from heed._byte_pairs import bytes_of_letters
+from heed.byte_pairs import bytes_of_letters
 from heed.seq2seq import TaskError
 from heed.seq2seq.tokens.byte_pairs import BytePairTokenizer, pack, read_tokenizer
 from heed.seq2seq.tokens.tokenizer import END_ID, PAD_ID, UNKNOWN_ID, Tokenizer

@@ -18,15 +18,15 @@ import keras
 import numpy as np
 from keras import ops
 
-from heed._patching import Function, Patch, Replacement
-from heed.acceleration import _op, _switch
-from heed.acceleration._code import find_unknown
-from heed.acceleration._multi_head import is_training
-from heed.acceleration.hub._cache_readers import MODELS, PACKAGE, is_foreign
+from heed.acceleration import op, switch
+from heed.acceleration.code import find_unknown
+from heed.acceleration.hub.cache_readers import MODELS, PACKAGE, is_foreign
 from heed.acceleration.hub.stand_in import StandIn
+from heed.acceleration.multi_head import is_training
 from heed.layers.attend import dropout_options
 from heed.layers.overrides import is_replaceable
 from heed.ops.device_rule import Call
+from heed.patching import Function, Patch, Replacement
 
 _METHOD = "_compute_attention"
 # The queries, keys and values of several names, and the other parameters whose meaning heed knows.
@@ -210,7 +210,7 @@ def _describe(known: Attention, has_op: bool, arguments: Mapping[str, Any]) -> C
     rate = getattr(layer, known.dropout).rate if known.dropout else 0.0
     training = rate and is_training(arguments.get("training"))
     cap = getattr(layer, "logit_soft_cap", None)
-    return _op.describe(
+    return op.describe(
         *(query, key, value),
         array=None if mask is None else tuple(mask.shape),
         is_fused=has_op and not rate and cap is None,
@@ -232,7 +232,7 @@ def _compute(known: Attention, arguments: Mapping[str, Any]) -> Any:
         dropped = getattr(layer, known.dropout)
         dropout = dropout_options(dropped.rate, is_training(arguments["training"]), dropped)
     scale = known.scale
-    output = _op.attend(
+    output = op.attend(
         query,
         key,
         value,
@@ -282,14 +282,14 @@ def _replace(owner: type, known: Attention, label: str) -> Replacement:
     def describe(**arguments: Any) -> Call | None:
         return _describe(known, has_op, arguments)
 
-    return Replacement(_switch.make_replacement(label, reason_to_leave, describe)(run).make)
+    return Replacement(switch.make_replacement(label, reason_to_leave, describe)(run).make)
 
 
 def _leave(label: str, reason: str | None, original: Function) -> Function:
     @functools.wraps(original)
     def accelerated(*args: Any, **kwargs: Any) -> Any:
-        if not _switch.is_enabled():
+        if not switch.is_enabled():
             return original(*args, **kwargs)
-        return _switch.leave_to_keras(label, str(reason), original, *args, **kwargs)
+        return switch.leave_to_keras(label, str(reason), original, *args, **kwargs)
 
     return accelerated

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from keras import ops, random
 
-from heed._numbers import real
 from heed.acceleration.hub.recognition import LeftToKerasError, class_name, require
+from heed.numbers import real
 from heed.ops.core.description import MOST_BEAMS, Search
 
 _MODULES = {

@@ -13,16 +13,16 @@ from typing import Any
 import keras
 from keras import ops
 
-from heed._patching import Patch
-from heed.acceleration import _op, _switch
-from heed.acceleration._code import find_unknown
-from heed.acceleration._multi_head import is_training
+from heed.acceleration import op, switch
+from heed.acceleration.code import find_unknown
 from heed.acceleration.hub import _notes, loop
 from heed.acceleration.hub.repeated import merge_queries
+from heed.acceleration.multi_head import is_training
 from heed.layers.attend import dropout_options
 from heed.layers.overrides import is_replaceable
 from heed.ops import dot_product_attention
 from heed.ops.device_rule import Call
+from heed.patching import Patch
 
 NAME = "keras_hub.T5MultiHeadAttention"
 _NOTE = "_heed_bias_and_mask"
@@ -57,7 +57,7 @@ def _describe(
         return None  # a step of decoding, of which the cache may be a stand-in that only heed reads without a copy
     source = hidden_states if key_value_states is None else key_value_states
     rate = self.dropout_layer.rate
-    return _op.describe(
+    return op.describe(
         *(
             SimpleNamespace(
                 shape=(*x.shape[:2], self.num_heads, self.key_value_dim), dtype=self.compute_dtype
@@ -73,7 +73,7 @@ def _describe(
     )
 
 
-@_switch.make_replacement(NAME, _reason_to_leave, _describe)
+@switch.make_replacement(NAME, _reason_to_leave, _describe)
 def call(
     self: Any,
     hidden_states: Any,

@@ -8,8 +8,8 @@ from typing import Any
 
 from keras import ops
 
-from heed._patching import set_here
 from heed.ops import Mask
+from heed.patching import set_here
 
 _is_decoding: ContextVar[bool] = ContextVar("heed_inside_a_decoding_loop", default=False)
 _FEW = 32  # queries: those of the beams of a source, at most

@@ -12,11 +12,11 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from heed._patching import Patch
 from heed.acceleration.hub import _t5
 from heed.acceleration.hub._attention import attention_patches
-from heed.acceleration.hub._cache_readers import MODELS, PACKAGE
 from heed.acceleration.hub._sampler_loop import decoding_patches, prompt_patches
+from heed.acceleration.hub.cache_readers import MODELS, PACKAGE
+from heed.patching import Patch
 
 _T5_MODULE = f"{MODELS}.t5.t5_multi_head_attention"
 _CAUSAL_LM = f"{MODELS}.causal_lm"

@@ -11,8 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from heed._numbers import real
-from heed.acceleration.hub import quantised
+from heed.acceleration.hub import _quantised
 from heed.acceleration.hub.recognition import (
     LeftToKerasError,
     require,
@@ -21,6 +20,7 @@ from heed.acceleration.hub.recognition import (
     require_keras,
 )
 from heed.layers.overrides import is_replaceable
+from heed.numbers import real
 from heed.ops.core.description import (
     Computed,
     DecoderAttention,
@@ -94,14 +94,14 @@ def dense(layer: Any, activation: str = "linear") -> Dense:
     """Return a dense layer, of a single input axis or of heads."""
     einsum = type(layer) is keras.layers.EinsumDense
     require_keras(layer, keras.layers.EinsumDense if einsum else keras.layers.Dense)
-    require_float32(layer, but=quantised.MODES)
+    require_float32(layer, but=_quantised.MODES)
     if activation_name(layer.activation) != activation:
         raise LeftToKerasError(f"{layer.name} has another activation than {activation}")
     order = _order(layer) if einsum else None
     if layer.quantization_mode:
         if order is not None:
             raise LeftToKerasError(f"{layer.name} is quantised, and its axes have another order")
-        kernel = quantised.kernel(layer)
+        kernel = _quantised.kernel(layer)
     else:
         kernel = _with_lora(layer, "_kernel", "lora_kernel", order)
     if layer.bias is not None and einsum and not _has_whole_bias(layer):
@@ -316,12 +316,12 @@ def describe(
     """
     layer = backbone.token_embedding if embedding is None else embedding
     require_keras(layer, keras.layers.ReversibleEmbedding)
-    require_float32(layer, but=quantised.MODES)
+    require_float32(layer, but=_quantised.MODES)
     require_equal(layer, mask_zero=False)
     if layer.reverse_dtype not in (None, "float32"):
         raise LeftToKerasError(f"{layer.name} computes logits in {layer.reverse_dtype}")
     if layer.quantization_mode:
-        table, logits = quantised.embedding(layer)
+        table, logits = _quantised.embedding(layer)
     else:
         table = _with_lora(layer, "_embeddings", "lora_embeddings", None)
         tied = layer.tie_weights

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
-from heed._patching import unwrap_entry
-from heed.acceleration.hub._cache_readers import PACKAGE
 from heed.acceleration.hub._fingerprints import FINGERPRINTS
+from heed.acceleration.hub.cache_readers import PACKAGE
 from heed.layers.overrides import find_override
+from heed.patching import unwrap_entry
 
 _SOURCE = f"{PACKAGE}.src."
 # What generates nothing, or only on another engine.

@@ -6,7 +6,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-from heed.acceleration.hub._cache_readers import PACKAGE
+from heed.acceleration.hub.cache_readers import PACKAGE
 
 # The kinds of tokens, with the numbers of SentencePiece, which GGUF has too.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)

@@ -14,7 +14,7 @@ import onnx
 
 from heed.export.errors import ExportError
 from heed.export.formats import FORMATS, ExportJob
-from heed.export.onnx.converter import OPSETS, convert
+from heed.export.onnx._converter import OPSETS, convert
 from heed.export.onnx.ops.attention import call_marked
 from heed.ops.backends.tensorflow import exportable
 

@@ -1,1 +1,1 @@
-"""Runs exported models without heed: `run.py` and the runtime of the format are copied next to each model."""
+"""Runs exported models without heed: `_run.py` and the runtime of the format are copied next to each model."""

@@ -10,9 +10,10 @@ from ctypes import c_int32, c_int64
 from typing import Any
 
 from heed.ops.backends import CPU
-from heed.ops.core import program, structs
+from heed.ops.core import _program as program
+from heed.ops.core import structs
+from heed.ops.core._program import CoreProgram
 from heed.ops.core.form import NONE, NUMBER, Form, functions
-from heed.ops.core.program import CoreProgram
 from heed.ops.core.structs import (
     DTYPES,
     MOST_RULES,

@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from heed._weights import CACHES, WEIGHTS
 from heed.ops.core import description
 from heed.ops.core.description import (
     ACTIVATIONS,
@@ -39,6 +38,7 @@ from heed.ops.core.description import (
     Search,
 )
 from heed.ops.core.library import check, load
+from heed.weights import CACHES, WEIGHTS
 
 # Gets a null pointer, the target and its next token; 0 ends the target there.
 OnToken = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64, c_int32)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
-from heed._weights import CACHES, WEIGHTS
+from heed.weights import CACHES, WEIGHTS
 
 # The activations of an engine, by Keras' names.
 # "gelu_tanh" is its `gelu(x, approximate=True)`; "quick_gelu", which Keras has not, is x sigmoid(1.702 x).

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from heed.ops.checks import dtype_of
-from heed.ops.core.program import CoreProgram, joined
+from heed.ops.core._program import CoreProgram, joined
 from heed.ops.layouts import LAYOUTS
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import RULES, Where, WireRule, of_rank_4, offset

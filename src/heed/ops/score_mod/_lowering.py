@@ -12,9 +12,9 @@ import numpy as np
 from keras import ops
 
 from heed.ops.score_mod._builder import Builder
+from heed.ops.score_mod._errors import UntraceableError
 from heed.ops.score_mod._traced import Traced, place_in_user_code
 from heed.ops.score_mod.bounds import Place
-from heed.ops.score_mod.errors import UntraceableError
 from heed.ops.score_mod.operations import Type
 
 _MOST_NUMBERS = 2**31 - 1

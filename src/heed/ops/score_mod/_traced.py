@@ -15,7 +15,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from heed.ops.score_mod.errors import UntraceableError, user_line
+from heed.ops.score_mod._errors import UntraceableError, user_line
 
 # Receives the operation, its arguments and keyword arguments, and sets `payload` of its results.
 Lower = Callable[[Any, Sequence[Any], dict[str, Any], Sequence["Traced"]], None]

@@ -14,10 +14,10 @@ from keras.src.backend.common.global_state import get_global_attribute
 from heed.ops.backends import current
 from heed.ops.score_mod import _captures
 from heed.ops.score_mod._builder import finish
+from heed.ops.score_mod._errors import describe, last_line, line_of
 from heed.ops.score_mod._lowering import Applied, Array, Expression, Found, Given, Lowering
 from heed.ops.score_mod._traced import Traced
 from heed.ops.score_mod.bounds import Place
-from heed.ops.score_mod.errors import describe, last_line, line_of
 from heed.ops.score_mod.operations import Type
 from heed.ops.score_mod.program import NONE, Program
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from heed._files import open_regular
 from heed.errors import TaskError
+from heed.files import open_regular
 from heed.seq2seq.atomic_files import write_atomically
 from heed.seq2seq.corpus.inputs import InputFile
 

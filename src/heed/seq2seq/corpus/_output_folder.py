@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from heed._files import open_regular, temporary_prefix
 from heed.errors import TaskError
+from heed.files import open_regular, temporary_prefix
 from heed.seq2seq.atomic_files import lock, write_atomically
 from heed.seq2seq.corpus._manifest import (
     check_same,

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from heed._files import open_regular
 from heed.errors import TaskError, UsageError
+from heed.files import open_regular
 from heed.seq2seq.text.text_files import unpack
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heed import __version__
-from heed._files import open_regular
 from heed.errors import TaskError
+from heed.files import open_regular
 from heed.seq2seq.corpus.inputs import Shard
 from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.runs.run_folder import RunFolder

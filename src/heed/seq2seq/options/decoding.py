@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from heed._config import COUNT, FLAG, describes_options, option, optional
+from heed.config import COUNT, FLAG, describes_options, option, optional
 from heed.decoding.options import HEAT, DecodingConfig
 from heed.seq2seq.options.user_config import UserConfig
 

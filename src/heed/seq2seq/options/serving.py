@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from heed._config import COUNT, POSITIVE, describes_options, option
+from heed.config import COUNT, POSITIVE, describes_options, option
 from heed.seq2seq.options.user_config import UserConfig
 
 

@@ -5,7 +5,7 @@ The configs of models are not read for them, because they load Keras.
 
 from __future__ import annotations
 
-from heed._config import kind_of
+from heed.config import kind_of
 from heed.layers.layer_config import OPTIONS, LayerConfig
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.options.user_config import Setting, settings_of

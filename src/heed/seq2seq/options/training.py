@@ -7,7 +7,7 @@ import functools
 import math
 from typing import Any
 
-from heed._config import (
+from heed.config import (
     COUNT,
     INDEX,
     NOT_NEGATIVE,
@@ -19,7 +19,7 @@ from heed._config import (
     option,
     optional,
 )
-from heed._numbers import check_integer
+from heed.numbers import check_integer
 from heed.seq2seq.options.user_config import UserConfig
 from heed.seq2seq.text.scoring import AUTO, BLEU_TOKENIZERS
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from heed._config import Config, kind_of
+from heed.config import Config, kind_of
 from heed.errors import convert_value_errors
 
 _Made = TypeVar("_Made", bound="UserConfig")

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from heed._install import how_to_install
-from heed._ray import check_installed
 from heed.errors import TaskError
+from heed.install import how_to_install
+from heed.ray import check_installed
 from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.ray._assigned_threads import count_assigned_threads
 from heed.seq2seq.runs.run_folder import RunFolder

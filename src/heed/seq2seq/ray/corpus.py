@@ -6,8 +6,8 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from heed._ray import check_processors, connect, count_processors
 from heed.errors import TaskError
+from heed.ray import check_processors, connect, count_processors
 from heed.seq2seq.corpus.answers import ATTEMPTS, make_portable, unwrap
 from heed.seq2seq.corpus.inputs import Shard
 from heed.seq2seq.corpus.job import Job, ShardResult, ShardTranslator

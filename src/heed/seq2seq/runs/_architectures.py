@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from heed._config import Config
-from heed._suggestions import nearest
+from heed.config import Config
+from heed.suggestions import nearest
 from heed.models import (
     RecurrentTranslator,
     RecurrentTranslatorConfig,

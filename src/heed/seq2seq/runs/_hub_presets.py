@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from heed._install import how_to_install
+from heed.install import how_to_install
 from heed.models import Transformer, TransformerConfig
 from heed.errors import TaskError, UsageError, convert_value_errors
 from heed.seq2seq.tasks.task import Task

@@ -11,7 +11,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heed._npz import read_npz
+from heed.npz import read_npz
 from heed.seq2seq.atomic_files import write_atomically
 from heed.errors import TaskError
 

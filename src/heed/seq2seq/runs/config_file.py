@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heed._install import how_to_install
-from heed._suggestions import ask, closest
+from heed.install import how_to_install
+from heed.suggestions import ask, closest
 from heed.errors import TaskError, UsageError
 from heed.seq2seq.options.settings import MODEL, TRAINING
 from heed.seq2seq.options.training import TrainingOptions

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from heed._config import Config
+from heed.config import Config
 from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.runs._architectures import architecture as known_architecture
 from heed.errors import UsageError

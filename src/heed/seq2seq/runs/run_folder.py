@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from heed._files import new_folder, open_regular
+from heed.files import new_folder, open_regular
 from heed.seq2seq.atomic_files import lock, write_atomically
 from heed.errors import TaskError, UsageError
 from heed.seq2seq.options.training import TrainingOptions

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from heed._config import Config
+from heed.config import Config
 from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.runs._architectures import architecture
 from heed.errors import TaskError

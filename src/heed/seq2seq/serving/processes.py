@@ -18,7 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from heed._signals import receive_signals
 from heed.errors import TaskError
 from heed.seq2seq.child_process import Channel, Child, ChildEndedError
 from heed.seq2seq.serving._metrics_folder import (
@@ -27,6 +26,7 @@ from heed.seq2seq.serving._metrics_folder import (
     share_metrics,
 )
 from heed.seq2seq.serving.sockets import get_url
+from heed.signals import receive_signals
 
 _MOST_ENDS = 10  # of each process in a row that stop the server while none answers
 _FIRST_PAUSE, _LONGEST_PAUSE = (

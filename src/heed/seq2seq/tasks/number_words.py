@@ -14,10 +14,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from heed._install import how_to_install
-from heed._suggestions import nearest
 from heed.errors import TaskError, UsageError
+from heed.install import how_to_install
 from heed.seq2seq.text.hashing import mix, permutation, stream
+from heed.suggestions import nearest
 
 LARGEST = 999_999
 LANGUAGES = ("en", "de", "fr", "es")

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from heed._suggestions import nearest
 from heed.errors import UsageError
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.text.normalization import Normalizer
 from heed.seq2seq.tokens.tokenizer import END_ID, PAD_ID, UNKNOWN_ID, Tokenizer, group_words
+from heed.suggestions import nearest
 
 
 class Batch(NamedTuple):

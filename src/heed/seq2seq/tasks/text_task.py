@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from heed._numbers import check_integer, check_real
 from heed.errors import TaskError, UsageError, convert_value_errors
+from heed.numbers import check_integer, check_real
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.options.user_values import user_path
 from heed.seq2seq.tasks.task import Batch, Item, Option, Reading, Task, pad_rows

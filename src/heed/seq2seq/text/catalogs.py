@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from heed._install import how_to_install
 from heed.errors import TaskError
+from heed.install import how_to_install
 from heed.seq2seq.text.corpus import Pair
 
 _LONGEST = 200  # letters: longer messages are help texts, laid out by hand

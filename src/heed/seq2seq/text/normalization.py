@@ -7,8 +7,8 @@ import re
 import unicodedata
 from typing import NamedTuple
 
-from heed._suggestions import nearest
 from heed.errors import UsageError
+from heed.suggestions import nearest
 
 _FORMS = {"nfc": "NFC", "nfkc": "NFKC", "none": None}  # Unicode's names
 # White space other than U+0020: tabs, line breaks, no-break and wide spaces.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heed._install import how_to_install
-from heed._suggestions import nearest
 from heed.errors import TaskError, UsageError
+from heed.install import how_to_install
+from heed.suggestions import nearest
 
 AUTO = "auto"
 # The tokenizers of BLEU. "auto" chooses one by the script of the references.

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
-from heed._files import open_regular
 from heed.errors import TaskError
+from heed.files import open_regular
 
 _GZIP = b"\x1f\x8b"
 # First bytes of files that are no text, and what they are.

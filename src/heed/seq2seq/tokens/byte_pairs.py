@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from heed._byte_pairs import name_token
-from heed._install import how_to_install
+from heed.byte_pairs import name_token
 from heed.errors import TaskError
+from heed.install import how_to_install
 from heed.seq2seq.text.normalization import Normalizer
 from heed.seq2seq.tokens.tokenizer import (
     END_ID,

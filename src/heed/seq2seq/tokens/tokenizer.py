@@ -12,10 +12,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from heed._install import how_to_install
-from heed._numbers import check_integer
-from heed._suggestions import nearest
 from heed.errors import TaskError, UsageError, convert_value_errors
+from heed.install import how_to_install
+from heed.numbers import check_integer
 from heed.seq2seq.text.normalization import Normalizer
 from heed.seq2seq.tokens._sentencepiece_model import (
     ModelType,
@@ -23,6 +22,7 @@ from heed.seq2seq.tokens._sentencepiece_model import (
     SentencePieceModel,
     replace_letters,
 )
+from heed.suggestions import nearest
 
 PAD_ID, START_ID, END_ID, UNKNOWN_ID = 0, 1, 2, 3
 RESERVED = 4  # those

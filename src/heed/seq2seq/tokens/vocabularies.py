@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from heed._suggestions import nearest
 from heed.errors import TaskError, UsageError
 from heed.seq2seq.tokens.byte_pairs import read_tokenizer
 from heed.seq2seq.tokens.tokenizer import Tokenizer, check_unit
+from heed.suggestions import nearest
 
 _KINDS = ("separate", "shared")
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from heed._files import open_regular
 from heed.errors import TaskError
+from heed.files import open_regular
 from heed.seq2seq.atomic_files import write_atomically
 from heed.seq2seq.runs.run_folder import RunFolder
 from heed.seq2seq.training._time_left import TimeLeft

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from heed.acceleration.hub._cache_readers import PACKAGE
+from heed.acceleration.hub.cache_readers import PACKAGE
 from heed.acceleration.hub.families import (
     _alibi,
     _experts,

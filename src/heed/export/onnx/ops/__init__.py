@@ -1,23 +1,23 @@
 """Converters of TensorFlow's operations, a file for each family."""
 
 from heed.export.onnx.ops import (
-    arithmetic,
+    _arithmetic,
+    _control_flow,
+    _convolutions,
+    _indexing,
+    _products,
+    _reductions,
+    _shapes,
     attention,
-    control_flow,
-    convolutions,
-    indexing,
-    products,
-    reductions,
-    shapes,
 )
 
 __all__ = [
-    "arithmetic",
+    "_arithmetic",
+    "_control_flow",
+    "_convolutions",
+    "_indexing",
+    "_products",
+    "_reductions",
+    "_shapes",
     "attention",
-    "control_flow",
-    "convolutions",
-    "indexing",
-    "products",
-    "reductions",
-    "shapes",
 ]

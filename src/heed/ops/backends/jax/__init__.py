@@ -14,14 +14,14 @@ import keras
 import numpy as np
 
 from heed.ops.backends import CUDNN, NATIVE, PORTABLE, FusedOps
-from heed.ops.backends.jax import pytree_mask  # noqa: F401  (registers masks with JAX)
+from heed.ops.backends.jax import _pytree_mask  # noqa: F401  (registers masks with JAX)
+from heed.ops.backends.jax._recomputation import recomputation_patches  # noqa: F401  (of the protocol)
+from heed.ops.backends.jax._stock import keras_kernel  # noqa: F401  (of the protocol)
 from heed.ops.backends.jax.cudnn.implementation import Cudnn
 from heed.ops.backends.jax.device import device_of  # noqa: F401  (of the protocol)
 from heed.ops.backends.jax.native import library
 from heed.ops.backends.jax.native.implementation import Native
 from heed.ops.backends.jax.portable.implementation import Portable
-from heed.ops.backends.jax.recomputation import recomputation_patches  # noqa: F401  (of the protocol)
-from heed.ops.backends.jax.stock import keras_kernel  # noqa: F401  (of the protocol)
 from heed.ops.backends.protocol import Implementation
 from heed.ops.backends.shared.fused_ops import PlainFusedOps
 from heed.ops.core import library as core

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from heed.ops.backends.shared import dropout
+from heed.ops.backends.shared import _dropout
 from heed.ops.backends.shared.operands import (
     Block,
     Operands,
@@ -324,7 +324,7 @@ class BlockAttention:
             return None
         query, heads = block.operands.query, math.prod(self.heads)
         spans = (block.queries, block.keys)
-        keep = dropout.keep_mask(self.rate, self.seed, size(query, 0), heads, *spans)
+        keep = _dropout.keep_mask(self.rate, self.seed, size(query, 0), heads, *spans)
         return self.split_heads(ops.cast(keep, query.dtype) * number(1 / (1 - self.rate), query))
 
     def split_heads(self, x: Any) -> Any:

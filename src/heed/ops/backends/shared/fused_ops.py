@@ -9,7 +9,7 @@ from keras import ops
 
 from heed.ops import checks
 from heed.ops.backends import NO_LABEL
-from heed.ops.backends.shared.dropout import keep_mask
+from heed.ops.backends.shared._dropout import keep_mask
 from heed.ops.backends.shared.operands import fill
 from heed.ops.scores import number
 from heed.ops.sizes import Span, size, sizes

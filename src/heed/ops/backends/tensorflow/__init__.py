@@ -14,7 +14,11 @@ import tensorflow as tf
 
 from heed.ops.backends import EXPORTABLE, NATIVE, PORTABLE, FusedOps
 from heed.ops.backends.protocol import Implementation
-from heed.ops.backends.tensorflow import composite_mask  # noqa: F401  (registers masks with TensorFlow)
+from heed.ops.backends.tensorflow import (  # noqa: F401  (registers masks with TensorFlow)
+    _composite_mask,
+)
+from heed.ops.backends.tensorflow._recomputation import recomputation_patches  # noqa: F401  (of the protocol)
+from heed.ops.backends.tensorflow._stock import keras_kernel  # noqa: F401  (of the protocol)
 from heed.ops.backends.tensorflow.check_numerics import exempt
 from heed.ops.backends.tensorflow.device import device_of  # noqa: F401  (of the protocol)
 from heed.ops.backends.tensorflow.exportable import Exportable, ExportableFusedOps
@@ -22,10 +26,8 @@ from heed.ops.backends.tensorflow.native import decoder, library
 from heed.ops.backends.tensorflow.native.fused_ops import NativeFusedOps
 from heed.ops.backends.tensorflow.native.implementation import Native
 from heed.ops.backends.tensorflow.portable.implementation import Portable, PortableFusedOps
-from heed.ops.backends.tensorflow.recomputation import recomputation_patches  # noqa: F401  (of the protocol)
 from heed.ops.backends.tensorflow.ring.attention import Ring
 from heed.ops.backends.tensorflow.ring.workers import current_worker
-from heed.ops.backends.tensorflow.stock import keras_kernel  # noqa: F401  (of the protocol)
 from heed.ops.core import library as core
 
 _EAGER = tf.__internal__.EagerTensor

@@ -13,6 +13,8 @@ import torch
 from heed.ops.backends import FLEX, NATIVE, PORTABLE, SDPA, VARLEN, FusedOps
 from heed.ops.backends.protocol import Implementation
 from heed.ops.backends.shared.fused_ops import PlainFusedOps
+from heed.ops.backends.torch._recomputation import recomputation_patches  # noqa: F401  (of the protocol)
+from heed.ops.backends.torch._stock import keras_kernel  # noqa: F401  (of the protocol)
 from heed.ops.backends.torch.device import device_of  # noqa: F401  (of the protocol)
 from heed.ops.backends.torch.fused.flex import Flex
 from heed.ops.backends.torch.fused.implementation import Fused
@@ -28,8 +30,6 @@ from heed.ops.backends.torch.operands import (
     is_transformed,
 )
 from heed.ops.backends.torch.portable.implementation import Portable
-from heed.ops.backends.torch.recomputation import recomputation_patches  # noqa: F401  (of the protocol)
-from heed.ops.backends.torch.stock import keras_kernel  # noqa: F401  (of the protocol)
 from heed.ops.core import library
 from heed.ops.score_mod import trace
 

@@ -6,7 +6,7 @@ import functools
 
 import jax
 
-from heed.ops.backends.jax.cudnn import attention
+from heed.ops.backends.jax.cudnn import _attention
 from heed.ops.backends.jax.portable.implementation import Portable
 from heed.ops.backends.jax.shape_inference import has_symbols, placeholder
 from heed.ops.spec import AttentionSpec, Tensors
@@ -51,7 +51,7 @@ class Cudnn(Portable):
             return super().attend(spec, tensors, return_lse=True)
         if has_symbols(tensors):
             return placeholder(spec, tensors, return_lse)
-        return attention.run(spec, tensors), None
+        return _attention.run(spec, tensors), None
 
 
 def _reasons_against(spec: AttentionSpec, widest: int) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from heed.ops.backends.jax.native import call
+from heed.ops.backends.jax.native import _call
 from heed.ops.backends.jax.portable.implementation import Portable
 from heed.ops.core.form import Form, differentiable, operands, write
 from heed.ops.spec import AttentionSpec, Tensors
@@ -29,7 +29,7 @@ def run(spec: AttentionSpec, tensors: Tensors) -> tuple[jax.Array, jax.Array]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _run(form: Form, inputs: Several, others: Several) -> Several:
-    return call.forward(form, [*inputs, *others])
+    return _call.forward(form, [*inputs, *others])
 
 
 def _run_forward(form: Form, inputs: Several, others: Several) -> tuple[Several, Any]:
@@ -55,11 +55,11 @@ def _gradients(
 ) -> Several:
     """The gradients of query, key, value and the trained operands."""
     arrays = [*inputs, output, softmax, *incoming, *others]
-    of_query, of_key, of_value, *others = call.backward(form, arrays)
+    of_query, of_key, of_value, *others = _call.backward(form, arrays)
     if form.is_additive:  # the score vector's, and that of a bias, even without one
         others = others[: len(form.trained)][::-1]
     elif form.trained:
-        others = [call.bias_gradient(form, arrays), *others]
+        others = [_call.bias_gradient(form, arrays), *others]
     return of_query, of_key, of_value, *others
 
 

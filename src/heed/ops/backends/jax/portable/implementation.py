@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from heed.ops import checks
-from heed.ops.backends.jax.portable.blockwise import blockwise, run_blocks
+from heed.ops.backends.jax.portable._blockwise import blockwise, run_blocks
 from heed.ops.backends.jax.shape_inference import has_symbols, placeholder
 from heed.ops.backends.shared.block import join, prepare
 from heed.ops.backends.shared.operands import Block

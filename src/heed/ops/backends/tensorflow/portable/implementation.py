@@ -16,9 +16,9 @@ from heed.ops.backends.shared.fused_ops import PlainFusedOps
 from heed.ops.backends.shared.operands import Block, Operands
 from heed.ops.backends.shared.statistics import statistics_of
 from heed.ops.backends.shared.weights import some_weights
+from heed.ops.backends.tensorflow.portable._parts import Total, make_plan, over_blocks
+from heed.ops.backends.tensorflow.portable._run_time_checks import check_operands
 from heed.ops.backends.tensorflow.portable.blockwise import ARITHMETIC, blockwise
-from heed.ops.backends.tensorflow.portable.parts import Total, make_plan, over_blocks
-from heed.ops.backends.tensorflow.portable.run_time_checks import check_operands
 from heed.ops.sizes import sizes
 from heed.ops.spec import AttentionSpec, Tensors
 

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from heed.ops.backends import NATIVE, PORTABLE
 from heed.ops.backends.tensorflow.portable.custom_gradient import custom_gradient
-from heed.ops.backends.tensorflow.ring.blocks import (
+from heed.ops.backends.tensorflow.ring._blocks import (
     Blocks,
     NativeBlocks,
     Part,
@@ -29,7 +29,7 @@ from heed.ops.backends.tensorflow.ring.blocks import (
     merge,
     nothing,
 )
-from heed.ops.backends.tensorflow.ring.routes import Plan, make_plan
+from heed.ops.backends.tensorflow.ring._routes import Plan, make_plan
 from heed.ops.backends.tensorflow.ring.workers import Worker, receive, send
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import EMPTY

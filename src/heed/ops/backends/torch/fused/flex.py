@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 from heed.ops.backends import FLEX
-from heed.ops.backends.torch.fused import compiling
-from heed.ops.backends.torch.fused.block_mask import block_mask, kept_lists
-from heed.ops.backends.torch.fused.nonfinite import (
+from heed.ops.backends.torch.fused import _compiling
+from heed.ops.backends.torch.fused._block_mask import block_mask, kept_lists
+from heed.ops.backends.torch.fused._nonfinite import (
     RepairedRows,
     Substitutes,
     holds_nonfinite,
     is_recording,
 )
-from heed.ops.backends.torch.fused.protocol import Results
+from heed.ops.backends.torch.fused._protocol import Results
 from heed.ops.mask import Mask
 from heed.ops.spec import AttentionSpec, Tensors
 
@@ -40,7 +40,7 @@ def _machine_reasons() -> tuple[str, ...]:
         module = None
     if not hasattr(module, "AuxRequest"):
         return ("flex_attention needs PyTorch 2.9",)
-    return () if compiling.has_triton() else ("flex_attention needs Triton",)
+    return () if _compiling.has_triton() else ("flex_attention needs Triton",)
 
 
 class Flex:
@@ -64,11 +64,11 @@ class Flex:
             f"gains nothing below {SHORTEST} queries or keys": min(lengths) < SHORTEST,
         }
         reasons = [f"flex_attention {reason}" for reason, holds in found.items() if holds]
-        failure = compiling.failure_of(self, spec)
+        failure = _compiling.failure_of(self, spec)
         return reasons + [f"PyTorch cannot compile flex_attention here: {failure}"] * bool(failure)
 
     def compute(self, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
-        return compiling.run(self, spec, tensors, repair)
+        return _compiling.run(self, spec, tensors, repair)
 
     def prepare(self, spec: AttentionSpec, query: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the lists of blocks of a mask of numbers, which are kept between calls; () for other masks."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from heed.ops.backends.torch.fused import attention
-from heed.ops.backends.torch.fused.protocol import Call, CannotRun
+from heed.ops.backends.torch.fused import _attention
+from heed.ops.backends.torch.fused._protocol import Call, CannotRun
 from heed.ops.backends.torch.operands import is_observed, is_transformed
 from heed.ops.backends.torch.portable.implementation import Portable
 from heed.ops.spec import AttentionSpec, Tensors
@@ -48,7 +48,7 @@ class Fused(Portable):
                 return other.attend(spec, tensors, return_lse=True)
         elif is_on_gpu(tensors.query):
             try:
-                return attention.attend(self._call, spec, tensors, return_lse)
+                return _attention.attend(self._call, spec, tensors, return_lse)
             except CannotRun:
                 pass
         return super().attend(spec, tensors, return_lse=return_lse)

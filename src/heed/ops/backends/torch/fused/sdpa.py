@@ -12,8 +12,8 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from heed.ops.backends import SDPA
-from heed.ops.backends.torch.fused.nonfinite import CausalOperands, CausalRows
-from heed.ops.backends.torch.fused.protocol import CannotRun, Results
+from heed.ops.backends.torch.fused._nonfinite import CausalOperands, CausalRows
+from heed.ops.backends.torch.fused._protocol import CannotRun, Results
 from heed.ops.mask_rules import Band
 from heed.ops.spec import AttentionSpec, Tensors
 

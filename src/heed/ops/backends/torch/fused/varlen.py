@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from heed.ops.backends import VARLEN
-from heed.ops.backends.torch.fused.nonfinite import Poisoned
-from heed.ops.backends.torch.fused.protocol import Results
+from heed.ops.backends.torch.fused._nonfinite import Poisoned
+from heed.ops.backends.torch.fused._protocol import Results
 from heed.ops.mask_rules import Band
 from heed.ops.spec import AttentionSpec, Tensors
 

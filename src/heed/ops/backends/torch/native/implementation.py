@@ -7,7 +7,7 @@ import functools
 import torch
 
 from heed.ops.backends.torch.device import device_of
-from heed.ops.backends.torch.native import op
+from heed.ops.backends.torch.native import _op
 from heed.ops.backends.torch.portable.implementation import Portable
 from heed.ops.core.attention import reasons_against, reasons_of_machine
 from heed.ops.core.library import load
@@ -32,4 +32,4 @@ class Native(Portable):
     def attend(
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return op.run(spec, tensors, return_lse)
+        return _op.run(spec, tensors, return_lse)
