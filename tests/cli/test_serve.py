@@ -28,7 +28,7 @@ from tests.slow import slow
         (["nowhere", "--port", "x"], 2, "invalid int value"),
         (["nowhere", "--max-queue", "0"], 2, "`max_queue` must be an integer >= 1"),
         (["nowhere", "--timeout", "nan"], 2, "`timeout`"),
-        (["nowhere", "--weights", "int4"], 2, "`weights`"),
+        (["nowhere", "--weights", "int3"], 2, "`weights`"),
         (["a", "b", "--name", "x"], 2, "1 for 2 runs"),
         (["a", "x/../a"], 2, "two runs are called 'a'"),
         (["a", "--name", ""], 2, "cannot be called ''"),

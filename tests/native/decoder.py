@@ -86,13 +86,14 @@ def rounded_inputs(x: np.ndarray) -> np.ndarray:
     blocks = in_blocks(x.T)
     factor = abs(blocks).max(1, keepdims=True) / 127
     whole = np.rint(blocks / np.where(factor == 0, 1, factor))
-    return (whole * factor).reshape(-1, len(x))[: x.shape[1]].T
+    return (whole * factor).reshape(len(blocks) * BLOCK, len(x))[: x.shape[1]].T
 
 
 def in_blocks(x: np.ndarray) -> np.ndarray:
     """Rows in blocks, (blocks, 32, columns), the last one padded with zeros."""
-    padding = np.zeros((-len(x) % BLOCK, x.shape[1]), x.dtype)
-    return np.concatenate([x, padding]).reshape(-1, BLOCK, x.shape[1])
+    blocks = -(-len(x) // BLOCK)
+    padding = np.zeros((blocks * BLOCK - len(x), x.shape[1]), x.dtype)
+    return np.concatenate([x, padding]).reshape(blocks, BLOCK, x.shape[1])
 
 
 def kept(keys: np.ndarray, values: np.ndarray, cache: str) -> tuple[np.ndarray, np.ndarray]:

@@ -54,7 +54,11 @@ def _make_search(config: Any, options: dict[str, Any], results: int) -> Search:
     if method == "sample" and options["top_k"] == 1 and not options["return_scores"]:
         method = "greedy"
     # Those of the options that the engine reads by the same name.
-    own = {name: x for name, x in options.items() if name in SEARCH_NUMBERS and x is not None}
+    own = {
+        name: x
+        for name, x in options.items()
+        if name in SEARCH_NUMBERS and isinstance(x, (int, float))
+    }
     return Search(
         options["max_length"],
         config.pad_id,
