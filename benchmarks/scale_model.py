@@ -1,6 +1,6 @@
-"""What N workers cost: bytes and FLOPs of a training step, on paper and by simulation.
+"""Predict traffic, memory and failures of N workers, by formulas and by simulation.
 
-python -m benchmarks.scale_model            prints the tables of docs/scaling-costs.md
+python -m benchmarks.scale_model            prints the tables of docs/measurements/scaling.md
 python -m benchmarks.scale_model --measure  also predicts a run of two processes on this machine, and runs it
 
 All figures but those of --measure follow from the formulas here and from the assumptions that the tables name. A FLOP

@@ -30,7 +30,7 @@ extensions = [
     "ratios",
 ]
 root_doc = "index"
-exclude_patterns = ["README.md", "extensions"]
+exclude_patterns = ["extensions"]
 nitpicky = True
 pygments_style, pygments_dark_style = "friendly", "github-dark"
 

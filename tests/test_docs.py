@@ -17,16 +17,22 @@ import tensorflow as tf
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+MEASURED = sorted((DOCS / "measurements").glob("*.md"))
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *sorted(DOCS.glob("*.md")),
+    *MEASURED,
     DOCS / "reference" / "index.md",
 ]
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
 EXTENDING = ROOT / "docs" / "extending.md"
+
+
+def performance_page() -> str:
+    return (DOCS / "performance.md").read_text(encoding="utf-8")
 
 
 def page_name(page: Path) -> str:
@@ -140,10 +146,10 @@ def test_links_lead_to_files_and_headings(page):
 
 
 def test_the_index_lists_every_page():
-    text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    linked = {path for path, _ in LINK.findall(text)}
-    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}  # of the site
-    assert pages - linked == {"README.md"}
+    linked = {path for path, _ in LINK.findall((DOCS / "index.md").read_text(encoding="utf-8"))}
+    assert {page.name for page in DOCS.glob("*.md")} - linked == {"index.md"}
+    linked = {path for path, _ in LINK.findall(performance_page())}
+    assert {f"measurements/{page.name}" for page in MEASURED} <= linked
 
 
 def test_the_first_two_commands_of_the_readme_are_one_line_each():
@@ -154,7 +160,7 @@ def test_the_first_two_commands_of_the_readme_are_one_line_each():
     assert "pytest" in second
 
 
-# The README's tasks; the section, case and columns (heed, peer) of docs/performance.md that they quote.
+# The README's tasks; the section, case and columns (heed, peer) of docs/measurements/ that they quote.
 QUOTED = {
     "training step of a GPT-2-style": ("models", "decoder training step (1, 12, 4096, 64)", 1, 2),
     "`generate` with KerasHub's GPT-2": (
@@ -179,8 +185,28 @@ def table_rows(text: str) -> list[list[str]]:
     ]
 
 
+def measured_rows(section: str) -> list[list[str]]:
+    """The table rows of a section that a benchmark wrote."""
+    pages = "".join(page.read_text(encoding="utf-8") for page in MEASURED)
+    pattern = rf"<!-- figures: {section} -->(.*)<!-- end of figures: {section} -->"
+    (figures,) = re.findall(pattern, pages, re.DOTALL)
+    return table_rows(figures)
+
+
+def test_the_table_of_performance_has_the_measured_ratios():
+    (shown,) = re.findall(r"^\| case \|.*?\n\n", performance_page(), re.MULTILINE | re.DOTALL)
+    expected: dict[tuple[str, ...], list[str]] = {}
+    for column, section in enumerate(("bars", "bars-avx512_bf16", "bars-avx2")):
+        for row in measured_rows(section):
+            if len(row) > 6 and row[6] in ("yes", "**no**"):
+                ratio = row[4] if row[6] == "yes" else f"*{row[4]}*"
+                expected.setdefault((row[0], row[1]), [""] * 3)[column] = ratio
+    rows = table_rows(shown)[2:]
+    assert {(row[0], row[1]): row[2:] for row in rows} == expected
+    assert len(performance_page().split()) <= 1500
+
+
 def test_the_readme_quotes_measured_figures():
-    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (quotes,) = re.findall(r"^\| task \|.*?\n\n", readme, re.MULTILINE | re.DOTALL)
     for (task, _, speed, memory), (start, quoted) in zip(
@@ -188,10 +214,7 @@ def test_the_readme_quotes_measured_figures():
     ):
         assert task.startswith(start)
         section, case, heed, peer = quoted
-        (figures,) = re.findall(
-            rf"<!-- figures: {section} -->(.*)<!-- end of figures: {section}", page, re.DOTALL
-        )
-        rows = [row for row in table_rows(figures) if row[0] == case]
+        rows = [row for row in measured_rows(section) if row[0] == case]
         ratio = float(rows[0][peer]) / float(rows[0][heed])
         assert speed == (f"{ratio:.1f}×" if ratio < 10 else f"{ratio:.0f}×")
         if section in MEMORY_COLUMNS:

@@ -45,17 +45,19 @@ def test_the_reference_documents_the_names_of_heed_itself():
     assert set(listed_names("heed")) == set(heed.__all__) - elsewhere
 
 
-def test_the_site_has_the_pages_of_the_readme_in_its_order():
+def test_the_site_has_the_listed_pages_in_their_order():
     index = (DOCS / "index.md").read_text(encoding="utf-8")
     trees = re.findall(
         r"^```\{toctree\}\n(?::[^\n]*\n)*\n(.*?)^```$", index, re.MULTILINE | re.DOTALL
     )
     entries = [entry for tree in trees for entry in tree.split()]
-    readme = (DOCS / "README.md").read_text(encoding="utf-8")
-    listed = re.findall(r"\]\(([\w/-]+)\.md\)|\]\(\.\./([A-Z]+)\.md\)", readme)
+    listed = re.findall(r"^- .*?\]\(([\w/-]+)\.md\)|\]\(\.\./([A-Z]+)\.md\)", index, re.MULTILINE)
     assert entries == [page or f"project/{name.lower()}" for page, name in listed]
-    pages = {path.stem for path in DOCS.glob("*.md")} - {"README", "index"}
+    pages = {path.stem for path in DOCS.glob("*.md")} - {"index"}
     assert pages == {entry for entry in entries if "/" not in entry}
+    measured = {path.stem for path in (DOCS / "measurements").glob("*.md")}
+    performance = (DOCS / "performance.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^measurements/(\w+)$", performance, re.MULTILINE)) == measured
 
 
 def test_a_docstring_becomes_tables_and_blocks():

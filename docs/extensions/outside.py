@@ -27,7 +27,7 @@ def _scripts() -> list[Path]:
 
 def pages() -> dict[Path, Path]:
     """The page of each file outside of docs/, and of each folder that pages link to."""
-    found = {ROOT / "README.md": DOCS / "index.md", DOCS / "README.md": DOCS / "index.md"}
+    found = {ROOT / "README.md": DOCS / "index.md"}
     for name in _PROJECT:
         found[ROOT / name] = DOCS / "project" / name.lower()
     for path in sorted((ROOT / "examples" / "notebooks").glob("*.ipynb")):

@@ -1,4 +1,4 @@
-"""Pictures of the ratios in tables of docs/performance.md: bars from 1, to the right if heed is faster.
+"""Pictures of the ratios in tables of docs/measurements/: bars from 1, to the right if heed is faster.
 
 The numbers are those of the table, which `python -m benchmarks` wrote.
 """
@@ -50,7 +50,7 @@ def picture(table: str) -> str:
 
 
 def _insert(app: Sphinx, docname: str, source: list[str]) -> None:
-    if docname == "performance":
+    if docname.startswith("measurements/"):
         source[0] = _TABLE.sub(
             lambda match: f"```{{raw}} html\n{picture(match[1])}\n```\n\n{match[0]}", source[0]
         )

@@ -27,7 +27,7 @@ from tests.backend import without_64_bits
 pytest.importorskip("keras_hub", exc_type=ImportError)
 pytestmark = pytest.mark.filterwarnings("ignore:The 'rwkv_ops' package")
 
-PAGE = (Path(__file__).parents[2] / "docs" / "keras.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/measurements/keras_hub.md").read_text(encoding="utf-8")
 # They take part in the `generate` of another model, or need a preprocessor.
 NOT_BUILT = {"CausalLM", "Seq2SeqLM", "Gemma4AssistantCausalLM", "PARSeqCausalLM"}
 

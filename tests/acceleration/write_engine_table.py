@@ -1,4 +1,4 @@
-"""Writes the table of docs/keras.md: `python -m tests.acceleration.write_engine_table`.
+"""Writes the table of docs/measurements/keras_hub.md: `python -m tests.acceleration.write_engine_table`.
 
 It builds each language model of KerasHub with random weights, and says whether heed's engine generates with it.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.acceleration import hub_models
 
-PAGE = Path(__file__).parents[2] / "docs" / "keras.md"
+PAGE = Path(__file__).parents[2] / "docs" / "measurements" / "keras_hub.md"
 ENGINE_ROW = "heed's engine"
 _HEAD = "| language model | runs on |\n| --- | --- |\n"
 

@@ -14,7 +14,7 @@ from heed.patching import ContextPatch, activate
 
 
 def plain_operations() -> AbstractContextManager[None]:
-    """Meanwhile `x[:, None]` is a slice, if there is something to cut, and an axis; and `ops.searchsorted` a count."""
+    """Traces `x[:, None]` as a slice and a new axis, and `ops.searchsorted` as a count, inside the block."""
     return activate(_patches())
 
 

@@ -311,7 +311,7 @@ def select_weights(
 
 
 class CapturedLayer:
-    """One layer of a `Capture`; checks its arguments, which are those of `Capture`, for one layer."""
+    """One layer of a `Capture`; its arguments are checked."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""The attention of the layers, between their projections: masks, many heads over chosen axes, one head.
+"""Masks and head reshaping around the attention op.
 
-heed's own layers use it, and those of Keras when they are accelerated.
+heed's own layers and accelerated Keras layers share it.
 """
 
 from __future__ import annotations

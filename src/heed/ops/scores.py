@@ -190,7 +190,7 @@ class DotScore(_NoFunction):
         return CoreScore(DOT_PRODUCT, tuple(getattr(self, name) or 0.0 for name in SCORING))
 
     def onnx_attributes(self) -> dict[str, Any]:
-        """Return the score as attributes of ONNX' operator `Attention`."""
+        """Return the score as attributes of ONNX's operator `Attention`."""
         return {"scale": self.scale, "softcap": self.soft_cap}
 
     @property

@@ -1,4 +1,4 @@
-"""A Python process of this one's own, and a channel to it. It ends when this process ends, however that happens.
+"""A child Python process with a message channel; it exits with its parent.
 
 The channel is a pair of pipes that carry pickled values, each after its length: the child's standard input, and a copy
 of its standard output. What the child prints goes to stderr. The child reads its input all the time: the end of the

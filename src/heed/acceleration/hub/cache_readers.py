@@ -13,7 +13,7 @@ MODELS = f"{PACKAGE}.src.models"
 
 
 class Reading(NamedTuple):
-    """Such a method.
+    """How one method of KerasHub reads tokens into a cache.
 
     Args:
         parameters: of the method.

@@ -27,7 +27,7 @@ def enter() -> AbstractContextManager[None]:
 
 
 def pause() -> AbstractContextManager[None]:
-    """Leaves the loop for the block, in which Keras is itself."""
+    """Disables the decoding replacements inside the block."""
     return set_here(_is_decoding, False)
 
 
@@ -37,7 +37,7 @@ def set_prompt_length(length: Any) -> AbstractContextManager[None]:
 
 
 def get_prompt_length() -> Any | None:
-    """That length, or None outside of a prompt."""
+    """Returns the length of the prompt being read, or None."""
     return _prompt_length.get()
 
 

@@ -45,7 +45,7 @@ def write(
     Args:
         programs: see `heed.export.programs.programs_of`.
         folder: an empty folder.
-        opset: the version of ONNX' operators, 17 to 24. From 23 on each attention is one `Attention` node.
+        opset: the version of ONNX's operators, 17 to 24. From 23 on each attention is one `Attention` node.
         precision: "float32", or "float16": weights take half the space, and computations stay in float32.
         external_above: weights of more bytes go into a file of their own, `model.onnx.data`.
 

@@ -26,7 +26,7 @@ from heed.export.onnx.builder import Builder, Shape, Value, dtype_of, element_ty
 from heed.export.onnx.registry import Op, converter_of
 from heed.numbers import integer
 
-# The supported versions of ONNX' operators.
+# The supported versions of ONNX's operators.
 OPSETS = range(17, 25)
 # Prefix of an output that has the name of an input.
 NEXT = "next_"
@@ -49,7 +49,7 @@ def convert(
 
     Args:
         function: a `ConcreteFunction` of tensors by name, which returns a dictionary of tensors.
-        opset: the version of ONNX' operators, 17 to 24; from 23 on each marked attention is one `Attention`.
+        opset: the version of ONNX's operators, 17 to 24; from 23 on each marked attention is one `Attention`.
         halved: whether to store weights of float32 as float16; computations stay in float32.
         name: the graph's name.
         beside: the file for weights of more than `external_above` bytes together, or None.

@@ -47,7 +47,7 @@ class Builder:
     """Collects the nodes of a graph and of its inner graphs.
 
     Args:
-        opset: the version of ONNX' operators.
+        opset: the version of ONNX's operators.
         halved: whether weights of float32 are stored as float16.
     """
 
@@ -207,5 +207,5 @@ def shape_of(tensor: Any) -> Shape:
 
 
 def element_type(dtype: Any) -> int:
-    """ONNX' number for a dtype."""
+    """ONNX's number for a dtype."""
     return onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))

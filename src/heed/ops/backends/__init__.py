@@ -167,13 +167,13 @@ class Backend(Protocol):
         """
 
     def hides_values(self) -> bool:
-        """Whether code is traced in a way in which even reading a number of a tensor fails."""
+        """Return whether numbers of tensors cannot be read, as while code is traced."""
 
     def has_dynamic_shapes(self) -> bool:
         """Whether sizes may depend on values: not where a compiler needs fixed ones."""
 
     def is_unknown_size(self, x: Any) -> bool:
-        """Whether `x` stands for a size that is not known while code is traced, and is no tensor."""
+        """Return whether `x` is a symbolic size, not a number or a tensor."""
 
     def has_values(self, x: Any) -> bool:
         """Whether the numbers of a tensor can be read here and now."""

@@ -71,7 +71,7 @@ class Translations:
         return min(size, _READ_AT_ONCE) if mode.attention else size
 
     def __call__(self, mode: Mode, texts: Sequence[Text]) -> list[TranslatedText | Exception]:
-        """The translation of each text, or its error: one that cannot be translated stops no other."""
+        """Translate the texts; a text that fails yields its exception in its place."""
         if mode.stream:
             return [self._stream(mode, one) for one in texts]
         translator = self.translators[mode.run]

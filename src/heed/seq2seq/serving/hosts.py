@@ -1,4 +1,4 @@
-"""The host names that a server answers to: pages of other sites must not reach it by names of their own."""
+"""The host names that a server answers to, a filter against DNS rebinding."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def _if(op: Op, g: Builder) -> Converted:
 
 @converts("While", "StatelessWhile")
 def _while(op: Op, g: Builder) -> Converted:
-    """ONNX' Loop, which carries only changing values; its body reads the rest from outside."""
+    """ONNX's Loop, which carries only changing values; its body reads the rest from outside."""
     body = op.converter.function(op.source, "body").graph
     condition = op.converter.function(op.source, "cond").graph
     pairs = zip(body.inputs, body.outputs, strict=True)

@@ -39,7 +39,7 @@ def _where(op: Op, g: Builder) -> Converted:
 
 @converts("OneHot")
 def _one_hot(op: Op, g: Builder) -> Converted:
-    """ONNX' own operator counts negative indices from the end; in TensorFlow they give no entry."""
+    """ONNX's own operator counts negative indices from the end; in TensorFlow they give no entry."""
     indices, depth, on, off = op.inputs
     axis = op.attribute("axis") % (op.rank() + 1)
     places = g.node(

@@ -1,4 +1,4 @@
-"""Converts dot-product attention, one call in the graph, to ONNX' operator `Attention`.
+"""Converts dot-product attention, one call in the graph, to ONNX's operator `Attention`.
 
 `call_marked` makes the call: a function with an attribute that marks it. `Attention` came with opset 23; before, the
 call is inlined like any other.
