@@ -194,7 +194,11 @@ def test_weights_of_another_format() -> None:
     assert (tokens["int4"] != expected).any()
     for model, weights, problem in (
         (None, "int3", "`weights` must be one of 'float32', 'bfloat16', 'int8', 'int4'. Received"),
-        (keras.layers.Dense(1), "int8", "`weights` and `cache` are for `generate` of KerasHub's .* for a Dense"),
+        (
+            keras.layers.Dense(1),
+            "int8",
+            "`weights` and `cache` are for `generate` of KerasHub's .* for a Dense",
+        ),
     ):
         with pytest.raises(ValueError, match=problem):
             heed.accelerate(model, weights=weights)

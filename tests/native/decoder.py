@@ -17,6 +17,7 @@ DenseStruct, NormStruct, AttentionStruct = structs.Dense, structs.Norm, structs.
 ExpertsStruct, LayerStruct, StackStruct = structs.Experts, structs.Layer, structs.Stack
 DecodingStruct, TokenListener = structs.Decoding, structs.OnToken
 PACKS = ("float32", "bfloat16", "int8", "int4")
+INTEGERS = PACKS[2:]
 BLOCK = 32  # inputs with a factor of their own, in formats of integers
 CACHES = ("float32", "bfloat16", "int8")
 CACHE_BLOCK = 32  # keys that share factors
@@ -590,7 +591,8 @@ def assert_best(stack: Stack, call: Call, tokens: np.ndarray) -> None:
     A number between two that a format has may become either.
     """
     cache = stack.options.get("cache", "float32")
-    slack = 0.05 if "int8" in (stack.pack, cache) else 0.01 if cache == "bfloat16" else 1e-4
+    whole = stack.pack in INTEGERS or cache == "int8"
+    slack = 0.05 if whole else 0.01 if cache == "bfloat16" else 1e-4
     for b, row in enumerate(tokens):
         following = stack.scores([START, *row[:-1]], call, b)
         for t, (token, scores) in enumerate(zip(row, following, strict=True)):
@@ -681,7 +683,7 @@ def beams_decided(
     decided = 0
     for b, row in enumerate(tokens):
         found, margin = searched(stack, call, b)
-        if margin > (0.3 if stack.pack == "int8" else 1e-5):
+        if margin > (0.3 if stack.pack in INTEGERS else 1e-5):
             decided += 1
             for n, given in enumerate(np.atleast_2d(row)):
                 sequence, score = found[n] if n < len(found) else ([], -np.inf)

@@ -365,7 +365,7 @@ def decode(library: Any, seed: int) -> None:
     if not np.array_equal(tokens, again):
         raise AssertionError("the number of threads changed tokens")
     check = (decoder.assert_best, decoder.assert_drawn, decoder.beams_decided)[search]
-    if search == 1 and stack.pack == "int8":
+    if search == 1 and stack.pack in decoder.INTEGERS:
         return  # the order of nearly equal scores is that of rounding
     check(stack, call, tokens)
 
