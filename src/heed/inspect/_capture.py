@@ -202,10 +202,11 @@ class Capture:
         return name in self.weights
 
     def __repr__(self) -> str:
-        lines = [f"<Capture of {len(self)} layer{'s' if len(self) > 1 else ''}"]
+        lines = [f"<Capture of {len(self)} layer{'' if len(self) == 1 else 's'}"]
         lines += [f"  {layer!r}" for layer in self._layers.values()]
         if self.residual:
-            lines.append(f"  and {len(self.residual)} places of the residual stream")
+            count = len(self.residual)
+            lines.append(f"  and {count} place{'' if count == 1 else 's'} of the residual stream")
         return "\n".join(lines) + ">"
 
     def check_layer(self, name: str) -> str:
