@@ -512,7 +512,7 @@ def test_tables_below_the_heads(show, width, touch):
     assert lens.evaluate("e => getComputedStyle(e).outlineStyle") == "solid"
     assert lens.evaluate("e => e.scrollWidth > e.clientWidth")
     tab.keyboard.press("ArrowRight")
-    for _ in range(60):  # frames of a smooth scroll
+    for _ in range(15):  # frames of a smooth scroll
         on_screen(tab)
     assert lens.evaluate("e => e.scrollLeft") > 0
 
