@@ -235,6 +235,40 @@ class Capture:
             )
         return heads.index(head)
 
+    def select_row(self, row: int, names: Sequence[str] | None = None) -> Capture:
+        """Returns a capture of one query, without outputs and stream, with the statistics of all queries.
+
+        Args:
+            row: the query, in [0, T).
+            names: which layers. Default: all.
+
+        Raises:
+            ValueError: if a layer does not exist, is pooled, or has been captured without this row.
+        """
+        layers = []
+        for name in self.names if names is None else names:
+            layer = self._layers[self.check_layer(name)]
+            if layer.cells != (1, 1) or row not in layer.rows:
+                held = "a pooled picture" if layer.cells != (1, 1) else f"rows {layer.rows}"
+                raise ValueError(
+                    "`row` must have been captured: name it in rows=[...], or capture all (size=None). "
+                    f"Received: row={row} for {name!r}, which holds {held}"
+                )
+            at = layer.rows.index(row)
+            layers.append(
+                CapturedLayer(
+                    name,
+                    layer.weights[:, :, at : at + 1],
+                    layer.kind,
+                    heads=layer.heads,
+                    rows=[row],
+                    lengths=layer.lengths,
+                    starts=layer.starts,
+                    statistics=layer.statistics if layer.whole else layer._statistics,
+                )
+            )
+        return Capture._of(layers)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything but the outputs to one .npz file, which plain NumPy can read.
 
