@@ -44,8 +44,8 @@ FAULTS = (
     Fault(
         "gradients of grouped heads take the values of other heads",
         f"{_INSPECT}/_observed.py",
-        "value = ops.repeat(value, self.sizes[1] // value.shape[1], axis=1)",
-        "value = ops.tile(value, (1, self.sizes[1] // value.shape[1], 1, 1))",
+        "return ops.repeat(value, self.sizes[1] // value.shape[1], axis=1)",
+        "return ops.tile(value, (1, self.sizes[1] // value.shape[1], 1, 1))",
         (f"{_OF_INSPECT}/test_interventions.py",),
     ),
     Fault(

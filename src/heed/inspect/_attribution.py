@@ -163,7 +163,7 @@ def attribute_logits(
 
     >>> import numpy as np
     >>> from heed import models
-    >>> config = models.LanguageModelConfig(vocabulary_size=20, layers=2, heads=2, width=8, feed_forward_width=16)
+    >>> config = models.LanguageModelConfig(vocabulary_size=20, layers=2, num_heads=2, width=8, feed_forward_width=16)
     >>> model, tokens = models.LanguageModel(config), np.array([[3, 7, 7, 5]])
     >>> found = attribute_logits(model, tokens, contrast(7, against=3))
     >>> total = sum(found.by_layer.values()) + found.constant

@@ -83,7 +83,7 @@ def logit_lens(
 
     >>> import numpy as np
     >>> from heed import models
-    >>> config = models.LanguageModelConfig(vocabulary_size=20, layers=2, heads=2, width=8, feed_forward_width=16)
+    >>> config = models.LanguageModelConfig(vocabulary_size=20, layers=2, num_heads=2, width=8, feed_forward_width=16)
     >>> model = models.LanguageModel(config)
     >>> tokens = np.array([[3, 7, 7, 5]])
     >>> lens = logit_lens(model, tokens)
