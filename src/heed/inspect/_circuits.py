@@ -175,7 +175,7 @@ def repeated_tokens(
         (B, 2 length), or (B, 1 + 2 length).
 
     >>> repeated_tokens(50, 3, first=0)
-    array([[ 0, 31, 26, 40, 31, 26, 40]])
+    array([[ 0, 42, 33, 13, 42, 33, 13]])
     """
     vocabulary = check_integer("vocabulary", vocabulary, least=2)
     length, batch = check_integer("length", length, least=1), check_integer("batch", batch, least=1)

@@ -13,8 +13,8 @@ import numpy as np
 
 from heed._byte_pairs import name_token
 from heed._patching import ContextPatch, Function
-from heed.inspect import _names
 from heed.inspect._capture import Capture
+from heed.inspect._names import to_integer
 from heed.inspect._page import Page, page
 from heed.inspect._run import Selection, capture
 
@@ -56,7 +56,7 @@ class Generation:
             ValueError: if there is no such step, or its row has not been captured.
             TypeError: if `number` is no integer.
         """
-        number = _names.to_integer("number", number)
+        number = to_integer("number", number)
         if not 0 <= number < len(self.steps):
             raise ValueError(
                 f"`number` must be in [0, {len(self.steps)}), the steps of this text. Received: number={number}"
