@@ -22,12 +22,13 @@ from heed.inspect import (
     repeated_tokens,
     value_norms,
 )
-from heed.layers import MultiHeadAttention
+from heed.layers import MultiHeadAttention, TransformerEncoderLayer
 from tests.inspect.families import FAMILIES, family
-from tests.inspect.models import T, sequence
+from tests.inspect.models import D, T, sequence
 from tests.inspect.test_residual import arrays, own_model
 from tests.layers.stock import randomise
 from tests.slow import slow
+from tests.tolerances import EPSILON
 
 
 def to_numpy(x):
@@ -62,6 +63,25 @@ def test_the_lens_refuses_what_does_not_exist():
         logit_lens(model, x, positions=[6])
     with pytest.raises(ValueError, match="`model` must have blocks of a Transformer"):
         logit_lens(MultiHeadAttention(2, 4), x, call_arguments={"value": x})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale"), [("bfloat16", 1.0), ("float32", 1e-4)], ids=["bfloat16", "a small scale"]
+)
+def test_norms_are_held_in_every_precision_and_at_every_scale(dtype, scale):
+    """The terms sum to the logit up to the roundings of the model: of three sums, the norm and the head."""
+    x = keras.Input((T, D), dtype=dtype)
+    norm = keras.layers.RMSNormalization(name="norm", dtype=dtype)
+    stream = TransformerEncoderLayer(2, 16, name="layer_0", dtype=dtype)(x)
+    model = keras.Model(x, keras.layers.Dense(5, name="head", dtype=dtype)(norm(stream)))
+    randomise(model)
+    norm.set_weights([np.full(D, scale)])
+    found = attribute_logits(model, sequence(), contrast(1))
+    most = sum(np.abs(term).sum() for term in found.terms.values())
+    assert abs(found.rest) < 5 * EPSILON[dtype] / 2 * (most + abs(found.constant))
+    assert most > 0.1 * scale
+    effects = patching_effects(model, sequence(), sequence(seed=1), contrast(1), kind="output")
+    assert effects.clean == pytest.approx(found.total, rel=EPSILON[dtype])
 
 
 @pytest.mark.parametrize("norm_first", [True, False])

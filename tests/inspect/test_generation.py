@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import heed
-from heed.inspect import capture, capture_generation
+from heed.inspect import capture, capture_generation, circuit_scores, plot_heads
 from heed.inspect._generation import label_tokens
 
 WORDS = ["<pad>", "<s>", "▁one", "▁two", "▁three", "</s>"]
@@ -75,6 +75,33 @@ def test_text_tokens_and_weights_of_one_call() -> None:
     assert "6 tokens" in repr(found)
     assert len(capture_generation(model, "one", max_length=4).tokens) == 3
     assert capture_generation(model, "one", heads=[1]).capture.heads["attention"] == (1,)
+
+
+def test_each_step_is_a_capture_of_its_row() -> None:
+    model = Model()
+    found = capture_generation(model, "one two", residual=True)
+    assert [found.tokens[row + 1] for row in found.steps] == ["▁three"] * 3
+    whole, step = found.capture, found.step(1)
+    assert list(found.steps) == [2, 3, 4]
+    assert step.rows == {"attention": (3,)}
+    np.testing.assert_array_equal(step.weights["attention"], whole.weights["attention"][:, :, 3:4])
+    np.testing.assert_array_equal(step.entropy["attention"], whole.entropy["attention"])
+    assert len(plot_heads(step, "attention", tokens=found.tokens).axes) == 3
+    text = found.page(step=1).html
+    assert '"rowPositions":[3]' in text
+    assert '"sequences":[["▁three"],[' in text
+    np.testing.assert_array_equal(found.inputs["token_ids"], [[1, 2, 3, 4, 4, 4]])
+    scores = circuit_scores(whole, found.inputs["token_ids"])
+    assert "Circuit scores" in found.page(scores=scores).html
+    assert whole.residual["heads"].shape == (1, 6, 2, 4)
+    with pytest.raises(ValueError, match=r"`number` must be in \[0, 3\).*Received: number=3"):
+        found.step(3)
+    some = capture_generation(model, "one two", rows=[2])
+    assert some.step(0).rows == {"attention": (2,)}
+    with pytest.raises(ValueError, match=r"`row` must have been captured.*row=3 for 'attention'"):
+        some.step(1)
+    with pytest.raises(ValueError, match="which holds a pooled picture"):
+        capture_generation(model, "one two", size=3).step(0)
 
 
 def test_what_is_no_model_or_prompt_is_refused() -> None:
@@ -143,5 +170,10 @@ def test_models_of_keras_hub(name: str, accelerated: bool) -> None:
     for layer, weights in found.capture.weights.items():
         rows, columns = found.layer_tokens[layer]
         assert weights.shape == (1, 2, len(rows), len(columns))
+    # What a step attends to is what it wrote with: the first token after the prompt, and all later ones.
+    prompt = 2 if name == "Bart" else 1 + len(read)
+    assert found.steps == range(prompt - 1, len(found.tokens) - 1)
+    kinds = {"causal", "cross"} if name == "Bart" else {"causal"}
+    assert set(found.step(0).kinds.values()) == kinds
     assert "caf" not in found.tokens
     assert "<html" in found.page().html

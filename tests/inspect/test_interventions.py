@@ -19,10 +19,11 @@ from heed.inspect import (
     patching_effects,
 )
 from heed.layers import AdditiveAttention, MultiHeadAttention
-from tests.inspect.models import MODELS, T, chain, expected, sequence
+from tests.inspect.models import MODELS, D, T, chain, expected, sequence
 from tests.inspect.test_residual import own_model
 from tests.layers.stock import randomise
 from tests.slow import slow
+from tests.tolerances import EPSILON
 
 
 def to_numpy(x):
@@ -81,8 +82,11 @@ def test_the_head_that_matters_comes_first():
     assert found.baseline == 0
     assert found.ranking[0][:2] == ("a", 2)
     assert found.ranking[0].cost > 0
-    # Copies in a batch are rounded as the library likes.
-    assert [x.cost for x in found.ranking[1:]] == pytest.approx([0, 0, 0], abs=1e-4)
+    # Copies in a batch are summed in another order: over features, keys and heads, for each number of the outputs.
+    terms = D + T + 4 * 4
+    rounding = to_numpy(wanted).size * terms * EPSILON["float32"] / 2
+    most = max(abs(x.cost) for x in found.ranking[1:])
+    assert most <= rounding * np.abs(to_numpy(wanted)).max()
     assert repr(found).splitlines()[:2] == [
         "<Ablation of 0",
         f"  {found.ranking[0].cost:+.4g}  a, head 2",

@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 import pytest
 
-from heed.inspect import Capture, page
+from heed.inspect import Capture, CircuitScores, Lens, Residual, circuit_scores, page
 
 
 def softmax(x):
@@ -247,6 +247,60 @@ def test_numbers_that_are_no_weights_are_refused(monkeypatch):
         page(one(random_weights(1, 1, 4, 4)), words(4))
 
 
+def rows_of_table(text, title):
+    """The cells of each row of a table, without tags."""
+    body = text.split(f">{title}</h2>")[1].split("<tbody>")[1].split("</tbody>")[0]
+    return [
+        [html.unescape(re.sub("<.*?>", "", cell)) for cell in re.findall(r"<t[hd].*?</t[hd]>", row)]
+        for row in re.findall("<tr>.*?</tr>", body)
+    ]
+
+
+def test_tables_of_circuits_and_of_the_lens():
+    weights = np.eye(6)[[0, 0, 1, 1, 2, 3]][None, None].astype("float32")
+    capture = Capture({"<a>": weights}, {"<a>": "causal"})
+    scores = circuit_scores(capture, [5, 6, 7, 5, 6, 7])
+    logits = np.log([[[0.5, 0.25, 0.15, 0.1], [0.1, 0.1, 0.2, 0.6]]])
+    lens = Lens({"x/input": logits, "x/output": logits[:, ::-1]}, (2, 4))
+    made = page(capture, words(6), scores=scores, lens=lens, token_name="<b \n".__getitem__)
+    assert rows_of_table(made.html, "Circuit scores") == [["<a>, head 1", "0.40", "0.00", "1.00"]]
+    first, second = "< 0.50 b 0.25 ␣ 0.15", "⏎ 0.60 ␣ 0.20 < 0.10"
+    assert rows_of_table(made.html, "Logit lens") == [
+        ["2 w2", first, second],
+        ["4 w4", second, first],
+    ]
+    plain = page(capture, words(6)).html
+    assert "Circuit" not in plain
+    assert ".table" not in plain, "nothing is larger without them"
+    difference = page(capture, words(6), scores=scores - scores).html
+    assert rows_of_table(difference, "Circuit scores")[0][1:] == ["+0.00"] * 3
+    by_class = page(capture, words(6), lens=Lens({"x/output": logits[:, 0]}, None)).html
+    assert rows_of_table(by_class, "Logit lens") == [["class", "0 0.50 1 0.25 2 0.15"]]
+
+
+def test_what_is_no_table_is_refused(monkeypatch):
+    capture = one(random_weights(2, 1, 4, 4))
+    lens = Lens({"x/output": np.zeros((1, 4, 3))}, (0, 1, 2, 3))
+    scores = CircuitScores(
+        {kind: {"a": np.zeros(2)} for kind in ("previous", "duplicate", "induction")}
+    )
+    for options, error, message in [
+        ({"scores": {}}, TypeError, r"`scores` must be CircuitScores\. Received: dict"),
+        ({"lens": {}}, TypeError, r"`lens` must be a Lens\. Received: dict"),
+        ({"lens": lens, "example": 1}, ValueError, r"\[0, 1\), the batch of `lens`.*example=1"),
+        ({"lens": lens, "token_name": int}, TypeError, "must return a string. Received: 0 for"),
+    ]:
+        with pytest.raises(error, match=message):
+            page(capture, words(4), **options)
+    monkeypatch.setattr("heed.inspect._page_tables._MOST", 3)
+    for options in ({"scores": scores}, {"lens": lens}):
+        with pytest.raises(ValueError, match="must fill at most 3 cells"):
+            page(capture, words(4), **options)
+    stream = Residual({"x/output": np.zeros((1, 4, 8), "float32")}, {"x/output": (0, 1, 2, 3)})
+    with pytest.raises(ValueError, match="Received: none, only places of the residual stream"):
+        page(Capture({}, {}, residual=stream), words(4))
+
+
 def test_half_precision_and_rounding_above_one_are_fine():
     w = np.full((1, 1, 2, 2), 0.5, np.float16)
     w[0, 0, 0] = [1.0009, 0]
@@ -258,6 +312,6 @@ def test_the_parts_of_the_page_are_small_and_all_are_used():
     from heed.inspect import drawing
 
     files = sorted(drawing._FILES.iterdir())
-    used = {"page.html", "page.css", "page.js", "view.html", *drawing._DRAWING}
+    used = {"page.html", "page.css", "page.js", "tables.css", "view.html", *drawing._DRAWING}
     assert {f.name for f in files} == used
     assert all(f.read_text(encoding="utf-8").count("\n") <= 500 for f in files)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from heed.inspect import Capture, page
+from heed.inspect import Capture, Lens, circuit_scores, page
 from tests.browser import accessibility_problems, luminance, rgb
 from tests.inspect.test_page import random_weights, words
 
@@ -487,9 +487,39 @@ def test_colours_follow_the_theme(show):
     assert colour_of(tab, 1.5 / T, 2.5 / T) == COLOURS[1]
 
 
+def with_tables():
+    """The options of a page that add the tables of circuits and of the lens."""
+    logits = np.random.default_rng(0).normal(size=(1, T, 30)) * 4
+    places = {f"layer_{n}/output": logits for n in range(9)}
+    scores = circuit_scores(planted(), np.arange(T) % 5)
+    return {"scores": scores, "lens": Lens(places, tuple(range(T)))}
+
+
+@pytest.mark.parametrize(("width", "touch"), [(1280, False), (390, True)])
+def test_tables_below_the_heads(show, width, touch):
+    """They scroll in their frames, which the keyboard reaches, and leave the heads their height."""
+    tab = show(planted(), words(T), size=(width, 820), touch=touch, **with_tables())
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert tab.locator("#matrix").bounding_box()["height"] >= 400
+    scores, lens = tab.get_by_role("region").filter(has=tab.locator("table")).all()
+    assert scores.locator("tbody tr").count() == 4
+    foot = tab.locator("#footer").bounding_box()
+    assert foot["y"] + foot["height"] <= scores.bounding_box()["y"]
+    tab.locator("#zoom button").last.focus()
+    tab.keyboard.press("Tab")
+    tab.keyboard.press("Tab")
+    assert lens.evaluate("e => e === document.activeElement")
+    assert lens.evaluate("e => getComputedStyle(e).outlineStyle") == "solid"
+    assert lens.evaluate("e => e.scrollWidth > e.clientWidth")
+    tab.keyboard.press("ArrowRight")
+    for _ in range(15):  # frames of a smooth scroll
+        on_screen(tab)
+    assert lens.evaluate("e => e.scrollLeft") > 0
+
+
 @pytest.mark.parametrize("colours", ["light", "dark"])
 def test_everyone_can_use_the_page(show, colours):
-    tab = show(planted(), words(T), colours)
+    tab = show(planted(), words(T), colours, **with_tables())
     assert accessibility_problems(tab) == []
     assert tab.locator("main").count() == 1
     assert tab.get_by_role("button", name="Fit").count() == 1, "what is read is its name"

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from heed.inspect import Capture, Residual, capture
+from heed.inspect._picture import compute_picture
+from heed.inspect._residual import to_floats
 from heed.layers import TransformerEncoderLayer
 from tests.inspect.families import FAMILIES, family
 from tests.inspect.models import MODELS, B, D, T, sequence
@@ -117,6 +119,32 @@ def test_chosen_layers_and_rows_hold_their_own_memory(tmp_path):
     assert again.positions == stream.positions
     for name in stream:
         np.testing.assert_array_equal(again[name], stream[name])
+
+
+def test_one_layer_costs_the_memory_of_one(monkeypatch):
+    """Nothing of the others is copied, not even for a moment: neither their stream nor their weights."""
+    copied = []
+
+    def watched(original, count):
+        def copy(*args):
+            copied.append(count(*args))
+            return original(*args)
+
+        return copy
+
+    monkeypatch.setattr("heed.inspect._residual.to_floats", watched(to_floats, lambda x: x.shape))
+    monkeypatch.setattr(
+        "heed.inspect._run.compute_picture",
+        watched(compute_picture, lambda attention, *_: attention.sizes),
+    )
+    model, x = own_model(), sequence()
+    capture(model, x, residual=True, layers=["block_1"])
+    # Input, heads, what attention and feed-forward add, output; and the weights.
+    stream, heads, weights = (B, T, D), (B, T, 2, 4), (B, 2, T, T)
+    assert sorted(map(tuple, copied)) == sorted([*[stream] * 4, heads, weights])
+    copied.clear()
+    capture(model, x, residual=True)
+    assert len(copied) == 3 * 6
 
 
 def test_bad_names_and_rows_say_what_there_is():

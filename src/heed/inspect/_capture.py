@@ -202,10 +202,11 @@ class Capture:
         return name in self.weights
 
     def __repr__(self) -> str:
-        lines = [f"<Capture of {len(self)} layer{'s' if len(self) > 1 else ''}"]
+        lines = [f"<Capture of {len(self)} layer{'' if len(self) == 1 else 's'}"]
         lines += [f"  {layer!r}" for layer in self._layers.values()]
         if self.residual:
-            lines.append(f"  and {len(self.residual)} places of the residual stream")
+            count = len(self.residual)
+            lines.append(f"  and {count} place{'' if count == 1 else 's'} of the residual stream")
         return "\n".join(lines) + ">"
 
     def check_layer(self, name: str) -> str:
@@ -233,6 +234,40 @@ class Capture:
                 f"Received: head={head!r}"
             )
         return heads.index(head)
+
+    def select_row(self, row: int, names: Sequence[str] | None = None) -> Capture:
+        """Returns a capture of one query, without outputs and stream, with the statistics of all queries.
+
+        Args:
+            row: the query, in [0, T).
+            names: which layers. Default: all.
+
+        Raises:
+            ValueError: if a layer does not exist, is pooled, or has been captured without this row.
+        """
+        layers = []
+        for name in self.names if names is None else names:
+            layer = self._layers[self.check_layer(name)]
+            if layer.cells != (1, 1) or row not in layer.rows:
+                held = "a pooled picture" if layer.cells != (1, 1) else f"rows {layer.rows}"
+                raise ValueError(
+                    "`row` must have been captured: name it in rows=[...], or capture all (size=None). "
+                    f"Received: row={row} for {name!r}, which holds {held}"
+                )
+            at = layer.rows.index(row)
+            layers.append(
+                CapturedLayer(
+                    name,
+                    layer.weights[:, :, at : at + 1],
+                    layer.kind,
+                    heads=layer.heads,
+                    rows=[row],
+                    lengths=layer.lengths,
+                    starts=layer.starts,
+                    statistics=layer.statistics if layer.whole else layer._statistics,
+                )
+            )
+        return Capture._of(layers)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything but the outputs to one .npz file, which plain NumPy can read.

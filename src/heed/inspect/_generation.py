@@ -13,9 +13,13 @@ import numpy as np
 
 from heed.byte_pairs import name_token
 from heed.inspect._capture import Capture
+from heed.inspect._names import to_integer
 from heed.inspect._page import Page, page
 from heed.inspect._run import Selection, capture
 from heed.patching import ContextPatch, Function
+
+# Of the tokens that a model continues.
+_MASKS = ("decoder_padding_mask", "padding_mask")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -28,12 +32,39 @@ class Generation:
             writes token t + 1 with it.
         source_tokens: S labels of the encoder's tokens; None for a model without one.
         capture: the weights.
+        inputs: what the model read at last, (1, T) arrays by name, such as "token_ids": for `logit_lens(model, inputs)`
+            and `circuit_scores(capture, inputs["token_ids"])`.
+        steps: the row of each step, in order; step n wrote the token `tokens[steps[n] + 1]`.
     """
 
     text: str
     tokens: tuple[str, ...]
     source_tokens: tuple[str, ...] | None
     capture: Capture
+    inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    steps: range = range(0)
+
+    def step(self, number: int) -> Capture:
+        """Returns the attention of one step: the row that wrote a token, of the layers that ran in the step.
+
+        The result is a `Capture` of one row, for rows, pictures and measures as those of a run.
+
+        Args:
+            number: which step, in [0, len(steps)).
+
+        Raises:
+            ValueError: if there is no such step, or its row has not been captured.
+            TypeError: if `number` is no integer.
+        """
+        number = to_integer("number", number)
+        if not 0 <= number < len(self.steps):
+            raise ValueError(
+                f"`number` must be in [0, {len(self.steps)}), the steps of this text. Received: number={number}"
+            )
+        row = self.steps[number]
+        return self.capture.select_row(
+            row, [name for name, kind in self.capture.kinds.items() if kind != "self"]
+        )
 
     @property
     def layer_tokens(self) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -46,10 +77,25 @@ class Generation:
         }
         return {name: sides[kind] for name, kind in self.capture.kinds.items()}
 
-    def page(self, path: str | os.PathLike[str] | None = None, *, title: str | None = None) -> Page:
-        """Writes a page of every head, see `heed.inspect.page`. The default title is the text."""
+    def page(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        title: str | None = None,
+        step: int | None = None,
+        **tables: Any,
+    ) -> Page:
+        """Writes a page of every head, of the whole text or of one step, see `heed.inspect.page`.
+
+        Args:
+            path, title: as for `heed.inspect.page`. The default title is the text.
+            step: which step, as for `step`. Default: all rows.
+            **tables: `scores`, `lens` and `token_name`, as for `heed.inspect.page`.
+        """
         title = self.text if title is None else title
-        return page(self.capture, self.layer_tokens, path, title=title)
+        seen = self.capture if step is None else self.step(step)
+        labels = {name: self.layer_tokens[name] for name in seen}
+        return page(seen, labels, path, title=title, **tables)
 
     def __repr__(self) -> str:
         source = "" if self.source_tokens is None else f" from {len(self.source_tokens)}"
@@ -66,6 +112,7 @@ def capture_generation(
     heads: Selection = None,
     rows: Selection = None,
     size: int | None = 512,
+    residual: bool = False,
 ) -> Generation:
     """Lets a model of KerasHub write a text, and returns its attention over the text, with the tokenizer's labels.
 
@@ -76,10 +123,11 @@ def capture_generation(
         model: a `keras_hub.models.CausalLM` or `Seq2SeqLM` with its preprocessor, such as GPT-2, Llama, BART or T5.
         prompt: one text; of a `Seq2SeqLM` the source, or a dict of "encoder_text" and "decoder_text".
         max_length, stop_token_ids: as for `generate`.
-        layers, heads, rows, size: as for `capture`.
+        layers, heads, rows, size, residual: as for `capture`.
 
     Returns:
-        A `Generation`: the text, the tokens, and the `Capture`. `.page(path)` writes the page.
+        A `Generation`: the text, the tokens, and the `Capture`. `.page(path)` writes the page, `.step(n)` is the
+        attention of one step.
 
     Raises:
         TypeError: if `model` has no `generate` of KerasHub's, or `prompt` is not one text.
@@ -102,12 +150,15 @@ def capture_generation(
             stop_token_ids=stop_token_ids,
         )
     inputs = _trim(seen)
-    found = capture(model.backbone, inputs, layers=layers, heads=heads, rows=rows, size=size)
+    found = capture(
+        model.backbone, inputs, layers=layers, heads=heads, rows=rows, size=size, residual=residual
+    )
     label = functools.partial(label_tokens, preprocessor.tokenizer)
-    if "token_ids" in inputs:
-        return Generation(text, label(inputs["token_ids"][0]), None, found)
-    source, target = (inputs[f"{side}_token_ids"][0] for side in ("encoder", "decoder"))
-    return Generation(text, label(target), label(source), found)
+    ids = next(inputs[name][0] for name in ("decoder_token_ids", "token_ids") if name in inputs)
+    source = inputs.get("encoder_token_ids")
+    steps = range(max(1, seen["prompt_length"]) - 1, len(ids) - 1)
+    sources = None if source is None else label(source[0])
+    return Generation(text, label(ids), sources, found, inputs, steps)
 
 
 def _check_model(model: Any) -> Any:
@@ -134,6 +185,8 @@ def _watch_preprocessor(preprocessor: Any, seen: dict[str, Any]) -> Iterator[Non
         def observe(*args: Any, **kwargs: Any) -> Any:
             inputs = original(*args, **kwargs)
             seen.update(inputs)
+            read = next(name for name in _MASKS if name in inputs)
+            seen["prompt_length"] = _count(inputs[read])
             return inputs
 
         return observe
@@ -161,9 +214,14 @@ def _trim(seen: Mapping[str, Any]) -> dict[str, Any]:
         names = [f"{prefix}token_ids", f"{prefix}padding_mask"]
         if names[0] in seen:
             ids, mask = (np.array(seen[name]) for name in names)
-            length = max(1, int(np.sum(mask[0] != 0)))
+            length = max(1, _count(mask))
             inputs |= {names[0]: ids[:1, :length], names[1]: mask[:1, :length].astype("int32")}
     return inputs
+
+
+def _count(mask: Any) -> int:
+    """The number of tokens in the first row of a padding mask."""
+    return int(np.sum(np.array(mask)[0] != 0))
 
 
 def label_tokens(tokenizer: Any, ids: Iterable[int]) -> tuple[str, ...]:

@@ -292,6 +292,8 @@ def _find_places(baseline: Baseline, kind: str, layers: Sequence[str] | None) ->
 def _make_measure(metric: Callable[[Any], Any]) -> Callable[[Any], float]:
     def measure(outputs: Any) -> float:
         value = metric(outputs)
+        if "bfloat16" in str(getattr(value, "dtype", "")):  # no number of NumPy's
+            value = ops.cast(value, "float32")
         array = np.asarray(ops.convert_to_numpy(value)) if value is not None else np.array(None)
         if array.size != 1 or array.dtype.kind not in "fiu":
             raise ValueError(

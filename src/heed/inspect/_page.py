@@ -1,15 +1,26 @@
-"""`page`: one HTML file that shows every head and the attention of every token."""
+"""`page`: one HTML file that shows every head and the attention of every token, and what heads and layers do."""
 
 from __future__ import annotations
 
 import dataclasses
 import html
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from heed.inspect._capture import Capture
-from heed.inspect.drawing import Tokens, drawing_of, drawing_parts, fill, json_in_html, read_part
+from heed.inspect._circuits import CircuitScores
+from heed.inspect._lens import Lens
+from heed.inspect._page_tables import lens_table, scores_table
+from heed.inspect.drawing import (
+    Tokens,
+    drawing_of,
+    drawing_parts,
+    fill,
+    json_in_html,
+    query_tokens,
+    read_part,
+)
 
 _TITLE = "Attention"
 
@@ -46,6 +57,9 @@ def page(
     key_tokens: Sequence[str] | None = None,
     example: int = 0,
     title: str = _TITLE,
+    scores: CircuitScores | None = None,
+    lens: Lens | None = None,
+    token_name: Callable[[int], str] = str,
 ) -> Page:
     """Writes one HTML file that shows every head and the attention of every token.
 
@@ -62,6 +76,9 @@ def page(
             because it is the encoder's, unless only `tokens` has its length.
         example: which entry of the batch, in [0, B).
         title: a line above the page.
+        scores: of `circuit_scores`, or a difference of two: a table below the heads.
+        lens: of `logit_lens`: a table of the three likeliest tokens by position and layer, below the heads.
+        token_name: the name of a token of the lens' vocabulary, such as `tokenizer.id_to_token`. Default: its number.
 
     Returns:
         A `Page`, whose text is `.html`.
@@ -69,7 +86,7 @@ def page(
     Raises:
         ValueError: if the number of tokens is not that of an axis, if an example or layer does not exist, if weights
             are outside of [0, 1], or if there are more than a browser can hold (2^28).
-        TypeError: if tokens are not strings.
+        TypeError: if tokens are not strings, or `scores` or `lens` something else.
         OSError: if the file cannot be written.
 
     Numerics:
@@ -88,10 +105,19 @@ def page(
     if not isinstance(capture, Capture):
         raise TypeError(f"`capture` must be a Capture. Received: {type(capture).__name__}")
     data = drawing_of(capture, tokens, key_tokens, example)
+    tables = [] if scores is None else [scores_table(scores)]
+    if lens is not None:
+        # The last layer reads what the model reads: in an encoder-decoder model the decoder's tokens.
+        labels = query_tokens(capture, capture.names[-1], tokens, key_tokens)
+        tables.append(lens_table(lens, example, labels, token_name))
+    drawing = drawing_parts()
     parts = {
-        **drawing_parts(),
+        **drawing,
+        "style": drawing["style"] + (read_part("tables.css") if tables else ""),
         "title": html.escape(title),
         "language": "en" if title == _TITLE else "",  # unknown
+        "long": "long" if tables else "",
+        "tables": "".join(tables),
         "script": read_part("page.js"),
         "weights": data.pop("weights"),
         "data": json_in_html(data),

@@ -111,7 +111,11 @@ def drawing_of(
             f"rows, or a pooled picture. Received: {count:,} weights"
         )
     if count == 0:
-        raise ValueError("`capture` must hold at least one weight. Received: none")
+        places = ", only places of the residual stream" if capture.residual else ""
+        raise ValueError(
+            "`capture` must hold at least one weight: a page shows the heads of attention layers. "
+            f"Received: none{places}"
+        )
     levels, text = _compress(weights)
     return {
         "levels": levels,
@@ -120,6 +124,13 @@ def drawing_of(
         "note": _describe_accuracy(levels),
         "weights": text,
     }
+
+
+def query_tokens(
+    capture: Capture, name: str, tokens: Tokens, key_tokens: Sequence[str] | None
+) -> list[str]:
+    """Returns the tokens of a layer's T queries; arguments as for `page`."""
+    return _select_tokens(capture, name, tokens, key_tokens)[0]
 
 
 def _select_example(capture: Capture, name: str, example: int) -> NDArray[np.float32]:
