@@ -24,6 +24,8 @@ def _module_names() -> list[str]:
     others = tuple(
         f"heed.ops.backends.{name}" for name in FRAMEWORKS if name != keras.config.backend()
     )
+    if importlib.util.find_spec("llama_cpp") is None:  # compiled where it is installed
+        others += ("heed.export.runners._gguf",)
     return [name for name in names if not name.endswith("__main__") and not name.startswith(others)]
 
 

@@ -11,8 +11,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tests.backend import BACKEND
-
 
 @dataclass(frozen=True)
 class Tolerance:
@@ -55,7 +53,7 @@ NAIVE_FACTOR = 2.0
 def to_numpy(x: Any) -> np.ndarray:
     """Any tensor or array as a comparable NumPy array (bfloat16 becomes float32)."""
     # NumPy cannot read a TensorFlow scalar of bfloat16 by itself.
-    array = np.asarray(x.numpy() if BACKEND == "tensorflow" and hasattr(x, "numpy") else x)
+    array = np.asarray(x.numpy() if "tensorflow" in type(x).__module__ else x)
     return array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array
 
 

@@ -64,6 +64,7 @@ CHANGED: dict[str, Any] = {
     "soft_cap": [0.5],
     "sliding_window": [1, 3],
     "normalization": ["rms"],
+    "post_norms": [True],
     "norm_epsilon": [0.5],
     "gated": [True],
     "qk_norm": [True],
