@@ -191,7 +191,7 @@ typedef struct HeedDecoding {
   int32_t rotations;     // R; 0: 1
   // The work: the number of tokens, of prompts and decoded, that go through the layers is added to it; NULL: nowhere.
   int64_t* tokens_read;
-  double min_p;          // of sampling: only tokens with this share of the likeliest one's probability, in [0, 1]
+  double min_p;   // of sampling: only tokens with this share of the likeliest one's probability, in [0, 1]
   int32_t cache;  // HeedCacheFormat
 } HeedDecoding;
 
