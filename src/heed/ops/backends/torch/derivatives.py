@@ -415,7 +415,10 @@ def _one_by_one(
 ) -> tuple[Any, Any]:
     def entry(index: int) -> Iterator[Any]:
         for x, dim in zip(inputs, dims, strict=True):
-            yield x if dim is None else x.select(dim, index) if count else x.sum(dim)
+            mapped = dim is not None and isinstance(
+                x, torch.Tensor
+            )  # a list has a dim for each entry
+            yield x if not mapped else x.select(dim, index) if count else x.sum(dim)
 
     found = [_apply(function, *entry(index)) for index in range(max(1, count))]
     outputs = tuple(
