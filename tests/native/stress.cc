@@ -129,7 +129,7 @@ struct Model {
     return numbers.back().data();
   }
   HeedDense dense(int64_t inputs, int64_t outputs) {
-    return {some(inputs * outputs), some(outputs), inputs, outputs, 0};
+    return {some(inputs * outputs), some(outputs), inputs, outputs, 0, nullptr, nullptr, 0};
   }
   HeedNorm norm() { return {some(kModel), some(kModel), 1e-6, 0}; }
   HeedDecoderAttention attention() {
