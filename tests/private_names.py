@@ -43,7 +43,6 @@ NAMES = {
     "keras.src.layers": "attention",  # tests
     "tests.private_names:built_dense()": "_kernel",
     "tests.private_names:built_embedding()": "_embeddings",
-    "tests.private_names:built_dense(quantised=True)": "_int4_block_size",
     "keras.src.layers.attention.multi_head_attention": "_build_attention_equation",
     "keras.src.ops": "nn",
     "keras.src.ops.nn": "DotProductAttention dot_product_attention",
@@ -182,14 +181,12 @@ def built_attention(name: str) -> Any:
     return layer
 
 
-def built_dense(quantised: bool = False) -> Any:
-    """A dense layer of Keras, of int4 if it is `quantised`."""
+def built_dense() -> Any:
+    """A dense layer of Keras."""
     import keras
 
     layer = keras.layers.Dense(2)
     layer.build((1, 3))
-    if quantised:
-        layer.quantize("int4")
     return layer
 
 

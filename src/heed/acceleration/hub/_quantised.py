@@ -6,12 +6,14 @@ import math
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
+import keras
 import numpy as np
 
 from heed.acceleration.hub.recognition import LeftToKerasError
 from heed.ops.core.description import Computed, Dense, Integers
 
 MODES = ("int8", "int4")
+_LAST_KERAS = (3, 15)  # later ones keep integers in another form
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ def kernel(layer: Any) -> KerasIntegers:
     Raises:
         LeftToKerasError: if the engine does not hold such integers.
     """
+    _check_keras()
     stored, scale = layer._kernel, layer.kernel_scale
     if layer.quantization_mode == "int4":  # (inputs, half of the outputs)
         return _read(layer, stored, "kernel", int(stored.shape[0]), int(scale.shape[-1]))
@@ -47,6 +50,7 @@ def embedding(layer: Any) -> tuple[Computed, Dense]:
     Raises:
         LeftToKerasError: if the engine does not hold such integers.
     """
+    _check_keras()
     width = layer.output_dim
     found = _read(layer, layer._embeddings, "embeddings", width, width, transposed=True)
     parts = (*found.whole.variables, layer.embeddings_scale)
@@ -55,6 +59,14 @@ def embedding(layer: Any) -> tuple[Computed, Dense]:
         return table, Dense(found, transposed=True)
     back = layer.reverse_embeddings
     return table, Dense(_read(layer, back, "reverse_embeddings", width, width, axis=0))
+
+
+def _check_keras() -> None:
+    version = tuple(int(x) for x in keras.__version__.split(".")[:2])
+    if version > _LAST_KERAS:
+        raise LeftToKerasError(
+            f"heed does not read the integers of Keras {keras.__version__}, only up to 3.15"
+        )
 
 
 def check(part: Any, weights: str) -> None:
@@ -91,8 +103,10 @@ def _read(
     mode, group = layer.quantization_mode, None
     if getattr(layer, "lora_enabled", False):
         raise LeftToKerasError(f"{layer.name} has LoRA weights beside its integers")
-    if mode == "int4" and layer._int4_block_size not in (None, -1):
-        group = int(layer._int4_block_size)
+    if mode == "int4" and layer.quantization_config is None:
+        raise LeftToKerasError(f"{layer.name} does not say how many inputs share a factor")
+    if mode == "int4" and layer.quantization_config.block_size not in (None, -1):
+        group = int(layer.quantization_config.block_size)
         if group % 32 and group < inputs:
             raise LeftToKerasError(
                 f"{layer.name} has factors for {group} inputs each, the engine for multiples of 32"
