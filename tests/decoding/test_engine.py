@@ -660,11 +660,8 @@ def test_caches_of_several_formats() -> None:
         made = generate(model, prompt=prompt, cache=cache, **options)
         tokens[cache], scores[cache] = map(np.asarray, made)
     assert len({x.tobytes() for x in scores.values()}) == 3
-    for cache, step in (("bfloat16", 2**-8), ("int8", 1 / 127)):
-        same = (tokens[cache] == tokens["float32"]).all(1)
-        assert same.sum() > 9
-        # Keys and values of two layers are off by half a step of the largest, and scores are of the order of 10.
-        np.testing.assert_allclose(scores[cache][same], scores["float32"][same], atol=64 * step)
+    for narrow in CACHES[1:]:  # tests/native/test_decoder.py holds their numbers
+        assert (tokens[narrow] == tokens["float32"]).all(1).sum() > 9
     source = sources()
     model = small_model(seed=4)
     for refused in ({"method": "beam"}, {"return_scores": True}):
