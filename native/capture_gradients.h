@@ -1,9 +1,9 @@
 // The gradients of a program's captured arrays, which are sums over pairs.
 //
 // Sums are in double; where each pair of a head has a number of its own, as in a bias, they are the gradient itself.
-// Tasks that run at the same time must not add to the same number, so either they add to different ones, as bounds of
-// the indices show, or those that do not run one after another, or each has sums of its own, which are added up in the
-// end. Which it is depends on the call alone, and so does the order of each sum.
+// Tasks that run at the same time must not add to the same number. So either they add to different ones, as bounds of
+// the indices show, and those that add to the same ones run one after another; or each has sums of its own, which are
+// added up in the end. Which it is depends on the call alone, and so does the order of each sum.
 #pragma once
 
 #include <functional>

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kMostFeatures = HEED_MOST_FEATURES, kMostTokens = int64_t{1} << 24, kMostLength = HEED_MOST_LENGTH;
 constexpr int64_t kMostRotations = 1024;
-// Of scratch memory for one part of a batch, if one source fits; or as much as the weights have in float32.
+// Of scratch memory for one part of a batch, if one source fits.
 constexpr size_t kMostBytes = size_t{1} << 28;
 
 void check_size(int64_t n, int64_t least, int64_t most, const char* name) {
@@ -229,14 +229,15 @@ struct HeedDecoder {
     const int64_t beams = decoding.search == HEED_BEAM ? decoding.beams : 1;
     int64_t most = std::max<int64_t>(1, heed::kMostRows / beams);
     const bool shared = weight_count_ >= kLeastShared, streamed = weight_count_ >= kLeastStreamed;
-    const size_t most_bytes =
-        std::max(heed::kMostBytes, streamed ? static_cast<size_t>(weight_count_) * sizeof(float) : 0);
-    while (most > 1 && kernels_.scratch_bytes(stack, decoding, most) > most_bytes) most /= 2;
     // As many sources together as possible, with work for every thread. Where there are fewer sources than threads,
     // or each would read more weights than caches hold for a few of them, several threads share sources.
     const int workers = heed::limit_threads(heed::cap_threads(threads), shared ? kMostTasks : decoding.batch);
     const int64_t leaders = streamed ? std::max<int64_t>(1, decoding.batch / kTogether) : decoding.batch;
     threads = static_cast<int>(std::min<int64_t>(workers, leaders));
+    // The parts of threads may take as much scratch memory together as such weights have in float32.
+    const int64_t shared_bytes = streamed ? weight_count_ * int64_t{sizeof(float)} / threads : 0;
+    const size_t most_bytes = std::max(heed::kMostBytes, static_cast<size_t>(shared_bytes));
+    while (most > 1 && kernels_.scratch_bytes(stack, decoding, most) > most_bytes) most /= 2;
     const int64_t rounds = heed::ceil_div(decoding.batch, most * threads);
     const int64_t each = heed::ceil_div(decoding.batch, rounds * threads), parts = heed::ceil_div(decoding.batch, each);
     if (parts < workers) return decode_by_teams(decoding, tokens, scores, parts, each, workers);

@@ -10,6 +10,9 @@ namespace HEED_ISA {
 // Prompts go through the layers in tiles. Tiles depend only on the positions of a target, so results depend neither on
 // other targets nor on threads.
 class Prompts {
+  // All rows of a tile are stored before any attends: where another tile follows, they must fill blocks of the cache.
+  static_assert(TokenRows::kTile % kCacheBlock == 0, "a block of keys must not have queries of two tiles");
+
  public:
   Prompts(const PackedStack& stack, const HeedDecoding& decoding, const DecoderScratch& scratch, int64_t sources,
           Arena& arena)

@@ -24,6 +24,7 @@ from tests.native.decoder import (
     ACTIVATIONS,
     CACHES,
     END,
+    INTEGERS,
     PACKS,
     PAD,
     START,
@@ -261,16 +262,27 @@ def test_an_encoder_has_a_pack_of_its_own(library: Any) -> None:
     assert (abs(packed - scores_of("float32", False)) > 10 * few_roundings * abs(packed)).all()
 
 
+@pytest.mark.parametrize("pack", INTEGERS)
 @pytest.mark.parametrize("value", [0.0, np.inf, np.nan])
-def test_odd_int8_weights(library: Any, value: float) -> None:
-    """A column of zeros stays one; one that is not finite leads to some token."""
-    stack = Stack(np.random.default_rng(0), pack="int8")
-    stack.layers[0]["hidden"].weight[:, 3] = value
+def test_odd_weights_of_integers(library: Any, value: float, pack: str) -> None:
+    """A column of zeros, or a block, stays one; one that is not finite leads to some token."""
+    stack = Stack(np.random.default_rng(0), width=33, pack=pack)
+    stack.layers[0]["hidden"].weight[:, 3] = stack.layers[0]["hidden"].weight[:32, 4] = value
     call = Call(stack, 3, 4, 4)
     tokens = call.run(library, stack)
     assert ((tokens >= 0) & (tokens < stack.vocabulary)).all()
     if value == 0:
         assert_best(stack, call, tokens)
+
+
+def test_inputs_with_few_weights_leave_integers_to_their_neighbours(library: Any) -> None:
+    """Those weights are as large as others: multiplied, they would take the precision of a block."""
+    stack = Stack(np.random.default_rng(0), width=64, vocabulary=90, encoded_width=0, pack="int4")
+    weight = stack.logits.weight
+    few = weight[::3]
+    few[:] = np.abs(weight).mean() * (np.arange(90) % 30 == np.arange(len(few))[:, None])
+    call = Call(stack, 5, 4, 6, prompted=True)
+    assert_best(stack, call, call.run(library, stack))
 
 
 @pytest.mark.parametrize(("pack", "most"), [("int8", 127), ("int4", 8)])

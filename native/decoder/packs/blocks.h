@@ -8,8 +8,9 @@
 // padded to whole blocks: rows have zeros there. Behind the panels are the factors of the columns, and those of inputs.
 //
 // A channel of which rows hold large numbers, and whose weights make up for it, would take the precision of its block
-// on both sides. So inputs whose weights are far below the median of their block are divided by a power of two, and
-// their weights multiplied by it. That adds no error: the largest number of a block of a row does not grow.
+// on both sides. So inputs whose largest weights are far below the median of their block are divided by a power of two,
+// and their weights multiplied by it. Neither the largest number of a block of a row grows by that, nor much that of a
+// block of weights.
 #pragma once
 
 #include "panels.h"
@@ -72,10 +73,27 @@ inline void round_row(Matrix x, int row, int count, const float* input_factor) {
   }
 }
 
+// Calls use(the struct of simd/ that multiplies the bytes of a format here). Returns false if there is none.
+template <class Format, class Use>
+bool with_bytes([[maybe_unused]] const Use& use) {
+#ifdef HEED_DOT_BYTES
+  if (DotBytes::supported()) return use(DotBytes{}), true;
+#endif
+#ifdef HEED_PAIR_BYTES
+  if constexpr (Format::kBits == 4)
+    use(PairNibbles{});
+  else
+    use(PairBytes{});
+  return true;
+#else
+  return false;
+#endif
+}
+
 // A packed layer of a format, which has
-//   kBits                     of a whole number
-//   kOffset<Bytes>            what is added to whole numbers to store them, for a struct of simd/ that multiplies them
-//   with_bytes(use)           calls use(that struct); false: this machine has none
+//   kBits           of a whole number, 8 or 4
+//   kMost           the largest magnitude of one
+//   kOffset<Bytes>  what is added to whole numbers to store them, for a struct of simd/ that multiplies them
 //   quantise(32 weights, whole numbers)  returns the factor of the block
 template <class Format>
 struct Blocks {
@@ -101,11 +119,11 @@ struct Blocks {
   // What is added to whole numbers to store them.
   static int offset() {
     int added = Format::kBits == 4 ? 8 : 0;
-    Format::with_bytes([&](auto bytes) { added = Format::template kOffset<decltype(bytes)>; });
+    with_bytes<Format>([&](auto bytes) { added = Format::template kOffset<decltype(bytes)>; });
     return added;
   }
 
-  // Sets the factors of the inputs, by a sample of the outputs.
+  // Sets the factors of the inputs, by their largest weights in a sample of the outputs.
   template <class Each>
   void prepare(const PackedDense& to, const Each& each) const {
     bool is_given = false;
@@ -114,7 +132,10 @@ struct Blocks {
     each([&](const auto& weight) {
       is_given = is_given || weight.kWhole;
       if (column++ % stride == 0)
-        for (int64_t k = 0; k < to.inputs; ++k) input_factor[k] += __builtin_fabsf(weight(k));
+        for (int64_t k = 0; k < to.inputs; ++k) {
+          const float magnitude = __builtin_fabsf(weight(k));
+          if (magnitude > input_factor[k]) input_factor[k] = magnitude;
+        }
     });
     for (int b = 0; b < count; ++b) {
       float* of_block = input_factor + b * kBlock;
@@ -166,7 +187,7 @@ struct Blocks {
       for (int j = 0; j < count; ++j) below += numbers[j] < numbers[i], up_to += numbers[j] <= numbers[i];
       if (2 * below < count && 2 * up_to >= count) return numbers[i];
     }
-    return 0;  // NaN among them
+    return 0;  // never: NaN is none of them
   }
 
   // Packs whole numbers as they are. The factor of the column is the largest one.
@@ -196,7 +217,8 @@ struct Blocks {
     const int added = offset();
     for (int i = 0; i < kBlock; ++i) {
       const uint8_t stored = static_cast<uint8_t>(whole[i] + added);
-      char* to = block + Format::place(i / kStep, at.columns) + at.place * kStep + i % kStep;
+      const int row = i / kStep * Format::kBits / 8;  // of bytes
+      char* to = block + (row * at.columns + at.place) * kStep + i % kStep;
       if constexpr (Format::kBits == 8)
         *to = static_cast<char>(stored);
       else
@@ -283,7 +305,7 @@ inline void byte_product(const Blocks<Format>& dense, int first, Matrix x, int r
   const char* weights = dense.panel(first);
   const char* next = weights + int64_t{dense.count} * Steps::kBytes * columns;
   const BlockRange all{0, dense.count, dense.count, dense.factor + first};
-  Format::with_bytes([&](auto bytes) {
+  with_bytes<Format>([&](auto bytes) {
     block_panel<Steps, Format::template kOffset<decltype(bytes)>, true>(bytes, x, rows, weights, all, y, columns, next);
   });
 }
@@ -399,13 +421,13 @@ struct BlockPack {
 
  private:
   static bool has_bytes() {
-    return Format::with_bytes([](auto) {});
+    return with_bytes<Format>([](auto) {});
   }
   // So many rows of bytes that are multiplied in pairs.
   static bool takes_words([[maybe_unused]] int count) {
 #ifdef HEED_PAIR_BYTES
     bool pairs = false;
-    Format::with_bytes([&](auto bytes) { pairs = is_pair(bytes); });
+    with_bytes<Format>([&](auto bytes) { pairs = is_pair(bytes); });
     return Format::kBits == 8 && pairs && count >= kWordRows;
 #else
     return false;

@@ -14,20 +14,6 @@ struct Int4Blocks {
   template <class Bytes>
   static constexpr int kOffset = 8;
 
-  static HEED_INLINE int64_t place(int step, int columns) { return int64_t{step} / 2 * kStep * columns; }
-
-  template <class Use>
-  static bool with_bytes([[maybe_unused]] const Use& use) {
-#ifdef HEED_DOT_BYTES
-    if (DotBytes::supported()) return use(DotBytes{}), true;
-#endif
-#ifdef HEED_PAIR_BYTES
-    return use(PairNibbles{}), true;
-#else
-    return false;
-#endif
-  }
-
   static float quantise(const float* weights, int8_t* whole) {
     float most = 0;
     for (int i = 0; i < kBlock; ++i) most = __builtin_fabsf(weights[i]) > __builtin_fabsf(most) ? weights[i] : most;
