@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tests.models.builders import randomise, small_model
 from tests.slow import slow
 
 gguf = pytest.importorskip("gguf")
-RUNNER = Path(export.__file__).parent / "runners" / "gguf.py"
+RUNNER = Path(export.__file__).parents[1] / "runners" / "_gguf.py"
 EPSILON = float(np.finfo("float32").eps)
 SIZES: dict[str, Any] = {
     "vocabulary_size": 40,
@@ -185,6 +186,20 @@ def test_other_options_are_refused_by_name(
         export.write(own_model(**changes), tmp_path / "model.gguf")
     assert name in str(raised.value)
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.slow
+def test_several_rotations_are_refused_by_name(tmp_path: Path, monkeypatch: Any) -> None:
+    data = export._read_model(hub_model("Gemma 2"))
+    near, far = data.stack.layers[:2]
+    far = replace(far, self_attention=replace(far.self_attention, rotation=1))
+    rotation = replace(data.rotations[0], frequencies=data.rotations[0].frequencies / 2)
+    changed = replace(
+        data, stack=replace(data.stack, layers=(near, far)), rotations=(*data.rotations, rotation)
+    )
+    monkeypatch.setattr(export, "_read_model", lambda model: changed)
+    with pytest.raises(ExportError, match=r"no form of gemma2 with several rotations$"):
+        export.write(None, tmp_path / "model.gguf")
 
 
 def test_a_window_bounds_the_context(tmp_path: Path) -> None:
