@@ -15,6 +15,7 @@ import pytest
 
 from heed.export import ExportError
 from heed.export import gguf as export
+from heed.export.errors import ExportOptionError
 from heed.models import LanguageModel, LanguageModelConfig
 from tests.acceleration import hub_models
 from tests.export.gguf_reference import File
@@ -212,7 +213,7 @@ def test_a_window_bounds_the_context(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("context", [0, -1, 2.5, True])
 def test_a_context_is_a_positive_integer(context: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="context"):
+    with pytest.raises(ExportOptionError, match="`context` must be an integer >= 1"):
         export.write(own_model(), tmp_path / "model.gguf", context=context)
 
 

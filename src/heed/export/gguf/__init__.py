@@ -306,7 +306,10 @@ def write(
         known = ", ".join(map(repr, PRECISIONS))
         raise ExportOptionError(f"`precision` must be one of {known}. Received: {precision!r}")
     if context is not None:
-        context = check_integer("context", context, least=1)
+        try:
+            context = check_integer("context", context, least=1)
+        except ValueError as error:
+            raise ExportOptionError(str(error)) from None
     package, data = _package(), _read_model(model)
     architecture = ARCHITECTURES[_find_architecture(data)]
     context, notes = _check_context(data, architecture, context)
