@@ -2,7 +2,8 @@
 
 A field is an argument of `generate` and `stream`, a field of `heed.seq2seq.DecodingOptions` and an option of the
 command line. A new option is a field here, its use in the graph (`_sampling.py` or `_beam.py`), and in the engine a
-field of `HeedDecoding` and its use. `methods` are those that read it; `loop` says whether the loop over the tokens does.
+field of `HeedDecoding` and its use. `methods` are those that read it; `loop` says whether the loop over the tokens
+does.
 """
 
 from __future__ import annotations
