@@ -324,7 +324,7 @@ def measure_several(rounds: int) -> Iterator[Row | str]:
 
 
 def plant_outliers(model: Any) -> None:
-    """Scales a channel of the residual stream by 100, and what reads it by 1 / 100: the model computes the same."""
+    """Scale what writes a channel of the residual stream by 100."""
     channel, factor = 5, 100.0
     backbone = model.backbone
 

@@ -91,7 +91,7 @@ class Traffic:
 
 
 def causal_moves(workers: int) -> tuple[int, int]:
-    """How often stretches move on in a pass under a causal mask, and how many return: see `routes.py`.
+    """How often stretches move on in a pass under a causal mask, and how many return: see `_routes.py`.
 
     Early stretches visit all other workers; the late stretch of worker r visits those below it.
     """

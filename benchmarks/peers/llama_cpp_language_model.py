@@ -1,7 +1,7 @@
 """llama.cpp with the weights of heed's language model, in a GGUF file.
 
-The same computations, with two differences: "int8" is Q8_0 there, a factor for each 32 weights of an output, where heed
-has one for each output. And llama.cpp uses the instruction set that it was built for. To hold it to AVX2, build it so:
+The same computations: "int8" is Q8_0 there, with a factor for each 32 weights of an output on both sides. One thing
+differs: llama.cpp uses the instruction set that it was built for. To hold it to AVX2, build it so:
 
     CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON" \
         pip install --no-binary llama-cpp-python llama-cpp-python

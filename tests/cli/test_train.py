@@ -88,7 +88,7 @@ def test_the_demo_takes_the_next_free_folder(heed, monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("eager", "no_validation")
-@pytest.mark.slow  # seq2seq/test_training.py has one by default
+@pytest.mark.slow  # seq2seq/training/test_training.py has one by default
 def test_a_full_disk(heed, tmp_path):
     """A limit on the size of files stands for the disk: the checkpoint does not fit."""
     resource = pytest.importorskip("resource")

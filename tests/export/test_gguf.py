@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from heed.export import ExportError
 from heed.export import gguf as export
+from heed.export.errors import ExportOptionError
 from heed.models import LanguageModel, LanguageModelConfig
 from tests.acceleration import hub_models
 from tests.export.gguf_reference import File
@@ -21,7 +23,7 @@ from tests.models.builders import randomise, small_model
 from tests.slow import slow
 
 gguf = pytest.importorskip("gguf")
-RUNNER = Path(export.__file__).parent / "runners" / "gguf.py"
+RUNNER = Path(export.__file__).parents[1] / "runners" / "_gguf.py"
 EPSILON = float(np.finfo("float32").eps)
 SIZES: dict[str, Any] = {
     "vocabulary_size": 40,
@@ -187,6 +189,20 @@ def test_other_options_are_refused_by_name(
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.slow
+def test_several_rotations_are_refused_by_name(tmp_path: Path, monkeypatch: Any) -> None:
+    data = export._read_model(hub_model("Gemma 2"))
+    near, far = data.stack.layers[:2]
+    far = replace(far, self_attention=replace(far.self_attention, rotation=1))
+    rotation = replace(data.rotations[0], frequencies=data.rotations[0].frequencies / 2)
+    changed = replace(
+        data, stack=replace(data.stack, layers=(near, far)), rotations=(*data.rotations, rotation)
+    )
+    monkeypatch.setattr(export, "_read_model", lambda model: changed)
+    with pytest.raises(ExportError, match=r"no form of gemma2 with several rotations$"):
+        export.write(None, tmp_path / "model.gguf")
+
+
 def test_a_window_bounds_the_context(tmp_path: Path) -> None:
     model = own_model(sliding_window=20)
     assert any("at most 20 tokens" in note for note in export.write(model, tmp_path / "a.gguf"))
@@ -197,7 +213,7 @@ def test_a_window_bounds_the_context(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("context", [0, -1, 2.5, True])
 def test_a_context_is_a_positive_integer(context: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="context"):
+    with pytest.raises(ExportOptionError, match="`context` must be an integer >= 1"):
         export.write(own_model(), tmp_path / "model.gguf", context=context)
 
 

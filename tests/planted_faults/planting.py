@@ -25,7 +25,7 @@ _PARTS = (
 )
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "_lib")
 # heed comes from the copy, however the one in use was installed: an editable install goes before PYTHONPATH.
-_CUSTOMIZE = """
+CUSTOMIZE = """
 import sys
 from importlib.machinery import PathFinder
 
@@ -86,7 +86,7 @@ class Copy:
             shutil.copytree(library, self._library)
         hook = folder / "hook"
         hook.mkdir()
-        customize = _CUSTOMIZE.format(source=str(self.root / "src"))
+        customize = CUSTOMIZE.format(source=str(self.root / "src"))
         (hook / "sitecustomize.py").write_text(customize, encoding="utf-8")
         paths = [str(hook), os.environ.get("PYTHONPATH", "")]
         self._environment = {

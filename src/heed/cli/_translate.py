@@ -40,7 +40,7 @@ def add_translate(parser: Parser) -> None:
     add_decoding_options(parser)
     parser.add_argument("--prefix", metavar="TEXT", help="beginning of each translation")
     several, scores = settings_of(seq2seq.DecodingOptions)[-2:]
-    add_options(parser, [several])
+    add_options(parser, [several._replace(help="translations of each line, after its number")])
     parser.add_argument("--scores", action="store_true", help=scores.help)
     parser.add_argument(
         "--alignments",

@@ -1,8 +1,9 @@
 """The options of decoding, each declared once.
 
 A field is an argument of `generate` and `stream`, a field of `heed.seq2seq.DecodingOptions` and an option of the
-command line. A new option is a field here, its use in the graph (`sampling.py` or `beam.py`), and in the engine a field
-of `HeedDecoding` and its use. `methods` are those that read it; `loop` says whether the loop over the tokens does.
+command line. A new option is a field here, its use in the graph (`_sampling.py` or `_beam.py`), and in the engine a
+field of `HeedDecoding` and its use. `methods` are those that read it; `loop` says whether the loop over the tokens
+does.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _ROWS = Range("an integer from 1 to 65536", functools.partial(check_integer, lea
 _COVERAGE = Range("in [0, 1e6)", functools.partial(check_real, least=0, most=1e6))
 # Beyond, logits leave float32.
 HEAT = Range("in [1e-6, 1e6)", functools.partial(check_real, least=1e-6, most=1e6))
-_SEED = Range("an integer", functools.partial(check_integer, least=-(2**63)))
+_SEED = Range("an integer below 2**31", functools.partial(check_integer, least=-(2**63)))
 
 
 def _option(

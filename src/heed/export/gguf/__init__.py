@@ -306,7 +306,10 @@ def write(
         known = ", ".join(map(repr, PRECISIONS))
         raise ExportOptionError(f"`precision` must be one of {known}. Received: {precision!r}")
     if context is not None:
-        context = check_integer("context", context, least=1)
+        try:
+            context = check_integer("context", context, least=1)
+        except ValueError as error:
+            raise ExportOptionError(str(error)) from None
     package, data = _package(), _read_model(model)
     architecture = ARCHITECTURES[_find_architecture(data)]
     context, notes = _check_context(data, architecture, context)
@@ -528,7 +531,7 @@ def _score_reasons(model: LanguageModelData, architecture: Architecture) -> Iter
     near, far = (_rotation(model, rotations[side]) for side in (True, False))
     if far is not None and far.factor() is None and not architecture.sets_frequencies:
         yield f"{name} with scaled frequencies of its rotation"
-    if near is not None and far is not None and name == "gemma2" and near != far:
+    if name == "gemma2" and near is not None and far is not None and near is not far:
         yield f"{name} with several rotations"
     if near is not None and name == "gemma3" and (near.factor() != 1 or near.base != _WAVELENGTH):
         yield f"{name} with another rotation than of wavelength {_WAVELENGTH:g} in windows"

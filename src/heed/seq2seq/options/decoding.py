@@ -41,7 +41,7 @@ class DecodingOptions(UserConfig, DecodingConfig):
         "temperature", None, values=optional(HEAT), help="sample tokens; below 1 sharpens, above 1 flattens")
     max_length: int | None = _replace("max_length", None, help="most tokens of a translation")
     n_best: int = option(
-        1, COUNT, "translations of each line, after its number", varies=True,
+        1, COUNT, "translations of each text", varies=True,
         details="The best of a beam search, at most `beam_size`; or that many samples.")
     scores: bool = option(False, FLAG, "log-probability of each translation, divided by its penalty")
     # fmt: on

@@ -9,7 +9,7 @@ A request passes through
 - `_messages.py`: requests and answers as pydantic models, from which OpenAPI is made.
 - `_batcher.py`: the queue, and the one thread that works on batches.
 - `_translations.py`: translates a batch on that thread.
-- `options.py`: the limits; `_metrics.py`: the metrics; `_page.py`: the page.
+- `_metrics.py`: the metrics; `_page.py`: the page; `options/serving.py` of the next room: the limits.
 
 These files import the packages of the extra `serve`; only `heed serve` imports them.
 """

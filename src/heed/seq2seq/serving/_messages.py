@@ -24,7 +24,7 @@ MOST_ATTENTION = 16  # each may take a megabyte
 def _count(name: str, most: int | None = None) -> Any:
     """Return the field of a count that is an option of decoding."""
     field = DecodingOptions.__dataclass_fields__[name]
-    text = " ".join(filter(None, (field.metadata["help"], field.metadata["details"])))
+    text = ". ".join(filter(None, (field.metadata["help"], field.metadata["details"])))
     return Field(default=field.default, ge=1, le=most, description=text)
 
 

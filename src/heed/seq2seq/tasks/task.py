@@ -111,9 +111,7 @@ class Task(abc.ABC):
     source_vocabulary_size: int
     target_vocabulary_size: int
     subwords: Tokenizer
-    _kept: tuple[tuple[int, int, int, int], Batch] | None = (
-        None  # of `check_batches`: its arguments and batch
-    )
+    _kept: tuple[tuple[int, int, int, int], Batch] | None = None  # see `check_batches`
 
     # Creating and loading
 

@@ -41,6 +41,21 @@ class Part(NamedTuple):
         return self.level + tf.math.log(self.total)
 
 
+class Whole(NamedTuple):
+    """The results over all keys, and their gradients.
+
+    Attributes:
+        softmax, output: see `Part`, the latter in the dtype of the query.
+        output_gradient: in the shape of the output.
+        lse_gradient: (B, N, T), in the dtype of the spec.
+    """
+
+    softmax: tf.Tensor
+    output: tf.Tensor
+    output_gradient: tf.Tensor
+    lse_gradient: tf.Tensor
+
+
 def merge(spec: AttentionSpec, first: Part | None, second: Part) -> Part:
     """The attention to the keys of both parts."""
     if first is None:
@@ -51,7 +66,7 @@ def merge(spec: AttentionSpec, first: Part | None, second: Part) -> Part:
     weights = [part.total * tf.exp(part.level - base) for part in (first, second)]
     total = weights[0] + weights[1]
     some = tf.where(tf.equal(total, 0), tf.ones_like(total), total)
-    shares = [_over_rows(spec, weight / some) for weight in weights]
+    shares = [_move_heads(spec, weight / some)[..., None] for weight in weights]
     output = first.output * shares[0] + second.output * shares[1]
     # The larger part's score: relative to it no weight overflows.
     second_larger = weights[1] > weights[0]
@@ -62,9 +77,9 @@ def merge(spec: AttentionSpec, first: Part | None, second: Part) -> Part:
     return Part(output, level, total, tf.stack([score, own_sum * grown]))
 
 
-def _over_rows(spec: AttentionSpec, x: tf.Tensor) -> tf.Tensor:
-    """(B, N, T) as factors of an output."""
-    return (tf.transpose(x, (0, 2, 1)) if spec.heads_axis == 2 else x)[..., None]
+def _move_heads(spec: AttentionSpec, x: tf.Tensor) -> tf.Tensor:
+    """Return (B, N, T) with the axes in the order of the spec's layout, or that order as (B, N, T)."""
+    return tf.transpose(x, (0, 2, 1)) if spec.heads_axis == 2 else x
 
 
 def nothing(spec: AttentionSpec, tensors: Tensors) -> Part:
@@ -72,8 +87,7 @@ def nothing(spec: AttentionSpec, tensors: Tensors) -> Part:
     shape = tf.shape(tensors.query)
     output = tf.zeros(tf.concat([shape[:-1], [spec.widths[1]]], 0), spec.dtype)
     output.set_shape([*tensors.query.shape[:-1], spec.widths[1]])
-    rows = output[..., 0]
-    rows = tf.transpose(rows, (0, 2, 1)) if spec.heads_axis == 2 else rows
+    rows = _move_heads(spec, output[..., 0])
     return Part(output, rows - math.inf, rows, tf.stack([rows, rows]))
 
 
@@ -83,21 +97,8 @@ class Blocks(Protocol):
     def attend(self, spec: AttentionSpec, tensors: Tensors) -> Part:
         """The attention to the keys of `tensors`."""
 
-    def gradients(
-        self,
-        spec: AttentionSpec,
-        tensors: Tensors,
-        softmax: tf.Tensor,
-        output: tf.Tensor,
-        output_gradient: tf.Tensor,
-        lse_gradient: tf.Tensor,
-    ) -> Sequence[tf.Tensor]:
-        """The gradients of query, key and value that come from the keys of `tensors`.
-
-        Args:
-            softmax, output: over all keys, the latter in the dtype of the query.
-            output_gradient, lse_gradient: of those results; (B, N, T) in the dtype of the spec the latter.
-        """
+    def gradients(self, spec: AttentionSpec, tensors: Tensors, whole: Whole) -> Sequence[tf.Tensor]:
+        """The gradients of query, key and value that come from the keys of `tensors`."""
 
 
 class NativeBlocks:
@@ -114,23 +115,9 @@ class NativeBlocks:
             total = softmax[1]
         return Part(tf.cast(output, spec.dtype), level, total, softmax)
 
-    def gradients(
-        self,
-        spec: AttentionSpec,
-        tensors: Tensors,
-        softmax: tf.Tensor,
-        output: tf.Tensor,
-        output_gradient: tf.Tensor,
-        lse_gradient: tf.Tensor,
-    ) -> Sequence[tf.Tensor]:
-        return op.part_gradients(
-            spec,
-            tensors,
-            output=output,
-            softmax=tf.reshape(softmax, [-1]),
-            output_gradient=output_gradient,
-            lse_gradient=lse_gradient,
-        )
+    def gradients(self, spec: AttentionSpec, tensors: Tensors, whole: Whole) -> Sequence[tf.Tensor]:
+        received = whole._replace(softmax=tf.reshape(whole.softmax, [-1]))
+        return op.part_gradients(spec, tensors, **received._asdict())
 
 
 class PortableBlocks:
@@ -148,19 +135,11 @@ class PortableBlocks:
             tf.stack([row_max, total]),
         )
 
-    def gradients(
-        self,
-        spec: AttentionSpec,
-        tensors: Tensors,
-        softmax: tf.Tensor,
-        output: tf.Tensor,
-        output_gradient: tf.Tensor,
-        lse_gradient: tf.Tensor,
-    ) -> Sequence[tf.Tensor]:
+    def gradients(self, spec: AttentionSpec, tensors: Tensors, whole: Whole) -> Sequence[tf.Tensor]:
         attention, operands = checked(spec, tensors)
         split = _Split(spec, attention)
-        rows = [split.rows(x) for x in (*tf.unstack(softmax), lse_gradient)]
-        outputs = split.output(output), split.output(output_gradient)
+        rows = [split.rows(x) for x in (*tf.unstack(whole.softmax), whole.lse_gradient)]
+        outputs = split.output(whole.output), split.output(whole.output_gradient)
         results = Results(*outputs, rows[2], tf.concat(rows[:2], -1))
         query, key, value = backward(attention, operands, results)
         return [_from_heads(spec, x) for x in (attention.join_heads(query), key, value)]

@@ -26,6 +26,7 @@ from heed.ops.backends.tensorflow.ring._blocks import (
     NativeBlocks,
     Part,
     PortableBlocks,
+    Whole,
     merge,
     nothing,
 )
@@ -244,13 +245,13 @@ class _Ring:
                 for half in self._plan.queries_of(self.worker.number, stretch):
                     with travel.in_order():
                         pair = self._pair(self._half(query, half), keys, half, stretch)
-                        results = self.blocks.gradients(
-                            *pair,
+                        received = Whole(
                             softmax[half],
                             self._half(output, half),
                             self._half(output_gradient, half),
                             lse_gradients[half],
                         )
+                        results = self.blocks.gradients(*pair, received)
                         first, *rest = [tf.cast(x, dtype) for x in results]
                         total[half] = first if total[half] is None else total[half] + first
                         if stretch in found:
