@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from heed.inspect import (
+    Capture,
     CircuitScores,
     ablate,
     attribute_logits,
@@ -323,6 +324,17 @@ def test_circuits_refuse_bad_arguments():
         ValueError, match=r"`kind` must be one of 'previous'.*Received: kind='same'"
     ):
         circuit_scores(found, [1] * PLACES).ranking("same")
-    with pytest.raises(ValueError, match=r"`token` must be in \[0, 8\)"):
-        contrast(8)(np.zeros((1, 2, 8)))
+    one = Capture({"a": np.full((1, 1, 4, 4), 0.25)}, {"a": "causal"}, heads={"a": [1]})
+    with pytest.raises(ValueError, match=r"all heads in order.*heads \(1,\) of 'a'"):
+        circuit_scores(one, [1, 2, 1, 2])
+    for arguments, message in [
+        ({"token": 8}, r"`token` must be in \[0, 8\)"),
+        ({"token": []}, r"`token` must be in \[0, 8\)"),
+        ({"token": 1, "against": 8}, r"`against` must be in \[0, 8\)"),
+        ({"token": 1, "position": 2}, r"`position` must be in \[-2, 2\)"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            contrast(**arguments)(np.zeros((1, 2, 8)))
+    with pytest.raises(TypeError, match=r"`position` must be an integer.*position=0\.5"):
+        contrast(1, position=0.5)
     assert len(arrays(found.outputs)) == 1

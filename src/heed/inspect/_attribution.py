@@ -42,16 +42,18 @@ def contrast(
         `metric` of interventions.
 
     Raises:
-        TypeError: if a token is no integer; ValueError: when it is called, if a token does not exist.
+        TypeError: if a token or the position is no integer.
+        ValueError: when it is called, if a token or the position does not exist.
 
     >>> import numpy as np
     >>> logits = np.array([[[1.0, 2.0], [3.0, 5.0]]])
     >>> float(contrast(1)(logits)), float(contrast(1, against=0)(logits))
     (5.0, 2.0)
     """
-    signs = [(1.0, _to_tokens("token", token))]
+    signs = [(1.0, "token", _to_tokens("token", token))]
     if against is not None:
-        signs.append((-1.0, _to_tokens("against", against)))
+        signs.append((-1.0, "against", _to_tokens("against", against)))
+    position = _names.to_integer("position", position)
 
     def target(outputs: Any) -> Any:
         shape = tuple(getattr(outputs, "shape", ()))
@@ -65,10 +67,11 @@ def contrast(
             )
         logits = outputs[:, position] if len(shape) == 3 else outputs
         chosen = np.zeros((shape[0], shape[-1]), "float32")
-        for sign, tokens in signs:
-            if max(tokens) >= shape[-1] or min(tokens) < 0 or len(tokens) not in (1, shape[0]):
+        for sign, option, tokens in signs:
+            wrong = any(not 0 <= one < shape[-1] for one in tokens)
+            if wrong or len(tokens) not in (1, shape[0]):
                 raise ValueError(
-                    f"`token` must be in [0, {shape[-1]}), one, or one for each of {shape[0]}. "
+                    f"`{option}` must be in [0, {shape[-1]}), one, or one for each of {shape[0]}. "
                     f"Received: {tokens}"
                 )
             chosen[np.arange(shape[0]), list(tokens)] += sign
@@ -78,7 +81,7 @@ def contrast(
 
 
 def _to_tokens(option: str, given: Any) -> tuple[int, ...]:
-    several = isinstance(given, (list, tuple, np.ndarray))
+    several = isinstance(given, (list, tuple)) or np.ndim(given) > 0
     return tuple(_names.to_integer(option, i) for i in (given if several else [given]))
 
 
