@@ -26,7 +26,7 @@ from heed.inspect import (
 from heed.layers import MultiHeadAttention, TransformerEncoderLayer
 from tests.inspect.families import FAMILIES, family
 from tests.inspect.models import D, T, sequence
-from tests.inspect.test_residual import arrays, own_model
+from tests.inspect.test_residual import Block, arrays, own_model
 from tests.layers.stock import randomise
 from tests.slow import slow
 from tests.tolerances import EPSILON
@@ -119,6 +119,22 @@ def test_the_terms_of_a_logit_sum_to_it(norm_first):
             np.testing.assert_allclose(
                 heads[:, :, -1].sum(1) + of_bias, whole[:, -1], rtol=1e-4, atol=1e-4
             )
+
+
+def test_parts_that_are_scaled_are_refused_however_small():
+    """As in the streams of large models, of which a few features are far larger than what is added."""
+
+    class Scaled(Block):
+        def call(self, x):
+            y = self.norms[0](x)
+            x = x + 0.5 * self.att(y, y)
+            return x + self.ffn(self.norms[1](x))
+
+    x = keras.Input((T, D))
+    model = keras.Model(x, keras.layers.Dense(5, name="head")(Scaled(True, name="block")(x)))
+    randomise(model)
+    with pytest.raises(ValueError, match=r"Blocks must add their parts.*Received: 'block'"):
+        attribute_logits(model, sequence() + 1e3 * np.eye(D)[0], contrast(1))
 
 
 @pytest.mark.slow
