@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from heed.inspect import (
+    Capture,
     CircuitScores,
     ablate,
     attribute_logits,
@@ -25,7 +26,7 @@ from heed.inspect import (
 from heed.layers import MultiHeadAttention, TransformerEncoderLayer
 from tests.inspect.families import FAMILIES, family
 from tests.inspect.models import D, T, sequence
-from tests.inspect.test_residual import arrays, own_model
+from tests.inspect.test_residual import Block, arrays, own_model
 from tests.layers.stock import randomise
 from tests.slow import slow
 from tests.tolerances import EPSILON
@@ -118,6 +119,22 @@ def test_the_terms_of_a_logit_sum_to_it(norm_first):
             np.testing.assert_allclose(
                 heads[:, :, -1].sum(1) + of_bias, whole[:, -1], rtol=1e-4, atol=1e-4
             )
+
+
+def test_parts_that_are_scaled_are_refused_however_small():
+    """As in the streams of large models, of which a few features are far larger than what is added."""
+
+    class Scaled(Block):
+        def call(self, x):
+            y = self.norms[0](x)
+            x = x + 0.5 * self.att(y, y)
+            return x + self.ffn(self.norms[1](x))
+
+    x = keras.Input((T, D))
+    model = keras.Model(x, keras.layers.Dense(5, name="head")(Scaled(True, name="block")(x)))
+    randomise(model)
+    with pytest.raises(ValueError, match=r"Blocks must add their parts.*Received: 'block'"):
+        attribute_logits(model, sequence() + 1e3 * np.eye(D)[0], contrast(1))
 
 
 @pytest.mark.slow
@@ -323,6 +340,17 @@ def test_circuits_refuse_bad_arguments():
         ValueError, match=r"`kind` must be one of 'previous'.*Received: kind='same'"
     ):
         circuit_scores(found, [1] * PLACES).ranking("same")
-    with pytest.raises(ValueError, match=r"`token` must be in \[0, 8\)"):
-        contrast(8)(np.zeros((1, 2, 8)))
+    one = Capture({"a": np.full((1, 1, 4, 4), 0.25)}, {"a": "causal"}, heads={"a": [1]})
+    with pytest.raises(ValueError, match=r"all heads in order.*heads \(1,\) of 'a'"):
+        circuit_scores(one, [1, 2, 1, 2])
+    for arguments, message in [
+        ({"token": 8}, r"`token` must be in \[0, 8\)"),
+        ({"token": []}, r"`token` must be in \[0, 8\)"),
+        ({"token": 1, "against": 8}, r"`against` must be in \[0, 8\)"),
+        ({"token": 1, "position": 2}, r"`position` must be in \[-2, 2\)"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            contrast(**arguments)(np.zeros((1, 2, 8)))
+    with pytest.raises(TypeError, match=r"`position` must be an integer.*position=0\.5"):
+        contrast(1, position=0.5)
     assert len(arrays(found.outputs)) == 1

@@ -20,7 +20,7 @@ from heed.inspect import (
 )
 from heed.layers import AdditiveAttention, MultiHeadAttention
 from tests.inspect.models import MODELS, D, T, chain, expected, sequence
-from tests.inspect.test_residual import own_model
+from tests.inspect.test_residual import Block, own_model
 from tests.layers.stock import randomise
 from tests.slow import slow
 from tests.tolerances import EPSILON
@@ -255,6 +255,14 @@ def test_edits_refuse_what_does_not_exist():
         intervene(Edit("a", "patch", run=runs[0])),
     ):
         layer(x[:, :4], x)
+    rows = capture(layer, x, residual=True, rows=[3], call_arguments={"value": x})
+    turned = capture(layer, x, heads=[1, 0, 2, 3], size=None, call_arguments={"value": x})
+    for edit, message in [
+        (Edit("a", "resample", run=rows), r"recorded all positions.*positions \(3,\)"),
+        (Edit("a", "patch", edges=[(1, 2)], run=turned), r"all heads.*heads \(1, 0, 2, 3\) of 4"),
+    ]:
+        with pytest.raises(ValueError, match=message), intervene(edit):
+            layer(x, x)
     with pytest.raises(ValueError, match="`change` must be a function or one of 'zero'"):
         Edit("a", "none")
     with pytest.raises(ValueError, match="`run` must be given"):
@@ -293,6 +301,41 @@ def test_patching_effects_are_those_of_single_patches(rows, monkeypatch):
     assert abs(found.ranking[0].effect) > 0
 
 
+def test_patching_inside_edits_is_patching_of_the_edited_model():
+    """Copies of one batch would resample each other, and a skipped block would be doubled again."""
+    model, x, y = own_model(), sequence(), sequence(seed=1)
+
+    def metric(outputs):
+        return keras.ops.sum(outputs[:, -1, 2])
+
+    edits = Edit("block_0/output", lambda h: 2 * h), Edit("block_1/att", "resample")
+    with intervene(*edits):
+        found = patching_effects(model, x, y, metric, kind="output", layers=["block_1"])
+        run = capture(model, x, residual=True)
+        with intervene(Edit("block_1/output", "patch", run=run, positions=[T - 1])):
+            single = number(metric(model(y)))
+    # A sum of 2 logits, each of a few terms for every feature.
+    rounding = 2 * 4 * D * EPSILON["float32"] * max(1, abs(single), abs(found.corrupted))
+    assert abs(found.effects["block_1/output"][T - 1] - (single - found.corrupted)) < rounding
+    assert abs(single - found.corrupted) > 100 * rounding
+
+
+def test_a_block_called_again_is_patched_where_it_was_called(monkeypatch):
+    """Also in a pass that skips the first call."""
+    block, x, y = Block(True, name="block"), keras.Input((T, D)), sequence(seed=1)
+    model = keras.Model(x, keras.layers.Dense(5, name="head")(block(block(x))))
+    randomise(model)
+    found = []
+    for rows in (64, 1):
+        monkeypatch.setattr("heed.inspect._grid._ROWS", rows)
+        effects = patching_effects(model, sequence(), y, lambda z: number(z[0, -1, 2])).effects
+        found.append(np.stack([effects["att/heads"], effects["att_1/heads"]]))
+    # A logit: a few terms for every feature.
+    rounding = 4 * D * EPSILON["float32"] * max(1, np.abs(to_numpy(model(y))).max())
+    assert np.abs(found[0]).min() > 100 * rounding
+    np.testing.assert_allclose(*found, rtol=0, atol=rounding)
+
+
 def test_patching_effects_refuse_bad_arguments():
     model, x = own_model(), sequence()
     with pytest.raises(
@@ -301,6 +344,10 @@ def test_patching_effects_refuse_bad_arguments():
         patching_effects(model, x[:1], x, float)
     with pytest.raises(ValueError, match=r"`metric` must return a number\. Received: float32"):
         patching_effects(model, x, x, lambda y: y)
+    with pytest.raises(ValueError, match=r"`metric` must return a number\. Received: None"):
+        patching_effects(model, x, x, lambda y: None)
+    with pytest.raises(ValueError, match=r"`layers` must name places of the kind 'output'.*'att'"):
+        patching_effects(model, x, x, float, kind="output", layers=["att"])
     with pytest.raises(ValueError, match="`kind` must be one of 'heads'"):
         patching_effects(model, x, x, float, kind="head")
     with pytest.raises(TypeError, match=r"`inputs` must be arrays.*Received: a generator"):

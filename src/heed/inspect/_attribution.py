@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 from keras import ops
 from numpy.typing import NDArray
@@ -21,10 +22,10 @@ from heed.inspect._watch import Place, watch
 from heed.numbers import check_integer
 from heed.ops.backends import current
 
-# Of the largest value: what a model computed, and what it should be computed from. In bfloat16, the coarsest dtype of
-# models, a rounding is off by 2^-8; a block rounds at most three sums, a normalisation its output and its probe. What
-# is computed in another way is off by its own size.
-_CLOSE = 4 * 2.0**-8
+# How much a rounding is off, of the number.
+_ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+# A block rounds at most three sums, and its input; a normalisation its output twice, and so the probe.
+_ROUNDINGS = 4
 
 
 def contrast(
@@ -42,16 +43,18 @@ def contrast(
         `metric` of interventions.
 
     Raises:
-        TypeError: if a token is no integer; ValueError: when it is called, if a token does not exist.
+        TypeError: if a token or the position is no integer.
+        ValueError: when it is called, if a token or the position does not exist.
 
     >>> import numpy as np
     >>> logits = np.array([[[1.0, 2.0], [3.0, 5.0]]])
     >>> float(contrast(1)(logits)), float(contrast(1, against=0)(logits))
     (5.0, 2.0)
     """
-    signs = [(1.0, _to_tokens("token", token))]
+    signs = [(1.0, "token", _to_tokens("token", token))]
     if against is not None:
-        signs.append((-1.0, _to_tokens("against", against)))
+        signs.append((-1.0, "against", _to_tokens("against", against)))
+    position = _names.to_integer("position", position)
 
     def target(outputs: Any) -> Any:
         shape = tuple(getattr(outputs, "shape", ()))
@@ -65,10 +68,11 @@ def contrast(
             )
         logits = outputs[:, position] if len(shape) == 3 else outputs
         chosen = np.zeros((shape[0], shape[-1]), "float32")
-        for sign, tokens in signs:
-            if max(tokens) >= shape[-1] or min(tokens) < 0 or len(tokens) not in (1, shape[0]):
+        for sign, option, tokens in signs:
+            wrong = any(not 0 <= one < shape[-1] for one in tokens)
+            if wrong or len(tokens) not in (1, shape[0]):
                 raise ValueError(
-                    f"`token` must be in [0, {shape[-1]}), one, or one for each of {shape[0]}. "
+                    f"`{option}` must be in [0, {shape[-1]}), one, or one for each of {shape[0]}. "
                     f"Received: {tokens}"
                 )
             chosen[np.arange(shape[0]), list(tokens)] += sign
@@ -78,7 +82,7 @@ def contrast(
 
 
 def _to_tokens(option: str, given: Any) -> tuple[int, ...]:
-    several = isinstance(given, (list, tuple, np.ndarray))
+    several = isinstance(given, (list, tuple)) or np.ndim(given) > 0
     return tuple(_names.to_integer(option, i) for i in (given if several else [given]))
 
 
@@ -255,8 +259,14 @@ class _HeldNorm:
         size = np.einsum("btd,btd->bt", linear, linear)
         self._factor = np.einsum("btd,btd->bt", y - self._offset, linear)
         self._factor = (self._factor / np.where(size > 0, size, 1.0))[..., None]
-        error = np.abs(self._offset + self._factor * linear - y).max(initial=0.0)
-        if error > _CLOSE * np.abs(y).max(initial=0.0):
+        error = _largest(self._offset + self._factor * linear - y)
+        sizes = _largest(y) + (_largest(self._offset) + _largest(self._scale)) * _largest(
+            self._factor * self._centre(x)
+        )
+        # The mean is a sum of D terms, in float32 at least, and is subtracted from x.
+        fine = min(_rounding(before.x), _ROUNDING["float32"])
+        mean = D * fine * _largest(x) * _largest(self._factor * self._scale)
+        if error > _ROUNDINGS * _rounding(before.x, after.x) * sizes + mean:
             raise ValueError(
                 "Normalisations of the stream must be over its features, as LayerNormalization and RMSNormalization. "
                 f"Received: {layer.name!r} ({type(layer).__name__})"
@@ -276,19 +286,17 @@ class _HeldNorm:
 
 def _lead_through(block: Block, g: Floats) -> tuple[list[Floats], Floats, float]:
     """The gradients of a block's parts and of its input from that of its output, and what offsets add."""
-    x, parts = _widen(block.input), [_widen(part.x) for part in block.parts]
-    output = _widen(block.output)
-    if _is_close(x + sum(parts), output):
+    parts = [part.x for part in block.parts]
+    if _is_sum(block.output, [block.input, *parts]):
         return [g] * len(parts), g, 0.0
-    norms = []
+    x, norms = block.input, []
     for part in parts:  # post-norm: each sum is normalised
-        total = x + part
-        pair = next((pair for pair in block.norms if _is_close(_widen(pair[0].x), total)), None)
+        pair = next((pair for pair in block.norms if _is_sum(pair[0].x, [x, part])), None)
         if pair is None:
             break
         norms.append(pair)
-        x = _widen(pair[1].x)
-    if len(norms) < len(parts) or not _is_close(x, output):
+        x = pair[1].x
+    if len(norms) < len(parts) or not _is_sum(block.output, [x]):
         raise ValueError(
             "Blocks must add their parts to the stream, and may normalise each sum. "
             f"Received: {block.name!r}, which computes something else of {[p.place.part for p in block.parts]}"
@@ -312,11 +320,22 @@ def _lead_through_output_norm(block: Block, part: Seen, g: Floats) -> tuple[Floa
     return g, 0.0
 
 
-def _is_close(one: Floats, other: Floats) -> bool:
-    if one.shape != other.shape:
+def _is_sum(found: Any, terms: Sequence[Any]) -> bool:
+    """Whether a tensor is the sum of others, up to rounding."""
+    if any(tuple(x.shape) != tuple(found.shape) for x in terms):
         return False
-    most = np.abs(other).max(initial=0.0)
-    return bool(np.abs(one - other).max(initial=0.0) <= _CLOSE * most)
+    wide = [_widen(x) for x in terms]
+    error = _largest(_widen(found) - np.sum(wide, axis=0))
+    return error <= _ROUNDINGS * _rounding(found, *terms) * _largest(np.sum(np.abs(wide), axis=0))
+
+
+def _rounding(*tensors: Any) -> float:
+    """Return the coarsest rounding of some tensors' dtypes."""
+    return max(_ROUNDING[keras.backend.standardize_dtype(x.dtype)] for x in tensors)
+
+
+def _largest(x: Floats) -> float:
+    return float(np.abs(x).max(initial=0.0))
 
 
 def _attribute_heads(heads: Seen, g: Floats) -> Floats | None:
@@ -399,7 +418,7 @@ def value_norms(
                 )
             attention = seen.place.attention
             if isinstance(attention, FusedAttention):
-                if not _is_close(_widen(attention.heads), _widen(seen.x)):
+                if not _is_sum(seen.x, [attention.heads]):
                     raise ValueError(
                         "Layers must project their heads as they are. "
                         f"Received: {names[full]!r}, which changes them before, as by a gate"

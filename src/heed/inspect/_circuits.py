@@ -107,7 +107,7 @@ def circuit_scores(capture: Capture, tokens: Any) -> CircuitScores:
         and the difference of two compares models or checkpoints.
 
     Raises:
-        ValueError: if the tokens do not fit any layer, or repeat nowhere.
+        ValueError: if the tokens do not fit any layer, or repeat nowhere, or if the capture holds heads out of order.
 
     Source: Olsson et al., "In-context Learning and Induction Heads", 2022; Elhage et al., 2021; Wang et al., 2022
         (duplicate-token heads).
@@ -139,6 +139,12 @@ def circuit_scores(capture: Capture, tokens: Any) -> CircuitScores:
         raise ValueError(
             f"`capture` must have whole self-attention of the tokens {ids.shape}. Received: weights of {shapes}"
         )
+    for name in names:
+        if capture.heads[name] != tuple(range(len(capture.heads[name]))):
+            raise ValueError(
+                "`capture` must hold all heads in order: capture without `heads`. "
+                f"Received: heads {capture.heads[name]} of {name!r}"
+            )
     same = (ids[:, :, None] == ids[:, None, :]) & np.tri(T, T, -1, dtype=bool)  # key before query
     after = np.zeros_like(same)
     after[:, :, 1:] = same[:, :, :-1]

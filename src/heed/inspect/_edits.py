@@ -161,7 +161,20 @@ class Edit:
                 f"Received: {stream!r}"
             )
         name = max(found, key=len)
-        return check_source(stream[name], x, place.name, self.change == "patch")
+        recorded = stream.positions.get(name)
+        T = stream[name].shape[1]
+        if self.change != "mean" and recorded is not None and recorded != tuple(range(T)):
+            raise ValueError(
+                f"`run` must have recorded all positions of {place.name!r} in order: capture without `rows`. "
+                f"Received: positions {recorded}"
+            )
+        return check_source(
+            stream[name],
+            x,
+            place.name,
+            same_length=self.change != "mean",
+            same_batch=self.change == "patch",
+        )
 
     def _change_edges(self, place: Place, attention: ObservedAttention) -> ObservedAttention:
         B, N, T, S = attention.sizes
@@ -212,7 +225,13 @@ class Edit:
             raise ValueError(
                 f"`run` must have whole weights of {place.owner!r}: capture(..., size=None). Received: {run!r}"
             )
-        weights = run.weights[max(found, key=len)]
+        name = max(found, key=len)
+        weights = run.weights[name]
+        if run.heads[name] != tuple(range(sizes[1])):
+            raise ValueError(
+                f"`run` must have all heads of {place.owner!r} in order: capture without `heads`. "
+                f"Received: heads {run.heads[name]} of {sizes[1]}"
+            )
         if weights.shape[0] not in (1, sizes[0]) or weights.shape[1:] != tuple(sizes[1:]):
             raise ValueError(
                 f"`run` must have the lengths of this run at {place.owner!r}. "
@@ -306,17 +325,20 @@ def replace_part(x: Any, new: Any, positions: Any, heads: Any, rows: Any = None)
     return ops.where(chosen, new, x)
 
 
-def check_source(source: Any, x: Any, name: str, same_length: bool) -> Any:
+def check_source(
+    source: Any, x: Any, name: str, *, same_length: bool = True, same_batch: bool = True
+) -> Any:
     """Return the values of another run if they fit those of this one.
 
     Raises:
-        ValueError: if the lengths, or the widths, differ.
+        ValueError: if the widths differ, or lengths or batches that must be the same.
     """
-    batch = source.shape[0] in (1, x.shape[0]) or not same_length
+    batch = source.shape[0] in (1, x.shape[0]) or not same_batch
     length = source.shape[1] == x.shape[1] or not same_length
     if not (batch and length and tuple(source.shape[2:]) == tuple(x.shape[2:])):
         raise ValueError(
-            "Runs must have the same length and batch where one is patched into the other. "
+            "Runs must have the same length where values of one take the place of those of the other, "
+            "and the same batch to patch. "
             f"Received: {tuple(source.shape)} for {tuple(x.shape)} at {name!r}"
         )
     return source

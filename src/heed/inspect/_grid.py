@@ -12,7 +12,7 @@ from keras import ops
 
 from heed.inspect._edits import check_source
 from heed.inspect._run import run_observed
-from heed.inspect._watch import Place, watch
+from heed.inspect._watch import Place, Returned, is_edited, watch
 from heed.layers.masks import carry, implicit_mask
 from heed.ops.backends import current
 
@@ -43,7 +43,7 @@ class Baseline:
     outputs: Any
     names: dict[str, str]
     places: dict[str, tuple[int, ...]]
-    blocks: dict[str, Any]
+    blocks: dict[str, Returned]
     numbers: int
 
 
@@ -68,7 +68,7 @@ def run_baseline(
                 f"Received: a {type(x).__name__}, which the first run would use up"
             )
     places: dict[str, tuple[int, ...]] = {}
-    blocks: dict[str, Any] = {}
+    blocks: dict[str, Returned] = {}
     sizes = [0]
 
     def see(place: Place, x: Any) -> None:
@@ -98,7 +98,9 @@ def run_cells(
 ) -> tuple[list[float], int]:
     """Runs a model once for each cell, in as few passes as memory allows.
 
-    A pass stacks copies of the inputs, one a cell. Blocks before the first change of a pass are not run again.
+    A pass stacks copies of the inputs, one a cell. Blocks before the first change of a pass are not run again. Inside
+    `intervene` each cell has a pass of its own, of the whole model: edits may mix the entries of a batch, and would
+    change the output of a block twice.
 
     Args:
         model, inputs, call_arguments: the run to change.
@@ -113,6 +115,7 @@ def run_cells(
     order = {name: number for number, name in enumerate(baseline.places)}
     sorted_cells = sorted(range(len(cells)), key=lambda i: order[cells[i].place])
     rows = max(1, min(_ROWS, _BYTES // 4 // max(1, baseline.numbers)))
+    rows = 1 if is_edited() else rows
     passes = -(-len(cells) // rows)
     found = [0.0] * len(cells)
     for group in np.array_split(sorted_cells, passes):
@@ -136,9 +139,11 @@ def _run_group(
     first = min(order[cell.place] for cell in cells)
     batch = next(iter(baseline.places.values()))[0]
     skipped = {
-        name: keras.tree.map_structure(lambda x: _stack(x, copies, batch), output)
-        for name, output in baseline.blocks.items()
-        if order.get(f"{name}/output", first) < first
+        name: block._replace(
+            output=keras.tree.map_structure(lambda x: _stack(x, copies, batch), block.output)
+        )
+        for name, block in baseline.blocks.items()
+        if order.get(f"{name}/output", first) < first and not is_edited()
     }
 
     def tap(place: Place, x: Any) -> Any:
@@ -157,7 +162,7 @@ def _run_group(
         if sources is None:
             return ops.where(changed, ops.zeros((), x.dtype), x)
         source = sources[place.name]
-        check_source(source, x[: x.shape[0] // copies], place.name, True)
+        check_source(source, x[: x.shape[0] // copies], place.name)
         stacked = ops.concatenate([ops.cast(source, x.dtype)] * copies, axis=0)
         return ops.where(changed, stacked, x)
 

@@ -269,7 +269,11 @@ def _find_places(baseline: Baseline, kind: str, layers: Sequence[str] | None) ->
     """The short names of all chosen places of a kind, by full name."""
     fulls = [name for name in baseline.places if name.rpartition("/")[2] == kind]
     if kind == "heads":
-        missing = [x for x in baseline.names if f"{x}/heads" not in baseline.places]
+        missing = [
+            x
+            for x in baseline.names
+            if f"{x}/heads" not in baseline.places and _is_chosen(x, layers)
+        ]
         if missing:
             raise ValueError(
                 "Heads must have an output projection that heed knows by its name, such as `output_dense`. "
@@ -282,11 +286,19 @@ def _find_places(baseline: Baseline, kind: str, layers: Sequence[str] | None) ->
         raise ValueError(
             f"`kind` must be one that the model has. Received: kind={kind!r}, places {list(baseline.places)}"
         )
-    return {
-        full: name
-        for full, name in zip(fulls, short, strict=True)
-        if layers is None or any(_names.selects(x, full) for x in layers)
+    chosen = {
+        full: name for full, name in zip(fulls, short, strict=True) if _is_chosen(full, layers)
     }
+    if not chosen:
+        raise ValueError(
+            f"`layers` must name places of the kind {kind!r}: {', '.join(map(repr, short))}. "
+            f"Received: layers={layers!r}"
+        )
+    return chosen
+
+
+def _is_chosen(full: str, layers: Sequence[str] | None) -> bool:
+    return layers is None or any(_names.selects(x, full) for x in layers)
 
 
 def _make_measure(metric: Callable[[Any], Any]) -> Callable[[Any], float]:
@@ -296,9 +308,8 @@ def _make_measure(metric: Callable[[Any], Any]) -> Callable[[Any], float]:
             value = ops.cast(value, "float32")
         array = np.asarray(ops.convert_to_numpy(value)) if value is not None else np.array(None)
         if array.size != 1 or array.dtype.kind not in "fiu":
-            raise ValueError(
-                f"`metric` must return a number. Received: {array.dtype} of shape {array.shape}"
-            )
+            received = "None" if value is None else f"{array.dtype} of shape {array.shape}"
+            raise ValueError(f"`metric` must return a number. Received: {received}")
         return float(array.reshape(()))
 
     return measure

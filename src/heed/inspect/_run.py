@@ -15,7 +15,7 @@ from heed.inspect._capture import Capture, CapturedLayer
 from heed.inspect._observed import ObservedAttention, StepwiseAttention, WeightRows
 from heed.inspect._picture import compute_picture
 from heed.inspect._residual import Recorder
-from heed.inspect._watch import Observer, Session, Tap, watch
+from heed.inspect._watch import Observer, Returned, Session, Tap, watch
 from heed.numbers import check_integer
 from heed.ops.backends import current
 
@@ -135,7 +135,7 @@ def run_observed(
     layers: Sequence[str] | None = None,
     traced: bool = False,
     taps: Sequence[Tap] = (),
-    kept: dict[str, Any] | None = None,
+    kept: dict[str, Returned] | None = None,
 ) -> tuple[Any, dict[str, str]]:
     """Runs a model and reports its attention to `observer`.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from heed.inspect._run import check_model
-from heed.inspect._watch import Place, Tap, watch
+from heed.inspect._watch import Place, Returned, Tap, watch
 from heed.ops.backends import current
 
 
@@ -57,7 +57,7 @@ class Stack:
     call_arguments: Mapping[str, Any]
     outputs: Any
     blocks: list[Block]
-    kept: dict[str, Any]
+    kept: dict[str, Returned]
     final: Seen
     final_norm: tuple[Seen, Seen] | None
 
@@ -87,7 +87,7 @@ def run_stack(model: Any, inputs: Any, call_arguments: Mapping[str, Any] | None)
     """
     check_model(model)
     seen: list[Seen] = []
-    kept: dict[str, Any] = {}
+    kept: dict[str, Returned] = {}
 
     def see(place: Place, x: Any) -> None:
         seen.append(Seen(place, x))

@@ -83,6 +83,19 @@ class Place(NamedTuple):
 Tap = Callable[[Place, Any], Any]
 
 
+class Returned(NamedTuple):
+    """What a block returned.
+
+    Attributes:
+        output: the output.
+        names, blocks: the full names of the attentions, and of the blocks, that ran in it.
+    """
+
+    output: Any
+    names: Sequence[str]
+    blocks: Sequence[str]
+
+
 @dataclass(eq=False)
 class Frame:
     """A layer that is being called.
@@ -91,6 +104,7 @@ class Frame:
         parts: the parts of a block, see `find_parts`; else empty.
         name: the full name of a block.
         norm: the full name of a normalisation.
+        before: how many attentions and blocks had run before a block.
         heads: the place of the heads of an attention, once they have been computed and until they are used.
     """
 
@@ -100,6 +114,7 @@ class Frame:
     parts: Mapping[Any, str] = field(default_factory=dict)
     name: str = ""
     norm: str = ""
+    before: tuple[int, int] = (0, 0)
     heads: Place | None = None
 
     @property
@@ -130,8 +145,8 @@ class Session:
         layers: Sequence[str] | None,
         traced: bool = False,
         taps: Sequence[Tap] = (),
-        outputs: Mapping[str, Any] | None = None,
-        kept: dict[str, Any] | None = None,
+        outputs: Mapping[str, Returned] | None = None,
+        kept: dict[str, Returned] | None = None,
         norms: bool = False,
     ) -> None:
         self.kept, self.norms = kept, norms
@@ -156,7 +171,10 @@ class Session:
             if tapped:
                 self.enter(frame, outer)
             if frame.name in self.outputs:
-                output = self.outputs[frame.name]
+                output, names, blocks = self.outputs[frame.name]
+                # As if they had run: a layer that is called again keeps the name of its second call.
+                self.names.extend(names)
+                self.blocks.extend(blocks)
             else:
                 output = original(layer, *frame.args, **frame.kwargs)
             if tapped:
@@ -178,6 +196,7 @@ class Session:
             self.check_values(frame.first)
             frame.parts, frame.name = parts, _names.make_full_name(path, self.blocks)
             self.blocks.append(frame.name)
+            frame.before = len(self.names), len(self.blocks)
             place = Place(f"{frame.name}/input", frame.layer)
         elif self.norms and is_norm(frame.layer) and hasattr(frame.first, "shape"):
             frame.norm = _names.make_full_name(self.find_path(), self.blocks)
@@ -200,7 +219,8 @@ class Session:
         if frame.name:
             output = self.tap_first(Place(f"{frame.name}/output", frame.layer), output)
             if self.kept is not None:
-                self.kept[frame.name] = output
+                names, blocks = frame.before
+                self.kept[frame.name] = Returned(output, self.names[names:], self.blocks[blocks:])
         return output
 
     def tap_first(self, place: Place, output: Any) -> Any:
@@ -350,8 +370,8 @@ def watch(
     layers: Sequence[str] | None = None,
     traced: bool = False,
     taps: Sequence[Tap] = (),
-    outputs: Mapping[str, Any] | None = None,
-    kept: dict[str, Any] | None = None,
+    outputs: Mapping[str, Returned] | None = None,
+    kept: dict[str, Returned] | None = None,
     norms: bool = False,
 ) -> Iterator[Session]:
     """Reports each attention that Keras layers compute in this thread.
@@ -370,6 +390,11 @@ def watch(
         session = Session(observer, layers, traced, _taps.get(), outputs, kept, norms)
         with set_here(_session, session), set_watcher(session.observe_op), activate(_patches()):
             yield session
+
+
+def is_edited() -> bool:
+    """Whether taps of blocks around this one may change what a model computes."""
+    return bool(_taps.get())
 
 
 @functools.cache
