@@ -26,12 +26,12 @@ FLOORS = {
     "files": 0,
     "_fonts": 0,
     "install": 0,
-    "keras": 1,
+    "keras_modules": 1,
     "npz": 1,
-    "numbers": 0,
+    "number_checks": 0,
     "suggestions": 0,
     "patching": 1,
-    "ray": 1,
+    "ray_connection": 1,
     "signals": 0,
     "weights": 0,
     "ops": 2,
@@ -202,7 +202,10 @@ def modules_of(package: Path) -> dict[str, Path]:
 
 
 def wrong_doors(package: Path) -> list[str]:
-    """One line for each module whose name begins with `_` though another folder imports it, or the other way round."""
+    """One line for each module whose name begins with `_` though another folder imports it, or the other way round.
+
+    And for each that has the name of a standard one, or of a package that heed imports.
+    """
     names = modules_of(package)
     users = defaultdict(set)
     for path in names.values():
@@ -224,6 +227,8 @@ def wrong_doors(package: Path) -> list[str]:
             )
         elif not others and not path.stem.startswith("_"):
             wrong.append(f"{name}: no other folder imports it, so its name begins with `_`")
+        if path.stem in sys.stdlib_module_names | BASE_PACKAGES | EXTRA_PACKAGES:
+            wrong.append(f"{name} has the name of a module of others")
     return wrong
 
 

@@ -92,7 +92,7 @@ def start(mode: str) -> Callable[[], int]:
 
         calls.counting(MultiHeadAttention, "_compute_attention")
         return lambda: calls.number
-    from heed.keras import backend_module
+    from heed.keras_modules import backend_module
 
     calls.counting(backend_module("nn"), "dot_product_attention")
     calls.counting(keras.layers.Attention, "call")

@@ -246,10 +246,12 @@ def test_each_wrong_door_is_named(tmp_path):
         "ops/plot.py": "",
         "ops/sizes.py": "",
         "ops/_own.py": "",
-        "layers/_block.py": "def f():\n    from heed.ops._mask import Mask\nfrom heed.ops import sizes\n",
+        "layers/_block.py": "def f():\n    from heed.ops._mask import Mask\nfrom heed.ops import numbers, sizes\n",
+        "ops/numbers.py": "",
     }
     assert architecture.wrong_doors(_tree(tmp_path, files)) == [
         "heed.ops._mask begins with `_`, and other folders import it: heed/layers",
+        "heed.ops.numbers has the name of a module of others",
         "heed.ops.plot: no other folder imports it, so its name begins with `_`",
     ]
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from heed.numbers import check_integer, check_real, real
+from heed.number_checks import check_integer, check_real, real
 from heed.suggestions import nearest
 
 _Made = TypeVar("_Made", bound="Config")

@@ -25,7 +25,7 @@ from keras.ops import dot_product_attention
 import heed
 from heed.acceleration import _patches, changes, op
 from heed.acceleration.hub import modules as hub_modules
-from heed.keras import backend_module
+from heed.keras_modules import backend_module
 from tests.backend import BACKEND, vjp
 from tests.layers.stock import HAS_WINDOW, assert_close, randomise, randoms
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import heed
-from heed.keras import backend_module
+from heed.keras_modules import backend_module
 from tests.acceleration import hub_models
 from tests.acceleration.hub_models import LENGTH, SHORT, subclass, written
 from tests.backend import BACKEND, on_tensorflow, tf, with_dynamic_shapes, without_64_bits

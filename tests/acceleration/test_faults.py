@@ -15,7 +15,7 @@ import pytest
 from keras.layers import AdditiveAttention, Attention, GroupQueryAttention, MultiHeadAttention
 
 import heed
-from heed.keras import get_mask
+from heed.keras_modules import get_mask
 from tests import reference
 from tests.backend import BACKEND, tf, vjp
 from tests.layers.stock import HAS_WINDOW, assert_close, randomise, randoms

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import heed as package
 from heed.cli._command import _COMMANDS
-from heed.numbers import LARGEST_COUNT
+from heed.number_checks import LARGEST_COUNT
 from heed.seq2seq import RunFolder
 from heed.seq2seq.options.settings import TRAINING
 from heed.seq2seq.tasks.numbers_task import NumbersTask

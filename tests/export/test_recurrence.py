@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import layers
 
 from heed.export._recurrence import plain_loops
-from heed.keras import recurrent_backend
+from heed.keras_modules import recurrent_backend
 from tests.slow import slow
 
 LISTS = ("TensorList", "TensorArray")

@@ -11,8 +11,8 @@ import pytest
 import heed
 from heed import Mask
 from heed.inspect import Capture, ablate, capture, gradient_times_attention
-from heed.inspect._statistics import compute_statistics
-from heed.keras import backend_module
+from heed.inspect._row_statistics import compute_statistics
+from heed.keras_modules import backend_module
 from heed.layers import AdditiveAttention, MultiHeadAttention, TransformerEncoderLayer
 from tests import reference
 from tests.backend import BACKEND, on_tensorflow, tf

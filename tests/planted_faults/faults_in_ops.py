@@ -266,7 +266,7 @@ FAULTS = (
     ),
     Fault(
         "random numbers of the trace are those of every pair",
-        f"{_OPS}/score_mod/trace.py",
+        f"{_OPS}/score_mod/tracing.py",
         "if any(before.get(name) is not value",
         "if False and any(before.get(name) is not value",
         (f"{_TESTS}/score_mod/test_tracing.py::test_random_numbers_are_refused",),

@@ -14,8 +14,7 @@ from typing import Any
 
 import keras
 
-from heed.acceleration import models as _models
-from heed.acceleration import switch
+from heed.acceleration import accelerated_models, switch
 from heed.acceleration._patches import changes, check_keras
 from heed.acceleration.hub.modules import Hub
 from heed.acceleration.hub.recognition import is_language_model
@@ -85,7 +84,9 @@ class Acceleration:
     >>> heed.decelerate()
     """
 
-    def __init__(self, model: Any, changed: bool, formats_before: _models.Formats) -> None:
+    def __init__(
+        self, model: Any, changed: bool, formats_before: accelerated_models.Formats
+    ) -> None:
         self._model, self._changed, self._formats_before = model, changed, formats_before
 
     def __enter__(self) -> Acceleration:
@@ -96,15 +97,20 @@ class Acceleration:
             if self._changed:
                 _undo(self._model)
                 self._changed = False
-            elif self._model is None or self._model in _models.accelerated:
-                _models.set_formats(self._model, self._formats_before)
+            elif self._model is None or self._model in accelerated_models.accelerated:
+                accelerated_models.set_formats(self._model, self._formats_before)
 
     def report(self) -> Report:
         """Describes what is accelerated now, and which calls ran on heed."""
         models = [
-            f"model {model.name!r}{_models.formats_of(model)}" for model in _models.accelerated
+            f"model {model.name!r}{accelerated_models.formats_of(model)}"
+            for model in accelerated_models.accelerated
         ]
-        everywhere = [f"everything{_models.formats_of(None)}"] if switch.enabled_everywhere else []
+        everywhere = (
+            [f"everything{accelerated_models.formats_of(None)}"]
+            if switch.enabled_everywhere
+            else []
+        )
         scope = ", ".join(everywhere or sorted(models)) or "nothing"
         patched = tuple(patch.label for patch in _installed)
         return Report(
@@ -163,10 +169,14 @@ def accelerate(
     """
     if model is not None and not isinstance(model, keras.layers.Layer):
         raise TypeError(f"`model` must be a Keras model or layer. Received: model={model!r}")
-    formats = _models.Formats(
+    formats = accelerated_models.Formats(
         one_of(WEIGHTS).check("weights", weights), one_of(CACHES).check("cache", cache)
     )
-    if formats != _models.Formats() and model is not None and not is_language_model(model):
+    if (
+        formats != accelerated_models.Formats()
+        and model is not None
+        and not is_language_model(model)
+    ):
         raise ValueError(
             "`weights` and `cache` are for `generate` of KerasHub's language models; other models compute with what "
             f"they have. Received: weights={weights!r}, cache={cache!r} for a {type(model).__name__}"
@@ -175,18 +185,18 @@ def accelerate(
         if not _installed:
             patches = check_keras()
             switch.reset_counts()
-            for patch in (*patches, *_models.program_patches):
+            for patch in (*patches, *accelerated_models.program_patches):
                 patch.install()
             _keras_hub.install()
             _installed.extend(patches)
         if model is None:
             changed, switch.enabled_everywhere = not switch.enabled_everywhere, True
-        elif changed := model not in _models.accelerated:
-            _models.add(model)
+        elif changed := model not in accelerated_models.accelerated:
+            accelerated_models.add(model)
         if changed:
-            _models.change_scope()
-        formats_before = _models.formats_of(model)
-        _models.set_formats(model, formats)
+            accelerated_models.change_scope()
+        formats_before = accelerated_models.formats_of(model)
+        accelerated_models.set_formats(model, formats)
     return Acceleration(model, changed, formats_before)
 
 
@@ -203,7 +213,7 @@ def decelerate(model: Any = None) -> None:
     ('everything', None)
     """
     with _lock:
-        for each in [model] if model is not None else [None, *_models.accelerated]:
+        for each in [model] if model is not None else [None, *accelerated_models.accelerated]:
             _undo(each)
 
 
@@ -211,13 +221,13 @@ def _undo(model: Any) -> None:
     with _lock:
         if model is None:
             switch.enabled_everywhere = False
-            _models.set_formats(None, _models.Formats())
-        elif model in _models.accelerated:
-            _models.remove(model)
-        _models.change_scope()
-        if _installed and not switch.enabled_everywhere and not _models.accelerated:
-            _models.restore_programs()
-            for patch in (*_installed, *_models.patches()):
+            accelerated_models.set_formats(None, accelerated_models.Formats())
+        elif model in accelerated_models.accelerated:
+            accelerated_models.remove(model)
+        accelerated_models.change_scope()
+        if _installed and not switch.enabled_everywhere and not accelerated_models.accelerated:
+            accelerated_models.restore_programs()
+            for patch in (*_installed, *accelerated_models.patches()):
                 patch.uninstall()
             _keras_hub.uninstall()
             _installed.clear()
@@ -227,7 +237,7 @@ def _undo(model: Any) -> None:
 def _remember_scope() -> Restore:
     """What is accelerated may have changed when a model computes again, and the patches may be gone."""
     scope = switch.find_scope()
-    patches = (*_installed, *_models.patches(), *_keras_hub.patches)
+    patches = (*_installed, *accelerated_models.patches(), *_keras_hub.patches)
 
     @contextmanager
     def restore() -> Iterator[None]:

@@ -11,7 +11,7 @@ import keras
 from keras.layers import Attention, GroupQueryAttention, MultiHeadAttention
 
 from heed.acceleration import _single_head, multi_head, op
-from heed.keras import backend_module
+from heed.keras_modules import backend_module
 from heed.patching import Patch, Replacement
 
 # The known arguments of constructors. A new one may change the attention, and the replacement would ignore it.

@@ -16,7 +16,7 @@ from heed.acceleration.hub import loop
 from heed.layers import masks
 from heed.layers.attend import share_batch
 from heed.layers.masks import to_bool
-from heed.numbers import real
+from heed.number_checks import real
 from heed.ops import dot_product_attention
 from heed.ops.checks import Operand
 from heed.ops.device_rule import Call

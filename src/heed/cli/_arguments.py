@@ -157,7 +157,7 @@ def option_name(name: str) -> str:
 
 def check_positive(option: str, value: int) -> int:
     """Checks the value of a count, 1 or more; TaskError if it is not."""
-    from heed.numbers import LARGEST_COUNT  # loads NumPy
+    from heed.number_checks import LARGEST_COUNT  # loads NumPy
 
     if value < 1:
         raise UsageError(f"{option} must be an integer >= 1. Received: {value}")

@@ -18,7 +18,7 @@ from heed.distributed.meeting import meet
 from heed.distributed.processes import Outcome, Worker
 from heed.distributed.supervisor import RESTARTS, supervise
 from heed.errors import TaskError, UsageError
-from heed.ray import check_installed
+from heed.ray_connection import check_installed
 from heed.seq2seq.child_process import count_threads
 
 _WAYS = ("local", "ray")

@@ -25,7 +25,7 @@ from heed.config import (
     option,
     optional,
 )
-from heed.numbers import check_integer, check_real
+from heed.number_checks import check_integer, check_real
 from heed.weights import CACHES, WEIGHTS
 
 METHODS = ("greedy", "beam", "sample")

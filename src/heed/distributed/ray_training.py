@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from heed import ray as heed_ray
+from heed import ray_connection
 from heed.distributed.cluster import Cluster, read_cluster
 from heed.errors import ClusterError
 
@@ -58,14 +58,14 @@ def train_with_ray(
 
 @contextlib.contextmanager
 def connect(workers: int) -> Iterator[None]:
-    """Connects to Ray's cluster in the block, see `heed.ray.connect`.
+    """Connects to Ray's cluster in the block, see `heed.ray_connection.connect`.
 
     Raises:
         RayError: if there is no such cluster, or it has fewer processors than workers.
     """
     os.environ["RAY_TRAIN_ENABLE_PRINT_PATCH"] = "0"  # prints once, to the worker's output
-    with heed_ray.connect(show_workers=True) as ray:
-        heed_ray.check_processors(ray, workers, threads=1)
+    with ray_connection.connect(show_workers=True) as ray:
+        ray_connection.check_processors(ray, workers, threads=1)
         yield
 
 

@@ -21,7 +21,7 @@ from heed.export.formats import FORMATS, ExportFormat, ExportJob
 from heed.files import new_folder
 from heed.install import how_to_install
 from heed.models import Decodable
-from heed.numbers import check_integer
+from heed.number_checks import check_integer
 from heed.suggestions import nearest
 
 

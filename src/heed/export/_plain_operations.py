@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from heed.keras import backend_module
+from heed.keras_modules import backend_module
 from heed.patching import ContextPatch, activate
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from heed.keras import recurrent_backend
+from heed.keras_modules import recurrent_backend
 from heed.patching import ContextPatch, activate
 
 

@@ -30,8 +30,8 @@ from heed.inspect._plots import (
     plot_model,
 )
 from heed.inspect._residual import Residual
+from heed.inspect._row_statistics import RowStatistics
 from heed.inspect._run import capture
-from heed.inspect._statistics import RowStatistics
 
 __all__ = [
     "Ablation",

@@ -15,11 +15,11 @@ from heed.inspect import _names
 from heed.inspect._blocks import find_projection
 from heed.inspect._observed import FusedAttention, ObservedAttention
 from heed.inspect._residual import to_floats
+from heed.inspect._row_statistics import Floats
 from heed.inspect._run import run_observed
 from heed.inspect._stack import Block, Seen, run_stack
-from heed.inspect._statistics import Floats
 from heed.inspect._watch import Place, watch
-from heed.numbers import check_integer
+from heed.number_checks import check_integer
 from heed.ops.backends import current
 
 # How much a rounding is off, of the number.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from heed.inspect import _names
 from heed.inspect._residual import Residual
-from heed.inspect._statistics import Floats, RowStatistics, compute_statistics
+from heed.inspect._row_statistics import Floats, RowStatistics, compute_statistics
 from heed.npz import read_npz
 
 Integers = NDArray[np.int64]

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed.inspect._capture import Capture
-from heed.inspect._statistics import Floats
-from heed.numbers import check_integer
+from heed.inspect._row_statistics import Floats
+from heed.number_checks import check_integer
 
 SCORES = ("previous", "duplicate", "induction")
 

@@ -11,8 +11,8 @@ from keras import ops
 
 from heed.inspect import _names
 from heed.inspect._grid import Baseline, Cell, run_baseline, run_cells
+from heed.inspect._row_statistics import Floats
 from heed.inspect._run import run_observed
-from heed.inspect._statistics import Floats
 from heed.inspect._watch import Place
 from heed.ops.backends import current
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from heed.inspect import _names
 from heed.inspect._residual import to_floats
+from heed.inspect._row_statistics import Floats
 from heed.inspect._stack import run_stack
-from heed.inspect._statistics import Floats
 from heed.ops.backends import current
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from heed.inspect._capture import Capture
-from heed.inspect._statistics import Floats
+from heed.inspect._row_statistics import Floats
 
 # The function and the unit of each measure.
 MEASURES: dict[str, tuple[Callable[[Capture], Mapping[str, Floats]], str]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from heed.numbers import integer
+from heed.number_checks import integer
 
 
 def make_full_name(path: Sequence[str], others: Collection[str]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from heed.inspect._statistics import Floats
+from heed.inspect._row_statistics import Floats
 from heed.ops import Mask
 from heed.ops.arguments import dot_product
 from heed.ops.attention import DEFAULT_OPTIONS

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed.inspect._observed import WeightRows
-from heed.inspect._statistics import Floats, RowStatistics, compute_statistics, join_rows
+from heed.inspect._row_statistics import Floats, RowStatistics, compute_statistics, join_rows
 
 OFFSETS = (-1, 0, 1)  # of `on_offset`, for every capture
 _BLOCK = 2**21  # numbers of a block of weights, 8 MiB of float32

@@ -13,7 +13,7 @@ from heed.inspect._capture import Capture, select_weights
 from heed.inspect._circuits import CircuitScores, check_kind
 from heed.inspect._interventions import Ablation
 from heed.inspect._measures import MEASURES, by_head
-from heed.inspect._statistics import Floats
+from heed.inspect._row_statistics import Floats
 
 # One hue from light to dark, and two hues that meet in white. Both work for all kinds of colour vision, the first also
 # in print.

@@ -11,7 +11,7 @@ from keras import ops
 from numpy.typing import NDArray
 
 from heed.inspect import _names
-from heed.inspect._statistics import Floats
+from heed.inspect._row_statistics import Floats
 from heed.inspect._watch import Place
 
 # Chooses the positions of a place (full name, T); None for all, and False to leave the place out.

@@ -16,7 +16,7 @@ from heed.inspect._observed import ObservedAttention, StepwiseAttention, WeightR
 from heed.inspect._picture import compute_picture
 from heed.inspect._residual import Recorder
 from heed.inspect._watch import Observer, Returned, Session, Tap, watch
-from heed.numbers import check_integer
+from heed.number_checks import check_integer
 from heed.ops.backends import current
 
 Selection = Sequence[int] | Mapping[str, Sequence[int]] | None

@@ -28,7 +28,7 @@ import numpy as np
 from heed.inspect import _names
 from heed.inspect._blocks import find_parts, find_projection, is_attention, is_norm
 from heed.inspect._observed import FusedAttention, ObservedAttention, SoftmaxAttention
-from heed.keras import backend_module, recurrent_backend
+from heed.keras_modules import backend_module, recurrent_backend
 from heed.layers.masks import carry, implicit_mask
 from heed.ops.backends import current
 from heed.ops.observe import set_watcher

@@ -9,7 +9,7 @@ import keras
 from heed.layers import _score_functions
 from heed.layers._single_head import SingleHeadAttention
 from heed.layers.layer_config import LayerConfig
-from heed.numbers import check_integer
+from heed.number_checks import check_integer
 
 
 @keras.saving.register_keras_serializable(package="heed")

@@ -14,7 +14,7 @@ from keras import ops
 
 from heed.layers.masks import Spread
 from heed.layers.shapes import Shape, agree
-from heed.numbers import check_integer
+from heed.number_checks import check_integer
 from heed.ops.checks import cache_slot
 from heed.ops.dispatch import select_fused_ops
 

@@ -15,7 +15,7 @@ from heed.layers.layer_config import (
     takes_options,
 )
 from heed.layers.shapes import same_width
-from heed.numbers import check_real
+from heed.number_checks import check_real
 
 
 @keras.saving.register_keras_serializable(package="heed")

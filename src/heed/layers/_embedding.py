@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from heed.layers._base_layers import ConfiguredLayer
-from heed.numbers import check_integer
+from heed.number_checks import check_integer
 from heed.ops.checks import check_tokens
 
 

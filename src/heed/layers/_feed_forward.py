@@ -10,7 +10,7 @@ from heed.layers._base_layers import SequenceLayer
 from heed.layers._projections import clone_initializer
 from heed.layers.dropout import Dropout
 from heed.layers.flat_dense import FlatDense
-from heed.numbers import check_integer, check_real
+from heed.number_checks import check_integer, check_real
 
 
 @keras.saving.register_keras_serializable(package="heed")

@@ -13,7 +13,7 @@ from typing import Any
 from keras import ops
 
 from heed.layers.shapes import Shape
-from heed.numbers import check_integer
+from heed.number_checks import check_integer
 
 
 def check_widths(name: str, value: Any, num_heads: int) -> int | tuple[int, ...]:

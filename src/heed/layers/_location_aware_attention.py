@@ -13,7 +13,7 @@ from heed.layers._additive_attention import AdditiveAttention
 from heed.layers._projections import clone_initializer
 from heed.layers.attend import pack_outputs
 from heed.layers.shapes import Shape, agree
-from heed.numbers import check_integer
+from heed.number_checks import check_integer
 
 
 @keras.saving.register_keras_serializable(package="heed")

@@ -39,7 +39,7 @@ from heed.layers.shapes import (
     key_value_shapes,
     optional_integers,
 )
-from heed.numbers import check_integer, check_real, integer
+from heed.number_checks import check_integer, check_real, integer
 from heed.ops import Mask
 
 

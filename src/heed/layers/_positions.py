@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from heed.layers._base_layers import ConfiguredLayer, SequenceLayer
-from heed.numbers import check_integer, check_real, integer
+from heed.number_checks import check_integer, check_real, integer
 from heed.ops import relative_position_bias, sinusoidal_positions
 from heed.ops.backends import current
 

@@ -24,7 +24,7 @@ from heed.layers.stock_forms import (
     stock_attention,
     stock_copy,
 )
-from heed.numbers import real
+from heed.number_checks import real
 
 # Of a layer: module, class, registered name, and arguments.
 _Layer = tuple[str, str, str | None, dict[str, Any]]

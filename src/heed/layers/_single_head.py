@@ -25,7 +25,7 @@ from heed.layers.shapes import (
     key_value_shapes,
     padding_remedy,
 )
-from heed.numbers import check_integer, check_real
+from heed.number_checks import check_integer, check_real
 from heed.ops import Mask
 
 _AXES = AttentionAxes(3, None)

@@ -24,7 +24,7 @@ from heed.layers.layer_config import (
 )
 from heed.layers.masks import check_positions, check_scores, implicit_mask
 from heed.layers.normalization import NORMALIZATIONS
-from heed.numbers import check_integer
+from heed.number_checks import check_integer
 
 
 class _TransformerLayer(SequenceLayer, AttentionLayer):

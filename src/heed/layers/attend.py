@@ -14,7 +14,7 @@ from keras import ops
 from heed.layers import masks
 from heed.layers.axes import AttentionAxes
 from heed.layers.shapes import Shape
-from heed.numbers import integer
+from heed.number_checks import integer
 from heed.ops import (
     Mask,
     additive_attention,

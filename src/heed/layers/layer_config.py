@@ -26,7 +26,7 @@ from heed.config import (
     one_of,
     option,
 )
-from heed.numbers import check_integer
+from heed.number_checks import check_integer
 
 _Class = TypeVar("_Class", bound=type)
 _Init = TypeVar("_Init", bound=Callable[..., None])

@@ -16,7 +16,7 @@ from typing import Any
 from keras import KerasTensor, ops
 from keras.backend import standardize_dtype
 
-from heed.keras import get_mask, set_mask
+from heed.keras_modules import get_mask, set_mask
 from heed.layers.axes import AttentionAxes
 from heed.ops import Mask
 from heed.ops.backends import current

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 
 from heed.layers.axes import AttentionAxes
-from heed.numbers import real
+from heed.number_checks import real
 from heed.patching import is_entry
 
 _KERAS = pathlib.Path(keras.__file__ or "").parent

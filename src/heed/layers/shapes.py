@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from heed.numbers import integer
+from heed.number_checks import integer
 
 Shape = tuple[Any, ...]
 

@@ -12,7 +12,7 @@ from heed.layers.flat_dense import FlatDense
 from heed.models._encoder import TransformerEncoder
 from heed.models._encoder_model import EncoderModel
 from heed.models._masked_language_model_config import MaskedLanguageModelConfig
-from heed.numbers import check_integer
+from heed.number_checks import check_integer
 
 
 class Classifier(EncoderModel):

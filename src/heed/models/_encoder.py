@@ -11,7 +11,7 @@ from heed.layers import TokenEmbedding, TransformerEncoderLayer
 from heed.models._model import check_call_tokens, check_token_source
 from heed.models._stack import Stack
 from heed.models._transformer_config import TransformerConfig
-from heed.numbers import check_integer
+from heed.number_checks import check_integer
 
 
 @keras.saving.register_keras_serializable(package="heed")

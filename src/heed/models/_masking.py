@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from heed.models._masked_language_model_config import MaskedLanguageModelConfig
-from heed.numbers import check_real
+from heed.number_checks import check_real
 
 # The shares of the chosen tokens that become the mask, and a random token.
 _MASKED, _RANDOM = 0.8, 0.1

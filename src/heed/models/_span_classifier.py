@@ -13,7 +13,7 @@ from heed.layers.flat_dense import FlatDense
 from heed.models._encoder import TransformerEncoder
 from heed.models._encoder_model import EncoderModel, split_inputs
 from heed.models._masked_language_model_config import MaskedLanguageModelConfig
-from heed.numbers import check_integer
+from heed.number_checks import check_integer
 
 # The score of tokens outside the text: finite, so a row without a text has a finite loss.
 _NOWHERE = -1e9

@@ -8,7 +8,7 @@ from typing import Any
 from heed.config import COUNT, COUNT_OR_NONE, REQUIRED, Range, one_of, option, with_default
 from heed.layers.layer_config import LayerConfig, describes_options
 from heed.models.config import LayersConfig
-from heed.numbers import integer
+from heed.number_checks import integer
 
 POSITIONS = ("learned", "sinusoidal")
 POOLINGS = ("class", "mean")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from heed.numbers import check_integer, check_real
+from heed.number_checks import check_integer, check_real
 from heed.ops import checks
 from heed.ops.backends import NO_LABEL, as_written
 from heed.ops.dispatch import select_fused_ops

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 from keras import ops
 
-from heed.numbers import check_real
+from heed.number_checks import check_real
 from heed.ops import checks, rotary_scaling
 from heed.ops.backends import as_written, current
 from heed.ops.layouts import LAYOUTS

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from heed.numbers import check_real
+from heed.number_checks import check_real
 from heed.ops import checks
 from heed.ops.backends import current
 from heed.ops.layouts import LAYOUTS

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from heed.numbers import check_integer, check_real, integer
+from heed.number_checks import check_integer, check_real, integer
 from heed.ops.backends import current
 from heed.ops.layouts import LAYOUTS
 from heed.ops.mask_rules import FAR, MaskRule, axis_letters, of_rank_4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from heed.numbers import check_real
+from heed.number_checks import check_real
 from heed.ops import checks
 from heed.ops.arguments import draw_seed
 from heed.ops.backends import as_written

@@ -11,11 +11,11 @@ import numpy as np
 import optree
 from keras import ops
 
-from heed.numbers import check_integer
+from heed.number_checks import check_integer
 from heed.ops import checks, mask_rules
 from heed.ops._mask_plot import plot_mask
 from heed.ops.score_mod.captures import flatten
-from heed.ops.score_mod.trace import trace_mask
+from heed.ops.score_mod.tracing import trace_mask
 from heed.ops.sizes import Size, Span
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from heed.numbers import check_real, integer
+from heed.number_checks import check_real, integer
 
 # The options of each kind with their defaults; ... means required.
 _KINDS: dict[str, dict[str, Any]] = {

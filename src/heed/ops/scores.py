@@ -16,7 +16,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from heed.numbers import check_real
+from heed.number_checks import check_real
 from heed.ops.backends import current
 from heed.ops.checks import check_magnitude
 from heed.ops.mask_rules import MaskRule, Where
@@ -28,7 +28,7 @@ from heed.ops.score_mod.keras_functions import KerasFunctions
 from heed.ops.score_mod.operations import SINGULAR
 from heed.ops.score_mod.program import Program
 from heed.ops.score_mod.rewriting import specialize
-from heed.ops.score_mod.trace import trace_score
+from heed.ops.score_mod.tracing import trace_score
 from heed.ops.sizes import sizes
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from heed.numbers import check_integer
+from heed.number_checks import check_integer
 
 
 def stretches_of(worker: int, workers: int) -> tuple[int, int]:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from keras import ops
 
-from heed.ops.score_mod import trace
+from heed.ops.score_mod import tracing
 from heed.ops.score_mod.evaluation import reference
-from heed.ops.score_mod.trace import trace_mask, trace_score
+from heed.ops.score_mod.tracing import trace_mask, trace_score
 from tests.ops.score_mod import programs
 
 RNG = np.random.default_rng(0)
@@ -124,14 +124,14 @@ def test_layers_partial_functions_and_methods_are_functions() -> None:
 def count_traces(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A list that grows with each trace."""
     traces: list[Any] = []
-    original = trace._trace
+    original = tracing._trace
 
     def counted(*args: Any) -> Any:
         traces.append(args[0])
         return original(*args)
 
-    monkeypatch.setattr(trace, "_trace", counted)
-    monkeypatch.setattr(trace, "_traces", {})
+    monkeypatch.setattr(tracing, "_trace", counted)
+    monkeypatch.setattr(tracing, "_traces", {})
     return traces
 
 

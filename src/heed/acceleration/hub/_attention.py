@@ -19,7 +19,7 @@ import numpy as np
 from keras import ops
 
 from heed.acceleration import op, switch
-from heed.acceleration.code import find_unknown
+from heed.acceleration.called_code import find_unknown
 from heed.acceleration.hub.cache_readers import MODELS, PACKAGE, is_foreign
 from heed.acceleration.hub.stand_in import StandIn
 from heed.acceleration.multi_head import is_training

@@ -17,7 +17,7 @@ import numpy as np
 from keras import ops
 from keras.distribution import distribution
 
-from heed.acceleration import models, switch
+from heed.acceleration import accelerated_models, switch
 from heed.acceleration.hub import _quantised
 from heed.acceleration.hub._samplers import draw, make_search
 from heed.acceleration.hub.cache_readers import PACKAGE
@@ -211,7 +211,7 @@ class _NoRoomError(LeftToKerasError):
 def _prepare(model: Any, inputs: Any, stop_token_ids: Any) -> _Call:
     for reason in _reasons():
         raise LeftToKerasError(reason)
-    description, formats = describe(model), models.formats_of(model)
+    description, formats = describe(model), accelerated_models.formats_of(model)
     stack = replace(description.stack, weights=formats.weights)
     _quantised.check(stack, stack.weights)
     description = replace(description, stack=stack)

@@ -26,7 +26,7 @@ import keras
 from keras import ops
 from keras.backend import standardize_dtype
 
-from heed.acceleration import models, switch
+from heed.acceleration import accelerated_models, switch
 from heed.acceleration.hub import _notes, loop
 from heed.acceleration.hub._cache_parts import CacheParts, is_part, mark_as_part
 from heed.acceleration.hub._generation import Generate
@@ -40,7 +40,7 @@ from heed.acceleration.hub.cache_readers import (
 )
 from heed.acceleration.hub.repeated import RepeatedRows
 from heed.acceleration.hub.stand_in import StandIn
-from heed.keras import backend_module
+from heed.keras_modules import backend_module
 from heed.ops.backends import current
 from heed.ops.dispatch import select_fused_ops, uses_native
 from heed.patching import Function, Patch, Replacement
@@ -68,7 +68,7 @@ def call_sampler(original: Function) -> Function:
         arguments = bound.arguments
         cache, next_token = arguments["cache"], arguments["next"]
         cache, *source = cache if isinstance(cache, tuple) and len(cache) == 4 else (cache,)
-        if cache is None or not models.is_enabled_for(arguments["model"]):
+        if cache is None or not accelerated_models.is_enabled_for(arguments["model"]):
             return original(*args, **kwargs)
         caches = (cache, *source[2:])
         reasons = (_reason_to_leave(one, arguments["model"]) for one in caches)
@@ -125,7 +125,7 @@ def make_generate_function(original: Function) -> Function:
 
     @functools.wraps(original)
     def accelerated(self: Any) -> Any:
-        if not models.is_enabled_for(self):
+        if not accelerated_models.is_enabled_for(self):
             return original(self)
         _patch_prompts(type(self))
         return Generate(self, original(self))
@@ -138,7 +138,7 @@ def generate_step(original: Function) -> Function:
 
     @functools.wraps(original)
     def accelerated(self: Any, inputs: Any, stop_token_ids: Any = None) -> Any:
-        mask = _find_prompt_mask(self, inputs) if models.is_enabled_for(self) else None
+        mask = _find_prompt_mask(self, inputs) if accelerated_models.is_enabled_for(self) else None
         if mask is None:
             return original(self, inputs, stop_token_ids=stop_token_ids)
         lengths = ops.sum(ops.cast(mask, "int32"), axis=-1)
@@ -229,7 +229,9 @@ def run_loop(original: Function) -> Function:
 
     @functools.wraps(original)
     def accelerated(*args: Any, **kwargs: Any) -> Any:
-        if not models.is_enabled_for(signature.bind(*args, **kwargs).arguments.get("model")):
+        if not accelerated_models.is_enabled_for(
+            signature.bind(*args, **kwargs).arguments.get("model")
+        ):
             return original(*args, **kwargs)
         with loop.enter():
             return original(*args, **kwargs)

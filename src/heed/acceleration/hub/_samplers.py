@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops, random
 
 from heed.acceleration.hub.recognition import LeftToKerasError, class_name, require
-from heed.numbers import real
+from heed.number_checks import real
 from heed.ops.core.description import MOST_BEAMS, Search
 
 _MODULES = {

@@ -14,7 +14,7 @@ import keras
 from keras import ops
 
 from heed.acceleration import op, switch
-from heed.acceleration.code import find_unknown
+from heed.acceleration.called_code import find_unknown
 from heed.acceleration.hub import _notes, loop
 from heed.acceleration.hub.repeated import merge_queries
 from heed.acceleration.multi_head import is_training

@@ -20,7 +20,7 @@ from heed.acceleration.hub.recognition import (
     require_keras,
 )
 from heed.layers.overrides import is_replaceable
-from heed.numbers import real
+from heed.number_checks import real
 from heed.ops.core.description import (
     Computed,
     DecoderAttention,

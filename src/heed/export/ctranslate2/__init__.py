@@ -22,7 +22,7 @@ from heed.install import how_to_install
 from heed.layers import TransformerDecoderLayer
 from heed.models import LanguageModel, Transformer, TransformerEncoder
 from heed.models.config import TokensConfig
-from heed.numbers import check_integer
+from heed.number_checks import check_integer
 from heed.ops import alibi_slopes, relative_position_buckets, sinusoidal_positions
 
 QUANTIZATIONS = FORMATS["ctranslate2"].precisions

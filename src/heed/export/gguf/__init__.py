@@ -26,7 +26,7 @@ from heed.export.formats import FORMATS, ExportJob
 from heed.files import temporary_path
 from heed.install import how_to_install
 from heed.models import LanguageModel
-from heed.numbers import check_integer
+from heed.number_checks import check_integer
 from heed.ops.core.description import (
     Computed,
     DecoderLayer,

@@ -24,7 +24,7 @@ from heed.export.onnx._reading import names_read, select_needed
 from heed.export.onnx._storage import store
 from heed.export.onnx.builder import Builder, Shape, Value, dtype_of, element_type, shape_of
 from heed.export.onnx.registry import Op, converter_of
-from heed.numbers import integer
+from heed.number_checks import integer
 
 # The supported versions of ONNX's operators.
 OPSETS = range(17, 25)

@@ -19,7 +19,7 @@ from heed.config import (
     option,
     optional,
 )
-from heed.numbers import check_integer
+from heed.number_checks import check_integer
 from heed.seq2seq.options.user_config import UserConfig
 from heed.seq2seq.text.scoring import AUTO, BLEU_TOKENIZERS
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heed.numbers import check_integer
+from heed.number_checks import check_integer
 from heed.seq2seq.runs import checkpoint
 from heed.errors import TaskError, UsageError, convert_value_errors
 from heed.seq2seq.runs.run_folder import RunFolder

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from heed.errors import UsageError
-from heed.numbers import check_integer
+from heed.number_checks import check_integer
 from heed.seq2seq.options.user_values import split_names
 from heed.seq2seq.tasks import number_words
 from heed.seq2seq.tasks.task import Batch, Item, Option, Reading, Task, pad_rows

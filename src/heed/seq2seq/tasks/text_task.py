@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed.errors import TaskError, UsageError, convert_value_errors
-from heed.numbers import check_integer, check_real
+from heed.number_checks import check_integer, check_real
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.options.user_values import user_path
 from heed.seq2seq.tasks.task import Batch, Item, Option, Reading, Task, pad_rows

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from heed.errors import TaskError, UsageError, convert_value_errors
 from heed.install import how_to_install
-from heed.numbers import check_integer
+from heed.number_checks import check_integer
 from heed.seq2seq.text.normalization import Normalizer
 from heed.seq2seq.tokens._sentencepiece_model import (
     ModelType,

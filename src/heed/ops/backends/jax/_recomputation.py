@@ -16,7 +16,7 @@ import keras
 import numpy as np
 from jax._src import core
 
-from heed.keras import backend_module
+from heed.keras_modules import backend_module
 from heed.patching import Function, Patch, Replacement
 
 

@@ -31,7 +31,7 @@ from heed.ops.backends.torch.operands import (
 )
 from heed.ops.backends.torch.portable.implementation import Portable
 from heed.ops.core import library
-from heed.ops.score_mod import trace
+from heed.ops.score_mod import tracing
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -58,7 +58,7 @@ def as_written(function: _F) -> _F:
 
 
 constant_while_tracing = torch.compiler.assume_constant_result
-trace.decorate(torch.compiler.disable)
+tracing.decorate(torch.compiler.disable)
 
 
 def convert_to_tensor(x: Any) -> Any:

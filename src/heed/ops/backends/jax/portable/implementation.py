@@ -14,7 +14,7 @@ from heed.ops.backends.jax.portable._blockwise import blockwise, run_blocks
 from heed.ops.backends.jax.shape_inference import has_symbols, placeholder
 from heed.ops.backends.shared.block import join, prepare
 from heed.ops.backends.shared.operands import Block
-from heed.ops.backends.shared.statistics import statistics_of
+from heed.ops.backends.shared.row_statistics import statistics_of
 from heed.ops.backends.shared.weights import weights_of
 from heed.ops.spec import AttentionSpec, Tensors
 

@@ -14,7 +14,7 @@ from heed.ops.backends.shared.block import BlockAttention, join
 from heed.ops.backends.shared.block import prepare as prepare_unchecked
 from heed.ops.backends.shared.fused_ops import PlainFusedOps
 from heed.ops.backends.shared.operands import Block, Operands
-from heed.ops.backends.shared.statistics import statistics_of
+from heed.ops.backends.shared.row_statistics import statistics_of
 from heed.ops.backends.shared.weights import some_weights
 from heed.ops.backends.tensorflow.portable._parts import Total, make_plan, over_blocks
 from heed.ops.backends.tensorflow.portable._run_time_checks import check_operands

@@ -9,7 +9,7 @@ import torch
 
 from heed.ops import checks
 from heed.ops.backends.shared.block import prepare
-from heed.ops.backends.shared.statistics import statistics_of
+from heed.ops.backends.shared.row_statistics import statistics_of
 from heed.ops.backends.shared.weights import weights_of
 from heed.ops.backends.torch import derivatives
 from heed.ops.backends.torch.portable.blockwise import KERNEL, blocks_of

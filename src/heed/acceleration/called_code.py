@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from types import CodeType
 
-from heed.numbers import real
+from heed.number_checks import real
 from heed.patching import Function, unwrap_entry
 
 
