@@ -20,7 +20,7 @@ PLATFORMS = r"manylinux_2_(?P<glibc>\d+)_(x86_64|aarch64)|macosx_\d+_\d+_arm64|a
 
 
 def problems(wheel: Path) -> list[str]:
-    """Returns the problems of the wheel, as sentences."""
+    """Return the problems of the wheel, as sentences."""
     found = []
     tag = re.fullmatch(rf"heed_attention-[^-]+-py3-none-(?P<platform>{PLATFORMS})\.whl", wheel.name)
     if tag is None:
@@ -45,7 +45,7 @@ def problems(wheel: Path) -> list[str]:
 
 
 def link_problems(name: str, data: bytes) -> list[str]:
-    """Returns what ties an ELF library to one Python, or to libraries that a system may lack."""
+    """Return what ties an ELF library to one Python, or to libraries that a system may lack."""
     from elftools.elf.elffile import ELFFile
 
     library = ELFFile(io.BytesIO(data))
@@ -60,7 +60,7 @@ def link_problems(name: str, data: bytes) -> list[str]:
 
 
 def main(wheel: Path) -> int:
-    """Prints the problems of the wheel, or that it has none; returns the exit status."""
+    """Print the problems of the wheel, or that it has none; return the exit status."""
     wrong = problems(wheel)
     if not wrong and "linux" in wheel.name:
         with zipfile.ZipFile(wheel) as archive:

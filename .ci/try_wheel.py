@@ -28,7 +28,7 @@ print({name: info[name] for name in ("heed", "python", "keras", "tensorflow", "i
 
 
 def check(holds: bool, what: str) -> None:
-    """Exits with an error unless the condition holds."""
+    """Exit with an error unless the condition holds."""
     if not holds:
         sys.exit(f"wrong: {what}; {info}")
 
@@ -81,7 +81,7 @@ print(f"forward, gradient and fit are right, by the {implementation} implementat
 
 
 def run(*command: str) -> str:
-    """Returns the output of a command that succeeds."""
+    """Return the output of a command that succeeds."""
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     check(done.returncode == 0, f"{' '.join(command)} failed:\n{done.stdout}")
     print(f"$ {' '.join(command)}\n{done.stdout}", flush=True)

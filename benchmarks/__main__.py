@@ -39,7 +39,7 @@ ROUNDS = 25
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parses the arguments and runs suites, or a comparison, `scale` or `tune`, which have options of their own."""
+    """Parse the arguments and run suites, or a comparison, `scale` or `tune`, which have options of their own."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == [scale.NAME]:  # jobs of several processes: no peers, no cases
         return scale.main(arguments[1:])
@@ -190,7 +190,7 @@ def choose_sides(
     before: str | None = None,
     instruction_sets: bool = False,
 ) -> dict[str, Peer]:
-    """The sides that compute a case of a suite: the chosen ones, or else the suite's own and the register peak.
+    """Return the sides that compute a case of a suite: the chosen ones, or else the suite's own and the register peak.
 
     With `before`, an interpreter, they are heed's side and the same with that interpreter's heed; with
     `instruction_sets`, heed's side and the same with the kernels for each.
@@ -222,7 +222,7 @@ def _heed_variants(case: Case, chosen: list[str] | None, before: str | None) -> 
 
 
 def _public_sides() -> list[str]:
-    """The sides that --peers takes: all but heed's own variants."""
+    """Return the sides that --peers takes: all but heed's own variants."""
     return [name for name, peer in PEERS.items() if not peer.is_variant]
 
 
@@ -237,7 +237,7 @@ def _select(cases: list[Case], text: str) -> list[Case]:
 
 
 def _save(case: Case, figures: str, record: Record, file: Path) -> None:
-    """Prints and saves the results of a case at once, because a whole run takes long."""
+    """Print and save the results of a case at once, because a whole run takes long."""
     print(f"  {case.name}: {figures}", file=sys.stderr, flush=True)
     record.write(file)
 

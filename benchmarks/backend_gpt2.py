@@ -42,7 +42,7 @@ def _title(what: str) -> str:
 
 
 def measure(rounds: int) -> Iterator[Row]:
-    """The forward pass of one text."""
+    """Yield the forward pass of one text."""
     inputs = {
         "token_ids": _tokens(1, _LENGTH),
         "padding_mask": np.ones((1, _LENGTH), "int32"),

@@ -40,7 +40,7 @@ def _run(program: Callable[..., Any], x: list[jax.Array]) -> Callable[[], Any]:
 
 
 def measure(rounds: int) -> Iterator[Row]:
-    """The rows of times."""
+    """Yield the rows of times."""
     x = _operands(_LENGTH)
     for name in _PASSES:
         ours = _run(_program(name, dot_product_attention), x)
@@ -50,7 +50,7 @@ def measure(rounds: int) -> Iterator[Row]:
 
 
 def measure_memory(rounds: int) -> Iterator[Row]:
-    """The peak of a process that runs heed once, above that of one that runs a short attention.
+    """Yield the peak of a process that runs heed once, above that of one that runs a short attention.
 
     Inputs and their gradients do not count, as in all figures of memory.
     """
@@ -69,7 +69,7 @@ def _in_child(name: str, length: int) -> int:
 
 
 def _peak(name: str, length: int) -> int:
-    """The peak memory of this process in bytes, after a call of the program."""
+    """Return the peak memory of this process in bytes, after a call of the program."""
     _run(_program(name, dot_product_attention), _operands(length))()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 

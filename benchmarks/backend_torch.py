@@ -41,7 +41,7 @@ def _sdpa(**options: Any) -> Callable[..., torch.Tensor]:
 
 
 def _run(attend: Callable[..., Any], tensors: list[torch.Tensor]) -> Callable[[], Any]:
-    """A call, with the gradients of all tensors if they require them."""
+    """Return a call, with the gradients of all tensors if they require them."""
     if not tensors[0].requires_grad:
         return lambda: attend(*tensors)
     upstream = torch.randn(tensors[0].shape)
@@ -49,7 +49,7 @@ def _run(attend: Callable[..., Any], tensors: list[torch.Tensor]) -> Callable[[]
 
 
 def measure(rounds: int) -> Iterator[Row]:
-    """The rows of times."""
+    """Yield the rows of times."""
     torch.manual_seed(0)
     narrow = heed.info()["instruction_set"] in NARROW
 
@@ -86,7 +86,7 @@ def measure(rounds: int) -> Iterator[Row]:
 
 
 def measure_call(rounds: int) -> Iterator[Row]:
-    """The cost of one call beyond the core, which runs alone on the same memory."""
+    """Yield the cost of one call beyond the core, which runs alone on the same memory."""
     for backward in (False, True):
         x = [_normal(1, 8, 1, 8, backward=backward) for _ in range(3)]
         alone, kept = _core_alone([t.detach() for t in x])
@@ -97,7 +97,7 @@ def measure_call(rounds: int) -> Iterator[Row]:
 
 
 def _core_alone(x: list[torch.Tensor]) -> tuple[Callable[[], Any], Any]:
-    """A function that repeats the core's part of a call, and the results that it writes into."""
+    """Return a function that repeats the core's part of a call, and the results that it writes into."""
     library = load()[0]
     forward, calls = library.heed_forward, []
 

@@ -8,7 +8,7 @@ from benchmarks.comparison import Comparison, Measurement, name_versions
 
 
 def describe(about: dict[str, Any]) -> str:
-    """The machine, the versions and the command as a sentence."""
+    """Return the machine, the versions and the command as a sentence."""
     return (
         f"{about['day']}, {about['processor']}, {about['instruction_set']}, {about['threads']} threads; "
         f"{name_versions(about)}. Ratios are the peer's time / heed's. `{about['command']}`"

@@ -30,7 +30,7 @@ class Bar:
     at_least_narrow: float | None = None
 
     def on(self, instruction_set: str) -> Bar:
-        """The bar for one of heed's instruction sets."""
+        """Return the bar for one of heed's instruction sets."""
         if self.at_least_narrow is None or instruction_set not in NARROW:
             return self
         return replace(self, at_least=self.at_least_narrow)
@@ -182,13 +182,13 @@ OWN = {
 
 
 def sides_of(case: Case) -> tuple[str, ...]:
-    """The side of heed for a case, and the peers of its bars."""
+    """Return the side of heed for a case, and the peers of its bars."""
     own = OWN[case.kind]
     return (own, *dict.fromkeys(peer for bar in BARS if bar.case == case for peer in bar.peers))
 
 
 def judge(bar: Bar, times: Results) -> Verdict:
-    """Compares measured times with a bar."""
+    """Compare measured times with a bar."""
     by_side: dict[str, Result] = next((sides for case, sides in times if case == bar.case), {})
     seconds = {name: median(by_side[name], by_side) for name in bar.peers if name in by_side}
     known = {name: value for name, value in seconds.items() if value is not None}

@@ -33,7 +33,7 @@ _MARK = "row: "
 def alternate(
     *sides: Callable[[], Any], rounds: int, quartile: int = 1, budget: float = math.inf
 ) -> list[float]:
-    """The seconds of a call of each side: a quartile of rounds in turn, which reverse their order each time.
+    """Return the seconds of a call of each side: a quartile of rounds in turn, which reverse their order each time.
 
     Args:
         sides: functions that return when their result is there. Each runs twice before.
@@ -78,7 +78,7 @@ def ratio(
     budget: float = math.inf,
     note: str = "",
 ) -> Row:
-    """A row of the peer's time / heed's time; see `alternate`."""
+    """Return a row of the peer's time / heed's time; see `alternate`."""
     ours, theirs = alternate(heed, peer, rounds=rounds, quartile=quartile, budget=budget)
     times = f"heed {_readable(ours)}, peer {_readable(theirs)}"
     return Row(name, theirs / ours, bar, note="; ".join(filter(None, [times, note])))
@@ -89,7 +89,7 @@ def _readable(seconds: float) -> str:
 
 
 def attempt(what: str, rows: Iterator[Row | str]) -> Iterator[Row | str]:
-    """The rows; if one fails, what it was and why instead of the rest."""
+    """Yield the rows; if one fails, what it was and why instead of the rest."""
     try:
         yield from rows
     except Exception as error:
@@ -202,7 +202,7 @@ class Comparison:
     def _write(
         self, folder: Path, about: dict[str, Any], rows: list[Row], problems: list[str]
     ) -> str:
-        """Writes everything so far as JSON and as Markdown, which it returns."""
+        """Write everything so far as JSON and as Markdown, which it returns."""
         page = "\n\n".join([table(rows), *problems, self.describe(about)])
         record = {
             "suite": self.name,
@@ -216,7 +216,7 @@ class Comparison:
         return page
 
     def _measure_here(self, name: str, rounds: int) -> int:
-        """Prints the rows and problems of a measurement, a line each."""
+        """Print the rows and problems of a measurement, a line each."""
         measurement = self.measurements[name]
         module = importlib.import_module(f"benchmarks.{measurement.module}")
         for found in getattr(module, measurement.function)(rounds):
@@ -227,7 +227,7 @@ class Comparison:
     def _measure_in_child(
         self, name: str, rounds: int, threads: int, seconds: float | None = None
     ) -> Iterator[Row | str]:
-        """The rows and problems of a measurement, from a process with the right backend and number of threads.
+        """Yield the rows and problems of a measurement, from a process with the right backend and number of threads.
 
         Raises:
             ChildProcessError: if it fails or takes too long, with the last line of its errors.
@@ -267,5 +267,5 @@ class Comparison:
 
 
 def name_versions(about: dict[str, Any]) -> str:
-    """The versions in use, for a sentence."""
+    """Return the versions in use, for a sentence."""
     return ", ".join(f"{name} {about[name]}" for name in ("heed", "keras", "torch", "jax"))

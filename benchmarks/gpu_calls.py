@@ -107,7 +107,7 @@ CASES = (
 
 
 def measure(rounds: int) -> Iterator[Row | str]:
-    """The rows of times of the backend's cases, and of memory of grouped heads."""
+    """Yield the rows of times of the backend's cases, and of memory of grouped heads."""
     backend = keras.config.backend()
     for case in CASES:
         for backward in (False, True) if backend in case.bars else ():
@@ -138,7 +138,7 @@ def _draw(case: Case) -> list[Any]:
 
 
 def _steps(case: Case, backward: bool) -> tuple[list[Callable[[], Any]], str]:
-    """A step of heed and one of Keras, and the implementation that heed runs."""
+    """Return a step of heed and one of Keras, and the implementation that heed runs."""
     *tensors, upstream = _draw(case)
     incoming = upstream if backward else None
     ours, theirs = _options(case)
@@ -180,7 +180,7 @@ def _compare(case: Case, backward: bool, rounds: int) -> Iterator[Row]:
 
 
 def _measure_memory(case: Case) -> Iterator[Row]:
-    """The memory of a forward pass beyond inputs and output, where repeated keys and values would show."""
+    """Yield the memory of a forward pass beyond inputs and output, where repeated keys and values would show."""
     *tensors, _ = _draw(case)
     sides = (ops.dot_product_attention, keras.ops.dot_product_attention)
     ours, theirs = (

@@ -21,7 +21,7 @@ def has_gpu() -> bool:
 
 
 def to_device(x: Any, dtype: str | None = None) -> Any:
-    """The array as a tensor of the default device."""
+    """Return the array as a tensor of the default device."""
     if keras.config.backend() == "jax":  # which compiles a program for each shape that Keras casts
         import jax.numpy as jnp
 
@@ -31,7 +31,7 @@ def to_device(x: Any, dtype: str | None = None) -> Any:
 
 
 def to_host(x: Any) -> np.ndarray:
-    """The tensor as an array of NumPy in float32."""
+    """Return the tensor as an array of NumPy in float32."""
     if keras.config.backend() == "jax":
         return np.asarray(x).astype("float32")
     return x.detach().float().cpu().numpy()
@@ -43,7 +43,7 @@ def make_step(
     upstream: Any | None = None,
     extra: Sequence[Any] = (),
 ) -> Callable[[], tuple[Any, ...]]:
-    """A call of a function, compiled on JAX and TensorFlow, that returns when its results are there.
+    """Return a call of a function, compiled on JAX and TensorFlow, that returns when its results are there.
 
     Args:
         function: of the tensors and then the extra ones.
@@ -114,7 +114,7 @@ def _make_tensorflow_step(
 def measure_peak(
     function: Callable[..., Any], tensors: Sequence[Any], upstream: Any | None = None
 ) -> int | None:
-    """The most bytes that such a step takes beyond its tensors and results; None where nothing counts them."""
+    """Return the most bytes that such a step takes beyond its tensors and results; None where nothing counts them."""
     if keras.config.backend() == "torch":
         step = make_step(function, tensors, upstream)
         results = step()  # compiles kernels, of which some are tried on memory of their own

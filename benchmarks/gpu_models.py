@@ -62,7 +62,7 @@ MODELS: dict[str, tuple[Callable[[], Any], int, int]] = {
 
 
 def measure(rounds: int) -> Iterator[Row | str]:
-    """The rows of all models."""
+    """Yield the rows of all models."""
     for name in MODELS:
         yield from attempt(name, _measure_model(name, rounds))
 

@@ -22,7 +22,7 @@ _VALUES = {
 
 
 def environment(instruction_set: str | None) -> dict[str, str]:
-    """The variables that hold heed and its peers to an instruction set; none for None."""
+    """Return the variables that hold heed and its peers to an instruction set; none for None."""
     if instruction_set is None:
         return {}
     limits = dict(zip(_NAMES, _VALUES.get(instruction_set, ()), strict=False))

@@ -82,12 +82,12 @@ SIZES = TINY if SMALLER else WHOLE
 
 
 def bar(value: float) -> float | None:
-    """A bar, which a trial has not."""
+    """Return a bar, which a trial has not."""
     return None if SMALLER else value
 
 
 def make_model(sizes: Sizes = SIZES) -> Any:
-    """A Llama with fixed random weights."""
+    """Return a Llama with fixed random weights."""
     import keras_hub
 
     keras.utils.set_random_seed(0)
@@ -105,20 +105,20 @@ def make_model(sizes: Sizes = SIZES) -> Any:
 
 
 def prompts(*lengths: int, room: int, sizes: Sizes = SIZES) -> dict[str, np.ndarray]:
-    """The inputs of `generate`: a prompt of each length, with room for so many tokens in all."""
+    """Return the inputs of `generate`: a prompt of each length, with room for so many tokens in all."""
     known = np.arange(room)[None] < np.array(lengths)[:, None]
     tokens = np.random.default_rng(0).integers(3, sizes.vocabulary, known.shape)
     return {"token_ids": np.where(known, tokens, 0).astype("int32"), "padding_mask": known}
 
 
 def generate(model: Any, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    """The tokens (B, room)."""
+    """Return the tokens (B, room)."""
     found = model.generate(dict(inputs), stop_token_ids=None)["token_ids"]
     return keras.ops.convert_to_numpy(found)
 
 
 def seconds_of(run: Callable[..., Any], *arguments: Any) -> float:
-    """The seconds of a call."""
+    """Return the seconds of a call."""
     start = time.perf_counter()
     run(*arguments)
     return time.perf_counter() - start
@@ -126,7 +126,7 @@ def seconds_of(run: Callable[..., Any], *arguments: Any) -> float:
 
 @functools.cache
 def read_rate() -> float:
-    """The bytes that the machine's cores read from memory in a second, all of them together."""
+    """Return the bytes that the machine's cores read from memory in a second, all of them together."""
     count = int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
     size = 2**22 if SMALLER else 2**26
     arrays = [np.ones(size, np.float32) for _ in range(count)]
@@ -144,7 +144,7 @@ def accelerate_in(model: Any, weights: str) -> Any:
 
 
 def require_engine(acceleration: Any) -> None:
-    """Raises unless the engine has generated."""
+    """Raise unless the engine has generated."""
     report = acceleration.report()
     if not report.calls.get(_GENERATE):
         left = next((x for x in report.left_to_keras if x.startswith(_GENERATE)), "it did not run")
@@ -182,17 +182,17 @@ def measure_generate(rounds: int) -> Iterator[Row | str]:
 
 
 def measure_float32(rounds: int) -> Iterator[Row | str]:
-    """Decoding and reading with float32 weights against llama.cpp's."""
+    """Return decoding and reading with float32 weights against llama.cpp's."""
     return measure_weights("float32", rounds)
 
 
 def measure_int8(rounds: int) -> Iterator[Row | str]:
-    """The same with 8 bits."""
+    """Return the same with 8 bits."""
     return measure_weights("int8", rounds)
 
 
 def measure_int4(rounds: int) -> Iterator[Row | str]:
-    """The same with 4 bits."""
+    """Return the same with 4 bits."""
     return measure_weights("int4", rounds)
 
 
@@ -293,7 +293,7 @@ def llama_cpp_context(model: Any, weights: str, length: int) -> Any:
 
 
 def settled_memory() -> float:
-    """The resident memory in MiB, after all that is free has gone back to the system."""
+    """Return the resident memory in MiB, after all that is free has gone back to the system."""
     gc.collect()
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
@@ -340,7 +340,7 @@ def plant_outliers(model: Any) -> None:
 
 
 def outlier_model(sizes: Sizes) -> tuple[Any, Any]:
-    """A model whose hidden states have a large channel, stock and to be accelerated.
+    """Return a model whose hidden states have a large channel, stock and to be accelerated.
 
     The norms divide by the RMS of all channels, so the large channel changes what the model computes; both have it.
     """
@@ -395,7 +395,7 @@ def measure_outliers(rounds: int) -> Iterator[Row | str]:
 
 
 def _divergence(sizes: Sizes) -> Iterator[Row]:
-    """The KL of 8 bits from float32, against llama.cpp's, over a vocabulary that the engine scores whole."""
+    """Yield the KL of 8 bits from float32, against llama.cpp's, over a vocabulary that the engine scores whole."""
     from heed.acceleration.hub import _generation, families
     from heed.ops.backends import current
     from heed.ops.core.description import Batch, Search

@@ -25,7 +25,7 @@ BATCHES, LATER = 300, 50_000
 
 
 def write(folder: Path, pairs: int) -> None:
-    """Writes two files of so many lines, each of four to sixteen words from a vocabulary with a long tail."""
+    """Write two files of so many lines, each of four to sixteen words from a vocabulary with a long tail."""
     rng = np.random.default_rng(0)
     letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
     words = ["".join(rng.choice(letters, length)) for length in rng.integers(2, 10, 20_000)]
@@ -72,7 +72,7 @@ def measure(folder: Path, later: int | None) -> dict[str, float | str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints the results."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=10_000_000)
     parser.add_argument("--folder", type=Path, help="an empty folder for the corpus")

@@ -80,7 +80,7 @@ class Side:
         return self._process.poll() is None
 
     def ask(self, **order: Any) -> dict[str, Any]:
-        """Sends one order and waits for its answer.
+        """Send one order and wait for its answer.
 
         Raises:
             UnavailableError: if the process has ended or reports an error.
@@ -111,7 +111,7 @@ class Side:
         return answer
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
@@ -145,7 +145,7 @@ class Sides:
             side.close()
 
     def of(self, peer: Peer) -> Side:
-        """The peer's process; a new one if it has ended."""
+        """Return the peer's process; a new one if it has ended."""
         key = peer.module, peer.python, *peer.environment.items()
         side = self._started.get(key)
         if side is None or not side.is_alive:
@@ -158,7 +158,7 @@ class Sides:
 def time_case(
     case: Case, peers: dict[str, Peer], rounds: int, processes: Sides
 ) -> dict[str, Result]:
-    """Times all sides on one case, alternating their processes round by round.
+    """Time all sides on one case, alternating their processes round by round.
 
     Sides whose first results differ from heed's are not timed.
 
@@ -241,7 +241,7 @@ def _prepare(case: Case, sides: dict[str, Side], results: dict[str, Result]) -> 
 def describe_difference(
     actual: list[np.ndarray], expected: list[np.ndarray], dtype: str
 ) -> str | None:
-    """Describes how results differ from the expected ones; None if only by rounding.
+    """Describe how results differ from the expected ones; None if only by rounding.
 
     Args:
         actual: output and gradients.
@@ -305,7 +305,7 @@ def too_large(peer: Peer, case: Case) -> str | None:
 
 
 def _free_bytes() -> int | None:
-    """The memory that is available; None if the system does not tell."""
+    """Return the memory that is available; None if the system does not tell."""
     file = Path("/proc/meminfo")
     if not file.exists():
         return None

@@ -20,14 +20,14 @@ STYLES = {
 
 
 def draw(record: Record, path: Path) -> Path:
-    """Writes `figure(record)` as a PNG file."""
+    """Write `figure(record)` as a PNG file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure(record).savefig(path)
     return path
 
 
 def figure(record: Record) -> Any:
-    """Plots a line for each side over T, on logarithmic axes: time on the left, memory on the right.
+    """Plot a line for each side over T, on logarithmic axes: time on the left, memory on the right.
 
     Args:
         record: a run of cases that differ only in T.
@@ -68,7 +68,7 @@ Lines = dict[str, list[tuple[int, float]]]
 
 
 def _common_case(record: Record) -> Any:
-    """The first of the cases, which differ only in T."""
+    """Return the first of the cases, which differ only in T."""
     cases = [case for case, _ in [*record.times, *record.memory]]
     kinds = {tuple({**case.to_dict(), "length": 0}.items()) for case in cases}
     if len(kinds) != 1 or len({case.length for case in cases}) < 2:

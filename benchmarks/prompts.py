@@ -51,7 +51,7 @@ def measure_with(python: str) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints a table in Markdown."""
+    """Print a table in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--before", metavar="PYTHON", help="the interpreter of another heed")
     parser.add_argument("--one", action="store_true", help="measure here, once, as JSON")

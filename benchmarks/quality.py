@@ -41,7 +41,7 @@ SAMPLES = 1_000
 
 
 def main() -> None:
-    """Writes the text, trains all sides, and compares them."""
+    """Write the text, train all sides, and compare them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quality", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--to", default="de", help="language of the translations (de)")
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def write_text(language: str, folder: Path) -> None:
-    """Writes pairs.tsv for training and test.tsv for the comparison."""
+    """Write pairs.tsv for training and test.tsv for the comparison."""
     pairs = catalogs.read_pairs(language)
     keys = hash_texts([source for source, _ in pairs]).tolist()
     full = [
@@ -111,7 +111,7 @@ def compare_sides(options: argparse.Namespace, folder: Path) -> None:
 
 
 def open_run(path: Path, task: TextTask, steps: int, seed: int) -> RunFolder:
-    """Opens the run of a seed, or starts a new one."""
+    """Open the run of a seed, or start a new one."""
     if path.exists():
         run = RunFolder.open(path)
         if run.options.steps != steps:
@@ -136,7 +136,7 @@ def evaluate_side(side: str, run: RunFolder, items: Sequence[Item], out: Path) -
 
 
 def compare_over_seeds(first: Sequence[Evaluation], second: Sequence[Evaluation]) -> str:
-    """The mean BLEU of two sides over their seeds, and the 95% interval of the difference.
+    """Return the mean BLEU of two sides over their seeds, and the 95% interval of the difference.
 
     The bootstrap resamples sentences for both sides together, and seeds for each side separately, because their initial
     weights are independent.
@@ -167,14 +167,14 @@ def count_ngrams(evaluation: Evaluation) -> NDArray[np.int64]:
 
 
 def compute_bleu(counts: NDArray[np.int64]) -> float:
-    """The BLEU of a text, from the sum of its sentences' counts."""
+    """Return the BLEU of a text, from the sum of its sentences' counts."""
     *ngrams, length, reference_length = counts.tolist()
     score = sacrebleu.BLEU.compute_bleu(ngrams[:4], ngrams[4:], length, reference_length)
     return float(score.score)
 
 
 def print_comparisons(title: str, evaluations: Mapping[str, Evaluation]) -> None:
-    """Prints how heed differs from each other side, if it is among them."""
+    """Print how heed differs from each other side, if it is among them."""
     for side in (name for name in evaluations if name != "heed" and "heed" in evaluations):
         for one in compare(evaluations[side], evaluations["heed"]):
             print(f"{title}, {side} and heed: {one}", flush=True)

@@ -59,14 +59,14 @@ class RegisterPeak:
         self._pool.shutdown()
 
     def run(self) -> list[float]:
-        """Computes `operations` operations."""
+        """Compute `operations` operations."""
         calls = [
             self._pool.submit(self._multiply_add, _STEPS, 0.5, 1.0) for _ in range(self._threads)
         ]
         return [call.result() for call in calls]
 
     def best_rate(self) -> float:
-        """The highest rate of several runs, in GF/s."""
+        """Return the highest rate of several runs, in GF/s."""
         seconds = []
         for _ in range(_RUNS):
             start = time.perf_counter()
@@ -76,7 +76,7 @@ class RegisterPeak:
 
 
 def measure_rates(instruction_set: str, threads: int) -> dict[str, float] | str:
-    """The rates in GF/s with one thread and with `threads`, or why they cannot be measured."""
+    """Return the rates in GF/s with one thread and with `threads`, or why they cannot be measured."""
     rates = {}
     try:
         for count in sorted({1, threads}):

@@ -58,14 +58,14 @@ def tables(record: Record) -> str:
 
 
 def _heading(about: dict[str, Any]) -> str:
-    """The instruction set, processor and commit of a run."""
+    """Return the instruction set, processor and commit of a run."""
     held = ", to which heed and its peers are held" if about["held_to"] else ""
     commit = f", commit {about['commit']}" if about["commit"] else ""
     return f"**{about['instruction_set']}**{held}: {about['processor']}{commit}"
 
 
 def describe_run(record: Record) -> str:
-    """The command, machine and versions, and how many samples were disturbed."""
+    """Return the command, machine and versions, and how many samples were disturbed."""
     about = record.about
     total, aside, kept = record.samples()
     packages = [f"heed {about['heed']}" + (f" at {about['commit']}" if about["commit"] else "")]
@@ -132,12 +132,12 @@ def bar_table(chosen: list[Bar], times: Results) -> str:
 
 
 def _share_of_peak(peak: float | None, heed: float | None) -> str:
-    """The time of the products at the peak, as a share of heed's time; rounded down."""
+    """Return the time of the products at the peak, as a share of heed's time; rounded down."""
     return f"{math.floor(100 * peak / heed)} %" if peak and heed else "-"
 
 
 def _to_beat(verdict: Verdict) -> str:
-    """The peer, with a remark if it computed another case."""
+    """Return the peer, with a remark if it computed another case."""
     names = [verdict.peer] if verdict.peer else list(verdict.bar.peers)
     title = " or ".join(PEERS[name].title for name in names)
     if all(PEERS[name].is_limit for name in verdict.bar.peers):
@@ -250,7 +250,7 @@ def memory_table(results: Results, shape: str) -> str:
 
 
 def summarize(by_side: dict[str, Result]) -> str:
-    """The results of all sides of one case in one line."""
+    """Return the results of all sides of one case in one line."""
     figures = []
     for name, result in by_side.items():
         seconds = median(result, by_side)
@@ -262,7 +262,7 @@ def summarize(by_side: dict[str, Result]) -> str:
 
 
 def fill(page: str, name: str, text: str) -> str:
-    """Puts a suite's tables into a page, between the two lines that name the suite.
+    """Put a suite's tables into a page, between the two lines that name the suite.
 
     Args:
         page: Markdown with `<!-- figures: NAME -->` and `<!-- end of figures: NAME -->`.
@@ -281,13 +281,13 @@ def fill(page: str, name: str, text: str) -> str:
 
 
 def write_into(path: Path, record: Record) -> None:
-    """Fills a file's section for the record's suite."""
+    """Fill a file's section for the record's suite."""
     page = path.read_text(encoding="utf-8")
     path.write_text(fill(page, record.section, tables(record)), encoding="utf-8")
 
 
 def _names(results: Results) -> list[str]:
-    """The sides of all cases, in the order of `PEERS`."""
+    """Return the sides of all cases, in the order of `PEERS`."""
     known = {name for _, by_side in results for name in by_side}
     return [name for name in PEERS if name in known]
 
@@ -297,7 +297,7 @@ def _seconds(name: str, by_side: dict[str, Result]) -> float | None:
 
 
 def _notes(results: Results) -> list[str]:
-    """A paragraph for each side that computed another case, or has no result."""
+    """Return a paragraph for each side that computed another case, or has no result."""
     lines: dict[str, list[str]] = {}
     for case, by_side in results:
         for name, result in by_side.items():
@@ -321,12 +321,12 @@ def _mebibytes(result: Result) -> str:
 
 
 def _ratio(ratio: float | None) -> str:
-    """Rounded down, so that 1.20 means at least 1.2."""
+    """Return rounded down, so that 1.20 means at least 1.2."""
     return f"{math.floor(ratio * 100) / 100:.2f}" if ratio is not None else "-"
 
 
 def _markdown(header: list[str], rows: list[list[str]], texts: int = 1) -> str:
-    """A table whose first `texts` columns are left-aligned texts, and whose others are numbers."""
+    """Return a table whose first `texts` columns are left-aligned texts, and whose others are numbers."""
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
 
     def line(cells: list[str]) -> str:

@@ -43,13 +43,13 @@ class Result:
     problem: str | None = None
 
     def undisturbed(self, quickest: float) -> list[float]:
-        """The samples with fast probes; at least the better half of all."""
+        """Return the samples with fast probes; at least the better half of all."""
         pairs = sorted(zip(self.probes, self.samples, strict=True))
         kept = max(len(pairs) - self.disturbed(quickest), (len(pairs) + 1) // 2)
         return [sample for _, sample in pairs[:kept]]
 
     def disturbed(self, quickest: float) -> int:
-        """The number of samples with slow probes."""
+        """Return the number of samples with slow probes."""
         return sum(probe > DISTURBED * quickest for probe in self.probes)
 
 
@@ -57,12 +57,12 @@ Results = list[tuple[Case, dict[str, Result]]]
 
 
 def quickest_probe(by_side: dict[str, Result]) -> float:
-    """The fastest probe of a case, in seconds: that of the undisturbed machine."""
+    """Return the fastest probe of a case, in seconds: that of the undisturbed machine."""
     return min((probe for result in by_side.values() for probe in result.probes), default=0.0)
 
 
 def median(result: Result, by_side: dict[str, Result]) -> float | None:
-    """The median of a side's undisturbed samples, in seconds; None without samples."""
+    """Return the median of a side's undisturbed samples, in seconds; None without samples."""
     if not result.samples:
         return None
     return statistics.median(result.undisturbed(quickest_probe(by_side)))
@@ -85,7 +85,7 @@ class Record:
     memory: Results = field(default_factory=list)
 
     def add(self, where: str, case: Case, by_side: dict[str, Result]) -> None:
-        """Adds a case's results, or replaces earlier ones.
+        """Add a case's results, or replace earlier ones.
 
         Args:
             where: "times" or "memory".
@@ -100,7 +100,7 @@ class Record:
         results.append((case, by_side))
 
     def take_over(self, earlier: Record) -> None:
-        """Takes over the results of an earlier run.
+        """Take over the results of an earlier run.
 
         Raises:
             ValueError: if the machine, its instruction set or the number of threads was another one.
@@ -122,7 +122,7 @@ class Record:
         return name_results(self.suite, self.about["held_to"])
 
     def samples(self) -> tuple[int, int, int]:
-        """The numbers of all samples, of those set aside as disturbed, and of disturbed ones that still count."""
+        """Count all samples, those set aside as disturbed, and disturbed ones that still count."""
         total = aside = kept = 0
         for _, by_side in self.times:
             quickest = quickest_probe(by_side)
@@ -134,7 +134,7 @@ class Record:
         return total, aside, kept
 
     def write(self, path: Path) -> None:
-        """Writes everything as JSON."""
+        """Write everything as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         record: dict[str, Any] = {"suite": self.suite, "about": self.about}
         for where in ("times", "memory"):
@@ -143,7 +143,7 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        """Reads what `write` wrote."""
+        """Read what `write` wrote."""
         record = json.loads(path.read_text(encoding="utf-8"))
         return cls(
             record["suite"],
@@ -154,7 +154,7 @@ class Record:
 
 
 def name_results(suite: str, instruction_set: str | None) -> str:
-    """The name of a suite's results, such as `bars` or `bars-avx2`."""
+    """Return the name of a suite's results, such as `bars` or `bars-avx2`."""
     return suite if instruction_set is None else f"{suite}-{instruction_set}"
 
 
@@ -177,7 +177,7 @@ def _from_json(entry: dict[str, Any]) -> tuple[Case, dict[str, Result]]:
 def describe_environment(
     command: str, threads: int, instruction_set: str | None = None
 ) -> dict[str, Any]:
-    """The command, day, processor, cores, register peak and versions.
+    """Return the command, day, processor, cores, register peak and versions.
 
     `instruction_set` is the one that all sides are held to, if any.
     """
@@ -216,7 +216,7 @@ def describe_environment(
 
 
 def _commit() -> str:
-    """The commit of the sources, or "" outside a git checkout."""
+    """Return the commit of the sources, or "" outside a git checkout."""
     answer = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         capture_output=True,

@@ -56,13 +56,13 @@ MEASUREMENTS = {
 
 
 def load(name: str) -> Callable[[], Iterable[Row]]:
-    """The function of a measurement."""
+    """Return the function of a measurement."""
     module, function = MEASUREMENTS[name]
     return getattr(importlib.import_module(f"benchmarks.{module}"), function)
 
 
 def table(rows: Iterable[Row]) -> str:
-    """The rows in Markdown."""
+    """Return the rows in Markdown."""
     lines = ["| | measured | bar | |", "| --- | ---: | ---: | --- |"]
     words = {True: "met", False: "missed", None: ""}
     for row in rows:

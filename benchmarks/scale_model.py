@@ -100,7 +100,7 @@ def causal_moves(workers: int) -> tuple[int, int]:
 
 
 def sequence_traffic(model: Model, rows: int, length: int, workers: int) -> Traffic:
-    """The traffic of one training step with a sequence of `length` tokens split across workers."""
+    """Return the traffic of one training step with a sequence of `length` tokens split across workers."""
     stretch = length / (2 * workers)
     payload = rows * stretch * model.kv_heads * 2 * model.head_width * FLOAT
     moves, returns = causal_moves(workers)
@@ -164,7 +164,7 @@ def checkpoint_interval(cost: float, between_failures: float) -> float:
 
 
 def useful_share(interval: float, cost: float, restart: float, between_failures: float) -> float:
-    """The share of time in which steps are computed that are not lost, by the same paper."""
+    """Return the share of time in which steps are computed that are not lost, by the same paper."""
     m = between_failures
     return interval / (m * math.exp(restart / m) * math.expm1((interval + cost) / m))
 
@@ -172,7 +172,7 @@ def useful_share(interval: float, cost: float, restart: float, between_failures:
 def simulated_share(
     interval: float, cost: float, restart: float, between_failures: float, seed: int = 0
 ) -> float:
-    """The same by simulation of 50,000 intervals, with failures at any time, restarts included."""
+    """Return the same by simulation of 50,000 intervals, with failures at any time, restarts included."""
     draw = random.Random(seed)
     clock, done = 0.0, 0
     failure = draw.expovariate(1 / between_failures)
@@ -188,7 +188,7 @@ def simulated_share(
 
 
 def straggler_factor(workers: int, spread: float, steps: int = 200, seed: int = 0) -> float:
-    """The mean over steps of the slowest worker's time, by simulation.
+    """Return the mean over steps of the slowest worker's time, by simulation.
 
     Args:
         spread: the standard deviation of a worker's step, relative to its mean. Times are log-normal.
@@ -211,13 +211,13 @@ CHECKPOINT, RESTART = 30.0, 300.0
 
 
 def table(head: Row, rows: Iterable[Row]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def data_parallel_table(tokens: int = 4096) -> str:
-    """A step of each worker on its own `tokens`: seconds and share of computation, by bandwidth."""
+    """Return a step of each worker on its own `tokens`: seconds and share of computation, by bandwidth."""
     rows = []
     compute = GPT.product_flops(tokens) / Machine().flops
     for workers in COUNTS:
@@ -356,7 +356,7 @@ def _loopback_bandwidth(mebibytes: int = 64) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints the tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.scale_model",
         description=__doc__,

@@ -105,7 +105,7 @@ def measure(setting: Setting, workers: int) -> list[Result]:
 
 
 def memory_rows(setting: Setting | None = None) -> Iterator[Row]:
-    """Yields the memory of one worker and of each of two, their ratio, and the seconds of a step."""
+    """Yield the memory of one worker and of each of two, their ratio, and the seconds of a step."""
     setting = setting or Setting()
     one, two = (measure(setting, workers) for workers in (1, 2))
     alone, largest = one[0].mib, max(result.mib for result in two)
@@ -196,7 +196,7 @@ def _run_worker(setting: Setting) -> Result:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints a table, or runs as a worker."""
+    """Print a table, or run as a worker."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.scale_ring",
         description=__doc__,

@@ -23,7 +23,7 @@ LOSS_STEPS = 50
 
 
 def start(run: Path, *options: str, workers: int = 1) -> subprocess.Popen[bytes]:
-    """Starts a training on numbers, of one thread in each process."""
+    """Start a training on numbers, of one thread in each process."""
     several = ["--launch", "local", "--workers", str(workers)] if workers > 1 else []
     command = [sys.executable, "-m", "heed", "train", "numbers", "--run", str(run)]
     return subprocess.Popen(
@@ -35,26 +35,26 @@ def start(run: Path, *options: str, workers: int = 1) -> subprocess.Popen[bytes]
 
 
 def finish(*processes: subprocess.Popen[bytes]) -> None:
-    """Waits for trainings, which must succeed."""
+    """Wait for trainings, which must succeed."""
     for process in processes:
         if process.wait():
             raise subprocess.CalledProcessError(process.returncode, process.args)
 
 
 def read(run: Path) -> list[dict[str, float]]:
-    """The metrics of a run."""
+    """Return the metrics of a run."""
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def seconds_per_step(run: Path) -> float:
-    """The time of a step after the warm-up, in which graphs are compiled."""
+    """Return the time of a step after the warm-up, in which graphs are compiled."""
     by_step = {record["step"]: record["seconds"] for record in read(run)}
     last = max(step for step in by_step if step < STEPS)
     return (by_step[last] - by_step[WARM_UP]) / (last - WARM_UP)
 
 
 def measure() -> Iterator[Row]:
-    """Yields the rows of training."""
+    """Yield the rows of training."""
     with tempfile.TemporaryDirectory(prefix="heed-scale-") as folder:
         yield from _losses(Path(folder))
         yield from _exact(Path(folder))
@@ -77,7 +77,7 @@ def _losses(folder: Path) -> Iterator[Row]:
 
 
 def _exact(folder: Path) -> Iterator[Row]:
-    """The default numbers task, to its end."""
+    """Yield the default numbers task, to its end."""
     for workers in (1, 2):
         finish(start(folder / f"exact{workers}", workers=workers))
     one, two = (read(folder / f"exact{n}")[-1]["validation_exact"] for n in (1, 2))

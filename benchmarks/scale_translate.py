@@ -23,7 +23,7 @@ ONE_THREAD = dict.fromkeys(
 
 
 def start(*words: str | Path) -> subprocess.Popen[bytes]:
-    """Starts the command, with one thread in each process."""
+    """Start the command, with one thread in each process."""
     return subprocess.Popen(
         [sys.executable, "-m", "heed", *map(str, words)],
         env={**os.environ, **ONE_THREAD},
@@ -34,7 +34,7 @@ def start(*words: str | Path) -> subprocess.Popen[bytes]:
 
 
 def time_processes(*commands: Sequence[str | Path]) -> float:
-    """The seconds that commands take together, which must succeed."""
+    """Return the seconds that commands take together, which must succeed."""
     begin = time.perf_counter()
     processes = [start(*words) for words in commands]
     for process in processes:
@@ -44,7 +44,7 @@ def time_processes(*commands: Sequence[str | Path]) -> float:
 
 
 def measure() -> Iterator[Row]:
-    """Yields the rows of offline translation."""
+    """Yield the rows of offline translation."""
     with tempfile.TemporaryDirectory(prefix="heed-scale-") as folder:
         yield from _measure(Path(folder))
 

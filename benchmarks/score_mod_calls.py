@@ -243,7 +243,7 @@ def _heed_and_dense(function: Function) -> tuple[Callable[..., Any], Callable[..
 
 
 def measure_memory(rounds: int) -> Iterator[Row]:
-    """The memory of a step with the tanh cap, results included, as a share of the dense one's.
+    """Yield the memory of a step with the tanh cap, results included, as a share of the dense one's.
 
     heed's comes first: the other one can only reuse what it leaves.
     """
@@ -262,7 +262,7 @@ def measure_memory(rounds: int) -> Iterator[Row]:
 
 
 def measure_window(rounds: int) -> Iterator[Row]:
-    """A causal window as a function against `Mask.window`, and a function that leaves next to nothing to compute."""
+    """Time a causal window as a function and as `Mask.window`, and one that leaves next to nothing to compute."""
     x = _tensors(_LONG)
     last = _LONG[2] - 1
     masks = (Mask.where(lambda b, h, q, k: (k <= q) & (q - k < 256)), Mask.window(255, 0))

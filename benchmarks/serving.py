@@ -56,7 +56,7 @@ class Figures:
         return len(self.latencies) / self.seconds
 
     def percentile(self, percent: int) -> float:
-        """A percentile of the latencies, in milliseconds."""
+        """Return a percentile of the latencies, in milliseconds."""
         return 1e3 * statistics.quantiles(self.latencies, n=100)[percent - 1]
 
 
@@ -67,14 +67,14 @@ class Client:
         self._where = urlsplit(url)
 
     async def open(self) -> Client:
-        """Connects; returns the client."""
+        """Connect; return the client."""
         self._reader, self._writer = await asyncio.open_connection(
             self._where.hostname, self._where.port
         )
         return self
 
     async def ask(self, text: str) -> tuple[int, str]:
-        """The status, and the translation or the error."""
+        """Return the status, and the translation or the error."""
         body = json.dumps({"texts": [text]}).encode()
         self._writer.write(
             b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -87,7 +87,7 @@ class Client:
         return status, answer["translations"][0]["text"] if status == 200 else str(answer)
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         self._writer.close()
 
 
@@ -131,7 +131,7 @@ async def ask_all(
 
 @contextmanager
 def serving(run: Path) -> Iterator[tuple[str, int]]:
-    """Starts a server of a run; gives its address and process id."""
+    """Start a server of a run; give its address and process id."""
     command = [sys.executable, "-m", "heed", "serve", str(run), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -144,7 +144,7 @@ def serving(run: Path) -> Iterator[tuple[str, int]]:
 
 
 def memory(process: int) -> float:
-    """The resident memory of a process, in MiB."""
+    """Return the resident memory of a process, in MiB."""
     for line in Path(f"/proc/{process}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
@@ -160,7 +160,7 @@ def texts_of(run: Path) -> list[str]:
 
 
 def measure(run: Path, clients: int, requests: int) -> bool:
-    """Prints a table in Markdown; returns whether the bars are met."""
+    """Print a table in Markdown; return whether the bars are met."""
     texts = texts_of(run)
     requested = list(itertools.islice(itertools.cycle(texts), max(requests, ALONE)))
     known: dict[str, str] = {}

@@ -62,7 +62,7 @@ SIZES = (
 
 
 def set_size(text: str, name: str, number: int) -> str:
-    """The table of sizes with another number for a constant.
+    """Return the table of sizes with another number for a constant.
 
     Raises:
         ValueError: if the table does not define the constant exactly once.
@@ -74,13 +74,13 @@ def set_size(text: str, name: str, number: int) -> str:
 
 
 def shipped_size(text: str, name: str) -> str:
-    """What the table has for a constant."""
+    """Return what the table has for a constant."""
     found = re.search(rf" {name} = ([^;,]+)[;,]", text)
     return "" if found is None else found[1]
 
 
 def build(folder: Path, instruction_set: str, name: str = "", number: int = 0) -> Any:
-    """The core with the kernels of one instruction set, and another number for a size if it is named.
+    """Return the core with the kernels of one instruction set, and another number for a size if it is named.
 
     Raises:
         RuntimeError: if it cannot be built.
@@ -156,7 +156,7 @@ def _product(library: Any, threads: int) -> Callable[[], None]:
 
 
 def prepare(name: str, library: Any, threads: int) -> Callable[[], None]:
-    """A call of a library, ready to run."""
+    """Return a call of a library, ready to run."""
     if name == "additive training":
         return _additive(library, threads)
     if name == "product of few rows":
@@ -191,7 +191,7 @@ def compare(runs: list[Callable[[], None]], rounds: int, clock: Callable[[], flo
 
 
 def table(rows: Iterable[tuple[str, str, int, dict[str, float]]]) -> str:
-    """A Markdown table of name, number that ships, other number, and how many times as fast each call is with it."""
+    """Write a table of name, number that ships, other number, and how many times as fast each call is with it."""
     lines = ["| size | ships | other | speed with the other one |", "| --- | --- | --- | --- |"]
     for name, ships, number, speeds in rows:
         each = ", ".join(f"{call} {speed:.2f}" for call, speed in speeds.items())
@@ -203,7 +203,7 @@ def table(rows: Iterable[tuple[str, str, int, dict[str, float]]]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parses the arguments and prints the table."""
+    """Parse the arguments and print the table."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks tune",
         description=__doc__,

@@ -50,7 +50,7 @@ class Probe:
         self.seconds()
 
     def seconds(self) -> float:
-        """The seconds until the last core is done, about a millisecond."""
+        """Return the seconds until the last core is done, about a millisecond."""
         start = time.perf_counter()
         list(self._pool.map(self._work, self._arrays, self._results))
         return time.perf_counter() - start
@@ -62,7 +62,7 @@ class Probe:
 
 
 def time_round(prepared: Prepared, calls: int, probe: Probe) -> dict[str, float]:
-    """The mean seconds of `calls` calls in a row, and the slower of the probes before and after."""
+    """Return the mean seconds of `calls` calls in a row, and the slower of the probes before and after."""
     before = probe.seconds()
     seconds = _mean(prepared.run, calls)
     if prepared.base is not None:
@@ -97,7 +97,7 @@ def first_runs(prepared: Prepared, results: str | None) -> float:
 
 
 def memory(module: str, case: Case, warm_up: Case) -> dict[str, float]:
-    """The resident memory before a call and at its peak, and the size of its gradients, in MiB.
+    """Return the resident memory before a call and at its peak, and the size of its gradients, in MiB.
 
     The small case loads libraries and starts thread pools before the first measurement. Both measurements include the
     inputs of the case. Needs a new process, because a process can reuse memory that it had before.
@@ -112,7 +112,7 @@ def memory(module: str, case: Case, warm_up: Case) -> dict[str, float]:
 
 
 def resident_memory() -> float:
-    """The resident memory now, in MiB; resets the peak if the system allows it."""
+    """Return the resident memory now, in MiB; resets the peak if the system allows it."""
     if not _STATUS.exists():
         return peak_memory()
     try:
@@ -123,7 +123,7 @@ def resident_memory() -> float:
 
 
 def peak_memory() -> float:
-    """The peak of the resident memory so far, in MiB."""
+    """Return the peak of the resident memory so far, in MiB."""
     if _STATUS.exists():
         return _from_status("VmHWM")
     unit = 1 if sys.platform == "darwin" else 1024

@@ -36,7 +36,7 @@ Data = tuple[dict[str, np.ndarray], np.ndarray]
 
 
 def one_attention() -> None:
-    """The usual first step: a query that matches the second of four keys."""
+    """Take the usual first step: a query that matches the second of four keys."""
     keys = np.array([[10, 0, 0], [0, 10, 0], [0, 0, 10], [0, 0, 10]], "float32")
     values = np.array([[1, 0], [10, 0], [100, 5], [1000, 6]], "float32")
     queries = np.array([[0, 10, 0], [0, 0, 10], [10, 10, 0]], "float32")
@@ -45,7 +45,7 @@ def one_attention() -> None:
 
 
 def one_layer() -> None:
-    """Calls the tutorial's encoder layer."""
+    """Call the tutorial's encoder layer."""
     layer = layers.TransformerEncoderLayer(8, 512, norm_first=False)
     states = np.random.default_rng(0).standard_normal((64, 43, 128)).astype("float32")
     print("an encoder layer:", states.shape, "to", tuple(layer(states).shape))
@@ -70,7 +70,7 @@ def make_model() -> Transformer:
 
 
 def spell(digits: Sequence[int]) -> str:
-    """The letters of the digits' names: [1, 2] to "o n e t w o"."""
+    """Return the letters of the digits' names: [1, 2] to "o n e t w o"."""
     return " ".join("".join(NAMES[digit] for digit in digits))
 
 
@@ -83,7 +83,7 @@ def rows(sequences: list[list[int]], length: int) -> np.ndarray:
 
 
 def encode(lists: list[list[int]]) -> Data:
-    """The model's inputs, source and target from START on, and its labels, up to END."""
+    """Return the model's inputs, source and target from START on, and its labels, up to END."""
     letters = [[FIRST + LETTERS.index(x) for x in spell(digits).split()] for digits in lists]
     source = rows([[FIRST + digit for digit in digits] for digits in lists], MOST_DIGITS)
     target = rows([[START, *row] for row in letters], MOST_LETTERS)
@@ -93,7 +93,7 @@ def encode(lists: list[list[int]]) -> Data:
 
 
 def read(tokens: np.ndarray) -> str:
-    """The letters of a row of tokens."""
+    """Return the letters of a row of tokens."""
     return " ".join(LETTERS[token - FIRST] for token in tokens if token >= FIRST)
 
 

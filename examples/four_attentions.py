@@ -29,7 +29,7 @@ QUERY_WIDTH, VALUE_WIDTH, UNITS = 50, 60, 70
 
 
 def print_row(name: str, output: Any, weights: Any) -> None:
-    """Prints the shapes, and the sums of the rows of weights."""
+    """Print the shapes, and the sums of the rows of weights."""
     sums = np.unique(np.round(np.sum(weights, axis=-1), 4))
     print(
         f"{name:<34} output {tuple(output.shape)!s:<14} weights {tuple(weights.shape)!s:<14}", sums
@@ -37,7 +37,7 @@ def print_row(name: str, output: Any, weights: Any) -> None:
 
 
 def main() -> dict[str, Any]:
-    """Calls all attentions; returns the outputs by name."""
+    """Call all attentions; return the outputs by name."""
     keras.utils.set_random_seed(0)
     generator = np.random.default_rng(0)
     query = generator.standard_normal((BATCH, QUERIES, QUERY_WIDTH)).astype("float32")

@@ -39,7 +39,7 @@ Pairs = list[tuple[str, str]]
 
 
 def one_layer() -> None:
-    """Calls the layer with the tutorial's sizes, and with narrower values."""
+    """Call the layer with the tutorial's sizes, and with narrower values."""
     states = np.random.default_rng(0).random((64, 5, 512), "float32")
     for h, d_k, d_v, d_model in ((8, 64, 64, 512), (8, 64, 32, 512)):
         layer = layers.MultiHeadAttention(h, d_k, d_v, output_shape=d_model)
@@ -144,7 +144,7 @@ def main(folder: str | Path = "heed-pictures", *, epochs: int = 8) -> float:
 
 
 def draw(model: Transformer, tokenizer: Tokenizer, source: str, target: str, folder: Path) -> None:
-    """Plots which source subwords the model attends to for each target subword."""
+    """Plot which source subwords the model attends to for each target subword."""
     read, written = tokenizer.encode([source, target])
     target_so_far = np.array([[model.config.start_id, *written[:-1]]])
     found = inspect.capture(model, {"source": np.array([read]), "target": target_so_far})

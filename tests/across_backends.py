@@ -46,7 +46,7 @@ def recurrent(seed: int) -> Any:
 
 
 def masked(seed: int) -> Any:
-    """A functional model with masks in its config."""
+    """Return a functional model with masks in its config."""
     tokens = keras.Input((6,), dtype="int32")
     config = MaskedLanguageModelConfig(12, width=8, num_heads=2, layers=1, max_length=8)
     x = MaskedLanguageModel(config, name="encoder")(tokens)
@@ -72,7 +72,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def compute(name: str, model: Any) -> dict[str, np.ndarray]:
-    """Outputs, decoded tokens and their scores."""
+    """Return outputs, decoded tokens and their scores."""
     if name == "masked":
         tokens = np.random.default_rng(0).integers(3, 12, (3, 6)).astype("int32")
         return {"outputs": keras.ops.convert_to_numpy(model(tokens))}

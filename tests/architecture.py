@@ -193,7 +193,7 @@ def breaches(package: Path) -> list[str]:
 
 
 def modules_of(package: Path) -> dict[str, Path]:
-    """The modules of a package by their dotted names; a folder's is its `__init__.py`."""
+    """Return the modules of a package by their dotted names; a folder's is its `__init__.py`."""
     names = {}
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package.parent).with_suffix("").parts
@@ -251,7 +251,7 @@ def _twins(package: Path) -> Iterator[str]:
 
 
 def _defined(path: Path) -> list[str]:
-    """The public functions and classes of a module."""
+    """Return the public functions and classes of a module."""
     body = ast.parse(path.read_text(encoding="utf-8")).body
     defined = [x.name for x in body if isinstance(x, (ast.ClassDef, ast.FunctionDef))]
     return [name for name in defined if not name.startswith("_")]
@@ -286,7 +286,7 @@ def _private_reads(package: Path) -> Iterator[str]:
 
 
 def import_cycles(package: Path) -> set[frozenset[str]]:
-    """Groups of modules that import each other in a circle, be it inside functions or for type checking."""
+    """Group of modules that import each other in a circle, be it inside functions or for type checking."""
     names = {path: name for name, path in modules_of(package).items()}
     known = set(names.values()) - {package.name}
 
@@ -446,7 +446,7 @@ def native_breaches(folder: Path) -> list[str]:
 
 
 def _native_part(own: Path) -> str:
-    """The part of `native/` that a file belongs to; adapters lie one folder deeper."""
+    """Return the part of `native/` that a file belongs to; adapters lie one folder deeper."""
     folder = own.parent
     is_adapter = folder.parent == Path("adapters") and folder.name != "shared"
     return "adapters/*" if is_adapter else str(folder)

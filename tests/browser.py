@@ -32,7 +32,7 @@ _MORE_RULES = ("label-content-name-mismatch", "focus-order-semantics", "css-orie
 
 
 def accessibility_problems(tab):
-    """The violations that axe-core finds on a page, all of its rules included; skips the test without axe-core."""
+    """List the violations that axe-core finds on a page, by all of its rules; skip the test without axe-core."""
     axe = importlib.util.find_spec("axe_playwright_python")
     if axe is None:
         pytest.skip("axe-core is missing: pip install axe-playwright-python")

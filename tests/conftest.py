@@ -44,7 +44,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """The whole suite runs in several processes: `-n 0` runs it in one.
+    """Run the whole suite in several processes: `-n 0` runs it in one.
 
     Chosen files do not, for each process spends seconds on loading TensorFlow; nor do the slow tests, of which some
     measure times and want the machine for themselves.
@@ -113,7 +113,7 @@ IMPLEMENTATIONS = ("portable", "native")
 
 @pytest.fixture(scope="module")
 def chromium():
-    """A Chromium, for tests that import `tests.browser`."""
+    """Yield a Chromium, for tests that import `tests.browser`."""
     from tests.browser import CHROMIUM, playwright
 
     with playwright.sync_playwright() as driver:
@@ -124,7 +124,7 @@ def chromium():
 
 @pytest.fixture(params=IMPLEMENTATIONS)
 def implementation(request):
-    """The name of the implementation under test, which is the one that runs meanwhile.
+    """Yield the name of the implementation under test, which is the one that runs meanwhile.
 
     For "native" what runs is "auto": where XLA compiles, that takes the portable one.
     """

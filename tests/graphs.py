@@ -29,7 +29,7 @@ class Traced:
 
 @contextmanager
 def traced() -> Iterator[Traced]:
-    """Looks at every function that TensorFlow traces inside the block, inner ones included."""
+    """Look at every function that TensorFlow traces inside the block, inner ones included."""
     if BACKEND != "tensorflow":
         pytest.skip("graphs are about TensorFlow")
     from tensorflow.python.eager import context
@@ -48,7 +48,7 @@ def traced() -> Iterator[Traced]:
 
 
 def allocated(function: Any, *inputs: tf.Tensor, scope: str = "while/body") -> int:
-    """The bytes that a concrete function without captured states allocates in its ops of that scope, all together.
+    """Sum the bytes that a concrete function without captured states allocates in its ops of that scope.
 
     Memory that an op takes over from another counts once. The function runs in a session, which alone tells.
     """

@@ -66,7 +66,7 @@ class Calls:
         self.number = 0
 
     def counting(self, owner: Any, name: str) -> None:
-        """Counts the calls of a function from now on."""
+        """Count the calls of a function from now on."""
         original = getattr(owner, name)
 
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -77,7 +77,7 @@ class Calls:
 
 
 def start(mode: str) -> Callable[[], int]:
-    """Puts heed (or nothing) in place; returns how to ask for the number of calls."""
+    """Put heed (or nothing) in place; return how to ask for the number of calls."""
     import keras
 
     calls = Calls()
@@ -102,7 +102,7 @@ def start(mode: str) -> Callable[[], int]:
 
 
 def stand_in() -> None:
-    """Replaces Keras' multi-head classes by heed's."""
+    """Replace Keras' multi-head classes by heed's."""
     import keras
     from keras.src import layers
 
@@ -170,7 +170,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def run(mode: str) -> dict[str, dict[str, Any]]:
-    """The outcome of each test."""
+    """Return the outcome of each test."""
     root = Path(__file__).parents[1]
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"

@@ -13,13 +13,13 @@ _PICTURES = ("_repr_png_", "_repr_html_", "savefig")
 
 
 def cells(path: Path, kind: str) -> list[str]:
-    """The sources of a notebook's cells of a kind, "code" or "markdown"."""
+    """Return the sources of a notebook's cells of a kind, "code" or "markdown"."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     return ["".join(x["source"]) for x in notebook["cells"] if x["cell_type"] == kind]
 
 
 def run(path: Path) -> int:
-    """Runs the code cells in one namespace, and returns the number of pictures."""
+    """Run the code cells in one namespace, and return the number of pictures."""
     import matplotlib.pyplot as plt
 
     pictures = 0

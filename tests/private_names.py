@@ -168,7 +168,7 @@ _PRIVATE_NAME = re.compile(r"_[a-zA-Z]\w*$")
 
 
 def built_attention(name: str) -> Any:
-    """A layer of Keras with its projections."""
+    """Return a layer of Keras with its projections."""
     import keras
 
     layer = getattr(keras.layers, name)(
@@ -182,7 +182,7 @@ def built_attention(name: str) -> Any:
 
 
 def built_dense() -> Any:
-    """A dense layer of Keras."""
+    """Return a dense layer of Keras."""
     import keras
 
     layer = keras.layers.Dense(2)
@@ -191,7 +191,7 @@ def built_dense() -> Any:
 
 
 def built_embedding() -> Any:
-    """A table of Keras that also makes logits."""
+    """Return a table of Keras that also makes logits."""
     import keras
 
     layer = keras.layers.ReversibleEmbedding(3, 2)
@@ -201,7 +201,7 @@ def built_embedding() -> Any:
 
 @functools.cache
 def layer_of_hub(name: str) -> Any:
-    """A layer of a small model of KerasHub."""
+    """Return a layer of a small model of KerasHub."""
     pytest.importorskip("keras_hub", exc_type=ImportError)
     from tests.acceleration import hub_models
 
@@ -209,7 +209,7 @@ def layer_of_hub(name: str) -> Any:
 
 
 def built_attention_of_hub(name: str) -> Any:
-    """A layer of KerasHub with its projections."""
+    """Return a layer of KerasHub with its projections."""
     module = pytest.importorskip(f"keras_hub.src.models.{name}.{name}_attention")
     layer = {
         "gpt_neo_x": lambda: module.GPTNeoXAttention(num_heads=2, hidden_dim=16),
@@ -220,7 +220,7 @@ def built_attention_of_hub(name: str) -> Any:
 
 
 def connection_of_uvicorn() -> Any:
-    """A connection that waits for its client."""
+    """Return a connection that waits for its client."""
     uvicorn = pytest.importorskip("uvicorn")
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
     from uvicorn.server import ServerState

@@ -53,7 +53,7 @@ def _wide(array: Any) -> Array:
 
 
 def unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
-    """Sums `gradient` over the axes along which an array of `shape` was broadcast."""
+    """Sum `gradient` over the axes along which an array of `shape` was broadcast."""
     extra = gradient.ndim - len(shape)
     gradient = gradient.sum(axis=tuple(range(extra)))
     axes = tuple(i for i, size in enumerate(shape) if size == 1 and gradient.shape[i] != 1)
@@ -286,7 +286,7 @@ def additive_attention_backward(
 
 
 def _rows(array: Any) -> list[tuple[int, ...]]:
-    """The index of each row of (..., D)."""
+    """Return the index of each row of (..., D)."""
     return list(np.ndindex(np.shape(array)[:-1]))
 
 
@@ -310,7 +310,7 @@ def cross_entropy(
 def cross_entropy_backward(
     logits: Any, labels: Any, d_losses: Any, smoothing: float = 0.0, ignored: int | None = None
 ) -> Array:
-    """The gradient of the logits for the cotangents `d_losses` (...)."""
+    """Return the gradient of the logits for the cotangents `d_losses` (...)."""
     logits, labels = _wide(logits), np.asarray(labels)
     d_losses, d_logits = _wide(d_losses), np.zeros_like(logits)
     for row in _rows(logits):

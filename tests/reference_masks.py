@@ -14,7 +14,7 @@ Array = np.ndarray
 
 
 def resolve_align(align: Any, batch: int, queries: int, keys: int) -> list[int]:
-    """The key position of query 0, one number per batch item."""
+    """Return the key position of query 0, one number per batch item."""
     if isinstance(align, str):
         start = {"top_left": 0, "bottom_right": keys - queries}[align]
         return [start] * batch

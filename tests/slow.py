@@ -9,7 +9,7 @@ import pytest
 
 
 def slow(cases: Iterable[Any]) -> list[Any]:
-    """The cases, marked slow: `[*range(5), *slow(range(5, 60))]`. Tuples are the values of one case."""
+    """Return the cases, marked slow: `[*range(5), *slow(range(5, 60))]`. Tuples are the values of one case."""
     return [
         pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
         for case in cases

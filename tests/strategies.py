@@ -241,7 +241,7 @@ def dense_shapes(shape: Shape) -> list[tuple[int, ...]]:
 
 @st.composite
 def dense_arrays(draw: st.DrawFn, shape: Shape) -> Array:
-    """A boolean array of any broadcastable shape in which whole rows are often masked."""
+    """Return a boolean array of any broadcastable shape in which whole rows are often masked."""
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
     array = rng.random(draw(st.sampled_from(dense_shapes(shape)))) < draw(
         st.sampled_from((0.1, 0.6, 0.9))
@@ -309,7 +309,7 @@ def no_mask(shape: Shape) -> MaskCase:
 def problems(
     draw: st.DrawFn, *, block: tuple[int, int], dropout: bool = False
 ) -> tuple[Shape, MaskCase, dict[str, Any]]:
-    """A shape, a mask (or none) and options of dot-product attention.
+    """Return a shape, a mask (or none) and options of dot-product attention.
 
     The options are valid for the op and the reference; arrays are float64 NumPy.
     """

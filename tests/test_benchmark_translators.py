@@ -115,7 +115,7 @@ def test_a_mean_over_seeds_comes_with_what_it_may_be_by_chance():
     wanted = [" ".join(rng.choice(list("abcdefgh"), 9)) for _ in range(60)]
 
     def said(share, seed):
-        """A share of the references as they are."""
+        """Return a share of the references as they are."""
         right = np.random.default_rng(seed).random(60) < share
         answers = [x if good else f"{x[:9]} z z" for x, good in zip(wanted, right, strict=True)]
         pairs = zip(answers, wanted, strict=True)

@@ -40,7 +40,7 @@ def page_name(page: Path) -> str:
 
 
 def run_page(text: str, name: str) -> int:
-    """Runs the ```python blocks of a page and returns their number."""
+    """Run the ```python blocks of a page and return their number."""
     names: dict[str, object] = {"__name__": "__page__"}
     blocks = list(BLOCK.finditer(text))
     for match in blocks:
@@ -75,7 +75,7 @@ def make_params(cases, name, *, eagerly=(), slow):
 
 @contextmanager
 def run_eagerly(eagerly):
-    """Runs every `tf.function` as plain Python inside the block."""
+    """Run every `tf.function` as plain Python inside the block."""
     before = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(eagerly)
     try:
@@ -101,7 +101,7 @@ def test_python_blocks_run(page, eagerly, tmp_path, monkeypatch):
 
 
 def copied_lines(block: str) -> list[str]:
-    """What the copy button of the site takes of a block with prompts."""
+    """Return what the copy button of the site takes of a block with prompts."""
     pattern = re.search(r'^copybutton_prompt_text = r"(.+)"$', CONF, re.MULTILINE)[1]
     found = [re.match(f"({pattern})(.*)", line) for line in block.splitlines()]
     return [match[2] for match in found if match]
@@ -127,7 +127,7 @@ def test_the_readme_has_an_example():
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub and GitLab name them."""
+    """Return the anchors of a page's headings, as GitHub and GitLab name them."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {
@@ -186,7 +186,7 @@ def table_rows(text: str) -> list[list[str]]:
 
 
 def measured_rows(section: str) -> list[list[str]]:
-    """The table rows of a section that a benchmark wrote."""
+    """Return the table rows of a section that a benchmark wrote."""
     pages = "".join(page.read_text(encoding="utf-8") for page in MEASURED)
     pattern = rf"<!-- figures: {section} -->(.*)<!-- end of figures: {section} -->"
     (figures,) = re.findall(pattern, pages, re.DOTALL)
@@ -239,7 +239,7 @@ LIMITS = {
 
 
 def listed_files(heading: str) -> list[str]:
-    """The paths that begin the list items of a section of docs/extending.md."""
+    """Return the paths that begin the list items of a section of docs/extending.md."""
     text = EXTENDING.read_text(encoding="utf-8")
     (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)
     return re.findall(r"^- `([^`]+)`", section, re.MULTILINE)
@@ -255,7 +255,7 @@ def test_an_extension_touches_few_files_that_exist(heading):
 
 
 def sources_with(name: str) -> list[str]:
-    """The paths of the sources that contain this name, sorted.
+    """Return the paths of the sources that contain this name, sorted.
 
     `acceleration` and the export to GGUF translate names of other libraries.
     """

@@ -15,7 +15,7 @@ FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 
 def _module_names() -> list[str]:
-    """Lists the names of all modules of heed without importing them."""
+    """List the names of all modules of heed without importing them."""
     root = Path(importlib.util.find_spec("heed").origin).parent
     names = []
     for path in sorted(root.rglob("*.py")):

@@ -16,7 +16,7 @@ LETTER = "三"
 
 
 def make_font(path, name, letters):
-    """A font in which all letters are one square."""
+    """Return a font in which all letters are one square."""
     pen = TTGlyphPen(None)
     for move, point in zip(
         ("moveTo", *["lineTo"] * 3), ((0, 0), (0, 500), (500, 500), (500, 0)), strict=True
@@ -38,7 +38,7 @@ def make_font(path, name, letters):
 
 @pytest.fixture
 def fonts(tmp_path, monkeypatch):
-    """Adds fonts to a machine that has matplotlib's alone."""
+    """Add fonts to a machine that has matplotlib's alone."""
     own = [entry for entry in font_manager.fontManager.ttflist if "mpl-data" in entry.fname]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", own)
     _fonts._find_fonts.cache_clear()

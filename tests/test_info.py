@@ -32,7 +32,7 @@ def test_info_names_versions_and_implementation():
 
 @pytest.fixture
 def caches(tmp_path):
-    """A folder of caches, as Linux has it: of level 1 one for data and one for instructions, then two for both."""
+    """Make a folder of caches, as Linux has it: of level 1 one for data and one for instructions, then two for both."""
     listed = [("1", "Data", "48K"), ("1", "Instruction", "32K"), ("2", "Unified", "2048K")]
     for number, files in enumerate([*listed, ("3", "Unified", "307200K")]):
         folder = tmp_path / f"index{number}"
@@ -68,7 +68,7 @@ def test_a_missing_package_is_an_answer(monkeypatch):
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Makes these the distributions that provide TensorFlow, each in version 2.0."""
+    """Make these the distributions that provide TensorFlow, each in version 2.0."""
     version = importlib.metadata.version
 
     def only(names):
@@ -111,7 +111,7 @@ def test_it_does_not_read_all_that_is_installed(monkeypatch, installed, name):
 
 
 def run(code, backend="tensorflow", missing=()):
-    """The output of a fresh process without these packages."""
+    """Return the output of a fresh process without these packages."""
     hide = "".join(f"sys.modules[{name!r}] = None\n" for name in missing)
     result = subprocess.run(
         [sys.executable, "-c", f"import sys\n{hide}{code}"],

@@ -33,7 +33,7 @@ def _off_again() -> Iterator[None]:
 
 @contextmanager
 def kernel_calls() -> Iterator[Counter[str]]:
-    """Counts the eager runs of heed's ops, and of TensorFlow's softmax, which stock attention needs."""
+    """Count the eager runs of heed's ops, and of TensorFlow's softmax, which stock attention needs."""
     calls: Counter[str] = Counter()
 
     def count(op_type: Any, *_: Any, **__: Any) -> None:
@@ -192,7 +192,7 @@ def test_generation_of_keras_hub_runs_kernels_for_each_token() -> None:
 
 @contextmanager
 def eagerly() -> Iterator[None]:
-    """Runs compiled functions eagerly, so that their ops are counted."""
+    """Run compiled functions eagerly, so that their ops are counted."""
     import tensorflow as tf
 
     tf.config.run_functions_eagerly(True)

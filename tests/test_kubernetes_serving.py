@@ -31,7 +31,7 @@ def container(pod):
 
 
 def serving_options(container):
-    """The options of `heed serve` in the manifest, as heed reads them."""
+    """Return the options of `heed serve` in the manifest, as heed reads them."""
     from heed.cli._command import _parse
 
     command, *words = container["command"]

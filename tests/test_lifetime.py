@@ -59,7 +59,7 @@ def embedding(query: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
 
 
 def leaking(query: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
-    """An earlier fault of heed."""
+    """Return an earlier fault of heed."""
     return tf.custom_gradient(lambda x: (tf.identity(x), lambda dy: dy))(query)
 
 
@@ -71,7 +71,7 @@ def gradients(attend: Callable[..., tf.Tensor], inputs: list[tf.Tensor]) -> list
 
 
 def traced(attend: Callable[..., tf.Tensor], how: str, graphs: Graphs) -> None:
-    """Runs a function of each kind, differentiated inside or outside, and lets go of it."""
+    """Run a function of each kind, differentiated inside or outside, and lets go of it."""
 
     def inside(*inputs: tf.Tensor) -> list[tf.Tensor]:
         note(graphs)

@@ -19,7 +19,7 @@ from heed.patching import ContextPatch, Patch, Replacement, activate
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """A module with a function and two classes, one of which inherits its method."""
+    """Yield a module with a function and two classes, one of which inherits its method."""
     module = ModuleType("library")
     source = """
 def f(x):
@@ -44,7 +44,7 @@ class Derived(Base):
 
 
 def adds(word: str, *parameters: str) -> Replacement:
-    """Adds a word to what the original returns."""
+    """Add a word to what the original returns."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: (*original(*args, **kwargs), word)

@@ -33,7 +33,7 @@ def test_each_fault_has_one_place_and_tests_that_exist(file: str) -> None:
 
 @pytest.fixture
 def small_tree(tmp_path: Path) -> Path:
-    """A tree with a function, and a test of one of its two results."""
+    """Return a tree with a function, and a test of one of its two results."""
     files = {
         "src/heed/__init__.py": "def sum_and_product(a, b):\n    return a + b, a * b\n",
         "tests/test_sum.py": "import subprocess, sys, heed\n\n"

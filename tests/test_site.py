@@ -27,7 +27,7 @@ def load_extension(name):
 
 
 def listed_names(part):
-    """The names that the reference documents, in its order."""
+    """Return the names that the reference documents, in its order."""
     page = (DOCS / "reference" / f"{part.removeprefix('heed.')}.rst").read_text(encoding="utf-8")
     blocks = re.findall(rf"^\.\. names:: {re.escape(part)}\n\n((?:   \w+\n)+)", page, re.MULTILINE)
     data = re.findall(rf"^\.\. py:data:: {re.escape(part)}\.(\w+)$", page, re.MULTILINE)

@@ -58,7 +58,7 @@ def to_numpy(x: Any) -> np.ndarray:
 
 
 def to_float64(x: Any) -> np.ndarray:
-    """The exact values of a tensor of any dtype, as float64."""
+    """Return the exact values of a tensor of any dtype, as float64."""
     return to_numpy(x).astype(np.float64)
 
 
@@ -91,7 +91,7 @@ def largest_error(actual: Any, expected: Any) -> float:
 
 
 def mean_error(actual: Any, expected: Any) -> float:
-    """The root mean square of the errors."""
+    """Return the root mean square of the errors."""
     error = np.abs(to_numpy(actual).astype(np.float64) - np.asarray(expected))
     return float(np.sqrt(np.mean(error**2))) if error.size else 0.0
 
@@ -99,7 +99,7 @@ def mean_error(actual: Any, expected: Any) -> float:
 def assert_no_worse_than_naive(
     actual: Any, naive: Any, expected: Any, dtype: str, what: str = "value"
 ) -> None:
-    """The error is at most twice that of a naive implementation in this dtype, plus rounding.
+    """Check that the error is at most twice that of a naive implementation in this dtype, plus rounding.
 
     That is the root mean square. The largest of thousands of errors depends on chance: it may be four times as large.
     """

@@ -53,7 +53,7 @@ class Prepared:
         make: Callable[[int], Callable[[], Any]],
         arrays: Callable[[Any], list[np.ndarray]],
     ) -> Prepared:
-        """Runs the case's number of attentions in a row, for the time of one more.
+        """Run the case's number of attentions in a row, for the time of one more.
 
         Args:
             case: the case.
@@ -66,7 +66,7 @@ class Prepared:
 
 
 def repeat(attention: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """Calls attention `count` times, each with the output of the one before as its query."""
+    """Call attention `count` times, each with the output of the one before as its query."""
 
     def run(query: Any, *others: Any) -> Any:
         for _ in range(count):
@@ -229,7 +229,7 @@ PEERS |= {
 
 
 def instruction_sets() -> list[str]:
-    """The native library's instruction sets from the one in use on, best first. Imports no framework."""
+    """Return the native library's instruction sets from the one in use on, best first. Imports no framework."""
     package = importlib.util.find_spec("heed")
     folders = (package and package.submodule_search_locations) or []
     for file in (Path(folder) / "_lib" / "libheed_core.so" for folder in folders):
@@ -262,12 +262,12 @@ PEERS |= {
 
 
 def prepare(module: str, case: Case) -> Prepared:
-    """Imports a side and prepares a case."""
+    """Import a side and prepares a case."""
     prepared: Prepared = importlib.import_module(module).prepare(case)
     return prepared
 
 
 def threads() -> int | None:
-    """The number of threads of a side; None lets its library choose."""
+    """Return the number of threads of a side; None lets its library choose."""
     value = os.environ.get(THREADS)
     return int(value) if value else None

@@ -23,7 +23,7 @@ def sources(case: Case) -> np.ndarray:
 
 
 def model(case: Case) -> models.Transformer:
-    """A heed model with fixed random weights, which never ends a text early."""
+    """Return a heed model with fixed random weights, which never ends a text early."""
     keras.utils.set_random_seed(0)
     width = case.heads * case.head_dim
     config = models.TransformerConfig(
@@ -43,5 +43,5 @@ def model(case: Case) -> models.Transformer:
 
 
 def to_comparable(case: Case, tokens: np.ndarray) -> np.ndarray:
-    """The array that sides must agree on: the tokens, or only their number if weights are rounded."""
+    """Return the array that sides must agree on: the tokens, or only their number if weights are rounded."""
     return tokens if case.weights == "float32" else np.sign(tokens)

@@ -15,7 +15,7 @@ _tensorflow.set_threads()
 
 
 def prepare(case: Case, accelerated: bool) -> Prepared:
-    """Decodes all T tokens after the S of each prompt, because there is no end token."""
+    """Decode all T tokens after the S of each prompt, because there is no end token."""
     keras.utils.set_random_seed(0)
     width, longest = case.heads * case.head_dim, case.key_length + case.length
     backbone = keras_hub.models.GPT2Backbone(

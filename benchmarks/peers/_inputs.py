@@ -34,7 +34,7 @@ def layer_weights(case: Case) -> list[Array]:
 
 
 def output_gradient(case: Case) -> Array:
-    """The gradient of the output, in its shape."""
+    """Return the gradient of the output, in its shape."""
     shape: tuple[int, ...] = (case.batch, case.length, case.heads, case.head_dim)
     if case.kind == "additive":
         shape = (case.batch, case.length, case.head_dim)

@@ -21,7 +21,7 @@ def prompts(case: Case) -> np.ndarray:
 
 
 def model(case: Case) -> models.LanguageModel:
-    """A heed model of Llama's form with fixed random weights."""
+    """Return a heed model of Llama's form with fixed random weights."""
     keras.utils.set_random_seed(0)
     config = models.LanguageModelConfig(
         VOCABULARY,

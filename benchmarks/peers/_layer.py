@@ -12,7 +12,7 @@ from benchmarks.peers._tensorflow import make_graph
 
 
 def self_attention(layer: Any, case: Case) -> Prepared:
-    """Sets the layer's weights, the same for both layers, and makes its graph."""
+    """Set the layer's weights, the same for both layers, and make its graph."""
     one = tf.zeros((case.batch, 1, case.heads * case.head_dim))
     layer(one, one)  # makes the weights
     layer.set_weights(_inputs.layer_weights(case))

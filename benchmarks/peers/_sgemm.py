@@ -18,11 +18,11 @@ SIZE = 4096
 
 
 def matrices() -> list[np.ndarray]:
-    """The two factors."""
+    """Return the two factors."""
     generator = np.random.default_rng(0)
     return [generator.standard_normal((SIZE, SIZE), dtype=np.float32) for _ in range(2)]
 
 
 def scale_to_case(run: Callable[[], Any], case: Case) -> Prepared:
-    """A side with the time of `run`, scaled from its operations to the case's."""
+    """Return a side with the time of `run`, scaled from its operations to the case's."""
     return Prepared(run, lambda product: [np.asarray(product)], case.operations / (2.0 * SIZE**3))

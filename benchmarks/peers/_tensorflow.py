@@ -13,7 +13,7 @@ from benchmarks.peers import Prepared, _inputs, repeat, threads
 
 
 def set_threads() -> None:
-    """Sets the run's number of threads, for TensorFlow and heed's kernels."""
+    """Set the run's number of threads, for TensorFlow and heed's kernels."""
     count = threads()
     if count is not None and count != tf.config.threading.get_intra_op_parallelism_threads():
         tf.config.threading.set_intra_op_parallelism_threads(count)
@@ -29,7 +29,7 @@ def make_graph(
     arrays: list[np.ndarray] | None = None,
     weights: list[Any] | None = None,
 ) -> Prepared:
-    """Makes a graph of one call of `function` on the inputs of a case, with gradients if the case has them.
+    """Make a graph of one call of `function` on the inputs of a case, with gradients if the case has them.
 
     Args:
         function: computes the output from the case's inputs, such as query, key and value.
@@ -53,7 +53,7 @@ def make_graph(
         return [exchange(x) if layout == "BNTH" else x for x in values]
 
     def concrete(function: Callable[..., Any], *inputs: tf.Tensor) -> Callable[[], Any]:
-        """The concrete graph; a `tf.function` would take an eighth of a millisecond to find it."""
+        """Return the concrete graph; a `tf.function` would take an eighth of a millisecond to find it."""
         graph = tf.function(function, autograph=False).get_concrete_function(*inputs)
         return lambda: graph(*inputs)
 

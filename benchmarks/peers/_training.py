@@ -20,5 +20,5 @@ def batch(case: Case) -> tuple[np.ndarray, np.ndarray]:
 
 
 def shift(target: np.ndarray) -> np.ndarray:
-    """The decoder's input: the start token, then the target without its last token."""
+    """Return the decoder's input: the start token, then the target without its last token."""
     return np.concatenate([np.full_like(target[:, :1], START), target[:, :-1]], axis=1)

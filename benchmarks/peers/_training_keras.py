@@ -22,7 +22,7 @@ def prepare_training(
     encoder: Callable[[Any, Case], Any],
     decoder: Callable[[Any, Any, Case], Any],
 ) -> Prepared:
-    """Builds a Functional model of a side's parts, compiled with Adam, for a training step on one batch.
+    """Build a Functional model of a side's parts, compiled with Adam, for a training step on one batch.
 
     Args:
         case: the case.

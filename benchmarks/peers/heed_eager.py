@@ -13,7 +13,7 @@ _tensorflow.set_threads()
 
 
 def prepare(case: Case) -> Prepared:
-    """The forward pass of plain or causal cases; inputs are (B, N, T, H), as for `heed_op`."""
+    """Return the forward pass of plain or causal cases; inputs are (B, N, T, H), as for `heed_op`."""
     dtype = tf.as_dtype(case.dtype)
     arguments = [tf.cast(tf.constant(_inputs.heads_first(x)), dtype) for x in _inputs.inputs(case)]
 

@@ -14,7 +14,7 @@ _tensorflow.set_threads()
 
 
 def prepare(case: Case) -> Prepared:
-    """Decodes greedily, or by beam search without a length penalty, as all texts have the same length."""
+    """Decode greedily, or by beam search without a length penalty, as all texts have the same length."""
     model, sources = _generate.model(case), _generate.sources(case)
     options: dict[str, Any] = {"max_length": case.length, "weights": case.weights}
     if case.beams > 1:

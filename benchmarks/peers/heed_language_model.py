@@ -14,7 +14,7 @@ _tensorflow.set_threads()
 
 
 def prepare(case: Case) -> Prepared:
-    """Reads prompts of S tokens and decodes T tokens greedily."""
+    """Read prompts of S tokens and decode T tokens greedily."""
     model, prompts = _language_model.model(case), _language_model.prompts(case)
     read = prompts.shape[1]
     options: dict[str, Any] = {"max_length": read + case.length, "weights": case.weights}

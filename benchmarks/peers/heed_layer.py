@@ -9,5 +9,5 @@ from heed import layers
 
 
 def prepare(case: Case) -> Prepared:
-    """A layer of width N*H; its backward includes the gradients of the weights."""
+    """Return a layer of width N*H; its backward includes the gradients of the weights."""
     return self_attention(layers.MultiHeadAttention(case.heads, case.head_dim), case)

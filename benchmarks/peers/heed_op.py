@@ -9,7 +9,7 @@ from heed import Mask, ops
 
 
 def prepare(case: Case) -> Prepared:
-    """Calls it as users do, with rules instead of a mask array. Inputs are (B, N, T, H), as for PyTorch."""
+    """Call it as users do, with rules instead of a mask array. Inputs are (B, N, T, H), as for PyTorch."""
 
     def attention(query, key, value):  # type: ignore[no-untyped-def]
         mask = None

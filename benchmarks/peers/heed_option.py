@@ -21,7 +21,7 @@ WINDOW = 128
 
 
 def options(case: Case, name: str) -> dict[str, Any]:
-    """The arguments of the op for an option of `cases.OPTIONS`."""
+    """Return the arguments of the op for an option of `cases.OPTIONS`."""
     T, S, N = case.length, case.key_length, case.heads
     rng = np.random.default_rng(0)
     given: dict[str, Any] = {
@@ -39,7 +39,7 @@ def options(case: Case, name: str) -> dict[str, Any]:
 
 
 def visible(case: Case, name: str) -> float:
-    """The share of pairs that a rule leaves; 1 if each pair must be computed."""
+    """Return the share of pairs that a rule leaves; 1 if each pair must be computed."""
     T = case.length
     shares = {
         "causal": (T + 1) / (2 * T),

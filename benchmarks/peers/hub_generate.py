@@ -15,7 +15,7 @@ _tensorflow.set_threads()
 
 
 def prepare(case: Case) -> Prepared:
-    """Decodes all tokens, because there is no end token."""
+    """Decode all tokens, because there is no end token."""
     keras.utils.set_random_seed(0)
     width, sources = case.heads * case.head_dim, _generate.sources(case)
     backbone = keras_hub.models.BartBackbone(

@@ -10,7 +10,7 @@ from benchmarks.peers._tensorflow import make_graph
 
 
 def prepare(case: Case) -> Prepared:
-    """The layer projects nothing, so it computes the same as the other sides."""
+    """Return the layer projects nothing, so it computes the same as the other sides."""
     *tensors, score_vector = _inputs.inputs(case)
     query, key, value = tensors
     layer = layers.AdditiveAttention()

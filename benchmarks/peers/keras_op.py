@@ -12,7 +12,7 @@ from benchmarks.peers._tensorflow import make_graph, visible
 
 
 def prepare(case: Case) -> Prepared:
-    """Calls it as users do: causal by its own flag, windows and padding by a mask."""
+    """Call it as users do: causal by its own flag, windows and padding by a mask."""
     causal = case.causal and case.window is None
     masked = dataclasses.replace(case, causal=case.window is not None)
 

@@ -25,7 +25,7 @@ _PRECISIONS = {"float32": "float32", "int8": "q8_0"}
 
 
 def prepare(case: Case) -> Prepared:
-    """Reads a prompt of S tokens and decodes T tokens greedily, of a batch of one."""
+    """Read a prompt of S tokens and decode T tokens greedily, of a batch of one."""
     if case.batch != 1:
         raise ValueError(f"`batch` must be 1. Received: {case.batch}")
     length = case.key_length + case.length

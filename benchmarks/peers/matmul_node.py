@@ -12,7 +12,7 @@ _tensorflow.set_threads()
 
 
 def prepare(case: Case) -> Prepared:
-    """The time of one more node; only the case's chain matters."""
+    """Return the time of one more node; only the case's chain matters."""
     square = tf.eye(4)
 
     def make(count: int):  # type: ignore[no-untyped-def]

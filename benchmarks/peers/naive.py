@@ -10,7 +10,7 @@ from benchmarks.peers._tensorflow import make_graph, visible
 
 
 def prepare(case: Case) -> Prepared:
-    """Inputs are (B, N, T, H) from the start, so that no transpose is timed."""
+    """Return inputs are (B, N, T, H) from the start, so that no transpose is timed."""
     group = case.heads // case.key_head_count
 
     def attention(query, key, value):  # type: ignore[no-untyped-def]

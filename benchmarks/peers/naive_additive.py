@@ -10,7 +10,7 @@ from benchmarks.peers._tensorflow import make_graph
 
 
 def prepare(case: Case) -> Prepared:
-    """Builds (B, T, S, U)."""
+    """Build (B, T, S, U)."""
 
     def attention(query, key, value, score_vector):  # type: ignore[no-untyped-def]
         hidden = tf.tanh(query[:, :, None] + key[:, None])

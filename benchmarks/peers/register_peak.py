@@ -12,7 +12,7 @@ from benchmarks.register_peak import RegisterPeak, UnavailableError
 
 
 def prepare(case: Case) -> Prepared:
-    """Runs the probe with the instruction set in use."""
+    """Run the probe with the instruction set in use."""
     machine = instruction_sets()
     if not machine:
         raise UnavailableError("heed has no native kernels here")

@@ -15,7 +15,7 @@ from benchmarks.peers import Prepared, _inputs, repeat, threads
 
 
 def prepare(case: Case) -> Prepared:
-    """Inputs are (B, N, T, H); causal and grouped heads by its own flags, padding by a mask."""
+    """Return inputs are (B, N, T, H); causal and grouped heads by its own flags, padding by a mask."""
     torch.set_num_threads(threads() or torch.get_num_threads())
     dtype = getattr(torch, case.dtype)
 

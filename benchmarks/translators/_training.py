@@ -27,7 +27,7 @@ class Step(NamedTuple):
 
 
 def config_of(run: RunFolder) -> TransformerConfig:
-    """The config of the run's model.
+    """Return the config of the run's model.
 
     Raises:
         ValueError: if it sets an option that the other libraries do not have.
@@ -51,7 +51,7 @@ def sinusoids(length: int, width: int) -> np.ndarray:
 
 
 def steps(run: RunFolder) -> Iterator[Step]:
-    """The data of each step of heed's training; prints the progress."""
+    """Yield the data of each step of heed's training; prints the progress."""
     task, options, began = run.task(), run.options, time.monotonic()
     for step in range(options.steps):
         source, target, _ = task.training_batch(options.seed, step, options.batch_size)
@@ -69,7 +69,7 @@ def decode_greedily(
     rows: Sequence[Sequence[int]],
     longest: int,
 ) -> list[list[int]]:
-    """Decodes rows of source ids to target ids.
+    """Decode rows of source ids to target ids.
 
     Args:
         config: the model's config.

@@ -75,7 +75,7 @@ class Positions(layers.Layer):
 
 
 def make_models(config: TransformerConfig) -> tuple[keras.Model, keras.Model, keras.Model]:
-    """The encoder, the decoder without its output layer, and the whole model."""
+    """Return the encoder, the decoder without its output layer, and the whole model."""
     source, target = (keras.Input((None,), dtype="int32") for _ in range(2))
     seen = ops.expand_dims(ops.not_equal(source, config.pad_id), 1)
     sizes = (config.source_vocabulary_size, config.target_vocabulary_size)

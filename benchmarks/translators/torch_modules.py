@@ -53,13 +53,13 @@ class Model(nn.Module):
         return self.dropout(x + self.positions[: ids.shape[1]])
 
     def encode(self, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The encoder's output (B, S, D), and which positions are padding."""
+        """Return the encoder's output (B, S, D), and which positions are padding."""
         padding = source == self.config.pad_id
         x = self._embed(self.source, source)
         return self.transformer.encoder(x, src_key_padding_mask=padding), padding
 
     def decode(self, state: tuple[torch.Tensor, torch.Tensor], read: torch.Tensor) -> torch.Tensor:
-        """The decoder's output (B, T, D)."""
+        """Return the decoder's output (B, T, D)."""
         memory, padding = state
         causal = torch.ones(read.shape[1], read.shape[1], dtype=torch.bool).triu(1)
         return self.transformer.decoder(

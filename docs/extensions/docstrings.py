@@ -28,7 +28,7 @@ Link = Callable[[str], "str | None"]  # the documented object that a piece of co
 
 
 def render(lines: list[str], types: Mapping[str, str], link: Link) -> list[str]:
-    """The docstring as reStructuredText.
+    """Return the docstring as reStructuredText.
 
     Args:
         lines: of the docstring, without its indentation.
@@ -55,7 +55,7 @@ def render(lines: list[str], types: Mapping[str, str], link: Link) -> list[str]:
 
 
 def argument_types(function: Any) -> dict[str, str]:
-    """The shape of each argument annotated with one, and the type of each other with a short one."""
+    """Return the shape of each argument annotated with one, and the type of each other with a short one."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -80,7 +80,7 @@ def _keep_together(shapes: str) -> str:
 
 
 def _split(lines: list[str]) -> Iterator[tuple[str | None, list[str]]]:
-    """The sections: their headings, None for text, and their lines without indentation."""
+    """Yield the sections: their headings, None for text, and their lines without indentation."""
     heading, body = None, []
     for line in [*lines, "end"]:
         match = _HEADING.match(line)
@@ -95,7 +95,7 @@ def _split(lines: list[str]) -> Iterator[tuple[str | None, list[str]]]:
 
 
 def _entries(body: list[str]) -> list[tuple[str, list[str]]] | None:
-    """The names and the text of each entry of a section; None if it is not a list of entries."""
+    """Return the names and the text of each entry of a section; None if it is not a list of entries."""
     entries: list[tuple[str, list[str]]] = []
     # Names may continue on the next line.
     joined = re.sub(r"(?m)^((?:\*{0,2}\w+, ?)+)\n +(?=\w)", r"\1 ", "\n".join(body))

@@ -61,7 +61,7 @@ def public_objects() -> dict[str, Any]:
 
 
 def members(cls: type) -> list[str]:
-    """The public methods and properties that a class of heed documents itself."""
+    """Return the public methods and properties that a class of heed documents itself."""
     found = {}
     for base in cls.__mro__:
         if not base.__module__.startswith("heed."):
@@ -93,7 +93,7 @@ class Links:
                     self._targets.setdefault(f"{name}.{member}", f"{full}.{member}")
 
     def find(self, code: str, around: str, arguments: set[str]) -> str | None:
-        """The object, unless it is the one around the code, or an argument has its name."""
+        """Return the object, unless it is the one around the code, or an argument has its name."""
         match = _CODE.match(code)
         if not match or match[1] in arguments or re.search(r"[<>`\\]", code):
             return None
@@ -121,7 +121,7 @@ class Names(SphinxDirective):
     has_content = True
 
     def run(self) -> list[nodes.Node]:
-        """Runs autodoc's directive for each name."""
+        """Run autodoc's directive for each name."""
         part = self.arguments[0]
         module = importlib.import_module(part)
         lines: list[str] = []
@@ -142,7 +142,7 @@ class Names(SphinxDirective):
 def _signature(
     app: Sphinx, what: str, name: str, value: Any, options: Any, signature: str, returned: str
 ) -> tuple[str, None] | None:
-    """The signature of a class is that of its constructor, not Keras' `__new__`."""
+    """Return the signature of a class is that of its constructor, not Keras' `__new__`."""
     if what not in ("class", "exception") or not inspect.isfunction(value.__init__):
         return None
     if getattr(value, "_is_protocol", False):
@@ -167,7 +167,7 @@ class _Name:
 
 
 def _readable(default: Any) -> Any:
-    """A default, with functions by their names and computed defaults as dots."""
+    """Return a default, with functions by their names and computed defaults as dots."""
     if default is inspect.Parameter.empty or not repr(default).startswith("<"):
         return default
     return _Name(getattr(default, "__name__", "..."))
@@ -176,7 +176,7 @@ def _readable(default: Any) -> Any:
 def _docstring(
     app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
 ) -> None:
-    """Formats a docstring."""
+    """Format a docstring."""
     if not name.startswith("heed"):
         return
     links: Links = app.heed_links  # type: ignore[attr-defined]
@@ -190,7 +190,7 @@ def _docstring(
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Adds the directive and the hooks."""
+    """Add the directive and the hooks."""
     app.heed_links = Links()  # type: ignore[attr-defined]
     app.add_directive("names", Names)
     app.connect("autodoc-process-signature", _signature)

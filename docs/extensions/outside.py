@@ -26,7 +26,7 @@ def _scripts() -> list[Path]:
 
 
 def pages() -> dict[Path, Path]:
-    """The page of each file outside of docs/, and of each folder that pages link to."""
+    """Return the page of each file outside of docs/, and of each folder that pages link to."""
     found = {ROOT / "README.md": DOCS / "index.md"}
     for name in _PROJECT:
         found[ROOT / name] = DOCS / "project" / name.lower()
@@ -39,7 +39,7 @@ def pages() -> dict[Path, Path]:
 
 
 def relink(text: str, origin: Path, place: Path) -> str:
-    """The text of a file with links that hold in its page.
+    """Return the text of a file with links that hold in its page.
 
     Args:
         text: the text.
@@ -59,7 +59,7 @@ def relink(text: str, origin: Path, place: Path) -> str:
 
 
 def _write(page: Path, text: str) -> None:
-    """Writes a page unless it is up to date: Sphinx reads changed files again."""
+    """Write a page unless it is up to date: Sphinx reads changed files again."""
     page.parent.mkdir(exist_ok=True)
     if not page.exists() or page.read_text(encoding="utf-8") != text:
         page.write_text(text, encoding="utf-8")
@@ -84,7 +84,7 @@ def _relink(app: Sphinx, docname: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Copies the pages before Sphinx looks for them."""
+    """Copy the pages before Sphinx looks for them."""
     app.connect("config-inited", _copy)
     app.connect("source-read", _relink)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

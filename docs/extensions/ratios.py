@@ -22,13 +22,13 @@ def _cells(line: str) -> list[str]:
 
 
 def _place(ratio: float) -> float:
-    """The place of a ratio on the axis, in percent of its length."""
+    """Return the place of a ratio on the axis, in percent of its length."""
     part = math.log(ratio / _LEAST) / math.log(_MOST / _LEAST)
     return 100 * min(1.0, max(0.0, part))
 
 
 def picture(table: str) -> str:
-    """The bars of a table as HTML; the table's columns must include "ratio"."""
+    """Return the bars of a table as HTML; the table's columns must include "ratio"."""
     header, _, *rows = map(_cells, table.strip().split("\n"))
     column, one, bars = header.index("ratio"), _place(1), []
     for row in rows:
@@ -57,6 +57,6 @@ def _insert(app: Sphinx, docname: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Adds the pictures as the page is read."""
+    """Add the pictures as the page is read."""
     app.connect("source-read", _insert)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -87,7 +87,7 @@ def draw(image: np.ndarray, thing: Thing) -> None:
 
 
 def describe(one: Thing, other: Thing) -> str:
-    """The caption of two things: the larger first; of two equal ones, the left or upper one."""
+    """Return the caption of two things: the larger first; of two equal ones, the left or upper one."""
     axis = "x" if abs(one.x - other.x) > abs(one.y - other.y) else "y"
     one, other = sorted((one, other), key=lambda it: (-SIZES[it.size], getattr(it, axis)))
     before = bool(getattr(one, axis) < getattr(other, axis))
@@ -136,13 +136,13 @@ def encode(captions: list[str]) -> np.ndarray:
 
 
 def write_captions(model: Transformer, images: np.ndarray) -> list[str]:
-    """The model's caption for each image, by beam search."""
+    """Return the model's caption for each image, by beam search."""
     tokens = np.asarray(generate(model, images, max_length=LENGTH - 1, method="beam", beam_size=3))
     return [" ".join(WORDS[token] for token in row if token not in (PAD, END)) for row in tokens]
 
 
 def make_model() -> Transformer:
-    """Maps images (B, SIDE, SIDE, 3) and captions so far (B, T) to scores of the next words."""
+    """Map images (B, SIDE, SIDE, 3) and captions so far (B, T) to scores of the next words."""
     sizes: dict[str, Any] = {"width": 64, "num_heads": 4, "feed_forward_width": 256}
     encoder = VisionTransformer(
         VisionTransformerConfig(
@@ -161,7 +161,7 @@ def find_nearest(known: np.ndarray, images: np.ndarray) -> np.ndarray:
 
 
 def score(written: list[str], captions: list[str]) -> tuple[float, float]:
-    """The share of captions that are right to the last word, and BLEU."""
+    """Return the share of captions that are right to the last word, and BLEU."""
     from sacrebleu import corpus_bleu
 
     right = float(np.mean([one == other for one, other in zip(written, captions, strict=True)]))

@@ -81,7 +81,7 @@ def vary(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def make_model() -> VisionTransformer:
-    """Maps images (B, 8, 8) to scores of the ten digits."""
+    """Map images (B, 8, 8) to scores of the ten digits."""
     config = VisionTransformerConfig(
         image_size=8,
         patch_size=2,
@@ -97,7 +97,7 @@ def make_model() -> VisionTransformer:
 
 
 def baselines(train: np.ndarray, test: np.ndarray, known: np.ndarray, wanted: np.ndarray) -> Any:
-    """The accuracies of scikit-learn's classifiers on held-out images, by name."""
+    """Return the accuracies of scikit-learn's classifiers on held-out images, by name."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.neighbors import KNeighborsClassifier
 

@@ -46,7 +46,7 @@ PROMPTS = (
 
 
 def read_modules() -> tuple[list[str], list[str], list[str]]:
-    """Sources of modules for training, validation and evaluation."""
+    """Return sources of modules for training, validation and evaluation."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     texts = [path.read_text("utf-8", "ignore") for path in sorted(folder.glob("*.py"))]
     texts = [text for text in dict.fromkeys(texts) if 2000 < len(text) < 80_000]
@@ -104,7 +104,7 @@ class NGrams:
             grams = collections.Counter(gram[1:] for gram in grams)
 
     def probability(self, context: tuple[int, ...], token: int) -> float:
-        """The probability of a token after order - 1 others."""
+        """Return the probability of a token after order - 1 others."""
         p = 1 / PIECES
         for length, (grams, total, kinds) in enumerate(reversed(self.levels)):
             seen = context[len(context) - length :]

@@ -53,12 +53,12 @@ Row = tuple[list[str], list[int]]  # words, and the role of each
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text in lower case: parts of names, numbers and signs."""
+    """Return the words of a text in lower case: parts of names, numbers and signs."""
     return [word.lower() for word in WORD.findall(text)]
 
 
 def roles_of(text: str) -> dict[tuple[int, int], str]:
-    """The role of each name of a source, by line and column."""
+    """Return the role of each name of a source, by line and column."""
     nodes = list(ast.walk(ast.parse(text)))
     called = {node.func for node in nodes if isinstance(node, ast.Call)}
     imports = [node for node in nodes if isinstance(node, ast.Import)]
@@ -80,7 +80,7 @@ def roles_of(text: str) -> dict[tuple[int, int], str]:
 
 
 def labelled_rows(path: Path) -> list[Row]:
-    """The rows of one file, with the role of each word of a name."""
+    """Return the rows of one file, with the role of each word of a name."""
     text = path.read_text(encoding="utf-8")
     roles = roles_of(text)
     words, numbers = [], []
@@ -93,7 +93,7 @@ def labelled_rows(path: Path) -> list[Row]:
 
 
 def read_library() -> tuple[list[Path], list[Path]]:
-    """The training files and the held-out files of the standard library, without almost empty ones."""
+    """Return the training files and the held-out files of the standard library, without almost empty ones."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     files = [
         path
@@ -116,7 +116,7 @@ def to_ids(rows: list[list[str]], ids: dict[str, int], config: MaskedLanguageMod
 
 
 def to_labels(rows: list[Row]) -> np.ndarray:
-    """The labels (B, LENGTH + 2) for the ids of `to_ids`."""
+    """Return the labels (B, LENGTH + 2) for the ids of `to_ids`."""
     result = np.full((len(rows), LENGTH + 2), NO_ROLE)
     for line, (_, roles) in zip(result, rows, strict=True):
         line[1 : len(roles) + 1] = roles
@@ -162,7 +162,7 @@ def fine_tune(
 
 
 def bag_of_words(train: list[Row], test: list[Row], reach: int) -> float:
-    """The accuracy of logistic regression on each word and its neighbours within `reach`."""
+    """Return the accuracy of logistic regression on each word and its neighbours within `reach`."""
     from sklearn.feature_extraction import DictVectorizer
     from sklearn.linear_model import LogisticRegression
 

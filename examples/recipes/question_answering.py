@@ -69,7 +69,7 @@ class Question(NamedTuple):
 
 
 def tokens_of(node: ast.AST) -> list[str]:
-    """The tokens of an expression."""
+    """Return the tokens of an expression."""
     found = tokenize.generate_tokens(io.StringIO(ast.unparse(node)).readline)
     return [token.string for token in found if token.string.strip()]
 
@@ -138,7 +138,7 @@ def read_library() -> tuple[list[Question], list[Question]]:
 
 
 def to_arrays(questions: list[Question], seed: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Inputs, with markers for names, and labels (B, 2)."""
+    """Return inputs, with markers for names, and labels (B, 2)."""
     generator = np.random.default_rng(seed)
     ids = {word: number for number, word in enumerate([*SPECIAL, *KEPT])}
     tokens, segments = (np.zeros((len(questions), LENGTH), "int32") for _ in range(2))
@@ -169,18 +169,18 @@ class Nearby:
         self.usual = {kind: counts.most_common(1)[0][0] for kind, counts in seen.items()}
 
     def place(self, question: Question) -> int:
-        """The place of the asked words in the text."""
+        """Return the place of the asked words in the text."""
         text, asked = question.text, question.asked
         return next(i for i in range(len(text)) if text[i : i + len(asked)] == asked)
 
     def answer(self, question: Question) -> tuple[int, int]:
-        """The first and last place of its answer."""
+        """Return the first and last place of its answer."""
         first, last = np.add(self.usual[question.kind], self.place(question))
         return int(first), int(last)
 
 
 def exact_and_f1(questions: list[Question], answers: list[tuple[int, int]]) -> tuple[float, float]:
-    """The share of answers that are right to the last token, and the mean F1 of their tokens (as in SQuAD)."""
+    """Return the share of answers that are right to the last token, and the mean F1 of their tokens (as in SQuAD)."""
     exact, f1 = [], []
     for question, (first, last) in zip(questions, answers, strict=True):
         wanted, found = (

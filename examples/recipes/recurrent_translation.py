@@ -88,7 +88,7 @@ def table(rows: list[list[int]]) -> np.ndarray:
 
 
 def loss(labels: Any, logits: Any) -> Any:
-    """The cross-entropy (B, T) of each token, 0 for padding."""
+    """Return the cross-entropy (B, T) of each token, 0 for padding."""
     # Keras casts labels to floats.
     return ops.softmax_cross_entropy(logits, keras.ops.cast(labels, "int32"), ignore_class=PAD_ID)
 
@@ -96,7 +96,7 @@ def loss(labels: Any, logits: Any) -> Any:
 def train_network(
     attention: str, size: int, sources: np.ndarray, targets: np.ndarray
 ) -> keras.Model:
-    """A network, trained to predict each target token from those before it."""
+    """Return a network, trained to predict each target token from those before it."""
     keras.utils.set_random_seed(0)
     config = RecurrentTranslatorConfig(
         size, size, width=128, cell="gru", attention=attention, dropout=0.2
@@ -163,7 +163,7 @@ def main(folder: str | Path = "heed-pictures", language: str = "de") -> tuple[fl
 def draw(
     model: keras.Model, inputs: dict[str, np.ndarray], labels: list[list[str]], folder: Path
 ) -> None:
-    """Plots which source subwords the network attends to for each target subword."""
+    """Plot which source subwords the network attends to for each target subword."""
     source, target = (
         inputs[side][:, : len(names)] for side, names in zip(inputs, labels, strict=True)
     )

@@ -122,7 +122,7 @@ def make_reviews(count: int, seed: int, held_out: bool = False) -> Reviews:
 
 
 def make_model(words: keras.layers.TextVectorization) -> keras.Model:
-    """Maps tokens (B, T) to the probability that a review is favourable, (B, 1)."""
+    """Map tokens (B, T) to the probability that a review is favourable, (B, 1)."""
     tokens = keras.Input((None,), dtype="int32")
     states = layers.TokenEmbedding(words.vocabulary_size(), 32)(tokens)
     states = keras.layers.Dropout(0.2)(states)

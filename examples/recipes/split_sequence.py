@@ -103,7 +103,7 @@ def train_worker() -> list[float]:
 
 
 def launch() -> list[float]:
-    """Starts a process for each worker on this machine; returns the scores, which all workers agree on."""
+    """Start a process for each worker on this machine; return the scores, which all workers agree on."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(WORKERS)]
     addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
     for one in sockets:

@@ -71,7 +71,7 @@ OTHERS = [
 
 
 def write_report(generator: np.random.Generator) -> tuple[str, str, str]:
-    """A report, its summary, and its combination, which decides whether it is held out."""
+    """Return a report, its summary, and its combination, which decides whether it is held out."""
 
     def one(of: list[str]) -> str:
         return of[generator.integers(len(of))]
@@ -109,7 +109,7 @@ def write_report(generator: np.random.Generator) -> tuple[str, str, str]:
 
 
 def write_reports(count: int, held_out: bool) -> tuple[list[str], list[str]]:
-    """Reports and their summaries, of held-out combinations or of the others."""
+    """Report and their summaries, of held-out combinations or of the others."""
     generator = np.random.default_rng(int(held_out))
     reports: list[str] = []
     summaries: list[str] = []
@@ -137,7 +137,7 @@ class Words:
         return padded
 
     def decode(self, row: np.ndarray) -> str:
-        """The words of one row."""
+        """Return the words of one row."""
         return " ".join(self.words[token] for token in row if token > 2)
 
 
@@ -149,7 +149,7 @@ def rouge(summaries: list[str], written: list[str]) -> dict[str, float]:
 
 
 def extract(train: tuple[list[str], list[str]], reports: list[str]) -> list[str]:
-    """The two sentences of each report that should hold most of its summary."""
+    """Return the two sentences of each report that should hold most of its summary."""
 
     def cut(texts: list[str]) -> list[str]:  # adds the place of a sentence as a word
         return [f"{s} at{i}" for text in texts for i, s in enumerate(text.split(" . "))]

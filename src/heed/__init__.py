@@ -64,7 +64,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a part of heed on first use (PEP 562)."""
+    """Import a part of heed on first use (PEP 562)."""
     if name in _PARTS:
         if name == "layers":  # which loads no backend itself
             importlib.import_module("heed.ops")  # says what is missing
@@ -79,7 +79,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _public_names(part: str) -> list[str]:
-    """The names in a part's `__all__`, read from its source: importing it would load TensorFlow."""
+    """Return the names in a part's `__all__`, read from its source: importing it would load TensorFlow."""
     import ast
     import pkgutil
 
@@ -91,7 +91,7 @@ def _public_names(part: str) -> list[str]:
 
 
 def __dir__() -> list[str]:
-    """Lists the public names, loaded or not."""
+    """List the public names, loaded or not."""
     return sorted(__all__)
 
 

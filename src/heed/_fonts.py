@@ -12,7 +12,7 @@ _STAND_IN = "Last Resort"  # matplotlib's font of boxes has all letters
 
 
 def set_fonts(figure: Any) -> str:
-    """Gives each text of a figure fonts that have its letters.
+    """Give each text of a figure fonts that have its letters.
 
     Args:
         figure: a figure of matplotlib.
@@ -37,7 +37,7 @@ def set_fonts(figure: Any) -> str:
 
 
 def _missing(text: str, families: tuple[str, ...]) -> frozenset[str]:
-    """The letters of a text that no font of these families has."""
+    """Return the letters of a text that no font of these families has."""
     from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 
     if text.isascii():
@@ -51,7 +51,7 @@ def _missing(text: str, families: tuple[str, ...]) -> frozenset[str]:
 
 @functools.lru_cache
 def _find_fonts(letters: frozenset[str]) -> tuple[str, ...]:
-    """The names of fonts of this machine that together have as many of the letters as possible."""
+    """Return the names of fonts of this machine that together have as many of the letters as possible."""
     from matplotlib.font_manager import fontManager, get_font
 
     def rank(entry: Any) -> tuple[bool, bool, bool, str]:

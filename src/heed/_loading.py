@@ -46,7 +46,7 @@ class _WhenImported:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of the other finders, with a loader that patches the module."""
+        """Return the spec of the other finders, with a loader that patches the module."""
         if name != _REGISTRY:
             return None
         sys.meta_path.remove(self)

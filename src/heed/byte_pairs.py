@@ -10,7 +10,7 @@ _LINE_BREAK = "↵"
 
 @functools.cache
 def bytes_of_letters() -> dict[str, int]:
-    """The byte that each letter stands for: visible ones stand for themselves.
+    """Return the byte that each letter stands for: visible ones stand for themselves.
 
     >>> bytes_of_letters()["a"], bytes_of_letters()["Ġ"]
     (97, 32)
@@ -23,7 +23,7 @@ def bytes_of_letters() -> dict[str, int]:
 
 
 def name_token(token: str) -> str:
-    """A readable name of a byte-pair token; parts of characters stay as they are.
+    """Return a readable name of a byte-pair token; parts of characters stay as they are.
 
     >>> name_token("ĠcafÃ©"), name_token("Ã"), name_token("Ċ")
     ('▁café', 'Ã', '↵')

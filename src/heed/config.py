@@ -47,7 +47,7 @@ def _flag(name: str, value: Any) -> bool:
 
 
 def one_of(names: Iterable[str]) -> Range:
-    """The range of these names.
+    """Return the range of these names.
 
     Example:
         >>> one_of(["a", "b"]).check("letter", "c")
@@ -105,7 +105,7 @@ FLAG = Range("True or False", _flag)
 
 
 def option(default: Any, values: Range, help: str = "", **metadata: Any) -> Any:
-    """A field of a config.
+    """Return a field of a config.
 
     Args:
         default: of the field; `REQUIRED` for one without.
@@ -120,7 +120,7 @@ def option(default: Any, values: Range, help: str = "", **metadata: Any) -> Any:
 
 
 def with_default(config: Any, name: str, default: Any) -> Any:
-    """The option of this name of another config, with another default."""
+    """Return the option of this name of another config, with another default."""
     return option(default, **config.__dataclass_fields__[name].metadata)
 
 
@@ -134,12 +134,12 @@ class Config:
             object.__setattr__(self, field.name, value)  # NumPy's numbers become plain ones
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as a dict of plain values, ready for JSON."""
+        """Return the fields as a dict of plain values, ready for JSON."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls: type[_Made], values: Mapping[str, Any]) -> _Made:
-        """The config with these fields.
+        """Return the config with these fields.
 
         Args:
             values: What `to_dict` returned. Missing fields take their defaults.
@@ -171,7 +171,7 @@ class Config:
 
 
 def kind_of(config: type[Config], name: str) -> type:
-    """The plain type of an option's values: bool, int, float or str.
+    """Return the plain type of an option's values: bool, int, float or str.
 
     Example:
         >>> @dataclasses.dataclass(frozen=True)

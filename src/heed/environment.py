@@ -13,7 +13,7 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 def info() -> dict[str, str]:
-    """Returns the versions in use, and the implementation of attention with the reason for it.
+    """Return the versions in use, and the implementation of attention with the reason for it.
 
     A missing package is part of the answer, not an error: users call this to find the problem.
 
@@ -72,7 +72,7 @@ def info() -> dict[str, str]:
 
 
 def describe_caches(folder: Path = _CACHES) -> str:
-    """The caches of data of the first processor, as Linux lists them in `folder`, or "unknown".
+    """Return the caches of data of the first processor, as Linux lists them in `folder`, or "unknown".
 
     Example:
         "L1 32 KiB, L2 1 MiB, L3 32 MiB"
@@ -99,7 +99,7 @@ def _describe_block_sizes(sizes: dict[str, int]) -> str:
 
 
 def _version(name: str) -> str:
-    """The version of the distribution that provides package `name`, or "not installed"."""
+    """Return the version of the distribution that provides package `name`, or "not installed"."""
     for distribution in _providers(name):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return f"{importlib.metadata.version(distribution)} ({distribution})"
@@ -107,7 +107,7 @@ def _version(name: str) -> str:
 
 
 def _providers(name: str) -> Iterator[str]:
-    """The distributions that may provide a package; others (tf-nightly), found by their metadata, come last."""
+    """Yield the distributions that may provide a package; others (tf-nightly), found by their metadata, come last."""
     yield from (name, f"{name}-cpu")
     if importlib.util.find_spec(name) is not None:
         everything = importlib.metadata.packages_distributions()  # takes 0.1 s

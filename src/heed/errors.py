@@ -48,7 +48,7 @@ class RayError(UserError):
 
 @contextlib.contextmanager
 def convert_value_errors() -> Iterator[None]:
-    """Turns a ValueError of the block into a UsageError: the value came from the user.
+    """Turn a ValueError of the block into a UsageError: the value came from the user.
 
     Example:
         >>> with convert_value_errors():

@@ -12,7 +12,7 @@ from heed.install import how_to_install
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Makes a `matplotlib.figure.Figure`; save it with `savefig("x.png")` or `("x.svg")`; notebooks show it.
+    """Make a `matplotlib.figure.Figure`; save it with `savefig("x.png")` or `("x.svg")`; notebooks show it.
 
     When it is drawn, its texts get fonts of this machine that have their letters. One warning names letters that no
     font has; `set_fonts` returns it instead, for those who say it in another way.
@@ -43,14 +43,14 @@ def new_figure(width: float, height: float) -> Any:
 
 @functools.cache
 def _figure_type() -> Any:
-    """The class of figures that choose their fonts."""
+    """Return the class of figures that choose their fonts."""
     from matplotlib.figure import Figure
 
     class FigureWithFonts(Figure):
         _told = ""
 
         def set_fonts(self) -> str:
-            """Gives each text fonts that have its letters; returns what to say about those that no font has."""
+            """Give each text fonts that have its letters; return what to say about those that no font has."""
             self._told = set_fonts(self)
             return self._told
 

@@ -16,7 +16,7 @@ _LONGEST = 100  # bytes of a file's name in a temporary one; file systems allow 
 
 
 def open_regular(path: str | os.PathLike[str], mode: str = "rb", **options: Any) -> IO[Any]:
-    """Opens a file as `open` does, but refuses pipes and devices at once: reading one could block forever.
+    """Open a file as `open` does, but refuses pipes and devices at once: reading one could block forever.
 
     Args:
         path, mode, **options: as for `open`.
@@ -38,7 +38,7 @@ def open_regular(path: str | os.PathLike[str], mode: str = "rb", **options: Any)
 
 
 def temporary_prefix(name: str) -> str:
-    """Returns the beginning of the names of temporary files for a file of this name.
+    """Return the beginning of the names of temporary files for a file of this name.
 
     Example:
         >>> temporary_prefix("a.txt")
@@ -48,13 +48,13 @@ def temporary_prefix(name: str) -> str:
 
 
 def temporary_path(path: Path) -> Path:
-    """Returns a new name beside a path, for what becomes it when it is whole."""
+    """Return a new name beside a path, for what becomes it when it is whole."""
     return path.with_name(f"{temporary_prefix(path.name)}{secrets.token_hex(4)}.tmp")
 
 
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Gives a temporary folder, which becomes `path` on success and is deleted on failure.
+    """Give a temporary folder, which becomes `path` on success and is deleted on failure.
 
     Who may read it and what is in it is what the umask says.
 
@@ -78,7 +78,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def sync_folder(path: Path) -> None:
-    """Makes a rename survive a power cut, where the system can."""
+    """Make a rename survive a power cut, where the system can."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:  # Windows opens no folders

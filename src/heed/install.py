@@ -14,7 +14,7 @@ DISTRIBUTION = "heed-attention"
 
 
 def how_to_install(extra: str) -> str:
-    """The command that installs heed again, from its source, with the packages of an extra.
+    """Return the command that installs heed again, from its source, with the packages of an extra.
 
     Args:
         extra: a name of pyproject.toml's optional dependencies: "tensorflow", "demo", ...
@@ -43,7 +43,7 @@ def how_to_install(extra: str) -> str:
 
 
 def _origin() -> dict[str, Any]:
-    """The installer's record of the source (PEP 610); empty if it came from an index."""
+    """Return the installer's record of the source (PEP 610); empty if it came from an index."""
     try:
         text = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
         found = json.loads(text or "{}")

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def backend_module(name: str) -> ModuleType:
-    """Imports a module of Keras' backend, whose functions `keras.ops` calls.
+    """Import a module of Keras' backend, whose functions `keras.ops` calls.
 
     Keras 3.16 moved these modules into a folder `ops`.
 
@@ -33,7 +33,7 @@ def backend_module(name: str) -> ModuleType:
 
 
 def get_mask(x: Any) -> Any:
-    """The mask that Keras keeps for a tensor, or None. Tensors of JAX have no attributes: theirs are elsewhere."""
+    """Find the mask that Keras keeps for a tensor, or None. Tensors of JAX have no attributes: theirs are elsewhere."""
     from keras.src.backend.common.masking import get_keras_mask
 
     return get_keras_mask(x)
@@ -47,7 +47,7 @@ def set_mask(x: Any, mask: Any) -> None:
 
 
 def recurrent_backend() -> Any:
-    """The module whose `rnn`, `lstm` and `gru` Keras' recurrent layers call; a separate module since Keras 3.16."""
+    """Import the module whose `rnn`, `lstm` and `gru` Keras' recurrent layers call, a separate one since Keras 3.16."""
     from keras.src import backend
 
     return backend.rnn if inspect.ismodule(backend.rnn) else backend

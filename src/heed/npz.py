@@ -23,7 +23,7 @@ _READERS = {
 
 
 def read_npz(path: str | os.PathLike[str], most: float = math.inf) -> dict[str, NDArray[Any]]:
-    """The arrays of a file that `numpy.savez` wrote, each checked against its checksum.
+    """Return the arrays of a file that `numpy.savez` wrote, each checked against its checksum.
 
     `numpy.load` raises some ten kinds of errors for a damaged file, and allocates as much memory as a forged shape
     says. Here nothing is unpickled, and no more is read than the file is long.

@@ -14,7 +14,7 @@ LARGEST_COUNT = 2**31 - 1
 
 
 def integer(value: Any) -> int | None:
-    """The value as an int, or None if it is not an integer.
+    """Return the value as an int, or None if it is not an integer.
 
     >>> integer(np.int64(3)), integer(True), integer(3.0)
     (3, None, None)
@@ -28,7 +28,7 @@ def integer(value: Any) -> int | None:
 
 
 def real(value: Any) -> float | None:
-    """The value as a float, or None if it is not a real number, or larger than any float.
+    """Return the value as a float, or None if it is not a real number, or larger than any float.
 
     >>> real(np.float32(0.5)), real(1), real("1")
     (0.5, 1.0, None)
@@ -51,7 +51,7 @@ def check_integer(
     most: float = LARGEST_COUNT,
     optional: bool = False,
 ) -> Any:
-    """Returns the value as an int; None stays None if `optional` (hence the type).
+    """Return the value as an int; None stays None if `optional` (hence the type).
 
     Args:
         name: of the argument, for the message.
@@ -87,7 +87,7 @@ def check_real(
     exclusive: bool = False,
     optional: bool = False,
 ) -> Any:
-    """Returns the value as a finite float; None stays None if `optional` (hence the type).
+    """Return the value as a finite float; None stays None if `optional` (hence the type).
 
     Args:
         name: of the argument, for the message.

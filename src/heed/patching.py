@@ -73,7 +73,7 @@ class Patch:
         return place is not None and self in place.users
 
     def find_problem(self) -> str | None:
-        """Describes the difference between the expected and the found original; None if it can be replaced."""
+        """Describe the difference between the expected and the found original; None if it can be replaced."""
         place = _places.get((self.owner, self.name))
         original = (
             unwrap_entry(getattr(self.owner, self.name, None)) if place is None else place.original
@@ -94,7 +94,7 @@ class Patch:
         return None
 
     def install(self) -> None:
-        """Puts the replacement in front of the original and of the replacements that are installed already.
+        """Put the replacement in front of the original and of the replacements that are installed already.
 
         Raises:
             RuntimeError: if the original is not as expected; nothing is changed then.
@@ -107,7 +107,7 @@ class Patch:
             place.add(self)
 
     def uninstall(self) -> None:
-        """Takes back one `install`; does nothing if there was none."""
+        """Take back one `install`; do nothing if there was none."""
         with _lock:
             key = self.owner, self.name
             place = _places.get(key)
@@ -115,7 +115,7 @@ class Patch:
                 del _places[key]
 
     def make(self, original: Function) -> Function:
-        """The function to call in place of `original`."""
+        """Return the function to call in place of `original`."""
         return self.replacement.make(original)
 
 
@@ -138,7 +138,7 @@ class ContextPatch(Patch):
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Replaces the function for this thread or task."""
+        """Replace the function for this thread or task."""
         self.install()
         try:
             with set_here(self._active, True):
@@ -149,7 +149,7 @@ class ContextPatch(Patch):
 
 @contextlib.contextmanager
 def set_here(variable: ContextVar[Any], value: Any) -> Iterator[None]:
-    """Sets a context variable, for this thread or task."""
+    """Set a context variable, for this thread or task."""
     token = variable.set(value)
     try:
         yield
@@ -159,7 +159,7 @@ def set_here(variable: ContextVar[Any], value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def activate(patches: Iterable[ContextPatch]) -> Iterator[None]:
-    """Replaces several functions for this thread or task."""
+    """Replace several functions for this thread or task."""
     with contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch.active())
@@ -172,7 +172,7 @@ def is_entry(function: Any) -> bool:
 
 
 def unwrap_entry(function: Any) -> Any:
-    """The original of a function that an earlier import of heed patched, as in a notebook that reloads modules."""
+    """Find the original of a function that an earlier import of heed patched, as in a notebook that reloads modules."""
     while is_entry(function):
         function = function.__wrapped__
     return function
@@ -206,7 +206,7 @@ class _Place:
             self._replace_copies(self._entry)
 
     def remove(self, patch: Patch) -> bool:
-        """Removes one use; returns whether the original is back, and nothing of the patches left."""
+        """Remove one use; return whether the original is back, and nothing of the patches left."""
         self.users[patch] -= 1
         copies = any(user.copies for user in self.users)
         if not self.users[patch]:

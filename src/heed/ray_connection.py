@@ -16,7 +16,7 @@ _TIMEOUT = 10.0  # seconds to reach the address
 
 
 def check_installed() -> None:
-    """Checks that Ray is installed, without importing it, which takes a second.
+    """Check that Ray is installed, without importing it, which takes a second.
 
     Raises:
         RayError: if it is not; the line says how to install it.
@@ -27,7 +27,7 @@ def check_installed() -> None:
 
 @contextlib.contextmanager
 def connect(show_workers: bool = False) -> Iterator[Any]:
-    """Connects to the cluster of RAY_ADDRESS, or to one on this machine, which is started if there is none.
+    """Connect to the cluster of RAY_ADDRESS, or to one on this machine, which is started if there is none.
 
     A connection that the program has already is used, and stays.
 
@@ -61,7 +61,7 @@ def connect(show_workers: bool = False) -> Iterator[Any]:
 
 
 def check_processors(ray: Any, workers: int, threads: int) -> None:
-    """Checks that the cluster has a processor for each thread of the workers: Ray would wait for them without end.
+    """Check that the cluster has a processor for each thread of the workers: Ray would wait for them without end.
 
     Raises:
         RayError: if it has fewer.
@@ -75,12 +75,12 @@ def check_processors(ray: Any, workers: int, threads: int) -> None:
 
 
 def count_processors(ray: Any) -> int:
-    """The processors of the cluster."""
+    """Return the processors of the cluster."""
     return int(ray.cluster_resources().get("CPU", 0))
 
 
 def _check_address(address: str) -> None:
-    """Tries the address, which Ray would try for minutes."""
+    """Try the address, which Ray would try for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdigit():  # none, or "auto", or "local"
         return

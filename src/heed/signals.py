@@ -33,7 +33,7 @@ class EndedBySignal(KeyboardInterrupt):
 def receive_signals(
     receive: Callable[[int], object], only_defaults: bool = False
 ) -> Iterator[None]:
-    """Calls `receive(number)` in the block for each signal that asks to end, and puts the handlers back.
+    """Call `receive(number)` in the block for each signal that asks to end, and put the handlers back.
 
     SIGHUP stays ignored if it is, as with nohup. Outside the main thread, where Python allows no handlers, nothing
     changes.

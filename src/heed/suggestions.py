@@ -112,7 +112,7 @@ _WORDS = {word: names.split() for words, names in _MEANINGS.items() for word in 
 
 
 def closest(name: str, known: Iterable[str]) -> list[str]:
-    """Returns the known names that a name may stand for, the likeliest first; at most two.
+    """Return the known names that a name may stand for, the likeliest first; at most two.
 
     Example:
         >>> closest("--lr", ["--run", "--learning-rate"]), closest("setps", ["steps", "seed"])
@@ -132,7 +132,7 @@ def closest(name: str, known: Iterable[str]) -> list[str]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns `: did you mean ...` if a known name is similar or means the same, else "".
+    """Return `: did you mean ...` if a known name is similar or means the same, else "".
 
     Example:
         >>> nearest("epochs", ["steps", "seed"])
@@ -142,7 +142,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def ask(names: Iterable[str]) -> str:
-    """Returns `: did you mean ...` for names that may be meant, "" for none."""
+    """Return `: did you mean ...` for names that may be meant, "" for none."""
     found = " or ".join(f"`{name}`" for name in names)
     return f": did you mean {found}?" if found else ""
 

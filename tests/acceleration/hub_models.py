@@ -417,7 +417,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 
 def build(name: str, dtype: str = "float32", **changes: Any) -> Any:
-    """The backbone, with weights that are large enough for caps and windows to count."""
+    """Return the backbone, with weights that are large enough for caps and windows to count."""
     import keras_hub
 
     hub = MODELS[name]
@@ -437,14 +437,14 @@ def build(name: str, dtype: str = "float32", **changes: Any) -> Any:
 
 
 def take_plain_branches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes KerasHub compute without its fused branches, which leave out windows and dropout."""
+    """Make KerasHub compute without its fused branches, which leave out windows and dropout."""
     for name, module in tuple(sys.modules.items()):
         if name.startswith("keras_hub.") and hasattr(module, "fused_attention_op_available"):
             monkeypatch.setattr(module, "fused_attention_op_available", lambda: False)
 
 
 def task(name: str, model: Any, cls: Any = None) -> Any:
-    """The model that generates with this backbone, of KerasHub's class or another one."""
+    """Return the model that generates with this backbone, of KerasHub's class or another one."""
     import keras_hub
 
     prefix = MODELS[name].prefix
@@ -458,13 +458,13 @@ def task(name: str, model: Any, cls: Any = None) -> Any:
 
 
 def subclass(name: str) -> Any:
-    """A class like that of the model's task, and of the same name: the engine leaves it to the sampler's loop."""
+    """Make a class like that of the model's task, and of the same name: the engine leaves it to the sampler's loop."""
     cls = type(task(name, build(name)))
     return type(cls.__name__, (cls,), {})
 
 
 def prompts(name: str, *lengths: int, longest: int = LENGTH) -> dict[str, np.ndarray]:
-    """The inputs of its `generate`, with prompts of these lengths."""
+    """Return the inputs of its `generate`, with prompts of these lengths."""
     rng = np.random.default_rng(0)
 
     def side(counts: tuple[int, ...], size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -489,7 +489,7 @@ def prompts(name: str, *lengths: int, longest: int = LENGTH) -> dict[str, np.nda
 
 
 def written(model: Any, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    """The tokens that it generates."""
+    """Return the tokens that it generates."""
     model.generate_function = None
     made = model.generate(dict(inputs), stop_token_ids=None)
     return made["decoder_token_ids" if "decoder_token_ids" in inputs else "token_ids"]

@@ -28,7 +28,7 @@ def _off_again() -> Iterator[None]:
 
 
 def build(name: str, cls: Any = None, **changes: Any) -> Any:
-    """A model whose most likely tokens differ clearly in probability, left to the loop of the sampler."""
+    """Return a model whose most likely tokens differ clearly in probability, left to the loop of the sampler."""
     return hub_models.task(name, hub_models.build(name, **changes), cls or subclass(name))
 
 
@@ -208,7 +208,7 @@ def test_positions_after_the_shortest_prompt_are_not_read_before_the_loop() -> N
 
 
 def bytes_of_a_step(longest: int, fast: bool) -> float:
-    """The bytes that TensorFlow allocates per token of two texts, in GPT-2's loop with a cache of this length."""
+    """Count the bytes that TensorFlow allocates per token of two texts, in GPT-2's loop with a cache of this length."""
     options = {**SHORT, "max_sequence_length": longest}
     model, inputs = build("GPT-2", **options), prompts(3, 4, longest=longest)
     if fast:

@@ -59,7 +59,7 @@ def draw(*shape: int, dtype: str = "bfloat16") -> Any:
 
 
 def run(function: Any) -> tuple[dict[str, int], dict[str, int]]:
-    """What ran on heed and what was left; what was left gives what stock Keras gives."""
+    """Return what ran on heed and what was left; what was left gives what stock Keras gives."""
     stock = function()
     with heed.accelerate() as acceleration:
         fast = function()
@@ -71,7 +71,7 @@ def run(function: Any) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def the_reason(found: tuple[dict[str, int], dict[str, int]], target: str) -> str:
-    """The reason of a call that was left as a whole: nothing in it ran on heed."""
+    """Return the reason of a call that was left as a whole: nothing in it ran on heed."""
     calls, left = found
     assert calls == {}
     ((text, number),) = left.items()

@@ -98,7 +98,7 @@ class Twice(keras.layers.Layer):
 
 
 def centred(x: Any) -> Any:
-    """An activation that mixes positions."""
+    """Return an activation that mixes positions."""
     return x - ops.mean(x, axis=1, keepdims=True)
 
 
@@ -108,7 +108,7 @@ def scale_name(layer: Any) -> str:
 
 
 def put(path: str, value: Any) -> Callable[[Any], None]:
-    """Sets an attribute of a layer, or of a part of it; a function makes it from the old one."""
+    """Set an attribute of a layer, or of a part of it; a function makes it from the old one."""
 
     def change(layer: Any) -> None:
         *parts, name = path.split(".")
@@ -155,14 +155,14 @@ class Callback:
 
 
 def shape(function: Method, form: str, original: Method) -> Method:
-    """The same function in another form."""
+    """Return the same function in another form."""
     if form == "object":
         return Callback(function)
     return functools.wraps(original)(function) if form == "wraps" else function
 
 
 def change_method(layer: Any, name: str, place: str, form: str, stack: ExitStack) -> None:
-    """Replaces a method of a layer, of its class in Keras, or by a subclass."""
+    """Replace a method of a layer, of its class in Keras, or by a subclass."""
     cls = type(layer)
     original, wrap = getattr(cls, name), METHODS[cls][name]
     if place == "instance":
@@ -184,7 +184,7 @@ def change_method(layer: Any, name: str, place: str, form: str, stack: ExitStack
 
 @st.composite
 def changes(draw: Any) -> dict[str, Any]:
-    """A layer, what changes, where and when, and a call."""
+    """Return a layer, what changes, where and when, and a call."""
     cls = draw(st.sampled_from(list(METHODS)))
     parts = [] if METHODS[cls] is SINGLE else PARTS
     return {
@@ -198,7 +198,7 @@ def changes(draw: Any) -> dict[str, Any]:
 
 
 def case(cls: type, name: str, **options: Any) -> Any:
-    """An example without options but those that are given."""
+    """Return an example without options but those that are given."""
     flags = dict.fromkeys(FLAGS, False)
     base = {"place": "instance", "form": "function", "when": "after build"}
     return example({"cls": cls, "name": name, **base, **flags, **options})
@@ -218,7 +218,7 @@ def make(change: dict[str, Any]) -> Any:
 
 
 def call(layer: Any, change: dict[str, Any], x: Any) -> Any:
-    """The outputs and losses of a call."""
+    """Return the outputs and losses of a call."""
     options: dict[str, Any] = {
         "use_causal_mask": change["causal"],
         "return_attention_scores": change["scores"],

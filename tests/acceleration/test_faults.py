@@ -32,7 +32,7 @@ def _off_again() -> Iterator[None]:
 
 @contextmanager
 def wrong_on_stock() -> Iterator[None]:
-    """Expects the block to fail or raise on stock Keras."""
+    """Expect the block to fail or raise on stock Keras."""
     try:
         yield
     except Exception:
@@ -273,7 +273,7 @@ LONG = 2048
 
 
 def no_square(function: Any, *shapes: tuple[int, ...], units: int = 1) -> None:
-    """Checks that no tensor in the graph is as large as the scores, times some units."""
+    """Check that no tensor in the graph is as large as the scores, times some units."""
     from tests.ops.test_memory import largest_tensor  # skips on other backends
 
     specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]

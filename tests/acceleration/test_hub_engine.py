@@ -71,7 +71,7 @@ def engine_tokens(model: Any, inputs: Any, stops: Any = None) -> np.ndarray:
 
 
 def generate(model: Any, inputs: Any, stops: Any = None) -> tuple[dict[str, Any], str | None]:
-    """What an accelerated model generates, and why the engine did not do it."""
+    """Return what an accelerated model generates, and why the engine did not do it."""
     with heed.accelerate(model) as acceleration:
         found = model.generate(dict(inputs), stop_token_ids=stops)
         report = acceleration.report()
@@ -81,7 +81,7 @@ def generate(model: Any, inputs: Any, stops: Any = None) -> tuple[dict[str, Any]
 
 
 def assert_the_same(model: Any, inputs: Any, stops: Any = None) -> dict[str, Any]:
-    """The engine generates what KerasHub does: each tensor of the result, its type and its numbers."""
+    """Return the engine generates what KerasHub does: each tensor of the result, its type and its numbers."""
     stock = model.generate(dict(inputs), stop_token_ids=stops)
     found, reason = generate(model, inputs, stops)
     assert reason is None
@@ -297,7 +297,7 @@ def to_array(variable: Any) -> np.ndarray:
 
 
 def dense_of(stack: Any) -> list[Any]:
-    """The first layer's dense layers, and the one to the logits."""
+    """Return the first layer's dense layers, and the one to the logits."""
     layer, attention = stack.layers[0], stack.layers[0].self_attention
     names = ("query", "key", "value", "output")
     return [

@@ -63,7 +63,7 @@ def inputs_of(model: keras.Model) -> dict[str, np.ndarray]:
 
 
 def real(outputs: Any) -> list[np.ndarray]:
-    """The outputs at positions that are not padding."""
+    """Return the outputs at positions that are not padding."""
     arrays = [np.array(keras.ops.cast(x, "float32")) for x in keras.tree.flatten(outputs)]
     return [x[1, : LENGTH - 4] if x.shape[:2] == (BATCH, LENGTH) else x[0] for x in arrays] + [
         x[0] for x in arrays

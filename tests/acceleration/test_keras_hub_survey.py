@@ -60,7 +60,7 @@ def arrays_for(model: keras.Model) -> Any:
 
 
 def run(model: keras.Model, arrays: Any) -> list[np.ndarray]:
-    """The outputs of the first entry, which has no padding."""
+    """Return the outputs of the first entry, which has no padding."""
     return [keras.ops.convert_to_numpy(x)[0] for x in keras.tree.flatten(model(arrays))]
 
 

@@ -37,7 +37,7 @@ def built(layer: Any) -> Any:
 
 
 def sharper(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of scores, as one that a user changed."""
+    """Return a function of scores, as one that a user changed."""
     return lambda scores, *args, **options: function(3.0 * scores, *args, **options)
 
 

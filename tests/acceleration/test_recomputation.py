@@ -48,7 +48,7 @@ Step = Callable[
 
 
 def gradient(step: Step, make: type, before_backward: Callable[[], Any] = list) -> Any:
-    """The gradient of a block with respect to its input, after a first call with dropout."""
+    """Return the gradient of a block with respect to its input, after a first call with dropout."""
     keras.utils.set_random_seed(1)
     block = Block(make(2, 4, dropout=0.4, seed=3))
     x = ops.convert_to_tensor(randoms((B, T, D))[0])
@@ -95,7 +95,7 @@ def plain(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def checkpoints() -> dict[str, Step]:
-    """The ways to compute a function again."""
+    """Return the ways to compute a function again."""
     ways: dict[str, Step] = {"keras.remat": lambda call: keras.remat(call)}
     if BACKEND == "tensorflow":
         import tensorflow as tf
@@ -149,7 +149,7 @@ def test_the_implementation_is_that_of_the_first_computation() -> None:
 
 
 def trained(make: type, remat: bool, **options: Any) -> float:
-    """The loss of a model that `fit` trains, eagerly on TensorFlow, where Keras cannot compile the scope."""
+    """Return the loss of a model that `fit` trains, eagerly on TensorFlow, where Keras cannot compile the scope."""
     keras.utils.set_random_seed(1)
     inputs, (x, y) = keras.Input((T, D)), randoms((4, T, D), (4, T, D))
     with keras.RematScope("full" if remat else None):

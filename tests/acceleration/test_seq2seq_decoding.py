@@ -40,7 +40,7 @@ def _off_again() -> Iterator[None]:
 
 
 def build(name: str, **compiled: Any) -> Any:
-    """A model whose most likely tokens differ clearly in probability."""
+    """Return a model whose most likely tokens differ clearly in probability."""
     import keras_hub
 
     prefix, options = MODELS[name]
@@ -138,7 +138,7 @@ def test_only_prompts_are_read_before_the_loop(name: str) -> None:
 
 
 def bytes_of_a_step(name: str, sampler: str, length: int, longest: int, fast: bool) -> float:
-    """The bytes that TensorFlow allocates per written token, with sources and targets of these lengths."""
+    """Return the bytes that TensorFlow allocates per written token, with sources and targets of these lengths."""
     model = build(name, sampler=make_sampler(sampler))
     inputs = sources(length, length, longest=longest)
     if fast:

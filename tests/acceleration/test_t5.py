@@ -23,7 +23,7 @@ def _accelerated() -> Iterator[None]:
 
 
 def layer(bias: Any = None) -> Any:
-    """The attributes that the replacement reads, for two heads of width 3 and identity projections."""
+    """Return the attributes that the replacement reads, for two heads of width 3 and identity projections."""
     projections = ("query_projector", "key_projector", "value_projector", "output_projector")
     return SimpleNamespace(
         **dict.fromkeys(projections, keras.ops.convert_to_tensor),

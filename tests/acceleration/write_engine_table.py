@@ -15,7 +15,7 @@ _HEAD = "| language model | runs on |\n| --- | --- |\n"
 
 
 def find_language_models() -> list[str]:
-    """The names of all models with a `CausalLM`."""
+    """Return the names of all models with a `CausalLM`."""
     import keras_hub
 
     hub = hub_models.MODELS.items()
@@ -23,7 +23,7 @@ def find_language_models() -> list[str]:
 
 
 def make_rows() -> dict[str, str]:
-    """What each model runs on."""
+    """Return what each model runs on."""
     import keras_hub
 
     from heed.acceleration.hub import families
@@ -43,14 +43,14 @@ def make_rows() -> dict[str, str]:
 
 
 def read_rows() -> dict[str, str]:
-    """What the page says."""
+    """Return what the page says."""
     table = PAGE.read_text(encoding="utf-8").partition(_HEAD)[2].partition("\n\n")[0]
     rows = (line.strip("| ").split(" | ") for line in table.splitlines())
     return dict(rows)
 
 
 def write() -> None:
-    """Writes the table to the page."""
+    """Write the table to the page."""
     text = PAGE.read_text(encoding="utf-8")
     before, head, rest = text.partition(_HEAD)
     table = "\n".join(f"| {name} | {runs} |" for name, runs in make_rows().items())

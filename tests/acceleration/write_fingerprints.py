@@ -31,7 +31,7 @@ class _Recorder(dict[str, tuple[str, ...]]):
 
 
 def find_fingerprints() -> dict[str, tuple[str, ...]]:
-    """The classes of all models and samplers that the engine runs, in this version of KerasHub."""
+    """Return the classes of all models and samplers that the engine runs, in this version of KerasHub."""
     import keras_hub
 
     from heed.acceleration.hub import _samplers, families
@@ -51,7 +51,7 @@ def find_fingerprints() -> dict[str, tuple[str, ...]]:
 
 
 def write() -> None:
-    """Adds the fingerprints of this version to the list."""
+    """Add the fingerprints of this version to the list."""
     known = _fingerprints.FINGERPRINTS
     found = find_fingerprints()
     lines = []

@@ -36,7 +36,7 @@ def contents(folder):
 
 
 def process(*words, **kwargs):
-    """The command in a process of its own, which costs seconds where TensorFlow loads."""
+    """Return the command in a process of its own, which costs seconds where TensorFlow loads."""
     return subprocess.Popen(
         [sys.executable, "-m", "heed", *map(str, words)],
         stdin=kwargs.pop("stdin", subprocess.DEVNULL),
@@ -48,14 +48,14 @@ def process(*words, **kwargs):
 
 
 def piped(monkeypatch, data):
-    """Standard input that holds these bytes; a terminal's, if they are None."""
+    """Put these bytes on standard input; a terminal's, if they are None."""
     stream = io.TextIOWrapper(io.BytesIO(data or b""), errors="surrogateescape")
     monkeypatch.setattr(stream, "isatty", lambda: data is None, raising=False)
     monkeypatch.setattr("sys.stdin", stream)
 
 
 def give(path, data):
-    """A named pipe out of which these bytes come once."""
+    """Return a named pipe out of which these bytes come once."""
     path.unlink(missing_ok=True)
     os.mkfifo(path)
     threading.Thread(target=path.write_bytes, args=[data], daemon=True).start()
@@ -63,6 +63,6 @@ def give(path, data):
 
 
 def split_pairs():
-    """The sources and the targets of `PAIRS`, as two files hold them."""
+    """Return the sources and the targets of `PAIRS`, as two files hold them."""
     sides = zip(*(line.split("\t") for line in PAIRS.decode().splitlines()), strict=True)
     return ["".join(f"{line}\n" for line in side).encode() for side in sides]

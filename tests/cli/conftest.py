@@ -12,13 +12,13 @@ from tests.seq2seq.conftest import eager, finished_run  # noqa: F401
 
 @pytest.fixture(scope="session")
 def trained_path(finished_run):  # noqa: F811
-    """The folder of a tiny finished run on English and German; only read."""
+    """Return the folder of a tiny finished run on English and German; only read."""
     return finished_run.path
 
 
 @pytest.fixture
 def no_validation(monkeypatch):
-    """Validations compute nothing: for commands that train and are tested for something else."""
+    """Let validations compute nothing: for commands that train and are tested for something else."""
     from heed.seq2seq.training._step import TrainingStep, Validation
 
     monkeypatch.setattr(TrainingStep, "validate", lambda *_: Validation(1.0, 0.5, 0.5))
@@ -32,13 +32,13 @@ def all_end(monkeypatch):
 
 @pytest.fixture(scope="module")
 def run_path(trained_path, tmp_path_factory):
-    """A copy of that run of this file's own."""
+    """Return a copy of that run of this file's own."""
     return shutil.copytree(trained_path, tmp_path_factory.mktemp("runs") / "run")
 
 
 @pytest.fixture
 def heed(capsys, monkeypatch, tmp_path):
-    """Runs the command in this process, in an empty folder: status, output, errors."""
+    """Run the command in this process, in an empty folder: status, output, errors."""
     monkeypatch.chdir(tmp_path)
 
     def run(*words, stdin=None):

@@ -25,7 +25,7 @@ def corpus(tmp_path):
 
 
 def translate_each(heed, run_path, *options):
-    """The translation of each file alone."""
+    """Return the translation of each file alone."""
     out = {}
     for name in ("a", "b", "c"):
         path = f"{name}-alone.txt"

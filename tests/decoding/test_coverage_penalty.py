@@ -63,7 +63,7 @@ def score_next(model, row, targets):
 
 
 def search(model, row, beams, beta, prompt=()):
-    """The best target and its score, by the definition: nothing kept, nothing stopped early."""
+    """Return the best target and its score, by the definition: nothing kept, nothing stopped early."""
     row = row[row != 0]
     prompt = tuple(int(token) for token in prompt if token)
 

@@ -172,7 +172,7 @@ REWEIGHTED = range(2)  # seeds of the weights that are put into one model, compi
 
 @pytest.fixture(scope="module")
 def exhausted():
-    """A model, and for some weights of it: a source and log p of every sequence that ends."""
+    """Return a model, and for some weights of it: a source and log p of every sequence that ends."""
     options = {"end_bias": 0.5, "target_vocabulary_size": VOCABULARY}
     model, cases = small_model(**options), []
     for seed in REWEIGHTED:

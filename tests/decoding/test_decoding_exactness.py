@@ -72,7 +72,7 @@ MODELS = {
 
 
 def telling(builder: Any, options: dict[str, Any]) -> Any:
-    """A model that says several things, each of them for a reason, so that mistakes show.
+    """Return a model that says several things, each of them for a reason, so that mistakes show.
 
     Some weights of order 1 always say the same, and near uniform scores would hide what goes into them.
     """
@@ -86,7 +86,7 @@ def telling(builder: Any, options: dict[str, Any]) -> Any:
 
 
 def asked(model: Any) -> dict[str, Any]:
-    """The inputs: sources of several lengths; for a language model prompts, one of them empty."""
+    """Return the inputs: sources of several lengths; for a language model prompts, one of them empty."""
     if isinstance(model, LanguageModel):
         return {"prompt": prompts(ROWS, 4, seed=2)}
     return {"source": sources(ROWS, 6, seed=2)}
@@ -189,7 +189,7 @@ def check_cache(model: Any) -> None:
 
 
 def check_rows(model: Any) -> None:
-    """A batch of sentences of several lengths as each by itself: the same tokens and scores, of all beams."""
+    """Compare a batch of sentences of several lengths with each by itself: the same tokens and scores, of all beams."""
     inputs = asked(model)
     for way in ways(model):
         together = greedy(way, model, inputs)

@@ -180,7 +180,7 @@ def by_engine(*arguments: Any, **options: Any) -> np.ndarray:
 
 
 def by_both(*arguments: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens; several results of a source stand one after the other. Scores, if there are any, are alike."""
+    """Return the tokens; several results of a source stand one after the other. Scores, if there are any, are alike."""
     call = eager(*arguments, **options)
     (mine, of_mine), (graphs, of_graphs) = engine.decode(*call), _generation._decode(*call)
     if of_mine is not None:
@@ -242,7 +242,7 @@ def farther_is_less(score: Any, batch: Any, head: Any, query: Any, key: Any) -> 
 
 
 def varied(**changes: Any) -> Any:
-    """A model with these changes, and those that they need to make sense."""
+    """Return a model with these changes, and those that they need to make sense."""
     if "key_dim" in changes and changes["key_dim"] % 2 and changes.get("position") == "rotary":
         changes["position"] = "alibi"
     if changes.get("share_embeddings"):
@@ -443,7 +443,7 @@ def test_threads_are_fixed_once_tensorflow_runs() -> None:
 
 
 def described() -> tuple[Any, Any]:
-    """Decoder and encoder of a small model, of arrays."""
+    """Describe decoder and encoder of a small model, of arrays."""
     model = small_model(seed=4)
     stacks = describe_decoder(model.decoder, "float32"), describe_stack(model.encoder, "float32")
     return tuple(map_tensors(x, lambda x: np.asarray(x, "float32")) for x in stacks)
@@ -501,7 +501,7 @@ def arguments() -> dict[str, Any]:
 
 
 def struct(cls: Any, data: bytes, **changes: Any) -> bytes:
-    """The bytes of a structure, with some fields changed; what follows it stays."""
+    """Return the bytes of a structure, with some fields changed; what follows it stays."""
     made = cls.from_buffer_copy(data[: ctypes.sizeof(cls)])
     for name, value in changes.items():
         setattr(made, name, value)
@@ -559,7 +559,7 @@ def test_sizes_that_no_memory_holds_are_refused(arguments: Any, shape: tuple[int
 
 @pytest.fixture(scope="module")
 def trained() -> tuple[Any, np.ndarray]:
-    """A model that has learned to write its source backwards, and sources that it has not seen."""
+    """Return a model that has learned to write its source backwards, and sources that it has not seen."""
     keras.utils.set_random_seed(0)
     sizes = {"width": 64, "num_heads": 4, "feed_forward_width": 128, "target_vocabulary_size": 11}
     model = Transformer(small_config(**sizes, position="rotary"))
@@ -616,7 +616,7 @@ def test_channels_of_large_numbers_cost_integers_nothing() -> None:
 
 
 def add_in_place(variable: Any, numbers: Any, counted: bool = True) -> None:
-    """Adds in the memory of a variable, where the backend has such a thing; not `counted`: behind PyTorch's back."""
+    """Add in the memory of a variable, where the backend has such a thing; not `counted`: behind PyTorch's back."""
     numbers = np.asarray(numbers, "float32")
     if BACKEND == "tensorflow":
         variable.value.assign_add(numbers)
@@ -864,7 +864,7 @@ LOCAL: tuple[tuple[Any, str], ...] = (
 
 @pytest.fixture(scope="module")
 def two_layers() -> Any:
-    """A model whose last layer is another one in each test."""
+    """Return a model whose last layer is another one in each test."""
     return small_model(seed=3, decoder_layers=2)
 
 
@@ -880,7 +880,7 @@ def test_a_reason_of_one_layer(two_layers: Any, change: Any, reason: str) -> Non
 
 
 def attending(model: Any, **options: Any) -> Any:
-    """The model, with a self-attention of these options in its last layer."""
+    """Return the model, with a self-attention of these options in its last layer."""
     old = model.decoder.blocks[-1].self_attention
     new = MultiHeadAttention(old.num_heads, **{"key_dim": old.key_dim, **options}, name=old.name)
     new.build((None, None, 8), (None, None, 8))

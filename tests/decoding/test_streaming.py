@@ -43,7 +43,7 @@ def decode_by(monkeypatch: Any) -> Any:
 
 
 def row_of(model: Any, source: Any = None, **options: Any) -> list[int]:
-    """The tokens of `generate` for one row, without padding."""
+    """Return the tokens of `generate` for one row, without padding."""
     tokens = np.asarray(generate(model, source, **options))[0]
     return [int(x) for x in tokens if x != model.config.pad_id]
 

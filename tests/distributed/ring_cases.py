@@ -60,7 +60,7 @@ class Case:
         }
 
     def dense_mask(self, workers: int) -> Array | None:
-        """The rules as an array (B, N or 1, T, S), by plain loops."""
+        """Return the rules as an array (B, N or 1, T, S), by plain loops."""
         queries, keys = self.sizes(workers)
         mask = None
         rules = [*self.mask, *([("causal", ())] if self.options.get("is_causal") else [])]
@@ -73,7 +73,7 @@ class Case:
         return mask
 
     def call_options(self) -> dict[str, Any]:
-        """The arguments of the op, with a `Mask`."""
+        """Return the arguments of the op, with a `Mask`."""
         from heed.ops import Mask
 
         mask = None
@@ -108,7 +108,7 @@ CASES = {
 
 
 def main(workers: int, implementation: str, file: str, names: list[str]) -> None:
-    """Runs cases and saves their results, joined, in float64."""
+    """Run cases and save their results, joined, in float64."""
     import tensorflow as tf
 
     cpu = tf.config.list_physical_devices("CPU")[0]

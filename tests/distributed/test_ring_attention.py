@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_cases(folder: Path, workers: int, implementation: str, names) -> dict[str, np.ndarray]:
-    """The results of cases by "case/result", computed in a process of its own, as devices are fixed at start."""
+    """Return the results of cases by "case/result", computed in a process of its own, as devices are fixed at start."""
     file = folder / f"{workers}-{implementation}.npz"
     command = [sys.executable, "-m", "tests.distributed.ring_cases", str(workers), implementation]
     done = subprocess.run(

@@ -10,7 +10,7 @@ from heed.errors import ClusterError
 
 
 def job(tmp_path, *ends):
-    """Makes two workers: the second ends as the code for this start says, the first loses it then."""
+    """Make two workers: the second ends as the code for this start says, the first loses it then."""
     starts = []
 
     def make_workers():

@@ -112,14 +112,14 @@ def finish(job, status=0):
 
 
 def workers_of(job):
-    """The processes that it has started, the first one first."""
+    """Return the processes that it has started, the first one first."""
     command = ["ps", "--ppid", str(job.pid), "-o", "pid="]
     found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     return sorted(map(int, found.split()))
 
 
 def await_step(path, step, job, since=0.0):
-    """Waits for a checkpoint of this step or a later one."""
+    """Wait for a checkpoint of this step or a later one."""
     while job.poll() is None:
         files = [*path.glob("checkpoints/step-*.npz")]
         if any(int(one.stem.removeprefix("step-")) >= step for one in files):

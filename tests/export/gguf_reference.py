@@ -43,11 +43,11 @@ class File:
         return str(self.settings["general.architecture"])
 
     def of(self, key: str, default: Any = None) -> Any:
-        """A setting of the architecture."""
+        """Return a setting of the architecture."""
         return self.settings.get(f"{self.architecture}.{key}", default)
 
     def logits(self, tokens: Any) -> _Array:
-        """The scores (T, V) of the token after each of `tokens` (T,)."""
+        """Return the scores (T, V) of the token after each of `tokens` (T,)."""
         is_gemma = self.architecture.startswith("gemma")
         x = self.tensors["token_embd.weight"][np.asarray(tokens)]
         if is_gemma:

@@ -56,7 +56,7 @@ EPSILON = float(np.finfo("float32").eps)
 
 
 def runner() -> ModuleType:
-    """The runner, loaded from its file under the name that it has in an artefact."""
+    """Return the runner, loaded from its file under the name that it has in an artefact."""
     spec = importlib.util.spec_from_file_location("runtime", RUNNER)
     assert spec is not None
     assert spec.loader is not None
@@ -66,7 +66,7 @@ def runner() -> ModuleType:
 
 
 def model_of(seed: int = 0, **changes: Any) -> Transformer:
-    """A model with weights of order 1, so that the likeliest token is clear and depends on the whole input."""
+    """Return a model with weights of order 1, so that the likeliest token is clear and depends on the whole input."""
     keras.utils.set_random_seed(seed)
     return randomise(Transformer(TransformerConfig(**{**SIZES, **changes})), seed)
 
@@ -79,7 +79,7 @@ def language_model_of(seed: int = 0, **changes: Any) -> LanguageModel:
 
 
 def log_probabilities(logits: Any, tokens: np.ndarray) -> np.ndarray:
-    """The log-probabilities (B, T) of the tokens."""
+    """Return the log-probabilities (B, T) of the tokens."""
     found = np.asarray(keras.ops.log_softmax(logits, axis=-1))
     return np.take_along_axis(found, tokens[:, :, None], axis=-1)[:, :, 0]
 
@@ -87,7 +87,7 @@ def log_probabilities(logits: Any, tokens: np.ndarray) -> np.ndarray:
 def effect(
     model: Any, answer: Callable[[], np.ndarray], step: Callable[[np.ndarray], Any]
 ) -> float:
-    """The largest change of an answer in four draws of changes to all weights, each up to `step` of the weight."""
+    """Return an answer's largest change in four draws of changes to all weights, each up to `step` of the weight."""
     before, weights = answer(), model.get_weights()
     rng, found = np.random.default_rng(0), []
     for _ in range(4):
@@ -98,7 +98,7 @@ def effect(
 
 
 def rounding(model: Any, answer: Callable[[], np.ndarray]) -> float:
-    """A bound on the difference of two float32 computations of an answer, in any order of summation.
+    """Return a bound on the difference of two float32 computations of an answer, in any order of summation.
 
     A sum of n products, in any order, is exact for weights that are off by some sqrt(n) epsilons, rarely more (Higham
     and Mary 2019, "A New Approach to Probabilistic Rounding Error Analysis"); each of the two has such a sum.
@@ -108,7 +108,7 @@ def rounding(model: Any, answer: Callable[[], np.ndarray]) -> float:
 
 
 def assert_agrees(model: Transformer, folder: Path, source: np.ndarray) -> None:
-    """Compares tokens, and the log-probabilities of random targets up to rounding."""
+    """Compare tokens, and the log-probabilities of random targets up to rounding."""
     expected = np.asarray(generate(model, source, max_length=LENGTH))
     programs = runner().load(folder, threads=1)
     found = programs["translate"](source=source, max_length=LENGTH)
@@ -404,7 +404,7 @@ def test_repeated_tokens() -> None:
 
 
 def finished(run: RunFolder) -> Any:
-    """Gives a run random weights; returns its model."""
+    """Give a run random weights; return its model."""
     keras.utils.set_random_seed(0)
     model = randomise(make_model(run), 5)
     write_trained(run, [weight.numpy() for weight in model.weights], {"step": 0})
@@ -412,7 +412,7 @@ def finished(run: RunFolder) -> Any:
 
 
 def write_run(run: RunFolder, folder: Path) -> None:
-    """Writes a run with the names of its tokens, as `heed export` does."""
+    """Write a run with the names of its tokens, as `heed export` does."""
     shipment = Shipment(run)
     tokens = {
         f"{side}_tokens": export.make_unique(shipment.tokens[side]) for side in ("source", "target")

@@ -67,13 +67,13 @@ def answers_in_this_process(folder, given, needs_heed):
 
 @pytest.fixture
 def here(monkeypatch):
-    """Runs artefacts in this process, for tests of their outputs."""
+    """Run artefacts in this process, for tests of their outputs."""
     monkeypatch.setattr(_verify, "_answers", answers_in_this_process)
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """The classifier in ONNX, run without heed, at a relative path that looks like an option."""
+    """Return the classifier in ONNX, run without heed, at a relative path that looks like an option."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("export")
         patch.chdir(folder)
@@ -292,7 +292,7 @@ def test_samples_that_do_not_fit_are_refused(tmp_path, samples, message):
 
 @pytest.fixture(scope="module")
 def translator():
-    """A model with its programs."""
+    """Return a model with its programs."""
     model = RecurrentTranslator(RecurrentTranslatorConfig(20, 30, width=8))
     return model, programs_of(model)
 

@@ -86,7 +86,7 @@ def make(name: str) -> Any:
 
 
 def logits_of(model: Any, tokens: np.ndarray) -> np.ndarray:
-    """The logits (T, V) of the graph, without a row's axis."""
+    """Return the logits (T, V) of the graph, without a row's axis."""
     given = tokens[None]
     if not isinstance(model, LanguageModel):
         given = {"token_ids": given, "padding_mask": np.ones_like(given)}
@@ -100,12 +100,12 @@ def some_tokens(count: int = 12) -> np.ndarray:
 
 
 def relative(found: np.ndarray, expected: np.ndarray) -> float:
-    """The RMS of the differences divided by the RMS of the expected numbers."""
+    """Return the RMS of the differences divided by the RMS of the expected numbers."""
     return math.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2))
 
 
 def products(model: Any) -> int:
-    """The products that a number passes on its way to the logits."""
+    """Return the products that a number passes on its way to the logits."""
     layers = len(export._read_model(model).stack.layers)
     return 4 * layers + 1
 
@@ -254,7 +254,7 @@ TEXT = (
 
 
 def sentencepiece_model(**options: Any) -> bytes:
-    """A byte-pair model without normalisation, as Llama's."""
+    """Return a byte-pair model without normalisation, as Llama's."""
     import sentencepiece
 
     written = io.BytesIO()
@@ -276,7 +276,7 @@ def sentencepiece_model(**options: Any) -> bytes:
 
 
 def byte_pairs() -> tuple[dict[str, int], list[str]]:
-    """A vocabulary and merges of Llama 3's kind, with a hole in the ids."""
+    """Return a vocabulary and merges of Llama 3's kind, with a hole in the ids."""
     from heed.byte_pairs import bytes_of_letters
 
     special = ("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>")
@@ -289,7 +289,7 @@ def byte_pairs() -> tuple[dict[str, int], list[str]]:
 
 
 def with_tokenizer(name: str, **options: Any) -> Any:
-    """A model of KerasHub that reads text."""
+    """Return a model of KerasHub that reads text."""
     hub = pytest.importorskip("keras_hub", exc_type=ImportError).models
     if name == "Llama":
         tokenizer = hub.LlamaTokenizer(sentencepiece_model(**options))
@@ -360,7 +360,7 @@ def test_other_tokenizers_are_refused_by_name(
 
 @pytest.fixture(scope="module")
 def runner() -> Any:
-    """The runner, which needs llama-cpp-python."""
+    """Return the runner, which needs llama-cpp-python."""
     pytest.importorskip("llama_cpp")
     spec = importlib.util.spec_from_file_location("runtime", RUNNER)
     assert spec is not None
@@ -371,7 +371,7 @@ def runner() -> Any:
 
 
 def error_bound(name: str, model: Any) -> float:
-    """A bound on llama.cpp's relative error, in float32."""
+    """Return a bound on llama.cpp's relative error, in float32."""
     layers = len(export._read_model(model).stack.layers)
     if not name.startswith("Gemma"):
         return 100 * products(model) * EPSILON

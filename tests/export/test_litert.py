@@ -46,7 +46,7 @@ Run = Callable[..., dict[str, np.ndarray]]
 
 @pytest.fixture
 def write(tmp_path: pathlib.Path) -> Callable[..., dict[str, Run]]:
-    """Writes programs, checks their operators, and loads them."""
+    """Write programs, check their operators, and load them."""
 
     def write(programs: list[Program], **options: Any) -> dict[str, Run]:
         litert.write(programs, tmp_path, **options)
@@ -74,7 +74,7 @@ def check_model(model: Any, run: Run, sizes: Any = SIZES, atol: float = ATOL) ->
 
 
 def over_tokens(make: Callable[[Any, Any], Any], width: int = 16) -> Any:
-    """A model of tokens (B, T): `make` gets their embeddings, and a mask that is False at padding."""
+    """Return a model of tokens (B, T): `make` gets their embeddings, and a mask that is False at padding."""
     tokens = keras.Input((None,), dtype="int32", name="tokens")
     vectors = keras.layers.Embedding(VOCABULARY, width, embeddings_initializer="normal")(tokens)
     outputs = make(vectors, keras.ops.not_equal(tokens, 0))
@@ -262,7 +262,7 @@ def make_language_model() -> LanguageModel:
 def check_steps(
     model: Any, programs: list[Program], runs: dict[str, Run], atol: float = ATOL
 ) -> None:
-    """Compares the scores of each step with those of the model that reads all tokens at once."""
+    """Compare the scores of each step with those of the model that reads all tokens at once."""
     step = programs[-1]
     for batch, length in SIZES:
         tokens, known = tokens_of(batch, length, seed=1), {}
@@ -327,7 +327,7 @@ def test_programs_share_their_weights(write: Any, tmp_path: pathlib.Path) -> Non
 
 
 def sharp_model() -> Any:
-    """A model with peaked attention, which differs from a plain mean."""
+    """Return a model with peaked attention, which differs from a plain mean."""
     model = over_tokens(
         lambda x, real: layers.MultiHeadAttention(4, 16)(
             x, x, query_mask=real, value_mask=real, use_causal_mask=True
@@ -343,7 +343,7 @@ def sharp_model() -> Any:
 
 
 def error(model: Any, run: Run) -> float:
-    """The mean difference divided by the mean output, over some sizes."""
+    """Return the mean difference divided by the mean output, over some sizes."""
     pairs = []
     for seed, (batch, length) in enumerate(((4, 9), (3, 20), (2, 3))):
         tokens = tokens_of(batch, length, seed)

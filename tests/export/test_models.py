@@ -57,7 +57,7 @@ def tokens(model, rows, length):
 
 @pytest.fixture
 def accelerated():
-    """Runs models of other libraries on heed's ops."""
+    """Run models of other libraries on heed's ops."""
     with heed.accelerate():
         yield
 

@@ -51,7 +51,7 @@ def write_and_load(model: Any, folder: Path, **options: Any) -> dict[str, Callab
 
 
 def nodes_of(path: Path) -> Counter[str]:
-    """The kinds of nodes; checks that no node is redundant or unused."""
+    """Return the kinds of nodes; checks that no node is redundant or unused."""
     graph = onnx.load(path).graph
     read = {x.name for x in graph.output}.union(*map(names_read, graph.node))
     for node in graph.node:
@@ -85,7 +85,7 @@ def draw_inputs(model: keras.Model, batch: int, length: int) -> dict[str, np.nda
 def check_agreement(
     model: keras.Model, folder: Path, sizes: Sequence[tuple[int, int]] = SIZES, **options: Any
 ) -> Counter[str]:
-    """Compares the file with the model; returns the kinds of its nodes."""
+    """Compare the file with the model; return the kinds of its nodes."""
     serve = write_and_load(model, folder, **options)["serve"]
     for batch, length in sizes:
         inputs = draw_inputs(model, batch, length)
@@ -199,7 +199,7 @@ def test_keras_hub(name: str, opset: int, tmp_path: Path) -> None:
 def score_steps(
     programs: dict[str, Any], model: Any, source: np.ndarray, read: np.ndarray
 ) -> np.ndarray:
-    """The scores (B, T, V) after each token of `read` (B, T), step by step."""
+    """Return the scores (B, T, V) after each token of `read` (B, T), step by step."""
     steps = {program.name: program for program in programs_of(model)}["decode_step"]
     known = programs["encode"](source=source) if "encode" in programs else {}
     for name in steps.growing:
@@ -215,7 +215,7 @@ def score_steps(
 
 
 def check_decoding(model: Any, folder: Path, **options: Any) -> None:
-    """Compares encoding and decoding step by step with the model, which reads all tokens at once."""
+    """Compare encoding and decoding step by step with the model, which reads all tokens at once."""
     programs = write_and_load(model, folder, **options)
     rng = np.random.default_rng(0)
     for batch, length, steps in ((2, 5, 4), (1, 3, 6)):
@@ -239,7 +239,7 @@ def transformer(**options: Any) -> Any:
 
 
 def count_joins(path: Path) -> int:
-    """The number of attentions that join past and new keys and values."""
+    """Return the number of attentions that join past and new keys and values."""
     nodes = [node for node in onnx.load(path).graph.node if node.op_type == "Attention"]
     found = [node for node in nodes if len(node.input) == 6]
     assert all(len(node.output) == 3 for node in found)

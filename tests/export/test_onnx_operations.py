@@ -37,7 +37,7 @@ def bools(*shape: int) -> np.ndarray:
 
 
 def operation(kind: str) -> Callable[..., Any]:
-    """The raw operation, as a function of its tensors in their order."""
+    """Return the raw operation, as a function of its tensors in their order."""
     function = getattr(raw, kind)
     names = list(inspect.signature(function).parameters)
     return lambda *tensors: function(**dict(zip(names, tensors, strict=False)))

@@ -43,7 +43,7 @@ def test_indexing_gives_the_same_as_numpy(index: Any) -> None:
 
 
 def list_slices(index: Any) -> list[Any]:
-    """The slices in the graph of an indexing."""
+    """Return the slices in the graph of an indexing."""
     graph = tf.function(lambda x: x[index], autograph=False)
     operations = graph.get_concrete_function(tf.TensorSpec((None, None))).graph.get_operations()
     return [one for one in operations if one.type == "StridedSlice"]

@@ -35,7 +35,7 @@ TEXTS = (
 
 
 def tokens_of(task):
-    """The tokens of a shipment, for a task without a run."""
+    """Return the tokens of a shipment, for a task without a run."""
     unit, obstacle = task.reads
     assert (unit in ("digits", "word", "character")) == (obstacle is None)
     return shipping.describe_tokens(task)

@@ -53,7 +53,7 @@ RULES = {"form": "NFC", "spaces": "\t\r\n\u2028\u3000\xa0▁"}
 
 
 def trained_elsewhere(path, targets, **options):
-    """A SentencePiece model that others made."""
+    """Return a SentencePiece model that others made."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(targets), model_writer=model, minloglevel=2, **options
@@ -83,7 +83,7 @@ def task_of(folder, kind):
 
 
 def model_of(folder, task):
-    """A model of `run.py` without programs: it reads and writes."""
+    """Return a model of `run.py` without programs: it reads and writes."""
     model = runner.Model.__new__(runner.Model)
     for name, data in task.files().items():
         (folder / name).write_bytes(data)
@@ -94,7 +94,7 @@ def model_of(folder, task):
 
 
 def read(task, line):
-    """The ids that the command translates; None if it refuses the line, none for a blank one."""
+    """Return the ids that the command translates; None if it refuses the line, none for a blank one."""
     try:
         return task.encode(line) if line.strip() else []
     except TaskError:
@@ -121,7 +121,7 @@ def read_by_graph(ops, line):
     scope="module", params=["subword", "bytes", *slow(["word", "character", "bpe-bytes", "spaces"])]
 )
 def readers(request, tmp_path_factory):
-    """A task, and its model and graph."""
+    """Return a task, and its model and graph."""
     folder = tmp_path_factory.mktemp(request.param)
     task = task_of(folder, request.param)
     model = model_of(folder, task)
@@ -220,7 +220,7 @@ def test_numbers_are_read_alike(tmp_path):
 
 
 def finished_run(path, task):
-    """A run with random weights, as its translations are not read by people: some end, some are cut."""
+    """Return a run with random weights, as its translations are not read by people: some end, some are cut."""
     keras.utils.set_random_seed(0)
     run = start_run(path, task, **{**tiny.TINY, "tie_embeddings": False})
     weights = [
@@ -232,7 +232,7 @@ def finished_run(path, task):
 
 
 def name_lines(notes):
-    """The lines that are named on standard error, and whether they were cut."""
+    """Return the lines that are named on standard error, and whether they were cut."""
     found = re.findall(r"line (\d+): (the translation is cut at (\d+) tokens)?", notes)
     return [(int(number), int(length or 0)) for number, _, length in found]
 

@@ -33,5 +33,5 @@ needs_device = [
 def run(
     function: Callable[..., Any], tensors: Sequence[Any], upstream: Any | None = None
 ) -> list[np.ndarray]:
-    """The output of a function of tensors, and with `upstream` the gradients of all of them."""
+    """Return the output of a function of tensors, and with `upstream` the gradients of all of them."""
     return [to_host(x) for x in make_step(function, tensors, upstream)()]

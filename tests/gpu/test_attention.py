@@ -121,7 +121,7 @@ NAMES = ("output", "gradient of query", "gradient of key", "gradient of value")
 
 
 def listed(dtype: str, names: Iterable[str] = CALLS) -> list[Any]:
-    """The names, of which `slow` are those that are not in `MAIN`."""
+    """Return the names, of which `slow` are those that are not in `MAIN`."""
     return [name if name in MAIN[dtype] else slow([name])[0] for name in names]
 
 
@@ -162,7 +162,7 @@ def naive(call: Call) -> Callable[..., Any]:
 
 
 def expect(call: Call, tensors: list[Any], upstream: Any) -> list[np.ndarray]:
-    """The results of the reference."""
+    """Return the results of the reference."""
     arrays = [to_host(x).astype("float64") for x in tensors]
     known = {**call.known, "mask": call.dense}
     output = reference.dot_product_attention(*arrays, **known).out

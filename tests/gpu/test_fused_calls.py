@@ -80,7 +80,7 @@ def to_array(x: Any) -> np.ndarray:
 
 
 def run(tensors: list[Any], options: dict[str, Any]) -> list[np.ndarray]:
-    """The output and the gradients of query, key and value."""
+    """Return the output and the gradients of query, key and value."""
     upstream = np.random.default_rng(5).normal(size=(B, T, N, H))
     if BACKEND == "jax":
         output, pull = jax.vjp(lambda *x: ops.dot_product_attention(*x, **options), *tensors)

@@ -36,7 +36,7 @@ def operands(kv_heads: int = N) -> list[Any]:
 
 
 def peak(options: dict[str, Any], kv_heads: int = N) -> int | None:
-    """The memory of a forward and a backward pass."""
+    """Return the memory of a forward and a backward pass."""
     tensors = operands(kv_heads)
     attend = functools.partial(ops.dot_product_attention, **options)
     return measure_peak(attend, tensors, keras.ops.ones_like(tensors[0]))

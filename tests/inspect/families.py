@@ -85,7 +85,7 @@ FAMILIES = {
 
 @contextlib.contextmanager
 def family(name: str, accelerated: bool = False) -> Iterator[tuple[keras.Model, dict[str, Any]]]:
-    """A model with a head, and inputs (2, LENGTH) for it."""
+    """Yield a model with a head, and inputs (2, LENGTH) for it."""
     import keras_hub
 
     keras.utils.set_random_seed(3)

@@ -133,6 +133,6 @@ def projected(dense: Any, x: np.ndarray) -> np.ndarray:
 
 
 def expected(layer: Any, x: np.ndarray, y: np.ndarray, **options: Any) -> np.ndarray:
-    """The reference weights of a multi-head attention of heed or Keras."""
+    """Return the reference weights of a multi-head attention of heed or Keras."""
     query, key = projected(layer._query_dense, x), projected(layer._key_dense, y)
     return reference.dot_product_attention(query, key, key, **options).probabilities

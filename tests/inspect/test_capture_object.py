@@ -248,7 +248,7 @@ def test_a_damaged_file_is_refused(tmp_path):
 
 
 def resaved(path, **changed):
-    """A saved capture with some arrays replaced and valid checksums."""
+    """Save a capture with some arrays replaced and valid checksums."""
     planted().save(path)
     with np.load(path) as file:
         entries = {name: file[name] for name in file.files}

@@ -121,7 +121,7 @@ def number(x):
 
 @functools.cache
 def pair():
-    """A layer with outputs (B, T, D), the kernel of its projection, and its heads (B, T, N, V) in float64."""
+    """Return a layer with outputs (B, T, D), the kernel of its projection, and its heads (B, T, N, V) in float64."""
     layer = MultiHeadAttention(4, 4, name="a")
     x, y = sequence(), sequence(seed=1)
     layer(x, x)
@@ -131,7 +131,7 @@ def pair():
 
 
 def projected(layer, heads):
-    """The output of the layer, in float64, for these heads."""
+    """Return the output of the layer, in float64, for these heads."""
     kernel, bias = (w.astype(np.float64) for w in layer.output_dense.get_weights())
     return np.einsum("btnv,nvd->btd", heads.astype(np.float64), kernel) + bias
 

@@ -30,7 +30,7 @@ def element(text, name):
 
 
 def read(text):
-    """The description in a page, and its decoded weights by layer name."""
+    """Return the description in a page, and its decoded weights by layer name."""
     data = json.loads(element(text, "data"))
     codes = np.frombuffer(zlib.decompress(base64.b64decode(element(text, "weights"))), np.uint8)
     weights = {}
@@ -248,7 +248,7 @@ def test_numbers_that_are_no_weights_are_refused(monkeypatch):
 
 
 def rows_of_table(text, title):
-    """The cells of each row of a table, without tags."""
+    """Return the cells of each row of a table, without tags."""
     body = text.split(f">{title}</h2>")[1].split("<tbody>")[1].split("</tbody>")[0]
     return [
         [html.unescape(re.sub("<.*?>", "", cell)) for cell in re.findall(r"<t[hd].*?</t[hd]>", row)]

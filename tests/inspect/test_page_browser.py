@@ -13,7 +13,7 @@ COLOURS = {0: (233, 241, 250), 1: (8, 48, 107)}  # the ends of the blues on ligh
 
 @pytest.fixture
 def show(chromium, tmp_path):
-    """Opens a page from disk; checks at the end that it loaded nothing and raised no error."""
+    """Open a page from disk; check at the end that it loaded nothing and raised no error."""
     contexts, requests, complaints = [], [], []
 
     def open_it(capture, tokens, colours="light", size=(1360, 820), touch=False, **options):
@@ -66,14 +66,14 @@ def readout(tab):
 
 
 def on_screen(tab):
-    """Waits until drawing has finished."""
+    """Wait until drawing has finished."""
     tab.evaluate(
         "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
     )
 
 
 def ink(tab, side, i):
-    """The opacity of the bar behind token i on one side of the lines, 0 to 255."""
+    """Return the opacity of the bar behind token i on one side of the lines, 0 to 255."""
     on_screen(tab)
     return tab.evaluate(
         """([side, i]) => {
@@ -88,7 +88,7 @@ def ink(tab, side, i):
 
 
 def colour_of(tab, share_x, share_y):
-    """The colour of the matrix at a fraction of its width and height; None if transparent."""
+    """Return the colour of the matrix at a fraction of its width and height; None if transparent."""
     on_screen(tab)
     pixel = tab.evaluate(
         """([sx, sy]) => {
@@ -344,7 +344,7 @@ def test_two_thousand_tokens_zoom(show):
 
 
 def cell_width(tab, x, y):
-    """The width of a key in the matrix, in CSS pixels."""
+    """Return the width of a key in the matrix, in CSS pixels."""
     columns = []
     for step in (0, 100):
         tab.mouse.move(x + step, y)
@@ -488,7 +488,7 @@ def test_colours_follow_the_theme(show):
 
 
 def with_tables():
-    """The options of a page that add the tables of circuits and of the lens."""
+    """Return the options of a page that add the tables of circuits and of the lens."""
     logits = np.random.default_rng(0).normal(size=(1, T, 30)) * 4
     places = {f"layer_{n}/output": logits for n in range(9)}
     scores = circuit_scores(planted(), np.arange(T) % 5)

@@ -45,7 +45,7 @@ def image_of(axes) -> np.ndarray:
 
 
 def assert_saves(figure) -> None:
-    """Saves as PNG and SVG without warnings, with every label inside."""
+    """Save as PNG and SVG without warnings, with every label inside."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for kind, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):

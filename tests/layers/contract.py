@@ -71,7 +71,7 @@ class LayerCase:
         return layer(**arrays, **{**self.arguments, **more})
 
     def symbolic(self, unknown: bool, dtype: str = "float32") -> dict[str, keras.KerasTensor]:
-        """Inputs of a Functional model; `unknown` leaves batch and lengths open."""
+        """Return inputs of a Functional model; `unknown` leaves batch and lengths open."""
         tensors = {}
         for name, tensor in self.inputs.items():
             shape: tuple[int | None, ...] = tensor.shape
@@ -118,7 +118,7 @@ def assert_same(one: Any, other: Any, tolerance: float = 0.0) -> None:
 
 
 def constructor_arguments(cls: type) -> set[str]:
-    """The names of all arguments that heed's part of a class takes."""
+    """Return the names of all arguments that heed's part of a class takes."""
     names = set()
     for base in cls.__mro__[: cls.__mro__.index(keras.layers.Layer)]:
         if "__init__" in vars(base):
@@ -128,7 +128,7 @@ def constructor_arguments(cls: type) -> set[str]:
 
 
 def check_config(case: LayerCase) -> None:
-    """The config is JSON, complete, and registered as `heed>...`."""
+    """Check that the config is JSON, complete, and registered as `heed>...`."""
     layer = case.make()
     config = layer.get_config()
     assert constructor_arguments(type(layer)) <= set(config)
@@ -164,7 +164,7 @@ def check_files(case: LayerCase, folder: Path) -> None:
 
 
 def check_shapes(case: LayerCase) -> None:
-    """A symbolic call has the shapes and dtypes of an eager call."""
+    """Check that a symbolic call has the shapes and dtypes of an eager call."""
     variants = [{}, {"return_attention_scores": True}] if case.scores else [{}]
     for more in variants:
         layer = case.make()
@@ -209,7 +209,7 @@ def check_unknown_sizes(case: LayerCase) -> None:
 
 
 def check_mixed_precision(case: LayerCase, policy: str) -> None:
-    """Computes in the narrow dtype, keeps variables in float32, stays near the float32 result."""
+    """Compute in the narrow dtype, keep variables in float32, and stay near the float32 result."""
     layer, wide = case.make(dtype=policy), case.make()
     arrays = case.draw()
     case.run(layer, arrays)
@@ -248,7 +248,7 @@ def _fit(model: keras.Model, case: LayerCase, **options: Any) -> None:
 
 
 def check_training(case: LayerCase) -> None:
-    """A subclassed model trains eagerly; `check_training_under_xla` checks it traced."""
+    """Train a subclassed model eagerly; `check_training_under_xla` checks it traced."""
     _fit(case.subclassed(), case, run_eagerly=True)
 
 
@@ -266,7 +266,7 @@ def check_training_under_xla(case: LayerCase) -> None:
 
 
 def check_export(case: LayerCase, folder: Path) -> None:
-    """A SavedModel of the portable form holds TensorFlow's own ops alone, and takes any batch and length."""
+    """Check a SavedModel of the portable form: TensorFlow's own ops alone, any batch and length."""
     model = case.functional(unknown=True)
     with heed.set_implementation("portable"):
         model.export(folder, verbose=False)
@@ -278,7 +278,7 @@ def check_export(case: LayerCase, folder: Path) -> None:
 
 
 def ops_of(function: Any) -> set[str]:
-    """The types of all ops that a function of a SavedModel runs."""
+    """Return the types of all ops that a function of a SavedModel runs."""
     (concrete,) = function._list_all_concrete_functions_for_serialization()
     graph = concrete.graph.as_graph_def()
     nodes = [node for f in graph.library.function for node in f.node_def]
@@ -286,7 +286,7 @@ def ops_of(function: Any) -> set[str]:
 
 
 def check_mask_propagation(case: LayerCase) -> None:
-    """The mask of the first input becomes that of the output, and no input loses its own."""
+    """Check that the first input's mask becomes that of the output, and no input loses its own."""
     layer = case.make()
     arrays = {name: keras.ops.convert_to_tensor(x) for name, x in case.draw().items()}
     assert layer.supports_masking

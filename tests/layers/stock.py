@@ -60,7 +60,7 @@ def assert_close(one: Any, other: Any, dtype: str = "float32") -> None:
 
 
 def visible_somewhere(mask: np.ndarray) -> np.ndarray:
-    """The mask, with the first key opened to queries that would see nothing."""
+    """Return the mask, with the first key opened to queries that would see nothing."""
     mask = mask.copy()
     mask[..., 0] |= ~mask.any(-1)
     return mask

@@ -15,7 +15,7 @@ from tests.tolerances import assert_values
 
 
 def expected(layer, query, value, key=None, mask=None):
-    """The paper's formula on the weights of the layer, in float64."""
+    """Return the paper's formula on the weights of the layer, in float64."""
     key = value if key is None else key
     weights = {w.path.split("/", 1)[1]: np.asarray(w, "float64") for w in layer.weights}
     return reference.additive_attention(

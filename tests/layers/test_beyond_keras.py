@@ -42,7 +42,7 @@ def built(shape: tuple[int, ...] = X, **options: Any) -> Any:
 
 
 def plain(layer: Any) -> Any:
-    """The same projections with none of the extras."""
+    """Return the same projections with none of the extras."""
     groups = layer.num_key_value_heads
     other = built(num_key_value_heads=groups)
     other.set_weights(layer.get_weights()[: len(other.weights)])

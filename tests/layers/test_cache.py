@@ -22,7 +22,7 @@ def built(width=8, **options):
 
 
 def decode(layer, x, steps, length=None, scores=False, **arguments):
-    """Feeds `x` in steps of these lengths; returns outputs, scores and the last cache."""
+    """Feed `x` in steps of these lengths; return outputs, scores and the last cache."""
     cache = layer.make_cache(x.shape[0], length or x.shape[1])
     outputs, weights, start = [], [], 0
     for step in steps:

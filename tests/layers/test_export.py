@@ -43,7 +43,7 @@ def model() -> keras.Model:
 
 
 def exported(one: keras.Model, folder: Path) -> tuple[Path, np.ndarray]:
-    """The folder, and what the model gives."""
+    """Return the folder, and what the model gives."""
     folder.mkdir()
     x = randoms((2, 70, 8))[0]
     one.export(folder / "model", verbose=False)
@@ -52,7 +52,7 @@ def exported(one: keras.Model, folder: Path) -> tuple[Path, np.ndarray]:
 
 
 def serve(first: str, *folders: Path) -> str:
-    """Serves the models in a process of its own, with heed if `first` says so; what it prints."""
+    """Serve the models in a process of its own, with heed if `first` says so; what it prints."""
     command = [sys.executable, "-c", SERVE, first, *map(str, folders)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 

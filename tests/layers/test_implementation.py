@@ -86,7 +86,7 @@ COMPILED = [
 
 
 def native_ops(model: str, gradient: bool) -> set[str]:
-    """The ops that this model runs, and those of their gradients."""
+    """Return the ops that this model runs, and those of their gradients."""
     names = {"HeedAttention"}
     if model in ("encoder layer", "late"):
         names.add("HeedNormalization")
@@ -94,7 +94,7 @@ def native_ops(model: str, gradient: bool) -> set[str]:
 
 
 def run_all(model: keras.Model, **options: Any) -> tuple[dict[str, Traced], list[str]]:
-    """The graphs of fit, evaluate and predict, and all warnings."""
+    """Return the graphs of fit, evaluate and predict, and all warnings."""
     found: dict[str, Traced] = {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -24,7 +24,7 @@ def built(kernel_size=3, **options):
 
 
 def expected(layer, state, value, previous, mask):
-    """The formula in float64, its convolution by plain loops."""
+    """Return the formula in float64, its convolution by plain loops."""
     weights = {w.path.split("/", 1)[1]: np.asarray(w, "float64") for w in layer.weights}
     B, S = value.shape[:2]
     kernel = weights["convolution/kernel"][:, 0]  # (kernel_size, filters)

@@ -30,7 +30,7 @@ def built(key_dim: Any, *shapes: tuple[int, ...], heads: int = 3, **options: Any
 
 
 def projected(dense: Any, x: np.ndarray) -> np.ndarray:
-    """The plain product, heads side by side: (B, T, sum of the widths)."""
+    """Return the plain product, heads side by side: (B, T, sum of the widths)."""
     kernel = np.asarray(dense.kernel).reshape(x.shape[-1], -1)
     product = x.astype("float64") @ kernel
     return product if dense.bias is None else product + np.asarray(dense.bias).reshape(-1)

@@ -116,7 +116,7 @@ def test_refusals() -> None:
 
 
 def put(part: str, name: str, value: Any) -> Callable[[Any], None]:
-    """Sets an attribute of a part of a layer, or of the layer if the part is empty."""
+    """Set an attribute of a part of a layer, or of the layer if the part is empty."""
     return lambda layer: setattr(getattr(layer, part) if part else layer, name, value)
 
 

@@ -44,7 +44,7 @@ ATOL = 1e-5
 
 
 def translator(**options: Any) -> keras.Model:
-    """Encoder and decoder layers behind embeddings that mask padding."""
+    """Build encoder and decoder layers behind embeddings that mask padding."""
     keras.utils.set_random_seed(0)
     source, target = keras.Input((None,), dtype="int32"), keras.Input((None,), dtype="int32")
     x = SinusoidalPositions(name="waves")(TokenEmbedding(11, 8, name="words")(source))
@@ -60,7 +60,7 @@ def translator(**options: Any) -> keras.Model:
 
 
 def assert_loads_without_heed(model: keras.Model, inputs: Any, folder: Path) -> None:
-    """The file of a stock model opens where heed cannot be imported, and computes the same."""
+    """Check that a stock model's file opens where heed cannot be imported, and computes the same."""
     path = folder / "stock.keras"
     model.save(path)
     with zipfile.ZipFile(path) as archive:

@@ -25,7 +25,7 @@ def small_config(**changes: Any) -> TransformerConfig:
 
 
 def small_model(seed: int = 0, end_bias: float = 0.0, dtype: Any = None, **changes: Any) -> Any:
-    """A built model with weights of order 1, so that its scores depend on all that it reads.
+    """Return a built model with weights of order 1, so that its scores depend on all that it reads.
 
     `end_bias` is added to the score of the end token (an output layer of its own is needed).
     """
@@ -37,7 +37,7 @@ def small_model(seed: int = 0, end_bias: float = 0.0, dtype: Any = None, **chang
 def small_language_model(
     seed: int = 0, end_bias: float = 0.0, dtype: Any = None, **changes: Any
 ) -> Any:
-    """The same of a decoder by itself."""
+    """Return the same of a decoder by itself."""
     if end_bias:
         changes["tie_embeddings"] = False
     sizes = {"vocabulary_size": 9, "width": 8, "num_heads": 2, "feed_forward_width": 16}
@@ -46,7 +46,7 @@ def small_language_model(
 
 
 def randomise(model: Any, seed: int = 0, end_bias: float = 0.0) -> Any:
-    """The model, built, with weights of order 1."""
+    """Return the model, built, with weights of order 1."""
     if not model.built:
         model.build()
     rng = np.random.default_rng(seed)
@@ -70,7 +70,7 @@ def prompts(batch: int = 5, length: int = 6, seed: int = 0, vocabulary: int = 9)
 
 
 def sources(batch: int = 5, length: int = 6, seed: int = 0, vocabulary: int = 11) -> np.ndarray:
-    """Sources (batch, length) of several lengths, padded with 0."""
+    """Return sources (batch, length) of several lengths, padded with 0."""
     rng = np.random.default_rng(seed)
     ids = rng.integers(3, vocabulary, size=(batch, length))
     lengths = rng.integers(1, length + 1, size=batch)

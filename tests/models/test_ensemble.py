@@ -15,7 +15,7 @@ from tests.models.builders import randomise, small_model, sources
 
 
 def recurrent(seed):
-    """A built model of the same tokens as those of `small_model`."""
+    """Return a built model of the same tokens as those of `small_model`."""
     config = RecurrentTranslatorConfig(11, 9, width=8)
     return randomise(RecurrentTranslator(config), seed)
 
@@ -25,7 +25,7 @@ def decode(model, **options):
 
 
 def means(models, source, tokens):
-    """The mean of log p of the token at each place, but padding and the start."""
+    """Return the mean of log p of the token at each place, but padding and the start."""
     batch = {
         "source": source,
         "target": np.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=1),

@@ -80,7 +80,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def varied(**changes: Any) -> Any:
-    """A model with these changes, and those that they need to make sense."""
+    """Return a model with these changes, and those that they need to make sense."""
     if "width" in changes or "num_heads" in changes:
         changes.setdefault("position", "alibi")  # rotary positions want heads of an even width
     return small_language_model(seed=4, **changes)
@@ -194,7 +194,7 @@ def write(model: Any, prompt: Any, max_length: int = 8, **options: Any) -> np.nd
 
 
 def by_both(model: Any, prompt: Any, length: int = 8, **options: Any) -> tuple[Any, Any]:
-    """The tokens of the engine and of the graph, op by op: no graph is traced."""
+    """Return the tokens of the engine and of the graph, op by op: no graph is traced."""
     shared = {"max_length": length, "use_cache": True, "weights": "float32"}
     shared["cache"] = "float32"
     shared |= {"num_results": 1, "return_scores": options["method"] != "greedy"}

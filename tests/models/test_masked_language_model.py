@@ -58,7 +58,7 @@ def config_of(**changes):
 
 
 def model_of(name, seed=0, dtype=None, **changes):
-    """A built model with weights of order 1, so that its output depends on all that it reads."""
+    """Return a built model with weights of order 1, so that its output depends on all that it reads."""
     model = MODELS[name][0](config_of(**changes), dtype=dtype)
     model.build()
     rng = np.random.default_rng(seed)

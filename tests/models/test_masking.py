@@ -14,7 +14,7 @@ from tests.backend import on_tensorflow, tf
 
 @st.composite
 def masked_rows(draw):
-    """A config with special tokens anywhere, rows over its vocabulary, a rate and a seed."""
+    """Return a config with special tokens anywhere, rows over its vocabulary, a rate and a seed."""
     size = draw(st.integers(5, 40))
     ids = draw(st.permutations(range(size)))[:4]
     names = ("pad_id", "start_id", "end_id", "mask_id")

@@ -22,7 +22,7 @@ slow = pytest.mark.slow  # a graph is traced in each case: the default run has t
 
 
 def small_model(attention="additive", dtype=None, seed=0, **changes):
-    """A built model with weights of order 1."""
+    """Return a built model with weights of order 1."""
     config = RecurrentTranslatorConfig(11, 9, attention=attention, **{**SMALL, **changes})
     model = RecurrentTranslator(config, dtype=dtype)
     model.build()
@@ -87,7 +87,7 @@ def test_inspect_sees_one_alignment_of_the_whole_target(attention):
 
 
 def formula(model, source, target):
-    """The logits of one row, in float64 NumPy: additive attention, GRU, one layer each; tied embeddings."""
+    """Return the logits of one row, in float64 NumPy: additive attention, GRU, one layer each; tied embeddings."""
     weights = {w.path.split("/", 1)[1]: np.asarray(w, "float64") for w in model.weights}
 
     def dense(name, x):

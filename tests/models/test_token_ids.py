@@ -52,7 +52,7 @@ def models() -> dict[str, tuple[Any, Any]]:
 
 @pytest.fixture(params=["engine", pytest.param("graph", marks=pytest.mark.slow)])
 def way(request, monkeypatch):
-    """The models that decode."""
+    """Build the models that decode."""
     if request.param == "graph":
         monkeypatch.setattr(engine, "unsupported_reasons", lambda *_: ["a test asks for the graph"])
 

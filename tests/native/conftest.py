@@ -19,13 +19,13 @@ def any_library() -> Any:
 
 @pytest.fixture
 def library(any_library: Any) -> Any:
-    """The library, on each instruction set in turn: see `pytest_pyfunc_call`."""
+    """Return the library, on each instruction set in turn: see `pytest_pyfunc_call`."""
     return any_library
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Calls a test that takes `library` once for each instruction set: one item costs less than four."""
+    """Call a test that takes `library` once for each instruction set: one item costs less than four."""
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     if "library" not in arguments:
         return None
@@ -45,7 +45,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture
 def guards() -> Iterator[Guards]:
-    """Makes arrays among guard bytes, which must be there in the end."""
+    """Make arrays among guard bytes, which must be there in the end."""
     made = Guards(np.random.default_rng(0))
     yield made
     made.check()

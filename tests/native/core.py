@@ -102,7 +102,7 @@ class CacheWrite(Structure):
 
 
 def library_path() -> Path | None:
-    """The core library of the heed that is installed, or None. Nothing is imported for it."""
+    """Return the core library of the heed that is installed, or None. Nothing is imported for it."""
     spec = find_spec("heed")
     places = [] if spec is None else spec.submodule_search_locations or []
     files = (Path(place) / "_lib" / "libheed_core.so" for place in places)
@@ -110,7 +110,7 @@ def library_path() -> Path | None:
 
 
 def load(path: Path | str) -> Any:
-    """The library at a path; or another one in an emulator, see `emulated`."""
+    """Return the library at a path; or another one in an emulator, see `emulated`."""
     command = os.environ.get("HEED_EMULATOR")
     library: Any = emulated.load(command) if command else ctypes.CDLL(str(path))
     if library.heed_version() != VERSION:
@@ -171,26 +171,26 @@ INSTRUCTION_SETS = [*instruction_sets(load(LIBRARY))] if LIBRARY else []
 
 
 def tensor(x: np.ndarray) -> Tensor:
-    """An array (B, position, head, width)."""
+    """Return an array (B, position, head, width)."""
     strides = [s // x.itemsize for s in x.strides]
     assert strides[3] == 1 or x.shape[3] == 1 or x.size == 0
     return Tensor(x.ctypes.data, *strides[:3])
 
 
 def scores(x: np.ndarray, shape: tuple[int, ...]) -> Scores:
-    """An array that broadcasts to (B, N, T, S)."""
+    """Return an array that broadcasts to (B, N, T, S)."""
     full = np.broadcast_to(x, shape)
     strides = (s // x.itemsize for s in full.strides)
     return Scores(x.ctypes.data, (c_int64 * 4)(*x.shape), (c_int64 * 4)(*strides))
 
 
 def integers(x: np.ndarray) -> Integers:
-    """A number for all, one for each batch entry, or rows of them."""
+    """Return a number for all, one for each batch entry, or rows of them."""
     return Integers(x.ctypes.data, x.shape[0] if x.ndim else 1, x.shape[1] if x.ndim > 1 else 1)
 
 
 def filled(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """An output array with a pattern, so that unwritten results are noticed."""
+    """Return an output array with a pattern, so that unwritten results are noticed."""
     return np.full(shape, 77, dtype)
 
 
@@ -292,7 +292,7 @@ class Call:
         lse_gradient: Any = None,
         threads: int = 2,
     ) -> np.ndarray:
-        """The gradient of a bias of this shape, which is that of `options["bias"]`."""
+        """Return the gradient of a bias of this shape, which is that of `options["bias"]`."""
         flat = self.make((shape[0] * shape[1], *shape[2:]), self.compute)  # without gaps
         pass_ = self.received(output, output_gradient, lse_gradient)
         pass_.bias_gradient = flat.ctypes.data
@@ -300,7 +300,7 @@ class Call:
         return flat.reshape(shape)
 
     def received(self, output: Any, output_gradient: Any, lse_gradient: Any) -> Backward:
-        """The inputs of a backward pass."""
+        """Return the inputs of a backward pass."""
         pass_ = Backward(tensor(output), self.softmax.ctypes.data, tensor(output_gradient))
         pass_.lse_gradient = None if lse_gradient is None else lse_gradient.ctypes.data
         return pass_

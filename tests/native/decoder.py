@@ -183,7 +183,7 @@ class Attention(NamedTuple):
 
 
 def declare(library: Any) -> Any:
-    """The library, whose functions of the engine are known by their types."""
+    """Return the library, whose functions of the engine are known by their types."""
     library.heed_decoder_make.argtypes = [POINTER(StackStruct), POINTER(c_void_p)]
     library.heed_decode.argtypes = [c_void_p, POINTER(DecodingStruct), c_void_p, c_void_p, c_int]
     library.heed_decoder_free.argtypes = [c_void_p]
@@ -194,7 +194,7 @@ def declare(library: Any) -> Any:
 
 
 def layers_of(stack: Any) -> Any:
-    """The structures of a stack's layers."""
+    """Return the structures of a stack's layers."""
     return (LayerStruct * stack.layer_count).from_address(stack.layers)
 
 
@@ -290,7 +290,7 @@ class Stack:
         return parts
 
     def experts(self, parts: dict[str, Any], hidden: int) -> Experts:
-        """Some copies of the feed-forward part with weights of their own, and perhaps a part for all tokens."""
+        """Return some copies of the feed-forward part with weights of their own, and perhaps a part for all tokens."""
         count, names = self.options["experts"], [x for x in ("hidden", "up", "back") if x in parts]
         own = []
         for name in names:
@@ -506,7 +506,7 @@ class Call:
         raise AttributeError(name)
 
     def visible_source(self, stack: Stack, b: int) -> np.ndarray:
-        """The encoded source without its masked positions."""
+        """Return the encoded source without its masked positions."""
         at = np.arange(self.source)
         if self.source_mask is not None:
             at = at[self.source_mask[b]]
@@ -517,7 +517,7 @@ class Call:
         return stack.encoder.run(self.tokens[b, at], at, none, self.source, None, *tables)
 
     def rows(self, rows: slice) -> Call:
-        """The same for some rows of the batch."""
+        """Return the same for some rows of the batch."""
         part = object.__new__(Call)
         part.__dict__.update(self.__dict__)
         part.batch = len(range(self.batch)[rows])
@@ -643,7 +643,7 @@ def drawn(
 
 
 def searched(stack: Stack, call: Call, b: int) -> tuple[list[tuple[list[int], float]], float]:
-    """A beam search as Wu et al. describe it: the sequences, their scores, and by how much any choice was decided."""
+    """Search with beams as Wu et al. do; return the sequences, their scores, and by how much any choice was decided."""
     beams, count, margin = call.beams, call.results or 1, np.inf
     prompt = [] if call.prompt is None else [*call.prompt[b][call.prompt[b] != PAD]]
     open_, finished = [(prompt, 0.0)], []

@@ -225,7 +225,7 @@ class Library:
         return value if restype is c_int64 else c_int32(value & 0xFFFFFFFF).value
 
     def _value(self, x: Any, placed: list[int]) -> int:
-        """An argument as a number; what it points to is copied to shared memory."""
+        """Return an argument as a number; what it points to is copied to shared memory."""
         if hasattr(x, "_obj"):  # ctypes.byref
             x = x._obj
             return self._place(x, ctypes.sizeof(x), placed, type(x))

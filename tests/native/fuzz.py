@@ -87,7 +87,7 @@ class PageEnds:
         return made
 
     def place(self, problem: Any) -> None:
-        """Moves all that a problem's call reads there."""
+        """Move all that a problem's call reads there."""
         problem.inputs = [self.copy(x) for x in problem.inputs]
         problem.d_out, problem.d_lse = self.copy(problem.d_out), self.copy(problem.d_lse)
         compute = problem.d_lse.dtype
@@ -209,7 +209,7 @@ def _arrays(call: core.Call, rng: np.random.Generator) -> None:
 
 
 def _shapes(call: core.Call, rng: np.random.Generator) -> None:
-    """An array of numbers is longer than it should be, or has no row for a batch entry."""
+    """Make an array of numbers too long, or give it no row for a batch entry."""
     rule, a = _some_rule(call, rng), call.attention
     rule.kind = int(rng.choice([core.PREFIX, core.LENGTHS, core.SEGMENTS]))
     length = a.query_length if rule.kind == core.SEGMENTS else 1
@@ -246,7 +246,7 @@ MISTAKES: tuple[Callable[[core.Call, np.random.Generator], None], ...] = (
 
 
 def illegal(library: Any, seed: int) -> None:
-    """A call with one mistake is refused in words, and writes nothing."""
+    """Check that a call with one mistake is refused in words, and writes nothing."""
     rng = np.random.default_rng(seed)
     problem = draw(rng, empty=False)
     mistake = MISTAKES[seed % len(MISTAKES)]

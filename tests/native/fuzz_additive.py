@@ -74,7 +74,7 @@ class Problem:
 
 
 def draw(rng: np.random.Generator, empty: bool = True) -> Problem:
-    """A legal additive attention. `empty` allows sizes of 0."""
+    """Return a legal additive attention. `empty` allows sizes of 0."""
     least = 0 if empty and rng.random() < 0.2 else 1
     while True:
         batch = int(rng.integers(least, 4))

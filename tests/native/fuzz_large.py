@@ -132,7 +132,7 @@ def _check_lse(lse: np.ndarray, wanted: np.ndarray) -> None:
 
 
 def draw(rng: np.random.Generator, dtypes: tuple[Any, ...] = DTYPES, most: int = 20_000) -> Problem:
-    """A legal attention of at most `most` pairs of a query and a key."""
+    """Return a legal attention of at most `most` pairs of a query and a key."""
     while True:
         batch, queries_per_kv, kv_heads = (int(n) for n in rng.integers(1, 3, 3))
         queries, keys = (
@@ -208,7 +208,7 @@ def _exact_scores(
 def _rough_scores(
     rng: np.random.Generator, dtype: np.dtype, shape: tuple[int, ...], sizes: list[tuple[int, ...]]
 ) -> tuple[np.ndarray, np.ndarray, float, np.ndarray | None, float]:
-    """The same, of any size: scores up to 1e3 to 1e12."""
+    """Return the same, of any size: scores up to 1e3 to 1e12."""
     query, key = (rng.normal(size=size) for size in sizes)
     power = rng.uniform(0, 2 if dtype == FLOAT16 else 6)
     query *= 10.0 ** (power / 2)
@@ -272,7 +272,7 @@ class AdditiveProblem:
 
 
 def draw_additive(rng: np.random.Generator) -> AdditiveProblem:
-    """A legal additive attention."""
+    """Return a legal additive attention."""
     batch, queries, keys = (
         int(n) for n in (rng.integers(1, 3), *rng.choice((*LENGTHS_DRAWN, 130), 2))
     )

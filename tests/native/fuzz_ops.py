@@ -32,7 +32,7 @@ REALS = (np.nan, np.inf, -np.inf, -1, 0, 1, 2, 1e300)
 
 
 def _program() -> tuple[int, ...]:
-    """A table by key, added to the score, and an array of integers by query that keeps pairs; operands 7 and 8."""
+    """Add a table by key to the score, and keep pairs by an array of integers by query; operands 7 and 8."""
     rows: list[tuple[str, Type, tuple[int, ...]]] = [
         ("SCORE", Type.FLOAT, ()),
         ("KEY", Type.INT, ()),
@@ -51,7 +51,7 @@ PROGRAM = _program()
 
 
 def good(rng: np.random.Generator, heads_first: bool, gradient: bool) -> dict[str, Any]:
-    """The arguments of a call that is right."""
+    """Return the arguments of a call that is right."""
     batch, queries, keys, kv_heads, width, value_width = (int(n) for n in rng.integers(1, 6, 6))
     heads = kv_heads * int(rng.integers(1, 3))
 
@@ -99,12 +99,12 @@ def good(rng: np.random.Generator, heads_first: bool, gradient: bool) -> dict[st
 
 
 def packed(*numbers: float) -> bytes:
-    """The form of an op that works row by row."""
+    """Return the form of an op that works row by row."""
     return np.array(numbers).tobytes()
 
 
 def good_rows(rng: np.random.Generator) -> tuple[str, dict[str, Any]]:
-    """The same of an op that works row by row, with its name."""
+    """Return the same of an op that works row by row, with its name."""
     shape = tuple(int(n) for n in rng.integers(1, 6, int(rng.integers(1, 4))))
     x, numbers = rng.normal(size=shape).astype(np.float32), np.ones(shape[:-1], np.float32)
     pair, vector = np.stack([numbers, numbers]), np.ones(shape[-1:], np.float32)
@@ -160,7 +160,7 @@ def _spoil_form(rng: np.random.Generator, form: bytes) -> bytes:
 
 
 def _reshaped(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
-    """The same type in another shape: of another rank, shorter, empty, or empty and huge."""
+    """Return the same type in another shape: of another rank, shorter, empty, or empty and huge."""
     if rng.random() < 0.1:
         shape = [0, int(rng.choice([2**20, 2**31, 2**40])), 1, 3]
         return np.zeros(rng.permutation(shape), x.dtype)
@@ -173,7 +173,7 @@ def _reshaped(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
 
 
 def empty_and_huge() -> list[tuple[str, dict[str, Any]]]:
-    """Calls whose inputs are empty, but whose results or strides no int64 holds."""
+    """Call whose inputs are empty, but whose results or strides no int64 holds."""
     rows = {"scale": [], "offset": [], "form": packed(1.0, 1e-6, 0.0)}
 
     def zeros(*shape: int) -> Any:

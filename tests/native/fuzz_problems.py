@@ -164,7 +164,7 @@ def wide_of(x: np.ndarray) -> np.ndarray:
 
 
 def longest(x: np.ndarray) -> float:
-    """The largest norm of a row, not counting what is not a number."""
+    """Return the largest norm of a row, not counting what is not a number."""
     finite = np.where(np.isfinite(wide_of(x)), wide_of(x), 0)
     return float(np.sqrt((finite**2).sum(-1)).max(initial=0))
 
@@ -174,7 +174,7 @@ def _finite_rows(x: np.ndarray) -> np.ndarray:
 
 
 def spread(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
-    """The same numbers as they are, heads first, or with gaps between rows."""
+    """Return the same numbers as they are, heads first, or with gaps between rows."""
     style = rng.integers(0, 3)
     if style == 0:
         return np.ascontiguousarray(x)
@@ -187,7 +187,7 @@ def spread(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
 
 
 def _some(rng: np.random.Generator, n: int) -> int:
-    """A length or position near [0, n], or far outside."""
+    """Return a length or position near [0, n], or far outside."""
     return int(rng.choice(INT32)) if rng.random() < 0.05 else int(rng.integers(-2, n + 3))
 
 
@@ -258,7 +258,7 @@ def poison(rng: np.random.Generator, tensors: list[np.ndarray]) -> None:
 
 
 def draw(rng: np.random.Generator, empty: bool = True) -> Problem:
-    """A legal attention. `empty` allows sizes of 0."""
+    """Return a legal attention. `empty` allows sizes of 0."""
     least = 0 if empty and rng.random() < 0.2 else 1
     while True:
         batch, queries_per_kv = (int(n) for n in rng.integers(least, 4, 2))

@@ -163,7 +163,7 @@ def small_program() -> Program:
 
 
 def malformed(program: Any, rng: np.random.Generator) -> None:
-    """Replaces one field of a valid structure, or some, by numbers of any kind."""
+    """Replace one field of a valid structure, or some, by numbers of any kind."""
     wild = [-(2**31), -2, -1, 0, 1, 2, 3, 5, 7, 16, 17, 255, 256, 257, 2**31 - 1]
 
     def some() -> int:

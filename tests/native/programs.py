@@ -35,7 +35,7 @@ def run(command: list[str], **environment: str) -> str:
 
 
 def run_core_tests(served: str, names: tuple[str, ...] = CORE_TESTS, only: str = "") -> None:
-    """Runs tests of this folder against the core that the command `served` serves: see `emulated.py`."""
+    """Run tests of this folder against the core that the command `served` serves: see `emulated.py`."""
     files = [f"tests/native/test_{name}.py" for name in names]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *files]
     which = f"({only}) and not ({ELSEWHERE})" if only else f"not ({ELSEWHERE})"
@@ -43,7 +43,7 @@ def run_core_tests(served: str, names: tuple[str, ...] = CORE_TESTS, only: str =
 
 
 def run_program(command: list[str], environment: Mapping[str, str]) -> str:
-    """Runs a command from the root of the repository; returns what it printed. Fails if the command does."""
+    """Run a command from the root of the repository; return what it printed. Fails if the command does."""
     child = subprocess.run(
         command,
         cwd=ROOT,

@@ -21,17 +21,17 @@ SEED = (7, 9)
 
 
 def exact(x: np.ndarray) -> np.ndarray:
-    """An array of any dtype as float64."""
+    """Return an array of any dtype as float64."""
     return to_numpy(x).astype(np.float64)
 
 
 def draw(shape: tuple[int, ...], dtype: str, seed: int, scale: float = 1.0) -> np.ndarray:
-    """Normal random numbers, rounded to the dtype."""
+    """Return normal random numbers, rounded to the dtype."""
     return np.asarray(cast(scale * np.random.default_rng(seed).normal(size=shape), dtype))
 
 
 def run(function: Any, call: Any, *arrays: np.ndarray | None, threads: int = 2) -> None:
-    """Calls a function, and raises its error message."""
+    """Call a function, and raise its error message."""
     addresses = (None if x is None else x.ctypes.data for x in arrays)
     problem = function(call, *addresses, threads)
     if problem is not None:
@@ -83,7 +83,7 @@ def normalization(
     threads: int = 2,
     make: Make = core.filled,
 ) -> list[np.ndarray]:
-    """The result, and the gradients of x, which takes the place of that of y if `in_place`, and of `vectors`."""
+    """Return the result, and the gradients of x, which takes the place of that of y if `in_place`, and of `vectors`."""
     kind, held = _compute(x), _placed(x, make)
     given = [
         None if v is None else _placed(v.astype(kind), make) for v in (*vectors, None, None)[:2]
@@ -110,7 +110,7 @@ def dropout(
     threads: int = 2,
     make: Make = core.filled,
 ) -> np.ndarray:
-    """The result, which takes the place of x or of the residual if `over` says so."""
+    """Return the result, which takes the place of x or of the residual if `over` says so."""
     held = {"x": _placed(x, make)}
     if residual is not None:
         held["residual"] = _placed(residual, make)
@@ -162,7 +162,7 @@ def product(
 
 
 def check(library: Any, rng: np.random.Generator, make: Make) -> None:
-    """Compares one random call of each with the reference."""
+    """Compare one random call of each with the reference."""
     dtype = str(rng.choice([*core.DTYPES]))
     shape = int(rng.integers(0, 9)), int(rng.choice([rng.integers(1, 70), rng.integers(1, 3000)]))
     x, d_y, residual = (draw(shape, dtype, int(rng.integers(2**31))) for _ in range(3))
@@ -209,7 +209,7 @@ def check_normalization(
     gradients: list[np.ndarray],
     dtype: str,
 ) -> None:
-    """Compares results for an epsilon of 0.1 with the reference."""
+    """Compare results for an epsilon of 0.1 with the reference."""
     given = [exact(v) for v in vectors]
     expected = reference.normalization(exact(x), *given, epsilon=0.1, rms=rms)
     assert_values(y, expected, dtype)

@@ -51,7 +51,7 @@ class Program:
     scatters: list[tuple[int, int, int]] = field(default_factory=list)
 
     def travel(self, compute: Any) -> tuple[Any, list[Any]]:
-        """The structure, and all that must live as long as it."""
+        """Return the structure, and all that must live as long as it."""
         kept: list[Any] = []
 
         def listed(instructions: list[Instruction]) -> Any:
@@ -281,7 +281,7 @@ class Draw:
         return functions[self.rng.integers(len(functions))]()
 
     def integer(self, write: Writer, depth: int) -> int:
-        """An int value."""
+        """Return an int value."""
         write_leaf = lambda: write.leaf(str(self.rng.choice(["BATCH", "HEAD", "QUERY", "KEY"])))  # noqa: E731
         if depth <= 0:
             return self.choose(
@@ -310,7 +310,7 @@ class Draw:
         return self.choose(two, two, one, load, distance, write_leaf)
 
     def boolean(self, write: Writer, depth: int) -> int:
-        """A bool value."""
+        """Return a bool value."""
 
         def compare() -> int:
             name = str(self.rng.choice(["EQ", "NE", "LT", "LE", "GT", "GE"]))
@@ -346,11 +346,11 @@ class Draw:
         )
 
     def bounded(self, write: Writer, x: int) -> int:
-        """A float value in [-1, 1]."""
+        """Return a float value in [-1, 1]."""
         return write(str(self.rng.choice(["TANH", "SIN", "COS", "ERF", "SIGMOID"])), x)
 
     def float(self, write: Writer, depth: int, leaves: tuple[str, ...]) -> int:
-        """A float value of order 1, of these leaves among others."""
+        """Return a float value of order 1, of these leaves among others."""
 
         def leaf() -> int:
             return write.leaf(str(self.rng.choice(leaves)))
@@ -408,7 +408,7 @@ class Draw:
         )
 
     def draw(self, depth: int = 4, keep: bool = True) -> Program:
-        """A program with all its parts."""
+        """Return a program with all its parts."""
         p, rng = self.program, self.rng
         write = Writer(p.forward)
         p.score = write("ADD", write.leaf("SCORE"), self.float(write, depth, ("SCORE",)))

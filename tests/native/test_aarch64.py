@@ -32,7 +32,7 @@ SAMPLE = "random_calls or random_programs or test_rows or test_decoding_steps or
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the library and the test programs."""
+    """Return the folder of the library and the test programs."""
     for tool in (COMPILER, EMULATOR, "cmake"):
         if shutil.which(tool, path=PATH) is None:
             pytest.skip(f"needs {tool}")
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=PROCESSORS)
 def emulator(request: pytest.FixtureRequest, folder: Path) -> str:
-    """The command that runs a program on one of the processors."""
+    """Return the command that runs a program on one of the processors."""
     listed = [EMULATOR, "-cpu", "help"]  # exits with 1
     known = subprocess.run(listed, capture_output=True, text=True, check=False).stdout.split()
     name = next(name for name in PROCESSORS[request.param] if name in known)

@@ -22,7 +22,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the library and the test programs."""
+    """Return the folder of the library and the test programs."""
     if shutil.which("cmake", path=PATH) is None or shutil.which("c++", path=PATH) is None:
         pytest.skip("needs cmake and a C++ compiler")
     made = tmp_path_factory.mktemp("amx")

@@ -316,7 +316,7 @@ print(float(abs(call.forward(threads=4)[0] - 1).max()))
 
 
 def run_script(text: str) -> float:
-    """The number that a fresh process prints, which gets the path of the library."""
+    """Return the number that a fresh process prints, which gets the path of the library."""
     child = subprocess.run(
         [sys.executable, "-c", text, str(LIBRARY)],
         cwd=ROOT,

@@ -19,7 +19,7 @@ SHAPES = ((0, 5), (1, 1), (3, 7), (2, 16), (5, 33), (3, 129), (40, 1000), (2, 90
 
 
 def refused(function: Any, call: Any, results: list[Any], match: str, **changes: Any) -> None:
-    """A call with some fields changed is refused with those words, and writes nothing."""
+    """Check that a call with some fields changed is refused with those words, and writes nothing."""
     for name, value in changes.items():
         setattr(call, name, value)
     with pytest.raises(ValueError, match=match):

@@ -30,7 +30,7 @@ ENVIRONMENT = {
 
 
 def runtime(name: str) -> str:
-    """The file of a library of the compiler, to be loaded before all others."""
+    """Return the file of a library of the compiler, to be loaded before all others."""
     compiler = shutil.which("g++", path=PATH) or shutil.which("c++", path=PATH)
     if compiler is None or shutil.which("cmake", path=PATH) is None:
         pytest.skip("needs g++ and cmake")
@@ -42,7 +42,7 @@ def runtime(name: str) -> str:
 
 
 def build(folder: Path, sanitizers: str) -> Path:
-    """The folder of the library and the stress program."""
+    """Return the folder of the library and the stress program."""
     options = ["-DHEED_STRESS=ON", f"-DHEED_SANITIZE={sanitizers}", "-DHEED_WERROR=ON"]
     options += ["-DHEED_AMX_IN_SOFTWARE=ON"]  # whose reads and writes ASan sees
     for command in (

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the n
 
 
 def value_program(name: str, kinds: list[int]) -> Program:
-    """A program that gives a query's score the value of an operation on the query's captured numbers.
+    """Return a program that gives a query's score the value of an operation on the query's captured numbers.
 
     NaN becomes 777, and an infinity 555 with its sign; an int x * 2^16 + y becomes x or, for odd keys, y.
     """
@@ -109,7 +109,7 @@ def operation_inputs(name: str, kinds: list[int], rng: np.random.Generator) -> l
 
 
 def kinds_of(name: str) -> list[list[int]]:
-    """The types of operands that an operation takes."""
+    """Return the types of operands that an operation takes."""
     floats = operands_of(name) * [FLOAT]
     ints, bools = [INT for _ in floats], [2 for _ in floats]
     if name == "WHERE":
@@ -185,7 +185,7 @@ def test_malformed_programs_are_refused_or_run(library, seed: int) -> None:
 
 
 def table_program(shape: tuple[int, ...]) -> Program:
-    """A learned table by distance, a bias (T, S) of all heads, one (N, T, S), gates of keys and a temperature."""
+    """Draw a learned table by distance, a bias (T, S) of all heads, one (N, T, S), gates of keys and a temperature."""
     batch, heads, queries, keys = shape
     rng = np.random.default_rng(0)
     p = Program()
@@ -289,7 +289,7 @@ def test_programs_of_two_bytes(library, dtype: Any, seed: int) -> None:
 
 
 def windowed(left: int) -> Program:
-    """A causal window, as a function."""
+    """Return a causal window, as a function."""
     p = Program()
     write = Writer(p.forward)
     query, key = write.leaf("QUERY"), write.leaf("KEY")
@@ -422,7 +422,7 @@ def test_empty_calls_have_gradients_of_zero(library) -> None:
 
 
 def refused(change: Any) -> str:
-    """The message for a program with a change."""
+    """Return the message for a program with a change."""
     p = small_program()
     change(p)
     x = np.ones((1, 3, 1, 2), np.float32)

@@ -58,7 +58,7 @@ def bits(results: Any) -> list[bytes]:
 
 
 def run_script(text: str, *arguments: Any) -> str:
-    """The output of a fresh process."""
+    """Return the output of a fresh process."""
     child = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(text), *map(str, arguments)],
         cwd=ROOT,

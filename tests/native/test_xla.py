@@ -50,7 +50,7 @@ def header(package: str) -> Path:
 
 
 def comparisons(theirs: str) -> list[str]:
-    """What must hold of a header with this text, as C++: offsets, sizes, constants and the version."""
+    """Return what must hold of a header with this text, as C++: offsets, sizes, constants and the version."""
 
     def name_there(name: str) -> str:
         later = RENAMES.get(name, name)
@@ -139,7 +139,7 @@ class Frame(ctypes.Structure):
 
 
 def answer(version: tuple[int, int] | None) -> tuple[int, int]:
-    """The version that a handler names when this version of XLA asks at its registration. None: it does not say."""
+    """Ask a handler for its version as this version of XLA does at registration. None: it does not say."""
     path = library.library_path("xla")
     if path is None:
         pytest.skip("the library for XLA is not built")

@@ -22,13 +22,13 @@ ARGUMENTS = ("query", "key", "value")
 
 
 def share_of_examples(share: int) -> settings:
-    """A fraction 1 / `share` of the profile's examples, for slow tests."""
+    """Return a fraction 1 / `share` of the profile's examples, for slow tests."""
     return settings(max_examples=max(2, settings().max_examples // share))
 
 
 @contextmanager
 def small_blocks(block: tuple[int, int]) -> Iterator[None]:
-    """Makes the portable form compute blocks of (queries, keys), so that small tests cross many block boundaries."""
+    """Make the portable form compute blocks of (queries, keys), so that small tests cross many block boundaries."""
     queries, keys = block
     if BACKEND == "torch":
         from heed.ops.backends.shared import plan
@@ -71,7 +71,7 @@ _programs: dict[int, Any] = {}
 
 
 def op_options(options: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """The options as the op takes them: the bias in the inputs' dtype."""
+    """Return the options as the op takes them: the bias in the inputs' dtype."""
     result = dict(options)
     if "bias" in result:
         result["bias"] = keras.ops.convert_to_tensor(cast(result["bias"], dtype))
@@ -81,7 +81,7 @@ def op_options(options: dict[str, Any], dtype: str) -> dict[str, Any]:
 
 
 def reference_options(options: dict[str, Any], case: MaskCase | None, dtype: str) -> dict[str, Any]:
-    """The same options for the reference, the bias to_float64 as the op sees it."""
+    """Return the same options for the reference, the bias to_float64 as the op sees it."""
     result = {name: x for name, x in options.items() if name not in ("seed", "layout")}
     if "bias" in result:
         result["bias"] = to_float64(cast(result["bias"], dtype))
@@ -94,7 +94,7 @@ def reference_options(options: dict[str, Any], case: MaskCase | None, dtype: str
 
 
 def keep_mask(query: Any, key: Any, **options: Any) -> Array:
-    """The weights that dropout keeps (B,N,T,S), read from the weights of constant logits."""
+    """Return the weights that dropout keeps (B,N,T,S), read from the weights of constant logits."""
     zeros = (keras.ops.zeros_like(query), keras.ops.zeros_like(key))
     return np.asarray(ops.attention_weights(*zeros, **options)) > 0.0
 

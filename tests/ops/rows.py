@@ -26,7 +26,7 @@ def shapes() -> st.SearchStrategy[tuple[int, ...]]:
 
 
 def numbers(shape: tuple[int, ...], dtype: str, seed: int, scale: float = 1.0) -> Any:
-    """Normal random numbers, rounded to the dtype."""
+    """Return normal random numbers, rounded to the dtype."""
     return keras.ops.convert_to_tensor(
         cast(scale * np.random.default_rng(seed).normal(size=shape), dtype)
     )
@@ -35,12 +35,12 @@ def numbers(shape: tuple[int, ...], dtype: str, seed: int, scale: float = 1.0) -
 def differentiate(
     function: Callable[..., Any], arguments: list[Any], seed: int
 ) -> tuple[Any, list[Any], Any]:
-    """The result, the gradients of sum(result * cotangent), and the cotangent."""
+    """Return the result, the gradients of sum(result * cotangent), and the cotangent."""
     result, pull = vjp(function, *arguments)
     cotangent = numbers(tuple(result.shape), keras.backend.standardize_dtype(result.dtype), seed)
     return result, pull(cotangent), cotangent
 
 
 def bits(*tensors: Any) -> list[bytes]:
-    """The bits of each tensor, for comparisons."""
+    """Return the bits of each tensor, for comparisons."""
     return [np.asarray(x).tobytes() for x in tensors]

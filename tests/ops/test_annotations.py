@@ -31,7 +31,7 @@ NUMBERS = {"query_length": SIZES["T"], "key_length": SIZES["S"], "num_heads": SI
 
 
 def shape(annotation: Any) -> str | None:
-    """The letters of an annotated tensor."""
+    """Return the letters of an annotated tensor."""
     return next(iter(getattr(annotation, "__metadata__", ())), None)
 
 

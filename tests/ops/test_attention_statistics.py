@@ -23,7 +23,7 @@ SHAPE = Shape(B=2, T=7, S=9, N=4, K=2, H=4, V=3)
 
 
 def expected_statistics(weights: Array, align: Any, keys: list[int]) -> tuple[Array, ...]:
-    """The statistics of whole rows of weights (B,N,T,S), by the formulas."""
+    """Return the statistics of whole rows of weights (B,N,T,S), by the formulas."""
     batch, _, queries, length = weights.shape
     terms = np.where(weights > 0, weights * np.log(np.where(weights > 0, weights, 1)), 0.0)
     start = np.broadcast_to(np.asarray(align), (batch,))[:, None, None]

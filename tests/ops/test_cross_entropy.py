@@ -201,7 +201,7 @@ def test_the_same_bits_for_any_number_of_threads(
 
 
 def places(build: Callable[[], tuple[tf.Tensor, list[tf.Tensor]]]) -> dict[str, int]:
-    """The memory address of the first result of each named node of a graph, including the first fetch."""
+    """Return the memory address of the first result of each named node of a graph, including the first fetch."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         fetched = build()
         metadata = tf.compat.v1.RunMetadata()

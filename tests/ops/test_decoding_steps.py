@@ -27,7 +27,7 @@ def normal(*shape: int) -> tf.Tensor:
 
 
 def assert_same_gradients(one: Any, other: Any, *inputs: tf.Tensor) -> None:
-    """Compares first and second derivatives of two functions."""
+    """Compare first and second derivatives of two functions."""
     found = []
     for function in (one, other):
         with tf.GradientTape() as outer:

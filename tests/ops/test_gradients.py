@@ -167,7 +167,7 @@ def expected_second_derivatives(
     directions: list[np.ndarray],
     step: float = 1e-5,
 ) -> list[np.ndarray]:
-    """The same from the reference's analytic first derivatives, by central differences."""
+    """Return the same from the reference's analytic first derivatives, by central differences."""
 
     def total(*changed: np.ndarray) -> float:
         return sum(

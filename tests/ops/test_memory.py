@@ -52,7 +52,7 @@ def backward(
 
 
 def graphs(graph: Any) -> Iterator[Any]:
-    """The graph of a traced function, and those of all functions (loop bodies) it calls."""
+    """Yield the graph of a traced function, and those of all functions (loop bodies) it calls."""
     definition = graph.as_graph_def(add_shapes=True)
     yield definition.node
     for function in definition.library.function:
@@ -60,7 +60,7 @@ def graphs(graph: Any) -> Iterator[Any]:
 
 
 def largest_tensor(graph: Any) -> tuple[int, str]:
-    """The number of elements of the largest tensor of known shape, and its op."""
+    """Return the number of elements of the largest tensor of known shape, and its op."""
     largest, where = 0, ""
     for nodes in graphs(graph):
         for node in nodes:

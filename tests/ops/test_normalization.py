@@ -34,7 +34,7 @@ def normalize(rms: bool, epsilon: float, x: Any, *vectors: Any) -> Any:
 
 
 def step(x: Any, *vectors: Any, rms: bool = False) -> list[Any]:
-    """The result, and the gradients of the sum of its squares."""
+    """Return the result, and the gradients of the sum of its squares."""
     y, pull = vjp(functools.partial(normalize, rms, 1e-5), x, *vectors)
     return [y, *pull(2 * y)]
 

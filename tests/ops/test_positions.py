@@ -145,7 +145,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
 
 
 def turn(c: int, H: int, base: float, scaling: dict[str, Any], length: int) -> tuple[float, float]:
-    """The radians per position of pair c, and its factor, written from the papers."""
+    """Return the radians per position of pair c, and its factor, written from the papers."""
     kind, s, L = scaling["kind"], scaling.get("factor", 8.0), scaling.get("original_length", 8192)
     w = 1.0 / base ** (2 * c / H)
     wavelength = 2 * math.pi / w

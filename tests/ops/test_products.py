@@ -65,7 +65,7 @@ MASKS = {
 
 
 def differentiate(function: Callable[..., tf.Tensor], *inputs: tf.Tensor) -> None:
-    """Calls the function, and computes its first and second derivatives."""
+    """Call the function, and compute its first and second derivatives."""
     with tf.GradientTape() as outer:
         outer.watch(inputs)
         with tf.GradientTape() as inner:

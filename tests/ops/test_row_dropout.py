@@ -27,12 +27,12 @@ native_only = pytest.mark.skipif(
 
 
 def keep_mask(shape: tuple[int, ...], rate: float, seed: Any) -> np.ndarray:
-    """The numbers that are kept, read from a tensor of ones."""
+    """Return the numbers that are kept, read from a tensor of ones."""
     return np.asarray(ops.dropout(np.ones(shape), rate, seed=seed)) > 0
 
 
 def step(x: Any, *residual: Any, rate: float = 0.3, seed: Any = 5) -> list[Any]:
-    """The result, and the gradients of the sum of its squares."""
+    """Return the result, and the gradients of the sum of its squares."""
     y, pull = vjp(
         lambda x, residual=None: ops.dropout(x, rate, seed=seed, residual=residual), x, *residual
     )

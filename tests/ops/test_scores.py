@@ -71,14 +71,14 @@ def inputs() -> list[Any]:
 
 
 def attend(tensors: list[Any], mask: Any, reach: int | None = None) -> Any:
-    """The output with a `Distance`."""
+    """Return the output with a `Distance`."""
     spec, operands = dot_product({**DEFAULT_OPTIONS, "mask": mask}, *tensors[:3])
     spec = dataclasses.replace(spec, score=Distance((tensors[3],), reach))
     return current().IMPLEMENTATIONS[PORTABLE].attend(spec, operands, return_lse=False)[0]
 
 
 def attend_with_bias(tensors: list[Any], mask: Any) -> Any:
-    """The same with a bias (1, N, T, S)."""
+    """Return the same with a bias (1, N, T, S)."""
     places = np.arange(T)[:, None] - np.arange(S) + S
     bias = k.take(tensors[3], k.convert_to_tensor(places, "int32"), axis=1)[None]
     options = {**DEFAULT_OPTIONS, "mask": mask, "scale": 0.5, "bias": bias}

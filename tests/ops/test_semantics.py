@@ -32,7 +32,7 @@ def dense_case(dense: np.ndarray, shape: Shape = SHAPE) -> MaskCase:
 
 
 def empty_row_masks(shape: Shape = SHAPE) -> dict[str, tuple[Any, np.ndarray]]:
-    """A mask, and the rows (B,N,T) that it leaves without a key."""
+    """Return a mask, and the rows (B,N,T) that it leaves without a key."""
     every_fourth = np.ones((1, 1, shape.T, shape.S), bool)
     every_fourth[:, :, ::4] = False
     rows = np.zeros((shape.B, shape.N, shape.T), bool)

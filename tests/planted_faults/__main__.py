@@ -12,7 +12,7 @@ from tests.planted_faults.planting import ROOT, Outcome, try_faults
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0 if every fault was noticed, else 1."""
+    """Return 0 if every fault was noticed, else 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.planted_faults", description=__doc__)
     parser.add_argument("words", nargs="*", help="only faults with one of these in name or file")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="copies at a time")

@@ -51,7 +51,7 @@ class Fault:
         return found
 
     def plant(self, root: Path) -> None:
-        """Puts the fault into the tree at `root`."""
+        """Put the fault into the tree at `root`."""
         path = root / self.file
         source = path.read_text(encoding="utf-8")
         path.write_text(source.replace(self.text, self.planted), encoding="utf-8")

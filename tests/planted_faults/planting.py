@@ -98,7 +98,7 @@ class Copy:
 
     @contextmanager
     def planted(self, fault: Fault) -> Iterator[None]:
-        """The fault is in the sources, and in the library if it is one of the library, inside the block.
+        """Yield the fault is in the sources, and in the library if it is one of the library, inside the block.
 
         Raises:
             subprocess.CalledProcessError: if the library does not build with it.
@@ -119,7 +119,7 @@ class Copy:
                 before.rename(self._library)
 
     def _make(self) -> None:
-        """Builds the libraries; what was built before and has not changed is taken as it is."""
+        """Build the libraries; what was built before and has not changed is taken as it is."""
         make = ["cmake", "--build", str(self._build)]
         for command in (["cmake", "-S", str(self.root / "native"), "-B", str(self._build)], make):
             subprocess.run(command, capture_output=True, text=True, check=True)

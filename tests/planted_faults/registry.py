@@ -23,7 +23,7 @@ FAULTS = (
 
 
 def library() -> Path | None:
-    """The folder of the native library of the heed that is installed, or None."""
+    """Return the folder of the native library of the heed that is installed, or None."""
     spec = find_spec("heed")
     places = [] if spec is None else spec.submodule_search_locations or []
     folders = (Path(place) / "_lib" for place in places)

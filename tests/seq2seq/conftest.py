@@ -10,7 +10,7 @@ from tests.seq2seq import tiny
 
 
 def trained_once(factory, name, start=tiny.start, **options):
-    """The run of a name in a folder that the workers of a session share; who comes first trains it."""
+    """Return the run of a name in a folder that the workers of a session share; who comes first trains it."""
     from heed.seq2seq import RunFolder, train
 
     base = factory.getbasetemp()
@@ -30,13 +30,13 @@ def trained_once(factory, name, start=tiny.start, **options):
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory):
-    """A tiny run on English and German numbers that was trained without a stop."""
+    """Return a tiny run on English and German numbers that was trained without a stop."""
     return trained_once(tmp_path_factory, "finished", languages=("en", "de"))
 
 
 @pytest.fixture(scope="session")
 def recurrent_run(tmp_path_factory):
-    """A tiny run of a recurrent translator with additive attention."""
+    """Return a tiny run of a recurrent translator with additive attention."""
     from tests.seq2seq.runs.test_architectures import recurrent
 
     return trained_once(tmp_path_factory, "recurrent", recurrent)
@@ -44,7 +44,7 @@ def recurrent_run(tmp_path_factory):
 
 @pytest.fixture
 def eager():
-    """Steps are not compiled: for what few of them tell, that is quicker, and says the same."""
+    """Step are not compiled: for what few of them tell, that is quicker, and says the same."""
     import tensorflow as tf
 
     tf.config.run_functions_eagerly(True)

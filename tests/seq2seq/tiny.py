@@ -23,21 +23,21 @@ TINY = {
 
 @functools.lru_cache
 def numbers(*languages: str):
-    """The task of these languages; its tokenizer is learned once a process."""
+    """Return the task of these languages; its tokenizer is learned once a process."""
     from heed.seq2seq import NumbersTask
 
     return NumbersTask(languages)
 
 
 def start(path: Path, **options):
-    """A new tiny run on numbers, with a task whose validation is quick."""
+    """Return a new tiny run on numbers, with a task whose validation is quick."""
     from heed.seq2seq import start_run
 
     return start_run(path, numbers(*options.pop("languages", ("en",))), **{**TINY, **options})
 
 
 def weights(run) -> list[np.ndarray]:
-    """The final weights of a run."""
+    """Return the final weights of a run."""
     from heed.seq2seq.runs import checkpoint
 
     return checkpoint.load(run.weights)[0]["weight"]

@@ -101,7 +101,7 @@ class Acceleration:
                 accelerated_models.set_formats(self._model, self._formats_before)
 
     def report(self) -> Report:
-        """Describes what is accelerated now, and which calls ran on heed."""
+        """Describe what is accelerated now, and which calls ran on heed."""
         models = [
             f"model {model.name!r}{accelerated_models.formats_of(model)}"
             for model in accelerated_models.accelerated
@@ -129,7 +129,7 @@ class Acceleration:
 def accelerate(
     model: Any = None, *, weights: str = WEIGHTS[0], cache: str = CACHES[0]
 ) -> Acceleration:
-    """Runs the attention of Keras and KerasHub models on heed.
+    """Run the attention of Keras and KerasHub models on heed.
 
     Accelerates `keras.ops.dot_product_attention`, `keras.layers.MultiHeadAttention`, `GroupQueryAttention`,
     `Attention`, `AdditiveAttention` and everything that calls them, with or without dropout, masks or scores. This
@@ -235,7 +235,7 @@ def _undo(model: Any) -> None:
 
 @keep
 def _remember_scope() -> Restore:
-    """What is accelerated may have changed when a model computes again, and the patches may be gone."""
+    """Return what is accelerated may have changed when a model computes again, and the patches may be gone."""
     scope = switch.find_scope()
     patches = (*_installed, *accelerated_models.patches(), *_keras_hub.patches)
 

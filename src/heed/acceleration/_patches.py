@@ -74,7 +74,7 @@ def _public_name(cls: type) -> str:
 
 
 def _changes(patches: list[Patch]) -> Iterator[str]:
-    """Describes each difference from the Keras that the replacements expect."""
+    """Describe each difference from the Keras that the replacements expect."""
     yield from filter(None, (patch.find_problem() for patch in patches))
     for cls, arguments in _CONSTRUCTORS.items():
         layer = _public_name(cls)
@@ -91,7 +91,7 @@ def _changes(patches: list[Patch]) -> Iterator[str]:
 
 
 def changes() -> list[str]:
-    """Describes how the installed Keras differs from what heed expects; empty if it can be accelerated."""
+    """Describe how the installed Keras differs from what heed expects; empty if it can be accelerated."""
     try:
         return list(_changes(keras_patches()))
     except ImportError as error:
@@ -99,7 +99,7 @@ def changes() -> list[str]:
 
 
 def check_keras() -> list[Patch]:
-    """Returns the patches for the installed Keras.
+    """Return the patches for the installed Keras.
 
     Raises:
         RuntimeError: if it is a version that heed cannot patch.

@@ -106,7 +106,7 @@ def call(
 
 
 def _find_other_weights(layer: Any, width: int | None) -> str | None:
-    """The weight of the score that does not have the shape of Keras' own, as a reason; None if there is none."""
+    """Return the weight of the score that does not have the shape of Keras' own, as a reason; None if there is none."""
     additive = isinstance(layer, AdditiveAttention)
     shapes = {"scale": (width,) if additive else (), "concat_score_weight": ()}
     for name, shape in shapes.items():
@@ -119,7 +119,7 @@ def _find_other_weights(layer: Any, width: int | None) -> str | None:
 
 
 def _flatten(*inputs: Any) -> tuple[Any, ...]:
-    """Returns the leading dimensions, and the inputs with these merged into one."""
+    """Return the leading dimensions, and the inputs with these merged into one."""
     leading = ops.shape(inputs[0])[:-2]
     if len(leading) == 1:
         return leading, *inputs
@@ -131,7 +131,7 @@ def _unflatten(x: Any, leading: Any) -> Any:
 
 
 def _key_mask(mask: Any) -> Mask | None:
-    """Converts `mask[1]`, (B, S) or (B, T or 1, S), to a mask over (B, T, S)."""
+    """Convert `mask[1]`, (B, S) or (B, T or 1, S), to a mask over (B, T, S)."""
     if mask is None:
         return None
     mask = masks.to_bool(mask, "mask")

@@ -61,7 +61,7 @@ def set_formats(model: Any, formats: Formats) -> None:
 
 
 def add(model: Any) -> None:
-    """Enables heed inside the layers of a model."""
+    """Enable heed inside the layers of a model."""
     accelerated.add(model)
     _update(model)
     for patch in layer_patches:
@@ -84,7 +84,7 @@ def _update(model: Any) -> None:
 
 
 def change_scope() -> None:
-    """Notes that something else is accelerated from now on."""
+    """Note that something else is accelerated from now on."""
     global _scope
     _scope = object()
 
@@ -137,5 +137,5 @@ program_patches = [
 
 
 def patches() -> list[Patch]:
-    """The patches that are installed."""
+    """Return the patches that are installed."""
     return [patch for patch in (*layer_patches, *program_patches) if patch.installed]

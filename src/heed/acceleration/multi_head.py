@@ -42,7 +42,7 @@ def _family(layer: Any) -> type:
 
 
 def _name(layer: Any) -> str:
-    """The public name, which is not `__name__`."""
+    """Return the public name, which is not `__name__`."""
     multi = _family(layer) is MultiHeadAttention
     return f"keras.layers.{'MultiHead' if multi else 'GroupQuery'}Attention"
 
@@ -104,7 +104,7 @@ def _describe_call(
 
 
 def _heads(layer: Any) -> list[tuple[int, int]]:
-    """The numbers of heads and their widths, of queries, keys and values."""
+    """Return the numbers of heads and their widths, of queries, keys and values."""
     heads = layer.num_heads if hasattr(layer, "num_heads") else layer.num_query_heads
     kv_heads = getattr(layer, "num_key_value_heads", heads)
     width = option(layer, "key_dim", "head_dim")
@@ -121,7 +121,7 @@ def _describe(
     training: bool | None,
     source: Any,
 ) -> Call | None:
-    """Describes a call with projected inputs (B, d1, ..., dk, N, H)."""
+    """Describe a call with projected inputs (B, d1, ..., dk, N, H)."""
     # Keras refuses what its flash attention does not take; only heed returns some of the scores.
     if option(layer, "flash_attention") or not isinstance(scores, bool):
         return None
@@ -262,7 +262,7 @@ def _attend(
     value: Any,
     mask: Mask | None,
 ) -> tuple[Any, Any]:
-    """Returns the heads (B, T, N, V), and the scores before dropout, as Keras does, or None."""
+    """Return the heads (B, T, N, V), and the scores before dropout, as Keras does, or None."""
     rate = option(layer, "dropout")
     heads, scores = many_heads(
         axes,
@@ -279,7 +279,7 @@ def _attend(
 
 
 def _check_widths(layer: Any, **inputs: Any) -> None:
-    """Raises an error if the width of an input is not that of the built layer."""
+    """Raise an error if the width of an input is not that of the built layer."""
     projections = {name: getattr(layer, f"_{name}_dense") for name in inputs}
     built_widths(
         {name: tuple(x.shape) for name, x in inputs.items()},

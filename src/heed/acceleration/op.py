@@ -48,7 +48,7 @@ def attend(
     attn_logits_soft_cap: float | None = None,
     **options: Any,
 ) -> Any:
-    """Calls heed's op with the arguments and dtypes of Keras' op.
+    """Call heed's op with the arguments and dtypes of Keras' op.
 
     Args:
         query, key, value: (B, T, N, H), (B, S, K, H) and (B, S, K, V).
@@ -90,7 +90,7 @@ def describe(
     source: Any = None,
     **others: Any,
 ) -> Call:
-    """Describes a call of the op, or one that Keras would make of it.
+    """Describe a call of the op, or one that Keras would make of it.
 
     Args:
         query, key, value: (B, T, N, H) and so on, of any dtypes.
@@ -149,7 +149,7 @@ def backend_op(
     flash_attention: bool | None,
     attn_logits_soft_cap: float | None,
 ) -> Any:
-    """The function of Keras' backend that computes the op."""
+    """Return the function of Keras' backend that computes the op."""
     return attend(
         query,
         key,
@@ -163,7 +163,7 @@ def backend_op(
 
 
 def _accept_soft_cap(original: Function) -> Function:
-    """Accepts a soft-cap, which Keras rejects except on TPUs."""
+    """Accept a soft-cap, which Keras rejects except on TPUs."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)

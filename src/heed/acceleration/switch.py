@@ -60,7 +60,7 @@ def is_accelerated(x: Any) -> bool:
 
 
 def find_scope() -> Scope:
-    """What is accelerated now."""
+    """Return what is accelerated now."""
     before = _repeated.get() or Scope(enabled_everywhere, layers, False)
     return before._replace(here=_enabled_here.get())
 
@@ -88,25 +88,25 @@ def restore_scope(scope: Scope) -> Iterator[None]:
 
 
 def enable_here() -> AbstractContextManager[None]:
-    """Enables heed for this thread or task."""
+    """Enable heed for this thread or task."""
     return set_here(_enabled_here, True)
 
 
 def reset_counts() -> None:
-    """Starts counting again."""
+    """Start counting again."""
     with _lock:
         calls.clear()
         left_to_keras.clear()
 
 
 def count(target: str) -> None:
-    """Counts a call that runs on heed."""
+    """Count a call that runs on heed."""
     with _lock:
         calls[target] += 1
 
 
 def leave_to_keras(target: str, reason: str, original: Function, *args: Any, **kwargs: Any) -> Any:
-    """Counts a call that is left to Keras, with the reason, and makes it."""
+    """Count a call that is left to Keras, with the reason, and make it."""
     with _lock:
         left_to_keras[f"{target}: {reason}"] += 1
     return original(*args, **kwargs)
@@ -117,7 +117,7 @@ def make_replacement(
     reason_to_leave: Callable[..., str | None],
     describe: Callable[..., device_rule.Call | None],
 ) -> Callable[[Function], Replacement]:
-    """Turns a function that computes on heed into the replacement of Keras' function with the same parameters.
+    """Turn a function that computes on heed into the replacement of Keras' function with the same parameters.
 
     The original may lack those parameters that have a default. Both functions get all arguments by name, with the
     defaults of the original.

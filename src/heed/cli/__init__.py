@@ -14,7 +14,7 @@ from typing import Any
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command.
+    """Run the command.
 
     Args:
         arguments: the words after `heed`; None takes those of the process.
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _end(*_: Any) -> None:
-    """Ends the process while modules load: nothing has begun, and an exception would end in a traceback."""
+    """End the process while modules load: nothing has begun, and an exception would end in a traceback."""
     with contextlib.suppress(OSError):  # stderr is closed
         os.write(2, b"heed: stopped\n")
     os._exit(130)

@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
         return parsed, others
 
     def _check_option(self, word: str) -> None:
-        """Exits with status 2 if the word looks like an option and no option has that name, whole or shortened."""
+        """Exit with status 2 if the word looks like an option and no option has that name, whole or shortened."""
         name, known = word.partition("=")[0], self._option_string_actions
         if " " in word or _is_number_or_dash(word):  # a value
             return
@@ -75,7 +75,7 @@ class Parser(argparse.ArgumentParser):
             self.error(f"there is no option {name!r}{self._suggest(name)}")
 
     def _suggest(self, name: str) -> str:
-        """What to write instead of an option that does not exist: another one, or an argument without one."""
+        """Return what to write instead of an option that does not exist: another one, or an argument without one."""
         arguments = {
             one.dest: str(one.metavar or one.dest) for one in self._get_positional_actions()
         }
@@ -119,7 +119,7 @@ class Parser(argparse.ArgumentParser):
         return f": {option} takes one value"
 
     def error(self, message: str) -> NoReturn:
-        """Exits with status 2."""
+        """Exit with status 2."""
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
@@ -137,7 +137,7 @@ def _is_number_or_dash(word: str) -> bool:
 
 
 def add_options(parser: Any, options: Iterable[tuple[str, Any, str]]) -> None:
-    """Adds options by name, type and help."""
+    """Add options by name, type and help."""
     for name, kind, text in options:
         how: dict[str, Any] = {"type": kind, "metavar": _METAVARS.get(kind, "NAME")}
         if kind is bool:
@@ -146,7 +146,7 @@ def add_options(parser: Any, options: Iterable[tuple[str, Any, str]]) -> None:
 
 
 def select_options(parsed: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """The options that were given, also with an empty value or 0."""
+    """Return the options that were given, also with an empty value or 0."""
     return {name: x for name in names if (x := getattr(parsed, name, None)) is not None}
 
 
@@ -156,7 +156,7 @@ def option_name(name: str) -> str:
 
 
 def check_positive(option: str, value: int) -> int:
-    """Checks the value of a count, 1 or more; TaskError if it is not."""
+    """Check the value of a count, 1 or more; TaskError if it is not."""
     from heed.number_checks import LARGEST_COUNT  # loads NumPy
 
     if value < 1:

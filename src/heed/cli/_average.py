@@ -12,7 +12,7 @@ from heed.seq2seq.tensorflow_start import start_tensorflow
 
 
 def add_average(parser: Parser) -> None:
-    """The arguments of `heed average`."""
+    """Add the arguments of `heed average`."""
     parser.add_argument("run", type=user_path, metavar="RUN", help="run folder")
     parser.add_argument(
         "--last", type=int, metavar="N", default=2, help="how many checkpoints (default: 2)"

@@ -18,13 +18,13 @@ from heed.signals import EndedBySignal, clean_up_on_signals
 
 
 def run_command(arguments: Sequence[str] | None) -> int:
-    """Runs a command as `heed.cli.main` does."""
+    """Run a command as `heed.cli.main` does."""
     with clean_up_on_signals():
         return _run(arguments)
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    """Runs the command; raises EndedBySignal alone."""
+    """Run the command; raise EndedBySignal alone."""
     try:
         prepare_streams()
         if sys.stdout is None:
@@ -72,7 +72,7 @@ def _fail(text: str, code: int) -> int:
 
 
 def explain_error(error: Exception) -> str | None:
-    """The line for an error that the user can fix; None for a bug."""
+    """Return the line for an error that the user can fix; None for a bug."""
     if isinstance(error, UserError):
         return str(error)
     tensorflow = sys.modules.get("tensorflow")
@@ -124,7 +124,7 @@ class _PrintCompletion(argparse.Action):
 
 
 def _parser(names: Iterable[str]) -> Parser:
-    """The parser; only the named commands have their arguments."""
+    """Return the parser; only the named commands have their arguments."""
     parser = Parser(prog="heed", description="Learn to translate one sequence into another.")
     parser.add_argument(
         "-V", "--version", action="version", version=f"heed {__version__}", help="print the version"

@@ -13,7 +13,7 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 
 def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """The script for one of `SHELLS`.
+    """Return the script for one of `SHELLS`.
 
     Raises:
         TaskError: without the shtab library.
@@ -28,7 +28,7 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
 
 
 def _complete_paths(parser: argparse.ArgumentParser, shtab: Any) -> None:
-    """Marks which arguments are files and which are folders."""
+    """Mark which arguments are files and which are folders."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():

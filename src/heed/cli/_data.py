@@ -11,7 +11,7 @@ from heed.seq2seq.options.user_values import user_path
 
 
 def add_data(parser: Parser) -> None:
-    """The arguments of `heed data`."""
+    """Add the arguments of `heed data`."""
     parser.epilog = "for example: heed data catalogs --to de"
     kinds = parser.add_subparsers(title="tasks", required=True, metavar="WHAT", dest="what")
     text = "Report lines that are empty, misaligned, not UTF-8, too long, or repeated."
@@ -30,12 +30,12 @@ def add_data(parser: Parser) -> None:
 
 
 def run_data(parsed: argparse.Namespace) -> int | None:
-    """Checks or makes text."""
+    """Check or make text."""
     return {"check": _check_data, "catalogs": _write_catalogs}[parsed.what](parsed)
 
 
 def _check_data(parsed: argparse.Namespace) -> int:
-    """Returns 1 if training would stop at a line."""
+    """Return 1 if training would stop at a line."""
     from heed.seq2seq.text.corpus import Corpus
     from heed.seq2seq.text.corpus_check import check_corpus
 

@@ -18,7 +18,7 @@ _OPTIONS = settings_of(seq2seq.DecodingOptions, lambda metadata: metadata.get("t
 
 
 def add_decoding_options(parser: Parser) -> None:
-    """Adds the decoding options."""
+    """Add the decoding options."""
     add_options(parser, _OPTIONS)
     parser.add_argument("--device-threads", type=int, help="threads to compute with (all)")
     parser.add_argument(
@@ -31,7 +31,7 @@ def add_decoding_options(parser: Parser) -> None:
 
 
 def read_decoding_options(parsed: argparse.Namespace) -> seq2seq.DecodingOptions:
-    """The given decoding options."""
+    """Return the given decoding options."""
     names = names_of(settings_of(seq2seq.DecodingOptions))
     if parsed.device_threads is not None:
         check_positive("--device-threads", parsed.device_threads)
@@ -45,7 +45,7 @@ def open_translator(
     threads: int | None = None,
     note: Callable[[str], object] = print_note,
 ) -> seq2seq.Translator:
-    """Opens the run's model, and those of an ensemble; notes go to stderr by default."""
+    """Open the run's model, and those of an ensemble; notes go to stderr by default."""
     run, *others = (seq2seq.RunFolder.open(one) for one in (path, *(ensemble or ())))
     start_tensorflow(threads)
     translator = seq2seq.Translator(run, note, options, others)

@@ -16,7 +16,7 @@ from heed.seq2seq.text.scoring import AUTO, BLEU_TOKENIZERS, load_sacrebleu
 
 
 def add_evaluate(parser: Parser) -> None:
-    """The arguments of `heed evaluate`."""
+    """Add the arguments of `heed evaluate`."""
     parser.usage = "heed evaluate [options] RUN"
     parser.file_options = ("--source", "--target")
     parser.epilog = "for example: heed evaluate RUN --source a.en --target a.de --beam-size 4"
@@ -46,7 +46,7 @@ def add_evaluate(parser: Parser) -> None:
 
 
 def run_evaluate(parsed: argparse.Namespace) -> None:
-    """Evaluates a run on pairs that it never saw."""
+    """Evaluate a run on pairs that it never saw."""
     with resolve_inputs(parsed.source, parsed.target) as (parsed.source, parsed.target):
         _evaluate(parsed)
 
@@ -83,7 +83,7 @@ def _evaluate(parsed: argparse.Namespace) -> None:
 
 
 def _check_report_path(parsed: argparse.Namespace) -> Path | None:
-    """Checks where the report goes, before the evaluation takes its time."""
+    """Check where the report goes, before the evaluation takes its time."""
     if parsed.report is None:
         return None
     load_sacrebleu("--report")

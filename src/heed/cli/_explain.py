@@ -13,7 +13,7 @@ from heed.seq2seq.options.user_values import user_path
 
 
 def add_explain(parser: Parser) -> None:
-    """The arguments of `heed explain`."""
+    """Add the arguments of `heed explain`."""
     parser.epilog = "for example: heed explain heed-runs/numbers 1234"
     parser.add_argument("run", type=user_path, metavar="RUN", help="run folder")
     parser.add_argument("text", nargs="*", default=[], help="text to translate")
@@ -25,7 +25,7 @@ def add_explain(parser: Parser) -> None:
 
 
 def run_explain(parsed: argparse.Namespace) -> None:
-    """Translates, and writes a page of the attention."""
+    """Translate, and write a page of the attention."""
     from heed.seq2seq.runs.run_folder import picture_format
 
     if not parsed.text:

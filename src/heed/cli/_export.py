@@ -19,7 +19,7 @@ _OPTIONS = [
 
 
 def add_export(parser: Parser) -> None:
-    """Adds the arguments of `heed export`."""
+    """Add the arguments of `heed export`."""
     parser.add_argument("run", type=user_path, metavar="RUN", help="run folder")
     runtimes = "; ".join(f"{x.name}: {x.takes}, for {x.runs_on}" for x in FORMATS.values())
     parser.add_argument("--format", required=True, choices=list(FORMATS), help=runtimes)
@@ -34,7 +34,7 @@ def add_export(parser: Parser) -> None:
 
 
 def run_export(parsed: argparse.Namespace) -> None:
-    """Exports a run, and prints how the artefact differs from it."""
+    """Export a run, and print how the artefact differs from it."""
     run = seq2seq.RunFolder.open(parsed.run)
     start_tensorflow()
     from heed.export import ExportError, export

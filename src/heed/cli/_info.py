@@ -11,12 +11,12 @@ from heed.seq2seq.tensorflow_start import start_keras
 
 
 def add_info(parser: Parser) -> None:
-    """It has no arguments."""
+    """Add no arguments."""
     parser.epilog = "for example: heed info"
 
 
 def run_info(_: argparse.Namespace) -> None:
-    """Prints the information."""
+    """Print the information."""
     with contextlib.suppress(ImportError):  # missing packages are part of the answer
         start_keras()
     from heed.environment import info

@@ -26,7 +26,7 @@ _DECODING = settings_of(seq2seq.DecodingOptions, lambda metadata: metadata.get("
 
 
 def add_serve(parser: Parser) -> None:
-    """The arguments of `heed serve`."""
+    """Add the arguments of `heed serve`."""
     parser.add_argument("runs", type=user_path, nargs="+", metavar="RUN", help="run folders")
     parser.add_argument(
         "--name", action="append", metavar="NAME", help="of each RUN in turn (default: its folder)"
@@ -55,7 +55,7 @@ def add_serve(parser: Parser) -> None:
 
 
 def run_serve(parsed: argparse.Namespace) -> None:
-    """Serves until Ctrl-C."""
+    """Serve until Ctrl-C."""
     try:
         import fastapi  # noqa: F401
         import httptools  # noqa: F401
@@ -125,7 +125,7 @@ class _Served:
         note: Callable[[str], object] = print_note,
         shared: bool = False,
     ) -> None:
-        """Loads the runs and answers requests until a signal."""
+        """Load the runs and answers requests until a signal."""
         from heed.seq2seq.serving.hosts import Hosts
 
         hosts = Hosts.of(listener, self.host, self.allowed_hosts)
@@ -148,7 +148,7 @@ class _Served:
 
 
 def _serve_in_child(served: _Served, number: int, descriptor: int, channel: Channel) -> None:
-    """The program of a server process; the first one prints notes about the runs."""
+    """Serve in a process; the first one prints notes about the runs."""
     channel.on_end = lambda: os.kill(os.getpid(), signal.SIGTERM)  # answers its last requests
     note = print_note if number == 0 else lambda _: None
     try:
@@ -159,7 +159,7 @@ def _serve_in_child(served: _Served, number: int, descriptor: int, channel: Chan
 
 
 def _name_runs(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
-    """The runs by name.
+    """Return the runs by name.
 
     Raises:
         TaskError: if the numbers of names and runs differ, or two names are equal.

@@ -21,12 +21,12 @@ _NO_BREAKS = str.maketrans("\r\n", "  ")
 
 
 def print_line(line: str) -> None:
-    """Prints one line of output at once, also to a pipe."""
+    """Print one line of output at once, also to a pipe."""
     print(line.translate(_NO_BREAKS), flush=True)
 
 
 def print_note(line: str) -> None:
-    """Prints a line about the work to stderr."""
+    """Print a line about the work to stderr."""
     print(f"heed: {line}", file=sys.stderr, flush=True)
 
 
@@ -34,7 +34,7 @@ STANDARD_INPUT = Path("-")
 
 
 def prepare_streams() -> None:
-    """Makes bytes that are not UTF-8 readable and all output printable."""
+    """Make bytes that are not UTF-8 readable and all output printable."""
     if sys.stderr is None:  # closed: `print` would write to standard output instead
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
     if isinstance(sys.stdin, io.TextIOWrapper):
@@ -45,7 +45,7 @@ def prepare_streams() -> None:
 
 
 def drop_output() -> None:
-    """Drops unwritten output, which Python would try to write again at its end."""
+    """Drop unwritten output, which Python would try to write again at its end."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -56,7 +56,7 @@ def drop_output() -> None:
 
 @contextlib.contextmanager
 def open_input(path: Path | None) -> Iterator[Iterable[str]]:
-    """Opens the lines of a file, or of standard input."""
+    """Open the lines of a file, or of standard input."""
     if path is not None:
         with open_text(path) as file:
             yield _decode_lines(file, str(path))
@@ -67,7 +67,7 @@ def open_input(path: Path | None) -> Iterator[Iterable[str]]:
 
 
 def _read_standard_input() -> Iterator[str]:
-    """Yields the lines of standard input; it is opened with the first, as its program may wait for an answer."""
+    """Yield the lines of standard input; it is opened with the first, as its program may wait for an answer."""
     data = getattr(sys.stdin, "buffer", None)
     if data is None:  # a replacement
         yield from sys.stdin
@@ -76,14 +76,14 @@ def _read_standard_input() -> Iterator[str]:
 
 
 def _decode_lines(file: IO[bytes], name: str) -> Iterator[str]:
-    """Yields the lines; bytes that are not UTF-8 stay in them as surrogates."""
+    """Yield the lines; bytes that are not UTF-8 stay in them as surrogates."""
     with name_file(name):
         for line in iter(file.readline, b""):
             yield line.decode("utf-8", "surrogateescape")
 
 
 def read_terminal(prepare: Callable[[], object]) -> Iterator[str]:
-    """Yields the lines of a terminal; calls `prepare` once, while no line waits."""
+    """Yield the lines of a terminal; call `prepare` once, while no line waits."""
     pending = True
     while True:
         if pending and not _line_waits():
@@ -103,7 +103,7 @@ def _line_waits() -> bool:
 
 
 def copy_input(path: Path, target: Path | None = None) -> None:
-    """Copies standard input, lines of both sides, to a file.
+    """Copy standard input, lines of both sides, to a file.
 
     Args:
         path: the file to make; its folder is made too.
@@ -135,7 +135,7 @@ def _check_free(path: Path, name: str) -> None:
 
 
 def _write(path: Path, read: IO[bytes], first: bytes = b"") -> None:
-    """Writes bytes and the rest of a pipe to a new file, all or nothing."""
+    """Write bytes and the rest of a pipe to a new file, all or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("wb") as file:
@@ -148,7 +148,7 @@ def _write(path: Path, read: IO[bytes], first: bytes = b"") -> None:
 
 @contextlib.contextmanager
 def resolve_inputs(*paths: Any) -> Iterator[list[Any]]:
-    """Yields the paths of a source, its target and other files; temporary copies of standard input and of pipes."""
+    """Yield the paths of a source, its target and other files; temporary copies of standard input and of pipes."""
     with tempfile.TemporaryDirectory(prefix="heed-") as folder:
         found = list(paths)
         for number, path in enumerate(paths):
@@ -166,7 +166,7 @@ def resolve_inputs(*paths: Any) -> Iterator[list[Any]]:
 
 
 def name_inputs(text: str, copies: Iterable[Any], paths: Iterable[Any]) -> str:
-    """Returns the text with the names that the user knows in place of those of copies, see `resolve_inputs`."""
+    """Return the text with the names that the user knows in place of those of copies, see `resolve_inputs`."""
     for copy, path in zip(copies, paths, strict=True):
         if copy != path:
             text = text.replace(
@@ -181,7 +181,7 @@ def is_pipe(path: Any) -> bool:
 
 
 def copy_pipe(pipe: Path, path: Path) -> None:
-    """Copies what comes out of a pipe to a file, whose folder is made too.
+    """Copy what comes out of a pipe to a file, whose folder is made too.
 
     Raises:
         TaskError: if the file exists.
@@ -193,7 +193,7 @@ def copy_pipe(pipe: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def open_output(path: Path | None) -> Iterator[Callable[[str], None]]:
-    """Opens a file, or standard output, and yields a function that writes a line."""
+    """Open a file, or standard output, and yield a function that writes a line."""
     if path is None:
         yield print_line
         return
@@ -202,6 +202,6 @@ def open_output(path: Path | None) -> Iterator[Callable[[str], None]]:
 
 
 def strip_mark(lines: Iterable[str]) -> Iterator[str]:
-    """The lines, without a byte order mark before the first."""
+    """Yield the lines, without a byte order mark before the first."""
     for number, line in enumerate(lines):
         yield line if number else line.removeprefix("\ufeff")

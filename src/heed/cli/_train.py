@@ -41,7 +41,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def add_demo(parser: Parser) -> None:
-    """The arguments of `heed demo`."""
+    """Add the arguments of `heed demo`."""
     parser.add_argument(
         "--run", type=user_path, help=f"run folder to make (default: {RUNS}/numbers)"
     )
@@ -58,7 +58,7 @@ def add_demo(parser: Parser) -> None:
 
 
 def add_train(parser: Parser) -> None:
-    """The arguments of `heed train`."""
+    """Add the arguments of `heed train`."""
     from heed.seq2seq.tasks.registry import TASKS
 
     parser.usage = "heed train (numbers | --source FILE | --config FILE | --resume RUN) [options]"
@@ -143,7 +143,7 @@ def run_train(parsed: argparse.Namespace) -> None:
 
 
 def _describe_ways() -> str:
-    """The commands that train."""
+    """Return the commands that train."""
     from heed.seq2seq.tasks.registry import TASKS
 
     tasks = [f"`heed train {kind}`" for kind in TASKS if kind != "text"]
@@ -152,7 +152,7 @@ def _describe_ways() -> str:
 
 
 def _open_run_to_resume(parsed: argparse.Namespace, launch: Launch | None) -> seq2seq.RunFolder:
-    """Opens the run to resume, extended if there are more steps; on several workers the chief will extend it."""
+    """Open the run to resume, extended if there are more steps; on several workers the chief will extend it."""
     from heed.seq2seq.tasks.registry import TASKS
 
     if parsed.task is not None:
@@ -177,7 +177,7 @@ def _open_run_to_resume(parsed: argparse.Namespace, launch: Launch | None) -> se
 
 
 def _fill_in(parsed: argparse.Namespace, config: seq2seq.ConfigFile) -> None:
-    """Fills in values of the file that the command line does not set."""
+    """Fill in values of the file that the command line does not set."""
     for name, value in config.values.items():
         if getattr(parsed, name) is None:
             setattr(parsed, name, value)
@@ -189,7 +189,7 @@ def _make_run(
     config: seq2seq.ConfigFile | None,
     launch: Launch | None,
 ) -> seq2seq.RunFolder:
-    """Makes the run; on several workers it is not written yet."""
+    """Make the run; on several workers it is not written yet."""
     values = _select_task_options(parsed, kind)
     # Beside other workers, or in a second start, the folder may be there.
     joins = launch is not None and launch.cluster is not None
@@ -220,7 +220,7 @@ def _make_run(
 
 @contextlib.contextmanager
 def _keep_input(values: dict[str, Any], path: Path) -> Iterator[None]:
-    """Keeps standard input and pipes next to the run for `--resume`; drops them if no run is made."""
+    """Keep standard input and pipes next to the run for `--resume`; drop them if no run is made."""
     beside = path.resolve()
     copies: dict[Path, Path] = {}
     try:
@@ -253,7 +253,7 @@ def _choose_path(parsed: argparse.Namespace, name: str) -> Path:
 
 
 def _select_task_options(parsed: argparse.Namespace, task: type[seq2seq.Task]) -> dict[str, Any]:
-    """The given options of the task.
+    """Return the given options of the task.
 
     Raises:
         TaskError: if a required one is missing, or one of another task is given.
@@ -278,5 +278,5 @@ def _select_task_options(parsed: argparse.Namespace, task: type[seq2seq.Task]) -
 
 
 def _option_names(task: type[seq2seq.Task], required: bool = False) -> list[str]:
-    """The names of a task's options, or of the required ones."""
+    """Return the names of a task's options, or of the required ones."""
     return [option.name for option in task.options if option.required or not required]

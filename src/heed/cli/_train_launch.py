@@ -42,7 +42,7 @@ class Launch:
 
 
 def add_launch(group: Any) -> None:
-    """The arguments that launch several workers."""
+    """Add the arguments that launch several workers."""
     ways = " or ".join(_WAYS)
     group.add_argument("--launch", choices=_WAYS, metavar="WAY", help=f"start workers: {ways}")
     group.add_argument("--workers", type=int, metavar="N", help="number of workers to start")
@@ -119,7 +119,7 @@ def train_on_workers(launch: Launch, run: seq2seq.RunFolder, extend: bool) -> No
 
 
 def _write(run: seq2seq.RunFolder, launch: Launch) -> None:
-    """Writes the folder of a draft, or checks that this run is there: of an earlier start."""
+    """Write the folder of a draft, or check that this run is there: of an earlier start."""
     if launch.cluster is None or not run.path.exists() or not any(run.path.iterdir()):
         run.write()
     else:
@@ -193,7 +193,7 @@ def _train_as_one_of(
 
 
 def _copy(run: seq2seq.RunFolder) -> None:
-    """Writes the draft of a run, unless the folder is shared with the chief, who has written it."""
+    """Write the draft of a run, unless the folder is shared with the chief, who has written it."""
     if not run.path.exists() or not any(run.path.iterdir()):
         try:
             run.write()

@@ -67,7 +67,7 @@ def train(path: Path, cluster: Cluster) -> Any:
 
 @contextlib.contextmanager
 def _limit_connecting() -> Iterator[None]:
-    """Ends this process if the block takes too long: TensorFlow would wait an hour for a worker that has died."""
+    """End this process if the block takes too long: TensorFlow would wait an hour for a worker that has died."""
 
     def give_up() -> None:
         _fail(f"the other workers did not connect within {_CONNECT:.0f} s", LOST)
@@ -88,7 +88,7 @@ def train_in_ray(path: Path, cluster: Cluster) -> dict[str, Any]:
 
 
 def print_result(trained: Any) -> None:
-    """Prints how a training ended."""
+    """Print how a training ended."""
     early = f", stopped early; best at {trained.best_step:,}" if trained.stopped_early else ""
     print_line(f"trained {trained.steps:,} steps in {trained.seconds:.1f} s{early}")
 

@@ -19,7 +19,7 @@ from heed.seq2seq.options.user_values import user_path
 
 
 def add_translate(parser: Parser) -> None:
-    """The arguments of `heed translate`."""
+    """Add the arguments of `heed translate`."""
     parser.usage = "heed translate [options] RUN [text ...]"
     parser.epilog = "for example: heed translate RUN --beam-size 4 --n-best 2 --scores < a.txt"
     parser.add_argument("run", type=user_path, metavar="RUN", help="run folder")
@@ -52,7 +52,7 @@ def add_translate(parser: Parser) -> None:
 
 
 def run_translate(parsed: argparse.Namespace) -> int | None:
-    """Translates; the status is 1 if a line could not be translated."""
+    """Translate; the status is 1 if a line could not be translated."""
     # Checks that need no TensorFlow come before it loads, which takes seconds.
     options = read_decoding_options(parsed)
     size = 64 if parsed.batch_size is None else check_positive("--batch-size", parsed.batch_size)
@@ -123,7 +123,7 @@ def _translate_lines(
     write: Callable[[str], None],
     batch_size: int,
 ) -> int:
-    """Translates lines; the status is 1 if one could not be translated."""
+    """Translate lines; the status is 1 if one could not be translated."""
     from heed.seq2seq.translating.translator import describe_cut, translate_stream
 
     problems: list[str] = []

@@ -23,7 +23,7 @@ _LAUNCHERS = ("local", "ray")
 
 
 def add_corpus_options(parser: Parser) -> None:
-    """Adds the options for several files."""
+    """Add the options for several files."""
     parser.add_argument(
         "--launch", choices=_LAUNCHERS, help="translate files with workers: processes here, or Ray"
     )
@@ -53,7 +53,7 @@ def translate_corpus(
     line_format: LineFormat,
     batch_size: int,
 ) -> int:
-    """Translates files; the status is 1 if a line could not be translated.
+    """Translate files; the status is 1 if a line could not be translated.
 
     Raises:
         TaskError: if the arguments conflict, or the files cannot be translated.

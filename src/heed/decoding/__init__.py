@@ -24,7 +24,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a name when it is first used (PEP 562)."""
+    """Import a name when it is first used (PEP 562)."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
     value = getattr(importlib.import_module(_LAZY[name]), name)

@@ -42,7 +42,7 @@ def beam_search(
     results: int = 1,
     coverage_penalty: float = 0.0,
 ) -> tuple[Any, Any]:
-    """The best sequences of each row that a beam of hypotheses finds.
+    """Return the best sequences of each row that a beam of hypotheses finds.
 
     In each step the open hypotheses of a row grow by every token. An extension that ends and ranks among the best
     `beams` is finished: its score is divided by `penalty`, and `coverage_score` is added. The best `beams` others stay

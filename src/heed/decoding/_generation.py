@@ -26,7 +26,7 @@ from heed.weights import CACHES_OF_BEAMS
 @as_written
 @takes_options(GenerateOptions, options_of(*METHODS))
 def generate(model: Decodable, source: Any = None, *, prompt: Any = None, **options: Any) -> Any:
-    """Decodes a target for each source, or continues each prompt.
+    """Decode a target for each source, or continues each prompt.
 
     greedy: `y_t = argmax p(y | y_<t, source)`.
     sample: `y_t ~ p(y | y_<t, source)`, sharpened by `temperature` and cut to the likeliest tokens.
@@ -252,7 +252,7 @@ def explain_generate(model: Decodable, **options: Any) -> Dispatch:
 
 
 def _decode(model: Decodable, inputs: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Any]:
-    """Decodes in the current graph: tokens (B, N, L) and scores (B, N)."""
+    """Decode in the current graph: tokens (B, N, L) and scores (B, N)."""
     method, results, prompt = options["method"], options["num_results"], inputs.get("prompt")
     memory = model.encode_source(inputs.get("source"))
     if method != "beam":
@@ -268,7 +268,7 @@ def _decode(model: Decodable, inputs: dict[str, Any], options: dict[str, Any]) -
 def make_loop(
     model: Decodable, memory: Any, inputs: dict[str, Any], options: dict[str, Any]
 ) -> RowLoop:
-    """The loop of greedy decoding or sampling in the current graph, of the inputs and options of a `Request`."""
+    """Return the loop of greedy decoding or sampling in the current graph, of the inputs and options of a `Request`."""
     decoder = _make_decoder(model, memory, inputs, options, options["num_results"])
 
     cuts = sampling_of(options)

@@ -20,7 +20,7 @@ def write(sequences: Any, index: Any, tokens: Any) -> Any:
 
 
 def first_tokens(prompt: Any, index: Any, pad: int) -> Any:
-    """The first `index` tokens of each prompt (B, L), then padding."""
+    """Return the first `index` tokens of each prompt (B, L), then padding."""
     return ops.where(ops.arange(prompt.shape[1], dtype="int32") < index, prompt, pad)
 
 
@@ -83,7 +83,7 @@ class IncrementalDecoder:
         self._forbidden[[self.config.pad_id, self.config.start_id]] = _IMPOSSIBLE
 
     def start(self, prompt: Any = None) -> tuple[Any, DecodingState]:
-        """The first tokens to read, (rows,), and the state before them.
+        """Return the first tokens to read, (rows,), and the state before them.
 
         Args:
             prompt: (B, length) int32, the first tokens of each row, then padding; or None.
@@ -116,7 +116,7 @@ class IncrementalDecoder:
         return self.of_beams(column(tokens, shared)), DecodingState(shared, *state)
 
     def step(self, state: DecodingState, tokens: Any) -> tuple[Any, DecodingState]:
-        """Reads a token of each row.
+        """Read a token of each row.
 
         Args:
             state: From `start`, `select` or the step before.
@@ -135,7 +135,7 @@ class IncrementalDecoder:
         return logits + self._forbidden, DecodingState(index + 1, known, coverage)
 
     def _read(self, tokens: Any, index: Any, known: Any, coverage: Any) -> tuple[Any, Any, Any]:
-        """Reads tokens (rows, T) after `index` others: scores for the next, the new state and coverage."""
+        """Read tokens (rows, T) after `index` others: scores for the next, the new state and coverage."""
         if not self._track_coverage:
             return *self._model.decode_step(tokens, index, known, self._memory), coverage
         logits, known, alignment = self._model.decode_step(
@@ -153,7 +153,7 @@ class IncrementalDecoder:
         return column(logits, index), _add(coverage, ops.where(is_read, alignment, 0.0))
 
     def _empty(self, rows: Any) -> Any:
-        """The state of no tokens."""
+        """Return the state of no tokens."""
         if self._use_cache:
             return self._model.make_state(rows, self.length, self._memory)
         return ops.full((rows, self.length), self.config.pad_id, dtype="int32")
@@ -165,12 +165,12 @@ class IncrementalDecoder:
         return keras.tree.map_structure(lambda x: ops.repeat(x, self._beams, axis=0), structure)
 
     def select(self, state: DecodingState, rows: Any) -> DecodingState:
-        """The state with row rows[r] in the place of row r; `rows` is (rows,) integers."""
+        """Return the state with row rows[r] in the place of row r; `rows` is (rows,) integers."""
         kept = (state.known, state.coverage)
         chosen = keras.tree.map_structure(lambda x: ops.take(x, rows, axis=0), kept)
         return DecodingState(state.index, *chosen)
 
 
 def _add(coverage: Any, alignment: Any) -> Any:
-    """The coverage (rows, S) plus an alignment (rows, T, S); a loop needs the static shape of the coverage."""
+    """Return the coverage (rows, S) plus an alignment (rows, T, S); a loop needs the static shape of the coverage."""
     return ops.reshape(coverage + ops.sum(alignment, axis=1), ops.shape(coverage))

@@ -19,7 +19,7 @@ from heed.ops.dispatch import select_fused_ops
 
 
 def greedy(logits: Any, index: Any) -> Any:
-    """The token with the highest score in any step, (B, vocabulary) to (B,)."""
+    """Return the token with the highest score in any step, (B, vocabulary) to (B,)."""
     return select_fused_ops().argmax(logits)
 
 
@@ -100,7 +100,7 @@ class RowLoop:
         self._row_prompt = None if prompt is None else decoder.of_beams(prompt)
 
     def start(self) -> tuple[Any, ...]:
-        """The variables before the first step: prompts are read."""
+        """Return the variables before the first step: prompts are read."""
         decoder = self._decoder
         tokens, state = decoder.start(self._prompt)
         done, scores = (ops.zeros((decoder.rows,), dtype=kind) for kind in ("bool", "float32"))
@@ -116,7 +116,7 @@ class RowLoop:
     def step(
         self, state: DecodingState, tokens: Any, done: Any, output: Any, scores: Any
     ) -> tuple[Any, ...]:
-        """The variables after one more token of each row."""
+        """Return the variables after one more token of each row."""
         config = self._decoder.config
         logits, new = self._decoder.step(state, tokens)
         chosen, counts = self._choose(logits, state.index), ops.logical_not(done)

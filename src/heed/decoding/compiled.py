@@ -106,7 +106,7 @@ class _State:
 
 
 def _parts(model: Any) -> list[Any]:
-    """The model and the blocks of its stacks: Keras does not notice a layer that replaces another in a list."""
+    """Return the model and the blocks of its stacks: Keras does not notice a layer that replaces another in a list."""
     found = [getattr(getattr(model, name, None), "blocks", ()) for name in ("encoder", "decoder")]
     layers = [x for blocks in found if isinstance(blocks, list) for x in blocks]
     return [model, *(x for x in layers if isinstance(x, keras.layers.Layer))]

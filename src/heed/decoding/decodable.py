@@ -30,11 +30,11 @@ class Decodable(Protocol):
     variables: Any
 
     def build(self) -> Any:
-        """Creates the variables."""
+        """Create the variables."""
         ...
 
     def check_source(self, source: Any) -> Any:
-        """The source as a tensor whose first axis is B, or None where the model takes none.
+        """Return the source as a tensor whose first axis is B, or None where the model takes none.
 
         Raises:
             ValueError: if the model cannot take it.
@@ -42,11 +42,11 @@ class Decodable(Protocol):
         ...
 
     def encode_source(self, source: Any) -> Any:
-        """The memory: all that depends on the source alone, a structure of tensors whose first axis is B; or ()."""
+        """Return all that depends on the source alone, a structure of tensors whose first axis is B; or ()."""
         ...
 
     def make_state(self, rows: Any, length: int, memory: Any) -> Any:
-        """The state before the first token, a structure of tensors whose first axis has `rows` entries.
+        """Return the state before the first token, a structure of tensors whose first axis has `rows` entries.
 
         Args:
             rows: r B, an int or an integer tensor (): rows r b .. r b + r - 1 decode source b.
@@ -56,7 +56,7 @@ class Decodable(Protocol):
         ...
 
     def decode_step(self, tokens: Any, index: Any, state: Any, memory: Any) -> tuple[Any, Any]:
-        """Reads tokens.
+        """Read tokens.
 
         Args:
             tokens: (rows, T) integers, T being 1; of prompts more, perhaps unknown while a graph is traced, and `rows`
@@ -96,7 +96,7 @@ class Aligning(Decodable, Protocol):
     aligns: bool
 
     def make_coverage(self, memory: Any) -> Any:
-        """The coverage before the first token, (B, S) float32: 0, and 1 for padding, which needs none.
+        """Return the coverage before the first token, (B, S) float32: 0, and 1 for padding, which needs none.
 
         Args:
             memory: from `encode_source`.
@@ -115,7 +115,7 @@ class Aligning(Decodable, Protocol):
 
 
 def missing_names(model: Any) -> list[str]:
-    """The attributes and methods of `Decodable` that a model lacks."""
+    """Return the attributes and methods of `Decodable` that a model lacks."""
     methods = (name for name in vars(Decodable) if not name.startswith("_"))
     names = sorted({*Decodable.__annotations__, *methods})
     # The class first: properties of the model are not computed.

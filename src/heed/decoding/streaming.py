@@ -34,7 +34,7 @@ def stream(
     stop_token_ids: Any = "auto",
     **options: Any,
 ) -> Generator[Any, None, None]:
-    """Decodes one target and yields its tokens as they come.
+    """Decode one target and yield its tokens as they come.
 
     The tokens are those of `generate` with the same arguments: those after the prompt, with the end token if the target
     has ended. Where the decoder engine runs, it decodes at full speed on another thread and does not wait for the
@@ -138,7 +138,7 @@ def _decode_by_engine(model: Decodable, request: Request) -> Generator[int, None
 
 
 def _decode_in_graph(model: Decodable, request: Request) -> Generator[int, None, None]:
-    """Runs the loop of `generate` step by step."""
+    """Run the loop of `generate` step by step."""
     inputs, options, config = request.inputs, request.options, model.config
     given = 0
     if "prompt" in inputs:
@@ -155,11 +155,11 @@ def _decode_in_graph(model: Decodable, request: Request) -> Generator[int, None,
 
 
 def _start(model: Decodable, inputs: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Any]:
-    """The memory of the source, and the variables of the loop before its first step."""
+    """Return the memory of the source, and the variables of the loop before its first step."""
     memory = model.encode_source(inputs.get("source"))
     return memory, make_loop(model, memory, inputs, options).start()
 
 
 def _step(model: Decodable, inputs: dict[str, Any], options: dict[str, Any]) -> Any:
-    """The variables of the loop after one more step."""
+    """Return the variables of the loop after one more step."""
     return make_loop(model, inputs["memory"], inputs, options).step(*inputs["variables"])

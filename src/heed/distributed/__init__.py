@@ -32,7 +32,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name on first use."""
+    """Import a public name on first use."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
     return getattr(importlib.import_module(_LAZY[name]), name)

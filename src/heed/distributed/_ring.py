@@ -72,7 +72,7 @@ def ring_attention(
 
 
 def _check_mask(mask: Any, spec: Any) -> Mask:
-    """The mask, checked against the whole sequence."""
+    """Return the mask, checked against the whole sequence."""
     _, workers = current().worker()
     mask = as_mask(mask)
     whole = [None if length is None else length * workers for length in spec.lengths]

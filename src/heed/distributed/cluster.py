@@ -41,7 +41,7 @@ class Cluster:
         return self.rank == 0
 
     def name(self, rank: int) -> str:
-        """A worker, as messages name it.
+        """Return a worker, as messages name it.
 
         Example:
             >>> Cluster(("a:1", "b:1"), 0).name(1)
@@ -50,13 +50,13 @@ class Cluster:
         return f"worker {rank} ({self.addresses[rank]})"
 
     def to_tf_config(self) -> str:
-        """The value of TF_CONFIG for this worker."""
+        """Return the value of TF_CONFIG for this worker."""
         task = {"type": "worker", "index": self.rank}
         return json.dumps({"cluster": {"worker": list(self.addresses)}, "task": task})
 
 
 def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
-    """Reads the cluster from the environment variable TF_CONFIG.
+    """Read the cluster from the environment variable TF_CONFIG.
 
     Returns:
         None without the variable, or if it names no cluster.
@@ -116,7 +116,7 @@ def local_addresses(count: int) -> tuple[str, ...]:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """The host and the port of "host:port" or "[IPv6]:port".
+    """Return the host and the port of "host:port" or "[IPv6]:port".
 
     Raises:
         ValueError: if it is neither.

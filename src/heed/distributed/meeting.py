@@ -116,7 +116,7 @@ class _Line:
         self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> dict[str, Any]:
-        """The next message; OSError or ValueError if there is none."""
+        """Return the next message; OSError or ValueError if there is none."""
         while b"\n" not in self._rest:
             left = None if self.deadline is None else self.deadline - time.monotonic()
             if left is not None and left <= 0:
@@ -139,7 +139,7 @@ class _Line:
 
 
 def _listen(cluster: Cluster) -> socket.socket:
-    """Listens at this worker's port, on every interface of the machine."""
+    """Listen at this worker's port, on every interface of the machine."""
     host, port = split_address(cluster.addresses[cluster.rank])
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     place = host if host in LOOPBACK else ""
@@ -163,7 +163,7 @@ def _receive_guests(
     facts: Mapping[str, Any],
     deadline: float,
 ) -> None:
-    """Waits for all other workers, and compares their facts."""
+    """Wait for all other workers, and compare their facts."""
     processes = {0: _identity()}
     while len(guests) < cluster.size - 1:
         left = deadline - time.monotonic()
@@ -214,7 +214,7 @@ def _turn_away(listener: socket.socket, count: int, error: str, deadline: float)
 
 
 def _call_back(cluster: Cluster, guests: Mapping[int, _Line], deadline: float) -> None:
-    """Calls each worker at its address: the other workers have to reach it there."""
+    """Call each worker at its address: the other workers have to reach it there."""
     for rank in guests:
         try:
             with socket.create_connection(split_address(cluster.addresses[rank]), 5) as connection:
@@ -251,7 +251,7 @@ def _answer_calls(listener: socket.socket, rank: int) -> Iterator[None]:
 def _go_to_chief(
     cluster: Cluster, facts: Mapping[str, Any], deadline: float
 ) -> tuple[_Line, dict[str, Any]]:
-    """Connects to worker 0, and waits for its answer.
+    """Connect to worker 0, and wait for its answer.
 
     Tries again if the connection ends: another process, such as the TensorFlow of an earlier start, may have had the
     port.
@@ -284,7 +284,7 @@ def _close_all(lines: Mapping[int, _Line]) -> None:
 
 
 def _differences(mine: Any, others: Any, name: str = "") -> str:
-    """The first value that differs, in words; empty if all are the same.
+    """Return the first value that differs, in words; empty if all are the same.
 
     Example:
         >>> _differences({"steps": {"a": 1}}, {"steps": {"a": 2}})

@@ -143,7 +143,7 @@ def run_processes(
     grace: float = 5.0,
     follower_status: int | None = None,
 ) -> Outcome:
-    """Starts the workers, waits for all of them, and stops them all when one fails.
+    """Start the workers, wait for all of them, and stop them all when one fails.
 
     A failure is an exit status other than 0, a signal, or a worker without heartbeat. The others get SIGTERM then, and
     SIGKILL after `grace` seconds.
@@ -242,7 +242,7 @@ class _Process:
         self.last_beat = time.monotonic()
 
     def poll(self) -> Exit | None:
-        """Returns its end once it has one; shows its new output."""
+        """Return its end once it has one; show its new output."""
         code = self._popen.poll()
         if code is not None and self.end is None:
             self._send(signal.SIGKILL)  # processes that it left behind
@@ -255,14 +255,14 @@ class _Process:
         return self.end
 
     def listen(self) -> None:
-        """Reads heartbeats and a report."""
+        """Read heartbeats and a report."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self.heartbeat, 4096):
                 self.last_beat = time.monotonic()
                 self._received = (self._received + data).lstrip(b"\n")
 
     def signal(self, number: int) -> None:
-        """Sends it a signal, if it has not ended."""
+        """Send it a signal, if it has not ended."""
         if self.end is None and self._popen.poll() is None:
             self._send(number)
 
@@ -271,16 +271,16 @@ class _Process:
             os.killpg(self._popen.pid, number)  # its session has its own number
 
     def close(self) -> None:
-        """Closes its files."""
+        """Close its files."""
         self._log.close()
         os.close(self.heartbeat)
 
     def wait(self) -> None:
-        """Waits for its end."""
+        """Wait for its end."""
         self._popen.wait()
 
     def _show(self, ended: bool = False) -> None:
-        """Copies whole new lines to stderr."""
+        """Copy whole new lines to stderr."""
         if not self.worker.show or sys.stderr is None:
             return
         while data := os.pread(self._log.fileno(), _LINE_BYTES, self._shown):
@@ -322,7 +322,7 @@ class _Supervisor:
             process.signal(number)
 
     def receive(self, number: int) -> None:
-        """Passes a signal on to every worker."""
+        """Pass a signal on to every worker."""
         self._signals.append(number)
         for process in self._processes:
             process.signal(number)
@@ -349,7 +349,7 @@ class _Supervisor:
         return Outcome(exits, None if number else self._cause(exits), number)
 
     def _listen(self) -> None:
-        """Reads heartbeats, and waits a little for them."""
+        """Read heartbeats, and wait a little for them."""
         running = {one.heartbeat: one for one in self._processes if one.end is None}
         poll = select.poll()  # select.select takes no descriptors above 1023
         for descriptor in running:
@@ -375,7 +375,7 @@ class _Supervisor:
         return found
 
     def _stop_others(self) -> None:
-        """Stops the rest, after a moment in which the cause may show."""
+        """Stop the rest, after a moment in which the cause may show."""
         until = time.monotonic() + _SETTLE
         while time.monotonic() < until and not all(one.poll() for one in self._processes):
             self._listen()
@@ -395,13 +395,13 @@ class _Supervisor:
             process.signal(number)
 
     def _cause(self, exits: Sequence[Exit]) -> Exit | None:
-        """The failure to report: one that another worker caused comes last."""
+        """Return the failure to report: one that another worker caused comes last."""
         failures = [end for end in exits if end.code and not end.stopped]
         failures.sort(key=lambda end: (end.code == self._follower_status, not end.silent, end.code))
         return failures[0] if failures else None
 
     def kill_all(self) -> None:
-        """Ends what still runs, and waits for it."""
+        """End what still runs, and wait for it."""
         self._signal_all(signal.SIGKILL)
         for process in self._processes:
             process.wait()

@@ -20,7 +20,7 @@ _RESULT = "result.json"
 def train_with_ray(
     train: Callable[[Path, Cluster], dict[str, Any]], path: Path, workers: int, restarts: int
 ) -> dict[str, Any]:
-    """Calls a function on every worker of a new worker group, and again on a new group after a fault.
+    """Call a function on every worker of a new worker group, and again on a new group after a fault.
 
     Args:
         train: called with the path and the worker's cluster; an importable function. Returns plain values.
@@ -58,7 +58,7 @@ def train_with_ray(
 
 @contextlib.contextmanager
 def connect(workers: int) -> Iterator[None]:
-    """Connects to Ray's cluster in the block, see `heed.ray_connection.connect`.
+    """Connect to Ray's cluster in the block, see `heed.ray_connection.connect`.
 
     Raises:
         RayError: if there is no such cluster, or it has fewer processors than workers.
@@ -70,7 +70,7 @@ def connect(workers: int) -> Iterator[None]:
 
 
 def _loop(config: dict[str, Any]) -> None:
-    """Runs on each worker, after Ray has set TF_CONFIG."""
+    """Run on each worker, after Ray has set TF_CONFIG."""
     os.environ.pop("TF_USE_LEGACY_KERAS", None)  # Ray sets it
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     path, cluster = Path(config["path"]), read_cluster() or Cluster(("",), 0)
@@ -82,7 +82,7 @@ def _loop(config: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _own_log(path: Path, cluster: Cluster) -> Iterator[None]:
-    """Sends stderr to the worker's log; that of the chief stays where Ray shows it."""
+    """Send stderr to the worker's log; that of the chief stays where Ray shows it."""
     if cluster.is_chief:
         yield
         return

@@ -10,7 +10,7 @@ from heed.distributed.cluster import VARIABLE, Cluster
 
 
 def make_strategy(cluster: Cluster) -> tf.distribute.Strategy:
-    """Connects this process to the other workers.
+    """Connect this process to the other workers.
 
     It waits for all of them. TensorFlow allows it only before anything has been computed in the process.
 

@@ -19,7 +19,7 @@ def supervise(
     note: Callable[[str], object],
     silence: float = SILENCE,
 ) -> Outcome:
-    """Runs workers to their common end.
+    """Run workers to their common end.
 
     Args:
         make_workers: called before each start: makes the workers, and first meets those of other machines.

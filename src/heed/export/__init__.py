@@ -21,7 +21,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports names that need TensorFlow on first use (PEP 562)."""
+    """Import names that need TensorFlow on first use (PEP 562)."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from heed.ops.backends import require_tensorflow

@@ -24,7 +24,7 @@ _RUNNERS = Path(__file__).parent / "runners"
 
 
 def check_free(path: Path) -> None:
-    """Checks that nothing is at `path` but perhaps an empty folder.
+    """Check that nothing is at `path` but perhaps an empty folder.
 
     Raises:
         ExportError: if there is something.
@@ -34,13 +34,13 @@ def check_free(path: Path) -> None:
 
 
 def add_runner(folder: Path, format: str) -> None:
-    """Copies `run.py` and the format's `runtime.py` into the folder."""
+    """Copy `run.py` and the format's `runtime.py` into the folder."""
     shutil.copyfile(_RUNNERS / "_run.py", folder / "run.py")
     shutil.copyfile(_RUNNERS / f"_{format}.py", folder / "runtime.py")
 
 
 def write_manifest(folder: Path, values: Mapping[str, Any]) -> None:
-    """Writes the manifest: the values, and the size and checksum of each file."""
+    """Write the manifest: the values, and the size and checksum of each file."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
     files = {
         path.relative_to(folder).as_posix(): {
@@ -55,7 +55,7 @@ def write_manifest(folder: Path, values: Mapping[str, Any]) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Reads the manifest of an exported model, and checks its files.
+    """Read the manifest of an exported model, and check its files.
 
     Raises:
         ExportError: if the folder holds no exported model, one of a newer heed, or a damaged one.
@@ -79,7 +79,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def describe_programs(programs: Sequence[Program]) -> dict[str, Any]:
-    """The programs as JSON-ready values: inputs with shapes and dtypes, and growing states."""
+    """Return the programs as JSON-ready values: inputs with shapes and dtypes, and growing states."""
     return {
         program.name: {
             "inputs": {
@@ -93,7 +93,7 @@ def describe_programs(programs: Sequence[Program]) -> dict[str, Any]:
 
 
 def checksum(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits."""
+    """Return the SHA-256 of a file, in hexadecimal digits."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while part := file.read(1 << 20):

@@ -68,7 +68,7 @@ def export(
     source: Any = None,
     longest: int = 64,
 ) -> Exported:
-    """Writes a model for a runtime without heed, runs it there on samples, and compares the outputs.
+    """Write a model for a runtime without heed, run it there on samples, and compare the outputs.
 
     The folder holds the model, `manifest.json`, and `run.py`, which runs the model with NumPy and the format's runtime.
     The folder appears once everything is written and checked. A failed export leaves nothing behind, and the export
@@ -173,7 +173,7 @@ def _path(out: Any) -> Path:
 def _check_format(
     format: str, precision: str, implementation: str, used: Mapping[str, bool]
 ) -> ExportFormat:
-    """The format of this name, after checks of precision, options that are `used`, and packages."""
+    """Return the format of this name, after checks of precision, options that are `used`, and packages."""
     if not isinstance(format, str) or format not in FORMATS:
         like = nearest(str(format), FORMATS)
         raise ExportOptionError(

@@ -10,12 +10,12 @@ from typing import Literal
 
 
 def white_space() -> str:
-    """Returns a class of the characters that `str.strip` takes away."""
+    """Return a class of the characters that `str.strip` takes away."""
     return match_any(c for c in map(chr, range(sys.maxunicode + 1)) if c.isspace())
 
 
 def abnormal(form: Literal["NFC", "NFKC"]) -> list[str]:
-    """Returns patterns, one of which is in every text that a normal form changes, and none in any other.
+    """Return patterns, one of which is in every text that a normal form changes, and none in any other.
 
     A text changes if a character has another form, if two characters compose (perhaps across marks of lower classes),
     or if marks are not in the order of their classes.
@@ -61,7 +61,7 @@ def abnormal(form: Literal["NFC", "NFKC"]) -> list[str]:
 
 
 def match_any(characters: Iterable[str]) -> str:
-    """Returns a class of these characters."""
+    """Return a class of these characters."""
     ranges: list[list[int]] = []
     for code in sorted(map(ord, characters)):
         if ranges and code == ranges[-1][1] + 1:

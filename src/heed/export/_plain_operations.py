@@ -58,7 +58,7 @@ def _is_whole(item: Any) -> bool:
 
 
 def _searchsorted(sorted_sequence: Any, values: Any, side: str = "left") -> Any:
-    """The number of entries of `sorted_sequence` (n,) before each value, int32."""
+    """Return the number of entries of `sorted_sequence` (n,) before each value, int32."""
     values = tf.expand_dims(tf.convert_to_tensor(values), -1)
     before = sorted_sequence <= values if side == "right" else sorted_sequence < values
     return tf.reduce_sum(tf.cast(before, tf.int32), -1)

@@ -37,7 +37,7 @@ def _not_implemented(*_: Any, **__: Any) -> Any:
 
 
 def _make_rnn(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A replacement of Keras' `rnn`, with the same arguments and results."""
+    """Return a replacement of Keras' `rnn`, with the same arguments and results."""
 
     def rnn(
         step_function: Callable[..., Any],
@@ -99,7 +99,7 @@ def _loop(
     zero_where_masked: bool,
     all_outputs: bool,
 ) -> tuple[Any, Any, Any]:
-    """The last output (B, ...), the last states, and the outputs (T, B, ...) or only the last one (1, B, ...).
+    """Return the last output (B, ...), the last states, and the outputs (T, B, ...) or only the last one (1, B, ...).
 
     Args:
         step: maps an input (B, ...) and states to an output and new states.
@@ -160,12 +160,12 @@ def _swap_axes(x: Any) -> Any:
 
 
 def _expand(x: Any, like: Any) -> Any:
-    """Appends axes of length 1 until `x` has the rank of `like`."""
+    """Append axes of length 1 until `x` has the rank of `like`."""
     for _ in range(len(like.shape) - len(x.shape)):
         x = tf.expand_dims(x, -1)
     return x
 
 
 def _where(counts: Any, new: Any, old: Any) -> Any:
-    """The structure `new` where `counts` (B, 1), else `old`."""
+    """Return the structure `new` where `counts` (B, 1), else `old`."""
     return keras.tree.map_structure(lambda a, b: tf.where(_expand(counts, a), a, b), new, old)

@@ -21,7 +21,7 @@ _ROWS, _LENGTH, _BATCH, _SCORED = 8, 12, 64, 64
 def sample_arrays(
     model: Any, programs: list[Program], given: Mapping[str, Any] | None
 ) -> dict[str, NDArray[Any]]:
-    """The inputs to compare on.
+    """Return the inputs to compare on.
 
     Args:
         model: the model.
@@ -51,7 +51,7 @@ def sample_arrays(
 def samples_of(
     model: Any, programs: list[Program], arrays: Mapping[str, NDArray[Any]], longest: int
 ) -> Samples:
-    """The inputs with the model's own outputs.
+    """Return the inputs with the model's own outputs.
 
     Args:
         model: the model.
@@ -72,7 +72,7 @@ def samples_of(
 
 
 def _serve(program: Program, arrays: Mapping[str, NDArray[Any]]) -> Samples:
-    """The outputs of a Keras model."""
+    """Return the outputs of a Keras model."""
     call = tf.function(program.function, autograph=False)
     tensors = {name: tf.constant(x) for name, x in arrays.items()}
     found, seconds = call_timed(lambda: {name: x.numpy() for name, x in call(**tensors).items()})
@@ -132,7 +132,7 @@ def _draw(model: Any, program: Program) -> dict[str, NDArray[Any]]:
 
 
 def _smallest_vocabulary(model: Any) -> int:
-    """The size of the smallest vocabulary of a model, 2 if it has none."""
+    """Return the size of the smallest vocabulary of a model, 2 if it has none."""
     names = ("input_dim", "vocabulary_size")
     found = (getattr(layer, name, None) for layer in model._flatten_layers() for name in names)
     return min((size for size in found if isinstance(size, int)), default=2)

@@ -84,7 +84,7 @@ class Agreement:
 
 
 def call_timed(function: Callable[[], Any]) -> tuple[Any, float]:
-    """Calls a function twice; returns the first result and the seconds of the second call (the first may compile)."""
+    """Call a function twice; return the first result and the seconds of the second call (the first may compile)."""
     result = function()
     began = time.monotonic()
     function()
@@ -98,7 +98,7 @@ def verify(
     computes_in: str = "float32",
     needs_heed: bool = False,
 ) -> Agreement:
-    """Runs an exported model in a separate process and compares its outputs with the original's.
+    """Run an exported model in a separate process and compare its outputs with the original's.
 
     Args:
         folder: the artefact with its manifest.
@@ -143,7 +143,7 @@ def verify(
 
 
 def _answers(folder: Path, inputs: Arrays, needs_heed: bool) -> dict[str, NDArray[Any]]:
-    """The outputs of `run.py --check`."""
+    """Return the outputs of `run.py --check`."""
     with tempfile.TemporaryDirectory() as temporary:
         question, answer = Path(temporary) / "inputs.npz", Path(temporary) / "outputs.npz"
         np.savez(question, **inputs)  # type: ignore[arg-type]

@@ -58,7 +58,7 @@ class Program:
             return graph.get_concrete_function(**self.inputs)
 
     def arrays(self, argument: str, given: Any) -> dict[str, NDArray[Any]]:
-        """The caller's arrays, converted to the dtypes of the inputs.
+        """Return the caller's arrays, converted to the dtypes of the inputs.
 
         Args:
             argument: the name of the caller's argument, for messages.
@@ -105,7 +105,7 @@ def exporting() -> Iterator[None]:
 
 
 def programs_of(model: Any, source: tf.TensorSpec | None = None) -> list[Program]:
-    """The programs of a model.
+    """Return the programs of a model.
 
     Args:
         model: a built Keras model, or one that decodes (`heed.models.Decodable`).
@@ -122,7 +122,7 @@ def programs_of(model: Any, source: tf.TensorSpec | None = None) -> list[Program
 
 
 def _keras_program(model: Any) -> Program:
-    """The program of a Keras model; inputs and outputs keep the model's names."""
+    """Return the program of a Keras model; inputs and outputs keep the model's names."""
     if not isinstance(model, keras.Model):
         raise ValueError(
             f"`model` must be a Keras model or one that decodes. Received: model={model!r}"
@@ -149,7 +149,7 @@ def _keras_program(model: Any) -> Program:
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """The names in letters, digits and underscores, made different from each other."""
+    """Return the names in letters, digits and underscores, made different from each other."""
     found: list[str] = []
     for name in names:
         clean = "".join(letter if letter.isalnum() else "_" for letter in name)
@@ -158,7 +158,7 @@ def _unique(names: Sequence[str]) -> list[str]:
 
 
 def _named(outputs: Any) -> dict[str, Any]:
-    """Outputs by name: the keys of a dictionary of tensors, else output_0, output_1 ..."""
+    """Return outputs by name: the keys of a dictionary of tensors, else output_0, output_1 ..."""
     if isinstance(outputs, Mapping) and not any(map(keras.tree.is_nested, outputs.values())):
         return {str(name): tf.identity(x) for name, x in outputs.items()}
     return {f"output_{i}": tf.identity(x) for i, x in enumerate(keras.tree.flatten(outputs))}
@@ -248,14 +248,14 @@ def _needs_no_source(model: Any) -> bool:
 
 
 def _trace_symbols(function: Callable[[Any], Any], source: tf.TensorSpec) -> Any:
-    """The symbolic outputs of a function of a source; their graph is thrown away."""
+    """Return the symbolic outputs of a function of a source; their graph is thrown away."""
     with exporting():
         graph = tf.function(function, autograph=False).get_concrete_function(source)
     return graph.structured_outputs
 
 
 def _names_read(function: Any) -> set[str]:
-    """The names of the arguments that the graph reads."""
+    """Return the names of the arguments that the graph reads."""
     names = {spec.name: name for name, spec in function.structured_input_signature[1].items()}
     placeholders = (x for x in function.graph.inputs if x.consumers())
     return {names.get(x.op.name, x.op.name) for x in placeholders}

@@ -21,7 +21,7 @@ _PAD_ID, _END_ID, _UNKNOWN_ID, _RESERVED = 0, 2, 3, 4
 
 
 def text_ops(tokens: Mapping[str, Any]) -> TextOps | None:
-    """The tokenizer for these tokens, see `heed.seq2seq.runs.shipping.Shipment`; None if no ops of TensorFlow do."""
+    """Return the tokenizer for tokens of a `heed.seq2seq.runs.shipping.Shipment`; None if no ops of TensorFlow do."""
     kinds = {"digits": NumberOps, "word": WordOps, "character": CharacterOps}
     return kinds[tokens["reads"]](tokens) if tokens["reads"] in kinds else None
 
@@ -103,13 +103,13 @@ class WordOps(TextOps):
         self._longest = tokens["longest_source"]
 
     def parts(self, text: tf.Tensor) -> tf.RaggedTensor:
-        """The tokens of strings (B,) in which each word begins with "▁"."""
+        """Return the tokens of strings (B,) in which each word begins with "▁"."""
         # The split removes the mark, and leaves an empty string before the first one.
         words = tf.strings.split(text, _SPACE)[:, 1:]
         return tf.ragged.map_flat_values(lambda word: tf.strings.join([_SPACE, word]), words)
 
     def merge(self, ids: tf.RaggedTensor) -> tf.RaggedTensor:
-        """The ids after any merging of neighbours."""
+        """Return the ids after any merging of neighbours."""
         return ids
 
     def encode(self, text: tf.Tensor) -> tf.Tensor:
@@ -138,18 +138,18 @@ class CharacterOps(WordOps):
     """Reads characters, then the end."""
 
     def parts(self, text: tf.Tensor) -> tf.RaggedTensor:
-        """The characters of strings (B,) in which each word begins with "▁"."""
+        """Return the characters of strings (B,) in which each word begins with "▁"."""
         return tf.strings.unicode_split(text, "UTF-8")
 
     def merge(self, ids: tf.RaggedTensor) -> tf.RaggedTensor:
-        """The ids with a single one for each run of unknown characters; each row begins with a known one, "▁"."""
+        """Leave a single id for each run of unknown characters; each row begins with a known one, "▁"."""
         unknown = tf.equal(ids.flat_values, _UNKNOWN_ID)
         again = tf.logical_and(unknown, tf.concat([[False], unknown[:-1]], axis=0))
         return tf.ragged.boolean_mask(ids, ids.with_flat_values(tf.logical_not(again)))
 
 
 def _check(fits: tf.Tensor, value: tf.Tensor, what: str, text: tf.Tensor) -> tf.Tensor:
-    """The value, once an assertion has found that all texts fit."""
+    """Return the value, once an assertion has found that all texts fit."""
     message = f"`text` must be {what}. Received: "
     with tf.control_dependencies([tf.Assert(tf.reduce_all(fits), [message, text])]):
         return tf.identity(value)

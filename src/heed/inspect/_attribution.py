@@ -31,7 +31,7 @@ _ROUNDINGS = 4
 def contrast(
     token: int | Sequence[int], against: int | Sequence[int] | None = None, *, position: int = -1
 ) -> Callable[[Any], Any]:
-    """Returns a target: the logit of a token, or its difference from that of another one.
+    """Return a target: the logit of a token, or its difference from that of another one.
 
     Args:
         token: the token, or one for each entry of the batch.
@@ -140,7 +140,7 @@ def attribute_logits(
     *,
     call_arguments: Mapping[str, Any] | None = None,
 ) -> LogitAttribution:
-    """Splits a logit, or a difference of two, into what each layer, head and position adds directly to it.
+    """Split a logit, or a difference of two, into what each layer, head and position adds directly to it.
 
     The residual stream is a sum, and a normalisation whose statistics are held is linear. So the target is the sum of
     g . x over all vectors x that were added to the stream, with g the gradient of the target, led back through the
@@ -285,7 +285,7 @@ class _HeldNorm:
 
 
 def _lead_through(block: Block, g: Floats) -> tuple[list[Floats], Floats, float]:
-    """The gradients of a block's parts and of its input from that of its output, and what offsets add."""
+    """Return the gradients of a block's parts and of its input from that of its output, and what offsets add."""
     parts = [part.x for part in block.parts]
     if _is_sum(block.output, [block.input, *parts]):
         return [g] * len(parts), g, 0.0
@@ -312,7 +312,7 @@ def _lead_through(block: Block, g: Floats) -> tuple[list[Floats], Floats, float]
 
 
 def _lead_through_output_norm(block: Block, part: Seen, g: Floats) -> tuple[Floats, float]:
-    """The gradient of what an attention returns, where the block normalises that before it adds it."""
+    """Return the gradient of what an attention returns, where the block normalises that before it adds it."""
     for pair in block.norms:
         if pair[1].x is part.x:
             norm = _HeldNorm(*pair)
@@ -348,7 +348,7 @@ def _attribute_heads(heads: Seen, g: Floats) -> Floats | None:
 
 
 def _project_heads(projection: Any, place: Place, x: Any) -> list[Floats]:
-    """What a projection makes of each head (B, T, N, V) alone, without its bias: N times (B, T, D)."""
+    """Return what a projection makes of each head (B, T, N, V) alone, without its bias: N times (B, T, D)."""
     B, T, N, _ = x.shape
     shape = (B, T, -1) if len(place.raw_shape) == 3 else x.shape
     if len(place.raw_shape) > 4:
@@ -440,7 +440,7 @@ def _find_values(
     name: str,
     sizes: tuple[int, ...],
 ) -> Any:
-    """The values (B, S, N, V) of an attention that gives only its weights: each query reads one key."""
+    """Return the values (B, S, N, V) of an attention that gives only its weights: each query reads one key."""
     B, N, T, S = sizes
     parts: list[Any] = []
     for start in range(0, S, T):
@@ -468,7 +468,7 @@ def gradient_times_attention(
     layers: Sequence[str] | None = None,
     call_arguments: Mapping[str, Any] | None = None,
 ) -> dict[str, Floats]:
-    """The contribution of each weight to a scalar function of the outputs, to first order or integrated.
+    """Return the contribution of each weight to a scalar function of the outputs, to first order or integrated.
 
     contribution_bnij = w_bnij dL/dw_bnij, or with `steps`
     contribution_bnij = w_bnij integral_0^1 dL/dw_bnij(a w) da, where a scales all weights of one layer

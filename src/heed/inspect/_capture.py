@@ -118,7 +118,7 @@ class Capture:
         outputs: Any = None,
         residual: Residual | None = None,
     ) -> Capture:
-        """A capture of layers that have been checked."""
+        """Return a capture of layers that have been checked."""
         capture = cls.__new__(cls)
         capture._set_layers(layers, outputs, residual)
         return capture
@@ -158,7 +158,7 @@ class Capture:
         return self._by_layer(lambda layer: layer.statistics.distance)
 
     def on_token(self, token: int) -> Mapping[str, Floats]:
-        """The weight that each query gives one key, (B, N, T) by layer name.
+        """Return the weight that each query gives one key, (B, N, T) by layer name.
 
         Args:
             token: the position of the key, >= 0. Layers with fewer keys are left out.
@@ -180,7 +180,7 @@ class Capture:
         )
 
     def on_offset(self, offset: int) -> Mapping[str, Floats]:
-        """The weight that each query gives the key at its own position plus `offset`, (B, N, T) by layer name.
+        """Return the weight that each query gives the key at its own position plus `offset`, (B, N, T) by layer name.
 
         Args:
             offset: -1 for the previous token, 0 for the token itself, 1 for the next one. The weight is 0 where no
@@ -210,7 +210,7 @@ class Capture:
         return "\n".join(lines) + ">"
 
     def check_layer(self, name: str) -> str:
-        """Returns the name if the capture has this layer.
+        """Return the name if the capture has this layer.
 
         Raises:
             ValueError: if it does not; the message lists the layers.
@@ -222,7 +222,7 @@ class Capture:
         return name
 
     def head_index(self, name: str, head: int) -> int:
-        """The index of a head along the second axis of the layer's weights.
+        """Return the index of a head along the second axis of the layer's weights.
 
         Raises:
             ValueError: if the layer or the head does not exist; the message lists those that do.
@@ -236,7 +236,7 @@ class Capture:
         return heads.index(head)
 
     def select_row(self, row: int, names: Sequence[str] | None = None) -> Capture:
-        """Returns a capture of one query, without outputs and stream, with the statistics of all queries.
+        """Return a capture of one query, without outputs and stream, with the statistics of all queries.
 
         Args:
             row: the query, in [0, T).
@@ -270,7 +270,7 @@ class Capture:
         return Capture._of(layers)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes everything but the outputs to one .npz file, which plain NumPy can read.
+        """Write everything but the outputs to one .npz file, which plain NumPy can read.
 
         Args:
             path: the file; an existing one is replaced.
@@ -296,7 +296,7 @@ class Capture:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Capture:
-        """Reads a file that `save` wrote. Nothing in it is executed.
+        """Read a file that `save` wrote. Nothing in it is executed.
 
         Raises:
             OSError: if the file cannot be read.
@@ -327,7 +327,7 @@ class Capture:
 def select_weights(
     capture: Capture, name: str, heads: Sequence[int] | None, example: int
 ) -> Floats:
-    """The weights of some or all heads of a layer for one entry of the batch, (heads, rows, columns).
+    """Return the weights of some or all heads of a layer for one entry of the batch, (heads, rows, columns).
 
     Raises:
         TypeError: if `example` is not an integer.
@@ -402,14 +402,14 @@ class CapturedLayer:
         return self._statistics
 
     def get_share(self, kind: str, which: int) -> Floats:
-        """The statistic "tokens" or "offsets" of one token or offset."""
+        """Return the statistic "tokens" or "offsets" of one token or offset."""
         if which not in getattr(self.statistics, kind):
             added = self._compute(f"{kind[:-1]} {which}", **{kind: (which,)})
             self._statistics = self.statistics.merge(added)
         return getattr(self.statistics, kind)[which]
 
     def _compute(self, wanted: str, **chosen: Sequence[int]) -> RowStatistics:
-        """Computes statistics of a whole picture; raises an error that names `wanted` for any other."""
+        """Compute statistics of a whole picture; raise an error that names `wanted` for any other."""
         if not self.whole:
             part = "of some rows only" if self._limited else "pooled"
             raise ValueError(
@@ -430,7 +430,7 @@ class CapturedLayer:
         return f"{self.name}: {self.kind}, {B} x {N} heads x {T} x {S}{held}"
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays by name, for a file."""
+        """Return the arrays by name, for a file."""
         arrays = {
             "kind": np.array(self.kind),
             "weights": self.weights,
@@ -448,7 +448,7 @@ class CapturedLayer:
     def from_arrays(
         cls, name: str, prefix: str, arrays: Mapping[str, NDArray[Any]]
     ) -> CapturedLayer:
-        """The inverse of `to_arrays`, with a prefix to each name."""
+        """Return the inverse of `to_arrays`, with a prefix to each name."""
         rest = {key.removeprefix(prefix): x for key, x in arrays.items() if key.startswith(prefix)}
         weights, starts, kind = rest.pop("weights"), rest.pop("starts"), str(rest.pop("kind"))
         lists = {key: rest.pop(key).tolist() for key in ("heads", "lengths", "rows") if key in rest}

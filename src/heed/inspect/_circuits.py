@@ -74,7 +74,7 @@ class CircuitScores:
         )
 
     def __repr__(self) -> str:
-        """A table of all heads."""
+        """Return a table of all heads."""
         width = max([5, *(len(name) for name in self.scores["previous"])])
         sign = "+" if self.compared else ""
         lines = [f"{'layer':<{width}}  head  " + "  ".join(f"{kind:>9}" for kind in SCORES)]
@@ -168,7 +168,7 @@ def circuit_scores(capture: Capture, tokens: Any) -> CircuitScores:
 def repeated_tokens(
     vocabulary: int, length: int, *, batch: int = 1, first: int | None = None, seed: int = 0
 ) -> NDArray[np.int64]:
-    """Returns random tokens, and then the same tokens again: what induction heads can predict.
+    """Return random tokens, and then the same tokens again: what induction heads can predict.
 
     Args:
         vocabulary: the tokens are in [1, vocabulary).
@@ -196,7 +196,7 @@ def repeated_tokens(
 
 
 def check_kind(kind: str) -> str:
-    """Returns the name of a score.
+    """Return the name of a score.
 
     Raises:
         ValueError: if there is no such score.
@@ -209,7 +209,7 @@ def check_kind(kind: str) -> str:
 
 
 def _mean_share(weights: Floats, wanted: NDArray[np.bool_]) -> Floats:
-    """The mean weight on the wanted keys (B, T, S) over the queries that have any, (N,)."""
+    """Return the mean weight on the wanted keys (B, T, S) over the queries that have any, (N,)."""
     shares = np.einsum("bnts,bts->bnt", weights, wanted.astype(weights.dtype))
     counts = np.any(wanted, axis=-1)
     return (shares * counts[:, None]).sum((0, 2)) / max(1, counts.sum())

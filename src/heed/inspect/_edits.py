@@ -138,7 +138,7 @@ class Edit:
         return ops.take(source, self._other_entries(int(x.shape[0]), source), axis=0)
 
     def _other_entries(self, count: int, source: Any) -> NDArray[np.int32]:
-        """An entry of the batch for each: another one of the same run, or any of another run."""
+        """Return an entry of the batch for each: another one of the same run, or any of another run."""
         random = np.random.default_rng(self.seed)
         if self.run is not None:
             return random.integers(0, source.shape[0], count).astype("int32")
@@ -152,7 +152,7 @@ class Edit:
         return others
 
     def _source(self, place: Place, x: Any) -> Any:
-        """The values of the other run at a place: all positions, in the batch of this run or one."""
+        """Return the values of the other run at a place: all positions, in the batch of this run or one."""
         stream = self.run.residual  # type: ignore[union-attr]
         found = [name for name in stream if _names.matches(name, place.name)]
         if not found:
@@ -274,7 +274,7 @@ class _Taps:
 
 @contextmanager
 def intervene(*edits: Edit) -> Iterator[None]:
-    """Applies edits to every model that this thread runs inside the `with` block.
+    """Apply edits to every model that this thread runs inside the `with` block.
 
     The models themselves do not change. Blocks nest: the edits of the outer one come first. Whatever runs inside, such
     as `capture`, sees the changed model.

@@ -45,7 +45,7 @@ class Generation:
     steps: range = range(0)
 
     def step(self, number: int) -> Capture:
-        """Returns the attention of one step: the row that wrote a token, of the layers that ran in the step.
+        """Return the attention of one step: the row that wrote a token, of the layers that ran in the step.
 
         The result is a `Capture` of one row, for rows, pictures and measures as those of a run.
 
@@ -85,7 +85,7 @@ class Generation:
         step: int | None = None,
         **tables: Any,
     ) -> Page:
-        """Writes a page of every head, of the whole text or of one step, see `heed.inspect.page`.
+        """Write a page of every head, of the whole text or of one step, see `heed.inspect.page`.
 
         Args:
             path, title: as for `heed.inspect.page`. The default title is the text.
@@ -162,7 +162,7 @@ def capture_generation(
 
 
 def _check_model(model: Any) -> Any:
-    """Returns the preprocessor of a model of KerasHub."""
+    """Return the preprocessor of a model of KerasHub."""
     if not all(hasattr(model, name) for name in ("generate", "backbone", "preprocessor")):
         raise TypeError(
             "`model` must be a CausalLM or Seq2SeqLM of KerasHub, which has `generate`. "
@@ -178,7 +178,7 @@ def _check_model(model: Any) -> Any:
 
 @contextlib.contextmanager
 def _watch_preprocessor(preprocessor: Any, seen: dict[str, Any]) -> Iterator[None]:
-    """Collects the arrays that `generate` gets from the preprocessor and gives back to it, by name."""
+    """Collect the arrays that `generate` gets from the preprocessor and give back to it, by name."""
 
     def make_before(original: Function) -> Function:
         @functools.wraps(original)
@@ -208,7 +208,7 @@ def _watch_preprocessor(preprocessor: Any, seen: dict[str, Any]) -> Iterator[Non
 
 
 def _trim(seen: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays (1, T) without padding."""
+    """Return the arrays (1, T) without padding."""
     inputs: dict[str, Any] = {}
     for prefix in ("", "encoder_", "decoder_"):
         names = [f"{prefix}token_ids", f"{prefix}padding_mask"]
@@ -220,12 +220,12 @@ def _trim(seen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _count(mask: Any) -> int:
-    """The number of tokens in the first row of a padding mask."""
+    """Return the number of tokens in the first row of a padding mask."""
     return int(np.sum(np.array(mask)[0] != 0))
 
 
 def label_tokens(tokenizer: Any, ids: Iterable[int]) -> tuple[str, ...]:
-    """The names of tokens of KerasHub's, readable: "▁" stands for a space, as in SentencePiece.
+    """Return the names of tokens of KerasHub's, readable: "▁" stands for a space, as in SentencePiece.
 
     Args:
         tokenizer: of KerasHub.

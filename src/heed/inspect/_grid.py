@@ -53,7 +53,7 @@ def run_baseline(
     call_arguments: Mapping[str, Any] | None,
     layers: Sequence[str] | None = None,
 ) -> Baseline:
-    """Runs a model without changes.
+    """Run a model without changes.
 
     Args:
         model, inputs, call_arguments, layers: as for `run_observed`.
@@ -96,7 +96,7 @@ def run_cells(
     measure: Callable[[Any], float],
     sources: Mapping[str, Any] | None = None,
 ) -> tuple[list[float], int]:
-    """Runs a model once for each cell, in as few passes as memory allows.
+    """Run a model once for each cell, in as few passes as memory allows.
 
     A pass stacks copies of the inputs, one a cell. Blocks before the first change of a pass are not run again. Inside
     `intervene` each cell has a pass of its own, of the whole model: edits may mix the entries of a batch, and would

@@ -266,7 +266,7 @@ def patching_effects(
 
 
 def _find_places(baseline: Baseline, kind: str, layers: Sequence[str] | None) -> dict[str, str]:
-    """The short names of all chosen places of a kind, by full name."""
+    """Return the short names of all chosen places of a kind, by full name."""
     fulls = [name for name in baseline.places if name.rpartition("/")[2] == kind]
     if kind == "heads":
         missing = [

@@ -56,7 +56,7 @@ def logit_lens(
     positions: Sequence[int] | None = None,
     call_arguments: Mapping[str, Any] | None = None,
 ) -> Lens:
-    """Computes the logits from the residual stream after each layer, with the model's own final norm and head.
+    """Compute the logits from the residual stream after each layer, with the model's own final norm and head.
 
     The model runs once; then only what surrounds its blocks runs again for each layer, with the stream of this layer in
     place of the last one. The lens at the last layer is the output of the model, bit for bit. Of an encoder-decoder

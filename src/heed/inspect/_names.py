@@ -9,7 +9,7 @@ from heed.number_checks import integer
 
 
 def make_full_name(path: Sequence[str], others: Collection[str]) -> str:
-    """Joins the names on the path to a layer, and appends _1, _2, ... if the layer was called before."""
+    """Join the names on the path to a layer, and append _1, _2, ... if the layer was called before."""
     full = name = "/".join(path)
     number = 0
     while full in others:
@@ -35,7 +35,7 @@ def selects(given: str, full: str) -> bool:
 
 
 def shorten_names(fulls: Sequence[str]) -> list[str]:
-    """Removes the leading layers that all full names share.
+    """Remove the leading layers that all full names share.
 
     >>> shorten_names(["model/encoder/block_0/attention", "model/encoder/block_1/attention"])
     ['block_0/attention', 'block_1/attention']
@@ -52,7 +52,7 @@ def shorten_names(fulls: Sequence[str]) -> list[str]:
 def check_names(
     option: str, given: Iterable[str], fulls: Sequence[str], kind: str = "attention layers"
 ) -> None:
-    """Checks that each name selects a layer.
+    """Check that each name selects a layer.
 
     Raises:
         ValueError: if one does not; the message lists the layers.
@@ -66,7 +66,7 @@ def check_names(
 
 
 def to_integer(option: str, value: Any) -> int:
-    """Returns the value of an option as an int.
+    """Return the value of an option as an int.
 
     Raises:
         TypeError: if it is not an integer.

@@ -109,7 +109,7 @@ class FusedAttention:
         flash_attention: bool | None = None,
         attn_logits_soft_cap: float | None = None,
     ) -> FusedAttention:
-        """Describes a call of the attention function of Keras' backend."""
+        """Describe a call of the attention function of Keras' backend."""
         query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
         options: AttentionOptions = {  # Keras has a soft cap on TPUs only
             **DEFAULT_OPTIONS,

@@ -61,7 +61,7 @@ def page(
     lens: Lens | None = None,
     token_name: Callable[[int], str] = str,
 ) -> Page:
-    """Writes one HTML file that shows every head and the attention of every token.
+    """Write one HTML file that shows every head and the attention of every token.
 
     The file needs no network, no server and no library: it opens in any browser since 2023. A notebook displays the
     returned page.

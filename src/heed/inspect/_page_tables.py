@@ -25,7 +25,7 @@ _LENS_NOTE = (
 
 
 def scores_table(scores: CircuitScores) -> str:
-    """Returns a table with a row for each head and a column for each score, as HTML.
+    """Return a table with a row for each head and a column for each score, as HTML.
 
     Raises:
         TypeError: if `scores` are none.
@@ -49,7 +49,7 @@ def scores_table(scores: CircuitScores) -> str:
 def lens_table(
     lens: Lens, example: int, labels: Sequence[str], token_name: Callable[[int], str]
 ) -> str:
-    """Returns a table with a row for each position and a column for each place, as HTML.
+    """Return a table with a row for each position and a column for each place, as HTML.
 
     Args:
         lens: the lens.
@@ -111,7 +111,7 @@ def _name(token_name: Callable[[int], str], token: int) -> str:
 
 
 def _token(text: str) -> str:
-    """The text of a token, of unknown language and direction; whitespace as the script shows it."""
+    """Return the text of a token, of unknown language and direction; whitespace as the script shows it."""
     for sign, visible in (("\n", "⏎"), ("\t", "⇥"), ("\r", "␍")):
         text = text.replace(sign, visible)
     text = text if text.strip() else "␣" * max(1, len(text))
@@ -119,7 +119,7 @@ def _token(text: str) -> str:
 
 
 def _cell(text: str, share: float) -> str:
-    """A cell that is tinted by a number in [-1, 1]."""
+    """Return a cell that is tinted by a number in [-1, 1]."""
     tint, opacity = "row" if share >= 0 else "key", _DEEPEST * min(1.0, abs(share))
     return f'<td style="background: rgba(var(--{tint}-tint), {opacity:.2f})">{text}</td>'
 
@@ -129,7 +129,7 @@ def _row(head: str, cells: Iterable[str]) -> str:
 
 
 def _section(name: str, title: str, note: str, columns: Sequence[str], rows: Sequence[str]) -> str:
-    """A table below a heading; it scrolls in a frame that the keyboard reaches."""
+    """Return a table below a heading; it scrolls in a frame that the keyboard reaches."""
     head = "".join(f'<th scope="col">{column}</th>' for column in columns)
     return (
         '<section class="table">\n'

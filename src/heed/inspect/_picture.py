@@ -22,7 +22,7 @@ def compute_picture(
     size: int | None,
     tokens: Sequence[int],
 ) -> tuple[Floats, RowStatistics]:
-    """Computes the picture and the statistics of some heads in one pass over their weights.
+    """Compute the picture and the statistics of some heads in one pass over their weights.
 
     Args:
         attention: the attention.
@@ -63,7 +63,7 @@ def compute_picture(
 
 
 def _cell_length(length: int, size: int) -> int:
-    """The positions in a cell, so that at most `size` cells cover the length."""
+    """Return the positions in a cell, so that at most `size` cells cover the length."""
     count = -(-length // max(1, -(-length // size)))
     # Derived from the number of cells, as `Capture` does.
     return max(1, -(-length // max(1, count)))
@@ -76,7 +76,7 @@ def _pool(
     block: Floats,
     cells: tuple[int, int],
 ) -> None:
-    """Adds the rows of a block to their cells, and counts the rows that attend to any key."""
+    """Add the rows of a block to their cells, and count the rows that attend to any key."""
     keys = _sum_keys(block, cells[1])
     counts = keys.sum(-1) != 0  # NaN counts
     f = cells[0]
@@ -87,7 +87,7 @@ def _pool(
 
 
 def _sum_keys(block: Floats, cell: int) -> Floats:
-    """Sums (B, n, t, S) over `cell` keys each, fewer in the last: (B, n, t, cells)."""
+    """Sum (B, n, t, S) over `cell` keys each, fewer in the last: (B, n, t, cells)."""
     if cell > _FEW:
         return np.add.reduceat(block, np.arange(0, block.shape[3], cell), axis=3)
     total = block[..., ::cell].copy()

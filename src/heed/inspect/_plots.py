@@ -34,7 +34,7 @@ def plot_heads(
     key_tokens: Sequence[Any] | None = None,
     example: int = 0,
 ) -> Any:
-    """Plots all heads of one layer side by side on one scale, each with its mean entropy.
+    """Plot all heads of one layer side by side on one scale, each with its mean entropy.
 
     Args:
         capture: the weights.
@@ -94,7 +94,7 @@ def plot_map(
     key_tokens: Sequence[Any] | None = None,
     example: int = 0,
 ) -> Any:
-    """Plots one head with the tokens on both axes: a row shows what its token attends to.
+    """Plot one head with the tokens on both axes: a row shows what its token attends to.
 
     The plot grows with the number of tokens, so that 100 are still readable.
 
@@ -125,7 +125,7 @@ def plot_alignment(
     head: int | None = None,
     example: int = 0,
 ) -> Any:
-    """Plots which source tokens a decoder read for each target token; a ring marks the strongest.
+    """Plot which source tokens a decoder read for each target token; a ring marks the strongest.
 
     Args:
         capture: the weights of a decoder.
@@ -170,7 +170,7 @@ def plot_cross_attention(
     title: str = "",
     example: int = 0,
 ) -> Any:
-    """Plots all cross-attention of a decoder: the mean of all heads, followed by each head of each layer.
+    """Plot all cross-attention of a decoder: the mean of all heads, followed by each head of each layer.
 
     Args:
         capture: the weights of a decoder; every layer of cross-attention is drawn.
@@ -231,7 +231,7 @@ def plot_image_attention(
     grid: tuple[int, int] | None = None,
     example: int = 0,
 ) -> Any:
-    """Plots attention over an image: a panel for each token that was written, or for each head of one query.
+    """Plot attention over an image: a panel for each token that was written, or for each head of one query.
 
     Keys are the patches of the image, row by row. Fog covers patches with little weight, and a frame marks the patch
     with the most. With `tokens`, the plot shows what a decoder read for each word of a caption, averaged over heads;
@@ -329,7 +329,7 @@ def plot_model(
     where: Any = None,
     label: str | None = None,
 ) -> Any:
-    """Plots layers against heads, coloured by a measure.
+    """Plot layers against heads, coloured by a measure.
 
     Args:
         source: a `Capture`; an `Ablation`, which is coloured by cost; `CircuitScores`; or any (N,) numbers by layer
@@ -429,7 +429,7 @@ def _draw_map(
 def _select_layers(
     capture: Capture, layer: str | None, heads: Sequence[int] | None, example: int
 ) -> dict[str, Floats]:
-    """The weights (heads, T, S) of one layer, or of all cross-attention, by layer name."""
+    """Return the weights (heads, T, S) of one layer, or of all cross-attention, by layer name."""
     names = [name for name in capture if capture.kinds[name] == "cross"]
     names = names if layer is None else [capture.check_layer(layer)]
     if not names:
@@ -452,7 +452,7 @@ def _describe_mean(count: int) -> str:
 
 
 def _to_pixels(image: Any) -> Floats:
-    """Converts an image to (height, width), or (height, width, 3) with colours, in [0, 1]."""
+    """Convert an image to (height, width), or (height, width, 3) with colours, in [0, 1]."""
     array = np.asarray(image)
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[..., 0]
@@ -488,7 +488,7 @@ def _find_grid(
 
 
 def _format_token(token: Any) -> str:
-    """A readable token: without the space marks of tokenizers, with visible whitespace."""
+    """Return a readable token: without the space marks of tokenizers, with visible whitespace."""
     text = str(token)
     for mark in ("▁", "Ġ", "##"):
         text = text.removeprefix(mark) or "␣"
@@ -499,7 +499,7 @@ def _format_token(token: Any) -> str:
 def _make_labels(
     capture: Capture, layer: str, **tokens: Sequence[Any] | None
 ) -> tuple[list[str], list[str]]:
-    """The labels of the rows and columns of a layer's picture.
+    """Return the labels of the rows and columns of a layer's picture.
 
     Args:
         capture: the weights.
@@ -562,7 +562,7 @@ def _label_axis(axis: Any, texts: Sequence[str], size: float, **options: Any) ->
 
 
 def _add_colour_bar(figure: Any, image: Any, axes: Any, label: str | None = None) -> None:
-    """Adds a narrow colour bar of fixed width; a bar of weights has a few round ticks."""
+    """Add a narrow colour bar of fixed width; a bar of weights has a few round ticks."""
     width, height = figure.get_size_inches()
     bar = figure.colorbar(
         image, ax=axes, fraction=0.3 / width, pad=0.12 / width, aspect=height / 0.16

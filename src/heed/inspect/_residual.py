@@ -74,7 +74,7 @@ class Residual(Mapping[str, "Floats"]):
         return "\n".join([f"<Residual of {count}", *lines]) + ">"
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays by name, for a file."""
+        """Return the arrays by name, for a file."""
         entries: dict[str, NDArray[Any]] = {"names": np.array(list(self))}
         for number, (name, x) in enumerate(self.items()):
             entries[f"{number}/values"] = x
@@ -83,7 +83,7 @@ class Residual(Mapping[str, "Floats"]):
 
     @classmethod
     def from_arrays(cls, entries: Mapping[str, NDArray[Any]]) -> Residual:
-        """The inverse of `to_arrays`."""
+        """Return the inverse of `to_arrays`."""
         names = [str(name) for name in entries["names"]]
         return cls(
             {name: entries[f"{i}/values"] for i, name in enumerate(names)},

@@ -29,7 +29,7 @@ class RowStatistics:
     offsets: Mapping[int, Floats] = dataclasses.field(default_factory=dict)
 
     def to_arrays(self) -> dict[str, Floats]:
-        """The arrays by name, for a file."""
+        """Return the arrays by name, for a file."""
         arrays = {"entropy": self.entropy, "distance": self.distance}
         for kind in ("tokens", "offsets"):
             arrays |= {f"{kind}/{which}": x for which, x in getattr(self, kind).items()}
@@ -37,7 +37,7 @@ class RowStatistics:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Floats]) -> RowStatistics:
-        """The inverse of `to_arrays`."""
+        """Return the inverse of `to_arrays`."""
         parts: dict[str, dict[int, Floats]] = {"tokens": {}, "offsets": {}}
         for name, x in arrays.items():
             kind, _, which = name.partition("/")
@@ -46,7 +46,7 @@ class RowStatistics:
         return cls(arrays["entropy"], arrays["distance"], **parts)
 
     def merge(self, other: RowStatistics) -> RowStatistics:
-        """Adds the tokens and offsets that only the other has."""
+        """Add the tokens and offsets that only the other has."""
         return dataclasses.replace(
             self,
             tokens={**other.tokens, **self.tokens},
@@ -67,7 +67,7 @@ def compute_statistics(
     tokens: Sequence[int] = (),
     offsets: Sequence[int] = (),
 ) -> RowStatistics:
-    """Computes the statistics of whole rows.
+    """Compute the statistics of whole rows.
 
     Args:
         weights: (B, N, t, S), rows that sum to 1 or 0.
@@ -90,7 +90,7 @@ def compute_statistics(
 
 
 def _gather(weights: Floats, keys: NDArray[np.int64]) -> Floats:
-    """The weight that each row gives its key, (1 or B, 1, t); 0 where the key does not exist."""
+    """Return the weight that each row gives its key, (1 or B, 1, t); 0 where the key does not exist."""
     B, N, t, S = weights.shape
     if S == 0:
         return np.zeros((B, N, t), weights.dtype)

@@ -34,7 +34,7 @@ def capture(
     residual: bool = False,
     call_arguments: Mapping[str, Any] | None = None,
 ) -> Capture:
-    """Runs a model once, as `model(inputs, training=False)`, and returns the weights of every attention in it.
+    """Run a model once, as `model(inputs, training=False)`, and return the weights of every attention in it.
 
     The outputs stay the same, bit by bit: weights are read from the layer, or recomputed in blocks. On JAX, a loop with
     attention inside runs step by step meanwhile, which is rounded differently.
@@ -137,7 +137,7 @@ def run_observed(
     taps: Sequence[Tap] = (),
     kept: dict[str, Returned] | None = None,
 ) -> tuple[Any, dict[str, str]]:
-    """Runs a model and reports its attention to `observer`.
+    """Run a model and report its attention to `observer`.
 
     Args:
         model, inputs, call_arguments, layers: as for `capture`.
@@ -201,7 +201,7 @@ def _find_missed(model: Any, session: Session) -> list[str]:
 
 
 def _select(option: str, given: Selection, full: str, limit: int) -> tuple[int, ...] | None:
-    """The chosen heads or rows of one layer; None for all."""
+    """Return the chosen heads or rows of one layer; None for all."""
     if isinstance(given, Mapping):
         given = next((x for name, x in given.items() if _names.selects(name, full)), None)
     return None if given is None else _check_integers(option, given, limit, full)

@@ -78,7 +78,7 @@ class Stack:
 
 
 def run_stack(model: Any, inputs: Any, call_arguments: Mapping[str, Any] | None) -> Stack:
-    """Runs a model and finds its last stack of blocks.
+    """Run a model and find its last stack of blocks.
 
     Raises:
         TypeError: if `model` is not a Keras layer.

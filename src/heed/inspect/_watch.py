@@ -123,7 +123,7 @@ class Frame:
         return self.args[0] if self.args else next(iter(_bind_arguments(self).values()), None)
 
     def replace_first(self, x: Any) -> None:
-        """Replaces the first argument."""
+        """Replace the first argument."""
         if self.args:
             self.args = (x, *self.args[1:])
         else:
@@ -247,12 +247,12 @@ class Session:
         return found
 
     def call_softmax(self, original: Function, x: Any, axis: Any = -1) -> Any:
-        """The backend's softmax."""
+        """Return the backend's softmax."""
         weights = original(x, axis=axis)
         return self.observe_softmax(x, weights) if axis in (-1, len(x.shape) - 1) else weights
 
     def call_attention(self, original: Function, /, *args: Any, **kwargs: Any) -> Any:
-        """The backend's attention, unless it runs on heed's op, which reports itself."""
+        """Return the backend's attention, unless it runs on heed's op, which reports itself."""
         before = len(self.names)
         output = original(*args, **kwargs)
         if len(self.names) != before:
@@ -260,7 +260,7 @@ class Session:
         return self.observe(output, lambda: FusedAttention.from_keras(output, *args, **kwargs))
 
     def call_loop(self, original: Function, /, *args: Any, **kwargs: Any) -> Any:
-        """A loop of the backend. JAX compiles it, so it runs again step by step if there is attention inside."""
+        """Return a loop of the backend. JAX compiles it, so it runs again step by step if there is attention inside."""
         if not self.traced:
             try:
                 return original(*args, **kwargs)
@@ -272,18 +272,18 @@ class Session:
             return original(*args, **kwargs)
 
     def observe_op(self, spec: AttentionSpec, tensors: Tensors, output: Any) -> Any:
-        """An attention of heed's ops."""
+        """Return an attention of heed's ops."""
         return self.observe(output, lambda: FusedAttention(output, spec, tensors))
 
     def observe_softmax(self, scores: Any, weights: Any, mask: Any = None) -> Any:
-        """The result of a softmax, which may be the weights of an attention."""
+        """Return the result of a softmax, which may be the weights of an attention."""
         layer = self.frames[-1].layer if self.frames else None
         if not is_attention(layer) or len(weights.shape) < 3:
             return weights
         return self.observe(weights, lambda: SoftmaxAttention(layer, weights, scores, mask))
 
     def observe(self, output: Any, describe: Callable[[], ObservedAttention]) -> Any:
-        """Reports an attention of the chosen layers; returns the output for the model to use."""
+        """Report an attention of the chosen layers; return the output for the model to use."""
         if not self.frames or _is_symbolic():  # Keras only infers shapes
             return output
         path = self.find_path()
@@ -346,7 +346,7 @@ class Session:
         return "cross" if cross else "causal" if attention.causal else "self"
 
     def choose_name(self, path: Sequence[str], attention: ObservedAttention) -> str:
-        """A new name, or that of the earlier steps of a recurrent decoder, whose query is (B, D)."""
+        """Return a new name, or that of the earlier steps of a recurrent decoder, whose query is (B, D)."""
         frame = self.frames[-1]
         query = _bind_arguments(frame).get("query")
         key = (frame.layer, *path, *attention.sizes)
@@ -374,7 +374,7 @@ def watch(
     kept: dict[str, Returned] | None = None,
     norms: bool = False,
 ) -> Iterator[Session]:
-    """Reports each attention that Keras layers compute in this thread.
+    """Report each attention that Keras layers compute in this thread.
 
     Args:
         observer: gets the attentions; None where only taps are wanted.
@@ -439,7 +439,7 @@ def _is_cross(frame: Frame) -> bool:
 
 
 def _bind_arguments(frame: Frame) -> dict[str, Any]:
-    """The arguments of a call by name; empty if the signature is unknown."""
+    """Return the arguments of a call by name; empty if the signature is unknown."""
     try:
         bound = inspect.signature(frame.layer.call).bind_partial(*frame.args, **frame.kwargs)
     except (TypeError, ValueError):

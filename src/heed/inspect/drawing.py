@@ -33,7 +33,7 @@ _MOST = 1 << 28  # weights, limited by the text that browsers can hold
 
 
 def drawing_parts() -> dict[str, str]:
-    """Returns the style, the elements and the script that show attention, as text for a page.
+    """Return the style, the elements and the script that show attention, as text for a page.
 
     Returns:
         "style", CSS; "view", the elements; "drawing", a script with `unpack(data)`, which decodes what `drawing_of`
@@ -47,12 +47,12 @@ def drawing_parts() -> dict[str, str]:
 
 
 def read_part(name: str) -> str:
-    """Reads one of the files of a page."""
+    """Read one of the files of a page."""
     return (_FILES / name).read_text(encoding="utf-8")
 
 
 def fill(template: str, parts: Mapping[str, str]) -> str:
-    """Replaces each `{{name}}` of a template in one pass, so that inserted text is never replaced.
+    """Replace each `{{name}}` of a template in one pass, so that inserted text is never replaced.
 
     Example:
         >>> fill("<p>{{a}}{{b}}", {"a": "{{b}}", "b": "!"})
@@ -67,7 +67,7 @@ def drawing_of(
     key_tokens: Sequence[str] | None = None,
     example: int = 0,
 ) -> dict[str, Any]:
-    """Returns the input of the script: a JSON-ready description and the codes of all weights.
+    """Return the input of the script: a JSON-ready description and the codes of all weights.
 
     Args:
         capture, tokens, key_tokens, example: as for `page`.
@@ -129,7 +129,7 @@ def drawing_of(
 def query_tokens(
     capture: Capture, name: str, tokens: Tokens, key_tokens: Sequence[str] | None
 ) -> list[str]:
-    """Returns the tokens of a layer's T queries; arguments as for `page`."""
+    """Return the tokens of a layer's T queries; arguments as for `page`."""
     return _select_tokens(capture, name, tokens, key_tokens)[0]
 
 
@@ -146,7 +146,7 @@ def _select_example(capture: Capture, name: str, example: int) -> NDArray[np.flo
 def _select_tokens(
     capture: Capture, name: str, tokens: Tokens, key_tokens: Sequence[str] | None
 ) -> tuple[list[str], list[str]]:
-    """Selects the tokens of the layer's T queries and S keys."""
+    """Select the tokens of the layer's T queries and S keys."""
     T, S = capture.lengths[name]
     kind = capture.kinds[name]
     if isinstance(tokens, Mapping):
@@ -202,7 +202,7 @@ def _make_labels(tokens: list[str], starts: Sequence[int], cell: int) -> tuple[s
 
 
 def _compress(weights: Sequence[NDArray[np.float32]]) -> tuple[int, str]:
-    """Returns the number of levels, and base64 of the deflated codes."""
+    """Return the number of levels, and base64 of the deflated codes."""
     levels, text = 0, ""
     for levels in _LEVELS:
         # Only zeros come in runs: a search for other repetitions takes 30 times as long and compresses less.
@@ -216,7 +216,7 @@ def _compress(weights: Sequence[NDArray[np.float32]]) -> tuple[int, str]:
 
 
 def _describe_accuracy(levels: int) -> str:
-    """Describes the accuracy of the page: that of the largest weight, 1, and of a mean, which is rounded again."""
+    """Describe the accuracy of the page: that of the largest weight, 1, and of a mean, which is rounded again."""
     worst = 1 / levels + 1 / (4 * levels**2)
     return (
         f"Weights are accurate to {worst:.1g}, means of heads to {2 * worst:.1g}. "
@@ -225,7 +225,7 @@ def _describe_accuracy(levels: int) -> str:
 
 
 def json_in_html(value: Any) -> str:
-    r"""Encodes JSON for a <script> element, whatever text it contains.
+    r"""Encode JSON for a <script> element, whatever text it contains.
 
     Example:
         >>> json_in_html("</script><!--")

@@ -56,7 +56,7 @@ _LAZY = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a layer when it is first used (PEP 562)."""
+    """Import a layer when it is first used (PEP 562)."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     importlib.import_module("heed.ops")  # first: it says what is missing
@@ -66,5 +66,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Lists the public names, loaded or not."""
+    """List the public names, loaded or not."""
     return sorted(__all__)

@@ -18,7 +18,7 @@ class ConfiguredLayer(keras.layers.Layer):
     """A layer that keeps each argument of its constructor in an attribute of that name, or with `_` before it."""
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, as plain values."""
+        """Return the arguments of the constructor, as plain values."""
         return {**super().get_config(), **dict(self._arguments())}
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
@@ -46,7 +46,7 @@ class SequenceLayer(ConfiguredLayer):
         self.supports_masking = True
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        """The shape of the output for inputs of this shape."""
+        """Return the shape of the output for inputs of this shape."""
         return tuple(input_shape)
 
 

@@ -24,7 +24,7 @@ Cache = dict[str, Any]
 def make(
     batch_size: Any, length: int, key: tuple[int, int], value: tuple[int, int], dtype: str
 ) -> Cache:
-    """A cache of zeros for `length` positions; `key` is (K, H), `value` is (K, V)."""
+    """Return a cache of zeros for `length` positions; `key` is (K, H), `value` is (K, V)."""
     check_integer("length", length, least=1)
     return {
         "key": ops.zeros((batch_size, length, *key), dtype=dtype),
@@ -33,7 +33,7 @@ def make(
 
 
 def check(cache: Any, batch_size: Any, key: Shape, value: Shape) -> None:
-    """Checks that `cache` has these features: (K, H) and (K, V), or (D,) and (V,) for a layer with one head.
+    """Check that `cache` has these features: (K, H) and (K, V), or (D,) and (V,) for a layer with one head.
 
     Raises:
         ValueError: if a part is missing or has another shape.
@@ -57,7 +57,7 @@ def check(cache: Any, batch_size: Any, key: Shape, value: Shape) -> None:
 
 
 def write(cache: Cache, key: Any, value: Any, cache_index: Any) -> Cache:
-    """Writes new keys and values (B, T, K, .) into a cache from `cache_index` on.
+    """Write new keys and values (B, T, K, .) into a cache from `cache_index` on.
 
     Raises:
         ValueError: if they do not fit; InvalidArgumentError in a graph.
@@ -75,7 +75,7 @@ def write(cache: Cache, key: Any, value: Any, cache_index: Any) -> Cache:
 
 
 def spread(cache: Cache, new: Any, cache_index: Any) -> Spread:
-    """A function that extends a mask of the new positions (B, T) to the cached ones (B, L), where it is True.
+    """Return a function that extends a mask of the new positions (B, T) to the cached ones (B, L), where it is True.
 
     It leaves a mask (B, L) as it is.
     """

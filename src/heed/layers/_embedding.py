@@ -92,7 +92,7 @@ class TokenEmbedding(ConfiguredLayer):
         self.supports_masking = self.mask_zero
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the variables."""
+        """Create the variables."""
         self.embeddings = self.add_weight(
             shape=(self.vocabulary_size, self.width),
             initializer=self.embeddings_initializer,
@@ -130,9 +130,9 @@ class TokenEmbedding(ConfiguredLayer):
         return ops.reshape(scores, (*ops.shape(x)[:-1], self.vocabulary_size))
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """The Keras mask of the output."""
+        """Return the Keras mask of the output."""
         return ops.not_equal(inputs, 0) if self.mask_zero else None
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        """The shape of the output for inputs of this shape."""
+        """Return the shape of the output for inputs of this shape."""
         return (*input_shape, self.width)

@@ -88,7 +88,7 @@ class FeedForward(SequenceLayer):
         )
 
     def build(self, input_shape: Any) -> None:
-        """Creates the variables."""
+        """Create the variables."""
         width = input_shape[-1]
         self.hidden_dense = self._dense(self.hidden_width, self.activation, "hidden")
         self.up_dense = self._dense(self.hidden_width, None, "up") if self.gated else None

@@ -48,13 +48,13 @@ class HeadPositions:
         self._bias: RelativePositionBias | None = None
 
     def of_kind(self, kind: str) -> dict[str, Any] | None:
-        """The options of `position` if it is of this kind, else None."""
+        """Return the options of `position` if it is of this kind, else None."""
         if self.options is None or self.options["kind"] != kind:
             return None
         return {name: value for name, value in self.options.items() if name != "kind"}
 
     def make_bias(self, **options: Any) -> RelativePositionBias | None:
-        """The built bias of relative positions, or None for other kinds."""
+        """Return the built bias of relative positions, or None for other kinds."""
         relative = self.of_kind("relative")
         if relative is not None:
             self._bias = RelativePositionBias(self._num_heads, **relative, **options)
@@ -68,7 +68,7 @@ class HeadPositions:
         return rotary is not None and depends_on_length(rotary["scaling"])
 
     def text_length(self, query: Any, key: Any, positions: Any, key_positions: Any) -> Any:
-        """Returns the length of the text if the rotation of its queries and keys depends on it, else None."""
+        """Return the length of the text if the rotation of its queries and keys depends on it, else None."""
         if not self.depend_on_length:
             return None
         lengths = [
@@ -112,7 +112,7 @@ class HeadPositions:
     def score_terms(
         self, queries: Any, keys: Any, start: Any, position_bias: Any, alibi_slopes: Any
     ) -> dict[str, Any]:
-        """The bias and slopes of the scores, given or from `position`; only those that there are."""
+        """Return the bias and slopes of the scores, given or from `position`; only those that there are."""
         if self._bias is not None:
             bias = self._bias(
                 query_length=ops.shape(queries)[1],

@@ -17,7 +17,7 @@ from heed.number_checks import check_integer
 
 
 def check_widths(name: str, value: Any, num_heads: int) -> int | tuple[int, ...]:
-    """The width of all heads, or a tuple of N widths if they differ.
+    """Return the width of all heads, or a tuple of N widths if they differ.
 
     Raises:
         ValueError: for anything but a positive integer or a list or tuple of `num_heads` of them.
@@ -45,7 +45,7 @@ class HeadWidths:
 
     @classmethod
     def of(cls, width: int | Sequence[int], heads: int) -> HeadWidths:
-        """The widths that `check_widths` returned."""
+        """Return the widths that `check_widths` returned."""
         return cls((width,) * heads if isinstance(width, int) else tuple(width))
 
     @property

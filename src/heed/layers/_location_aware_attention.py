@@ -82,7 +82,7 @@ class LocationAwareAttention(AdditiveAttention):
         key_shape: Sequence[Any] | None = None,
         previous_weights_shape: Sequence[Any] | None = None,
     ) -> None:
-        """Checks the shapes and creates the variables."""
+        """Check the shapes and create the variables."""
         super().build(query_shape, value_shape, key_shape)
 
     def _build_scores(self, query_width: int, key_width: int) -> None:
@@ -143,13 +143,13 @@ class LocationAwareAttention(AdditiveAttention):
         key_shape: Sequence[Any] | None = None,
         previous_weights_shape: Sequence[Any] | None = None,
     ) -> tuple[Shape, Shape]:
-        """The shapes of context and weights."""
+        """Return the shapes of context and weights."""
         return super().compute_output_shape(
             query_shape, value_shape, key_shape, return_attention_scores=True
         )
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """The outputs of a call as symbolic tensors, by tracing: its arguments are not those of the base class."""
+        """Trace a call for its symbolic outputs: its arguments are not those of the base class."""
         return keras.Operation.compute_output_spec(self, *args, **kwargs)
 
     def _check_location(self, query: Any, value: Any, cache: Any, previous_weights: Any) -> None:

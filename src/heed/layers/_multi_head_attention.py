@@ -44,7 +44,7 @@ from heed.ops import Mask
 
 
 def _check_dropout(dropout: Any) -> float:
-    """Checks the rate; the error tells users of tutorials, whose fourth argument is the model width, its name here."""
+    """Check the rate; the error tells users of tutorials, whose fourth argument is the model width, its name here."""
     if (integer(dropout) or 0) > 1:
         raise ValueError(
             "`dropout` must be a finite number with 0 <= dropout < 1; it is the fourth argument, and the width of the "
@@ -221,7 +221,7 @@ class MultiHeadAttention(AttentionLayer):
         self._check_options()
 
     def _check_options(self) -> None:
-        """Checks that the options are consistent."""
+        """Check that the options are consistent."""
         grouped = self._num_key_value_heads != self._num_heads
         if self._shared_projection and (grouped or self._value_dim != self._key_dim):
             raise ValueError(
@@ -296,7 +296,7 @@ class MultiHeadAttention(AttentionLayer):
         value_shape: Sequence[Any] | None = None,
         key_shape: Sequence[Any] | None = None,
     ) -> None:
-        """Creates the projections for inputs of these shapes."""
+        """Create the projections for inputs of these shapes."""
         query, value, key = key_value_shapes(query_shape, value_shape, key_shape)
         rank = len(query)
         self._axes = AttentionAxes(rank, self._attention_axes)
@@ -331,7 +331,7 @@ class MultiHeadAttention(AttentionLayer):
         self._build_extras()
 
     def _build_extras(self) -> None:
-        """Creates the parts that Keras' layer does not have, after those that it has."""
+        """Create the parts that Keras' layer does not have, after those that it has."""
         if self._position is not None and not self._axes.trivial:
             raise ValueError(
                 "`position` needs inputs of the shape (B, T, D). "
@@ -359,11 +359,11 @@ class MultiHeadAttention(AttentionLayer):
             )
 
     def _grouped(self, widths: HeadWidths) -> Shape:
-        """The features of keys or values, which may have fewer heads."""
+        """Return the features of keys or values, which may have fewer heads."""
         return (self._num_key_value_heads, widths.widest) if widths.equal else widths.features
 
     def _output_features(self, query: Shape) -> Shape:
-        """The shape of the output's features for queries of this shape."""
+        """Return the shape of the output's features for queries of this shape."""
         if not self._output_projection:
             return (sum(self._value_widths.each),)
         return tuple(self._output_shape or query[-1:])
@@ -376,7 +376,7 @@ class MultiHeadAttention(AttentionLayer):
     def _make_projection(
         self, name: str, shape: Shape, *width: int, contracted: int = 1, activation: Any = None
     ) -> Any:
-        """A projection of inputs of this shape, with its own copy of the initializers."""
+        """Return a projection of inputs of this shape, with its own copy of the initializers."""
         return _projections.projection(
             name,
             shape,
@@ -531,7 +531,7 @@ class MultiHeadAttention(AttentionLayer):
         return output, None if scores is None else ops.cast(scores, self.compute_dtype)
 
     def make_cache(self, batch_size: Any, length: int, dtype: str | None = None) -> Cache:
-        """An empty cache of keys and values, for self-attention step by step.
+        """Return an empty cache of keys and values, for self-attention step by step.
 
         Args:
             batch_size: B, an int or an int tensor ().
@@ -553,7 +553,7 @@ class MultiHeadAttention(AttentionLayer):
         return _cache.make(batch_size, length, *self._cache_heads(), dtype or self.compute_dtype)
 
     def project_cache(self, value: Any, key: Any = None) -> Cache:
-        """A complete cache of projected keys and values, for cross-attention step by step.
+        """Return a complete cache of projected keys and values, for cross-attention step by step.
 
         Args:
             value: (B, S, Dv).
@@ -622,7 +622,7 @@ class MultiHeadAttention(AttentionLayer):
         return self._value_widths.split((shared or self._value_dense)(value))
 
     def _gate(self, query: Any) -> Any:
-        """The gate that multiplies the heads, (B, T, N, V)."""
+        """Return the gate that multiplies the heads, (B, T, N, V)."""
         return self._value_widths.split(self._gate_dense(query))
 
     def _output(self, heads: Any) -> Any:
@@ -656,7 +656,7 @@ class MultiHeadAttention(AttentionLayer):
         cache: Any,
         cache_index: Any,
     ) -> None:
-        """Checks the arguments of a call."""
+        """Check the arguments of a call."""
         if len(axes.axes) > 1 and (use_causal_mask or self._sliding_window is not None):
             raise ValueError(
                 "`use_causal_mask` and `sliding_window` need an order of positions, which several "
@@ -695,7 +695,7 @@ class MultiHeadAttention(AttentionLayer):
         *,
         return_attention_scores: bool | Sequence[int] | Mapping[str, Sequence[int]] = False,
     ) -> Any:
-        """The shape of the output, or with `return_attention_scores` those of output and scores."""
+        """Return the shape of the output, or with `return_attention_scores` those of output and scores."""
         query, value, key = key_value_shapes(query_shape, value_shape, key_shape)
         axes = AttentionAxes(len(query), self._attention_axes)
         axes.check(query, value)
@@ -706,7 +706,7 @@ class MultiHeadAttention(AttentionLayer):
         return output, request.shape(axes.scores_shape(query, key, self._num_heads), axes)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """The outputs of a call as symbolic tensors; checks the shapes of all its arguments."""
+        """Return the outputs of a call as symbolic tensors; checks the shapes of all its arguments."""
         # From shapes: tracing takes twenty times as long, and needs a backend that can trace.
         bound = inspect.signature(self.call).bind(*args, **kwargs)
         bound.apply_defaults()

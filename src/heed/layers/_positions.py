@@ -99,7 +99,7 @@ class LearnedPositions(SequenceLayer):
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
 
     def build(self, input_shape: Any) -> None:
-        """Creates the variables."""
+        """Create the variables."""
         self.embeddings = self.add_weight(
             shape=(self.max_length, input_shape[-1]),
             initializer=self.embeddings_initializer,
@@ -191,7 +191,7 @@ class RelativePositionBias(ConfiguredLayer):
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the variables."""
+        """Create the variables."""
         # A bias is added to float32 scores: casting it to less would only cost precision.
         self.embeddings = self.add_weight(
             shape=(self.num_buckets, self.num_heads),

@@ -16,7 +16,7 @@ from heed.layers.flat_dense import FlatEinsumDense
 
 
 def clone_initializer(initializer: Any) -> Any:
-    """A new initializer of the same config: one object without a seed would give all its users the same values."""
+    """Make a new initializer of the same config: one without a seed would give all its users the same values."""
     if isinstance(initializer, keras.initializers.Initializer):
         return initializer.__class__.from_config(initializer.get_config())
     return initializer
@@ -30,7 +30,7 @@ def projection(
     use_bias: bool,
     **options: Any,
 ) -> FlatEinsumDense:
-    """A built layer that contracts the last axes of inputs of this shape with a kernel (..., *width).
+    """Return a built layer that contracts the last axes of inputs of this shape with a kernel (..., *width).
 
     (B, ..., D) becomes (B, ..., N, H) with one axis contracted, (B, ..., N, V) becomes (B, ..., D) with two.
     """
@@ -51,7 +51,7 @@ def projection(
 
 
 def compute_once(project: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The function with a memory of its results by tensor, for one call of a layer."""
+    """Return the function with a memory of its results by tensor, for one call of a layer."""
     made: dict[int, tuple[Any, Any]] = {}
 
     def projected(x: Any) -> Any:

@@ -43,7 +43,7 @@ _SAME = {f"heed>{cls.__name__}": name for cls, name in SAME.items()}
 def replace_attention(
     model: keras.Model, by: str = "heed", custom_objects: Mapping[str, Any] | None = None
 ) -> keras.Model:
-    """Copies a model, with heed's multi-head attention instead of Keras', or with Keras' layers only.
+    """Copy a model, with heed's multi-head attention instead of Keras', or with Keras' layers only.
 
     It replaces the layers of Functional and Sequential models, nested ones too. Other models, such as KerasHub's, make
     their attention themselves: use `heed.accelerate` for them. Weights are copied.
@@ -109,7 +109,7 @@ def replace_attention(
 
 
 def _check_overrides(model: keras.Model) -> None:
-    """Raises an error if a layer to replace computes another attention than its config says."""
+    """Raise an error if a layer to replace computes another attention than its config says."""
     for layer in model._flatten_layers():
         stock = type(layer) in (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
         if stock and (reason := _find_override(layer)):
@@ -120,7 +120,7 @@ def _check_overrides(model: keras.Model) -> None:
 
 
 def from_keras(layer: keras.layers.Layer) -> MultiHeadAttention:
-    """Makes a `MultiHeadAttention` from a layer of Keras: its arguments and, if it is built, its weights.
+    """Make a `MultiHeadAttention` from a layer of Keras: its arguments and, if it is built, its weights.
 
     Args:
         layer: a `keras.layers.MultiHeadAttention` or `GroupQueryAttention`. LoRA weights are merged.
@@ -191,7 +191,7 @@ def _find_override(layer: Any) -> str | None:
 
 
 def _find_other_projection(layer: Any, expected: Any) -> str | None:
-    """The projection of a built layer that is not as its config says, as a reason; None if there is none.
+    """Return the projection of a built layer that is not as its config says, as a reason; None if there is none.
 
     Args:
         layer: the layer.
@@ -223,18 +223,18 @@ def _find_other_projection(layer: Any, expected: Any) -> str | None:
 
 
 def _input_shapes(parts: Mapping[str, Any]) -> list[tuple[int | None, ...]]:
-    """The shapes of query, value and key, with None for batch and lengths, by their projections."""
+    """Return the shapes of query, value and key, with None for batch and lengths, by their projections."""
     free = (None,) * (len(parts["query"].equation.split(",")[0]) - 1)
     return [(*free, parts[name].kernel.shape[0]) for name in ("query", "value", "key")]
 
 
 def _from_grouped(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of either of Keras' classes with the names of `MultiHeadAttention`."""
+    """Return the config of either of Keras' classes with the names of `MultiHeadAttention`."""
     return {GROUPED.get(name, name): value for name, value in config.items()}
 
 
 def _walk(config: Any, by: str, found: list[str]) -> Any:
-    """Replaces the layers of a config; appends their names to `found`."""
+    """Replace the layers of a config; append their names to `found`."""
     if isinstance(config, list | tuple):
         return type(config)(_walk(part, by, found) for part in config)
     if not isinstance(config, dict):

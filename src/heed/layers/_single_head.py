@@ -52,14 +52,14 @@ class SingleHeadAttention(AttentionLayer):
         value_shape: Sequence[Any] | None = None,
         key_shape: Sequence[Any] | None = None,
     ) -> None:
-        """Checks the shapes and creates the variables, if there are any."""
+        """Check the shapes and create the variables, if there are any."""
         query, _, key = self._check_shapes(query_shape, value_shape, key_shape)
         self._widths = {"query": query[-1], "key": key[-1]}
         _score_functions.build(getattr(self, "_score_function", None))  # subclasses may take one
         self._build_scores(query[-1], key[-1])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer; see the class for the arguments."""
+        """Call the layer; see the class for the arguments."""
         _check_order(args)
         return super().__call__(*args, **kwargs)
 
@@ -201,11 +201,11 @@ class SingleHeadAttention(AttentionLayer):
         return {"key": self._project_key(key), "value": value}
 
     def _build_scores(self, query_width: int, key_width: int) -> None:
-        """Checks the widths and creates the variables."""
+        """Check the widths and create the variables."""
         raise NotImplementedError
 
     def _make_projection(self, name: str, width: int, units: int) -> FlatDense:
-        """A built projection of (B, T, width) to (B, T, units), for subclasses with the options of a kernel."""
+        """Return a built projection of (B, T, width) to (B, T, units), for subclasses with the options of a kernel."""
         layer = FlatDense(
             units,
             use_bias=False,
@@ -227,15 +227,15 @@ class SingleHeadAttention(AttentionLayer):
         return key
 
     def _scored_width(self) -> int:
-        """The width of a projected key."""
+        """Return the width of a projected key."""
         return self._widths["key"]
 
     def _location_keys(self, previous_weights: Any, columns: Any) -> Any:
-        """The features of where the layer attended before, (B, S, .); `columns` masks key positions."""
+        """Return the features of where the layer attended before, (B, S, .); `columns` masks key positions."""
         raise NotImplementedError
 
     def _score(self) -> dict[str, Any]:
-        """The options of `one_head` that define how a query scores a key."""
+        """Return the options of `one_head` that define how a query scores a key."""
         raise NotImplementedError
 
     def compute_output_shape(
@@ -246,13 +246,13 @@ class SingleHeadAttention(AttentionLayer):
         *,
         return_attention_scores: bool = False,
     ) -> Any:
-        """The shape of the output, or with `return_attention_scores` those of output and scores."""
+        """Return the shape of the output, or with `return_attention_scores` those of output and scores."""
         query, value, _ = self._check_shapes(query_shape, value_shape, key_shape)
         output = (*query[:-1], value[-1])
         return (output, (*query[:-1], value[1])) if return_attention_scores else output
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """The outputs of a call as symbolic tensors; checks the shapes of all its arguments."""
+        """Return the outputs of a call as symbolic tensors; checks the shapes of all its arguments."""
         bound = inspect.signature(self.call).bind(*args, **kwargs)
         bound.apply_defaults()
         call = bound.arguments
@@ -275,7 +275,7 @@ class SingleHeadAttention(AttentionLayer):
         return pack_outputs(output, scores if call["return_attention_scores"] else None, cache)
 
     def _call_shapes(self, query: Any, value: Any, key: Any, cache: Any) -> tuple[Shape, ...]:
-        """Checks and returns the shapes of query, value and key; with a cache, of its value and key."""
+        """Check and return the shapes of query, value and key; with a cache, of its value and key."""
         if cache is not None:
             _cache.check(cache, query.shape[0], (self._scored_width(),), (None,))
             received = {"query": tuple(query.shape)}
@@ -313,7 +313,7 @@ def _is_single(query: Any, use_causal_mask: bool) -> bool:
 
 
 def _check_order(arguments: tuple[Any, ...]) -> None:
-    """Detects calls with the order of arguments of other libraries.
+    """Detect calls with the order of arguments of other libraries.
 
     Raises:
         TypeError: for the one list of Keras' layers.
@@ -335,7 +335,7 @@ def _check_order(arguments: tuple[Any, ...]) -> None:
 
 
 def _check_scores(mask: Any, scores: Shape, single: bool) -> Any:
-    """Checks an attention mask (B, T, S), or (B, S) for a single state, and returns it as booleans."""
+    """Check an attention mask (B, T, S), or (B, S) for a single state, and return it as booleans."""
     if single:  # (B, S) is a mask of positions
         mask = masks.check_positions(mask, None, "attention_mask")
     else:

@@ -53,11 +53,11 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
         self.seed = check_integer("seed", seed, least=None, optional=True)
 
     def _seed(self, part: int) -> int | None:
-        """A different seed for each part with dropout."""
+        """Return a different seed for each part with dropout."""
         return None if self.seed is None else self.seed + part
 
     def _arguments_of(self, part: str) -> dict[str, Any]:
-        """The options that a part takes under their own names, and those that every part takes."""
+        """Return the options that a part takes under their own names, and those that every part takes."""
         return {
             **{name: _score_functions.copy(getattr(self, name)) for name in options_of(part)},
             "kernel_initializer": clone_initializer(self.kernel_initializer),
@@ -68,7 +68,7 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
     def _make_attention(
         self, name: str, width: int, source_width: int, part: int, sliding_window: int | None
     ) -> tuple[MultiHeadAttention, keras.layers.Layer, keras.layers.Layer]:
-        """Makes an attention to a sequence of the source's width, its normalisation and its dropout."""
+        """Make an attention to a sequence of the source's width, its normalisation and its dropout."""
         if self.key_dim is None and width % self.num_heads:
             raise ValueError(
                 "`num_heads` must divide the width of the inputs (or `key_dim` be given). "
@@ -94,13 +94,13 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
         return norm
 
     def _make_norms(self, width: int, part: str) -> keras.layers.Layer:
-        """Makes the normalisation of a part, and that of what it adds."""
+        """Make the normalisation of a part, and that of what it adds."""
         if self.post_norms:
             setattr(self, f"{part}_post_norm", self._make_norm(width, f"{part}_post_norm"))
         return self._make_norm(width, f"{part}_norm")
 
     def post_norm(self, norm: keras.layers.Layer) -> keras.layers.Layer | None:
-        """The normalisation of what a part adds, by that of the part; None without `post_norms`."""
+        """Return the normalisation of what a part adds, by that of the part; None without `post_norms`."""
         return getattr(self, f"{norm.name.removesuffix('_norm')}_post_norm", None)
 
     def _make_dropout(self, part: int, name: str) -> Dropout:
@@ -120,7 +120,7 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
     def _step(
         self, x: Any, part: Callable[[Any], Any], norm: Any, dropout: Any, training: bool | None
     ) -> tuple[Any, ...]:
-        """Adds a part to the sequence; returns the sum and the other outputs of the part."""
+        """Add a part to the sequence; return the sum and the other outputs of the part."""
         result = part(norm(x) if self.norm_first else x)
         change, *rest = result if isinstance(result, (tuple, list)) else (result,)
         post_norm = self.post_norm(norm)
@@ -188,7 +188,7 @@ class TransformerEncoderLayer(_TransformerLayer):
     """
 
     def build(self, input_shape: Any) -> None:
-        """Creates the variables."""
+        """Create the variables."""
         width = input_shape[-1]
         self.attention, self.attention_norm, self.attention_dropout_layer = self._make_attention(
             "attention", width, width, 2, self.sliding_window
@@ -288,7 +288,7 @@ class TransformerDecoderLayer(_TransformerLayer):
         self.cross_attention = bool(cross_attention)
 
     def build(self, inputs_shape: Any, encoded_shape: Any = None) -> None:
-        """Creates the variables."""
+        """Create the variables."""
         width = inputs_shape[-1]
         self.self_attention, self.self_attention_norm, self.self_attention_dropout = (
             self._make_attention("self_attention", width, width, 2, self.sliding_window)
@@ -303,7 +303,7 @@ class TransformerDecoderLayer(_TransformerLayer):
     def make_cache(
         self, batch_size: Any, length: int, encoded: Any = None, dtype: Any = None
     ) -> dict[str, Any]:
-        """An empty cache for decoding `length` tokens.
+        """Return an empty cache for decoding `length` tokens.
 
         Args:
             batch_size: B, an int or an integer tensor ().
@@ -399,7 +399,7 @@ class TransformerDecoderLayer(_TransformerLayer):
         return pack_outputs(self._feed_forward_step(x, training), scores, cache)
 
     def _attend_encoded(self, query: Any, encoded: Any, cached: Any, **arguments: Any) -> Any:
-        """The outputs of the cross-attention without its cache."""
+        """Return the outputs of the cross-attention without its cache."""
         if encoded is None and cached is None:
             raise ValueError(
                 "`encoded` must be given to a layer with cross-attention, unless `cache` holds its "
@@ -417,7 +417,7 @@ class TransformerDecoderLayer(_TransformerLayer):
     def compute_output_shape(
         self, inputs_shape: Any, encoded_shape: Any = None
     ) -> tuple[int | None, ...]:
-        """The shape of the output for inputs of this shape."""
+        """Return the shape of the output for inputs of this shape."""
         return tuple(inputs_shape)
 
 

@@ -29,7 +29,7 @@ _SCORES = "return_attention_scores"
 
 
 def dropout_options(rate: float, training: bool | None, owner: Any) -> dict[str, Any]:
-    """The ops' options for dropout; empty if nothing is dropped. `owner` has the `seed_generator`."""
+    """Return the ops' options for dropout; empty if nothing is dropped. `owner` has the `seed_generator`."""
     # The rate first: JAX traces `training` in a function that it computes again.
     if rate <= 0 or not training:
         return {}
@@ -37,7 +37,7 @@ def dropout_options(rate: float, training: bool | None, owner: Any) -> dict[str,
 
 
 def pack_outputs(output: Any, *others: Any) -> Any:
-    """The output alone, or a tuple of it and the others that are not None."""
+    """Return the output alone, or a tuple of it and the others that are not None."""
     others = tuple(x for x in others if x is not None)
     return (output, *others) if others else output
 
@@ -52,7 +52,7 @@ class ScoresRequest:
 
     @classmethod
     def parse(cls, value: Any) -> ScoresRequest | None:
-        """The request in `return_attention_scores`; None if no scores are asked for.
+        """Return the request in `return_attention_scores`; None if no scores are asked for.
 
         Args:
             value: a boolean, a sequence of heads, a dictionary with sequences of `heads` or `rows` or both, or a
@@ -75,7 +75,7 @@ class ScoresRequest:
         return cls(chosen.get("heads"), chosen.get("rows"))
 
     def shape(self, whole: Shape, axes: AttentionAxes) -> Shape:
-        """The shape of the requested scores, of scores of shape `whole`.
+        """Return the shape of the requested scores, of scores of shape `whole`.
 
         Raises:
             ValueError: if there is no such head or row.
@@ -100,7 +100,7 @@ class ScoresRequest:
 
 
 def _numbers(value: Any) -> tuple[int, ...] | None:
-    """The value as a tuple of ints, or None if it is no sequence of one or more."""
+    """Return the value as a tuple of ints, or None if it is no sequence of one or more."""
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         return None
     numbers = [number for x in value if (number := integer(x)) is not None]
@@ -131,7 +131,7 @@ class MaskedInputs(NamedTuple):
 def masked_inputs(
     axes: AttentionAxes, inputs: Sequence[Any], given_masks: Sequence[Any]
 ) -> MaskedInputs:
-    """Joins the masks of the inputs and hides the features of masked positions.
+    """Join the masks of the inputs and hides the features of masked positions.
 
     Args:
         axes: the axes attended over.

@@ -52,7 +52,7 @@ class AttentionAxes:
         self._order = (0, *self.free, *self.axes)
 
     def check(self, query: Shape, value: Shape) -> None:
-        """Checks that query and value have this rank and the same free dimensions.
+        """Check that query and value have this rank and the same free dimensions.
 
         Raises:
             ValueError: if they do not.
@@ -75,7 +75,7 @@ class AttentionAxes:
         return ops.reshape(x, (math.prod(batch), math.prod(length), shape[-2], shape[-1]))
 
     def flat_shape(self, shape: Shape) -> Shape:
-        """The shape of what `flatten` makes of an input of this shape; None for unknown sizes."""
+        """Return the shape of what `flatten` makes of an input of this shape; None for unknown sizes."""
         if self.trivial:
             return shape
         sizes = (None if None in part else math.prod(part) for part in self._sizes(shape))
@@ -99,13 +99,13 @@ class AttentionAxes:
         return ops.reshape(scores, (*batch, ops.shape(scores)[1], *rows, *columns))
 
     def scores_shape(self, query: Shape, key: Shape, num_heads: int) -> Shape:
-        """The shape of the scores for inputs of these shapes."""
+        """Return the shape of the scores for inputs of these shapes."""
         batch, rows = self._sizes(query)
         _, columns = self._sizes(key)
         return (*batch, num_heads, *rows, *columns)
 
     def complete_scores_like(self, shape: Shape, target: Shape, name: str) -> Shape:
-        """The shape of a mask or bias over the scores, with ones for the dimensions that Keras lets it omit.
+        """Return the shape of a mask or bias over the scores, with ones for the dimensions that Keras lets it omit.
 
         (T, S) and (B, T, S) hold for every head: the ones are inserted before the attended axes.
 
@@ -128,7 +128,7 @@ class AttentionAxes:
         return full
 
     def flatten_scores_like(self, x: Any, query: Any, key: Any, heads: int, name: str) -> Any:
-        """A mask or bias over the scores as an array that broadcasts to (B', N, T, S); None stays None.
+        """Return a mask or bias over the scores as an array that broadcasts to (B', N, T, S); None stays None.
 
         Args:
             x: the mask or bias, see `complete_scores_like`.
@@ -150,7 +150,7 @@ class AttentionAxes:
         return self._merge(x, full, self.scores_shape(ops.shape(query), ops.shape(key), heads))
 
     def _merge(self, x: Any, shape: Shape, target: Shape) -> Any:
-        """Merges the axes of each group of a scores-like array: batch and free, heads, rows, columns."""
+        """Merge the axes of each group of a scores-like array: batch and free, heads, rows, columns."""
         heads = 1 + len(self.free)
         bounds = (0, heads, heads + 1, heads + 1 + len(self.axes), len(shape))
         broadcast: list[Any] = []
@@ -189,7 +189,7 @@ class AttentionAxes:
         return False
 
     def align_positions(self, mask: Any, x: Any, name: str) -> Any:
-        """A mask of positions as an array that broadcasts to (B, d1, ..., dk) of `x`; None stays None."""
+        """Return a mask of positions as an array that broadcasts to (B, d1, ..., dk) of `x`; None stays None."""
         if mask is None or self.check_positions(tuple(mask.shape), tuple(x.shape), name):
             return mask
         spread = [1] * (self.rank - 1)
@@ -197,7 +197,7 @@ class AttentionAxes:
         return ops.reshape(mask, spread)
 
     def flatten_positions(self, mask: Any, x: Any) -> Any:
-        """A mask from `align_positions` as (B', T); None stays None."""
+        """Return a mask from `align_positions` as (B', T); None stays None."""
         if mask is None or self.trivial:
             return mask
         sizes = ops.shape(x)[: self.rank - 1]
@@ -206,7 +206,7 @@ class AttentionAxes:
         return ops.reshape(mask, (math.prod(batch), math.prod(length)))
 
     def _sizes(self, shape: Shape) -> tuple[Shape, Shape]:
-        """The sizes of batch and free axes, and of the attended axes."""
+        """Return the sizes of batch and free axes, and of the attended axes."""
         return (
             (shape[0], *(shape[axis] for axis in self.free)),
             tuple(shape[axis] for axis in self.axes),

@@ -32,7 +32,7 @@ class Dropout(KernelLayer, keras.layers.Dropout):
             )
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Drops some values of `inputs` in training."""
+        """Drop some values of `inputs` in training."""
         return dropout(inputs, **options) if (options := self._options(training)) else inputs
 
     def add(self, residual: Any, change: Any, training: bool | None = None) -> Any:

@@ -21,7 +21,7 @@ class _FlatProduct(keras.layers.Layer):
     activation: Any
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """The product over the last axes of `inputs`, plus the bias, activated.
+        """Return the product over the last axes of `inputs`, plus the bias, activated.
 
         Args:
             inputs: (..., *inner) floats, where `inner` are the first axes of the kernel.
@@ -46,7 +46,7 @@ class _FlatProduct(keras.layers.Layer):
         super().quantize(*arguments, **{**options, "type_check": False})
 
     def _contracted(self) -> int:
-        """The number of axes that the product sums over."""
+        """Return the number of axes that the product sums over."""
         raise NotImplementedError
 
 
@@ -108,7 +108,7 @@ class FlatEinsumDense(_FlatProduct, keras.layers.EinsumDense):
 
 
 def _leading(x: Any, dropped: int) -> tuple[Any, ...]:
-    """The sizes of all but the last axes for a reshape, with -1 for one unknown size."""
+    """Return the sizes of all but the last axes for a reshape, with -1 for one unknown size."""
     known = tuple(x.shape)[: len(x.shape) - dropped]
     if known.count(None) == 1 and 0 not in known:
         return tuple(-1 if size is None else size for size in known)

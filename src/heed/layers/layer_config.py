@@ -120,7 +120,7 @@ class LayerConfig(Config):
         self._require(N % (K or N) == 0, "divide `num_heads`", "num_key_value_heads", "num_heads")
 
     def layer_options(self) -> dict[str, Any]:
-        """The options by name, as a layer's constructor takes them."""
+        """Return the options by name, as a layer's constructor takes them."""
         return {name: getattr(self, name) for name in OPTIONS}
 
 

@@ -26,7 +26,7 @@ Spread = Callable[[str, Any], Any]  # of a mask's name and the mask
 
 
 def to_bool(mask: Any, name: str) -> Any:
-    """The mask as a boolean tensor; numbers count as True unless they are 0, as in Keras.
+    """Return the mask as a boolean tensor; numbers count as True unless they are 0, as in Keras.
 
     For masks that Keras passes: heed's layers check the masks of their callers with `check_positions` and
     `check_scores`.
@@ -49,12 +49,12 @@ def to_bool(mask: Any, name: str) -> Any:
 
 
 def implicit_mask(tensor: Any) -> Any:
-    """The mask that an earlier Keras layer left on a tensor, or None."""
+    """Return the mask that an earlier Keras layer left on a tensor, or None."""
     return get_mask(tensor)
 
 
 def check_positions(mask: Any, tensor: Any, name: str = "mask") -> Any:
-    """Checks a mask of the positions of `tensor` and returns it as booleans; None stays None.
+    """Check a mask of the positions of `tensor` and return it as booleans; None stays None.
 
     The mask that the tensor carries may have any dtype: Keras passes it where the caller gave none.
     """
@@ -66,7 +66,7 @@ def check_positions(mask: Any, tensor: Any, name: str = "mask") -> Any:
 
 
 def check_scores(mask: Any, name: str = "attention_mask") -> Any:
-    """Checks a mask of the scores: a `Mask` and None stay as they are, an array becomes booleans."""
+    """Check a mask of the scores: a `Mask` and None stay as they are, an array becomes booleans."""
     if mask is None or isinstance(mask, Mask):
         return mask
     return check_dense(name, mask, "the `position_bias` of `MultiHeadAttention`")
@@ -101,13 +101,13 @@ def _warn_once(text: str) -> None:
 
 
 def join(*masks: Any) -> Any:
-    """The conjunction of masks, arrays or `Mask`s; None if all are None."""
+    """Return the conjunction of masks, arrays or `Mask`s; None if all are None."""
     given = [mask for mask in masks if mask is not None]
     return functools.reduce(operator.and_, given) if given else None
 
 
 def position_mask(explicit: Any, tensor: Any, name: str, spread: Spread | None = None) -> Any:
-    """The conjunction of the given mask and the one that the tensor carries.
+    """Return the conjunction of the given mask and the one that the tensor carries.
 
     Args:
         explicit: the mask that was given, or None.
@@ -131,7 +131,7 @@ def key_positions(
     key_mask: tuple[Any, Any],
     spread: Spread | None = None,
 ) -> Any:
-    """The conjunction of the masks of value and key, given and carried, over the positions of `x`; or None.
+    """Return the conjunction of the masks of value and key, given and carried, over the positions of `x`; or None.
 
     Args:
         axes: the axes attended over.
@@ -157,7 +157,7 @@ def carry(output: Any, mask: Any) -> None:
 
 
 def hide(x: Any, mask: Any) -> Any:
-    """Sets the features of masked positions to 0.
+    """Set the features of masked positions to 0.
 
     They never reach the output. But the gradient of a projection's kernel is its input times the gradient of its
     output, which is 0 there, and 0 * NaN is NaN.
@@ -168,7 +168,7 @@ def hide(x: Any, mask: Any) -> Any:
 
 
 def padding(query_mask: Any, key_mask: Any, heads: bool = True) -> Mask | None:
-    """The Mask of masked positions (B, T) of the queries and (B, S) of the keys.
+    """Return the Mask of masked positions (B, T) of the queries and (B, S) of the keys.
 
     It is over (B, N, T, S), or without `heads` over (B, T, S).
     """
@@ -181,7 +181,7 @@ def padding(query_mask: Any, key_mask: Any, heads: bool = True) -> Mask | None:
 
 
 def without_head(mask: Mask, scores: Sequence[Any]) -> Mask:
-    """A Mask over (B, T, S): removes the axis of heads, of length 1, from its arrays.
+    """Return a Mask over (B, T, S): removes the axis of heads, of length 1, from its arrays.
 
     Raises:
         ValueError: if an array does not broadcast to the scores.
@@ -192,7 +192,7 @@ def without_head(mask: Mask, scores: Sequence[Any]) -> Mask:
 
 
 def _check_arrays(attention_mask: Mask, scores: Sequence[Any], letters: str) -> None:
-    """Checks in the caller's words: the op knows neither the argument nor its shape."""
+    """Check in the caller's words: the op knows neither the argument nor its shape."""
     for rule in attention_mask.rules:
         if rule.dense is not None:
             check_broadcast("attention_mask", rule.dense, scores, letters)
@@ -201,7 +201,7 @@ def _check_arrays(attention_mask: Mask, scores: Sequence[Any], letters: str) -> 
 def structure(
     use_causal_mask: bool, sliding_window: int | None, align: Any = "top_left"
 ) -> Mask | None:
-    """The Mask of the flags: j <= i + a if causal, and i + a - W < j < i + a + W."""
+    """Return the Mask of the flags: j <= i + a if causal, and i + a - W < j < i + a + W."""
     mask = Mask.causal(align=align) if use_causal_mask else None
     if sliding_window is not None:
         reach = sliding_window - 1

@@ -26,7 +26,7 @@ class LayerNormalization(KernelLayer, keras.layers.LayerNormalization):
         super().__init__(epsilon=epsilon, **kwargs)
 
     def build(self, input_shape: Any) -> None:
-        """Makes the variables, of the last axis of `input_shape`."""
+        """Make the variables, of the last axis of `input_shape`."""
         _check_axis(self, input_shape)
         super().build(input_shape)
 
@@ -51,7 +51,7 @@ class RMSNormalization(KernelLayer, keras.layers.RMSNormalization):
         self.supports_masking = True  # which Keras' own does not say
 
     def build(self, input_shape: Any) -> None:
-        """Makes the variables, of the last axis of `input_shape`."""
+        """Make the variables, of the last axis of `input_shape`."""
         _check_axis(self, input_shape)
         super().build(input_shape)
 

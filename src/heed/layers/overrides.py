@@ -28,7 +28,7 @@ _GROUPED_EQUATIONS = ("bquh,bkuh->buqk", "buqk,bkuh->bquh")
 
 
 def find_override(layer: Any, base: type, names: Iterable[str]) -> str | None:
-    """The first of these methods that is not the one of the class in Keras, as a reason; None if there is none."""
+    """Find the first of these methods that is not the one of the class in Keras, as a reason; None if there is none."""
     own = vars(layer)
     for name in names:
         method = getattr(type(layer), name, None)
@@ -74,7 +74,7 @@ def is_pointwise(dense: Any) -> bool:
 
 
 def option(layer: Any, *names: str) -> Any:
-    """An argument of the constructor, which the two classes store with and without an underscore."""
+    """Return an argument of the constructor, which the two classes store with and without an underscore."""
     for name in names:
         for attribute in (f"_{name}", name):
             if hasattr(layer, attribute):

@@ -42,7 +42,7 @@ def padding_remedy(shape: Sequence[Any], scores: Sequence[Any]) -> str:
 def key_value_shapes(
     query_shape: Sequence[Any], value_shape: Sequence[Any] | None, key_shape: Sequence[Any] | None
 ) -> tuple[Shape, Shape, Shape]:
-    """The three shapes as tuples; the key has that of the value if it is not given.
+    """Return the three shapes as tuples; the key has that of the value if it is not given.
 
     Raises:
         ValueError: if `value` is missing, or key and value differ in anything but their width, or
@@ -69,7 +69,7 @@ def key_value_shapes(
 
 
 def optional_integers(name: str, value: Any, *, least: int | None = None) -> Shape | None:
-    """An integer or a list or tuple of them, all `least` or more, as a tuple; None stays None.
+    """Return an integer or a list or tuple of them, all `least` or more, as a tuple; None stays None.
 
     Raises:
         ValueError: if it is something else.
@@ -86,7 +86,7 @@ def optional_integers(name: str, value: Any, *, least: int | None = None) -> Sha
 
 
 def same_width(query: int, key: int) -> None:
-    """Checks that query and key have the same width, as dot products need.
+    """Check that query and key have the same width, as dot products need.
 
     Raises:
         ValueError: if they do not.
@@ -99,7 +99,7 @@ def same_width(query: int, key: int) -> None:
 
 
 def built_widths(received: Mapping[str, Sequence[Any]], built: Mapping[str, int]) -> None:
-    """Checks that a call has the widths that the layer was built for.
+    """Check that a call has the widths that the layer was built for.
 
     Args:
         received: shapes by argument.

@@ -60,7 +60,7 @@ class StockFormError(ValueError):
 
 
 def stock_form(cls: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a function as the form of a class."""
+    """Register a function as the form of a class."""
 
     def registered(form: Callable[..., Any]) -> Callable[..., Any]:
         FORMS[cls] = form
@@ -110,7 +110,7 @@ def needs_several_layers(model: keras.Model) -> bool:
 
 
 def walk(model: Any) -> list[Any]:
-    """The layers of a Functional or Sequential model and of its nested models; none for other models."""
+    """Return the layers of a Functional or Sequential model and of its nested models; none for other models."""
     found = []
     for layer in model.layers if _has_graph(model) else ():
         found += [layer, *walk(layer)]
@@ -126,7 +126,7 @@ def _no_form(layer: Any) -> str:
 
 
 def stock_copy(model: keras.Model) -> keras.Model:
-    """A model of Keras' layers that computes the same, with the same weights.
+    """Return a model of Keras' layers that computes the same, with the same weights.
 
     Raises:
         ValueError: if some layers have no form; the message gives the reason for each.
@@ -164,7 +164,7 @@ class StockCopy:
         self._weights: list[tuple[Any, Callable[[], Sequence[Any]]]] = []
 
     def set_weights(self) -> None:
-        """Copies weights to all stock layers from the layers that they replace."""
+        """Copy weights to all stock layers from the layers that they replace."""
         for layer, weights in self._weights:
             layer.set_weights(weights())
             if not layer.trainable:
@@ -173,7 +173,7 @@ class StockCopy:
                 layer.trainable = False
 
     def model(self, model: keras.Model) -> keras.Model:
-        """The copy of a Functional or Sequential model."""
+        """Return the copy of a Functional or Sequential model."""
         self._depth += 1
         try:
             if not isinstance(model, keras.Sequential):
@@ -189,7 +189,7 @@ class StockCopy:
             self._depth -= 1
 
     def call(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Applies the stock form of a layer to symbolic tensors."""
+        """Apply the stock form of a layer to symbolic tensors."""
         try:
             if not is_from_heed(layer):
                 return self._copy_foreign(layer, args)(*args, **kwargs)
@@ -199,13 +199,13 @@ class StockCopy:
         return layer(*args, **kwargs)  # goes on, to find the errors of later layers
 
     def form(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Applies the form of a layer of heed; StockFormError if it has none."""
+        """Apply the form of a layer of heed; StockFormError if it has none."""
         if type(layer) not in FORMS:
             raise StockFormError(_no_form(layer))
         return FORMS[type(layer)](self, layer, *args, **kwargs)
 
     def _copy_foreign(self, layer: Any, args: Any) -> Any:
-        """Copies a layer or operation that is not heed's."""
+        """Copy a layer or operation that is not heed's."""
         masked = any(implicit_mask(x) is not None for x in keras.tree.flatten(args))
         if masked and (lossy := [x.name for x in walk(layer) if isinstance(x, _WITHOUT_MASK)]):
             raise StockFormError(
@@ -232,7 +232,7 @@ class StockCopy:
             self._before = before
 
     def make_once(self, key: Any, make: Callable[[], Any], part: str = "") -> Any:
-        """The result of `make`, one for each key and part: a layer that is called again stays the same."""
+        """Return the result of `make`, one for each key and part: a layer that is called again stays the same."""
         place = (id(key), part)
         if place not in self._made:
             self._kept.append(key)
@@ -240,7 +240,7 @@ class StockCopy:
         return self._made[place]
 
     def part(self, layer: Any, within: Any = None, name: str = "") -> Any:
-        """The stock layer of a layer of heed, which may be a part of another."""
+        """Return the stock layer of a layer of heed, which may be a part of another."""
 
         def make() -> Any:
             config = layer.get_config()
@@ -262,13 +262,13 @@ class StockCopy:
         return self.make_once(layer, make)
 
     def layer(self, within: Any, name: str, make: Callable[..., Any], **options: Any) -> Any:
-        """A stock layer that a form needs in addition to the parts of its layer."""
+        """Return a stock layer that a form needs in addition to the parts of its layer."""
         whole = self._before + (f"{within.name}_{name}" if name else within.name)
         options |= {"dtype": within.dtype_policy, "trainable": within.trainable}
         return self.make_once(within, lambda: make(name=whole, **options), name or "itself")
 
     def keep_mask(self, x: Any, result: Any) -> Any:
-        """The result with the mask that `x` carries, which Keras' own layers and operations drop.
+        """Return the result with the mask that `x` carries, which Keras' own layers and operations drop.
 
         Layers of this model receive it; those of an outer model do not.
         """
@@ -286,13 +286,13 @@ class StockCopy:
         return self.keep_mask(x, normal) if isinstance(norm, _WITHOUT_MASK) else normal
 
     def with_weights(self, layer: Any, weights: Callable[[], Sequence[Any]]) -> Any:
-        """Registers the weights of a stock layer; returns the layer."""
+        """Register the weights of a stock layer; return the layer."""
         if all(layer is not one for one, _ in self._weights):
             self._weights.append((layer, weights))
         return layer
 
     def drop(self, x: Any, dropout: Any, within: Any, training: bool | None, name: str = "") -> Any:
-        """Applies a dropout, if its rate is not 0."""
+        """Apply a dropout, if its rate is not 0."""
         return self.part(dropout, within, name)(x, training=training) if dropout.rate else x
 
 
@@ -323,13 +323,13 @@ def _attention(copy: StockCopy, layer: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _both(masks: Sequence[Any]) -> Any:
-    """The conjunction of masks."""
+    """Return the conjunction of masks."""
     masks = [ops.cast(mask, "bool") for mask in masks]
     return masks[0] if len(masks) == 1 else ops.logical_and(*masks)
 
 
 def _refuse(given: Mapping[str, Any]) -> None:
-    """Raises a StockFormError if one of these arguments of a call is not None."""
+    """Raise a StockFormError if one of these arguments of a call is not None."""
     if named := [name for name, value in given.items() if value is not None]:
         raise StockFormError(f"{', '.join(named)} in its call")
 
@@ -354,7 +354,7 @@ def attend(
     attention_mask: Any,
     **arguments: Any,
 ) -> Any:
-    """Applies an attention that is a part of a layer.
+    """Apply an attention that is a part of a layer.
 
     Args:
         positions: (B, S), True = a real position of the value, or None; in addition to the mask that it carries.
@@ -389,7 +389,7 @@ def _step(
     dropout: Any,
     training: bool | None,
 ) -> tuple[Any, ...]:
-    """Applies a part of a Transformer layer with its residual connection and normalisation."""
+    """Apply a part of a Transformer layer with its residual connection and normalisation."""
     result = part(copy.normalize(x, norm, layer) if layer.norm_first else x)
     change, *rest = result if isinstance(result, (tuple, list)) else (result,)
     if (post_norm := layer.post_norm(norm)) is not None:
@@ -409,7 +409,7 @@ def _feed_forward_step(copy: StockCopy, layer: Any, x: Any, training: bool | Non
 
 
 def _call_arguments(layer: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments of a call by name, with defaults; StockFormError for those that stock layers do not have."""
+    """Return the arguments of a call by name, with defaults; StockFormError for those that stock layers do not have."""
     bound = inspect.signature(layer.call).bind(*args, **kwargs)
     bound.apply_defaults()
     given = dict(bound.arguments)
@@ -521,5 +521,5 @@ def _learned(copy: StockCopy, layer: Any, inputs: Any, start_index: Any = 0) -> 
 
 
 def _added(copy: StockCopy, x: Any, table: Any) -> Any:
-    """The sum, with the mask of `x`."""
+    """Return the sum, with the mask of `x`."""
     return copy.keep_mask(x, x + ops.cast(table, x.dtype))

@@ -31,12 +31,12 @@ class Classifier(EncoderModel):
         self.output_layer = FlatDense(self.num_classes, dtype=self.dtype_policy, name="output")
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the variables."""
+        """Create the variables."""
         super().build()
         self.output_layer.build((None, None, self.config.width))
 
     def pool(self, encoded: Any, inputs: Any) -> Any:
-        """Returns the vectors to classify, from those of the tokens (B, T, D)."""
+        """Return the vectors to classify, from those of the tokens (B, T, D)."""
         return encoded
 
     def call(
@@ -48,5 +48,5 @@ class Classifier(EncoderModel):
         return pack_outputs(ops.cast(logits, "float32"), *scores)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, as plain values."""
+        """Return the arguments of the constructor, as plain values."""
         return {**super().get_config(), "num_classes": self.num_classes}

@@ -79,7 +79,7 @@ class TransformerDecoder(Stack):
             )
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the variables."""
+        """Create the variables."""
         super().build()
         if self.output_layer is not None:
             self.output_layer.build((None, None, self.config.width))
@@ -91,7 +91,7 @@ class TransformerDecoder(Stack):
         return [block.make_cache(batch_size, length, encoded) for block in self.blocks]
 
     def project(self, encoded: Any) -> list[Any]:
-        """The keys and values (B, S, K, .) of `encoded` (B, S, D), for the cross-attention of each layer."""
+        """Return the keys and values (B, S, K, .) of `encoded` (B, S, D), for the cross-attention of each layer."""
         return [block.encoded_attention.project_cache(encoded) for block in self.blocks]
 
     def hidden(
@@ -104,7 +104,7 @@ class TransformerDecoder(Stack):
         return_attention_scores: bool | str = False,
         training: bool | None = None,
     ) -> tuple[Any, dict[str, list[Any]], list[Any] | None]:
-        """The input of the output layer, (B, T, D), with the scores and the new caches.
+        """Return the input of the output layer, (B, T, D), with the scores and the new caches.
 
         The arguments are those of a call. The lists of scores are empty unless requested; with "alignment" they hold
         those of one cross-attention.
@@ -224,7 +224,7 @@ class TransformerDecoder(Stack):
         return pack_outputs(self.logits(hidden), scores, caches)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, as plain values."""
+        """Return the arguments of the constructor, as plain values."""
         return {**super().get_config(), "cross_attention": self.cross_attention}
 
 

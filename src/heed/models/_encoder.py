@@ -73,7 +73,7 @@ class TransformerEncoder(Stack):
         )
 
     def check_source(self, source: Any) -> Any:
-        """The source as an int32 tensor (B, S)."""
+        """Return the source as an int32 tensor (B, S)."""
         return check_token_source(source, self.config.source_vocabulary_size)
 
     def source_mask(self, source: Any) -> Any:
@@ -108,5 +108,5 @@ class TransformerEncoder(Stack):
         return (x, scores) if return_attention_scores else x
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, as plain values."""
+        """Return the arguments of the constructor, as plain values."""
         return {**super().get_config(), "num_segments": self.num_segments}

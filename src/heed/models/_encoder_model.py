@@ -46,14 +46,14 @@ class EncoderModel(ConfiguredModel):
         self.encoder = encoder
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the variables."""
+        """Create the variables."""
         if not self.encoder.built:
             self.encoder.build()
 
     def encode(
         self, inputs: Any, return_attention_scores: bool = False, training: bool | None = None
     ) -> tuple[Any, ...]:
-        """The encoder's vectors (B, T, D), and with `return_attention_scores=True` its scores."""
+        """Return the encoder's vectors (B, T, D), and with `return_attention_scores=True` its scores."""
         tokens, segments = split_inputs(inputs)
         tokens = check_call_tokens("tokens", tokens, self.config.vocabulary_size)
         encoded = self.encoder(
@@ -71,7 +71,7 @@ class EncoderModel(ConfiguredModel):
 
 
 def split_inputs(inputs: Any) -> tuple[Any, Any]:
-    """Splits a model's inputs into tokens (B, T) and segments (B, T) or None.
+    """Split a model's inputs into tokens (B, T) and segments (B, T) or None.
 
     Raises:
         ValueError: if `inputs` is a dict without tokens or with other keys.

@@ -82,22 +82,22 @@ class Ensemble:
         return [variable for model in self.models for variable in model.variables]
 
     def build(self) -> None:
-        """Creates the variables."""
+        """Create the variables."""
         for model in self.models:
             if not model.built:
                 model.build()
 
     def check_source(self, source: Any) -> Any:
-        """The source as the first model returns it; all models check it."""
+        """Return the source as the first model returns it; all models check it."""
         first, *_ = [model.check_source(source) for model in self.models]
         return first
 
     def encode_source(self, source: Any) -> Any:
-        """The memory of each model."""
+        """Return the memory of each model."""
         return [model.encode_source(source) for model in self.models]
 
     def make_state(self, rows: Any, length: int, memory: Any) -> Any:
-        """The state of each model before the first token."""
+        """Return the state of each model before the first token."""
         return [
             model.make_state(rows, length, own)
             for model, own in zip(self.models, memory, strict=True)
@@ -106,7 +106,7 @@ class Ensemble:
     def decode_step(
         self, tokens: Any, index: Any, state: Any, memory: Any, return_alignment: bool = False
     ) -> tuple[Any, ...]:
-        """Reads tokens, see `Decodable`; the alignment is the mean over models, see `Aligning`."""
+        """Read tokens, see `Decodable`; the alignment is the mean over models, see `Aligning`."""
         wanted = {"return_alignment": True} if return_alignment else {}
         parts = zip(self.models, state, memory, strict=True)
         steps = [
@@ -130,11 +130,11 @@ class Ensemble:
         return all(getattr(model, "aligns", False) for model in self.models)
 
     def make_coverage(self, memory: Any) -> Any:
-        """The coverage before the first token, see `Aligning`."""
+        """Return the coverage before the first token, see `Aligning`."""
         first: Any = self.models[0]
         return first.make_coverage(memory[0])
 
 
 def _mean(logits: Sequence[Any]) -> Any:
-    """The mean of the log probabilities (..., vocabulary), up to a constant for each position."""
+    """Return the mean of the log probabilities (..., vocabulary), up to a constant for each position."""
     return sum(logits) / len(logits)

@@ -34,7 +34,7 @@ class PatchEmbedding(keras.layers.Layer):
         self.drop = Dropout(config.dropout, dtype=policy, name="dropout")
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the variables."""
+        """Create the variables."""
         config = self.config
         self.patches.build((None, None, math.prod(config.patch_shape) * config.channels))
         if self.positions is not None:

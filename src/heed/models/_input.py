@@ -74,7 +74,7 @@ class InputEmbedding(keras.layers.Layer):
         self.drop = Dropout(config.dropout, dtype=policy, name="dropout")
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the variables."""
+        """Create the variables."""
         if not self.tokens.built:
             self.tokens.build((None, None))
         if self.segments is not None:
@@ -89,7 +89,7 @@ class InputEmbedding(keras.layers.Layer):
     def call(
         self, ids: Any, start_index: Any = 0, training: bool | None = None, segments: Any = None
     ) -> Any:
-        """The vectors (B, T, D) of ids (B, T) in segments (B, T); None: all of segment 0."""
+        """Return the vectors (B, T, D) of ids (B, T) in segments (B, T); None: all of segment 0."""
         x = self.tokens(ids)
         if self.segments is not None:
             x = x + self.segments(ops.zeros_like(ids) if segments is None else segments)
@@ -102,7 +102,7 @@ class InputEmbedding(keras.layers.Layer):
     def attention_arguments(
         self, query_length: Any, key_length: Any, start_index: Any = 0
     ) -> dict[str, Any]:
-        """The positions for each self-attention of the stack, as keyword arguments.
+        """Return the positions for each self-attention of the stack, as keyword arguments.
 
         Args:
             query_length: T, an int or an integer tensor ().

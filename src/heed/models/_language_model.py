@@ -98,7 +98,7 @@ class LanguageModel(ConfiguredModel):
         )
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the variables."""
+        """Create the variables."""
         self.decoder.build()
 
     def call(
@@ -121,14 +121,14 @@ class LanguageModel(ConfiguredModel):
         return logits, scores["decoder"]
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, as plain values."""
+        """Return the arguments of the constructor, as plain values."""
         return {**super().get_config(), "sequence_parallel": self.sequence_parallel}
 
     stream = stream
 
     # The protocol of `generate`, see `Decodable`.
     def check_source(self, source: Any) -> None:
-        """Checks that there is no source."""
+        """Check that there is no source."""
         if source is not None:
             raise ValueError(
                 "`source` must be None for a language model, which goes on where `prompt` ends. "
@@ -144,7 +144,7 @@ class LanguageModel(ConfiguredModel):
         return [cache["self"] for cache in self.decoder.make_caches(rows, length)]
 
     def decode_step(self, tokens: Any, index: Any, state: Any, memory: Any = ()) -> tuple[Any, Any]:
-        """Reads tokens, see `Decodable`."""
+        """Read tokens, see `Decodable`."""
         return self.decoder.next_logits(tokens, index, state)
 
     def decode_all(self, tokens: Any, memory: Any = ()) -> Any:

@@ -72,7 +72,7 @@ class MaskedLanguageModel(EncoderModel):
             )
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the variables."""
+        """Create the variables."""
         super().build()
         shape = (None, None, self.config.width)
         self.head_dense.build(shape)

@@ -27,12 +27,12 @@ class ConfiguredModel(keras.Model):
         self.config: Any = config
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """The outputs of a call as symbolic tensors."""
+        """Return the outputs of a call as symbolic tensors."""
         # By tracing: the outputs depend on the arguments.
         return keras.Operation.compute_output_spec(self, *args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, as plain values."""
+        """Return the arguments of the constructor, as plain values."""
         return {
             "name": self.name,
             "trainable": self.trainable,
@@ -42,21 +42,21 @@ class ConfiguredModel(keras.Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """The model that `get_config` described."""
+        """Return the model that `get_config` described."""
         arguments = dict(config)
         return cls(cls.config_class.from_dict(arguments.pop("config")), **arguments)
 
     def get_build_config(self) -> dict[str, Any]:
-        """An empty shape: building needs the config alone."""
+        """Return an empty shape: building needs the config alone."""
         return {"input_shape": None}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        """Creates the variables."""
+        """Create the variables."""
         self.build()
 
 
 def check_translation(inputs: Any) -> tuple[Any, Any]:
-    """Splits the inputs of a call into source and target.
+    """Split the inputs of a call into source and target.
 
     Raises:
         ValueError: if `inputs` is not a dict of both.
@@ -70,12 +70,12 @@ def check_translation(inputs: Any) -> tuple[Any, Any]:
 
 
 def check_call_tokens(name: str, tokens: Any, size: int, letters: str = "(B, T)") -> Any:
-    """Checks the tokens of a call and returns a tensor; in a graph the embedding checks them."""
+    """Check the tokens of a call and return a tensor; in a graph the embedding checks them."""
     return check_tokens(name, tokens, size, letters, in_graph=False)
 
 
 def check_token_source(source: Any, size: int) -> Any:
-    """Checks the source of `generate` and returns an int32 tensor (B, S).
+    """Check the source of `generate` and return an int32 tensor (B, S).
 
     Raises:
         ValueError: if it is something else, or has tokens that are not in [0, size).

@@ -84,7 +84,7 @@ class RecurrentDecoder(keras.layers.Layer):
         return LuongAttention(config.attention, **options)
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the variables."""
+        """Create the variables."""
         config, D = self.config, self.config.width
         self.tokens.build((None, None))
         attends = self.attention is not None
@@ -98,7 +98,7 @@ class RecurrentDecoder(keras.layers.Layer):
             self.output_layer.build((None, None, D))
 
     def remember(self, encoded: Any, mask: Any, last: Any) -> dict[str, Any]:
-        """The memory of a source, which is the same for all target tokens.
+        """Return the memory of a source, which is the same for all target tokens.
 
         Args:
             encoded, mask, last: The outputs of the encoder.
@@ -115,7 +115,7 @@ class RecurrentDecoder(keras.layers.Layer):
         return memory
 
     def first_state(self, memory: dict[str, Any]) -> dict[str, Any]:
-        """The state before the first token of each source."""
+        """Return the state before the first token of each source."""
         state = {"cells": memory["start"]}
         if self.config.attends_inside:
             state["context"] = ops.zeros_like(memory["start"][-1][0])
@@ -132,7 +132,7 @@ class RecurrentDecoder(keras.layers.Layer):
         with_weights: bool = False,
         several: bool = False,
     ) -> tuple[Any, Any, dict[str, Any]]:
-        """The input of the output layer (rows, T, D), the weights (rows, T, S) or None, and the new state.
+        """Return the input of the output layer (rows, T, D), the weights (rows, T, S) or None, and the new state.
 
         Args:
             target: (rows, T) integers.
@@ -192,7 +192,7 @@ class RecurrentDecoder(keras.layers.Layer):
         return pack_outputs(self.logits(hidden), weights if return_attention_scores else None)
 
     def _step(self, state: dict[str, Any], x: Any, memory: dict[str, Any], several: bool) -> Any:
-        """The state after one token, (rows, D)."""
+        """Return the state after one token, (rows, D)."""
         new: dict[str, Any] = {"cells": []}
         if self.config.attends_inside:
             weights = state.get("weights")

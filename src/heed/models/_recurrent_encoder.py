@@ -57,7 +57,7 @@ class RecurrentEncoder(keras.layers.Layer):
         return keras.layers.Bidirectional(one_side, dtype=self.dtype_policy, name=f"layer_{number}")
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the variables."""
+        """Create the variables."""
         self.tokens.build((None, None))
         for block in self.blocks:
             block.build((None, None, self.config.width))

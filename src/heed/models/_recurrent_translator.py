@@ -70,7 +70,7 @@ class RecurrentTranslator(ConfiguredModel):
         self.decoder = RecurrentDecoder(config, dtype=policy, name="decoder")
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the variables."""
+        """Create the variables."""
         self.encoder.build()
         self.decoder.build()
 
@@ -91,21 +91,21 @@ class RecurrentTranslator(ConfiguredModel):
 
     # The protocol of `generate`, see `Decodable`.
     def check_source(self, source: Any) -> Any:
-        """The source as an int32 tensor (B, S)."""
+        """Return the source as an int32 tensor (B, S)."""
         return check_token_source(source, self.config.source_vocabulary_size)
 
     def encode_source(self, source: Any, training: bool | None = False) -> dict[str, Any]:
-        """The first states of the decoder, and the keys, values and mask of the source."""
+        """Return the first states of the decoder, and the keys, values and mask of the source."""
         return self.decoder.remember(*self.encoder(source, training=training))
 
     def make_state(self, rows: Any, length: int, memory: Any) -> Any:
-        """The states before the first token."""
+        """Return the states before the first token."""
         return repeated(self.decoder.first_state(memory), rows)
 
     def decode_step(
         self, tokens: Any, index: Any, state: Any, memory: Any, return_alignment: bool = False
     ) -> tuple[Any, ...]:
-        """Reads tokens, see `Decodable` and `Aligning`."""
+        """Read tokens, see `Decodable` and `Aligning`."""
         hidden, weights, state = self.decoder.hidden(
             tokens, state, memory, with_weights=return_alignment, several=True
         )
@@ -125,5 +125,5 @@ class RecurrentTranslator(ConfiguredModel):
         return self.decoder.attention is not None
 
     def make_coverage(self, memory: Any) -> Any:
-        """The coverage before the first token, see `Aligning`."""
+        """Return the coverage before the first token, see `Aligning`."""
         return 1.0 - ops.cast(memory["mask"], "float32")

@@ -56,7 +56,7 @@ class SequenceClassifier(Classifier):
     """
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the variables."""
+        """Create the variables."""
         super().build()
         width = self.config.width
         self.query = self.add_weight((width,), "zeros", name="query")

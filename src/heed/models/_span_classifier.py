@@ -83,7 +83,7 @@ class SpanClassifier(EncoderModel):
         self.output_layer = FlatDense(2, dtype=self.dtype_policy, name="output")
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the variables."""
+        """Create the variables."""
         super().build()
         self.output_layer.build((None, None, self.config.width))
 
@@ -105,7 +105,7 @@ class SpanClassifier(EncoderModel):
 
 
 def best_spans(logits: Any, max_length: int | None = None) -> Any:
-    """Finds the best answer of each row: `argmax_{s, e} start_s + end_e` with s <= e < s + max_length.
+    """Find the best answer of each row: `argmax_{s, e} start_s + end_e` with s <= e < s + max_length.
 
     Args:
         logits: (B, 2, T) floats, from `SpanClassifier`.

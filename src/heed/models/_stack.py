@@ -25,7 +25,7 @@ class Stack(ConfiguredModel):
         bidirectional: bool,
         num_segments: int = 1,
     ) -> None:
-        """Makes the embedding of tokens, the layers and the normalisation from the config."""
+        """Make the embedding of tokens, the layers and the normalisation from the config."""
         self.embedding: Any = InputEmbedding(
             self.config,
             vocabulary_size,
@@ -38,7 +38,7 @@ class Stack(ConfiguredModel):
         self.make_layers(make_layer, layers)
 
     def make_layers(self, make_layer: Callable[..., keras.layers.Layer], layers: int) -> None:
-        """Makes the layers, of this number, and the normalisation from the config."""
+        """Make the layers, of this number, and the normalisation from the config."""
         config, policy = self.config, self.dtype_policy
         self.blocks = [
             make_layer(**config.layer_options(), dtype=policy, name=f"layer_{index}")
@@ -54,7 +54,7 @@ class Stack(ConfiguredModel):
     def run_layers(
         self, x: Any, return_attention_scores: bool, training: bool | None, **arguments: Any
     ) -> tuple[Any, list[Any]]:
-        """Runs the layers and the normalisation; returns the output and the scores of each layer, if requested."""
+        """Run the layers and the normalisation; return the output and the scores of each layer, if requested."""
         scores: list[Any] = []
         arguments |= {"return_attention_scores": return_attention_scores, "training": training}
         for block in self.blocks:
@@ -65,7 +65,7 @@ class Stack(ConfiguredModel):
         return x if self.final_norm is None else self.final_norm(x), scores
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the variables."""
+        """Create the variables."""
         shape = (None, None, self.config.width)
         self.embedding.build()
         for block in self.blocks:

@@ -25,7 +25,7 @@ INPUTS[TransformerEncoder] = lambda: _tokens("source")
 
 
 def _refuse(arguments: dict[str, Any]) -> None:
-    """Raises a StockFormError for an argument that is neither None nor False: the forms do not take it."""
+    """Raise a StockFormError for an argument that is neither None nor False: the forms do not take it."""
     for name, value in arguments.items():
         if value is not None and value is not False:
             raise StockFormError(f"{name}={value!r} in its call")
@@ -48,7 +48,7 @@ def _normalize(copy: StockCopy, stack: Any, x: Any) -> Any:
 
 
 def _expand_queries(mask: Any) -> Any:
-    """Expands a mask of keys, (B, S), to (B, 1, S)."""
+    """Expand a mask of keys, (B, S), to (B, 1, S)."""
     return None if mask is None else ops.expand_dims(mask, 1)
 
 
@@ -93,7 +93,7 @@ def _decoder(
 
 
 def _logits(copy: StockCopy, model: Any, x: Any) -> Any:
-    """Computes the logits; a tied output layer gets a copy of the table."""
+    """Compute the logits; a tied output layer gets a copy of the table."""
     if model.output_layer is not None:
         return copy.form(model.output_layer, x)
     size = model.config.target_vocabulary_size

@@ -90,7 +90,7 @@ class Transformer(ConfiguredModel):
         self.decoder = TransformerDecoder(config, tokens=shared, dtype=policy, name="decoder")
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the variables.
+        """Create the variables.
 
         Args:
             input_shape: Of the inputs of a call. Only an unbuilt `encoder` whose variables depend on its input needs
@@ -127,7 +127,7 @@ class Transformer(ConfiguredModel):
     def encode(
         self, source: Any, training: bool | None = None, return_attention_scores: bool = False
     ) -> Any:
-        """Runs the encoder; see `TransformerEncoder` for arguments and result."""
+        """Run the encoder; see `TransformerEncoder` for arguments and result."""
         arguments = {"training": training}
         scoring = "return_attention_scores" in inspect.signature(self.encoder.call).parameters
         if scoring:
@@ -151,12 +151,12 @@ class Transformer(ConfiguredModel):
         cache_index: Any = None,
         **arguments: Any,
     ) -> Any:
-        """Runs the decoder on a target, or on the tokens from `cache_index` on; see `TransformerDecoder`."""
+        """Run the decoder on a target, or on the tokens from `cache_index` on; see `TransformerDecoder`."""
         arguments |= {"source_mask": source_mask, "caches": caches, "cache_index": cache_index}
         return self.decoder(target, encoded, **arguments)
 
     def make_caches(self, batch_size: Any, length: int, encoded: Any) -> list[Any]:
-        """Caches for decoding `length` tokens of `batch_size` targets, one for each layer.
+        """Cache for decoding `length` tokens of `batch_size` targets, one for each layer.
 
         Args:
             batch_size: Number of targets, a multiple of B.
@@ -169,13 +169,13 @@ class Transformer(ConfiguredModel):
 
     # The protocol of `generate`, see `Decodable`.
     def check_source(self, source: Any) -> Any:
-        """The source as a tensor. heed's encoders check it here, others when they are called."""
+        """Return the source as a tensor. heed's encoders check it here, others when they are called."""
         source = getattr(self.encoder, "check_source", ops.convert_to_tensor)(source)
         self._build_encoder((None, *source.shape[1:]))
         return source
 
     def encode_source(self, source: Any) -> dict[str, Any]:
-        """The encoded source, its mask if it has one, and its keys and values for each layer's cross-attention."""
+        """Encode the source: return its states, any mask, and keys and values for each layer's cross-attention."""
         encoded = self.encode(source, training=False)
         mask = self.source_mask(source, encoded)
         memory = {"encoded": encoded, "cross": self.decoder.project(encoded)}
@@ -188,7 +188,7 @@ class Transformer(ConfiguredModel):
     def decode_step(
         self, tokens: Any, index: Any, state: Any, memory: Any, return_alignment: bool = False
     ) -> tuple[Any, ...]:
-        """Reads tokens, see `Decodable` and `Aligning`."""
+        """Read tokens, see `Decodable` and `Aligning`."""
         return self.decoder.next_logits(
             tokens, index, state, memory["cross"], memory.get("mask"), return_alignment
         )
@@ -206,7 +206,7 @@ class Transformer(ConfiguredModel):
     aligns = True
 
     def make_coverage(self, memory: Any) -> Any:
-        """The coverage before the first token, see `Aligning`."""
+        """Return the coverage before the first token, see `Aligning`."""
         if "mask" in memory:
             return 1.0 - ops.cast(memory["mask"], "float32")
         return ops.zeros(ops.shape(memory["encoded"])[:2], dtype="float32")
@@ -234,12 +234,12 @@ class Transformer(ConfiguredModel):
         return logits, {**scores, **decoder_scores}
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, as plain values."""
+        """Return the arguments of the constructor, as plain values."""
         own = keras.saving.serialize_keras_object(self.encoder) if self._has_own_encoder else None
         return {**super().get_config(), "encoder": own}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """The model that `get_config` described."""
+        """Return the model that `get_config` described."""
         encoder = keras.saving.deserialize_keras_object(config.get("encoder"), custom_objects)
         return super().from_config({**config, "encoder": encoder}, custom_objects)

@@ -82,7 +82,7 @@ class OneStackConfig(TokensConfig):
         return self.vocabulary_size
 
     def of_transformer(self) -> TransformerConfig:
-        """The config of an encoder or a decoder with these options."""
+        """Return the config of an encoder or a decoder with these options."""
         shared = {
             field.name: getattr(self, field.name) for field in dataclasses.fields(TokensConfig)
         }

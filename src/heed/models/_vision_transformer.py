@@ -72,13 +72,13 @@ class VisionTransformer(Stack):
             self.head = FlatDense(config.num_classes, dtype=policy, name="head")
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the variables."""
+        """Create the variables."""
         super().build()
         if self.head is not None:
             self.head.build((None, self.config.width))
 
     def check_source(self, source: Any) -> Any:
-        """The images as a tensor (B, height, width, C)."""
+        """Return the images as a tensor (B, height, width, C)."""
         images, wanted = ops.convert_to_tensor(source), self.config.image_shape
         shape, dtype = tuple(images.shape), keras.backend.standardize_dtype(images.dtype)
         grey = len(shape) == 3 and wanted[-1] == 1
@@ -92,7 +92,7 @@ class VisionTransformer(Stack):
     def features(
         self, images: Any, return_attention_scores: bool = False, training: bool | None = None
     ) -> Any:
-        """The features before pooling, (B, 1 + P, D) or (B, P, D), for the arguments of a call."""
+        """Return the features before pooling, (B, 1 + P, D) or (B, P, D), for the arguments of a call."""
         x = self.embedding(self.check_source(images), training=training)
         x, scores = self.run_layers(x, return_attention_scores, training)
         return pack_outputs(x, scores if return_attention_scores else None)

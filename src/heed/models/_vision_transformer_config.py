@@ -15,7 +15,7 @@ POOLINGS = ("class", "mean")
 
 
 def _check_size(name: str, value: Any) -> Any:
-    """An integer, or a pair of them as a tuple, all 1 or more."""
+    """Return an integer, or a pair of them as a tuple, all 1 or more."""
     sizes = value if isinstance(value, list | tuple) else (value, value)
     numbers = tuple(map(integer, sizes))
     if len(numbers) != 2 or any(n is None or n < 1 for n in numbers):

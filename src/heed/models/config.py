@@ -22,7 +22,7 @@ class SpecialTokens(Config):
     _special_tokens: ClassVar[tuple[str, ...]] = ("pad_id", "start_id", "end_id")
 
     def _check_tokens(self, size: str) -> None:
-        """Checks that the special tokens differ and are in the vocabulary; `size` names the field of its size."""
+        """Check that the special tokens differ and are in the vocabulary; `size` names the field of its size."""
         names = self._special_tokens
         for name in names:
             inside = getattr(self, name) < getattr(self, size)

@@ -86,7 +86,7 @@ def additive_attention_weights(
     seed: Any = None,
     rows: Sequence[int] | None = None,
 ) -> Annotated[Any, "B T S"]:
-    """The weights of the values in `additive_attention`.
+    """Return the weights of the values in `additive_attention`.
 
     Args:
         query, key, score_vector, bias, mask, score_mod, dropout, seed: see `additive_attention`.

@@ -73,7 +73,7 @@ def explain_dispatch(query: Any, key: Any, value: Any, **options: Any) -> Dispat
 
 
 def _split(mask: Mask | None) -> tuple[Mask | None, tuple[int, ...] | None]:
-    """The rules of a mask without its arrays, and the shape of the largest of these; either may be None."""
+    """Return the rules of a mask without its arrays, and the shape of the largest of these; either may be None."""
     rules = () if mask is None else mask.rules
     arrays = [tuple(rule.dense.shape) for rule in rules if rule.dense is not None]
     others = [rule for rule in rules if rule.dense is None]

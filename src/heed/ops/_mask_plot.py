@@ -14,7 +14,7 @@ _GRID_UP_TO = 64  # positions; beyond, lines between the cells would cover them
 
 
 def plot_mask(allowed: NDArray[np.bool_], title: str) -> Any:
-    """A figure of booleans (T, S): a row a query, dark for "attend"."""
+    """Return a figure of booleans (T, S): a row a query, dark for "attend"."""
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 

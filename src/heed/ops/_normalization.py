@@ -17,7 +17,7 @@ def layer_normalization(
     *,
     epsilon: float = 1e-6,
 ) -> Annotated[Any, "... D"]:
-    """Normalizes each row to mean 0 and variance 1, then scales and shifts it.
+    """Normalize each row to mean 0 and variance 1, then scales and shifts it.
 
     y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon) * gamma + beta, over the D numbers of a row
 
@@ -53,7 +53,7 @@ def rms_normalization(
     *,
     epsilon: float = 1e-6,
 ) -> Annotated[Any, "... D"]:
-    """Normalizes each row to mean square 1, then scales it.
+    """Normalize each row to mean square 1, then scales it.
 
     y = x / sqrt(mean(x^2) + epsilon) * scale, over the D numbers of a row
 
@@ -79,7 +79,7 @@ def rms_normalization(
 
 
 def _normalize(x: Any, vectors: dict[str, Any], epsilon: Any, rms: bool) -> Any:
-    """Checks the arguments and runs the op; `vectors` are the scale and, for layer normalization, the offset."""
+    """Check the arguments and run the op; `vectors` are the scale and, for layer normalization, the offset."""
     x = checks.check_rows("x", x, "D")
     dtype = checks.compute_type(checks.dtype_of(x))
     number = checks.check_epsilon(epsilon, dtype)

@@ -155,7 +155,7 @@ def rotary_embedding(
 
 
 def alibi_slopes(num_heads: int) -> Annotated[Any, "N"]:
-    """The slopes of ALiBi, for `dot_product_attention(..., alibi_slopes=...)`.
+    """Return the slopes of ALiBi, for `dot_product_attention(..., alibi_slopes=...)`.
 
     A geometric sequence with first term and ratio 2^(-8/n) for n = num_heads heads. If n is not a power of two: the
     slopes of the power below, then every second slope of the power above.

@@ -98,7 +98,7 @@ def _kind_of(options: AttentionOptions, query: Any, key: Any, value: Any) -> Any
 
 
 def with_mask(spec: AttentionSpec, mask: Mask) -> AttentionSpec:
-    """The spec with the rules of another mask, too."""
+    """Return the spec with the rules of another mask, too."""
     if not mask.rules:
         return spec
     return dataclasses.replace(spec, mask=mask if spec.mask is None else mask & spec.mask)
@@ -116,7 +116,7 @@ def additive(
     dropout: float,
     seed: Any,
 ) -> tuple[AttentionSpec, Tensors]:
-    """Checks the arguments of `additive_attention`; without a value, those of its weights."""
+    """Check the arguments of `additive_attention`; without a value, those of its weights."""
     query, key, value, signature = _check_operands(query, key, value, "BTU")
     dtype, units = signature.dtype, signature.operands[0].shape[2]
     score_vector = checks.check_vector("score_vector", score_vector, units, "U", dtype)
@@ -143,7 +143,7 @@ def draw_seed(rate: float, seed: Any) -> Any:
 
 
 def with_heads(mask: Mask, target: list[Any]) -> Mask:
-    """Expands a mask over (B, T, S), the target, to (B, 1, T, S)."""
+    """Expand a mask over (B, T, S), the target, to (B, 1, T, S)."""
     for rule in mask.rules:
         if rule.dense is not None:
             checks.check_broadcast("mask", rule.dense, target, "(B, T, S)")
@@ -217,7 +217,7 @@ def _make_spec(
 
 
 def _check_dropout(dropout: Any, seed: Any) -> tuple[float, Any]:
-    """The rate, and the seed unless the rate is 0."""
+    """Return the rate, and the seed unless the rate is 0."""
     rate = check_real("dropout", dropout, least=0, most=1)
     return rate, checks.check_seed(draw_seed(rate, seed)) if rate else None
 

@@ -124,7 +124,7 @@ def attention_weights(
     lse: Annotated[Any, "B N T"] = None,
     **options: Unpack[AttentionOptions],
 ) -> Annotated[Any, "B N T S"]:
-    """The weights of the values in `dot_product_attention`.
+    """Return the weights of the values in `dot_product_attention`.
 
     weight_ij = dropout(softmax_j(cap(scale * q_i . k_j) + bias_ij, over the j that mask allows))
 
@@ -243,7 +243,7 @@ def scaled_dot_product_attention(
 
 
 def _check_leading(**operands: Any) -> None:
-    """Checks shapes before axes are added: messages show the caller's shapes."""
+    """Check shapes before axes are added: messages show the caller's shapes."""
     query, letters = operands["query"], {"query": "T, H", "key": "S, H", "value": "S, V"}
     for name, x in operands.items():
         shape = shape_of(x)

@@ -28,7 +28,7 @@ _INT32 = np.iinfo(np.int32)
 
 
 def shape_error(requirement: str, **tensors: Any) -> ValueError:
-    """The error for tensors that do not fit, with their shapes."""
+    """Return the error for tensors that do not fit, with their shapes."""
     shapes = ", ".join(f"{name}.shape={shape_of(x)}" for name, x in tensors.items())
     return ValueError(f"{requirement}. Received: {shapes}")
 
@@ -39,7 +39,7 @@ def differ(a: Any, b: Any) -> bool:
 
 
 def dtype_of(x: Any) -> str:
-    """The name of the dtype of a tensor."""
+    """Return the name of the dtype of a tensor."""
     dtype = x.dtype
     name = getattr(dtype, "name", None)  # much quicker than Keras
     return keras.backend.standardize_dtype(dtype) if name is None else name
@@ -63,7 +63,7 @@ def is_integer(dtype: str) -> bool:
 
 
 def as_tensor(name: str, x: Any, kind: str = "a tensor or array") -> Any:
-    """An argument as a tensor; `kind` describes it in the message."""
+    """Return an argument as a tensor; `kind` describes it in the message."""
     try:
         return current().convert_to_tensor(x)
     except (TypeError, ValueError, OverflowError) as error:
@@ -94,7 +94,7 @@ def _common_dtype(names: tuple[str, ...], dtypes: tuple[str, ...]) -> str:
 
 
 def check_floating(name: str, dtype: str) -> None:
-    """Requires a floating-point dtype."""
+    """Require a floating-point dtype."""
     if not is_floating(dtype):
         raise TypeError(
             f"`{name}` must hold floating-point numbers. Received: {name}.dtype={dtype}"
@@ -102,25 +102,25 @@ def check_floating(name: str, dtype: str) -> None:
 
 
 def compute_type(dtype: str) -> str:
-    """The dtype of scores, softmax and sums: float64 for float64, else float32."""
+    """Return the dtype of scores, softmax and sums: float64 for float64, else float32."""
     return "float64" if dtype == "float64" else "float32"
 
 
 def check_rank(name: str, x: Any, letters: str) -> None:
-    """Requires as many axes as there are letters, as in "(B, T)"."""
+    """Require as many axes as there are letters, as in "(B, T)"."""
     shape = shape_of(x)
     if shape is None or len(shape) != letters.count(",") + 1:
         raise shape_error(f"`{name}` must have shape {letters}", **{name: x})
 
 
 def check_layout(layout: str) -> None:
-    """Requires a layout of dot-product attention."""
+    """Require a layout of dot-product attention."""
     if not isinstance(layout, str) or layout not in ("BTNH", "BNTH"):
         raise ValueError(f'`layout` must be "BTNH" or "BNTH". Received: layout={layout!r}')
 
 
 def check_operands(query: Any, key: Any, value: Any, layout: str) -> None:
-    """Requires shapes that fit each other in one of `LAYOUTS`; None for a value that is not wanted."""
+    """Require shapes that fit each other in one of `LAYOUTS`; None for a value that is not wanted."""
     letters, heads_axis, length_axis = LAYOUTS[layout]
     operands = {"query": query, "key": key} | ({} if value is None else {"value": value})
     for (name, x), axes in zip(operands.items(), letters, strict=False):
@@ -154,7 +154,7 @@ def check_operands(query: Any, key: Any, value: Any, layout: str) -> None:
 def check_features_and_length(
     query: Any, key: Any, value: Any, letter: str, length_axis: int
 ) -> None:
-    """Requires equal features (`letter`) of query and key, and one value for each key, if values are wanted."""
+    """Require equal features (`letter`) of query and key, and one value for each key, if values are wanted."""
     if query.shape[-1] != key.shape[-1]:
         raise shape_error(
             f"`key` must have as many features as `query` ({letter})", query=query, key=key
@@ -164,7 +164,7 @@ def check_features_and_length(
 
 
 def check_broadcast(name: str, x: Any, target: Sequence[Any], letters: str) -> None:
-    """Requires that `x` broadcasts to `target` as in NumPy, without enlarging it. Unknown lengths pass."""
+    """Require that `x` broadcasts to `target` as in NumPy, without enlarging it. Unknown lengths pass."""
     shape = shape_of(x)
     fits = shape is not None and len(shape) <= len(target)
     if fits:
@@ -185,7 +185,7 @@ def check_vector(name: str, x: Any, length: int | None, letter: str, dtype: str)
 
 
 def check_bias(bias: Any, target: Sequence[Any], dtype: str) -> Any:
-    """A bias of rank 4 in `dtype` that broadcasts to (B, N, T, S) as far as known."""
+    """Return a bias of rank 4 in `dtype` that broadcasts to (B, N, T, S) as far as known."""
     bias = as_tensor("bias", bias)
     if not is_floating(dtype_of(bias)):
         raise TypeError(
@@ -197,7 +197,7 @@ def check_bias(bias: Any, target: Sequence[Any], dtype: str) -> Any:
 
 
 def check_lse(lse: Any, shape: Sequence[Any], dtype: str) -> Any:
-    """A log-sum-exp (B, N, T) in `dtype`."""
+    """Return a log-sum-exp (B, N, T) in `dtype`."""
     lse = as_tensor("lse", lse)
     check_floating("lse", dtype_of(lse))
     have = shape_of(lse)
@@ -210,7 +210,7 @@ def check_lse(lse: Any, shape: Sequence[Any], dtype: str) -> Any:
 
 
 def check_numbers(name: str, x: Any) -> Any:
-    """A tensor of integers or floating-point numbers."""
+    """Return a tensor of integers or floating-point numbers."""
     x = as_tensor(name, x)
     dtype = dtype_of(x)
     if not is_floating(dtype) and not is_integer(dtype):
@@ -219,14 +219,14 @@ def check_numbers(name: str, x: Any) -> Any:
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """True or False, also as 1 or 0; None is False."""
+    """Return True or False, also as 1 or 0; None is False."""
     if value is not None and not isinstance(value, (bool, np.bool_, int)):
         raise TypeError(f"`{name}` must be True or False. Received: {name}={value!r}")
     return bool(value)
 
 
 def check_size(name: str, value: Any, *, least: int = 0, most: int = FAR) -> Any:
-    """A count: an integer, an integer tensor (), or a size that is unknown while tracing."""
+    """Return a count: an integer, an integer tensor (), or a size that is unknown while tracing."""
     if current().is_unknown_size(value):
         return value
     if current().is_tensor(value):
@@ -239,7 +239,7 @@ def check_size(name: str, value: Any, *, least: int = 0, most: int = FAR) -> Any
 def check_magnitude(
     name: str, value: float, least: float, dtype: str, operands: str = "scores"
 ) -> float:
-    """Requires a number far within float32, so that results computed with it stay finite."""
+    """Require a number far within float32, so that results computed with it stay finite."""
     if dtype != "float64" and not least <= abs(value) <= 1e30:
         limits = "[-1e30, 1e30]" if least == 0 else f"[{least:g}, 1e30]"
         raise ValueError(
@@ -249,7 +249,7 @@ def check_magnitude(
 
 
 def check_seed(seed: Any) -> Any:
-    """A seed (2,) uint32, from an integer or an integer tensor of shape () or (2,)."""
+    """Return a seed (2,) uint32, from an integer or an integer tensor of shape () or (2,)."""
     if isinstance(seed, np.ndarray) and seed.dtype.kind in "iu" and seed.shape == (2,):
         return ops.convert_to_tensor((seed.astype("int64") & 0xFFFFFFFF).astype("uint32"))
     if (number := integer(seed)) is not None:
@@ -275,7 +275,7 @@ def check_seed(seed: Any) -> Any:
 
 
 def check_indices(name: str, values: Any, length: Any) -> Any:
-    """A list of integers in [0, length), or None; an unknown length is not checked."""
+    """Return a list of integers in [0, length), or None; an unknown length is not checked."""
     if values is None:
         return None
     if isinstance(values, list | tuple | range) and all(type(i) is int for i in values):
@@ -294,7 +294,7 @@ def check_indices(name: str, values: Any, length: Any) -> Any:
 
 
 def cache_slot(index: Any, count: Any, length: Any) -> Any:
-    """The position in a cache of `count` new entries, int32 (), after a check that they fit.
+    """Return the position in a cache of `count` new entries, int32 (), after a check that they fit.
 
     Args:
         index: of the first one, an integer or an integer tensor ().
@@ -333,7 +333,7 @@ def check_rows(name: str, x: Any, features: str) -> Any:
 
 
 def check_same_rows(x: Any, residual: Any = None) -> None:
-    """Requires rows (..., D), and a residual of the same shape if there is one."""
+    """Require rows (..., D), and a residual of the same shape if there is one."""
     shape = shape_of(x)
     if shape == ():
         raise shape_error("`x` must have shape (..., D)", x=x)
@@ -343,7 +343,7 @@ def check_same_rows(x: Any, residual: Any = None) -> None:
 
 
 def check_epsilon(epsilon: Any, dtype: str) -> float:
-    """The epsilon of a normalization: above 0 and far within the range of `dtype`."""
+    """Return the epsilon of a normalization: above 0 and far within the range of `dtype`."""
     number = check_real("epsilon", epsilon, least=0, exclusive=True)
     return check_magnitude("epsilon", number, 1e-30, dtype, "rows")
 
@@ -419,20 +419,20 @@ def check_tokens(
 
 
 def check_reach(name: str, reach: Any) -> int | None:
-    """The reach of a window; None for no limit, or for a reach beyond any length."""
+    """Return the reach of a window; None for no limit, or for a reach beyond any length."""
     number = check_integer(name, reach, most=math.inf, optional=True)
     return number if number is None or number < FAR else None
 
 
 def check_step(step: Any) -> int:
-    """The step of a dilated mask, at least 1."""
+    """Return the step of a dilated mask, at least 1."""
     number = check_integer("step", step, least=1, most=math.inf)
     _require_range("step", (number, number), (1, _FARTHEST_ALIGN))
     return number
 
 
 def check_align(align: Any) -> Any:
-    """An alignment: a name, an integer, or an int32 tensor of shape () or (B,)."""
+    """Return an alignment: a name, an integer, or an int32 tensor of shape () or (B,)."""
     if isinstance(align, str):
         if align not in ("top_left", "bottom_right"):
             raise ValueError(
@@ -444,12 +444,12 @@ def check_align(align: Any) -> Any:
 
 
 def check_offset(name: str, value: Any) -> Any:
-    """A position, which may be negative: an integer, or an int32 tensor ()."""
+    """Return a position, which may be negative: an integer, or an int32 tensor ()."""
     return _number_or_ids(name, value, (-_FARTHEST_ALIGN, _FARTHEST_ALIGN), ranks=(0,))
 
 
 def check_prefix(n: Any) -> Any:
-    """The length of a prefix: an integer, or int32 integers of shape () or (B,)."""
+    """Return the length of a prefix: an integer, or int32 integers of shape () or (B,)."""
     n = _number_or_ids("n", n, (0, None))
     return min(n, FAR) if isinstance(n, int) else n
 
@@ -499,7 +499,7 @@ def _as_int32(tensor: Any) -> Any:
 
 
 def check_mask_array(name: str, value: Any) -> Any:
-    """A mask argument as a tensor. A single number is refused as a mistake."""
+    """Return a mask argument as a tensor. A single number is refused as a mistake."""
     kind = "a `Mask` or an array of booleans or integers"
     if type(value) in (int, float, complex):
         raise TypeError(f"`{name}` must be {kind}. Received: {name}={value!r}")
@@ -507,7 +507,7 @@ def check_mask_array(name: str, value: Any) -> Any:
 
 
 def check_dense(name: str, value: Any, bias: str = "the `bias` of `dot_product_attention`") -> Any:
-    """A boolean tensor of rank 0 to 4 from booleans or from integers 0 and 1.
+    """Return a boolean tensor of rank 0 to 4 from booleans or from integers 0 and 1.
 
     Args:
         name: of the argument, for messages.
@@ -519,13 +519,13 @@ def check_dense(name: str, value: Any, bias: str = "the `bias` of `dot_product_a
 
 
 def check_position_mask(name: str, value: Any) -> Any:
-    """A boolean tensor with one value per position, from booleans or from integers 0 and 1."""
+    """Return a boolean tensor with one value per position, from booleans or from integers 0 and 1."""
     remedy = f"If 1 means padding, pass `{name} == 0`"
     return _check_mask(name, value, "hold", remedy, over_scores=False)
 
 
 def _check_mask(name: str, value: Any, must: str, remedy: str, over_scores: bool) -> Any:
-    """The mask as booleans. Floats are refused: they may be inverted, or meant to be added to the scores.
+    """Return the mask as booleans. Floats are refused: they may be inverted, or meant to be added to the scores.
 
     Known integers are checked now, others when the graph runs (an InvalidArgumentError).
     """
@@ -597,7 +597,7 @@ def _is_look_ahead(mask: Any, xp: Any) -> Any:
 
 
 def check_rules(rules: Sequence[MaskRule], target: Sequence[Any], of_dense: str) -> None:
-    """Requires rules that fit (B, N, T, S) = `target`, in which unknown lengths are None."""
+    """Require rules that fit (B, N, T, S) = `target`, in which unknown lengths are None."""
     for rule in rules:
         if rule.dense is not None:
             check_broadcast("mask", rule.dense, target, of_dense)
@@ -611,7 +611,7 @@ def check_rules(rules: Sequence[MaskRule], target: Sequence[Any], of_dense: str)
 
 
 def _values(x: Any) -> np.ndarray | None:
-    """The values, or None in a graph, where they are unknown."""
+    """Return the values, or None in a graph, where they are unknown."""
     if current().hides_values():
         return None
     try:

@@ -56,7 +56,7 @@ def splits_sequences() -> bool:
 
 
 def first_position(length: Any) -> Any:
-    """The position of the first of a worker's tokens, to which their indices are added.
+    """Return the position of the first of a worker's tokens, to which their indices are added.
 
     Args:
         length: of the worker's part of a sequence.
@@ -141,7 +141,7 @@ def _update_process_choice() -> None:
 
 @constant_while_tracing
 def get_implementation() -> str:
-    """The name chosen here and now with `set_implementation`; "auto" by default."""
+    """Return the name chosen here and now with `set_implementation`; "auto" by default."""
     return _context_choice.get() or _process_choice
 
 
@@ -184,7 +184,7 @@ class Dispatch:
 
 
 def _select(spec: AttentionSpec | None) -> tuple[str, tuple[str, ...]]:
-    """The name of the implementation, and the reasons; see `explain`."""
+    """Return the name of the implementation, and the reasons; see `explain`."""
     choice, known = get_implementation(), current().IMPLEMENTATIONS
     if choice == PORTABLE:
         return choice, ("chosen with heed.set_implementation",)
@@ -203,7 +203,7 @@ def _select(spec: AttentionSpec | None) -> tuple[str, tuple[str, ...]]:
 
 
 def explain(spec: AttentionSpec | None = None) -> Dispatch:
-    """The implementation that a call gets, and why; None asks about calls without special options.
+    """Return the implementation that a call gets, and why; None asks about calls without special options.
 
     Raises:
         ValueError: if the chosen implementation does not support the call.
@@ -212,7 +212,7 @@ def explain(spec: AttentionSpec | None = None) -> Dispatch:
 
 
 def select_implementation(spec: AttentionSpec) -> Implementation:
-    """The implementation that runs a call.
+    """Return the implementation that runs a call.
 
     Raises:
         ValueError: if the chosen implementation does not support the call.
@@ -224,12 +224,12 @@ def select_implementation(spec: AttentionSpec) -> Implementation:
 
 
 def select_for_weights() -> Implementation:
-    """The implementation of weights and statistics: the portable one, unless one of another name is chosen."""
+    """Return the implementation of weights and statistics: the portable one, unless one of another name is chosen."""
     return current().IMPLEMENTATIONS[PORTABLE if allows_native() else get_implementation()]
 
 
 def select_fused_ops() -> FusedOps:
-    """The fused row-wise ops of the implementation that runs here, else the portable ones.
+    """Return the fused row-wise ops of the implementation that runs here, else the portable ones.
 
     Raises:
         ValueError: if the chosen implementation cannot run here.

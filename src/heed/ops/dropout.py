@@ -19,7 +19,7 @@ def dropout(
     seed: Any = None,
     residual: Annotated[Any, "... D"] = None,
 ) -> Annotated[Any, "... D"]:
-    """Drops numbers at random, scales the others by 1 / (1 - rate), and adds a residual.
+    """Drop numbers at random, scale the others by 1 / (1 - rate), and add a residual.
 
     y = residual + keep * x / (1 - rate)
 

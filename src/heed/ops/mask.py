@@ -148,7 +148,7 @@ class Mask:
 
     @classmethod
     def blocked(cls, array: Any) -> Mask:
-        """The convention of many tutorials: True or 1 means "do not attend".
+        """Return the convention of many tutorials: True or 1 means "do not attend".
 
         Args:
             array: booleans, integers or floats that are 0 or 1, and broadcast to (B, N, T, S).
@@ -195,7 +195,7 @@ class Mask:
     __rand__ = __and__
 
     def __len__(self) -> int:
-        """The number of rules."""
+        """Return the number of rules."""
         return len(self.rules)
 
     def __or__(self, other: Any) -> Mask:
@@ -233,7 +233,7 @@ class Mask:
         return mask_rules.key_range(self.rules, queries, query_length, key_length)
 
     def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Mask:
-        """The mask over a block of (T, S) alone, whose queries and keys count from 0."""
+        """Return the mask over a block of (T, S) alone, whose queries and keys count from 0."""
         return Mask([rule.at_block(queries, keys, query_length, key_length) for rule in self.rules])
 
     def classify_block(
@@ -255,14 +255,14 @@ class Mask:
         return some, every
 
     def as_band(self, query_length: Size, key_length: Size) -> mask_rules.Band | None:
-        """The mask as one window and one pair of lengths, if it is nothing else."""
+        """Return the mask as one window and one pair of lengths, if it is nothing else."""
         band: mask_rules.Band | None = mask_rules.Band()
         for rule in self.rules:
             band = None if band is None else rule.narrow(band, query_length, key_length)
         return band
 
     def map_dense(self, change: Callable[[Any], Any]) -> Mask:
-        """The mask with `change` applied to the array of each dense rule."""
+        """Return the mask with `change` applied to the array of each dense rule."""
         return Mask([rule.map_dense(change) for rule in self.rules])
 
     @property
@@ -283,7 +283,7 @@ class Mask:
     def to_dense(
         self, query_length: int, key_length: int, *, batch_size: int = 1, num_heads: int = 1
     ) -> Any:
-        """The mask as booleans of shape (B or 1, N or 1, T, S).
+        """Return the mask as booleans of shape (B or 1, N or 1, T, S).
 
         Args:
             query_length, key_length: T and S.
@@ -300,16 +300,16 @@ class Mask:
         return full if allowed is None else ops.logical_and(allowed, full)
 
     def kept_fraction(self, query_length: int, key_length: int) -> Any:
-        """The fraction of pairs that the mask keeps: a float32 scalar in [0, 1]."""
+        """Return the fraction of pairs that the mask keeps: a float32 scalar in [0, 1]."""
         return ops.mean(ops.cast(self.to_dense(query_length, key_length), "float32"))
 
     def draw(self, query_length: int, key_length: int, *, batch: int = 0, head: int = 0) -> str:
-        """The mask of one batch entry and head as text: one line per query, "■" for "attend"."""
+        """Return the mask of one batch entry and head as text: one line per query, "■" for "attend"."""
         picture = self._picture(query_length, key_length, batch, head)
         return "\n".join(" ".join("■" if seen else "·" for seen in row) for row in picture)
 
     def plot(self, query_length: int, key_length: int, *, batch: int = 0, head: int = 0) -> Any:
-        """The mask of one batch entry and head as a matplotlib figure: one row per query, dark for "attend".
+        """Return the mask of one batch entry and head as a matplotlib figure: one row per query, dark for "attend".
 
         Args:
             query_length, key_length: T and S.
@@ -333,7 +333,7 @@ class Mask:
         return allowed[min(batch, len(allowed) - 1), min(head, allowed.shape[1] - 1)]
 
     def get_config(self) -> dict[str, Any]:
-        """The rules as plain values, with which Keras saves a Functional model that holds a mask.
+        """Return the rules as plain values, with which Keras saves a Functional model that holds a mask.
 
         Raises:
             TypeError: for a mask of symbolic tensors, which have no values yet.
@@ -342,7 +342,7 @@ class Mask:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Mask:
-        """The mask of a configuration from `get_config`."""
+        """Return the mask of a configuration from `get_config`."""
         return cls([mask_rules.from_config(rule) for rule in config["rules"]])
 
     # Equal plain rules make equal masks, for which a tf.function does not retrace.
@@ -357,7 +357,7 @@ class Mask:
 
 
 def as_mask(value: Any, name: str = "mask") -> Mask:
-    """A `Mask` as it is; anything else as `Mask.dense`, or an error about `name`."""
+    """Return a `Mask` as it is; anything else as `Mask.dense`, or an error about `name`."""
     if isinstance(value, Mask):
         return value
     return Mask([mask_rules.Dense(checks.check_dense(name, value))])

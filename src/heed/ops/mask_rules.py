@@ -78,7 +78,7 @@ class Blocks(NamedTuple):
 
     @classmethod
     def of(cls, length: Size, width: int, axis: int) -> Blocks:
-        """The blocks of T (`axis` 2) or S (3)."""
+        """Return the blocks of T (`axis` 2) or S (3)."""
         shape = [1, 1, 1, 1]
         shape[axis] = -1
         first = ops.reshape(ops.arange(0, length, width, dtype="int32"), shape)
@@ -94,7 +94,7 @@ class Blocks(NamedTuple):
 
 
 def _up_to(positions: Any, length: Size) -> Any:
-    """The positions, the last one of the axis in place of those beyond it."""
+    """Return the positions, the last one of the axis in place of those beyond it."""
     # Lengths may be symbols of PyTorch, which Keras does not take for numbers.
     return ops.minimum(positions, ops.zeros_like(positions) + (length - 1))
 
@@ -121,7 +121,7 @@ class Band(NamedTuple):
 
 
 def _least(*limits: Any) -> Any:
-    """The smallest limit; None for none."""
+    """Return the smallest limit; None for none."""
     known = [x for x in limits if x is not None]
     if not known:
         return None
@@ -134,7 +134,7 @@ def axis_letters(axes: Sequence[int]) -> str:
 
 
 def offset(align: Any, query_length: Size, key_length: Size) -> Any:
-    """The alignment a of query position i + a: an int, a scalar tensor, or a tensor (B,)."""
+    """Return the alignment a of query position i + a: an int, a scalar tensor, or a tensor (B,)."""
     if isinstance(align, str):
         return 0 if align == "top_left" else key_length - query_length
     return align
@@ -153,7 +153,7 @@ def _bounds(x: Any) -> tuple[Any, Any]:
 
 
 def _at(field: Any, entry: Any) -> Any:
-    """The number of a batch entry: a plain number, or from a tensor (B,)."""
+    """Return the number of a batch entry: a plain number, or from a tensor (B,)."""
     return field if is_plain(field) else field[entry]
 
 
@@ -216,7 +216,7 @@ class MaskRule:
         return False
 
     def map_dense(self, change: Callable[[Any], Any]) -> MaskRule:
-        """The rule with changed booleans, if it has any."""
+        """Return the rule with changed booleans, if it has any."""
         return self
 
     def bind(self, batch: Size, heads: int) -> MaskRule:
@@ -224,11 +224,11 @@ class MaskRule:
         return self
 
     def fields(self) -> list[Any]:
-        """The values of its fields, in order."""
+        """Return the values of its fields, in order."""
         return [x for _, x in self.named_fields()]
 
     def named_fields(self) -> list[tuple[str, Any]]:
-        """The names and values of its fields, in order."""
+        """Return the names and values of its fields, in order."""
         # Not from `__dict__`, whose values torch.compile does not know.
         names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
         return [(name, getattr(self, name)) for name in names]
@@ -241,7 +241,7 @@ class MaskRule:
                 yield name, x, (0, *axes)
 
     def to_config(self) -> dict[str, Any]:
-        """The name of the rule and its fields, tensors as nested lists."""
+        """Return the name of the rule and its fields, tensors as nested lists."""
         values = {name: _plain(field) for name, field in self.named_fields()}
         return {"kind": type(self).__name__, **values}
 
@@ -254,7 +254,7 @@ class MaskRule:
         return 0, key_length
 
     def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:
-        """The rule over a block of (T, S) alone, whose queries and keys count from 0."""
+        """Return the rule over a block of (T, S) alone, whose queries and keys count from 0."""
         if not hasattr(self, "align"):
             return self
         align = offset(self.align, query_length, key_length) + queries.begin - keys.begin
@@ -265,15 +265,15 @@ class MaskRule:
         raise NotImplementedError
 
     def classify(self, queries: Blocks, keys: Blocks) -> Verdict:
-        """What it says of each block, without a look at pairs; its `align` must be a position."""
+        """Return what it says of each block, without a look at pairs; its `align` must be a position."""
         return True, False
 
     def narrow(self, band: Band, query_length: Size, key_length: Size) -> Band | None:
-        """The pairs of the band that it allows, too, as a band; None if they are none."""
+        """Return the pairs of the band that it allows, too, as a band; None if they are none."""
         return None
 
     def to_wire(self) -> WireRule:
-        """The rule for the native kernels."""
+        """Return the rule for the native kernels."""
         wire = WireRule(
             self.kind, **{slot: getattr(self, name) for slot, name in self.wire.items()}
         )
@@ -282,7 +282,7 @@ class MaskRule:
 
     @classmethod
     def from_wire(cls, wire: WireRule) -> MaskRule:
-        """The inverse of `to_wire`."""
+        """Return the inverse of `to_wire`."""
         left, right = (None if reach == FAR else reach for reach in (wire.left, wire.right))
         wire = wire._replace(left=left, right=right)
         return cls(**{name: getattr(wire, slot) for slot, name in cls.wire.items()})
@@ -633,7 +633,7 @@ class Where(MaskRule):
         return Where(moved.to_text(), self.batch, self.heads, *self.captures, *new)
 
     def _known(self, query_length: Size, key_length: Size) -> Program:
-        """The program for these sizes."""
+        """Return the program for these sizes."""
         sizes = (self.batch, self.heads, query_length, key_length)
         place = Place(*(indices(n if isinstance(n, int) else None) for n in sizes))
         return rewriting.specialize(self.program, place)
@@ -645,7 +645,7 @@ _KEYS_AT_ONCE = 32
 
 @functools.lru_cache(maxsize=4096)
 def _range_of_keys(program: Program, begin: int, length: int, key_length: int) -> tuple[int, int]:
-    """The first and one past the last key of which a block of queries may see any, as bounds of the function say."""
+    """Return the first key that a block of queries may see, and one past the last, as bounds of the function say."""
     firsts = np.arange(0, key_length, _KEYS_AT_ONCE, dtype=float)
     lasts = np.minimum(firsts + _KEYS_AT_ONCE, key_length) - 1
     queries = (float(begin), float(begin + max(1, length) - 1))
@@ -656,13 +656,13 @@ def _range_of_keys(program: Program, begin: int, length: int, key_length: int) -
 
 
 def of_rank_4(array: Any) -> Any:
-    """The array with leading axes of length 1."""
+    """Return the array with leading axes of length 1."""
     missing = 4 - len(array.shape)
     return array[(None,) * missing + (...,)] if missing else array
 
 
 def cut(array: Any, queries: Span, keys: Span) -> Any:
-    """A block of an array that broadcasts to (B, N, T, S), as rank 4. Axes of length 1 stay."""
+    """Return a block of an array that broadcasts to (B, N, T, S), as rank 4. Axes of length 1 stay."""
     if array is None:
         return None
     array = of_rank_4(array)
@@ -729,7 +729,7 @@ TENSOR = "<tensor>"
 
 
 def take_apart(rules: Sequence[MaskRule]) -> tuple[list[Any], tuple[Outline, ...]]:
-    """The tensors of all rules in order, and the outlines of the rules."""
+    """Return the tensors of all rules in order, and the outlines of the rules."""
     tensors = [x for rule in rules for x in rule.fields() if not is_plain(x)]
     outlines = tuple(
         (type(rule).__name__, *(x if is_plain(x) else TENSOR for x in rule.fields()))
@@ -739,7 +739,7 @@ def take_apart(rules: Sequence[MaskRule]) -> tuple[list[Any], tuple[Outline, ...
 
 
 def put_together(outlines: Sequence[Outline], tensors: Sequence[Any]) -> list[MaskRule]:
-    """The inverse of `take_apart`."""
+    """Return the inverse of `take_apart`."""
     rest = iter(tensors)
     return [
         BY_NAME[name](*(next(rest) if x == TENSOR else x for x in fields))
@@ -753,7 +753,7 @@ def is_plain(field: Any) -> bool:
 
 
 def from_config(config: dict[str, Any]) -> MaskRule:
-    """The rule of a configuration from `to_config`."""
+    """Return the rule of a configuration from `to_config`."""
     fields = {
         name: ops.convert_to_tensor(x["values"], x["dtype"]) if isinstance(x, dict) else x
         for name, x in config.items()

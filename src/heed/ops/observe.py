@@ -21,7 +21,7 @@ _watcher: ContextVar[Watcher | None] = ContextVar("heed_watcher", default=None)
 
 @contextmanager
 def set_watcher(watcher: Watcher) -> Iterator[None]:
-    """Calls `watcher` with each attention that this thread runs inside the `with` block."""
+    """Call `watcher` with each attention that this thread runs inside the `with` block."""
     token = _watcher.set(watcher)
     try:
         yield
@@ -36,7 +36,7 @@ def is_watched() -> bool:
 
 
 def show(output: Any, spec: AttentionSpec, tensors: Tensors) -> Any:
-    """Shows an attention to the watcher, if any; returns the output to go on with."""
+    """Show an attention to the watcher, if any; return the output to go on with."""
     if not is_watched():
         return output
     watcher: Any = _watcher.get()

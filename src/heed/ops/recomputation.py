@@ -35,7 +35,7 @@ _keepers: list[Callable[[], Restore]] = []
 
 
 def keep(remember: Callable[[], Restore]) -> Callable[[], Restore]:
-    """Registers a setting that second computations share with the first.
+    """Register a setting that second computations share with the first.
 
     Args:
         remember: called before each forward pass that may run again; returns what restores the setting.
@@ -66,14 +66,14 @@ class ForwardPass:
 
     @contextlib.contextmanager
     def record(self) -> Iterator[None]:
-        """The context of the first computation."""
+        """Yield the context of the first computation."""
         now = _stage.get() or _Stage()
         with set_here(_stage, now._replace(recorded=(*now.recorded, self))):
             yield
 
     @contextlib.contextmanager
     def repeat(self) -> Iterator[None]:
-        """The context of each further computation."""
+        """Yield the context of each further computation."""
         with contextlib.ExitStack() as stack:
             for restore in self._restores:
                 stack.enter_context(restore())
@@ -102,7 +102,7 @@ class _Repetition:
         self._drawn, self._positions = drawn, dict.fromkeys(drawn, 0)
 
     def next(self, source: Hashable) -> Any | None:
-        """The next draw from a source; None if the forward pass did not draw from it."""
+        """Return the next draw from a source; None if the forward pass did not draw from it."""
         if not (drawn := self._drawn.get(source)):
             return None
         position = self._positions[source]
@@ -124,7 +124,7 @@ def _may_repeat() -> bool:
 
 
 def draw(source: Hashable, make: Callable[[], Any]) -> Any:
-    """A random draw that a second computation repeats.
+    """Return a random draw that a second computation repeats.
 
     Args:
         source: what it is drawn from.
@@ -143,7 +143,7 @@ def draw(source: Hashable, make: Callable[[], Any]) -> Any:
 
 
 def next_seed(generator: Any) -> Any:
-    """The next seed of a `keras.random.SeedGenerator`, which a second computation repeats."""
+    """Return the next seed of a `keras.random.SeedGenerator`, which a second computation repeats."""
     if _RUNS_PROGRAMS and current().is_tracing():
         _in_programs.add(generator)
         for forward in (_stage.get() or _Stage()).recorded if _may_repeat() else ():
@@ -152,7 +152,7 @@ def next_seed(generator: Any) -> Any:
 
 
 def _state(generator: Any) -> Any:
-    """A copy of the state of a seed generator."""
+    """Return a copy of the state of a seed generator."""
     return generator.state.value * 1
 
 

@@ -89,7 +89,7 @@ def compute_frequencies(
     length: Any,
     dtype: str,
 ) -> tuple[Any, float]:
-    """Computes the frequency of each pair of features, (H/2,), and the factor of the rotated features.
+    """Compute the frequency of each pair of features, (H/2,), and the factor of the rotated features.
 
     Args:
         features: H.
@@ -119,7 +119,7 @@ def _plain(features: int, max_wavelength: float) -> np.ndarray:
 
 
 def _ntk_exponent(features: int) -> float:
-    """The exponent that slows the slowest pair s times, not the fastest; a single pair is both."""
+    """Return the exponent that slows the slowest pair s times, not the fastest; a single pair is both."""
     return features / (features - 2) if features > 2 else 1.0
 
 

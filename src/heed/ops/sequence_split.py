@@ -16,17 +16,17 @@ from heed.number_checks import check_integer
 
 
 def stretches_of(worker: int, workers: int) -> tuple[int, int]:
-    """The numbers of a worker's early and late stretch, of 2 * workers."""
+    """Return the numbers of a worker's early and late stretch, of 2 * workers."""
     return worker, 2 * workers - 1 - worker
 
 
 def owner_of(stretch: int, workers: int) -> int:
-    """The worker that holds a stretch."""
+    """Return the worker that holds a stretch."""
     return min(stretch, 2 * workers - 1 - stretch)
 
 
 def sequence_positions(length: int, workers: int, worker: int) -> np.ndarray:
-    """The positions in the whole sequence of a worker's tokens.
+    """Return the positions in the whole sequence of a worker's tokens.
 
     Args:
         length: T, of the whole sequence; a multiple of 2 * workers.
@@ -63,7 +63,7 @@ def sequence_positions(length: int, workers: int, worker: int) -> np.ndarray:
 def split_sequence(
     x: Any, workers: int, worker: int, *, axis: int = 1, pad_value: Any = None
 ) -> Any:
-    """A worker's part of a sequence: an early stretch and a late one, side by side.
+    """Return a worker's part of a sequence: an early stretch and a late one, side by side.
 
     Args:
         x: an array or tensor with T along `axis`.
@@ -94,7 +94,7 @@ def split_sequence(
 
 
 def join_sequence(parts: Sequence[Any], *, axis: int = 1) -> Any:
-    """The whole sequence from the parts of all workers, in the order of their numbers.
+    """Return the whole sequence from the parts of all workers, in the order of their numbers.
 
     Args:
         parts: R arrays or tensors of one shape, from `split_sequence` or computed from such parts.

@@ -27,7 +27,7 @@ class Span(NamedTuple):
 
 
 def shape_of(x: Any) -> tuple[int | None, ...] | None:
-    """The shape, with None for lengths that are not known while tracing; None for an unknown rank."""
+    """Return the shape, with None for lengths that are not known while tracing; None for an unknown rank."""
     shape = x.shape
     if shape is None:
         return None
@@ -39,13 +39,13 @@ def shape_of(x: Any) -> tuple[int | None, ...] | None:
 
 
 def size(x: Any, axis: int) -> Size:
-    """The length of one axis: an int if known while tracing, else a scalar tensor."""
+    """Return the length of one axis: an int if known while tracing, else a scalar tensor."""
     static = x.shape[axis]
     return ops.shape(x)[axis] if static is None else static
 
 
 def sizes(x: Any) -> list[Size]:
-    """The length of each axis."""
+    """Return the length of each axis."""
     return [size(x, axis) for axis in range(len(x.shape))]
 
 
@@ -55,17 +55,17 @@ def is_static(*values: Size) -> bool:
 
 
 def minimum(a: Size, b: Size) -> Size:
-    """The smaller one."""
+    """Return the smaller one."""
     return min(a, b) if is_static(a, b) else ops.minimum(a, b)
 
 
 def maximum(a: Size, b: Size) -> Size:
-    """The larger one."""
+    """Return the larger one."""
     return max(a, b) if is_static(a, b) else ops.maximum(a, b)
 
 
 def ceil_div(a: Size, b: Size) -> Size:
-    """A / b, rounded up."""
+    """Return a / b, rounded up."""
     return -(-a // b)
 
 

@@ -48,7 +48,7 @@ class AttentionSpec:
 
     @classmethod
     def of(cls, query: Any, key: Any, value: Any, layout: str, **others: Any) -> AttentionSpec:
-        """Takes the sizes from the tensors; `value` may be None."""
+        """Take the sizes from the tensors; `value` may be None."""
         _, axis, length_axis = LAYOUTS[layout]
         return cls(
             layout=layout,

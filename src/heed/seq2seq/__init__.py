@@ -108,7 +108,7 @@ _LAZY = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a part when it is first used (PEP 562)."""
+    """Import a part when it is first used (PEP 562)."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _LAZY[name] in _TRAINING:
@@ -121,5 +121,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Lists the public names, loaded or not."""
+    """List the public names, loaded or not."""
     return sorted(__all__)

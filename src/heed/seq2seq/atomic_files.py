@@ -13,7 +13,7 @@ from heed.files import open_regular, sync_folder, temporary_path
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Writes a file so that the old or the new one is there, whole, whatever happens.
+    """Write a file so that the old or the new one is there, whole, whatever happens.
 
     The bytes go to a temporary file in the same folder, are flushed to the disk, and the file is renamed. Who may read
     it is what the umask says, as for any new file.
@@ -67,7 +67,7 @@ def lock(path: Path, held: str) -> Iterator[None]:
 
 
 def free_path(path: Path) -> Path:
-    """Returns the first of `path`, `path-2`, `path-3` ... that does not exist.
+    """Return the first of `path`, `path-2`, `path-3` ... that does not exist.
 
     Example:
         >>> free_path(Path("surely-not-here")).name

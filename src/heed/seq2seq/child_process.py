@@ -40,7 +40,7 @@ run_child()
 
 
 def count_threads(threads: int | None, processes: int) -> int:
-    """The threads of each of several processes, 1 or more.
+    """Return the threads of each of several processes, 1 or more.
 
     Args:
         threads: those of all together; None: a thread for each processor of this process.
@@ -107,7 +107,7 @@ class Child:
             self.send(target)
 
     def send(self, value: object) -> None:
-        """Sends a value.
+        """Send a value.
 
         Raises:
             ChildEndedError: if the child has ended.
@@ -118,7 +118,7 @@ class Child:
             raise ChildEndedError(self._describe_end()) from None
 
     def receive(self) -> Any:
-        """Waits for the child's next value.
+        """Wait for the child's next value.
 
         Raises:
             ChildEndedError: if the child has ended.
@@ -129,11 +129,11 @@ class Child:
             raise ChildEndedError(self._describe_end()) from None
 
     def signal(self, number: int) -> None:
-        """Sends it a signal, if it has not ended."""
+        """Send it a signal, if it has not ended."""
         self._process.send_signal(number)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits for its end; whether it has ended within some seconds (None: no limit)."""
+        """Wait for its end; whether it has ended within some seconds (None: no limit)."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -141,12 +141,12 @@ class Child:
         return True
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """End it at once."""
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
-        """Ends it at once and closes the channel; nobody may be in `receive`."""
+        """End it at once and close the channel; nobody may be in `receive`."""
         self.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):  # what is not sent yet has no reader
@@ -189,7 +189,7 @@ class _Beats:
         self._thread.start()
 
     def close(self) -> None:
-        """Closes the pipe; the child has ended, or never began."""
+        """Close the pipe; the child has ended, or never began."""
         if self._thread is None:
             os.close(self.write)
         else:
@@ -229,11 +229,11 @@ class Channel:
         threading.Thread(target=self._run, name="heed-parent", daemon=True).start()
 
     def receive(self) -> Any:
-        """Waits for the parent's next value."""
+        """Wait for the parent's next value."""
         return self._received.get()
 
     def send(self, value: object) -> None:
-        """Sends a value to the parent."""
+        """Send a value to the parent."""
         with self._writing, contextlib.suppress(OSError):  # the parent has ended: see `on_end`
             _write(self._write, value)
 
@@ -248,7 +248,7 @@ class Channel:
 
 
 def run_child() -> None:
-    """The program of a child."""
+    """Run a child's program."""
     read, write = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # what libraries print is no answer
     _start_beats()
@@ -262,7 +262,7 @@ def run_child() -> None:
 
 
 def _start_beats() -> None:
-    """Gives the parent a sign of life each second."""
+    """Give the parent a sign of life each second."""
     descriptor = os.environ.pop(_BEATS, None)
     if descriptor is None:
         return

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 
 def start_tensorflow(threads: int | None = None) -> None:
-    """Imports TensorFlow and Keras without the lines that their C++ code writes to stderr.
+    """Import TensorFlow and Keras without the lines that their C++ code writes to stderr.
 
     Keras gets the TensorFlow backend, which the commands need, whatever the environment says. If the import fails, the
     lines are shown.
@@ -46,7 +46,7 @@ def start_keras(threads: int | None = None) -> None:
 
 @contextlib.contextmanager
 def _hold_stderr() -> Iterator[None]:
-    """Holds back output to file descriptor 2, also of C++, unless the block fails."""
+    """Hold back output to file descriptor 2, also of C++, unless the block fails."""
     try:
         descriptor = sys.stderr.fileno()
     except (AttributeError, OSError, ValueError):  # no stderr, or not a file

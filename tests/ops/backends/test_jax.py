@@ -78,7 +78,7 @@ def _small_blocks(monkeypatch):
 
 
 def as_reference(options):
-    """The options of the reference."""
+    """Return the options of the reference."""
     options = dict(options)
     mask = options.get("mask")
     if isinstance(mask, Mask):

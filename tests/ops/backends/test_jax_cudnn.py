@@ -101,7 +101,7 @@ def first(tensors: list[jax.Array], options: dict[str, Any], upstream: Any = Non
 
 
 def second(tensors: list[jax.Array], options: dict[str, Any]) -> list[Any]:
-    """The gradients of the sum of squares of the first ones."""
+    """Return the gradients of the sum of squares of the first ones."""
 
     def squares(*tensors: jax.Array) -> Any:
         found = first(list(tensors), options)[1:]

@@ -166,7 +166,7 @@ def first(tensors: list[torch.Tensor], options: dict[str, Any]) -> list[torch.Te
 
 
 def second(tensors: list[torch.Tensor], options: dict[str, Any]) -> list[torch.Tensor]:
-    """The gradients of the sum of squares of the first ones."""
+    """Return the gradients of the sum of squares of the first ones."""
     output = ops.dot_product_attention(*tensors, **options)
     upstream = torch.linspace(-1, 1, output.numel()).to(output).reshape(output.shape)
     found = torch.autograd.grad(output, tensors, upstream, create_graph=True)
@@ -360,7 +360,7 @@ def test_an_array_is_for_flex_attention_only_as_it_was_seen_to_work(
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """The masks whose blocks were classified."""
+    """Yield the masks whose blocks were classified."""
     found: list[Any] = []
     classify = Mask.classify
 

@@ -52,7 +52,7 @@ def gradient(function: Any) -> Any:
 
 
 def small(function: Any) -> Any:
-    """A function of the query alone, with few results."""
+    """Return a function of the query alone, with few results."""
     _, key, value = inputs()
     return lambda query: function(query, key, value)[:, :2, 0].sin()
 
@@ -209,7 +209,7 @@ OF_OTHERS: dict[str, Callable[[Any], Any]] = {
 
 
 def differences(function: Callable[[Any], Any], x: torch.Tensor) -> torch.Tensor:
-    """The Jacobian by central differences."""
+    """Return the Jacobian by central differences."""
     steps = (1e-6 * torch.eye(x.numel(), dtype=x.dtype)).reshape(-1, *x.shape)
     columns = [(function(x + step) - function(x - step)).detach() / 2e-6 for step in steps]
     return torch.stack(columns, -1).reshape(*columns[0].shape, *x.shape)

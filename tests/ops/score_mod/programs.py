@@ -23,7 +23,7 @@ INDICES = "BATCH HEAD QUERY KEY".split()
 
 
 def place() -> Place:
-    """The ranges of the indices."""
+    """Return the ranges of the indices."""
     return Place(*map(indices, SIZES))
 
 
@@ -38,7 +38,7 @@ class Grammar:
         return self.draw(st.sampled_from(options))
 
     def number(self, depth: int) -> int:
-        """A float."""
+        """Return a float."""
         b = self.builder
         leaf = ["constant", "load", "index", *["score"] * (3 * self.with_score)]
         kind = self._choose(leaf if depth == 0 else ["unary", "binary", "binary", "where", *leaf])
@@ -58,7 +58,7 @@ class Grammar:
         return b.emit(self._choose(BINARY), self.number(depth - 1), self.number(depth - 1))
 
     def integer(self, depth: int) -> int:
-        """An integer."""
+        """Return an integer."""
         b = self.builder
         kind = self._choose(
             ["constant", "leaf", "leaf"] if depth == 0 else ["leaf", "load", "binary", "binary"]
@@ -72,7 +72,7 @@ class Grammar:
         return b.emit(self._choose(INT_BINARY), self.integer(depth - 1), self.integer(depth - 1))
 
     def boolean(self, depth: int) -> int:
-        """A boolean."""
+        """Return a boolean."""
         b = self.builder
         kind = self._choose(["integers"] if depth == 0 else ["integers", "numbers", "both", "not"])
         if kind == "integers":
@@ -108,7 +108,7 @@ def masks(draw: Any, depth: int = 4, ranges: Place | None = None) -> Program:
 
 
 def captures(seed: int) -> list[Any]:
-    """The arrays that these programs read."""
+    """Return the arrays that these programs read."""
     rng = np.random.default_rng(seed)
     return [rng.normal(size=FLOATS), rng.integers(-6, 7, INTEGERS).astype("int32")]
 

@@ -101,7 +101,7 @@ def test_blocks_are_cut_and_skipped_as_those_of_a_window() -> None:
 def loss_and_gradients(
     score_mod: Callable[[Any], Any], array: Any, **options: Any
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The output, and the gradients of query, key, value and a captured array."""
+    """Return the output, and the gradients of query, key, value and a captured array."""
     outputs: list[Any] = []
 
     def loss(mark: Callable[[Any], Any]) -> Any:
@@ -180,7 +180,7 @@ def test_second_derivatives_of_captured_arrays() -> None:
 
 
 def second_order() -> Any:
-    """A context with a function that differentiates a scalar function of a scalar twice."""
+    """Return a context with a function that differentiates a scalar function of a scalar twice."""
     import contextlib
 
     def differentiate(loss: Callable[[Any], Any], at: Any) -> float:

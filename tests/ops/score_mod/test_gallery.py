@@ -24,7 +24,7 @@ RNG = np.random.default_rng(5)
 
 @functools.cache
 def gallery() -> dict[str, Callable[..., Any]]:
-    """The functions of the page, by name."""
+    """Return the functions of the page, by name."""
     names: dict[str, Any] = {"ops": ops, "Mask": Mask}
     text = PAGE.read_text()
     for block in re.findall(
@@ -156,7 +156,7 @@ def to_numpy(x: Any) -> np.ndarray:
 def expected(
     case: Case, is_score: bool, arrays: Sequence[Any], tensors: Sequence[Any]
 ) -> np.ndarray:
-    """The output (B, T, N, H) in float64."""
+    """Return the output (B, T, N, H) in float64."""
     query, key, value = (np.asarray(x, np.float64) for x in tensors)
     key, value = (np.repeat(x, N // K, 2) for x in (key, value))
     scores = np.einsum("btnh,bsnh->bnts", query, key) / np.sqrt(H)

@@ -54,13 +54,13 @@ def attend(
 
 
 def loss(*tensors: Any) -> Any:
-    """A number that depends on all results."""
+    """Return a number that depends on all results."""
     output, lse = attend(*tensors)
     return ops.sum(ops.square(output)) + ops.sum(ops.sin(lse))
 
 
 def gradients(function: Callable[..., Any], tensors: Sequence[Any]) -> list[Any]:
-    """The gradients of a number with respect to all arguments, differentiable again."""
+    """Return the gradients of a number with respect to all arguments, differentiable again."""
     if BACKEND == "jax":
         import jax
 
@@ -92,7 +92,7 @@ def assert_alike(actual: Sequence[Any], expected: Sequence[Any]) -> None:
 
 
 def both(compute: Callable[[], list[Any]]) -> None:
-    """The native kernels give what the portable form gives."""
+    """Check that the native kernels give what the portable form gives."""
     found = []
     for name in ("native", "portable"):
         with heed.set_implementation(name):
@@ -130,7 +130,7 @@ def test_float64() -> None:
 
 
 def recorded(function: Callable[..., Any], given: Sequence[Any]) -> Any:
-    """The results of a function that the framework has recorded."""
+    """Return the results of a function that the framework has recorded."""
     if BACKEND == "jax":
         import jax
 

@@ -25,7 +25,7 @@ EMPTY = np.zeros(0, "float32")
 
 
 def value(function: Callable[..., Any]) -> np.ndarray:
-    """What a traced function gives, in NumPy."""
+    """Return what a traced function gives, in NumPy."""
     traced = trace_score(function)
     arrays = [ops.convert_to_numpy(x) for x in traced.captures]
     leaves = programs.leaves(0)
@@ -33,13 +33,13 @@ def value(function: Callable[..., Any]) -> np.ndarray:
 
 
 def expected(function: Callable[..., Any]) -> np.ndarray:
-    """What a function of NumPy gives for all pairs."""
+    """Return what a function of NumPy gives for all pairs."""
     leaves = programs.leaves(0)
     return np.broadcast_to(function(*leaves.values()), programs.SIZES)
 
 
 def line_of(function: Callable[..., Any], text: str) -> str:
-    """The place of a line of this file."""
+    """Return the place of a line of this file."""
     lines, first = inspect.getsourcelines(function)
     return f"{__file__}:{first + next(i for i, line in enumerate(lines) if text in line)}"
 
@@ -122,7 +122,7 @@ def test_layers_partial_functions_and_methods_are_functions() -> None:
 
 
 def count_traces(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A list that grows with each trace."""
+    """Return a list that grows with each trace."""
     traces: list[Any] = []
     original = tracing._trace
 

@@ -33,7 +33,7 @@ def make(warn):
 
 
 def make_mortal(folder, signals, warn):
-    """A worker that sends itself the next signal at the line "death"; the folder counts them."""
+    """Return a worker that sends itself the next signal at the line "death"; the folder counts them."""
 
     def mortal(shard):
         if "death" in shard.lines():
@@ -71,7 +71,7 @@ EXPECTED = {
 
 
 def contents(folder):
-    """The visible files of a folder."""
+    """Return the visible files of a folder."""
     return {
         path.name: path.read_bytes().decode() for path in sorted(folder.iterdir()) if path.is_file()
     }

@@ -24,7 +24,7 @@ def inputs(tmp_path):
 
 @pytest.fixture
 def run(inputs, tmp_path):
-    """Translates the corpus; returns the summary and the lines that were reported."""
+    """Translate the corpus; return the summary and the lines that were reported."""
 
     def translate(
         workers=fakes.here, settings=fakes.SETTINGS, inputs=inputs, out="out", note=lambda _: None

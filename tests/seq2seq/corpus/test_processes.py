@@ -119,7 +119,7 @@ def fail(channel):
 
 
 def answer_many(channel):
-    """Sends values from several threads at a time, each larger than a pipe holds."""
+    """Send values from several threads at a time, each larger than a pipe holds."""
     threads = [
         threading.Thread(target=channel.send, args=(bytes([i]) * 300_000,)) for i in range(4)
     ]

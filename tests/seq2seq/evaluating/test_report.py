@@ -17,7 +17,7 @@ from heed.seq2seq.tokens.tokenizer import END_ID
 
 
 def data_of(path):
-    """The data that the page's script reads."""
+    """Return the data that the page's script reads."""
     text = path.read_text(encoding="utf-8")
     return json.loads(
         re.search(r'<script type="application/json" id="data">(.*?)</script>', text)[1]

@@ -11,7 +11,7 @@ from tests.seq2seq.evaluating.test_report import PAIRS, evaluation_of
 
 @pytest.fixture
 def show(chromium, finished_run, tmp_path):
-    """Opens a report from disk; at the end, nothing was asked for and nothing went wrong."""
+    """Open a report from disk; at the end, nothing was asked for and nothing went wrong."""
     contexts, requests, complaints = [], [], []
     path = tmp_path / "report.html"
 

@@ -74,7 +74,7 @@ def test_without_ray_one_line_says_how_to_get_it(heed, finished_run, tmp_path, m
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A cluster of two processors, in which this process is the driver."""
+    """Yield a cluster of two processors, in which this process is the driver."""
     ray = pytest.importorskip("ray")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -177,7 +177,7 @@ def test_a_replica_that_is_killed_under_load(cluster, finished_run):
 
 
 def replicas():
-    """The processes of the replicas."""
+    """Return the processes of the replicas."""
     listed = subprocess.run(["pgrep", "-f", "ServeReplica:.*heed"], capture_output=True, text=True)
     return [int(pid) for pid in listed.stdout.split()]
 

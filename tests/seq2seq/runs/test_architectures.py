@@ -90,7 +90,7 @@ def test_options_that_do_not_fit(tmp_path, options, message):
 
 
 def untrained(path, **options):
-    """A recurrent run whose final weights are its first ones."""
+    """Return a recurrent run whose final weights are its first ones."""
     run = recurrent(path, **options)
     checkpoint.save(run.weights, {"weight": make_model(run).weights}, {"step": 0})
     return run

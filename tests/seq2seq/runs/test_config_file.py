@@ -34,14 +34,14 @@ def test_the_table_of_settings_is_complete_and_of_the_right_kinds():
 
 
 def lists(depth):
-    """A few bytes of YAML whose aliases stand for 9 ** (depth + 1) words."""
+    """Return a few bytes of YAML whose aliases stand for 9 ** (depth + 1) words."""
     if not depth:
         return "&a0 [x, x, x, x, x, x, x, x, x]"
     return f"&a{depth} [{lists(depth - 1)}{f', *a{depth - 1}' * 8}]"
 
 
 def merges(depth):
-    """The same with merge keys."""
+    """Return the same with merge keys."""
     if not depth:
         return "&m0 {steps: 1, seed: 2}"
     return f"&m{depth} {{<<: [{merges(depth - 1)}{f', *m{depth - 1}' * 8}], keep: {depth + 1}}}"

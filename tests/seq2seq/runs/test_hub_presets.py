@@ -73,7 +73,7 @@ def bart_tokenizer() -> Any:
 
 @pytest.fixture(scope="module", params=MODELS)
 def preset(request: Any, tmp_path_factory: Any) -> tuple[Any, Any]:
-    """A model of KerasHub whose likely tokens differ clearly, and the opened preset that holds it."""
+    """Return a model of KerasHub whose likely tokens differ clearly, and the opened preset that holds it."""
     import keras_hub
 
     prefix = request.param.split()[0]
@@ -98,7 +98,7 @@ def preset(request: Any, tmp_path_factory: Any) -> tuple[Any, Any]:
 
 
 def to_library(origin: Any, ids: np.ndarray) -> np.ndarray:
-    """The preset's ids of heed's."""
+    """Return the preset's ids of heed's."""
     tokenizer = origin._tokenizer
     numbers = [tokenizer.library_id(i) for i in range(tokenizer.vocabulary_size)]
     numbers[1] = origin._start

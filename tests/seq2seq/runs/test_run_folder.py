@@ -28,7 +28,7 @@ def task():
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory, task):
-    """The folder of a run that has begun, to be copied."""
+    """Return the folder of a run that has begun, to be copied."""
     return start_run(tmp_path_factory.mktemp("started") / "run", task).path
 
 

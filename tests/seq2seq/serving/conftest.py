@@ -53,7 +53,7 @@ def gate(translator, monkeypatch):
 
 @pytest.fixture
 def serving(translator):
-    """Makes clients of applications with some limits; `serving(...).service` is what answers."""
+    """Make clients of applications with some limits; `serving(...).service` is what answers."""
     from fastapi.testclient import TestClient
 
     from heed.seq2seq.options.serving import ServingOptions
@@ -109,7 +109,7 @@ class Live:
 
 @pytest.fixture
 def live(translator):
-    """Starts servers with some limits."""
+    """Start servers with some limits."""
     from heed.seq2seq.options.serving import ServingOptions
     from heed.seq2seq.serving.app import Service
 
@@ -126,7 +126,7 @@ def live(translator):
 
 @pytest.fixture(scope="module")
 def shared(translator):
-    """A server with the usual limits, for tests that leave it as it is."""
+    """Yield a server with the usual limits, for tests that leave it as it is."""
     from heed.seq2seq.options.serving import ServingOptions
     from heed.seq2seq.serving.app import Service
 

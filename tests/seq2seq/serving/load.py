@@ -39,7 +39,7 @@ class Load:
             thread.join()
 
     def wait(self, more, seconds=120):
-        """Waits for this many more answers."""
+        """Wait for this many more answers."""
         wanted, end = self.count + more, time.monotonic() + seconds
         while self.count < wanted:
             assert time.monotonic() < end, (self.count, self.repeats)

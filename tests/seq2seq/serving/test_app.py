@@ -63,7 +63,7 @@ def test_requests_that_come_together_are_decoded_together(serving, gate, transla
 
 
 def page_of_waiting(client, count):
-    """Waits until so many texts wait, as the metrics say."""
+    """Wait until so many texts wait, as the metrics say."""
     from tests.seq2seq.serving.conftest import wait_until
 
     wait_until(lambda: f"heed_queue_length {count}.0" in client.get("/metrics").text)

@@ -25,7 +25,7 @@ class Worker:
 
 
 def run(of, **options):
-    """Runs a coroutine function with a batcher, whose worker it gets too."""
+    """Run a coroutine function with a batcher, whose worker it gets too."""
     worker = Worker(options.pop("held", True))
     batcher = Batcher(worker, options.pop("size", lambda kind: 4), options.pop("room", 100))
 

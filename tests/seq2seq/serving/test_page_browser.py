@@ -11,7 +11,7 @@ from tests.browser import accessibility_problems, luminance, playwright, rgb
 
 @pytest.fixture
 def show(chromium):
-    """Opens the page of a server; checks at the end that it asked only this server and raised no error."""
+    """Open the page of a server; check at the end that it asked only this server and raised no error."""
     contexts, requests, complaints = [], [], []
 
     def open_it(server, colours="light", size=(1280, 757), touch=False):

@@ -19,7 +19,7 @@ from tests.slow import slow
 
 
 def answer(number, descriptor, channel):
-    """Counts connections and answers with the metrics; ends as a server does."""
+    """Count connections and answers with the metrics; end as a server does."""
     from heed.seq2seq.serving._metrics import Metrics
 
     metrics = Metrics(lambda: 3)
@@ -39,7 +39,7 @@ def refuse(number, descriptor, channel):
 
 
 def end(number, descriptor, channel):
-    """Starts, and dies at once."""
+    """Start, and dies at once."""
     channel.send(None)
     time.sleep(0.1)
     os._exit(3)
@@ -63,7 +63,7 @@ def wait_for_the_end(number, descriptor, channel):
 
 
 def ask(address):
-    """The number of the process that answers, and the metrics."""
+    """Return the number of the process that answers, and the metrics."""
     with socket.create_connection(address, 20) as client:
         text = client.makefile("rb").read().decode()
     pid, _, metrics = text.partition("\n")
@@ -71,7 +71,7 @@ def ask(address):
 
 
 def serve(program, scenario, count=2):
-    """Serves while a scenario runs on another thread; Ctrl-C ends it. Returns the notes."""
+    """Serve while a scenario runs on another thread; Ctrl-C ends it. Returns the notes."""
     failures, notes = [], []
 
     def run():

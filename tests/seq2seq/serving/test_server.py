@@ -46,7 +46,7 @@ class Client:
         self.send(body)
 
     def answer(self):
-        """The status, the header, and the body as JSON."""
+        """Return the status, the header, and the body as JSON."""
         status = int(self._file.readline().split()[1])
         header = {}
         while line := self._file.readline().strip():

@@ -92,14 +92,14 @@ def slow(translator, monkeypatch):
 
 
 def begin(server):
-    """A client, once the head of its answer is there."""
+    """Return a client, once the head of its answer is there."""
     client = Client(server)
     client.ask(texts=["1"], stream=True)
     return client
 
 
 def rest_of(client):
-    """The events up to the end of a chunked body."""
+    """Return the events up to the end of a chunked body."""
     text = b""
     while line := client._file.readline().strip():  # the head
         assert line.startswith(

@@ -20,7 +20,7 @@ WORDS = {"de": "wort", "fr": "mot", "es": "voz"}
 
 
 def corpora(folder, languages=("de", "fr"), numbers=range(100)):
-    """The same sources in each language, one file each."""
+    """Return the same sources in each language, one file each."""
     found = []
     for language in languages:
         path = folder / f"{language}.tsv"
@@ -36,7 +36,7 @@ def task(tmp_path_factory):
 
 
 def asked(task: Task, ids) -> str:
-    """The language that a source begins with."""
+    """Return the language that a source begins with."""
     return task.source_labels(ids)[0].removeprefix("to ")
 
 

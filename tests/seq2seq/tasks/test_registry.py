@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "extending.md"
 
 @pytest.fixture
 def backwards(monkeypatch):
-    """The task of the page, registered."""
+    """Return the task of the page, registered."""
     blocks = re.findall(
         r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
     )

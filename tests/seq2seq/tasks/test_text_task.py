@@ -17,7 +17,7 @@ def pairs_file(path, numbers):
 
 
 def trained_on(task):
-    """The targets of all training pairs, in words."""
+    """Return the targets of all training pairs, in words."""
     return {
         task.subwords.decode([target])[0]
         for batch in (task.training_batch(0, step, 10) for step in range(20))

@@ -9,7 +9,7 @@ from heed.seq2seq.text import catalogs
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder of catalogs of two programs in German, and of one in French."""
+    """Return a folder of catalogs of two programs in German, and of one in French."""
     messages = {
         ("de", "one"): {
             "_Open": "Ö_ffnen",

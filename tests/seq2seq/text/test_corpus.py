@@ -18,7 +18,7 @@ texts = st.lists(st.tuples(sides, sides), min_size=1, max_size=12)
 
 
 def write(folder, kind, pairs):
-    """A corpus of that kind; its name."""
+    """Return a corpus of that kind; its name."""
     if kind.startswith("two"):
         ending = kind.removeprefix("two")
         made = [folder / f"a{ending}", folder / f"b{ending}"]

@@ -26,7 +26,7 @@ def test_the_bytes_decide(name, data, tmp_path):
 
 
 def pipe_of(*parts):
-    """The reading end of a pipe into which a thread writes."""
+    """Return the reading end of a pipe into which a thread writes."""
     read, write = os.pipe()
 
     def run():

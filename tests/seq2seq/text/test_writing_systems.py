@@ -47,7 +47,7 @@ def sentences(name, count):
 
 
 def write_corpus(folder, names):
-    """A compressed corpus: each sentence and its lines in the other order."""
+    """Return a compressed corpus: each sentence and its lines in the other order."""
     texts = [text for name in names for text in sentences(name, 60 // len(names))]
     rows = [{"source": text, "target": "\n".join(text.split("\n")[::-1])} for text in texts]
     path = folder / "a.jsonl.gz"
@@ -62,7 +62,7 @@ def start(path, names, **options):
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory):
-    """A tiny run on all of them together."""
+    """Return a tiny run on all of them together."""
 
     def start_mixed(path):
         path.parent.joinpath("mixed").mkdir(exist_ok=True)
@@ -76,7 +76,7 @@ TEXTS = [sentences(name, 8)[n] for n, name in enumerate(WORDS)]
 
 
 def others(text):
-    """The same text as other programs may write it."""
+    """Return the same text as other programs may write it."""
     return [unicodedata.normalize("NFD", text), f"\u3000{text}\n".replace(" ", "\xa0")]
 
 
@@ -187,7 +187,7 @@ def test_exports_write_the_same_words(run, format, tmp_path):
 
 
 def check_exports(run, folder, formats, texts):
-    """The run's translations, through run.py of each format; without a format by its tokens alone."""
+    """Translate by run.py of each format; without a format by the run's tokens alone."""
     from heed.export import export
     from heed.seq2seq.runs.shipping import Shipment
 

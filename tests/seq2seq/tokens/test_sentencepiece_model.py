@@ -15,7 +15,7 @@ PIECE, TRAINER, NORMALIZER = "SentencePiece", "TrainerSpec", "NormalizerSpec"
 
 @pytest.fixture(scope="module")
 def parse():
-    """The parser of protobuf, for the part of sentencepiece_model.proto that heed reads."""
+    """Return the parser of protobuf, for the part of sentencepiece_model.proto that heed reads."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     kinds = descriptor_pb2.FieldDescriptorProto

@@ -17,7 +17,7 @@ LINES = [" ".join(WORDS[(i * k) % len(WORDS)] for k in range(1, 6)) for i in ran
 
 
 def made(**settings):
-    """A model by sentencepiece with its usual settings, which are not heed's, but for those given."""
+    """Return a model by sentencepiece with its usual settings, which are not heed's, but for those given."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(LINES), model_writer=model, minloglevel=2, num_threads=1, **settings

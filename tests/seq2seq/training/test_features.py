@@ -28,7 +28,7 @@ from tests.slow import slow
 
 
 def crash_in_batch(monkeypatch, number):
-    """Makes training fail before its batch of that number, counted over all steps of a sitting."""
+    """Make training fail before its batch of that number, counted over all steps of a sitting."""
     spread, calls = TrainingStep._spread, []
 
     def failing(self, rows):
@@ -166,7 +166,7 @@ def test_the_texts_to_be_scored_by_are_those_of_the_files(tmp_path):
 
 
 def untrained(monkeypatch):
-    """Steps and validations compute nothing: for what is done with a score."""
+    """Step and validations compute nothing: for what is done with a score."""
     monkeypatch.setattr(TrainingStep, "__call__", lambda *_, **__: 1.0)
     monkeypatch.setattr(TrainingStep, "validate", lambda *_: Validation(1.0, 0.5, 0.5))
 

@@ -76,7 +76,7 @@ def test_each_token_is_linked_to_all_tokens_of_the_words_it_belongs_to(pairs, da
 
 
 def corpus_of(folder, lines, name="a.align", texts=("a b c", "x y")):
-    """A corpus of so many equal pairs; of an empty line of the alignment both sides are there too."""
+    """Return a corpus of so many equal pairs; of an empty line of the alignment both sides are there too."""
     for path, text in zip(("a.src", "a.tgt"), texts, strict=True):
         (folder / path).write_text(f"{text}\n" * len(lines))
     data = "".join(f"{line}\n" for line in lines).encode()
@@ -216,7 +216,7 @@ def test_one_layer_alone_builds_its_weights(layers, monkeypatch):
 
 
 def random_alignment(data, seed=0):
-    """The links of most tokens; none for the others."""
+    """Return the links of most tokens; none for the others."""
     rng = np.random.default_rng(seed)
     found = rng.random((*data.target.shape, data.source.shape[1])).astype("float32")
     found *= (data.source != 0)[:, None] * (rng.random(data.target.shape) < 0.7)[..., None]

@@ -84,7 +84,7 @@ def assert_same_weights(first, second, atol=3e-5):
 @pytest.mark.parametrize("pad", [pytest.param(0, marks=pytest.mark.slow), 11])
 def test_the_loss_is_the_mean_over_tokens_and_ignores_padding(pad):
     def swapped(ids, width=0):
-        """Padding as `pad`; where that is not 0, 0 is a token like others."""
+        """Pad with `pad`; where that is not 0, 0 is a token like others."""
         ids = np.pad(ids, ((0, 0), (0, width)))
         return np.where(ids == 0, pad, np.where(ids == pad, 0, ids)).astype(np.int32)
 

@@ -18,7 +18,7 @@ BEFORE = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_
 
 @pytest.fixture(autouse=True)
 def _handlers():
-    """The handlers of a command; a runner may have others."""
+    """Yield the handlers of a command; a runner may have others."""
     kept = {number: signal.signal(number, handler) for number, handler in BEFORE.items()}
     yield
     found = {number: signal.getsignal(number) for number in BEFORE}
@@ -28,7 +28,7 @@ def _handlers():
 
 
 def send_in_step(monkeypatch, step, *numbers):
-    """Sends signals while the step after `step` is taken."""
+    """Send signals while the step after `step` is taken."""
     take = training_module._Training._take
 
     def interrupted(self, batch, log):

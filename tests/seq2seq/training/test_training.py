@@ -32,7 +32,7 @@ class CrashError(Exception):
 
 
 def stop_at(monkeypatch, step, error):
-    """Makes training fail just before it takes the step after `step`."""
+    """Make training fail just before it takes the step after `step`."""
     take = training_module._Training._take
 
     def failing(self, batch, log):
@@ -105,7 +105,7 @@ def test_the_first_line_on_own_text(tmp_path, monkeypatch, capsys):
 
 
 def stopped(folder, stops):
-    """A run that crashed before these steps and was resumed to its end."""
+    """Return a run that crashed before these steps and was resumed to its end."""
     run = tiny.start(folder / "run", languages=("en", "de"))
     for stop in stops:
         with pytest.MonkeyPatch.context() as patch:
@@ -119,7 +119,7 @@ def stopped(folder, stops):
 
 @pytest.fixture(scope="module")
 def stopped_run(tmp_path_factory):
-    """Stopped between two checkpoints."""
+    """Stop between two checkpoints."""
     return stopped(tmp_path_factory.mktemp("stopped"), (8,))
 
 
@@ -139,7 +139,7 @@ def test_a_run_stopped_before_its_first_checkpoint_at_one_and_before_its_last_st
 
 
 def unwritten(finished_run, folder):
-    """A copy of a finished run, as a kill leaves it before the final weights are written."""
+    """Return a copy of a finished run, as a kill leaves it before the final weights are written."""
     run = RunFolder.open(shutil.copytree(finished_run.path, folder))
     run.weights.unlink()
     return run

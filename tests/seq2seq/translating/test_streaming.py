@@ -17,7 +17,7 @@ def translator(finished_run):
 
 
 def pieces_of(stream):
-    """The pieces, and the value of the generator."""
+    """Return the pieces, and the value of the generator."""
     pieces = []
     while True:
         try:

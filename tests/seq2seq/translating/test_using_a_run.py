@@ -26,7 +26,7 @@ def translator(finished_run):
 
 @pytest.fixture(scope="module")
 def text_run(tmp_path_factory):
-    """A tiny finished run on own text."""
+    """Return a tiny finished run on own text."""
     folder = tmp_path_factory.mktemp("text")
     source, target = tiny.write_parallel_text(folder)
     options = {**tiny.TINY, "steps": 6, "patience": 0}
@@ -60,7 +60,7 @@ def test_decoding_in_batches_changes_nothing(translator):
 
 
 def best(stream):
-    """The text of the first translation of each line, or nothing."""
+    """Return the text of the first translation of each line, or nothing."""
     return (found[0].text if found else "" for found in stream)
 
 

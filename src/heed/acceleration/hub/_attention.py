@@ -135,7 +135,7 @@ KNOWN: dict[tuple[str, str], Attention] = {
 
 
 def find_known(owner: type) -> Attention | None:
-    """What this class computes, or None if heed does not know it."""
+    """Return what this class computes, or None if heed does not know it."""
     module = owner.__module__.removeprefix(f"{MODELS}.")
     return KNOWN.get((module, owner.__name__))
 
@@ -194,7 +194,7 @@ def _reason_to_leave(
 
 
 def _split_mask(known: Attention, mask: Any) -> tuple[Any, Any]:
-    """Returns the mask over (B, N, T, S), and the bias; either may be None."""
+    """Return the mask over (B, N, T, S), and the bias; either may be None."""
     if known.mask_rank is None or mask is None:
         return None, mask
     return mask[:, None, None] if known.mask_rank == 2 else mask[:, None], None
@@ -248,7 +248,7 @@ def _compute(known: Attention, arguments: Mapping[str, Any]) -> Any:
 
 
 def attention_patches(module: ModuleType, package: ModuleType) -> tuple[list[Patch], list[str]]:
-    """The patches of the attentions that a module of KerasHub defines, and their lines in a report."""
+    """Return the patches of the attentions that a module of KerasHub defines, and their lines in a report."""
     patches, lines = [], []
     for owner in vars(module).values():
         if not isinstance(owner, type) or owner.__module__ != module.__name__:

@@ -43,13 +43,13 @@ class CacheParts(StandIn):
         return self.parts[0].dtype
 
     def to_tensor(self) -> Any:
-        """Copies the parts into one tensor."""
+        """Copy the parts into one tensor."""
         parts = [ops.convert_to_tensor(part) for part in self.parts]
         # Not `ops.stack`, which would make `CacheParts` of them.
         return ops.concatenate([ops.expand_dims(part, self.axis) for part in parts], self.axis)
 
     def repeat(self, repeats: int) -> CacheParts:
-        """The parts with each row R times, without a copy."""
+        """Return the parts with each row R times, without a copy."""
         nested = (isinstance(part, CacheParts) for part in self.parts)
         return CacheParts(
             [
@@ -60,7 +60,7 @@ class CacheParts(StandIn):
         )
 
     def __getitem__(self, index: Any) -> Any:
-        """A part, if `index` selects a whole one; otherwise a slice of the stacked tensor."""
+        """Return a part, if `index` selects a whole one; otherwise a slice of the stacked tensor."""
         indices = index if isinstance(index, tuple) else (index,)
         before, rest = indices[: self.axis], indices[self.axis :]
         whole = all(x is Ellipsis or _is_all(x) for x in rest[1:])
@@ -74,7 +74,7 @@ def _is_all(index: Any) -> bool:
 
 
 def mark_as_part(x: Any) -> Any:
-    """Marks `x` as a part of a cache, and returns it."""
+    """Mark `x` as a part of a cache, and return it."""
     if not isinstance(x, CacheParts):
         _notes.attach(x, _NOTE, True)
     return x

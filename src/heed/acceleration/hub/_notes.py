@@ -21,6 +21,6 @@ def attach(x: Any, name: str, value: Any) -> None:
 
 
 def read(x: Any, name: str, default: Any = None) -> Any:
-    """The value that is attached to a tensor under this name, or the default."""
+    """Return the value that is attached to a tensor under this name, or the default."""
     found = getattr(x, name, None)
     return _by_id.get(name, {}).get(id(x), default) if found is None else found

@@ -93,7 +93,7 @@ def call_sampler(original: Function) -> Function:
 
 
 def _split(cache: Any) -> tuple[tuple[Any, Any], ...]:
-    """Splits a cache into keys and values of each layer, (B, S, N, H) each."""
+    """Split a cache into keys and values of each layer, (B, S, N, H) each."""
     if not isinstance(cache, CacheParts):
         cache = CacheParts(ops.unstack(cache, axis=1), 1)
     layers = (x if isinstance(x, CacheParts) else ops.unstack(x, axis=1) for x in cache.parts)
@@ -104,12 +104,12 @@ def _split(cache: Any) -> tuple[tuple[Any, Any], ...]:
 
 
 def _join(parts: Any) -> CacheParts:
-    """The inverse of `_split`, without a copy."""
+    """Return the inverse of `_split`, without a copy."""
     return CacheParts([CacheParts(pair, 1) for pair in parts], 1)
 
 
 def _repeat_source(source: Any, beams: int) -> tuple[Any, ...]:
-    """The source that a loop passes on unchanged: states (B, S, D), mask (B, S) and cache, one row for each beam.
+    """Find the source that a loop passes on unchanged: states (B, S, D), mask (B, S) and cache, one row for each beam.
 
     Outside of the loop's variables, a step neither copies nor reorders them.
     """
@@ -149,7 +149,7 @@ def generate_step(original: Function) -> Function:
 
 
 def _find_prompt_mask(model: Any, inputs: Any) -> Any | None:
-    """The mask of the prompts (B, S), or None if the model may need more than the shortest prompt."""
+    """Return the mask of the prompts (B, S), or None if the model may need more than the shortest prompt."""
     found = find_reading(model)
     if found is None or not uses_native() or not current().has_dynamic_shapes():
         return None
@@ -172,7 +172,7 @@ _STEP = ("self", "inputs", "stop_token_ids")
 
 
 def read_prompts(reading: Reading) -> Callable[[Function], Function]:
-    """Makes the replacement of a model's method, which fills caches only up to the end of the shortest prompt.
+    """Make the replacement of a model's method, which fills caches only up to the end of the shortest prompt.
 
     The loop starts there, and writes every later position before it reads it.
     """
@@ -240,7 +240,7 @@ def run_loop(original: Function) -> Function:
 
 
 def compute_in_loop(run: Function) -> Callable[[Function], Function]:
-    """Makes the replacement of a function of Keras' backend; where `run` returns None, the original computes."""
+    """Make the replacement of a function of Keras' backend; where `run` returns None, the original computes."""
 
     def make(original: Function) -> Function:
         @functools.wraps(original)
@@ -258,7 +258,7 @@ def compute_in_loop(run: Function) -> Callable[[Function], Function]:
 
 
 def stack(x: Any, axis: int = 0) -> Any | None:
-    """Keeps parts of a cache apart."""
+    """Keep parts of a cache apart."""
     if isinstance(x, (list, tuple)) and x and all(is_part(part) for part in x):
         return CacheParts(x, axis) if axis >= 0 else None
     return None
@@ -280,7 +280,7 @@ def slice_update(original: Function) -> Function:
 
 
 def _write(inputs: Any, start_indices: Any, updates: Any) -> Any | None:
-    """Writes positions in place, along the second axis of tensors that agree in all others."""
+    """Write positions in place, along the second axis of tensors that agree in all others."""
     inputs, updates = ops.convert_to_tensor(inputs), ops.convert_to_tensor(updates)
     shapes = [(*x.shape[:1], *x.shape[2:]) for x in (inputs, updates)]
     if len(inputs.shape) < 2 or shapes[0] != shapes[1] or None in shapes[0]:
@@ -387,7 +387,7 @@ def _multiply_flat(x: Any, weights: Any, inner: int) -> Any:
 
 
 def convert_input(self: Any, x: Any, autocast: bool, dtype: Any) -> Any | None:
-    """Passes a stand-in to a layer as it is, where Keras would make its tensor."""
+    """Pass a stand-in to a layer as it is, where Keras would make its tensor."""
     return x if isinstance(x, StandIn) else None
 
 
@@ -397,7 +397,7 @@ def is_backend_tensor_or_symbolic(x: Any, allow_none: bool = False) -> bool | No
 
 
 def shape(x: Any) -> tuple[Any, ...] | None:
-    """The shape of a cache in parts, without its tensor."""
+    """Return the shape of a cache in parts, without its tensor."""
     known = isinstance(x, StandIn) and None not in x.shape
     return tuple(x.shape) if known else None
 
@@ -410,7 +410,7 @@ def repeat(x: Any, repeats: Any, axis: int | None = None) -> Any | None:
 
 
 def take_along_axis(x: Any, indices: Any, axis: int | None = None) -> Any | None:
-    """Selects whole rows (B, R, ...) of a search's beams, by indices (B, R, 1, ...), without one for each number."""
+    """Select whole rows (B, R, ...) of a search's beams, by indices (B, R, 1, ...), without one for each number."""
     x, indices = ops.convert_to_tensor(x), ops.convert_to_tensor(indices)
     if axis != 1 or not 2 < len(indices.shape) == len(x.shape):
         return None
@@ -425,7 +425,7 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = None) -> Any | None
 
 
 def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Any | None:
-    """Computes it along the last axis."""
+    """Compute it along the last axis."""
     x = ops.convert_to_tensor(x)
     kind = standardize_dtype(x.dtype)
     if keepdims or axis not in (-1, len(x.shape) - 1) or kind not in _MULTIPLIED:
@@ -434,7 +434,7 @@ def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Any | Non
 
 
 def decoding_patches(causal_lm: ModuleType, package: ModuleType) -> list[Patch]:
-    """The patches of KerasHub's samplers, and of the functions of Keras that run in their loop."""
+    """Return the patches of KerasHub's samplers, and of the functions of Keras that run in their loop."""
     core, numpy = (backend_module(name) for name in ("core", "numpy"))
     sampler, beam = (
         getattr(sys.modules.get(f"{PACKAGE}.src.samplers.{module}"), cls, None)

@@ -105,12 +105,12 @@ def call(
 
 
 def _split_heads(layer: Any, x: Any) -> Any:
-    """Splits (B, T, N * H) into (B, T, N, H)."""
+    """Split (B, T, N * H) into (B, T, N, H)."""
     return ops.reshape(x, (*ops.shape(x)[:2], layer.num_heads, layer.key_value_dim))
 
 
 def _project_source(layer: Any, source: Any, cache: Any, index: Any) -> tuple[Any, Any, Any]:
-    """Computes keys and values (B, S, N, H), and the updated cache."""
+    """Compute keys and values (B, S, N, H), and the updated cache."""
     if cache is not None and index is None:
         return cache[:, 0], cache[:, 1], cache
     key = _split_heads(layer, layer.key_projector(source))
@@ -123,7 +123,7 @@ def _project_source(layer: Any, source: Any, cache: Any, index: Any) -> tuple[An
 
 
 def _compute_bias(layer: Any, query: Any, key: Any, index: Any) -> Any:
-    """The bias (1, N, T, S), or None in a layer without one."""
+    """Return the bias (1, N, T, S), or None in a layer without one."""
     if not layer.use_relative_attention_bias:
         return None
     start = 0 if index is None else index
@@ -131,12 +131,12 @@ def _compute_bias(layer: Any, query: Any, key: Any, index: Any) -> Any:
 
 
 def _add_heads_axis(mask: Any) -> Any:
-    """Converts (B, T, S) to booleans (B, 1, T, S)."""
+    """Convert (B, T, S) to booleans (B, 1, T, S)."""
     return None if mask is None else ops.cast(mask, "bool")[:, None]
 
 
 def _join(layer: Any, bias: Any, mask: Any, query: Any, key: Any) -> Any:
-    """Joins bias and mask as KerasHub does, and attaches the two parts."""
+    """Join bias and mask as KerasHub does, and attaches the two parts."""
     joined = bias
     if bias is None:
         shape = (1, layer.num_heads, ops.shape(query)[1], ops.shape(key)[1])

@@ -87,7 +87,7 @@ KNOWN_MODULES = frozenset(
 
 
 def find_reading(model: Any) -> tuple[Any, Reading] | None:
-    """The method that reads a model's tokens, and its description; None if it has neither."""
+    """Return the method that reads a model's tokens, and its description; None if it has neither."""
     for name, reading in READINGS.items():
         if method := getattr(type(model), name, None):
             return method, reading
@@ -95,7 +95,7 @@ def find_reading(model: Any) -> tuple[Any, Reading] | None:
 
 
 def find_owner(cls: type, name: str) -> type:
-    """The class that defines a method, or `cls` if none does."""
+    """Return the class that defines a method, or `cls` if none does."""
     return next((base for base in cls.__mro__ if name in vars(base)), cls)
 
 

@@ -32,17 +32,17 @@ def pause() -> AbstractContextManager[None]:
 
 
 def set_prompt_length(length: Any) -> AbstractContextManager[None]:
-    """Sets how many positions of a prompt, () int32, the model must read before the loop."""
+    """Set how many positions of a prompt, () int32, the model must read before the loop."""
     return set_here(_prompt_length, length)
 
 
 def get_prompt_length() -> Any | None:
-    """Returns the length of the prompt being read, or None."""
+    """Return the length of the prompt being read, or None."""
     return _prompt_length.get()
 
 
 def limit_keys(mask: Any, query: Any) -> Any:
-    """Adds the lengths of a few queries' keys to a mask of scores (B, N, T, S), an array or a `Mask`.
+    """Add the lengths of a few queries' keys to a mask of scores (B, N, T, S), an array or a `Mask`.
 
     A cache is as long as the longest text and mostly unwritten; with lengths, its hidden keys are not read.
     """

@@ -27,7 +27,7 @@ def _is_watched(name: str) -> bool:
 
 
 def _make_patches(module: ModuleType) -> tuple[list[Patch], list[str]]:
-    """The patches of a module, and its lines in a report."""
+    """Return the patches of a module, and its lines in a report."""
     package = sys.modules[PACKAGE]
     if module.__name__ == _CAUSAL_LM:
         patches = decoding_patches(module, package)
@@ -91,7 +91,7 @@ class Hub(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of the other finders, with a loader that patches the module."""
+        """Return the spec of the other finders, with a loader that patches the module."""
         if not _is_watched(fullname):
             return None
         for finder in sys.meta_path:

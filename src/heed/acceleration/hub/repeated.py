@@ -37,7 +37,7 @@ class RepeatedRows(StandIn):
         return self.tensor.dtype
 
     def to_tensor(self) -> Any:
-        """Copies the rows into one tensor."""
+        """Copy the rows into one tensor."""
         return ops.repeat(ops.convert_to_tensor(self.tensor), self.repeats, axis=0)
 
 
@@ -48,7 +48,7 @@ def _keep(x: Any) -> Any:
 def merge_queries(
     query: Any, key: Any, value: Any, mask: Any
 ) -> tuple[Any, Any, Any, Any, Callable[[Any], Any]]:
-    """Turns the single queries of R rows that share their keys into R queries of one row.
+    """Turn the single queries of R rows that share their keys into R queries of one row.
 
     Args:
         query: (B R, 1, N, H).

@@ -23,7 +23,7 @@ class StandIn(ABC):
 
     @abstractmethod
     def to_tensor(self) -> Any:
-        """Makes the tensor, which copies its numbers."""
+        """Make the tensor, which copies its numbers."""
 
     @property
     def ndim(self) -> int:
@@ -31,15 +31,15 @@ class StandIn(ABC):
         return len(self.shape)
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
-        """The tensor, for TensorFlow."""
+        """Return the tensor, for TensorFlow."""
         made = self.to_tensor()
         return made if dtype is None else ops.cast(made, dtype.name)
 
     def __jax_array__(self) -> Any:
-        """The tensor, for JAX."""
+        """Return the tensor, for JAX."""
         return self.to_tensor()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """The tensor as an array, which PyTorch converts."""
+        """Return the tensor as an array, which PyTorch converts."""
         made = ops.convert_to_numpy(self.to_tensor())
         return made if dtype is None else made.astype(dtype)

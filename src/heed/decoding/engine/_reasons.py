@@ -48,7 +48,7 @@ def _class(name: str) -> Any:
 
 
 def _kind(model: Any) -> str | None:
-    """The name of the class of heed's that a model is an instance of, if the engine knows one."""
+    """Return the name of the class of heed's that a model is an instance of, if the engine knows one."""
     names = (x.__name__ for x in type(model).__mro__ if x is _class(x.__name__))
     return next((name for name in names if name in _REPLACED), None)
 
@@ -129,7 +129,7 @@ def _of_stack(stack: Any, kind: str) -> Iterator[str]:
 
 
 def _parts(stack: Any, kind: str) -> Iterator[tuple[Any, tuple[type, ...]]]:
-    """The layers that a stack is made of, outer ones first, and the classes that the engine knows for each."""
+    """Yield the layers that a stack is made of, outer ones first, and the classes that the engine knows for each."""
     yield stack, (_class(kind),)
     yield stack.embedding, (_class("InputEmbedding"),)
     yield stack.embedding.tokens, (TokenEmbedding,)

@@ -36,7 +36,7 @@ def attentions(block: Any) -> list[tuple[Any, Any]]:
 
 
 def feed_forward(block: Any) -> tuple[Any, Any, Any]:
-    """The dense layers: the activated one, the one that multiplies it (or None), and the one back."""
+    """Return the dense layers: the activated one, the one that multiplies it (or None), and the one back."""
     part = block.feed_forward
     return part.hidden_dense, part.up_dense, part.output_dense
 
@@ -60,7 +60,7 @@ def activation_name(layer: Any) -> str:
 
 
 def describe_decoder(decoder: Any, weights: str) -> DecoderStack:
-    """A decoder whose dense layers keep their weights as `weights`, one of `WEIGHTS`."""
+    """Return a decoder whose dense layers keep their weights as `weights`, one of `WEIGHTS`."""
     if decoder.output_layer is None:
         logits = Dense(decoder.embedding.tokens.embeddings, transposed=True)
     else:
@@ -69,7 +69,7 @@ def describe_decoder(decoder: Any, weights: str) -> DecoderStack:
 
 
 def describe_stack(stack: Any, weights: str, logits: Dense | None = None) -> DecoderStack:
-    """An encoder, or with `logits` a decoder."""
+    """Return an encoder, or with `logits` a decoder."""
     tokens = stack.embedding.tokens
     return DecoderStack(
         **head_sizes(attentions(stack.blocks[0])[0][0]),
@@ -128,7 +128,7 @@ def _norm(layer: Any) -> Any:
 
 
 def describe_positions(stack: Any, length: Any, start: Any, room: Any) -> Positions:
-    """The tables of the positions 0 .. length - 1.
+    """Return the tables of the positions 0 .. length - 1.
 
     The relative bias is that of a query at position `start` and the keys 0 .. room - 1, which stand for all distances.
     """

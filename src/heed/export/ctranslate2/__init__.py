@@ -50,7 +50,7 @@ _Array = NDArray[np.float32]
 
 
 def write_artefact(job: ExportJob, folder: Path) -> list[str]:
-    """Writes a model folder with the names of a run's tokens. See `ExportFormat`."""
+    """Write a model folder with the names of a run's tokens. See `ExportFormat`."""
     sides = () if job.shipment is None else ("source", "target")
     tokens: dict[str, Any] = {
         f"{side}_tokens": make_unique(job.shipment.tokens[side]) for side in sides
@@ -68,7 +68,7 @@ def write(
     source_tokens: Sequence[str] | None = None,
     target_tokens: Sequence[str] | None = None,
 ) -> None:
-    """Writes a model folder of CTranslate2.
+    """Write a model folder of CTranslate2.
 
     Args:
         model: a `Transformer`, or a `LanguageModel`.
@@ -103,7 +103,7 @@ def write(
 
 
 def make_unique(tokens: Sequence[str]) -> list[str]:
-    """The tokens, with the id appended to each repetition.
+    """Return the tokens, with the id appended to each repetition.
 
     >>> make_unique(["a", "b", "a"])
     ['a', 'b', 'a<2>']
@@ -117,7 +117,7 @@ def make_unique(tokens: Sequence[str]) -> list[str]:
 
 
 def _check_model(model: Any) -> None:
-    """Raises an ExportError unless CTranslate2 can express the model."""
+    """Raise an ExportError unless CTranslate2 can express the model."""
     if not isinstance(model, (Transformer, LanguageModel)):
         raise ExportError(
             "CTranslate2 takes a heed.models.Transformer or a LanguageModel, no other model: "
@@ -130,7 +130,7 @@ def _check_model(model: Any) -> None:
 
 
 def _unsupported_options(model: Any) -> Iterator[str]:
-    """The options that CTranslate2 cannot express, with their values."""
+    """Yield the options that CTranslate2 cannot express, with their values."""
     config: TokensConfig = model.config
     if isinstance(model, Transformer) and not isinstance(model.encoder, TransformerEncoder):
         yield f"encoder={type(model.encoder).__name__}"
@@ -167,7 +167,7 @@ def _specify(model: Any, longest: int) -> Any:
 
 
 def _shared_options(config: TokensConfig) -> dict[str, Any]:
-    """The options of encoders and decoders alike."""
+    """Return the options of encoders and decoders alike."""
     own_width = config.num_heads * config.head_dim != config.width
     return {
         "pre_norm": config.norm_first,
@@ -222,7 +222,7 @@ def _specify_decoder(decoder: Any, longest: int) -> Any:
 
 
 def _fill_stack(spec: Any, stack: Any) -> None:
-    """Sets the layers, and the normalisations before and after them."""
+    """Set the layers, and the normalisations before and after them."""
     spec.scale_embeddings = stack.config.scale_embeddings
     if stack.embedding.norm is not None:
         _set_norm(spec.layernorm_embedding, stack.embedding.norm)
@@ -243,7 +243,7 @@ def _fill_stack(spec: Any, stack: Any) -> None:
 
 
 def _set_attention(spec: Any, attention: Any, norm: Any) -> None:
-    """Sets the projections: all three in one table for self-attention, else key and value in one."""
+    """Set the projections: all three in one table for self-attention, else key and value in one."""
     _set_norm(spec.layer_norm, norm)
     query, key, value = attention.query_dense, attention.key_dense, attention.value_dense
     if len(spec.linear) == 2:
@@ -283,7 +283,7 @@ def _set_norm(spec: Any, norm: Any) -> None:
 
 
 def _set_positions(spec: Any, stack: Any, longest: int, bidirectional: bool) -> None:
-    """Sets the table of position vectors or of biases; rotary positions need none."""
+    """Set the table of position vectors or of biases; rotary positions need none."""
     config, embedding = stack.config, stack.embedding
     if config.position == "learned":
         spec.position_encodings.encodings = _array(embedding.positions.embeddings)
@@ -312,7 +312,7 @@ def _set_positions(spec: Any, stack: Any, longest: int, bidirectional: bool) -> 
 def _set_bias(
     spec: Any, bias: Callable[[NDArray[np.int32]], _Array], furthest: int, bidirectional: bool
 ) -> None:
-    """Sets a bias by distance as a table of T5's buckets, with a bucket for each distance below `furthest`.
+    """Set a bias by distance as a table of T5's buckets, with a bucket for each distance below `furthest`.
 
     The other half of the buckets holds larger distances, with the bias of `furthest`. So no bucket depends on a
     logarithm, which CTranslate2 would round in another way.
@@ -336,7 +336,7 @@ def _name_tokens(
     vocabularies: dict[str, Sequence[str] | None],
     longest: int,
 ) -> None:
-    """Sets the vocabularies, and the special tokens of config.json."""
+    """Set the vocabularies, and the special tokens of config.json."""
     config = model.config
     alone = isinstance(model, LanguageModel)
     sizes = {} if alone else {"source": config.source_vocabulary_size}
@@ -372,7 +372,7 @@ def _name_tokens(
 
 
 def _checked_tokens(side: str, tokens: Sequence[str] | None, size: int) -> list[str]:
-    """The names of one side's ids."""
+    """Return the names of one side's ids."""
     tokens = [str(i) for i in range(size)] if tokens is None else list(tokens)
     if len(set(tokens)) != size or len(tokens) != size:
         raise ExportError(

@@ -36,7 +36,7 @@ _BYTES = {"float32": 4, "float16": 2, "int8": 1}
 
 
 def write_artefact(job: ExportJob, folder: pathlib.Path) -> list[str]:
-    """Writes `model.tflite`. See `ExportFormat`."""
+    """Write `model.tflite`. See `ExportFormat`."""
     write(job.programs, folder, precision=job.precision, **job.options)
     return []
 
@@ -48,7 +48,7 @@ def write(
     precision: str = "float32",
     calibration: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
-    """Writes `model.tflite`, with one signature per program, under its name.
+    """Write `model.tflite`, with one signature per program, under its name.
 
     It contains only LiteRT's own operators. Sizes that are None in a program's inputs may vary from call to call.
 
@@ -96,7 +96,7 @@ def write(
 
 
 def operators(file: str | os.PathLike[str] | bytes) -> list[str]:
-    """The names of all operators in a .tflite (a path or its bytes), sorted.
+    """Return the names of all operators in a .tflite (a path or its bytes), sorted.
 
     LiteRT's own are in capitals, as "BATCH_MATMUL". Others, which need more than the runtime, are "custom NAME", those
     of TensorFlow "custom FlexNAME".
@@ -136,7 +136,7 @@ def _convert(
 
 
 def _check_size(functions: Mapping[str, Any], precision: str) -> None:
-    """Raises an error unless the weights have room in one file."""
+    """Raise an error unless the weights have room in one file."""
     weights = {x.ref() for function in functions.values() for x in function.graph.variables}
     size = _BYTES[precision] * sum(x.deref().shape.num_elements() for x in weights)
     if size >= _MOST_BYTES:
@@ -149,7 +149,7 @@ def _check_size(functions: Mapping[str, Any], precision: str) -> None:
 def _check_samples(
     calibration: Sequence[Mapping[str, Any]], programs: Sequence[Program], precision: str
 ) -> list[dict[str, np.ndarray]]:
-    """The samples as arrays of the program's types."""
+    """Return the samples as arrays of the program's types."""
     if precision != "int8":
         raise ExportOptionError(
             f'`calibration` goes with precision="int8". Received: precision={precision!r}'
@@ -168,7 +168,7 @@ def _check_samples(
 
 
 def _conversion_error(error: Exception, noise: str, functions: Mapping[str, Any]) -> ExportError:
-    """Sums up the converter's messages in one line."""
+    """Sum up the converter's messages in one line."""
     text = f"{error}\n{noise}"
     places = dict(_PLACE.findall(text))
     if not places:
@@ -204,7 +204,7 @@ def _resource_error(error: AssertionError) -> ExportError:
 
 
 def _other_float(functions: Mapping[str, Any]) -> str | None:
-    """The name of a type other than float32 in the matrix products of the graphs, loops included."""
+    """Return the name of a type other than float32 in the matrix products of the graphs, loops included."""
     products, found = ("MatMul", "BatchMatMulV2", "Einsum"), set()
     for function in functions.values():
         graph = function.graph.as_graph_def()

@@ -27,7 +27,7 @@ _FILES = {"serve": "model.onnx"}
 
 
 def write_artefact(job: ExportJob, folder: Path) -> list[str]:
-    """Writes an ONNX file for each program. See `ExportFormat`."""
+    """Write an ONNX file for each program. See `ExportFormat`."""
     write(job.programs, folder, precision=job.precision, **job.options)
     return []
 
@@ -40,7 +40,7 @@ def write(
     precision: str = "float32",
     external_above: int = _LARGEST,
 ) -> list[Path]:
-    """Writes each program as an ONNX file: `model.onnx` for "serve", else its name, as in `decode_step.onnx`.
+    """Write each program as an ONNX file: `model.onnx` for "serve", else its name, as in `decode_step.onnx`.
 
     Args:
         programs: see `heed.export.programs.programs_of`.

@@ -45,7 +45,7 @@ def convert(
     beside: Path | None = None,
     external_above: int = 0,
 ) -> onnx.ModelProto:
-    """A traced function as an ONNX model.
+    """Return a traced function as an ONNX model.
 
     Args:
         function: a `ConcreteFunction` of tensors by name, which returns a dictionary of tensors.
@@ -132,7 +132,7 @@ class Converter:
         self._builder = builder
 
     def graph(self, graph: Any, known: Mapping[str, Any], wanted: Any) -> list[Value]:
-        """The values of the tensors `wanted` of a graph; `known` has values of its tensors by name."""
+        """Return the values of the tensors `wanted` of a graph; `known` has values of its tensors by name."""
         for operation in graph.get_operations():
             if operation.type in _WRITES:  # also if nothing reads it
                 raise ExportError(
@@ -145,16 +145,16 @@ class Converter:
         return [values[tensor.name] for tensor in wanted]
 
     def call(self, graph: Any, inputs: list[Any]) -> list[Value]:
-        """The outputs of a function's graph for these inputs, inlined."""
+        """Return the outputs of a function's graph for these inputs, inlined."""
         known = {tensor.name: x for tensor, x in zip(graph.inputs, inputs, strict=True)}
         return self.graph(graph, known, graph.outputs)
 
     def function(self, operation: Any, attribute: str) -> Any:
-        """The function named by an attribute of an operation, a TensorFlow `AtomicFunction`."""
+        """Return the function named by an attribute of an operation, a TensorFlow `AtomicFunction`."""
         return operation.graph._get_function(operation.get_attr(attribute).name)
 
     def _operation(self, operation: Any, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """The names of its outputs, with their values."""
+        """Yield the names of its outputs, with their values."""
         op = Op(operation, [values.get(x.name) for x in operation.inputs], self)
         if reason := _unsupported_reason(op):
             raise op.error(reason)
@@ -190,7 +190,7 @@ def _merge(one: Shape, other: Shape) -> Shape:
 
 
 def _needed(wanted: Any, known: Mapping[str, Any]) -> list[Any]:
-    """The operations that the tensors `wanted` depend on, in order."""
+    """Return the operations that the tensors `wanted` depend on, in order."""
     found: dict[Any, Any] = {}
     left = [(tensor.op, False) for tensor in reversed(wanted) if tensor.name not in known]
     while left:
@@ -210,7 +210,7 @@ def _needed(wanted: Any, known: Mapping[str, Any]) -> list[Any]:
 
 
 def _fold(op: Op) -> Any:
-    """The outputs of an operation on constants; None if it has other inputs or is large."""
+    """Return the outputs of an operation on constants; None if it has other inputs or is large."""
     if op.kind == "Const":
         return tf.make_ndarray(op.attribute("value"))
     function: Any = getattr(tf.raw_ops, op.kind, None)
@@ -226,7 +226,7 @@ def _fold(op: Op) -> Any:
 
 
 def _constants(op: Op, function: Any) -> dict[str, Any]:
-    """The arguments of TensorFlow's function for an operation on constants; none for any other."""
+    """Return the arguments of TensorFlow's function for an operation on constants; none for any other."""
     if not all(isinstance(x, Value) and x.constant is not None for x in op.inputs):
         return {}
     names = [name for name in inspect.signature(function).parameters if name != "name"]
@@ -269,7 +269,7 @@ def _unsupported_reason(op: Op) -> str:
 
 
 def _describe(value: Value, name: str) -> onnx.ValueInfoProto:
-    """An input or output of the graph; each dynamic size has its own name."""
+    """Return an input or output of the graph; each dynamic size has its own name."""
     if value.shape is None:
         raise ExportError(f"ONNX: the number of axes of `{name}` must be known")
     shape = [f"{name}_{i}" if n is None else n for i, n in enumerate(value.shape)]

@@ -28,7 +28,7 @@ class _Join(NamedTuple):
 def join_past(
     nodes: Sequence[onnx.NodeProto], inputs: set[str], unique: Unique
 ) -> list[onnx.NodeProto]:
-    """The nodes of a graph, in which each `Attention` joins its keys and values if they begin with an input.
+    """Return the nodes of a graph, in which each `Attention` joins its keys and values if they begin with an input.
 
     Args:
         nodes: the graph's nodes, in order.
@@ -47,7 +47,7 @@ def join_past(
 def _find_join(
     nodes: list[onnx.NodeProto], attention: onnx.NodeProto, place: int, inputs: set[str]
 ) -> _Join | None:
-    """The nodes that join an input of `attention`; None without, or if other nodes read their outputs."""
+    """Return the nodes that join an input of `attention`; None without, or if other nodes read their outputs."""
     made = {output: node for node in nodes for output in node.output}
     transpose = made.get(attention.input[place])
     if (
@@ -76,7 +76,7 @@ def _find_join(
 def _replace_joins(
     nodes: list[onnx.NodeProto], attention: onnx.NodeProto, joins: list[_Join], unique: Unique
 ) -> list[onnx.NodeProto]:
-    """The nodes with an `attention` that joins keys and values itself."""
+    """Return the nodes with an `attention` that joins keys and values itself."""
     instead: dict[str, list[onnx.NodeProto]] = {}  # by the first output of the node to replace
     present: list[onnx.NodeProto] = []
     attention.input.extend([""] * (4 - len(attention.input)))
@@ -109,7 +109,7 @@ def _transpose(x: str, name: str) -> onnx.NodeProto:
 def _add_lengths(
     shape: onnx.NodeProto, past: str, new: str, axis: int, unique: Unique
 ) -> list[onnx.NodeProto]:
-    """Computes the output of `shape`, that of past and new together, from the shapes of both."""
+    """Compute the output of `shape`, that of past and new together, from the shapes of both."""
     bounds = {name: _attribute(shape, name) for name in ("start", "end")}
     bounds = {name: value for name, value in bounds.items() if value is not None}
     along = np.equal(range(4), axis)[bounds.get("start", 0) : bounds.get("end", 4)]
@@ -129,7 +129,7 @@ def _add_lengths(
 
 
 def _attribute(node: onnx.NodeProto, name: str) -> Any:
-    """The attribute of a node, or None."""
+    """Return the attribute of a node, or None."""
     for attribute in node.attribute:
         if attribute.name == name:
             return onnx.helper.get_attribute_value(attribute)

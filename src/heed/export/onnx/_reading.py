@@ -8,7 +8,7 @@ import onnx
 
 
 def names_read(node: onnx.NodeProto) -> list[str]:
-    """The names that a node reads, and those that its inner graphs read or return."""
+    """Return the names that a node reads, and those that its inner graphs read or return."""
     found = list(node.input)
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
@@ -19,7 +19,7 @@ def names_read(node: onnx.NodeProto) -> list[str]:
 
 
 def select_needed(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onnx.NodeProto]:
-    """The nodes that the `outputs` depend on, in order; removes others from inner graphs too."""
+    """Return the nodes that the `outputs` depend on, in order; removes others from inner graphs too."""
     read = set(outputs)
     kept = []
     for node in reversed(nodes):

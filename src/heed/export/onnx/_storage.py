@@ -17,7 +17,7 @@ _LEAST_BESIDE = 1024
 def store(
     arrays: Mapping[str, np.ndarray], beside: Path | None, above: int
 ) -> list[onnx.TensorProto]:
-    """The arrays as tensors of a graph.
+    """Return the arrays as tensors of a graph.
 
     Args:
         arrays: the arrays by name.

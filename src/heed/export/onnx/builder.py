@@ -65,13 +65,13 @@ class Builder:
         self._stored: list[onnx.NodeProto] = []
 
     def unique(self, wish: str) -> str:
-        """A new name, `wish` if that is free."""
+        """Return a new name, `wish` if that is free."""
         count = self._names.get(wish, 0)
         self._names[wish] = count + 1
         return self.unique(f"{wish}_{count}") if count else wish
 
     def node(self, kind: str, *inputs: Input, outputs: int = 1, **attributes: Any) -> Any:
-        """Adds a node of operator `kind`; returns the name of its output, or a list of several.
+        """Add a node of operator `kind`; return the name of its output, or a list of several.
 
         A node that exists already is not added again.
         """
@@ -87,7 +87,7 @@ class Builder:
         return self._made[made]
 
     def input(self, x: Input) -> str:
-        """The name of a tensor; stores a constant."""
+        """Return the name of a tensor; stores a constant."""
         if x is None or isinstance(x, str):
             return x or ""
         if not isinstance(x, Value):
@@ -103,7 +103,7 @@ class Builder:
         return self._constants[key]
 
     def weight(self, wish: str, array: np.ndarray) -> str:
-        """Stores numbers in the graph; returns their name."""
+        """Store numbers in the graph; return their name."""
         name = self.unique(wish)
         half = (
             self.halved
@@ -129,7 +129,7 @@ class Builder:
 
     @contextlib.contextmanager
     def inner(self) -> Iterator[list[onnx.NodeProto]]:
-        """Collects nodes in an inner graph, which can read all values of the graphs around it."""
+        """Collect nodes in an inner graph, which can read all values of the graphs around it."""
         outer, self.nodes = self.nodes, []
         casts, self._casts = self._casts, dict(self._casts)
         made, self._made = self._made, dict(self._made)
@@ -155,7 +155,7 @@ class Builder:
         return self.node("Cast", name, to=element_type(dtype))
 
     def narrow(self, name: str, dtype: Any) -> str:
-        """An int64 of ONNX in TensorFlow's dtype, int32 or int64; `cast` finds the int64 again."""
+        """Return an int64 of ONNX in TensorFlow's dtype, int32 or int64; `cast` finds the int64 again."""
         if np.dtype(dtype) == np.int64:
             return name
         result = self.node("Cast", name, to=element_type(dtype))
@@ -178,7 +178,7 @@ class Builder:
         return self.node(kind, x, axes=list(axes), keepdims=int(keep))
 
     def shape(self, x: Input, start: int | None = None, end: int | None = None) -> Input:
-        """The sizes of the axes from `start` to before `end`, (count,) int64."""
+        """Return the sizes of the axes from `start` to before `end`, (count,) int64."""
         if isinstance(x, Value) and x.shape is not None:
             part = x.shape[start:end]
             if None not in part:
@@ -186,7 +186,7 @@ class Builder:
         return self.node("Shape", x, start=start, end=end)
 
     def concat(self, parts: Sequence[Input], axis: int = 0) -> Input:
-        """Joins the parts; constants at once."""
+        """Join the parts; constants at once."""
         if len(parts) == 1:
             return parts[0]
         if all(isinstance(x, np.ndarray) for x in parts):
@@ -202,7 +202,7 @@ def dtype_of(tensor: Any) -> Any:
 
 
 def shape_of(tensor: Any) -> Shape:
-    """The shape of a TensorFlow tensor."""
+    """Return the shape of a TensorFlow tensor."""
     return None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
 
 

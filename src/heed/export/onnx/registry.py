@@ -39,7 +39,7 @@ class Op:
         return self.shapes[0]
 
     def rank(self, index: int = 0) -> int:
-        """The number of axes of an input.
+        """Return the number of axes of an input.
 
         Raises:
             ExportError: if it is not known.
@@ -50,7 +50,7 @@ class Op:
         return found
 
     def constant(self, index: int) -> np.ndarray:
-        """The numbers of a constant input.
+        """Return the numbers of a constant input.
 
         Raises:
             ExportError: if the input depends on the model's inputs.
@@ -61,12 +61,12 @@ class Op:
         return found
 
     def axis(self, index: int, rank: int | None = None) -> int:
-        """The axis in a constant input, not negative."""
+        """Return the axis in a constant input, not negative."""
         axis = int(self.constant(index))
         return axis + (self.rank() if rank is None else rank) if axis < 0 else axis
 
     def error(self, reason: str) -> ExportError:
-        """The error that names the operation and the reason."""
+        """Return the error that names the operation and the reason."""
         return ExportError(f"ONNX: `{self.kind}` of `{self.name}` cannot be converted: {reason}")
 
 
@@ -77,12 +77,12 @@ _CONVERTERS: dict[str, Convert] = {}
 
 
 def register(functions: Mapping[str, Convert]) -> None:
-    """Registers functions of an operation and a builder, which return the converted outputs, by kind."""
+    """Register functions of an operation and a builder, which return the converted outputs, by kind."""
     _CONVERTERS.update(functions)
 
 
 def converts(*kinds: str) -> Callable[[Convert], Convert]:
-    """Registers the decorated function for these kinds."""
+    """Register the decorated function for these kinds."""
 
     def decorate(function: Convert) -> Convert:
         register(dict.fromkeys(kinds, function))
@@ -92,5 +92,5 @@ def converts(*kinds: str) -> Callable[[Convert], Convert]:
 
 
 def converter_of(kind: str) -> Convert | None:
-    """The function that converts operations of this kind, if there is one."""
+    """Return the function that converts operations of this kind, if there is one."""
     return _CONVERTERS.get(kind)

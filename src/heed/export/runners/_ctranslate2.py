@@ -18,7 +18,7 @@ import numpy as np
 def load(
     folder: str | Path, threads: int | None = None
 ) -> dict[str, Callable[..., dict[str, Any]]]:
-    """Loads the model's programs: "translate" and "probabilities", or "generate" for a language model.
+    """Load the model's programs: "translate" and "probabilities", or "generate" for a language model.
 
     Args:
         folder: the model folder.
@@ -42,7 +42,7 @@ def load(
     }
 
     def to_tokens(ids: Any, tokens: list[str]) -> list[list[str]]:
-        """The tokens of each row of ids."""
+        """Return the tokens of each row of ids."""
         ids = np.asarray(ids)
         lengths = (ids != config["pad_id"]).sum(axis=1)
         if (
@@ -53,7 +53,7 @@ def load(
         return [[tokens[i] for i in row[:length]] for row, length in zip(ids, lengths, strict=True)]
 
     def to_ids(rows: list[list[str]], length: int) -> dict[str, Any]:
-        """The ids of rows of tokens, padded to a length."""
+        """Return the ids of rows of tokens, padded to a length."""
         found = np.full((len(rows), length), config["pad_id"], np.int32)
         for place, row in zip(found, rows, strict=True):
             ids = [ids_by_token[token] for token in row[:length]]
@@ -97,7 +97,7 @@ def load(
             return to_ids([one.hypotheses[0] for one in results], max_length)
 
         def probabilities(source: Any, target: Any) -> dict[str, Any]:
-            """The probability of each token of `target` (B, T) up to the end, given those before; 0 after it."""
+            """Return the probability of each token of `target` (B, T) up to the end, given those before; 0 after it."""
             target = np.asarray(target)
             rows = [[x for x in row if x != end] for row in to_tokens(target, target_tokens)]
             # CTranslate2 adds an end and scores it; a target that was cut has none.

@@ -43,7 +43,7 @@ class Context:
         self.reserve(length)
 
     def reserve(self, length: int) -> None:
-        """Makes room for texts of this length."""
+        """Make room for texts of this length."""
         if length <= self._length:
             return
         self.close(keep_model=True)
@@ -63,7 +63,7 @@ class Context:
         self._read = 0
 
     def read(self, tokens: Sequence[int], all_scores: bool = False) -> np.ndarray:
-        """Reads tokens after those before; returns the scores after the last (V,), or after each (T, V)."""
+        """Read tokens after those before; return the scores after the last (V,), or after each (T, V)."""
         batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
         try:
             batch.n_tokens = len(tokens)
@@ -85,7 +85,7 @@ class Context:
         return np.array(np.ctypeslib.as_array(pointer, (self.vocabulary,)))
 
     def close(self, keep_model: bool = False) -> None:
-        """Gives the memory back."""
+        """Give the memory back."""
         if self._context is not None:
             llama_cpp.llama_free(self._context)
             self._context = None
@@ -97,7 +97,7 @@ class Context:
 def load(
     folder: str | Path, threads: int | None = None
 ) -> dict[str, Callable[..., dict[str, Any]]]:
-    """Loads the model's programs: "serve"; and "generate" and "probabilities" for a model of heed's.
+    """Load the model's programs: "serve"; and "generate" and "probabilities" for a model of heed's.
 
     Args:
         folder: the model folder.
@@ -139,7 +139,7 @@ def load(
         return {"tokens": found}
 
     def probabilities(source: Any, target: Any) -> dict[str, Any]:
-        """The probability of each token of `target` (B, T) up to the end, given those before; 0 after it."""
+        """Return the probability of each token of `target` (B, T) up to the end, given those before; 0 after it."""
         target = np.asarray(target)
         found = np.zeros(target.shape, np.float32)
         for place, row in zip(found, target, strict=True):

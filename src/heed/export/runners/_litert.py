@@ -13,7 +13,7 @@ import numpy as np
 def load(
     folder: str | pathlib.Path, threads: int | None = None
 ) -> dict[str, Callable[..., dict[str, np.ndarray]]]:
-    """Loads the programs of `model.tflite`.
+    """Load the programs of `model.tflite`.
 
     Args:
         folder: the model's folder.

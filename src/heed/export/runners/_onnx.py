@@ -16,7 +16,7 @@ _NAMES = {"float": "float32", "double": "float64"}
 def load(
     folder: str | Path, threads: int | None = None
 ) -> dict[str, Callable[..., dict[str, np.ndarray]]]:
-    """Loads the programs of a folder: "serve", or "encode" and "decode_step".
+    """Load the programs of a folder: "serve", or "encode" and "decode_step".
 
     Args:
         folder: the folder of the files.

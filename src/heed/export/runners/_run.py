@@ -60,7 +60,7 @@ class Model:
         self.programs: dict[str, Callable[..., Any]] = runtime.load(folder, threads)
 
     def translate(self, source: np.ndarray, longest: int | None = None) -> np.ndarray:
-        """Decodes source ids (B, S) greedily to target ids (B, T), int32, padded after the end."""
+        """Decode source ids (B, S) greedily to target ids (B, T), int32, padded after the end."""
         ids, longest = self.manifest["decoding"], longest or self.manifest["decoding"]["longest"]
         if "translate" in self.programs:
             return self.programs["translate"](source=source, max_length=int(longest))["tokens"]
@@ -80,12 +80,12 @@ class Model:
         return np.concatenate(steps, axis=1)
 
     def scores(self, source: np.ndarray, read: np.ndarray) -> np.ndarray:
-        """The scores (B, T, V) of the tokens that may follow each token of `read` (B, T), for source ids (B, S)."""
+        """Score the tokens that may follow each token of `read` (B, T), for source ids (B, S): (B, T, V)."""
         step = self._steps(source)
         return np.stack([step(read[:, i : i + 1]) for i in range(read.shape[1])], axis=1)
 
     def _steps(self, source: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        """A function from the next tokens (B, 1) to the scores (B, V) of those after them."""
+        """Return a function from the next tokens (B, 1) to the scores (B, V) of those after them."""
         known: dict[str, np.ndarray] = {}
         index = 0
         if "encode" in self.programs:
@@ -106,7 +106,7 @@ class Model:
         return step
 
     def text(self, text: str) -> str:
-        """The translation of a text, that of `heed translate`; "" for a blank one.
+        """Return the translation of a text, that of `heed translate`; "" for a blank one.
 
         Raises:
             TextError: if it cannot be translated.
@@ -114,7 +114,7 @@ class Model:
         return self.answer(text)[0]
 
     def answer(self, text: str) -> tuple[str, int]:
-        """The translation of a text; and if it was cut at the most tokens, their number, else 0."""
+        """Return the translation of a text; and if it was cut at the most tokens, their number, else 0."""
         ids = self.read(text)
         if not ids:
             return "", 0
@@ -124,7 +124,7 @@ class Model:
         return self.write(found), 0 if ended else sum(i != special["pad"] for i in found)
 
     def read(self, text: str) -> list[int]:
-        """The source ids of a text, none for a blank one: of a number in digits, or from the model's tokenizer.
+        """Return the source ids of a text, none for a blank one: of a number in digits, or from the model's tokenizer.
 
         Raises:
             TextError: if it cannot be translated.
@@ -154,7 +154,7 @@ class Model:
         return found
 
     def write(self, ids: Any) -> str:
-        """The text of target ids, up to the end."""
+        """Return the text of target ids, up to the end."""
         special, tokens = self.manifest["decoding"], self.manifest["tokens"]
         kept = []
         for i in map(int, ids):
@@ -175,7 +175,7 @@ class Model:
 
     @functools.cache  # noqa: B019 (a model lives as long as its program)
     def _tokenizer(self, name: str) -> tuple[Any, list[int]]:
-        """The SentencePiece tokenizer in a file, and the model's id of each of its pieces."""
+        """Return the SentencePiece tokenizer in a file, and the model's id of each of its pieces."""
         try:
             import sentencepiece
         except ImportError:
@@ -197,7 +197,7 @@ class Model:
 
 
 def normalize(text: str, rules: Mapping[str, Any] | None) -> str:
-    """The text as the model's training read it: in a Unicode form, with plain spaces, and none at the ends.
+    """Return the text as the model's training read it: in a Unicode form, with plain spaces, and none at the ends.
 
     Args:
         text: the text.
@@ -210,7 +210,7 @@ def normalize(text: str, rules: Mapping[str, Any] | None) -> str:
 
 
 def _read_number(text: str) -> str:
-    """The digits of a number from 0 to 999,999."""
+    """Return the digits of a number from 0 to 999,999."""
     number = text.strip().replace("\t", " ")
     digits = number.replace(" ", "").replace(",", "").lstrip("0") or "0"
     if not _NUMBER.fullmatch(number) or len(digits) > _DIGITS:
@@ -224,7 +224,7 @@ def _checksum(path: Path) -> str:
 
 
 def _check(model: Model, given: str, out: str) -> None:
-    """Writes the outputs for the arrays of a file, and the seconds of a second run."""
+    """Write the outputs for the arrays of a file, and the seconds of a second run."""
     arrays = dict(np.load(given))
     found: Any
     if "read" in arrays and "decode_step" in model.programs:
@@ -258,14 +258,14 @@ def _check(model: Model, given: str, out: str) -> None:
 
 
 def _lines() -> Iterator[str]:
-    """The lines of standard input. Only a line feed ends one; bytes that are no text become lone surrogates."""
+    """Yield the lines of standard input. Only a line feed ends one; bytes that are no text become lone surrogates."""
     for number, line in enumerate(sys.stdin.buffer):
         text = line.decode("utf-8", "surrogateescape")
         yield text if number else text.removeprefix("\ufeff")
 
 
 def main() -> int:
-    """Checks or translates; returns the exit status."""
+    """Check or translate; return the exit status."""
     model = Model(Path(__file__).parent)
     if sys.argv[1:2] == ["--check"]:
         _check(model, *sys.argv[2:])

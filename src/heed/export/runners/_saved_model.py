@@ -15,7 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def load(folder: str | Path, threads: int | None = None) -> dict[str, Callable[..., Any]]:
-    """Loads the programs of a folder: functions by name, from arrays by name to arrays by name.
+    """Load the programs of a folder: functions by name, from arrays by name to arrays by name.
 
     Args:
         folder: the folder of the exported model.

@@ -18,7 +18,7 @@ _DEFAULTS = (SERVE, TRANSLATE, TRANSLATE_IDS, DECODE_STEP)
 
 
 def write_artefact(job: ExportJob, folder: Path) -> list[str]:
-    """Writes a SavedModel with a signature for each program into `folder`/model. See `ExportFormat`.
+    """Write a SavedModel with a signature for each program into `folder`/model. See `ExportFormat`.
 
     A model that decodes a source of tokens also has the signature "translate_ids", from ids `source` (B, S) to
     `tokens` (B, `job.longest`). A run whose texts TensorFlow's ops can read also has "translate", from strings `text`

@@ -57,7 +57,7 @@ class FusedOps(Protocol):
         """
 
     def normalization(self, x: Any, scale: Any, offset: Any, epsilon: float, rms: bool) -> Any:
-        """The result of `layer_normalization`, or with `rms` of `rms_normalization`, in the dtype of `x`.
+        """Return the result of `layer_normalization`, or with `rms` of `rms_normalization`, in the dtype of `x`.
 
         Args:
             x: (..., D).
@@ -66,7 +66,7 @@ class FusedOps(Protocol):
         """
 
     def dropout(self, x: Any, residual: Any, rate: float, seed: Any) -> Any:
-        """The result of `dropout`, in the dtype of `x`.
+        """Return the result of `dropout`, in the dtype of `x`.
 
         Args:
             x: (..., D).
@@ -76,7 +76,7 @@ class FusedOps(Protocol):
         """
 
     def product(self, x: Any, weights: Any, transposed: bool) -> Any | None:
-        """The product (R, G, N) of rows with the weights of each group g, or None to leave it to the backend.
+        """Return the product (R, G, N) of rows with the weights of each group g, or None to leave it to the backend.
 
         y[r, g, n] = sum over k of x[r, k] * weights[g, k, n]
 
@@ -86,7 +86,7 @@ class FusedOps(Protocol):
         """
 
     def write(self, cache: Any, update: Any, index: Any) -> Any | None:
-        """The cache (B, L, ...) with `update` (B, T, ...) written at position `index`, or None as above.
+        """Return the cache (B, L, ...) with `update` (B, T, ...) written at position `index`, or None as above.
 
         Writes in place if nothing else holds the cache.
 
@@ -95,7 +95,7 @@ class FusedOps(Protocol):
         """
 
     def argmax(self, x: Any) -> Any:
-        """The index of the largest number of each row (..., D), the first of several: (...) int32."""
+        """Return the index of the largest number of each row (..., D), the first of several: (...) int32."""
 
 
 class Backend(Protocol):
@@ -120,16 +120,16 @@ class Backend(Protocol):
     WORD: str
 
     def as_written(self, function: _F) -> _F:
-        """The function, protected from source transformations of the backend."""
+        """Return the function, protected from source transformations of the backend."""
 
     def constant_while_tracing(self, function: _F) -> _F:
-        """The function (without arguments), whose result is a constant of code that is traced."""
+        """Return the function (without arguments), whose result is a constant of code that is traced."""
 
     def device_of(self, x: Any = None) -> str:
         """Where attention of this tensor is computed, or without one where Keras computes: "CPU", "GPU" or "TPU"."""
 
     def keras_kernel(self, call: Any) -> KerasKernel | None:
-        """The fused kernel that `keras.ops.dot_product_attention` runs on such a device; None if it builds the scores.
+        """Name the fused kernel of `keras.ops.dot_product_attention` on such a device; None if it builds the scores.
 
         Args:
             call: a `Call` of `heed.ops.device_rule`.
@@ -139,19 +139,19 @@ class Backend(Protocol):
         """Whether `x` is a dense tensor of the backend: no variable, sparse tensor or array."""
 
     def convert_to_tensor(self, x: Any) -> Any:
-        """An argument as a tensor; integers beyond those of the backend are clamped."""
+        """Return an argument as a tensor; integers beyond those of the backend are clamped."""
 
     def kind_of(self, query: Any, key: Any, value: Any) -> Any:
-        """A hashable value, equal for tensors of equal shapes and dtypes; None where each call must be checked."""
+        """Make a hashable value, equal for tensors of equal shapes and dtypes; None where each call must be checked."""
 
     def widest_integer(self) -> str:
-        """The dtype of the widest integers that tensors hold."""
+        """Return the dtype of the widest integers that tensors hold."""
 
     def require(self, x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
         """`x`; fails with `text` and the named numbers when it is computed, unless the condition holds."""
 
     def compile_graph(self, function: _F, variables: Callable[[], list[Any]] = list) -> _F:
-        """A function of tensors as one graph, compiled on its first call; within a graph, the function itself.
+        """Return a function of tensors as one graph, compiled on its first call; within a graph, the function itself.
 
         Args:
             function: the function.
@@ -179,13 +179,13 @@ class Backend(Protocol):
         """Whether the numbers of a tensor can be read here and now."""
 
     def without_gradients(self) -> AbstractContextManager[Any]:
-        """A context in which nothing is recorded for gradients, unless a tape of the caller's records it."""
+        """Return a context in which nothing is recorded for gradients, unless a tape of the caller's records it."""
 
     def steps_with_values(self) -> AbstractContextManager[Any]:
-        """A context in which loops outside of compiled functions run step by step, so that tensors have values."""
+        """Make a context where loops outside of compiled functions run step by step, so that tensors have values."""
 
     def gradients(self, compute: Callable[[Callable[[Any], Any]], Any]) -> list[Any]:
-        """The gradients of a scalar with respect to tensors on its way; 0 for those that it does not depend on.
+        """Return the gradients of a scalar with respect to tensors on its way; 0 for those that it does not depend on.
 
         Args:
             compute: computes the scalar. It passes those tensors through the function that it gets and goes on with the
@@ -193,17 +193,17 @@ class Backend(Protocol):
         """
 
     def recomputation_patches(self, start: Callable[..., Any]) -> list[Patch]:
-        """The patches of functions that keep a forward pass to compute it again.
+        """Return the patches of functions that keep a forward pass to compute it again.
 
         Args:
             start: makes a `ForwardPass`.
         """
 
     def worker(self) -> tuple[int, int]:
-        """The number of this worker among those that compute together, and their count: (0, 1) for a single one."""
+        """Return this worker's number among those that compute together, and their count: (0, 1) for a single one."""
 
     def across_workers(self, name: str) -> Any:
-        """An object with the `attend` of the implementation of this name, for a sequence split across workers."""
+        """Return an object with the named implementation's `attend`, for a sequence split across workers."""
 
     def use_threads(self, count: int) -> None:
         """Limits the number of threads, if nothing has run yet."""
@@ -224,14 +224,14 @@ class Backend(Protocol):
         """Return a value that differs once the variables of held tensors have other numbers."""
 
     def instruction_set(self) -> str:
-        """The instruction set of the native kernels here, "none" without kernels."""
+        """Return the instruction set of the native kernels here, "none" without kernels."""
 
     def block_sizes(self) -> dict[str, int]:
-        """The block sizes of the native kernels, named as in `HeedBlockSizes` of `heed.h`; empty without kernels."""
+        """Return the native kernels' block sizes, named as in `HeedBlockSizes` of `heed.h`; empty without kernels."""
 
 
 def check() -> None:
-    """Checks that Keras and its backend are installed, and that heed supports the backend. Runs on import.
+    """Check that Keras and its backend are installed, and that heed supports the backend. Runs on import.
 
     Raises:
         ImportError: if Keras or its backend is missing; the message says how to install it, and which backends are
@@ -255,12 +255,12 @@ def check() -> None:
 
 
 def constant_while_tracing(function: _F) -> _F:
-    """The function without arguments, whose result is a constant of code that is traced."""
+    """Return the function without arguments, whose result is a constant of code that is traced."""
     return current().constant_while_tracing(function)
 
 
 def require_tensorflow(what: str) -> None:
-    """Checks that Keras runs on TensorFlow.
+    """Check that Keras runs on TensorFlow.
 
     Args:
         what: needs it: the subject of the message, such as "`heed.export`".
@@ -281,7 +281,7 @@ _loaded: Backend | None = None
 
 
 def current() -> Backend:
-    """The backend that Keras runs on."""
+    """Return the backend that Keras runs on."""
     # A plain variable: torch.compile reads it, but ignores caches.
     return _loaded or _load()
 
@@ -296,7 +296,7 @@ def _load() -> Backend:
 
 
 def as_written(function: _F) -> _F:
-    """The function, protected from source transformations of the backend."""
+    """Return the function, protected from source transformations of the backend."""
     return current().as_written(function)
 
 

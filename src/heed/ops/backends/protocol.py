@@ -12,12 +12,12 @@ class Implementation(Protocol):
     """One way to compute attention."""
 
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
-        """The reasons why it cannot run a call, as sentences; empty if it can. None asks about this machine only."""
+        """Say why it cannot run a call, in sentences; none if it can. None asks about this machine only."""
 
     def attend(
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
     ) -> tuple[Any, Any | None]:
-        """The output in the layout of the spec and the dtype of the query, and the log-sum-exp.
+        """Return the output in the layout of the spec and the dtype of the query, and the log-sum-exp.
 
         The latter is (B, N, T), or (B, T) for additive attention, in the dtype of the spec; None if not requested.
         """
@@ -32,7 +32,7 @@ class Implementation(Protocol):
         keys: Sequence[int] | None,
         lse: Any,
     ) -> Any:
-        """The weights (B, N, T, S), or only those of the given heads, rows and keys; see `attention_weights`."""
+        """Return the weights (B, N, T, S), or only those of the given heads, rows and keys; see `attention_weights`."""
 
     def statistics(
         self, spec: AttentionSpec, tensors: Tensors, *, keys: Sequence[int]

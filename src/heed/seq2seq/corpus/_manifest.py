@@ -16,7 +16,7 @@ _FORMAT = "heed corpus translation 1"
 
 
 def make_manifest(settings: Mapping[str, Any], inputs: Sequence[InputFile]) -> dict[str, Any]:
-    """The manifest of a translation.
+    """Return the manifest of a translation.
 
     Args:
         settings: those of `Job.describe`.
@@ -31,7 +31,7 @@ def make_manifest(settings: Mapping[str, Any], inputs: Sequence[InputFile]) -> d
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
-    """Reads a manifest; None if there is none.
+    """Read a manifest; None if there is none.
 
     Raises:
         TaskError: if it is not one.
@@ -49,14 +49,14 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
 
 
 def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Writes a manifest, whole or not at all."""
+    """Write a manifest, whole or not at all."""
     text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
     data = text.encode("utf-8", "backslashreplace")  # JSON's own form of names that are not UTF-8
     write_atomically(path, lambda file: file.write(data))
 
 
 def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Checks that a folder was begun with the same job and inputs.
+    """Check that a folder was begun with the same job and inputs.
 
     Raises:
         TaskError: if not; the message names the first difference.

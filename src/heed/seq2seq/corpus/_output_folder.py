@@ -63,7 +63,7 @@ class OutputFolder:
         settings: dict[str, Any],
         note: Callable[[str], object],
     ) -> Iterator[OutputFolder]:
-        """Makes the folder, or opens one that was begun with the same inputs and settings, and locks it.
+        """Make the folder, or open one that was begun with the same inputs and settings, and lock it.
 
         Args:
             path: the folder.
@@ -114,7 +114,7 @@ class OutputFolder:
                 )
 
     def _remove_temporary_files(self) -> None:
-        """Removes what a killed process left half-written."""
+        """Remove what a killed process left half-written."""
         names = [temporary_prefix(one.path.name) for one in self.inputs]
         left = [*self._own.rglob(".*.tmp"), *self.path.glob(".*.tmp")]
         for path in left:
@@ -122,7 +122,7 @@ class OutputFolder:
                 path.unlink(missing_ok=True)
 
     def problems_of_file(self, file: int) -> list[str] | None:
-        """The problems of a finished file; None if it is not finished, or its record is damaged.
+        """Return the problems of a finished file; None if it is not finished, or its record is damaged.
 
         Raises:
             TaskError: if its output has been changed since.
@@ -145,7 +145,7 @@ class OutputFolder:
         return problems
 
     def problems_of_shard(self, file: int, number: int) -> list[str] | None:
-        """The problems of a finished shard; None if it is not finished, or damaged."""
+        """Return the problems of a finished shard; None if it is not finished, or damaged."""
         path = self._shard_path(file, number)
         try:
             return _read_shard(path)
@@ -157,7 +157,7 @@ class OutputFolder:
             return None
 
     def write_shard(self, result: ShardResult) -> None:
-        """Writes a shard.
+        """Write a shard.
 
         Raises:
             OSError: if it cannot be written; it is then not there.
@@ -172,7 +172,7 @@ class OutputFolder:
         write_atomically(path, write)
 
     def finish_file(self, file: int) -> None:
-        """Joins the shards of a file, all of which are there, writes its record and removes them.
+        """Join the shards of a file, all of which are there, write its record and remove them.
 
         Raises:
             TaskError: if a shard has been damaged since it was written.
@@ -208,13 +208,13 @@ class OutputFolder:
 
 
 def _make_head(path: Path, problems: Sequence[str], checksum: str) -> bytes:
-    """Makes the record of a file, or the first line of a shard, with the checksum of what it tells of."""
+    """Make the record of a file, or the first line of a shard, with the checksum of what it tells of."""
     head = {"name": path.name, "sha256": checksum, "problems": list(problems)}
     return json.dumps({**head, "crc32": _sum(head)}).encode() + b"\n"
 
 
 def _read_head(path: Path, line: bytes) -> tuple[list[str], str]:
-    """Returns the problems and the checksum of a line of `_make_head` for the same path.
+    """Return the problems and the checksum of a line of `_make_head` for the same path.
 
     Raises:
         _DamagedError: if it is no such line.
@@ -233,7 +233,7 @@ def _sum(head: Mapping[str, Any]) -> int:
 
 
 def _read_shard(path: Path, write: Callable[[bytes], object] = lambda _: None) -> list[str]:
-    """Passes the output of a shard on in blocks, and returns its problems.
+    """Pass the output of a shard on in blocks, and return its problems.
 
     Raises:
         _DamagedError: if it is not as it was written; some of it may have been passed on.

@@ -11,7 +11,7 @@ ATTEMPTS = 3  # of a shard or a start whose worker dies
 
 
 def make_portable(error: Exception) -> Exception:
-    """The error as one that is known everywhere."""
+    """Return the error as one that is known everywhere."""
     if isinstance(error, TaskError):
         return TaskError(str(error))
     if isinstance(error, MemoryError) or type(error).__name__ == "ResourceExhaustedError":
@@ -24,7 +24,7 @@ def make_portable(error: Exception) -> Exception:
 
 
 def unwrap(answer: Any) -> Any:
-    """The result; raises the error if it is one."""
+    """Return the result; raises the error if it is one."""
     if isinstance(answer, Exception):
         raise answer
     return answer

@@ -48,7 +48,7 @@ def translate_corpus(
     report: Callable[[str], object],
     note: Callable[[str], object],
 ) -> Summary:
-    """Translates each input to the file of the same name in a folder; continues what an earlier call began.
+    """Translate each input to the file of the same name in a folder; continues what an earlier call began.
 
     Each shard is written as soon as it is translated, so that a stop at any time loses only the shards under way.
 
@@ -100,7 +100,7 @@ class _Progress:
         self._begin = self._last = time.monotonic()
 
     def collect_missing(self) -> list[tuple[int, int]]:
-        """Reads what is there: reports its problems, finishes complete files, and returns the missing shards."""
+        """Read what is there: report its problems, finish complete files, and return the missing shards."""
         missing: list[tuple[int, int]] = []
         for file, one in enumerate(self._folder.inputs):
             problems = self._folder.problems_of_file(file)
@@ -125,7 +125,7 @@ class _Progress:
         return missing
 
     def add(self, result: ShardResult) -> None:
-        """Writes a shard, and its file if it was the last one."""
+        """Write a shard, and its file if it was the last one."""
         self._folder.write_shard(result)
         self._add_problems(result.file, result.problems)
         self._report_lines(result.file, result.cut)
@@ -152,11 +152,11 @@ class _Progress:
         return self._total - sum(self._left)
 
     def describe_stop(self) -> str:
-        """The line for a stop before the end."""
+        """Return the line for a stop before the end."""
         return f"stopped after {self._done:,} of {self._total:,} shards; the same command continues"
 
     def summary(self) -> Summary:
-        """The summary of a finished corpus."""
+        """Return the summary of a finished corpus."""
         inputs = self._folder.inputs
         lines = sum(one.lines for one in inputs)
         return Summary(len(inputs), lines, self._problems, self._total, self._ready)

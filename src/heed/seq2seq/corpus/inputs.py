@@ -34,7 +34,7 @@ class Shard:
     data: bytes = field(repr=False)
 
     def lines(self) -> list[str]:
-        """The lines without their ends, and without a byte order mark at the start of the file."""
+        """Return the lines without their ends, and without a byte order mark at the start of the file."""
         text = self.data.decode("utf-8", "surrogateescape")
         if self.first_line == 1:
             text = text.removeprefix("\ufeff")
@@ -66,7 +66,7 @@ class InputFile:
     text: Path = field(repr=False)
 
     def read_shard(self, file: int, number: int) -> Shard:
-        """Reads a shard.
+        """Read a shard.
 
         Args:
             file: the number of this file in the corpus.
@@ -85,7 +85,7 @@ class InputFile:
 
 
 def scan(path: Path, shard_lines: int, copies: Path | None = None) -> InputFile:
-    """Reads a file once: its checksum, and where its shards begin.
+    """Read a file once: its checksum, and where its shards begin.
 
     Args:
         path: the file.
@@ -116,7 +116,7 @@ def _without_suffix(path: Path) -> Path:
 
 
 def find_inputs(pattern: Path) -> list[Path]:
-    """The files of a pattern such as `corpus/*.txt`, sorted by name; `**` matches folders in folders.
+    """Return the files of a pattern such as `corpus/*.txt`, sorted by name; `**` matches folders in folders.
 
     Args:
         pattern: a file, or a pattern of files.

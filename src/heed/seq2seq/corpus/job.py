@@ -39,7 +39,7 @@ class LineFormat:
     alignments: bool = False
 
     def format(self, number: int, translations: Sequence[Translation]) -> list[str]:
-        """The output for line `number`, always the same number of lines; empty ones if there are no translations."""
+        """Return the output for line `number`, always as many lines; empty ones if there are no translations."""
         lines = []
         for rank in range(self.n_best or 1):
             one = translations[rank] if translations else None
@@ -79,7 +79,7 @@ class Job:
     shard_lines: int = 1_000
 
     def check(self) -> None:
-        """Checks what can be checked without the model.
+        """Check what can be checked without the model.
 
         Raises:
             TaskError: if a run is damaged or not finished, or does not know the language or the prefix.
@@ -96,7 +96,7 @@ class Job:
             task.encode_prefix(self.prefix)
 
     def describe(self) -> dict[str, Any]:
-        """The settings that affect the output, as JSON-ready values."""
+        """Return the settings that affect the output, as JSON-ready values."""
         values = dataclasses.asdict(self.options) | dataclasses.asdict(self.line_format)
         paths = (self.run, *self.ensemble)
         return {
@@ -156,7 +156,7 @@ class ShardTranslator:
         self._translator = Translator(run, warn, job.options, others)
 
     def __call__(self, shard: Shard) -> ShardResult:
-        """Translates a shard; the result does not depend on other shards."""
+        """Translate a shard; the result does not depend on other shards."""
         from heed.seq2seq.translating.translator import describe_cut, translate_stream
 
         job = self._job

@@ -25,7 +25,7 @@ def translate_in_processes(
     shards: Iterator[Shard],
     silence: float = SILENCE,
 ) -> Generator[ShardResult, None, None]:
-    """Translates shards in worker processes; yields the results as they come.
+    """Translate shards in worker processes; yield the results as they come.
 
     A worker takes the next shard when it has finished one. If a worker dies or hangs, another one takes its place and
     translates its shard; a shard or a start that fails three times in a row ends the translation.
@@ -85,7 +85,7 @@ class _Pool:
         return result
 
     def stop(self) -> None:
-        """Ends all workers at once: they have nothing to lose."""
+        """End all workers at once: they have nothing to lose."""
         with self._lock:
             self._stopping = True
             children = list(self._children.values())
@@ -141,7 +141,7 @@ class _Pool:
 
 
 def _work(make: MakeTranslator, channel: Channel) -> None:
-    """The work of a process: loads, and translates what it receives."""
+    """Do the work of a process: load, and translate what it receives."""
     try:
         notes: list[str] = []
         translate = make(notes.append)

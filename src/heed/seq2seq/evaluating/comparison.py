@@ -33,7 +33,7 @@ class Comparison:
 
 
 def compare(first: Evaluation, second: Evaluation) -> list[Comparison]:
-    """Compares two evaluations of the same pairs by paired bootstrap resampling.
+    """Compare two evaluations of the same pairs by paired bootstrap resampling.
 
     Args:
         first, second: of two runs; the first one's tokenizer of BLEU counts.

@@ -104,7 +104,7 @@ class Evaluation:
         return [answer for answer in self.answers if not answer.right]
 
     def groups(self) -> dict[str, Evaluation]:
-        """An evaluation of each group."""
+        """Return an evaluation of each group."""
         names = dict.fromkeys(answer.group for answer in self.answers)
         return {
             name: Evaluation(
@@ -117,7 +117,7 @@ class Evaluation:
         }
 
     def report(self) -> list[str]:
-        """The figures as lines of text.
+        """Return the figures as lines of text.
 
         Example:
             >>> Evaluation([Answer("1", "one", "one", "en")], seconds=1.0).report()
@@ -150,7 +150,7 @@ class Evaluation:
         return lines
 
     def notes(self) -> list[str]:
-        """What a reader of the figures should know: no BLEU, translations that were cut, unknown tokens."""
+        """Return what a reader of the figures should know: no BLEU, translations that were cut, unknown tokens."""
         cut = f"{self.cut_answers:,} of the translations were cut at the most tokens (--max-length)"
         lines = [self.without_bleu, cut if self.cut_answers else "", describe_unknown(self.unknown)]
         return [line for line in lines if line]
@@ -166,7 +166,7 @@ class Evaluation:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures and the first 100 wrong answers, as JSON-ready values."""
+        """Return the figures and the first 100 wrong answers, as JSON-ready values."""
         figures: dict[str, Any] = {
             "pairs": len(self.answers),
             "right": self.right,
@@ -207,7 +207,7 @@ def evaluate(
     language: str | None = None,
     bleu_tokenizer: str = AUTO,
 ) -> Evaluation:
-    """Translates given pairs, or the held-out ones of the run's task and its extra evaluations.
+    """Translate given pairs, or the held-out ones of the run's task and its extra evaluations.
 
     For own text and given pairs it also computes perplexity, and BLEU and chrF if sacrebleu is there.
 
@@ -240,13 +240,13 @@ def evaluate(
 
 
 def write_evaluation(translator: Translator, evaluation: Evaluation) -> Path:
-    """Writes the figures, and a description of the model, to the run's evaluation.json; returns its path."""
+    """Write the figures, and a description of the model, to the run's evaluation.json; return its path."""
     figures = {**translator.describe(), **evaluation.to_dict()}
     return translator.run.write_json("evaluation.json", figures)
 
 
 def _read_items(task: Task, corpus: Corpus, language: str | None) -> tuple[list[Item], list[str]]:
-    """The pairs of a corpus, and the problems of those that cannot be evaluated."""
+    """Return the pairs of a corpus, and the problems of those that cannot be evaluated."""
     task.check_language(language)
     items, left_out = [], []
     for number, (source, target) in enumerate(corpus.pairs(), 1):

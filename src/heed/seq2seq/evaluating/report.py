@@ -47,7 +47,7 @@ def write_report(
     other: Compared | None = None,
     sentences: int = 10,
 ) -> Path:
-    """Writes one HTML page of an evaluation that needs no network, server or library.
+    """Write one HTML page of an evaluation that needs no network, server or library.
 
     It shows the figures, the distribution of chrF by sentence, and the worst and the best sentences, each with every
     head of the run's attention.
@@ -82,7 +82,7 @@ def write_report(
 
 
 def mark_differences(text: str, other: str) -> list[tuple[str, bool]]:
-    """Splits a text into parts, each with whether the other lacks it; by words, or letters if both are one word.
+    """Split a text into parts, each with whether the other lacks it; by words, or letters if both are one word.
 
     Example:
         >>> mark_differences("one hundred two", "one thousand two")
@@ -110,7 +110,7 @@ def mark_differences(text: str, other: str) -> list[tuple[str, bool]]:
 def _collect(
     translator: Translator, evaluation: Evaluation, other: Compared | None, count: int
 ) -> dict[str, Any]:
-    """The data of the page's script."""
+    """Return the data of the page's script."""
     judged = [evaluation, *([other.evaluation] if other else [])]
     if any(_pairs(one) != _pairs(evaluation) for one in judged):
         raise TaskError("two runs can be compared on the same pairs only")
@@ -158,7 +158,7 @@ def _pairs(evaluation: Evaluation) -> list[tuple[str, str]]:
 def _select_ends(
     answers: Sequence[Answer], scores: Sequence[float], count: int
 ) -> tuple[list[int], list[int]]:
-    """The places of the worst answers, which are wrong, and of the best others; of equals the longer first."""
+    """Return the places of the worst answers, which are wrong, and of the best others; of equals the longer first."""
     worst = sorted(
         (i for i, answer in enumerate(answers) if not answer.right),
         key=lambda i: (scores[i], -len(answers[i].reference)),
@@ -169,7 +169,7 @@ def _select_ends(
 
 
 def _describe(translator: Translator, evaluation: Evaluation) -> str:
-    """The pairs, the weights and the time."""
+    """Return the pairs, the weights and the time."""
     pairs = "pairs that were given" if evaluation.given_pairs else "held-out pairs"
     which = f"step {translator.step:,}"
     if averaged := translator.weights.get("averaged"):
@@ -178,7 +178,7 @@ def _describe(translator: Translator, evaluation: Evaluation) -> str:
 
 
 def _compute_figures(judged: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """The figures: name, value of each run, and a note."""
+    """Return the figures: name, value of each run, and a note."""
     first = judged[0]
     figures = [_share_figure("right to the letter", judged, "")]
     for name, field in (("BLEU", "bleu"), ("chrF", "chrf")):

@@ -77,7 +77,7 @@ class DecodingOptions(UserConfig, DecodingConfig):
         return "beam" if self.beam_size > 1 else "greedy"
 
     def arguments(self, batch: int, longest: int) -> dict[str, Any]:
-        """The arguments of `heed.models.generate` for a batch.
+        """Return the arguments of `heed.models.generate` for a batch.
 
         Args:
             batch: batches decoded before: each samples with its own seed.

@@ -107,7 +107,7 @@ class TrainingOptions(UserConfig):
             object.__setattr__(self, "warmup_steps", min(1_000, self.steps // 3))
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step: linear warm-up to the highest, then the schedule.
+        """Return the learning rate of a step: linear warm-up to the highest, then the schedule.
 
         With s = step + 1, w = max(1, warmup_steps):
         rate = learning_rate * s / w                                                for s < w

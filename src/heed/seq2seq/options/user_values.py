@@ -9,7 +9,7 @@ HUB = "hub:"  # before the folder or the name of a preset of KerasHub
 
 
 def user_path(text: str) -> Path:
-    """Returns the path of a text: a leading `~` or `~name` is that home folder.
+    """Return the path of a text: a leading `~` or `~name` is that home folder.
 
     Shells expand it in `--run ~/x`, but not in `--run=~/x`, in quotes, or in a file.
 
@@ -21,7 +21,7 @@ def user_path(text: str) -> Path:
 
 
 def user_origin(text: str) -> str:
-    """Returns the name of a trained model to start from: a path, or a preset after `HUB`.
+    """Return the name of a trained model to start from: a path, or a preset after `HUB`.
 
     Example:
         >>> user_origin("hub:bert_tiny_en_uncased"), user_origin("~/x") == str(user_path("~/x"))
@@ -33,7 +33,7 @@ def user_origin(text: str) -> str:
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """Returns the names of a text with commas between them.
+    """Return the names of a text with commas between them.
 
     Example:
         >>> split_names("en, de")

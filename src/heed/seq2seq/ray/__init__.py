@@ -21,7 +21,7 @@ _MODULES = {"Translator": "_translator", "deployment": "_replicas"}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a part when it is first used (PEP 562)."""
+    """Import a part when it is first used (PEP 562)."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
@@ -30,5 +30,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Lists the public names, loaded or not."""
+    """List the public names, loaded or not."""
     return sorted(__all__)

@@ -6,7 +6,7 @@ import sys
 
 
 def count_assigned_threads() -> int | None:
-    """The processors that Ray has given to this actor, 1 or more; None outside Ray."""
+    """Return the processors that Ray has given to this actor, 1 or more; None outside Ray."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None

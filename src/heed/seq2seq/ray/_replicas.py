@@ -24,7 +24,7 @@ def deployment(
     threads: int | None = None,
     **settings: Any,
 ) -> Any:
-    """An application of Ray Serve with the paths of `heed serve`; each replica has its own model.
+    """Return an application of Ray Serve with the paths of `heed serve`; each replica has its own model.
 
     Args:
         run: the run folder, which every node can read; or several by name, the first of which is the default.
@@ -111,6 +111,6 @@ class _Replica:
         return answer
 
     def check_health(self) -> None:
-        """Called by Ray Serve: a replica that raises is replaced."""
+        """Raise an error if the replica cannot serve; Ray Serve calls it, and replaces one that raises."""
         if not self._service.batcher.is_alive():
             raise RuntimeError("the thread that translates has ended")

@@ -83,7 +83,7 @@ class Translator:
         self._language, self._prefix, self._batch_size = language, prefix, batch_size
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Translates a batch.
+        """Translate a batch.
 
         Args:
             batch: its columns by name: a dictionary of arrays, or a data frame of pandas.

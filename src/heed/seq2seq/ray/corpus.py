@@ -22,7 +22,7 @@ def translate_on_ray(
     shards: Iterator[Shard],
     make: Callable[..., Callable[[Shard], ShardResult]] = ShardTranslator,
 ) -> Generator[ShardResult, None, None]:
-    """Translates shards with actors; yields the results as they come.
+    """Translate shards with actors; yield the results as they come.
 
     The texts travel to the actors and the translations back: only the run must be on every node.
 
@@ -56,7 +56,7 @@ class _Work:
     """The actor: loads a model, and translates shards."""
 
     def load(self, job: Job, threads: int, make: Callable[..., Any]) -> Any:
-        """Loads the model; returns its notes, or an error."""
+        """Load the model; return its notes, or an error."""
         notes: list[str] = []
         try:
             self._translate = make(job, threads, notes.append)
@@ -65,7 +65,7 @@ class _Work:
         return notes
 
     def translate(self, shard: Shard) -> Any:
-        """Translates a shard; returns the result, or an error."""
+        """Translate a shard; return the result, or an error."""
         try:
             return self._translate(shard)
         except Exception as error:

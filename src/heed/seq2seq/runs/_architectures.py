@@ -82,7 +82,7 @@ PRESETS = tuple(ARCHITECTURES["transformer"].presets)
 
 
 def architecture(name: str) -> Architecture:
-    """The architecture with this name.
+    """Return the architecture with this name.
 
     Raises:
         TaskError: if there is none.
@@ -101,7 +101,7 @@ def architecture(name: str) -> Architecture:
 def model_values(
     name: str, preset: str | None, recipe: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The fields of the model's config: from the options, else from the preset, else from the task's recipe.
+    """Return the fields of the model's config: from the options, else from the preset, else from the task's recipe.
 
     Args:
         name: of the architecture.

@@ -75,12 +75,12 @@ class HubPreset:
         return dict.fromkeys(names, self._tokenizer)
 
     def list_tokens(self) -> dict[str, list[str]]:
-        """The tokens of both sides by id, without the reserved ones."""
+        """Return the tokens of both sides by id, without the reserved ones."""
         tokens = self._tokenizer.pieces(range(RESERVED, self._tokenizer.vocabulary_size))
         return {"source": tokens, "target": tokens}
 
     def load_weights(self) -> tuple[list[_Array], int]:
-        """The weights of heed's model with the vocabulary of the preset, and 0 steps."""
+        """Return the weights of heed's model with the vocabulary of the preset, and 0 steps."""
         model = self.make_model()
         return [variable.numpy() for variable in model.weights], 0
 
@@ -197,7 +197,7 @@ def _weights_of_bart(preset: HubPreset, backbone: Any, model: Transformer) -> _P
 
 
 def _layer_of_bart(ours: Any, theirs: Mapping[str, Any]) -> _Pairs:
-    """The weights of a layer, by their paths in it."""
+    """Yield the weights of a layer, by their paths in it."""
     name = "self_attention" if hasattr(ours, "self_attention") else "self_attention_layer"
     attentions = [(_self_attention(ours), name)]
     norms = [(_self_attention_norm(ours), "self_attention_layer_norm")]
@@ -239,7 +239,7 @@ def _sizes(backbone: Any) -> dict[str, Any]:
 
 
 def _name_activation(backbone: Any) -> str:
-    """The name of Keras' activation; heed's config takes no other."""
+    """Return the name of Keras' activation; heed's config takes no other."""
     import keras
 
     name = backbone.get_config()["activation"]
@@ -304,7 +304,7 @@ def _import_keras_hub() -> Any:
 
 
 def _load(what: str, kind: Any, name: str, **options: Any) -> Any:
-    """Loads a part of a preset; a TaskError says why it cannot be."""
+    """Load a part of a preset; a TaskError says why it cannot be."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of KerasHub about its own layers and files

@@ -17,7 +17,7 @@ _NAMED = ("width", "encoder_layers", "decoder_layers", "feed_forward_width", "ma
 
 
 def count_parameters(config: Any) -> int:
-    """Counts the weights in a model's matrices, which are nearly all of its weights.
+    """Count the weights in a model's matrices, which are nearly all of its weights.
 
     Example:
         >>> count_parameters(TransformerConfig(16, 16, width=512, num_heads=8, feed_forward_width=2048))
@@ -63,7 +63,7 @@ def _count_recurrent(config: RecurrentTranslatorConfig) -> int:
 
 
 def check_model(config: Any, floats: int = 1, batch_bytes: int = 0) -> None:
-    """Checks that a model fits into the memory of this machine.
+    """Check that a model fits into the memory of this machine.
 
     Args:
         config: of the model.
@@ -91,7 +91,7 @@ def check_model(config: Any, floats: int = 1, batch_bytes: int = 0) -> None:
 
 
 def check_training(config: Any, task: Task, options: TrainingOptions) -> None:
-    """Checks that a model and its training fit into memory.
+    """Check that a model and its training fit into memory.
 
     Raises:
         TaskError: if they do not.
@@ -104,7 +104,7 @@ def check_training(config: Any, task: Task, options: TrainingOptions) -> None:
 
 
 def memory_size() -> int:
-    """The memory of this machine in bytes; 1 TiB if the system does not say."""
+    """Return the memory of this machine in bytes; 1 TiB if the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # Windows

@@ -17,7 +17,7 @@ from heed.seq2seq.runs.trained_model import write_trained
 
 
 def average(run: RunFolder, last: int) -> list[int]:
-    """Makes the mean of a run's last checkpoints its final weights.
+    """Make the mean of a run's last checkpoints its final weights.
 
     The checkpoints stay: without weights.npz, `heed train --resume` writes the previous weights again. If the run has a
     moving average, the checkpoints' moving averages are averaged.
@@ -57,7 +57,7 @@ def average(run: RunFolder, last: int) -> list[int]:
 
 
 def describe_average(steps: Sequence[int]) -> str:
-    """The line that describes averaged weights.
+    """Return the line that describes averaged weights.
 
     Example:
         >>> describe_average([10, 20])
@@ -69,7 +69,7 @@ def describe_average(steps: Sequence[int]) -> str:
 def _average_checkpoints(
     checkpoints: Sequence[tuple[checkpoint.Arrays, dict[str, Any]]], run: RunFolder
 ) -> tuple[list[int], list[NDArray[Any]]]:
-    """The steps of checkpoints, and the mean of their weights, summed in float64."""
+    """Return the steps of checkpoints, and the mean of their weights, summed in float64."""
     weights = [checkpoint.select_weights(arrays) for arrays, _ in checkpoints]
     shapes = [[one.shape for one in each] for each in weights]
     if any(other != shapes[0] for other in shapes):

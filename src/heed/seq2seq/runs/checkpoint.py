@@ -22,7 +22,7 @@ Arrays = dict[str, list[NDArray[Any]]]
 
 
 def save(path: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[str, Any]) -> None:
-    """Writes lists of arrays and plain values to one .npz file.
+    """Write lists of arrays and plain values to one .npz file.
 
     Args:
         path: the file; it is replaced at once when all of it is on disk.
@@ -37,7 +37,7 @@ def save(path: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[str, Any
 
 
 def write(file: IO[bytes], arrays: Mapping[str, Sequence[Any]], meta: Mapping[str, Any]) -> None:
-    """Writes a checkpoint to an open file, see :func:`save`."""
+    """Write a checkpoint to an open file, see :func:`save`."""
     everything: dict[str, Any] = {_META: np.frombuffer(json.dumps(dict(meta)).encode(), np.uint8)}
     for name, values in arrays.items():
         everything |= {f"{name}/{i:04d}": np.asarray(value) for i, value in enumerate(values)}
@@ -45,7 +45,7 @@ def write(file: IO[bytes], arrays: Mapping[str, Sequence[Any]], meta: Mapping[st
 
 
 def max_bytes(weights: Sequence[Any]) -> int:
-    """The largest file that a checkpoint of a model can have.
+    """Return the largest file that a checkpoint of a model can have.
 
     It has five arrays for each weight: itself, Adam's two moments, its moving average and its best value.
 
@@ -57,7 +57,7 @@ def max_bytes(weights: Sequence[Any]) -> int:
 
 
 def load(path: Path, most: float = math.inf) -> tuple[Arrays, dict[str, Any]]:
-    """Reads a file that :func:`save` wrote.
+    """Read a file that :func:`save` wrote.
 
     Args:
         path: the file.
@@ -90,7 +90,7 @@ def load(path: Path, most: float = math.inf) -> tuple[Arrays, dict[str, Any]]:
 def save_step(
     folder: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[str, Any], keep: int = 2
 ) -> Path:
-    """Writes the checkpoint of a step and removes those that are no longer needed.
+    """Write the checkpoint of a step and remove those that are no longer needed.
 
     Args:
         folder: the folder of the checkpoints; made if it is missing.
@@ -113,7 +113,7 @@ def save_step(
 
 
 def save_stop(folder: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[str, Any]) -> None:
-    """Writes the checkpoint of a training that stops between two regular ones.
+    """Write the checkpoint of a training that stops between two regular ones.
 
     The next regular checkpoint removes it, so that the folder is as if training had not stopped.
 
@@ -128,19 +128,19 @@ def save_stop(folder: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[s
 
 
 def select_weights(arrays: Arrays) -> list[NDArray[Any]]:
-    """The weights to translate with: the moving average if there is one, else the trained weights."""
+    """Return the weights to translate with: the moving average if there is one, else the trained weights."""
     return arrays.get("average") or arrays.get("weight", [])
 
 
 def list_steps(folder: Path) -> list[Path]:
-    """Lists the regular checkpoints in a folder, the oldest first."""
+    """List the regular checkpoints in a folder, the oldest first."""
     return sorted(folder.glob("step-*.npz"))
 
 
 def load_latest(
     folder: Path, warn: Callable[[str], object], most: float = math.inf
 ) -> tuple[Arrays, dict[str, Any]] | None:
-    """Loads the newest readable checkpoint, or returns None if there is none.
+    """Load the newest readable checkpoint, or return None if there is none.
 
     Args:
         folder: the folder of the checkpoints.

@@ -45,7 +45,7 @@ class ConfigFile:
 
     @contextlib.contextmanager
     def name_file_in_errors(self) -> Iterator[None]:
-        """Adds the file's name to a TaskError of the block that names one of its keys."""
+        """Add the file's name to a TaskError of the block that names one of its keys."""
         try:
             yield
         except TaskError as error:
@@ -55,7 +55,7 @@ class ConfigFile:
 
 
 def read_config(path: Path) -> ConfigFile:
-    r"""Reads and checks a YAML file.
+    r"""Read and check a YAML file.
 
     Its keys are `task`, `run`, `preset`, `architecture`, `init_from`, and the sections
 
@@ -92,7 +92,7 @@ def read_config(path: Path) -> ConfigFile:
 
 
 def _collect_types() -> dict[str, dict[str, Any]]:
-    """The types of the keys in each section; those that are not plain convert a text."""
+    """Return the types of the keys in each section; those that are not plain convert a text."""
     options = [option for task in TASKS.values() for option in task.options]
     return {
         "data": {one.name: one.type for one in options},
@@ -102,7 +102,7 @@ def _collect_types() -> dict[str, dict[str, Any]]:
 
 
 def _collect_list_types() -> dict[str, Mapping[str, Any]]:
-    """The types of the keys in entries of each list."""
+    """Return the types of the keys in entries of each list."""
     return {name: types for task in TASKS.values() for name, types in task.lists.items()}
 
 
@@ -116,7 +116,7 @@ _TOP = {
 
 
 def _validate(content: Any, path: Path) -> dict[str, Any]:
-    """The content as plain values of the right types, without keys that have no value."""
+    """Return the content as plain values of the right types, without keys that have no value."""
     pydantic = _import_library("pydantic")
     strict = pydantic.ConfigDict(extra="forbid", strict=True)
 
@@ -146,19 +146,19 @@ def _validate(content: Any, path: Path) -> dict[str, Any]:
 
 
 def _plain(types: Mapping[str, Any]) -> dict[str, Any]:
-    """The types of the values in the file, where others are texts."""
+    """Return the types of the values in the file, where others are texts."""
     return {name: kind if kind in _TYPE_NAMES else str for name, kind in types.items()}
 
 
 def _convert(values: dict[str, Any], types: Mapping[str, Any]) -> None:
-    """Converts the texts of other types in place."""
+    """Convert the texts of other types in place."""
     for name in values.keys() & types.keys():
         if types[name] not in _TYPE_NAMES:
             values[name] = types[name](values[name])
 
 
 def _describe_problem(error: Mapping[str, Any]) -> str:
-    """Describes the first wrong key."""
+    """Describe the first wrong key."""
     *parents, key = error["loc"] or ("",)
     types = _collect_types()
     types["data"] |= dict.fromkeys(_collect_list_types(), list)
@@ -180,13 +180,13 @@ def _describe_problem(error: Mapping[str, Any]) -> str:
 
 
 def _shorten(value: Any) -> str:
-    """The beginning of a value; with aliases, a few lines of YAML can stand for gigabytes."""
+    """Return the beginning of a value; with aliases, a few lines of YAML can stand for gigabytes."""
     text = _REPR.repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
 def _suggest(key: str, known: Mapping[str, Any], sections: Mapping[str, Any]) -> str:
-    """What may be meant by an unknown key: one of the known ones, or one of another section."""
+    """Return what may be meant by an unknown key: one of the known ones, or one of another section."""
     found = closest(key, known)
     for section, keys in sections.items():
         found = found or [f"{section}.{one}" for one in closest(key, keys)]
@@ -226,7 +226,7 @@ def _parse(data: bytes, path: Path) -> Any:
             }
 
         def _read_entries(self, node: Any) -> dict[str, Any]:
-            """The value nodes of a mapping by key, and those of its merge keys (`<<`).
+            """Return the value nodes of a mapping by key, and those of its merge keys (`<<`).
 
             Each mapping is read once: aliases can name one a million times.
             """

@@ -31,7 +31,7 @@ _OF_TOKENS = {
 
 
 def inherit_model(origin: Origin, chosen: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The architecture and the model fields that a new run takes from another model.
+    """Return the architecture and the model fields that a new run takes from another model.
 
     Args:
         origin: the other model.
@@ -51,7 +51,7 @@ def inherit_model(origin: Origin, chosen: Mapping[str, Any]) -> tuple[str, dict[
 
 
 def make_initial_weights(origin: Origin, task: Task, name: str, config: Config, seed: int) -> bytes:
-    """Makes the first weights of a new run from those of another model, as the contents of its initial.npz.
+    """Make the first weights of a new run from those of another model, as the contents of its initial.npz.
 
     Embeddings of tokens in both vocabularies are copied, those of other tokens initialised; all other weights are
     copied.
@@ -88,7 +88,7 @@ def make_initial_weights(origin: Origin, task: Task, name: str, config: Config, 
 def _carry_over(
     new: np.ndarray, old: np.ndarray, axis: int, tokens: Sequence[str], before: Sequence[str]
 ) -> np.ndarray:
-    """Returns `new` with the entries of `old` for the reserved tokens and those in both vocabularies."""
+    """Return `new` with the entries of `old` for the reserved tokens and those in both vocabularies."""
     if list(tokens) == list(before):  # names may repeat
         return old
     places = {token: place for place, token in enumerate(before)}

@@ -40,10 +40,10 @@ class Origin(Protocol):
         """Arguments of a task's `create` that give it the tokens of the model. See `Task.same_vocabulary`."""
 
     def list_tokens(self) -> dict[str, list[str]]:
-        """The tokens of both sides by id, without the reserved ones."""
+        """Return the tokens of both sides by id, without the reserved ones."""
 
     def load_weights(self) -> tuple[list[np.ndarray], int]:
-        """The weights, in the order of the model's, and their step; TaskError if there are none or they are damaged."""
+        """Read the weights, in the order of the model's, and their step; TaskError if there are none or they are damaged."""
 
 
 class RunOrigin:
@@ -72,7 +72,7 @@ class RunOrigin:
 
 
 def open_origin(name: Path | str) -> Origin:
-    """Opens a run folder, or with the prefix "hub:" a preset of KerasHub.
+    """Open a run folder, or with the prefix "hub:" a preset of KerasHub.
 
     Raises:
         TaskError: if there is none.
@@ -86,7 +86,7 @@ def open_origin(name: Path | str) -> Origin:
 
 
 def list_tokens(task: Task) -> dict[str, list[str]]:
-    """The tokens of both sides by id, without the reserved ones."""
+    """Return the tokens of both sides by id, without the reserved ones."""
     sides = {
         "source": task.source_labels(range(RESERVED, task.source_vocabulary_size)),
         "target": task.target_labels(range(RESERVED, task.target_vocabulary_size)),

@@ -35,7 +35,7 @@ _FORMAT, _VERSION = "heed run", 5
 
 
 def picture_format(path: Path) -> str:
-    """The picture format that a file name asks for: "png", "svg" or "pdf".
+    """Return the picture format that a file name asks for: "png", "svg" or "pdf".
 
     Raises:
         TaskError: for any other name.
@@ -82,7 +82,7 @@ class RunFolder:
         architecture: str = "transformer",
         others: Mapping[str, bytes] | None = None,
     ) -> RunFolder:
-        """Makes a new run folder, all of it or nothing; the arguments are those of :meth:`draft`.
+        """Make a new run folder, all of it or nothing; the arguments are those of :meth:`draft`.
 
         Raises:
             TaskError: if the folder exists and is not empty.
@@ -102,7 +102,7 @@ class RunFolder:
         architecture: str = "transformer",
         others: Mapping[str, bytes] | None = None,
     ) -> RunFolder:
-        """Makes a run that is not written yet.
+        """Make a run that is not written yet.
 
         Args:
             path: the folder; it must not exist, or be empty.
@@ -125,7 +125,7 @@ class RunFolder:
         return cls(Path(path), config, task, {**files, "config.json": _encode_json(config)})
 
     def write(self) -> None:
-        """Writes the folder of a draft, all of it or nothing.
+        """Write the folder of a draft, all of it or nothing.
 
         Raises:
             TaskError: if the folder exists and is not empty.
@@ -139,7 +139,7 @@ class RunFolder:
 
     @classmethod
     def check_free(cls, path: Path) -> None:
-        """Checks that a run folder can be made at `path`.
+        """Check that a run folder can be made at `path`.
 
         Raises:
             TaskError: if the path is in use, or nothing can be made there.
@@ -158,7 +158,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
-        """Opens an existing run folder.
+        """Open an existing run folder.
 
         Raises:
             TaskError: if it is missing, not a run folder, or of another version; one line says which.
@@ -197,7 +197,7 @@ class RunFolder:
             raise TaskError(f"{self.path} is damaged: {error}") from None
 
     def task(self) -> Task:
-        """The run's task, loaded from the folder unless it was just made.
+        """Return the run's task, loaded from the folder unless it was just made.
 
         Raises:
             TaskError: if the folder is damaged.
@@ -219,7 +219,7 @@ class RunFolder:
         raise TaskError(f"{self.path} has a task that is not known: {config['kind']!r}")
 
     def read(self, name: str) -> bytes:
-        """Reads one of the task's files.
+        """Read one of the task's files.
 
         Raises:
             TaskError: if it is missing, unreadable, or has changed.
@@ -235,7 +235,7 @@ class RunFolder:
         return data
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> Path:
-        """Writes a JSON file to the folder, whole or not at all, and returns its path."""
+        """Write a JSON file to the folder, whole or not at all, and return its path."""
         path = self.path / name
         write_atomically(path, lambda file: file.write(_encode_json(values)))
         return path
@@ -251,7 +251,7 @@ class RunFolder:
         return self.path / "weights.npz"
 
     def lock(self) -> AbstractContextManager[None]:
-        """Keeps other processes from training in this folder, in a `with` block.
+        """Keep other processes from training in this folder, in a `with` block.
 
         Raises:
             TaskError: if another process holds it.

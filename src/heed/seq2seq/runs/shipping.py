@@ -55,7 +55,7 @@ class Shipment:
 
 
 def describe_tokens(task: Task) -> dict[str, Any]:
-    """The tokens of a task, see `Shipment`."""
+    """Return the tokens of a task, see `Shipment`."""
     # Tasks may do without these.
     source, target = (getattr(task, name, None) for name in ("source_subwords", "subwords"))
     models = {
@@ -81,7 +81,7 @@ def _tokenizer_files(task: Task) -> dict[str, bytes]:
 
 
 def token_names(task: Task) -> dict[str, list[str]]:
-    """The names of all ids of "source" and "target"."""
+    """Return the names of all ids of "source" and "target"."""
     sources, targets = (
         range(RESERVED, size) for size in (task.source_vocabulary_size, task.target_vocabulary_size)
     )

@@ -32,7 +32,7 @@ def start_run(
     write: bool = True,
     **options: Any,
 ) -> RunFolder:
-    """Makes a new run. Options override the preset, the preset the task's recipe, and the recipe the defaults.
+    """Make a new run. Options override the preset, the preset the task's recipe, and the recipe the defaults.
 
     Args:
         path: the run folder to make.
@@ -112,7 +112,7 @@ def start_run(
 
 
 def extend_run(run: RunFolder, steps: int) -> RunFolder:
-    """Extends a run by more steps, in its folder; the run is no longer complete.
+    """Extend a run by more steps, in its folder; the run is no longer complete.
 
     The learning rate of further steps is that of a run that was as long from the start. With "constant" and
     "inverse_sqrt" the extended run equals such a run bit for bit. A cosine, which was near zero, jumps to its value in

@@ -24,7 +24,7 @@ _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
 
 
 def read_model_config(run: RunFolder) -> Any:
-    """The config of the run's model.
+    """Return the config of the run's model.
 
     Raises:
         TaskError: if its config.json does not describe a model.
@@ -36,7 +36,7 @@ def read_model_config(run: RunFolder) -> Any:
 
 
 def make_model(run: RunFolder, precision: str = "float32") -> Any:
-    """Makes the run's model with its first weights, a function of its seed.
+    """Make the run's model with its first weights, a function of its seed.
 
     The states of all random generators stay as they are.
 
@@ -53,7 +53,7 @@ def make_model(run: RunFolder, precision: str = "float32") -> Any:
 
 
 def build_model(name: str, config: Config, seed: int, precision: str = "float32") -> Any:
-    """Builds a model with its first weights.
+    """Build a model with its first weights.
 
     Args:
         name: its architecture.
@@ -85,7 +85,7 @@ def _seed_keras(seed: int) -> Iterator[None]:
 def load_model(
     run: RunFolder, warn: Callable[[str], object] = warnings.warn
 ) -> tuple[Any, dict[str, Any]]:
-    """Loads the run's model with its final weights, or with those of its newest checkpoint.
+    """Load the run's model with its final weights, or with those of its newest checkpoint.
 
     Args:
         run: the run folder.
@@ -116,7 +116,7 @@ def load_model(
 
 
 def write_trained(run: RunFolder, weights: Sequence[NDArray[Any]], meta: Mapping[str, Any]) -> None:
-    """Writes the final weights to weights.npz and to model.keras, which Keras opens after `import heed`.
+    """Write the final weights to weights.npz and to model.keras, which Keras opens after `import heed`.
 
     Args:
         run: the run folder.
@@ -138,7 +138,7 @@ def write_trained(run: RunFolder, weights: Sequence[NDArray[Any]], meta: Mapping
 
 
 def check_values(variables: Sequence[Any], values: Sequence[NDArray[Any]], run: RunFolder) -> None:
-    """Checks that there is a finite value of the right shape and dtype for each variable.
+    """Check that there is a finite value of the right shape and dtype for each variable.
 
     Raises:
         TaskError: if not.
@@ -156,7 +156,7 @@ def check_values(variables: Sequence[Any], values: Sequence[NDArray[Any]], run: 
 
 
 def make_divergence_error(run: RunFolder, what: str) -> TaskError:
-    """Makes the error for a run that computes NaN or infinity."""
+    """Make the error for a run that computes NaN or infinity."""
     return TaskError(
         f"{run.path} cannot be used: {what}, as after a training that diverged; train again with a lower "
         "--learning-rate"
@@ -169,7 +169,7 @@ def are_finite(values: Sequence[Any]) -> bool:
 
 
 def assign(variables: Sequence[Any], values: Sequence[NDArray[Any]], run: RunFolder) -> None:
-    """Assigns each variable its value.
+    """Assign each variable its value.
 
     Raises:
         TaskError: as `check_values`; then none is changed.

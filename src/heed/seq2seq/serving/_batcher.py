@@ -65,7 +65,7 @@ class Batcher(Generic[Item, Result]):
         self._thread.start()
 
     def __len__(self) -> int:
-        """The number of waiting items, without those being worked on."""
+        """Return the number of waiting items, without those being worked on."""
         return len(self._waiting)
 
     def is_alive(self) -> bool:
@@ -73,7 +73,7 @@ class Batcher(Generic[Item, Result]):
         return self._thread.is_alive()
 
     def submit(self, kind: Hashable, items: Sequence[Item]) -> list[asyncio.Future[Result]]:
-        """Puts items in the queue, all or none; called on an event loop, which gets the results.
+        """Put items in the queue, all or none; called on an event loop, which gets the results.
 
         An item whose future is cancelled while it waits is never worked on.
 
@@ -90,7 +90,7 @@ class Batcher(Generic[Item, Result]):
         return [one.future for one in added]
 
     def close(self, seconds: float | None = None) -> None:
-        """Ends the thread, after work on the waiting items.
+        """End the thread, after work on the waiting items.
 
         Args:
             seconds: the longest time to wait for the thread; None: no limit.
@@ -110,7 +110,7 @@ class Batcher(Generic[Item, Result]):
             self._deliver(batch, results)
 
     def _next(self) -> list[_Waiting[Item]]:
-        """The oldest item and those of its kind, in order; empty once the batcher is closed and empty."""
+        """Return the oldest item and those of its kind, in order; empty once the batcher is closed and empty."""
         with self._changed:
             while True:
                 while self._waiting and self._waiting[0].future.cancelled():

@@ -14,7 +14,7 @@ _LINGER, _WORTH_LINGERING = 2.0, 1 << 24
 
 
 async def read_body(request: Request, most: int, seconds: float) -> bytes:
-    """Reads the body of a request, never holding more than is allowed.
+    """Read the body of a request, never holding more than is allowed.
 
     Args:
         request: its body has not been read.
@@ -58,7 +58,7 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
 
 
 async def _drop(request: Request) -> None:
-    """Reads and drops the rest of a body, for a while."""
+    """Read and drop the rest of a body, for a while."""
     with anyio.move_on_after(_LINGER):
         while (message := await request.receive())["type"] == "http.request":
             if not message.get("more_body"):

@@ -33,7 +33,7 @@ class Places:
         self._total = 0
 
     def take(self, network: str | None) -> bool:
-        """Takes a place; returns whether there was one."""
+        """Take a place; return whether there was one."""
         if self._total >= self._most or self._taken[network] >= self._per_network:
             return False
         self._taken[network] += 1
@@ -41,7 +41,7 @@ class Places:
         return True
 
     def give_back(self, network: str | None) -> None:
-        """Gives back a place that was taken."""
+        """Give back a place that was taken."""
         self._taken[network] -= 1
         self._total -= 1
         if not self._taken[network]:
@@ -71,7 +71,7 @@ class Connection(HttpToolsProtocol):
         self._unread, self._unread_since = 0, 0.0  # bytes not yet taken by the client
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Called for a new client; one beyond a limit is sent away at once."""
+        """Greet a new client; send one beyond a limit away at once."""
         super().connection_made(transport)
         self._network = get_network(self.client[0]) if self.client else None
         self._has_place = self._places.take(self._network)
@@ -83,14 +83,14 @@ class Connection(HttpToolsProtocol):
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called when the connection is closed, by either side."""
+        """Forget a connection that either side has closed."""
         if self._has_place:
             self._places.give_back(self._network)
             self._has_place = False
         super().connection_lost(exc)
 
     def close_if_stuck(self, now: float) -> None:
-        """Closes a connection that is silent, or whose client does not read; called periodically.
+        """Close a connection that is silent, or whose client does not read; called periodically.
 
         uvicorn waits without limit for the head of a request once a byte of it is there, for the end of a body that was
         refused, and for a client to take its answer.
@@ -115,7 +115,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Reads data."""
+        """Read data."""
         if self._refusal is not None:
             return
         self._unfinished += len(data)
@@ -124,7 +124,7 @@ class Connection(HttpToolsProtocol):
             self.send_400_response("The head of the request is too long.")
 
     def on_headers_complete(self) -> None:
-        """Called by the parser at the end of a head; an error refuses the request."""
+        """Take the end of a head from the parser; an error refuses the request."""
         self._unfinished = 0
         if len(self.pipeline) >= _MOST_WAITING:
             self.send_400_response("Too many requests wait on this connection.")
@@ -132,7 +132,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Called by the parser with a part of a body."""
+        """Take a part of a body from the parser."""
         self._unfinished = 0
         super().on_body(body)
 
@@ -151,7 +151,7 @@ class Connection(HttpToolsProtocol):
         return not self.pipeline and self.cycle.more_body
 
     def on_response_complete(self) -> None:
-        """Called when an answer is written: the next request's turn."""
+        """Go on with the next request when an answer is written."""
         last = not self.pipeline
         super().on_response_complete()
         if last and self._refusal is not None and not self.transport.is_closing():

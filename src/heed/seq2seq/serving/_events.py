@@ -23,7 +23,7 @@ class Pieces:
         self._open = True
 
     def write(self, piece: str) -> bool:
-        """Called by the worker thread with each piece; returns whether anyone wants more."""
+        """Take a piece from the worker thread; return whether anyone wants more."""
         if self._open:
             try:
                 self._loop.call_soon_threadsafe(self._queue.put_nowait, piece)
@@ -32,11 +32,11 @@ class Pieces:
         return self._open
 
     def end(self, _: Any = None) -> None:
-        """Called on the event loop: no more pieces will come."""
+        """Note on the event loop that no more pieces will come."""
         self._queue.put_nowait(None)
 
     async def read(self, expired: Callable[[], bool]) -> str | None:
-        """The next piece, or None at the end.
+        """Return the next piece, or None at the end.
 
         Raises:
             TimeoutError: as soon as `expired` returns True.
@@ -49,7 +49,7 @@ class Pieces:
         raise TimeoutError
 
     def close(self) -> None:
-        """Called on the event loop: no more pieces are wanted."""
+        """Note on the event loop that no more pieces are wanted."""
         self._open = False
 
 
@@ -69,7 +69,7 @@ class EventStream(StreamingResponse):
         self._on_end = on_end
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Sends the answer."""
+        """Send the answer."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -77,7 +77,7 @@ class EventStream(StreamingResponse):
 
 
 def format_event(data: BaseModel, name: str | None = None) -> str:
-    r"""An event of this name, or of none.
+    r"""Return an event of this name, or of none.
 
     Many clients take more for ends of lines than the format does: those of Unicode are escaped.
 

@@ -194,7 +194,7 @@ _FIELDS = TypeAdapter(dict[str, Any])
 
 
 def read(model: type[Model], body: bytes) -> Model:
-    """Parses a request's body.
+    """Parse a request's body.
 
     It describes only one mistake: to describe each of ten thousand unknown fields, as pydantic does, takes tenths of a
     second in which no other request is answered.
@@ -213,13 +213,13 @@ def read(model: type[Model], body: bytes) -> Model:
 
 
 def _shorten(name: str) -> str:
-    """The name of an unknown field, short and in one line."""
+    """Return the name of an unknown field, short and in one line."""
     printable = "".join(c if c.isprintable() else "\ufffd" for c in name[:41])
     return printable if len(name) <= 40 else f"{printable[:40]}..."
 
 
 def describe_error(error: ValidationError) -> str:
-    """Describes the first mistake of a request."""
+    """Describe the first mistake of a request."""
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(map(str, first["loc"])) or "the body"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""

@@ -54,7 +54,7 @@ class Metrics:
         self._waiting = waiting
 
     def update(self) -> None:
-        """Notes how many texts wait now, for other processes that are asked."""
+        """Note how many texts wait now, for other processes that are asked."""
         self._queue.set(self._waiting())
 
     def text(self) -> bytes:
@@ -66,7 +66,7 @@ class Metrics:
             return generate_latest(self._own)
 
     def count_request(self, path: str, status: int, seconds: float) -> None:
-        """Counts a request."""
+        """Count a request."""
         self._requests.labels(path, status).inc()
         self._seconds.labels(path).observe(seconds)
 

@@ -21,7 +21,7 @@ _ROOM = 1 << 20  # bytes of a file: ten times what all paths and statuses take
 
 @contextlib.contextmanager
 def make_metrics_folder() -> Iterator[Path | None]:
-    """Makes the folder for the block; None if nothing can be written."""
+    """Make the folder for the block; None if nothing can be written."""
     try:
         folder = tempfile.TemporaryDirectory(prefix="heed-metrics-", ignore_cleanup_errors=True)
     except OSError:
@@ -55,7 +55,7 @@ def share_metrics(folder: Path, number: int) -> OSError | None:
 
 
 def _take_room(path: Path) -> None:
-    """Makes a file of zeros that has its place on the disk, unless it is there."""
+    """Make a file of zeros that has its place on the disk, unless it is there."""
     if path.exists():
         return
     unfinished = path.with_suffix(".tmp")  # other processes read each .db file
@@ -71,5 +71,5 @@ def _take_room(path: Path) -> None:
 
 
 def forget_process(folder: Path, number: int) -> None:
-    """Drops the waiting texts of a process that has ended; its counters stay in the sums."""
+    """Drop the waiting texts of a process that has ended; its counters stay in the sums."""
     (folder / f"gauge_livesum_{number}.db").unlink(missing_ok=True)

@@ -38,7 +38,7 @@ class RunOnPage(NamedTuple):
 
 
 def make_page(runs: Sequence[RunOnPage], max_beam: int, max_characters: int) -> tuple[str, str]:
-    """Makes the page, and its content security policy, which allows no scripts but the page's own.
+    """Make the page, and its content security policy, which allows no scripts but the page's own.
 
     Args:
         runs: the runs; the first is the default.
@@ -71,7 +71,7 @@ def make_page(runs: Sequence[RunOnPage], max_beam: int, max_characters: int) -> 
 def choose_all_examples(
     translators: Mapping[str, Translator], examples: Sequence[str], private: bool
 ) -> dict[str, Sequence[str]]:
-    """The texts to try of each run.
+    """Return the texts to try of each run.
 
     Args:
         translators: the runs by name.

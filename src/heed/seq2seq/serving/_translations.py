@@ -64,7 +64,7 @@ class Translations:
         self._max_batch = max_batch
 
     def size(self, mode: Mode) -> int:
-        """The most texts to translate together."""
+        """Return the most texts to translate together."""
         if mode.stream:
             return 1
         size = max(1, self._max_batch // mode.options.beam_size)
@@ -96,7 +96,7 @@ class Translations:
         return results
 
     def _stream(self, mode: Mode, one: Text) -> TranslatedText | Exception:
-        """Writes the pieces of a translation; returns all of it, or its error."""
+        """Write the pieces of a translation; return all of it, or its error."""
         translator = self.translators[mode.run]
         try:
             if not one.text.strip():
@@ -155,7 +155,7 @@ class Translations:
 
 
 def _blank(one: Text) -> TranslatedText:
-    """The translation of a blank text."""
+    """Return the translation of a blank text."""
     return TranslatedText(text="", hypotheses=[] if one.n_best > 1 else None)
 
 

@@ -90,7 +90,7 @@ class Service:
             self._end = time.monotonic() + self.options.drain
 
     def seconds_left(self) -> float:
-        """The seconds left for requests in progress, once the server stops."""
+        """Return the seconds left for requests in progress, once the server stops."""
         return max(0.0, (self._end or 0.0) - time.monotonic())
 
     def warm_up(self) -> None:
@@ -137,7 +137,7 @@ class Service:
     def _submit(
         self, message: _messages.TranslateRequest, write: Callable[[str], bool] | None = None
     ) -> tuple[str, list[asyncio.Future[_messages.TranslatedText]]]:
-        """Puts the texts of a request in the queue: the name of its run, and the future translations.
+        """Put the texts of a request in the queue: the name of its run, and the future translations.
 
         Raises:
             HTTPException: if the run is not served, or the queue is full.
@@ -174,7 +174,7 @@ class Service:
         return _messages.TranslateAnswer.model_construct(run=run, translations=translations)
 
     async def _stream(self, message: _messages.TranslateRequest) -> Response:
-        """The translation of a text in pieces; a failure before the first piece has its status."""
+        """Return the translation of a text in pieces; a failure before the first piece has its status."""
         pieces, end = Pieces(), time.monotonic() + self.options.timeout
         run, (translation,) = self._submit(message, pieces.write)
         translation.add_done_callback(pieces.end)
@@ -227,7 +227,7 @@ class Service:
         return HTTPException(HTTPStatus.GATEWAY_TIMEOUT, text, _SOON)
 
     def health(self) -> _messages.Health:
-        """The served runs, and whether the server takes requests."""
+        """Return the served runs, and whether the server takes requests."""
         runs = {
             name: _messages.ServedRun(
                 task=one.task.kind, step=one.step, languages=list(one.task.languages)
@@ -238,7 +238,7 @@ class Service:
         return _messages.Health(status=status, version=__version__, runs=runs)
 
     def describe_runs(self) -> list[RunOnPage]:
-        """What the page says about the served runs."""
+        """Return what the page says about the served runs."""
         return [
             RunOnPage(
                 name,
@@ -252,7 +252,7 @@ class Service:
 
 
 def _raise_error(place: int, error: BaseException | None) -> None:
-    """Raises the error of the text at a place of a request, if there is one."""
+    """Raise the error of the text at a place of a request, if there is one."""
     if isinstance(error, TaskError):
         raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, f"texts.{place}: {error}")
     if error is not None:
@@ -269,7 +269,7 @@ class _Direct(APIRoute):
     """A route whose endpoint takes the request: FastAPI describes it, but parses no parameters of each request."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The endpoint itself."""
+        """Return the endpoint itself."""
         return self.endpoint
 
 
@@ -286,7 +286,7 @@ class _HeadAsGet:
 
 
 def make_app(service: Service, hosts: Hosts | None = None) -> FastAPI:
-    """Makes the application; it closes the service's queue when it ends.
+    """Make the application; it closes the service's queue when it ends.
 
     Args:
         service: answers requests.

@@ -43,7 +43,7 @@ class Hosts:
 
     @classmethod
     def of(cls, listener: socket.socket, host: str, names: Iterable[str]) -> Hosts:
-        """The hosts of a listening server.
+        """Return the hosts of a listening server.
 
         Args:
             listener: its socket.
@@ -105,7 +105,7 @@ class HostFilter:
 
 
 def parse_host(host: str) -> str | None:
-    """The name or address in a Host header, in lower case, without port; None if there is none."""
+    """Return the name or address in a Host header, in lower case, without port; None if there is none."""
     match = _HOST.fullmatch(host.strip(" \t").lower())
     if match is None:
         return None

@@ -49,7 +49,7 @@ def serve_in_processes(
     on_start: Callable[[str], object],
     note: Callable[[str], object],
 ) -> None:
-    """Runs server processes until SIGINT, SIGTERM or SIGHUP; starts another one for each that dies.
+    """Run server processes until SIGINT, SIGTERM or SIGHUP; start another one for each that dies.
 
     A process whose starts fail is started again after pauses, which become longer, for as long as another one answers.
 
@@ -121,7 +121,7 @@ class _Processes:
         self._slots: list[_Slot] = []
 
     def run(self, count: int, on_start: Callable[[], object]) -> int:
-        """Starts processes, and keeps them running until a signal, whose number it returns."""
+        """Start processes, and keep them running until a signal; return its number."""
         self._slots = [_Slot() for _ in range(count)]
         for place in range(count):
             self._start(place)
@@ -148,7 +148,7 @@ class _Processes:
                 slot.problem = f"could not go on: {event}"
 
     def _wait(self) -> tuple[int | None, Any]:
-        """Waits for the next event; starts processes that are due meanwhile."""
+        """Wait for the next event; start processes that are due meanwhile."""
         while True:
             now = time.monotonic()
             waiting = {i: slot.due for i, slot in enumerate(self._slots) if slot.child is None}
@@ -224,7 +224,7 @@ class _Processes:
                 running.pop(number, None)
 
     def kill(self) -> None:
-        """Ends what still runs."""
+        """End what still runs."""
         for slot in self._slots:
             if slot.child is not None and slot.thread is not None:
                 slot.child.kill()
@@ -235,7 +235,7 @@ class _Processes:
 def _serve(
     program: ServerProgram, folder: Path | None, number: int, descriptor: int, channel: Channel
 ) -> None:
-    """The work of a process: the program, with metrics that all processes share where there is room for them."""
+    """Run the program in a process, with metrics that all processes share where there is room for them."""
     # After a signal it ends here, where it can remove what its parent left.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     problem = None if folder is None else share_metrics(folder, number)

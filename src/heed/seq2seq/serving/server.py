@@ -118,14 +118,14 @@ class _Server(uvicorn.Server):
         self._service, self._on_start = service, on_start
 
     async def startup(self, sockets: Any = None) -> None:
-        """Starts to answer."""
+        """Start to answer."""
         await super().startup(sockets=sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)  # the system's queue stays long
         self._on_start()
 
     async def on_tick(self, counter: int) -> bool:
-        """Called ten times a second: says whether to stop."""
+        """Say whether to stop; called ten times a second."""
         self._service.metrics.update()
         now = time.monotonic()
         for one in list(self._connections):
@@ -138,12 +138,12 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stops at the signals that uvicorn knows, and at SIGHUP."""
+        """Stop at the signals that uvicorn knows, and at SIGHUP."""
         with super().capture_signals(), receive_signals(lambda sig: self.handle_exit(sig, None)):
             yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handles a signal: the second one ends at once."""
+        """Handle a signal: the second one ends at once."""
         self._service.stop()
         super().handle_exit(sig, frame)
 

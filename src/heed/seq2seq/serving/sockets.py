@@ -11,7 +11,7 @@ BACKLOG = 2_048  # connections that wait to be accepted; the system may allow fe
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Makes a socket for this process only, and listens on it.
+    """Make a socket for this process only, and listen on it.
 
     Args:
         host: an address of this machine, or a name that it has; "0.0.0.0" or "::" for all of them.
@@ -50,7 +50,7 @@ def is_loopback(listener: socket.socket) -> bool:
 
 
 def get_url(listener: socket.socket) -> str:
-    """The URL for a browser on this machine."""
+    """Return the URL for a browser on this machine."""
     host, port = listener.getsockname()[:2]
     if ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
         host = "::1" if listener.family == socket.AF_INET6 else "127.0.0.1"
@@ -58,7 +58,7 @@ def get_url(listener: socket.socket) -> str:
 
 
 def get_network(host: str) -> str:
-    """The network of a client: an IPv4 address, or the first half of an IPv6 address (a client has 2^64 of them)."""
+    """Return a client's network: an IPv4 address, or the first half of an IPv6 address (a client has 2^64 of them)."""
     address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)

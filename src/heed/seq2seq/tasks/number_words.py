@@ -69,7 +69,7 @@ def _held_out_order() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def evaluation_numbers() -> NDArray[np.int64]:
-    """The 2,000 held-out numbers to evaluate on, 1,600 of them 10,000 or more.
+    """Return the 2,000 held-out numbers to evaluate on, 1,600 of them 10,000 or more.
 
     Returns:
         (2000,) int64, in a fixed scrambled order. Training and validation never see them.
@@ -105,7 +105,7 @@ def validation_numbers() -> NDArray[np.int64]:
 
 
 def training_numbers(seed: int, step: int, count: int) -> NDArray[np.int64]:
-    """The numbers of a training batch, a function of (seed, step) alone.
+    """Return the numbers of a training batch, a function of (seed, step) alone.
 
     The samples of all steps are one sequence in which the numbers of digits alternate, 16 to a round: of 16 samples one
     has a single digit, two have two, two have three, three have four, four have five and four have six. Numbers of one
@@ -144,7 +144,7 @@ def training_numbers(seed: int, step: int, count: int) -> NDArray[np.int64]:
 def _add_zeros(
     drawn: NDArray[np.int64], low: NDArray[np.int64], chance: NDArray[np.uint64]
 ) -> NDArray[np.int64]:
-    """Sets about half of the digits below the first to zero, in one number of four."""
+    """Set about half of the digits below the first to zero, in one number of four."""
     some = chance % np.uint64(4) == 0
     for place in range(len(str(LARGEST)) - 1):
         unit = 10**place
@@ -154,7 +154,7 @@ def _add_zeros(
 
 
 def spell(number: int, language: str = "en") -> str:
-    """The words of a number.
+    """Return the words of a number.
 
     Args:
         number: int, 0 to 999,999.
@@ -183,7 +183,7 @@ def spell(number: int, language: str = "en") -> str:
 
 
 def check_languages(languages: str | Sequence[str]) -> tuple[str, ...]:
-    """Checks that each language is known and none comes twice.
+    """Check that each language is known and none comes twice.
 
     Args:
         languages: their names, or one text with commas between them.
@@ -214,7 +214,7 @@ _GROUPED = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+")
 
 
 def parse_number(text: str) -> int:
-    """Parses a number: "1234", "1 2 3 4", "1 234" and "1,234" are the same.
+    """Parse a number: "1234", "1 2 3 4", "1 234" and "1,234" are the same.
 
     Args:
         text: digits 0 to 9, possibly with spaces between them or with commas between thousands.

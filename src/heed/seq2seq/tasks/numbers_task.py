@@ -76,12 +76,12 @@ class NumbersTask(Task):
 
     @classmethod
     def create(cls, languages: str | Sequence[str] = ("en",)) -> NumbersTask:
-        """A new task, with a tokenizer learned from training numbers."""
+        """Return a new task, with a tokenizer learned from training numbers."""
         return cls(languages)
 
     @classmethod
     def load(cls, config: Mapping[str, Any], read: Callable[[str], bytes]) -> NumbersTask:
-        """The task of a run folder."""
+        """Return the task of a run folder."""
         words = Tokenizer(read("target.model"))
         longest = check_integer("longest_target", config["longest_target"], least=1)
         return cls(config["languages"], words, longest)
@@ -113,7 +113,7 @@ class NumbersTask(Task):
         return Batch(pad_rows(source, _LONGEST_SOURCE), pad_rows(target, self.longest_target))
 
     def training_batch(self, seed: int, step: int, size: int, tokens: int = 0) -> Batch:
-        """The batch of a step: `size` numbers, the languages in turn."""
+        """Return the batch of a step: `size` numbers, the languages in turn."""
         if tokens:
             raise UsageError("batches of numbers have one size: leave out --batch-tokens")
         chosen = number_words.training_numbers(seed, step, size).tolist()
@@ -125,7 +125,7 @@ class NumbersTask(Task):
         return self._make_batch(list(zip(chosen, languages, strict=True)))
 
     def validation_batches(self) -> list[Batch]:
-        """The validation numbers, the languages in turn."""
+        """Return the validation numbers, the languages in turn."""
         chosen = number_words.validation_numbers().tolist()
         pairs = list(zip(chosen, itertools.cycle(self.languages), strict=False))
         return [
@@ -134,7 +134,7 @@ class NumbersTask(Task):
         ]
 
     def evaluation_items(self) -> list[Item]:
-        """The 2,000 held-out evaluation numbers in each language; the language is the group."""
+        """Return the 2,000 held-out evaluation numbers in each language; the language is the group."""
         return self._make_items(number_words.evaluation_numbers().tolist())
 
     def extra_evaluations(self) -> dict[str, list[Item]]:
@@ -149,16 +149,16 @@ class NumbersTask(Task):
         ]
 
     def encode(self, line: str, language: str | None = None) -> list[int]:
-        """The source ids of "1234", "1 2 3 4" or "1,234"; in the first language by default."""
+        """Return the source ids of "1234", "1 2 3 4" or "1,234"; in the first language by default."""
         self.check_language(language)
         return self._encode_number(number_words.parse_number(line), language or self.languages[0])
 
     def source_labels(self, ids: Iterable[int]) -> list[str]:
-        """The language, then the digits, units first; padding is left out."""
+        """Return the language, then the digits, units first; padding is left out."""
         return [self._source_names[i] for i in map(int, ids) if i >= RESERVED]
 
     def reading_order(self, ids: Sequence[int]) -> list[int]:
-        """The language, then the digits, units last."""
+        """Return the language, then the digits, units last."""
         return [0, *range(len(ids) - 1, 0, -1)]
 
     def source_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
@@ -167,7 +167,7 @@ class NumbersTask(Task):
         return [None, *range(len(digits) - 1, -1, -1)], digits[::-1]
 
     def to_config(self) -> dict[str, Any]:
-        """The languages and the longest target."""
+        """Return the languages and the longest target."""
         return {
             "kind": self.kind,
             "languages": list(self.languages),
@@ -175,5 +175,5 @@ class NumbersTask(Task):
         }
 
     def files(self) -> dict[str, bytes]:
-        """The tokenizer of the words."""
+        """Return the tokenizer of the words."""
         return {"target.model": self.subwords.model}

@@ -118,12 +118,12 @@ class Task(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def create(cls, *args: Any, **options: Any) -> Task:
-        """Makes a new task from the arguments that `options` and `lists` name; TaskError if they are not usable."""
+        """Make a new task from the arguments that `options` and `lists` name; TaskError if they are not usable."""
 
     @classmethod
     @abc.abstractmethod
     def load(cls, config: Mapping[str, Any], read: Callable[[str], bytes]) -> Task:
-        """Loads the task of a run folder.
+        """Load the task of a run folder.
 
         Args:
             config: the values that `to_config` returned.
@@ -135,11 +135,11 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def to_config(self) -> dict[str, Any]:
-        """The plain values that `load` needs, "kind" among them."""
+        """Return the plain values that `load` needs, "kind" among them."""
 
     @abc.abstractmethod
     def files(self) -> dict[str, bytes]:
-        """The other files that the run folder needs, by name."""
+        """Return the other files that the run folder needs, by name."""
 
     # Training
 
@@ -155,7 +155,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def training_batch(self, seed: int, step: int, size: int, tokens: int = 0) -> Batch:
-        """The batch of a step, a function of the arguments alone.
+        """Return the batch of a step, a function of the arguments alone.
 
         Args:
             seed: int.
@@ -168,7 +168,7 @@ class Task(abc.ABC):
         """
 
     def check_batches(self, options: TrainingOptions, step: int = 0) -> None:
-        """Checks that a training has a batch for a step, and keeps it for `take_batch`.
+        """Check that a training has a batch for a step, and keep it for `take_batch`.
 
         Raises:
             TaskError: if there is none of the requested size, or the text has changed.
@@ -179,13 +179,13 @@ class Task(abc.ABC):
             self._kept = wanted, self.training_batch(*wanted)
 
     def take_batch(self, seed: int, step: int, size: int, tokens: int = 0) -> Batch:
-        """Returns the `training_batch` of these arguments; what `check_batches` has made is not made again."""
+        """Return the `training_batch` of these arguments; what `check_batches` has made is not made again."""
         wanted, kept = (seed, step, size, tokens), self._kept
         self._kept = None
         return kept[1] if kept and kept[0] == wanted else self.training_batch(*wanted)
 
     def notes(self) -> list[str]:
-        """Notes on the training data, such as which pairs are left out and why, one a line."""
+        """Note on the training data, such as which pairs are left out and why, one a line."""
         return []
 
     @abc.abstractmethod
@@ -193,7 +193,7 @@ class Task(abc.ABC):
         """Held-out pairs to validate on during training."""
 
     def validation_texts(self) -> list[tuple[list[int], str]]:
-        """The source ids and the reference text of each validation pair."""
+        """Return the source ids and the reference text of each validation pair."""
         return [
             (row[row != PAD_ID].tolist(), text)
             for batch in self.validation_batches()
@@ -219,7 +219,7 @@ class Task(abc.ABC):
         return {}
 
     def check_language(self, language: str | None) -> None:
-        """Checks a target language; None, the default one, is always valid.
+        """Check a target language; None, the default one, is always valid.
 
         Raises:
             TaskError: if the run does not have it.
@@ -235,10 +235,10 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, line: str, language: str | None = None) -> list[int]:
-        """The source ids of a line of text; TaskError if it cannot be translated."""
+        """Return the source ids of a line of text; TaskError if it cannot be translated."""
 
     def encode_prefix(self, prefix: str) -> list[int]:
-        """The target ids of a translation's beginning, without an end.
+        """Return the target ids of a translation's beginning, without an end.
 
         Raises:
             TaskError: if it is not text, or has words or characters that the run's targets lack.
@@ -258,7 +258,7 @@ class Task(abc.ABC):
         return ids
 
     def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
-        """The texts of rows of target ids.
+        """Return the texts of rows of target ids.
 
         The text of a row's beginning must be a beginning of its text, except for spaces and U+FFFD at its end, because
         translations are streamed.
@@ -266,24 +266,24 @@ class Task(abc.ABC):
         return self.subwords.decode(rows)
 
     def normalize_target(self, text: str) -> str:
-        """A reference in the form in which the task writes texts, to compare them."""
+        """Return a reference in the form in which the task writes texts, to compare them."""
         return text
 
     @abc.abstractmethod
     def source_labels(self, ids: Iterable[int]) -> list[str]:
-        """A short label for each source token."""
+        """Return a short label for each source token."""
 
     def target_labels(self, ids: Iterable[int]) -> list[str]:
-        """A short label for each target token before the end."""
+        """Return a short label for each target token before the end."""
         return self.subwords.pieces(ids)
 
     def source_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
-        """The word that each source token is part of (None if it is not text), and the words, in reading order."""
+        """Return the word of each source token (None if it is not text), and the words, in reading order."""
         labels = self.source_labels(ids)
         return group_words([x if i > END_ID else None for i, x in zip(ids, labels, strict=True)])
 
     def target_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
-        """The same for target tokens before the end."""
+        """Return the same for target tokens before the end."""
         return self.subwords.words(ids)
 
     @property
@@ -292,14 +292,14 @@ class Task(abc.ABC):
         return Reading(None, f"TensorFlow does not read the texts of {self.title}")
 
     def reading_order(self, ids: Sequence[int]) -> list[int]:
-        """The positions of source tokens in reading order."""
+        """Return the positions of source tokens in reading order."""
         return list(range(len(ids)))
 
 
 def pad_rows(
     rows: Sequence[Sequence[int]], length: int = 0, multiple: int = 1
 ) -> NDArray[np.int32]:
-    """Pads rows of ids to one array.
+    """Pad rows of ids to one array.
 
     Args:
         rows: B rows of ids.

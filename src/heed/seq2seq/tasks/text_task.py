@@ -190,7 +190,7 @@ class TextTask(Task):
 
     @classmethod
     def load(cls, config: Mapping[str, Any], read: Callable[[str], bytes]) -> TextTask:
-        """The task of a run folder."""
+        """Return the task of a run folder."""
         return cls(config, read)
 
     @classmethod
@@ -215,7 +215,7 @@ class TextTask(Task):
         test: Sequence[Mapping[str, Any]] = (),
         unicode_form: str | None = None,
     ) -> TextTask:
-        """Makes a new task from files of parallel text: reads, splits, and learns the vocabularies.
+        """Make a new task from files of parallel text: read, split, and learn the vocabularies.
 
         Args:
             source: file of sentences, or of both sides, see `Corpus`.
@@ -397,7 +397,7 @@ class TextTask(Task):
         return np.stack([counts, self.subwords.counts(targets)], axis=1)
 
     def notes(self) -> list[str]:
-        """The pairs that are left out of training, and those that are cut in validation."""
+        """Return the pairs that are left out of training, and those that are cut in validation."""
         counts = {
             "left out, because a side is empty": self._empty_pairs,
             "read with a space for U+0000 or U+2581, which no token can hold": self._config.get(
@@ -429,7 +429,7 @@ class TextTask(Task):
         return notes + self._describe_unknown()
 
     def _describe_unknown(self) -> list[str]:
-        """The share of unknown tokens in the training text, or in a sample of it."""
+        """Return the share of unknown tokens in the training text, or in a sample of it."""
         places = self._training.places
         sample = self._store.pairs(places[_sample_places(len(places), _BLOCK)])
         tokenizers = (self.source_subwords, self.subwords)
@@ -442,7 +442,7 @@ class TextTask(Task):
         return [line for line in [describe_unknown(shares)] if line]
 
     def _warn_of_long_tokens(self) -> Iterator[str]:
-        """A warning for each side whose tokens are nearly sentences, which cannot be learned from a few examples."""
+        """Warn of each side whose tokens are nearly sentences, which cannot be learned from a few examples."""
         places = self._training.places[_sample_places(len(self._training.places), _BLOCK)]
         texts = zip(*self._store.pairs(places), strict=True)
         tokenizers = (self.source_subwords, self.subwords)
@@ -466,19 +466,19 @@ class TextTask(Task):
         return list(zip(sources, targets, strict=True))
 
     def _add_language(self, ids: list[int], language: str | None) -> list[int]:
-        """Puts the token of the requested language before the ids of a source, if there is a choice."""
+        """Put the token of the requested language before the ids of a source, if there is a choice."""
         if not self.languages:
             return ids
         return [self.source_subwords.tag(_name_tag(language or self.languages[0])), *ids]
 
     def check_batches(self, options: TrainingOptions, step: int = 0) -> None:
-        """Checks that there is a batch for a step and that the files have not changed."""
+        """Check that there is a batch for a step and that the files have not changed."""
         if "_training" in vars(self):  # else reading it checks them
             self._check_files()
         super().check_batches(options, step)
 
     def training_batch(self, seed: int, step: int, size: int, tokens: int = 0) -> Batch:
-        """The batch of a step; each pair comes once an epoch, or as often as the weight of its corpus says."""
+        """Return the batch of a step; each pair comes once an epoch, or as often as the weight of its corpus says."""
         order = self._order(seed, size, tokens)
         for attempt in range(_MOST_TRIES):
             places = self._training.places[order.batch(step + attempt)]
@@ -518,7 +518,7 @@ class TextTask(Task):
         return BatchOrder(self._training.lengths, seed, size, tokens, counts, self._weights)
 
     def validation_batches(self) -> list[Batch]:
-        """The validation pairs, cut to the longest length and grouped by length."""
+        """Return the validation pairs, cut to the longest length and grouped by length."""
         most = self._longest
         pairs = [(s[:most], t[:most]) for s, t in self._encode_pairs(*self._validation)]
         pairs.sort(key=lambda pair: len(pair[1]))
@@ -528,16 +528,16 @@ class TextTask(Task):
         ]
 
     def validation_texts(self) -> list[tuple[list[int], str]]:
-        """The source ids of the validation pairs, cut to the longest length, and their uncut translations."""
+        """Return the source ids of the validation pairs, cut to the longest length, and their uncut translations."""
         pairs = zip(self._encode_pairs(*self._validation), self._validation.pairs, strict=True)
         return [(self._cut(ids), self.normalize_target(target)) for (ids, _), (_, target) in pairs]
 
     def normalize_target(self, text: str) -> str:
-        """The text in the form in which the run writes it."""
+        """Return the text in the form in which the run writes it."""
         return text if self.subwords.normalizer is None else self.subwords.normalizer(text)
 
     def same_vocabulary(self, chosen: Collection[str] = ()) -> dict[str, Any]:
-        """The tokenizers."""
+        """Return the tokenizers."""
         if _OF_VOCABULARY & set(chosen):
             return {}
         same = {"source_tokenizer": self.source_subwords, "target_tokenizer": self.subwords}
@@ -546,7 +546,7 @@ class TextTask(Task):
         return same
 
     def evaluation_items(self) -> list[Item]:
-        """The evaluation pairs, grouped by language; sources that are too long are cut and marked."""
+        """Return the evaluation pairs, grouped by language; sources that are too long are cut and marked."""
         pairs = zip(self._encode_pairs(*self._evaluation), *self._evaluation, strict=True)
         return [
             Item(
@@ -563,7 +563,7 @@ class TextTask(Task):
         return ids if len(ids) <= self._longest else [*ids[: self._longest - 1], ids[-1]]
 
     def encode(self, line: str, language: str | None = None) -> list[int]:
-        """The source ids of a sentence; TaskError for one that is empty, not text or too long."""
+        """Return the source ids of a sentence; TaskError for one that is empty, not text or too long."""
         self.check_language(language)
         if not line.strip():
             raise TaskError("a sentence to translate must not be empty")
@@ -585,11 +585,11 @@ class TextTask(Task):
         return ids
 
     def source_labels(self, ids: Iterable[int]) -> list[str]:
-        """The language, the pieces of the source, and its end."""
+        """Return the language, the pieces of the source, and its end."""
         return [*self.source_subwords.pieces(ids), "end"]
 
     def source_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
-        """The words of the source; the language is not text."""
+        """Return the words of the source; the language is not text."""
         return self.source_subwords.words(ids)
 
     @property
@@ -607,11 +607,11 @@ class TextTask(Task):
         return Reading(both[0].unit)
 
     def to_config(self) -> dict[str, Any]:
-        """The files, their hashes, and the longest target."""
+        """Return the files, their hashes, and the longest target."""
         return self._config
 
     def files(self) -> dict[str, bytes]:
-        """The two tokenizers, and the held-out pairs with their languages."""
+        """Return the two tokenizers, and the held-out pairs with their languages."""
         return self._files
 
 
@@ -641,7 +641,7 @@ def _unpad(ids: NDArray[np.int32]) -> list[int]:
 
 
 def _read_pairs(corpus: Corpus, normalizer: Normalizer) -> list[Pair]:
-    """The pairs of a given held-out corpus.
+    """Return the pairs of a given held-out corpus.
 
     Raises:
         TaskError: if there are none.
@@ -659,7 +659,7 @@ def _read_held_out(
     others: Sequence[Mapping[str, Any]],
     languages: Sequence[str],
 ) -> list[_Entry]:
-    """The corpora that the user gives to hold out, each with its language; empty if the text is to be split.
+    """Return the corpora that the user gives to hold out, each with its language; empty if the text is to be split.
 
     Raises:
         TaskError: if the language of one is missing, or not learned.
@@ -683,7 +683,7 @@ def _read_held_out(
 
 
 def _read_entry(corpus: Mapping[str, Any], list_: str = "corpora") -> _Entry:
-    """A corpus, from an entry in a list of the task."""
+    """Return a corpus, from an entry in a list of the task."""
     known = TextTask.lists[list_]
     if unknown := sorted(set(corpus) - set(known)):
         raise UsageError(f"one of `{list_}` has {', '.join(known)}. Received: {', '.join(unknown)}")
@@ -702,7 +702,7 @@ def _read_entry(corpus: Mapping[str, Any], list_: str = "corpora") -> _Entry:
 
 
 def _list_languages(corpora: Sequence[_Entry]) -> list[str]:
-    """The languages of the targets, in order; none if they have no names.
+    """Return the languages of the targets, in order; none if they have no names.
 
     Raises:
         TaskError: if only some have one.
@@ -717,12 +717,12 @@ def _list_languages(corpora: Sequence[_Entry]) -> list[str]:
 
 
 def _name_tag(language: str) -> str:
-    """The name of a language's token: no piece of text has a space in its name."""
+    """Return the name of a language's token: no piece of text has a space in its name."""
     return f"to {language}"
 
 
 def _encode_held_out(part: _HeldOut) -> bytes:
-    """An object a line, as text may hold line breaks itself."""
+    """Return an object a line, as text may hold line breaks itself."""
     rows = (
         dict(zip(_SIDES, pair, strict=True)) | ({} if language is None else {"language": language})
         for pair, language in zip(*part, strict=True)
@@ -739,7 +739,7 @@ def _decode_held_out(part: str, read: Callable[[str], bytes], _: bool) -> _HeldO
 
 
 def _read_held_out_lines(part: str, read: Callable[[str], bytes], languages: bool) -> _HeldOut:
-    """The held-out pairs of a run of an earlier version."""
+    """Return the held-out pairs of a run of an earlier version."""
 
     def lines(name: str) -> list[str]:
         return read(f"{part}.{name}.txt").decode().split("\n")[:-1]
@@ -751,7 +751,7 @@ def _read_held_out_lines(part: str, read: Callable[[str], bytes], languages: boo
 def _select_training_places(
     store: PairStore, held_out: Iterable[_HeldOut], normalizer: Normalizer | None
 ) -> NDArray[np.uint32]:
-    """The places of the pairs whose sources are in no held-out part."""
+    """Return the places of the pairs whose sources are in no held-out part."""
     sources = [source for part in held_out for source, _ in part.pairs]
     if normalizer is None:
         hashes = hash_texts(sources)
@@ -771,7 +771,7 @@ def _select_training_places(
 
 
 def _sample_places(count: int, most: int) -> NDArray[np.int64]:
-    """Some of the numbers 0 to count - 1, in order; all of them if they are not more than `most`."""
+    """Return some of the numbers 0 to count - 1, in order; all of them if they are not more than `most`."""
     if count <= most:
         return np.arange(count)
     return np.sort(permute(np.arange(most), count, _SAMPLE_KEY))

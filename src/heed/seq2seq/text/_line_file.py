@@ -49,7 +49,7 @@ class LineFile:
         return len(self._starts) - 1
 
     def blocks(self) -> Iterator[list[str]]:
-        """Yields all lines in order without their ends, some thousands at a time.
+        """Yield all lines in order without their ends, some thousands at a time.
 
         Raises:
             UnicodeDecodeError: at bytes that are not UTF-8.
@@ -67,7 +67,7 @@ class LineFile:
             number, end = number + len(lines), int(ends[-1])
 
     def lines(self, numbers: Iterable[int]) -> list[str]:
-        """The lines with these numbers, from 0 on, without their ends.
+        """Return the lines with these numbers, from 0 on, without their ends.
 
         Raises:
             UnicodeDecodeError: if the file has changed.
@@ -84,7 +84,7 @@ class LineFile:
 
 
 def _count_lines(file: io.BufferedReader) -> int:
-    """Counts the lines of a file; the last one needs no end."""
+    """Count the lines of a file; the last one needs no end."""
     count, last = 0, b"\n"
     file.seek(0)
     while block := file.read(1 << 20):
@@ -93,7 +93,7 @@ def _count_lines(file: io.BufferedReader) -> int:
 
 
 def open_seekable(path: Path) -> io.BufferedReader:
-    """Opens the text of a file, or of a temporary copy of it if it is compressed or a pipe. See `open_text`."""
+    """Open the text of a file, or of a temporary copy of it if it is compressed or a pipe. See `open_text`."""
     file = open_text(path)
     if isinstance(file, io.BufferedReader) and file.seekable():
         return file

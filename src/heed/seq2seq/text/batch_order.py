@@ -68,7 +68,7 @@ class BatchOrder:
         return batches[order[step - self._ends[pool]]]
 
     def _places(self, pool: int) -> NDArray[np.int64]:
-        """The places of a pool in its epoch, a multiple of the batch size."""
+        """Return the places of a pool in its epoch, a multiple of the batch size."""
         start = pool % self._pools * self._width
         count = min(self._width, self._epoch - start)
         if not self._tokens:
@@ -76,11 +76,11 @@ class BatchOrder:
         return np.arange(start, start + count) % self._epoch
 
     def _count(self, pool: int) -> int:
-        """The number of batches in a pool; with a bound on tokens it must be cut first."""
+        """Return the number of batches in a pool; with a bound on tokens it must be cut first."""
         return len(self._batches(pool)) if self._tokens else len(self._places(pool)) // self._size
 
     def _cut(self, pool: int) -> list[NDArray[np.int64]]:
-        """The batches of a pool, the shortest pairs first."""
+        """Return the batches of a pool, the shortest pairs first."""
         pairs = self._pairs(self._places(pool), pool // self._pools)
         lengths = self._lengths[pairs]
         longest = lengths.max(axis=1)
@@ -95,7 +95,7 @@ class BatchOrder:
         return np.split(pairs[order], starts[1:])
 
     def _pairs(self, places: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        """The pairs at places of an epoch."""
+        """Return the pairs at places of an epoch."""
         drawn = permute(places, self._epoch, _ORDER_KEY, self._seed, epoch)
         ends = np.cumsum(self._drawn)
         corpus = np.searchsorted(ends, drawn, side="right")

@@ -21,14 +21,14 @@ _NAMES = "iso_"  # catalogs of place and language names
 
 
 def find_folders() -> list[Path]:
-    """The folders in which this machine keeps catalogs."""
+    """Return the folders in which this machine keeps catalogs."""
     roots = [Path(sys.prefix), Path("/usr"), Path("/usr/local")]
     folders = [root / "share" / name for root in roots for name in ("locale", "locale-langpack")]
     return [path for path in dict.fromkeys(folders) if path.is_dir()]
 
 
 def count_catalogs(where: Iterable[Path] | None = None) -> dict[str, int]:
-    """Counts the catalogs of each language, the most first.
+    """Count the catalogs of each language, the most first.
 
     Args:
         where: folders to search; None searches `find_folders()`.
@@ -88,7 +88,7 @@ def _read_messages(path: Path) -> Iterator[Pair]:
 
 
 def _extract_words(text: str) -> str:
-    """The words of a message, or nothing if it holds more than words."""
+    """Return the words of a message, or nothing if it holds more than words."""
     text = text.replace("\xa0", " ")  # no-break space
     if len(_MNEMONIC.findall(text)) == 1:
         text = _MNEMONIC.sub("", text)

@@ -80,7 +80,7 @@ class Corpus:
         return " and ".join(map(str, self.paths))
 
     def entries(self) -> Iterator[Entry]:
-        """Yields each line, good or bad, with only that line in memory.
+        """Yield each line, good or bad, with only that line in memory.
 
         Raises:
             TaskError: if a file is missing, is a folder, or cannot be read.
@@ -108,7 +108,7 @@ class Corpus:
         return source, target
 
     def check_links(self, sources: list[str], targets: list[str], lines: Sequence[str]) -> None:
-        """Checks lines of the alignment, if there is one, against their pairs.
+        """Check lines of the alignment, if there is one, against their pairs.
 
         Raises:
             ValueError: if one is bad. Lines of pairs with an empty side are not checked.
@@ -123,7 +123,7 @@ class Corpus:
                     raise ValueError(f"{self.alignment}: {error}") from None
 
     def pairs(self) -> Iterator[Pair]:
-        """Yields the pairs; a side may be empty.
+        """Yield the pairs; a side may be empty.
 
         Raises:
             TaskError: at the first bad line, or as for `entries`.
@@ -135,7 +135,7 @@ class Corpus:
             yield entry.source, entry.target
 
     def sides(self, *lines: list[str]) -> tuple[list[str], list[str]]:
-        """Splits lines of the files into sources and targets, without outer spaces; a side may be empty.
+        """Split lines of the files into sources and targets, without outer spaces; a side may be empty.
 
         Args:
             *lines: lines of each file, as many of each.
@@ -182,7 +182,7 @@ _SPLIT: dict[str, Callable[[str], Pair]] = {".tsv": _split_tsv, ".jsonl": _split
 
 
 def _read_lines(path: Path) -> Iterator[str | None]:
-    """The lines of a file, None for one that is not UTF-8.
+    """Yield the lines of a file, None for one that is not UTF-8.
 
     Only line feeds end lines; Python's `splitlines` would also split at form feeds and U+2028.
     """

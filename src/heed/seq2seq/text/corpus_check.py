@@ -64,7 +64,7 @@ class CorpusReport:
         return any(finding.stops for finding in self.findings)
 
     def report(self) -> Iterator[str]:
-        """The findings as lines of text."""
+        """Yield the findings as lines of text."""
         yield f"{self.lines:,} lines, {self.pairs:,} different pairs"
         yield from map(str, self.findings)
         if not self.findings:
@@ -72,7 +72,7 @@ class CorpusReport:
 
 
 def check_corpus(corpus: Corpus) -> CorpusReport:
-    """Reads a corpus once and counts its problems.
+    """Read a corpus once and count its problems.
 
     Problems are lines that are not UTF-8, lack a counterpart or are not a pair, have an empty side, more than 500
     letters, a control character, a character that no token can hold, the same text on both sides or one side more than
@@ -137,7 +137,7 @@ def _find_faults(source: str, target: str) -> Iterator[str]:
 
 
 def _find_uneven(numbers: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """The lines of which one side is too long for the other: languages need more or fewer letters for the same."""
+    """Find lines of which one side is too long for the other: languages need more or fewer letters for the same."""
     if not len(numbers):
         return []
     source, target = np.asarray(lengths, np.float64).reshape(-1, 2).T
@@ -148,6 +148,6 @@ def _find_uneven(numbers: Sequence[int], lengths: Sequence[int]) -> list[int]:
 
 
 def _hash(*sides: str) -> bytes:
-    """A hash of sentences, the same for those that differ in white space only."""
+    """Return a hash of sentences, the same for those that differ in white space only."""
     text = "\n".join(" ".join(side.split()) for side in sides)
     return hashlib.blake2b(text.encode(), digest_size=8).digest()

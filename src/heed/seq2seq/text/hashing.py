@@ -29,7 +29,7 @@ def mix(values: ArrayLike) -> NDArray[np.uint64]:
 
 
 def stream(count: int, *key: int) -> NDArray[np.uint64]:
-    """The first `count` scrambled integers of the sequence named by `key`.
+    """Return the first `count` scrambled integers of the sequence named by `key`.
 
     Args:
         count: int, 0 or more.
@@ -50,7 +50,7 @@ def stream(count: int, *key: int) -> NDArray[np.uint64]:
 
 
 def permutation(count: int, *key: int) -> NDArray[np.int64]:
-    """The integers 0 to count - 1 in the scrambled order named by `key`.
+    """Return the integers 0 to count - 1 in the scrambled order named by `key`.
 
     Args:
         count: int, 0 or more.
@@ -67,7 +67,7 @@ def permutation(count: int, *key: int) -> NDArray[np.int64]:
 
 
 def permute(places: ArrayLike, count: int, *key: int) -> NDArray[np.int64]:
-    """The numbers at some places of 0 to count - 1 in the scrambled order named by `key`.
+    """Return the numbers at some places of 0 to count - 1 in the scrambled order named by `key`.
 
     Time and memory grow with the number of places, not with `count`.
 

@@ -34,7 +34,7 @@ class Normalizer(NamedTuple):
     spaces: str = ""
 
     def __call__(self, text: str) -> str:
-        """Returns the text in its form, without outer spaces."""
+        """Return the text in its form, without outer spaces."""
         if self.form is not None:
             text = unicodedata.normalize(self.form, text)  # type: ignore[arg-type]
         if self.spaces:
@@ -48,7 +48,7 @@ def _match_any(letters: str) -> re.Pattern[str]:
 
 
 def find_form(name: str) -> str | None:
-    """Returns Unicode's name of a form, None for "none".
+    """Return Unicode's name of a form, None for "none".
 
     Raises:
         TaskError: if there is no such form.
@@ -62,10 +62,10 @@ def find_form(name: str) -> str | None:
 
 
 def name_form(form: str | None) -> str:
-    """Returns the option for one of Unicode's forms; "none" for None."""
+    """Return the option for one of Unicode's forms; "none" for None."""
     return next(name for name, known in _FORMS.items() if known == form)
 
 
 def spaces_beside(kept: str) -> str:
-    """Returns the characters that count as a space in a text that holds `kept` as they are."""
+    """Return the characters that count as a space in a text that holds `kept` as they are."""
     return UNUSABLE + "".join(c for c in WHITE_SPACE if c not in kept)

@@ -62,11 +62,11 @@ class PairStore:
         self.sources = self.sources[:0].copy()
 
     def corpus_of(self, places: ArrayLike) -> NDArray[np.int64]:
-        """The number of the corpus of each of these pairs."""
+        """Return the number of the corpus of each of these pairs."""
         return np.searchsorted(self._ends, places, side="right")
 
     def pairs(self, places: ArrayLike) -> list[Pair]:
-        """Reads the pairs at these places from the files.
+        """Read the pairs at these places from the files.
 
         Raises:
             TaskError: if a file has changed.
@@ -74,7 +74,7 @@ class PairStore:
         return self._read(places, _Part.pairs, ("", ""))
 
     def alignments(self, places: ArrayLike) -> list[str]:
-        """Reads the alignment lines of the pairs at these places; empty ones for a corpus without.
+        """Read the alignment lines of the pairs at these places; empty ones for a corpus without.
 
         Raises:
             TaskError: if a file has changed.
@@ -84,7 +84,7 @@ class PairStore:
     def _read(
         self, places: ArrayLike, read: Callable[[_Part, NDArray[np.int64]], list[_T]], nothing: _T
     ) -> list[_T]:
-        """Reads the entries at these places, each from its corpus."""
+        """Read the entries at these places, each from its corpus."""
         places = np.asarray(places, np.int64)
         results = [nothing] * len(places)
         corpora = self.corpus_of(places)
@@ -144,7 +144,7 @@ class _Part:
         self.empty = number - place
 
     def _note_characters(self, sides: tuple[list[str], list[str]]) -> None:
-        """Notes white space, and pairs with unusable characters."""
+        """Note white space, and pairs with unusable characters."""
         for seen, texts in zip(self.white_space, sides, strict=True):
             if not (joined := "".join(texts)).isprintable():
                 seen.update(letter for letter in WHITE_SPACE if letter in joined)
@@ -172,12 +172,12 @@ class _Part:
 
 
 def hash_sentences(texts: Iterable[str]) -> NDArray[np.uint64]:
-    """A hash of each sentence, the same for sentences that differ in white space only."""
+    """Return a hash of each sentence, the same for sentences that differ in white space only."""
     return hash_texts(" ".join(text.split()) for text in texts)
 
 
 def hash_texts(texts: Iterable[str]) -> NDArray[np.uint64]:
-    """A hash of each text: equal texts have equal hashes, different ones practically never.
+    """Return a hash of each text: equal texts have equal hashes, different ones practically never.
 
     Example:
         >>> first, second, third = hash_texts(["a", "b", "a"])

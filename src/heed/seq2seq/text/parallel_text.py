@@ -19,7 +19,7 @@ _HASHES: dict[tuple[int, ...], str] = {}  # of files that this process has read
 
 
 def split(sources: NDArray[np.uint64], held_out: int = 2) -> NDArray[np.int8]:
-    """Assigns each pair to a part by a hash of its source sentence.
+    """Assign each pair to a part by a hash of its source sentence.
 
     Each held-out part is 5 % of the different sentences, at least one and at most 1,000. Equal source sentences stay
     together, so that no held-out sentence is seen in training. Sentences that come more than four times as often as
@@ -59,7 +59,7 @@ def split(sources: NDArray[np.uint64], held_out: int = 2) -> NDArray[np.int8]:
 
 
 def _count_leading(order: NDArray[np.uint64], count: int) -> int:
-    """The number of leading sorted values that contain `count` distinct ones."""
+    """Return the number of leading sorted values that contain `count` distinct ones."""
     most = count
     while most < len(order) and len(np.unique(order[:most])) < count:
         most *= 2

@@ -47,7 +47,7 @@ class Metrics:
     without_bleu: str = ""
 
     def score(self, translations: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-        """Computes each metric of a text, in percent."""
+        """Compute each metric of a text, in percent."""
         return {
             name: float(metric.corpus_score(translations, [references]).score)
             for name, metric in self.by_name.items()
@@ -55,7 +55,7 @@ class Metrics:
 
 
 def load_sacrebleu(what: str) -> Any:
-    """Imports sacrebleu.
+    """Import sacrebleu.
 
     Args:
         what: the feature that needs it; the error message starts with it.
@@ -135,7 +135,7 @@ def choose_metrics(references: Sequence[str], bleu_tokenizer: str = AUTO) -> Met
 
 
 def sentence_chrf(translations: Sequence[str], references: Sequence[str]) -> list[float]:
-    """Computes chrF of each translation separately, 0 to 100.
+    """Compute chrF of each translation separately, 0 to 100.
 
     Raises:
         TaskError: without the sacrebleu library.
@@ -150,7 +150,7 @@ def sentence_chrf(translations: Sequence[str], references: Sequence[str]) -> lis
 
 
 def _find_lack(tokenizer: str) -> str:
-    """What this machine lacks for a tokenizer, and how to get it; "" if it is there."""
+    """Return what this machine lacks for a tokenizer, and how to get it; "" if it is there."""
     from sacrebleu import BLEU
     from sacrebleu.tokenizers import tokenizer_spm
     from sacrebleu.utils import SACREBLEU_DIR
@@ -170,7 +170,7 @@ def _find_lack(tokenizer: str) -> str:
 
 
 def _make_exact_metric() -> Any:
-    """The share of translations that equal their references, as a metric of sacrebleu."""
+    """Return the share of translations that equal their references, as a metric of sacrebleu."""
     import numpy as np
     from sacrebleu.metrics.base import Metric, Score
 

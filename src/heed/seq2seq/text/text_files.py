@@ -29,7 +29,7 @@ _OTHERS = {
 
 
 def open_text(path: Path) -> IO[bytes]:
-    """Opens a file's bytes, decompressed if they begin as gzip's do, whatever its name.
+    """Open a file's bytes, decompressed if they begin as gzip's do, whatever its name.
 
     Raises:
         OSError: if it cannot be read.
@@ -44,7 +44,7 @@ def open_text(path: Path) -> IO[bytes]:
 
 
 def read_text(file: IO[bytes], name: str, closes: bool = False) -> IO[bytes]:
-    """Returns the bytes of an open file or pipe, see `open_text`.
+    """Return the bytes of an open file or pipe, see `open_text`.
 
     Args:
         file: the file.
@@ -68,7 +68,7 @@ def read_text(file: IO[bytes], name: str, closes: bool = False) -> IO[bytes]:
 
 
 def unpack(path: Path, folder: Path) -> Path:
-    """Returns a plain copy of a compressed file, made in a folder; the path itself of one that is plain.
+    """Return a plain copy of a compressed file, made in a folder; the path itself of one that is plain.
 
     Raises:
         OSError: if it cannot be read, or is a pipe or a device, which can be read only once.

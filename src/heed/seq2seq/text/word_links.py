@@ -12,7 +12,7 @@ _LINK = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
 
 def read_links(line: str, source: str, target: str) -> list[tuple[int, int]]:
-    """Parses the links of a sentence pair in Pharaoh format: "i-j" for source word i and target word j.
+    """Parse the links of a sentence pair in Pharaoh format: "i-j" for source word i and target word j.
 
     Words are separated by spaces and counted from 0. A line may have no links.
 
@@ -42,7 +42,7 @@ def read_links(line: str, source: str, target: str) -> list[tuple[int, int]]:
 
 
 def split_words(text: str) -> list[str]:
-    """The words that links count.
+    """Return the words that links count.
 
     Example:
         >>> split_words("the  cat")
@@ -54,7 +54,7 @@ def split_words(text: str) -> list[str]:
 def spread(
     links: Iterable[tuple[int, int]], source: Sequence[int | None], target: Sequence[int | None]
 ) -> NDArray[np.float32]:
-    """The attention that links ask for: each target token attends equally to all tokens of the words linked to its own.
+    """Return the attention that links ask for: each target token attends equally to all tokens of words linked to it.
 
     Args:
         links: (i, j) for source word i and target word j.

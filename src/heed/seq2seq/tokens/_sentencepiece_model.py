@@ -58,7 +58,7 @@ class SentencePieceModel(NamedTuple):
 
     @classmethod
     def parse(cls, model: bytes) -> SentencePieceModel:
-        """Reads a serialised model.
+        """Read a serialised model.
 
         Raises:
             ValueError: if it is damaged.
@@ -83,7 +83,7 @@ def _read_piece(message: bytes) -> tuple[str, int]:
 
 
 def _read_message(message: bytes) -> tuple[dict[int, int], dict[int, list[bytes]]]:
-    """The fields of a protobuf message by number: integers, the last of each number, and byte strings."""
+    """Return the fields of a protobuf message by number: integers, the last of each number, and byte strings."""
     integers: dict[int, int] = {}
     texts: dict[int, list[bytes]] = defaultdict(list)
     for number, value, _ in _fields(message):
@@ -95,7 +95,7 @@ def _read_message(message: bytes) -> tuple[dict[int, int], dict[int, list[bytes]
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes | None, bytes]]:
-    """Yields each field of a message: its number, its integer or bytes (None for a float), and all its bytes."""
+    """Yield each field of a message: its number, its integer or bytes (None for a float), and all its bytes."""
     position = 0
     while position < len(message):
         start = position
@@ -117,7 +117,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes | None, bytes]]:
 
 
 def _read_varint(message: bytes, position: int) -> tuple[int, int]:
-    """The integer at a position, stored in groups of 7 bits, lowest first; and the position after it."""
+    """Return the integer at a position, stored in groups of 7 bits, lowest first; and the position after it."""
     group = message[position : position + 1]
     if b"" < group < b"\x80":  # most have one group
         return ord(group), position + 1
@@ -130,7 +130,7 @@ def _read_varint(message: bytes, position: int) -> tuple[int, int]:
 
 
 def replace_letters(model: bytes, letters: Mapping[str, str]) -> bytes:
-    """Returns a serialised model with other letters in its pieces.
+    """Return a serialised model with other letters in its pieces.
 
     Args:
         model: the model.

@@ -124,7 +124,7 @@ class BytePairTokenizer(Tokenizer):
 
 
 def pack(vocabulary: Mapping[str, int], merges: Sequence[str], special: Mapping[str, str]) -> bytes:
-    """A tokenizer as one file.
+    """Return a tokenizer as one file.
 
     Args:
         vocabulary: ids by token.
@@ -138,7 +138,7 @@ def pack(vocabulary: Mapping[str, int], merges: Sequence[str], special: Mapping[
 def read_tokenizer(
     model: bytes, tags: Sequence[str] = (), normalizer: Normalizer | None = None
 ) -> Tokenizer:
-    """The tokenizer of a file: byte pairs, or a SentencePiece model. See `Tokenizer`."""
+    """Return the tokenizer of a file: byte pairs, or a SentencePiece model. See `Tokenizer`."""
     kind = BytePairTokenizer if model[:1] == b"{" else Tokenizer
     return kind(model, tags, normalizer)
 

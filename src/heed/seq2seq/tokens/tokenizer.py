@@ -185,7 +185,7 @@ class Tokenizer:
         return self._first_tag + len(self.tags)
 
     def library_id(self, i: int) -> int | None:
-        """The id that a token has in the model; None for one that is not in the model."""
+        """Return the id that a token has in the model; None for one that is not in the model."""
         return self._library_ids.get(i)
 
     @property
@@ -199,7 +199,7 @@ class Tokenizer:
         return str(self._processor.decode([self._library_ids[UNKNOWN_ID]]))
 
     def tag(self, name: str) -> int:
-        """The id of a tag."""
+        """Return the id of a tag."""
         return self._first_tag + self.tags.index(name)
 
     def holds(self, letter: str) -> bool:
@@ -207,7 +207,7 @@ class Tokenizer:
         return self._letters is None or letter in self._letters
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text in its normal form, the end token last."""
+        """Return the ids of each text in its normal form, the end token last."""
         return [[*self._ids(text), END_ID] for text in self._normalize(texts)]
 
     def _normalize(self, texts: Sequence[str]) -> Iterable[str]:
@@ -215,7 +215,7 @@ class Tokenizer:
         return texts if normalize is None else (normalize(text) for text in texts)
 
     def _ids(self, text: str) -> Iterable[int]:
-        """The ids of a text; words are cached where no token goes beyond a word."""
+        """Return the ids of a text; words are cached where no token goes beyond a word."""
         if self.mark_is_space:
             text = text.replace(_SPACE, " ")
         elif not self.splits_at_spaces or _SPACE in text:
@@ -239,7 +239,7 @@ class Tokenizer:
         return float(np.median([*several, *[1] * counts[UNKNOWN_ID]] or [0]))
 
     def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
-        """The text of each row of ids, up to its end token; tags give nothing, an unknown token "⁇"."""
+        """Return the text of each row of ids, up to its end token; tags give nothing, an unknown token "⁇"."""
         texts = []
         for row in rows:
             library_ids = [self._library_ids[i] for i in cut_at_end(row) if i in self._library_ids]
@@ -249,7 +249,7 @@ class Tokenizer:
         return texts
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """A label for each id up to the end token; "▁" marks the start of a word."""
+        """Return a label for each id up to the end token; "▁" marks the start of a word."""
         return [self._label(i) for i in cut_at_end(ids)]
 
     def _label(self, i: int) -> str:
@@ -259,14 +259,14 @@ class Tokenizer:
         return f"{_SPACE}{piece}" if i == UNKNOWN_ID and self.unit == "word" else piece
 
     def words(self, ids: Iterable[int]) -> tuple[list[int | None], list[str]]:
-        """The word that each id is part of (None if it is not text, such as an end or a tag), and the words."""
+        """Return the word that each id is part of (None if it is not text, such as an end or a tag), and the words."""
         return group_words(
             [self._label(i) if END_ID < i < self._first_tag else None for i in map(int, ids)]
         )
 
 
 def group_words(pieces: Sequence[str | None]) -> tuple[list[int | None], list[str]]:
-    """The word that each piece is part of, and the words: "▁" stands for the space before one.
+    """Return the word that each piece is part of, and the words: "▁" stands for the space before one.
 
     Args:
         pieces: of a tokenizer; None for one that is not text.
@@ -292,13 +292,13 @@ def group_words(pieces: Sequence[str | None]) -> tuple[list[int | None], list[st
 
 
 def cut_at_end(ids: Iterable[int]) -> list[int]:
-    """The ids before the end token, without padding and start."""
+    """Return the ids before the end token, without padding and start."""
     before = itertools.takewhile(lambda i: i != END_ID, map(int, ids))
     return [i for i in before if i not in (PAD_ID, START_ID)]
 
 
 def check_unit(unit: str) -> None:
-    """Raises a TaskError if there are no tokens of this unit."""
+    """Raise a TaskError if there are no tokens of this unit."""
     if unit not in _MODEL_TYPES:
         like = nearest(str(unit), _MODEL_TYPES)
         raise UsageError(
@@ -307,14 +307,14 @@ def check_unit(unit: str) -> None:
 
 
 def _drop_single_words(lines: Sequence[str]) -> list[str]:
-    """Drops words that come once, so that training meets unknown words, and lines without a word."""
+    """Drop words that come once, so that training meets unknown words, and lines without a word."""
     counts = Counter(itertools.chain.from_iterable(line.split(" ") for line in lines))
     kept = (" ".join(word for word in line.split(" ") if counts[word] > 1) for line in lines)
     return [line for line in kept if line.strip()]
 
 
 def _count_characters(lines: Sequence[str]) -> Counter[str]:
-    """Counts the characters that tokens may hold."""
+    """Count the characters that tokens may hold."""
     counts = Counter(itertools.chain.from_iterable(lines))
     counts[" "] += len(lines)  # the mark before the first word
     del counts[_NEVER]
@@ -322,7 +322,7 @@ def _count_characters(lines: Sequence[str]) -> Counter[str]:
 
 
 def _find_rare(lines: Sequence[str], size: int) -> str:
-    """The rare characters, which are spelled in bytes if a vocabulary of this size does not hold all.
+    """Return the rare characters, which are spelled in bytes if a vocabulary of this size does not hold all.
 
     Raises:
         TaskError: if it does not hold the bytes either.

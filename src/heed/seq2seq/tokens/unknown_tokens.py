@@ -8,7 +8,7 @@ from heed.seq2seq.tokens.tokenizer import END_ID, UNKNOWN_ID
 
 
 def share_unknown(rows: Iterable[Iterable[int]]) -> float:
-    """Returns the share of unknown tokens among the tokens of text in rows of ids, 0 to 1.
+    """Return the share of unknown tokens among the tokens of text in rows of ids, 0 to 1.
 
     Example:
         >>> share_unknown([[7, 3, 2], [5, 9, 2, 0]])
@@ -23,7 +23,7 @@ def share_unknown(rows: Iterable[Iterable[int]]) -> float:
 
 
 def describe_unknown(shares: Mapping[str, float]) -> str:
-    """Describes the shares of unknown tokens by side; "" if all are known.
+    """Describe the shares of unknown tokens by side; "" if all are known.
 
     Example:
         >>> describe_unknown({"source": 0.0, "target": 0.254})

@@ -71,7 +71,7 @@ class Vocabularies:
         return self._unit or (self._tokenizers[0].unit if self._tokenizers else "subword")
 
     def make(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[Tokenizer, Tokenizer]:
-        """The tokenizers of source and target, learned from these sentences if none are given."""
+        """Return the tokenizers of source and target, learned from these sentences if none are given."""
         if self._tokenizers is not None:
             return self._tokenizers
         if self._shared:

@@ -26,7 +26,7 @@ _LARGEST = 2**63  # of an integer in metrics.jsonl
 
 
 def read_metrics(path: Path, last_step: int | None = None) -> list[dict[str, Any]]:
-    """Reads the records of a metrics.jsonl, in order.
+    """Read the records of a metrics.jsonl, in order.
 
     Args:
         path: the file; a missing one holds no records.
@@ -55,7 +55,7 @@ def read_metrics(path: Path, last_step: int | None = None) -> list[dict[str, Any
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """The numbers of one line, its step among them; None if it is not a record."""
+    """Return the numbers of one line, its step among them; None if it is not a record."""
     try:
         record = json.loads(line.decode())
     except (ValueError, RecursionError):
@@ -199,21 +199,21 @@ class TrainingLog:
         self._open.callback(self._bar.close)
 
     def _break_silence(self) -> None:
-        """Prints the current step, in a thread: one step, or one validation, may take minutes."""
+        """Print the current step, in a thread: one step, or one validation, may take minutes."""
         while not self._over.wait(max(0.0, self._last_shown + _SILENCE - self._clock())):
             now = self._clock()
             if now >= self._last_shown + _SILENCE:
                 self._show(f"step {self._taken}/{self._steps}  {now - self._began:.0f} s")
 
     def advance(self, step: int) -> None:
-        """Sets the number of steps taken."""
+        """Set the number of steps taken."""
         self._taken = step
         if self._left is not None:
             self._left.advance(step)
             self._bar.update(step - self._bar.n)
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Writes one line of metrics; `record` holds its step.
+        """Write one line of metrics; `record` holds its step.
 
         Raises:
             OSError: if it cannot be written.
@@ -226,13 +226,13 @@ class TrainingLog:
             self._bar.set_postfix_str(f"loss {record['loss']:.4f}")
 
     def flush(self) -> None:
-        """Makes the output so far visible to other processes."""
+        """Make the output so far visible to other processes."""
         if self._events is not None:
             with self._as_os_errors():
                 self._events.flush()
 
     def write(self, text: str, show: bool = True) -> None:
-        """Writes a line to the log, and to stderr if `show` and progress is shown.
+        """Write a line to the log, and to stderr if `show` and progress is shown.
 
         Raises:
             OSError: if the log cannot be written.
@@ -252,7 +252,7 @@ class TrainingLog:
 
     @contextlib.contextmanager
     def _as_os_errors(self) -> Iterator[None]:
-        """Converts the errors of TensorFlow's event writer, which are also those of exhausted memory."""
+        """Convert the errors of TensorFlow's event writer, which are also those of exhausted memory."""
         try:
             yield
         except tf.errors.OpError as error:

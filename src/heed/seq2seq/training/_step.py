@@ -110,7 +110,7 @@ class TrainingStep:
     def __call__(
         self, batch: Batch, step: int, rate: float, more: Sequence[Batch] = (), stop: bool = False
     ) -> tf.Tensor:
-        """Takes one step.
+        """Take one step.
 
         Args:
             batch: the whole batch, for all replicas.
@@ -153,7 +153,7 @@ class TrainingStep:
 
     @contextlib.contextmanager
     def use_average(self) -> Iterator[None]:
-        """Gives the model the moving average of its weights in the block, if there is one."""
+        """Give the model the moving average of its weights in the block, if there is one."""
         kept = [weight.numpy() for weight in self.model.weights] if self.average else []
         try:
             for weight, average in zip(
@@ -166,7 +166,7 @@ class TrainingStep:
                 weight.assign(value)
 
     def _spread(self, rows: np.ndarray) -> Any:
-        """Gives each replica every n-th row."""
+        """Give each replica every n-th row."""
         count = self._strategy.num_replicas_in_sync
         if self._workers.replicas == 1:
             return tf.constant(rows[self._workers.rank :: count])
@@ -208,7 +208,7 @@ class TrainingStep:
         return loss if self._strategy.num_replicas_in_sync == 1 else tf.stack([loss, scalars[6]])
 
     def _from_sums(self, scalars: tf.Tensor) -> None:
-        """Takes the step of the summed gradients, and resets the sums."""
+        """Take the step of the summed gradients, and resets the sums."""
 
         def one_replica(scalars: tf.Tensor) -> None:
             context = tf.distribute.get_replica_context()
@@ -248,7 +248,7 @@ class TrainingStep:
         return self.model(self._inputs(source, target), training=training)
 
     def _count(self, source: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
-        """Summed loss, right tokens, tokens, right rows, rows."""
+        """Sum loss, right tokens, tokens, right rows, rows."""
         logits = self._logits(source, target, training=False)
         config = self.model.config
         losses = softmax_cross_entropy(logits, target, ignore_class=config.pad_id)
@@ -271,7 +271,7 @@ class TrainingStep:
         return tf.stack([tf.cast(value, tf.float64) for value in (tf.reduce_sum(losses), *counts)])
 
     def validate(self, batches: Sequence[Batch]) -> Validation:
-        """Computes loss and accuracy on held-out batches."""
+        """Compute loss and accuracy on held-out batches."""
         counts = [
             self._validate(tf.constant(one.source), tf.constant(one.target)).numpy()
             for one in batches

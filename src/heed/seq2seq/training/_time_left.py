@@ -48,7 +48,7 @@ class TimeLeft:
         self._shown: tuple[bool, float] | None = None
 
     def advance(self, step: int) -> None:
-        """Notes that a step has been taken."""
+        """Note that a step has been taken."""
         now = self._clock()
         seconds, before = now - self._last, step - 1
         self._step, self._last = step, now

@@ -54,7 +54,7 @@ class ValidationScore:
         self.name, self._metric = self.title.lower(), metrics.by_name[self.title]
 
     def __call__(self, weights: Sequence[Any]) -> float:
-        """The score of a model with these weights, 0 to 100."""
+        """Return the score of a model with these weights, 0 to 100."""
         assign(self._model.weights, weights, self._run)
         translations: list[str] = []
         for start in range(0, len(self._sources), _BATCH):

@@ -45,7 +45,7 @@ class Workers:
         )
 
     def share_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the chief's values on every worker, bit for bit.
+        """Return the chief's values on every worker, bit for bit.
 
         Args:
             values: JSON-ready values, at most 4 KiB; only the chief's matter.
@@ -61,7 +61,7 @@ class Workers:
         return json.loads(shared.numpy().astype(np.uint8).tobytes().rstrip(b"\0"))
 
     def share_variables(self, variables: Sequence[Any]) -> None:
-        """Gives every worker the chief's values of variables, bit for bit."""
+        """Give every worker the chief's values of variables, bit for bit."""
         if not self.several or not variables:
             return
         # Integers, of which the others are 0: a sum of floats would change the sign of a zero.
@@ -72,7 +72,7 @@ class Workers:
             variable.assign(value.numpy().view(dtype).reshape(variable.shape))
 
     def vary_seeds(self, states: Sequence[Any]) -> None:
-        """Gives each replica other random numbers; the first keeps the chief's.
+        """Give each replica other random numbers; the first keeps the chief's.
 
         Args:
             states: variables of random generators, (2,) uint32, equal on all replicas.
@@ -96,14 +96,14 @@ class Workers:
 
 
 def _to_bits(value: np.ndarray) -> np.ndarray:
-    """The value's bits as int32, in one row."""
+    """Return the value's bits as int32, in one row."""
     if value.dtype.itemsize % 4:
         raise TypeError(f"variables must have words of 4 bytes. Received: {value.dtype}")
     return np.ascontiguousarray(value).reshape(-1).view(np.int32)
 
 
 def _job(strategy: tf.distribute.Strategy) -> list[str]:
-    """The addresses of all workers; one for a strategy within one process."""
+    """Return the addresses of all workers; one for a strategy within one process."""
     resolver = strategy.cluster_resolver
     if resolver is None or not resolver.task_type:
         return [""]

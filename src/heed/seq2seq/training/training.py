@@ -151,7 +151,7 @@ class _Training:
     # Checkpoints ----------------------------------------------------------------------------------
 
     def _variables(self) -> dict[str, Sequence[Any]]:
-        """The variables of a checkpoint; translation reads "weight"; "other" holds the random generators of dropout."""
+        """List a checkpoint's variables; translation reads "weight"; "other" holds the random generators of dropout."""
         weights = {id(variable) for variable in self._model.weights}
         return {
             "weight": self._model.weights,
@@ -162,7 +162,7 @@ class _Training:
         }
 
     def _save(self, stopped: bool = False) -> None:
-        """Writes a checkpoint: a regular one, or one of a stop, which the next regular one replaces.
+        """Write a checkpoint: a regular one, or one of a stop, which the next regular one replaces.
 
         Raises:
             TaskError: if the training has diverged: the checkpoints before stay.
@@ -203,7 +203,7 @@ class _Training:
             self._at.stopped_early, self._at.without_better = False, 0
 
     def _share(self) -> None:
-        """Gives all workers the chief's weights and progress: its run folder is the one that counts."""
+        """Give all workers the chief's weights and progress: its run folder is the one that counts."""
         self._share_progress()
         for variables in self._variables().values():
             self._workers.share_variables(variables)
@@ -214,7 +214,7 @@ class _Training:
         vars(self._at).update(self._workers.share_values(vars(self._at)))
 
     def _begin(self) -> None:
-        """Takes the initial weights from another run, if there are some."""
+        """Take the initial weights from another run, if there are some."""
         if INITIAL not in self._run.config["files"]:
             return
         self._run.read(INITIAL)  # compares the checksum
@@ -272,7 +272,7 @@ class _Training:
         return self._result()
 
     def _prepare(self) -> None:
-        """Does all that may fail before anything is written: the folder then stays as it is."""
+        """Do all that may fail before anything is written: the folder then stays as it is."""
         options, task = self._options, self._task
         task.check_batches(options, self._at.step)
         self._notes += task.notes()
@@ -296,7 +296,7 @@ class _Training:
                     break
 
     def _describe(self) -> str:
-        """Describes the training: the first line, long before the first validation."""
+        """Describe the training: the first line, long before the first validation."""
         task, options = self._task, self._options
         size = f"{options.accumulate * options.batch_size:,} pairs"
         if options.batch_tokens:
@@ -351,7 +351,7 @@ class _Training:
         )
 
     def _after_step(self, log: TrainingLog) -> None:
-        """Writes metrics, validation and checkpoint, in this order, so that a checkpoint covers both."""
+        """Write metrics, validation and checkpoint, in this order, so that a checkpoint covers both."""
         at, options = self._at, self._options
         last = at.step == options.steps
         validates = last or at.step % options.validate_every == 0
@@ -419,7 +419,7 @@ class _Training:
 def _prefetch(
     task: Task, options: TrainingOptions, step: int
 ) -> Generator[list[Batch], None, None]:
-    """Yields the batches of each step from `step` on; a second thread makes the next ones meanwhile."""
+    """Yield the batches of each step from `step` on; a second thread makes the next ones meanwhile."""
 
     def make_batches(step: int) -> list[Batch]:
         first = step * options.accumulate
@@ -443,7 +443,7 @@ def _to_numpy(weight: Any) -> np.ndarray:
 
 @contextlib.contextmanager
 def _deterministic() -> Iterator[None]:
-    """Makes TensorFlow's operations deterministic in the block, or raise if they cannot be.
+    """Make TensorFlow's operations deterministic in the block, or raise if they cannot be.
 
     Left on, it would change the caller's own work: Keras then compiles nothing with XLA.
     """

@@ -53,7 +53,7 @@ class Alignment:
         return sorted((int(i), j) for j, i in enumerate(np.argmax(self.weights, axis=1)))
 
     def __str__(self) -> str:
-        """The links in Pharaoh format: "i-j" for source word i and target word j, from 0."""
+        """Return the links in Pharaoh format: "i-j" for source word i and target word j, from 0."""
         return " ".join(f"{i}-{j}" for i, j in self.links)
 
 

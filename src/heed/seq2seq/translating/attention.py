@@ -80,7 +80,7 @@ class TranslationAttention:
         return path
 
     def write_page(self, path: Path) -> Path:
-        """Writes an HTML page of every head, and returns its path."""
+        """Write an HTML page of every head, and return its path."""
         html_page = page(self.capture, self.tokens, title=f"{self.line} → {self.translation}")
         write_atomically(path, lambda file: file.write(html_page.html.encode()))
         return path
@@ -89,7 +89,7 @@ class TranslationAttention:
 def read_attention(
     translator: Translator, line: str, language: str | None = None
 ) -> TranslationAttention:
-    """Translates a line and returns the attention of each layer.
+    """Translate a line and return the attention of each layer.
 
     Args:
         translator: the run's model.
@@ -134,7 +134,7 @@ class AttentionReader:
     def __call__(
         self, line: str, language: str | None, source: list[int], target: list[int]
     ) -> TranslationAttention:
-        """Returns the attention of each layer.
+        """Return the attention of each layer.
 
         Args:
             line: the source text.
@@ -186,12 +186,12 @@ def _compute_scores(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _label_targets(task: Any, ids: Iterable[int]) -> list[str]:
-    """A label for each id, special tokens included."""
+    """Return a label for each id, special tokens included."""
     return [
         _SPECIAL[i] if i in _SPECIAL else _format_piece(task.target_labels([i])[0]) for i in ids
     ]
 
 
 def _format_piece(piece: str) -> str:
-    """A piece as readers see it: SentencePiece marks spaces by "▁"."""
+    """Return a piece as readers see it: SentencePiece marks spaces by "▁"."""
     return piece.replace("▁", " ").strip() or "space"

@@ -109,7 +109,7 @@ class Translator:
         return int(self.weights["step"])
 
     def describe(self) -> dict[str, Any]:
-        """The settings that affect translations, as JSON-ready values: weights, options, and the other runs."""
+        """Return the settings that affect translations, as JSON-ready values: weights, options, and the other runs."""
         return {
             "weights": self.weights,
             "decoding": dataclasses.asdict(self.options),
@@ -117,7 +117,7 @@ class Translator:
         }
 
     def __call__(self, lines: Sequence[str], language: str | None = None) -> list[str]:
-        """Translates each line.
+        """Translate each line.
 
         Args:
             lines: texts to translate.
@@ -137,7 +137,7 @@ class Translator:
         options: DecodingOptions | None = None,
         alignments: bool = False,
     ) -> list[list[Translation]]:
-        """The `n_best` translations of each line, best first, or as they were sampled; with scores if requested.
+        """Return the `n_best` translations of each line, best first, or as they were sampled; with scores if requested.
 
         Args:
             lines: texts to translate.
@@ -161,7 +161,7 @@ class Translator:
         batch_size: int = 500,
         alignments: bool = False,
     ) -> list[list[Translation]]:
-        """The same for rows of source ids and a prefix of target ids.
+        """Return the same for rows of source ids and a prefix of target ids.
 
         Raises:
             TaskError: if the prefix leaves no room for a translation.
@@ -190,7 +190,7 @@ class Translator:
         options: DecodingOptions | None = None,
         alignments: bool = False,
     ) -> Generator[str, None, Translation]:
-        """Translates a line and yields its translation in pieces, as they are decoded.
+        """Translate a line and yield its translation in pieces, as they are decoded.
 
         The pieces join to the text that `translations` gives, exactly. A piece is seldom a word: it ends where a token
         ends, unless spaces or an unfinished character follow. A reader who stops early stops the decoding.
@@ -220,7 +220,7 @@ class Translator:
         options: DecodingOptions | None = None,
         alignments: bool = False,
     ) -> Generator[str, None, Translation]:
-        """The same for a row of source ids and a prefix of target ids."""
+        """Return the same for a row of source ids and a prefix of target ids."""
         options = options or self.options
         if options.method == "beam" or options.n_best > 1:
             given = f"beam_size={options.beam_size}, n_best={options.n_best}"
@@ -259,7 +259,7 @@ class Translator:
         self._batches = batches
 
     def continue_seeds(self, batches: int) -> None:
-        """Samples from here on as after this number of batches, 0 or more; each batch has its own seed."""
+        """Sample from here on as after this number of batches, 0 or more; each batch has its own seed."""
         self._batches = batches
 
     def decode(
@@ -268,7 +268,7 @@ class Translator:
         batch_size: int = 500,
         options: DecodingOptions | None = None,
     ) -> list[list[int]]:
-        """The target ids of rows of source ids, the best of several.
+        """Return the target ids of rows of source ids, the best of several.
 
         Rows of similar length are decoded together: a batch runs until its longest target ends.
 
@@ -283,7 +283,7 @@ class Translator:
         return [ids[0] for ids, _ in self._decode(rows, batch_size, (), options or self.options)]
 
     def perplexity(self, rows: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> float:
-        """The perplexity of given translations: `exp(-mean log p(token))` over all tokens, ends included.
+        """Return the perplexity of given translations: `exp(-mean log p(token))` over all tokens, ends included.
 
         Args:
             rows: source ids.
@@ -315,7 +315,7 @@ class Translator:
         prefix: Sequence[int],
         options: DecodingOptions,
     ) -> list[tuple[list[list[int]], list[float | None]]]:
-        """The target ids of all results of each row, and their scores."""
+        """Return the target ids of all results of each row, and their scores."""
         self._check_prefix(prefix, options)
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         out: list[Any] = [None] * len(rows)
@@ -350,7 +350,7 @@ class Translator:
     def _arguments(
         self, rows: int, prefix: Sequence[int], options: DecodingOptions
     ) -> dict[str, Any]:
-        """The arguments of `generate` or `stream` for the next batch, of so many rows."""
+        """Return the arguments of `generate` or `stream` for the next batch, of so many rows."""
         arguments = options.arguments(self._batches, self.task.longest_target)
         if len(prefix):
             arguments["prompt"] = np.tile(np.asarray(prefix, np.int32), (rows, 1))
@@ -359,7 +359,7 @@ class Translator:
 
 
 def is_cut(ids: Sequence[int]) -> bool:
-    """Returns whether a translation was cut: it has tokens and no end.
+    """Return whether a translation was cut: it has tokens and no end.
 
     Example:
         >>> is_cut([7, 5]), is_cut([7, END_ID, PAD_ID]), is_cut([PAD_ID, PAD_ID])
@@ -369,7 +369,7 @@ def is_cut(ids: Sequence[int]) -> bool:
 
 
 def describe_cut(translations: Sequence[Translation]) -> str:
-    """Describes that translations of a line were cut; "" if none was."""
+    """Describe that translations of a line were cut; "" if none was."""
     lengths = [sum(i != PAD_ID for i in one.ids) for one in translations if one.cut]
     if not lengths:
         return ""
@@ -378,7 +378,7 @@ def describe_cut(translations: Sequence[Translation]) -> str:
 
 
 def _identify_tokens(task: Task) -> tuple[Any, ...]:
-    """The meaning of all ids, which must agree in runs that translate together."""
+    """Return the meaning of all ids, which must agree in runs that translate together."""
     models = {name: data for name, data in task.files().items() if name.endswith(".model")}
     return task.kind, task.languages, task.source_vocabulary_size, models
 
@@ -393,7 +393,7 @@ def translate_stream(
     alignments: bool = False,
     first: int = 1,
 ) -> Iterator[list[Translation]]:
-    """Translates lines as they come: output keeps in step with input.
+    """Translate lines as they come: output keeps in step with input.
 
     Args:
         translator: translates.

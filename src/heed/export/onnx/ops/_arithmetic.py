@@ -79,7 +79,7 @@ def _same_all(op: Op, _: Builder) -> Converted:
 
 
 def _number(op: Op, value: float) -> np.ndarray:
-    """A number of the dtype of the first input."""
+    """Return a number of the dtype of the first input."""
     return np.array(value, op.inputs[0].dtype)
 
 
@@ -148,7 +148,7 @@ def _select(op: Op, g: Builder) -> Converted:
 
 @converts("Mul")
 def _mul(op: Op, g: Builder) -> Converted:
-    """Makes a product with 1 / sqrt(x) a quotient, so that runtimes recognise and fuse normalisations."""
+    """Make a product with 1 / sqrt(x) a quotient, so that runtimes recognise and fuse normalisations."""
     for x, other in (op.inputs, op.inputs[::-1]):
         root = g.roots.get(other.name)
         if root is not None:

@@ -92,7 +92,7 @@ def _is_unchanged(given: Any, result: Any) -> bool:
 
 
 def _output(g: Builder, x: Any, dtype: Any, shape: Any) -> onnx.ValueInfoProto:
-    """Adds an output of an inner graph, which needs its own node."""
+    """Add an output of an inner graph, which needs its own node."""
     name = g.unique(f"{g.place}/output")
     g.nodes.append(onnx.helper.make_node("Identity", [g.input(x)], [name], name=name))
     return onnx.helper.make_tensor_value_info(name, element_type(dtype), shape)

@@ -12,7 +12,7 @@ _TO_FIRST, _TO_LAST = [0, 3, 1, 2], [0, 2, 3, 1]
 
 
 def _steps(op: Op, name: str) -> Sequence[int]:
-    """The numbers for height and width of an attribute with one for each axis."""
+    """Return the numbers for height and width of an attribute with one for each axis."""
     if op.attribute("data_format") != b"NHWC":
         raise op.error("channels must come last")
     return op.attribute(name)[1:3]
@@ -57,7 +57,7 @@ def _convolution(op: Op, g: Builder) -> Converted:
 
 
 def _dilated_padding(op: Op) -> dict[str, Any]:
-    """The padding; as numbers for dilated kernels, for which not every runtime has `auto_pad`."""
+    """Return the padding; as numbers for dilated kernels, for which not every runtime has `auto_pad`."""
     dilations, strides = _steps(op, "dilations"), _steps(op, "strides")
     if op.attribute("padding") != b"SAME" or max(dilations) == 1:
         return _padding(op)

@@ -155,7 +155,7 @@ def _scalar(g: Builder, x: Input) -> Input:
 
 @converts("LowerBound", "UpperBound")
 def _bound(op: Op, g: Builder) -> Converted:
-    """The number of entries of each sorted row (B, N) before each number (B, M)."""
+    """Return the number of entries of each sorted row (B, N) before each number (B, M)."""
     row, numbers = g.node("Unsqueeze", op.inputs[0], [1]), g.node("Unsqueeze", op.inputs[1], [2])
     before = g.node("Less" if op.kind == "LowerBound" else "LessOrEqual", row, numbers)
     return g.reduce("ReduceSum", g.cast(before, op.dtype), [2], False)
@@ -179,7 +179,7 @@ def _scatter_new(op: Op, g: Builder) -> Converted:
 
 @converts("XlaDynamicUpdateSlice")
 def _update_slice(op: Op, g: Builder) -> Converted:
-    """Replaces a part of x by `update`; moves its start so that it fits."""
+    """Replace a part of x by `update`; move its start so that it fits."""
     x, update, start = op.inputs
     differing = [
         axis

@@ -7,7 +7,7 @@ from heed.export.onnx.registry import Converted, Op, converts
 
 
 def _adjoint(op: Op, g: Builder, index: int) -> Input:
-    """An input with its last two axes exchanged."""
+    """Return an input with its last two axes exchanged."""
     rank = op.rank(index)
     return g.node("Transpose", op.inputs[index], perm=[*range(rank - 2), rank - 1, rank - 2])
 

@@ -62,7 +62,7 @@ def _top_k(op: Op, g: Builder) -> Converted:
 
 @converts("MatrixBandPart")
 def _band(op: Op, g: Builder) -> Converted:
-    """Keeps the given numbers of sub- and super-diagonals; all for a negative number."""
+    """Keep the given numbers of sub- and super-diagonals; all for a negative number."""
     x: Input = op.inputs[0]
     lower, upper = int(op.constant(1)), int(op.constant(2))
     if upper >= 0:

@@ -9,7 +9,7 @@ from heed.export.onnx.registry import Convert, Converted, Op, converts, register
 
 
 def shape_input(op: Op, g: Builder, index: int) -> Input:
-    """The shape in an input, as int64."""
+    """Return the shape in an input, as int64."""
     return g.cast(op.inputs[index], np.int64)
 
 
@@ -53,7 +53,7 @@ def _reshape(op: Op, g: Builder) -> Converted:
 
 @converts("BroadcastArgs")
 def _broadcast_shape(op: Op, g: Builder) -> Converted:
-    """The shape that both broadcast to."""
+    """Return the shape that both broadcast to."""
     lengths = [x.shape[0] for x in op.inputs if x.shape is not None and x.shape[0] is not None]
     if len(lengths) < 2:
         raise op.error("the number of axes must be known")

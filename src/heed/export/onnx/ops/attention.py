@@ -32,7 +32,7 @@ def call_marked(
     bias: tf.Tensor | None,
     expression: Expression,
 ) -> tf.Tensor:
-    """Calls `attention` as a function that the converter recognises. For `exportable.replace_attention`."""
+    """Call `attention` as a function that the converter recognises. For `exportable.replace_attention`."""
     masks = {"visible": visible, "bias": bias}
     masks = {name: x for name, x in masks.items() if x is not None}
     score, options = dataclasses.asdict(expression.score), expression._asdict()
@@ -47,14 +47,14 @@ def call_marked(
 
 
 def _read_mark(op: Op) -> dict[str, Any] | None:
-    """The options in the mark of a call, or None without a mark."""
+    """Return the options in the mark of a call, or None without a mark."""
     function = op.converter.function(op.source, "f")
     mark = function.cached_definition.attr["_implements"].s.decode()
     return json.loads(mark.removeprefix(_MARK)) if mark.startswith(_MARK) else None
 
 
 def attend(op: Op, g: Builder) -> Converted:
-    """The `Attention` of a marked call; None without a mark, or if the opset or dtype has no such operator."""
+    """Return the `Attention` of a marked call; None without a mark, or if the opset or dtype has no such operator."""
     options = _read_mark(op)
     if options is None or g.opset < _OPSET or op.inputs[0].dtype not in _DTYPES:
         return None
@@ -73,7 +73,7 @@ def attend(op: Op, g: Builder) -> Converted:
 
 
 def _mask(g: Builder, query: Value, key: Value, visible: Value | None, bias: Value | None) -> Input:
-    """The mask: booleans or, with a bias, numbers with -inf for hidden pairs; expanded to (..., T, S).
+    """Return the mask: booleans or, with a bias, numbers with -inf for hidden pairs; expanded to (..., T, S).
 
     By its specification the operator broadcasts T and S; in onnxruntime it does not.
     """

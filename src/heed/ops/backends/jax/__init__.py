@@ -41,7 +41,7 @@ WORD = "uint32"
 
 
 def as_written(function: _F) -> _F:
-    """The function itself: JAX transforms no source."""
+    """Return the function itself: JAX transforms no source."""
     return function
 
 
@@ -60,7 +60,7 @@ def _is_text(x: Any) -> bool:
 
 
 def convert_to_tensor(x: Any) -> Any:
-    """An argument as an array; integers beyond those of JAX are clamped."""
+    """Return an argument as an array; integers beyond those of JAX are clamped."""
     if _is_text(x):  # which Keras takes for the name of a dtype
         raise TypeError("text is no array")
     if isinstance(x, (np.ndarray, np.generic, list, tuple)) and not _has_64_bits():
@@ -82,7 +82,7 @@ def kind_of(query: Any, key: Any, value: Any) -> Any:
 
 
 def widest_integer() -> str:
-    """The dtype of the widest integers that arrays hold."""
+    """Return the dtype of the widest integers that arrays hold."""
     return "int64" if _has_64_bits() else "int32"
 
 
@@ -96,7 +96,7 @@ def require(x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
 def compile_graph(
     function: Callable[..., Any], variables: Callable[[], list[Any]] = list
 ) -> Callable[..., Any]:
-    """The function as one program for each shape of its inputs, which gets the values of the variables at each call."""
+    """Compile the function, one program for each shape of its inputs, which gets the variables' values at each call."""
 
     @jax.jit
     def run(values: list[jax.Array], *inputs: Any) -> Any:
@@ -115,7 +115,7 @@ def compile_graph_when_repeated(
 
 
 def has_dynamic_shapes() -> bool:
-    """False: XLA needs fixed sizes."""
+    """Return False: XLA needs fixed sizes."""
     return False
 
 
@@ -125,22 +125,22 @@ def use_threads(count: int) -> None:
 
 
 def instruction_set() -> str:
-    """The instruction set of the native kernels here, or "none"."""
+    """Return the instruction set of the native kernels here, or "none"."""
     return "none" if library.machine_reasons() else core.instruction_set()
 
 
 def block_sizes() -> dict[str, int]:
-    """The block sizes of the native kernels here; empty without kernels."""
+    """Return the block sizes of the native kernels here; empty without kernels."""
     return {} if library.machine_reasons() else core.block_sizes()
 
 
 def constant_while_tracing(function: _F) -> _F:
-    """The function itself: JAX runs plain Python while it traces."""
+    """Return the function itself: JAX runs plain Python while it traces."""
     return function
 
 
 def hides_values() -> bool:
-    """False: code that is traced fails only where it reads a traced array."""
+    """Return False: code that is traced fails only where it reads a traced array."""
     return False
 
 
@@ -155,12 +155,12 @@ def has_values(x: Any) -> bool:
 
 
 def without_gradients() -> AbstractContextManager[None]:
-    """Does nothing: JAX records nothing."""
+    """Do nothing: JAX records nothing."""
     return contextlib.nullcontext()
 
 
 def steps_with_values() -> AbstractContextManager[Any]:
-    """A context without compilation: JAX compiles every loop."""
+    """Return a context without compilation: JAX compiles every loop."""
     return jax.disable_jit()
 
 
@@ -187,7 +187,7 @@ def worker() -> tuple[int, int]:
 
 
 def across_workers(name: str) -> Implementation:
-    """The implementation itself: there is one worker."""
+    """Return the implementation itself: there is one worker."""
     return IMPLEMENTATIONS[name]
 
 

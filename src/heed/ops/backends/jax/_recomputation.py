@@ -21,7 +21,7 @@ from heed.patching import Function, Patch, Replacement
 
 
 def recomputation_patches(start: Callable[..., Any]) -> list[Patch]:
-    """The patches; see `Backend`."""
+    """Return the patches; see `Backend`."""
 
     def make(original: Function) -> Function:
         @functools.wraps(original)
@@ -54,7 +54,7 @@ def recomputation_patches(start: Callable[..., Any]) -> list[Patch]:
 
 
 def _stay_in_this_trace() -> Callable[[], Any]:
-    """Makes contexts in which operations belong to the trace of the caller, wherever they run."""
+    """Make contexts in which operations belong to the trace of the caller, wherever they run."""
     if not hasattr(
         core, "set_current_trace"
     ):  # then dropout in `keras.remat` is an error, as in Keras

@@ -30,7 +30,7 @@ def has_symbols(tensors: Tensors) -> bool:
 def placeholder(
     spec: AttentionSpec, tensors: Tensors, return_lse: bool
 ) -> tuple[jax.Array, jax.Array | None]:
-    """An output and a log-sum-exp of the right shapes and dtypes; see `Implementation.attend`."""
+    """Return an output and a log-sum-exp of the right shapes and dtypes; see `Implementation.attend`."""
     query, width = tensors.query, tensors.value.shape[-1]
     output = jnp.zeros((*query.shape[:-1], width), query.dtype)
     shape = query.shape[:-1]

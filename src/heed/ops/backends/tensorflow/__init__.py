@@ -51,22 +51,22 @@ WORD = "uint32"
 
 
 def as_written(function: _F) -> _F:
-    """The function, protected from AutoGraph, which only matters in graphs, and from checks of numbers."""
+    """Return the function, protected from AutoGraph, which only matters in graphs, and from checks of numbers."""
     return exempt(function, tf.autograph.experimental.do_not_convert(function))
 
 
 def constant_while_tracing(function: _F) -> _F:
-    """The function itself: Python runs while TensorFlow traces."""
+    """Return the function itself: Python runs while TensorFlow traces."""
     return function
 
 
 def instruction_set() -> str:
-    """The instruction set of the native kernels here, or "none"."""
+    """Return the instruction set of the native kernels here, or "none"."""
     return "none" if library.ops() is None else core.instruction_set()
 
 
 def block_sizes() -> dict[str, int]:
-    """The block sizes of the native kernels here; empty without kernels."""
+    """Return the block sizes of the native kernels here; empty without kernels."""
     return {} if library.ops() is None else core.block_sizes()
 
 
@@ -88,7 +88,7 @@ def kind_of(query: Any, key: Any, value: Any) -> Any:
 
 
 def widest_integer() -> str:
-    """The dtype of the widest integers that tensors hold."""
+    """Return the dtype of the widest integers that tensors hold."""
     return "int64"
 
 
@@ -105,7 +105,7 @@ def require(x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
 def compile_graph(
     function: Callable[..., Any], variables: Callable[[], list[Any]] = list
 ) -> Callable[..., Any]:
-    """The function as a `tf.function`; from the second shape of the inputs on, one graph serves all shapes."""
+    """Return the function as a `tf.function`; from the second shape of the inputs on, one graph serves all shapes."""
     graph = tf.function(function, autograph=False, reduce_retracing=True)
     return lambda *inputs: (graph if tf.executing_eagerly() else function)(*inputs)
 
@@ -113,7 +113,7 @@ def compile_graph(
 def compile_graph_when_repeated(
     function: Callable[[Any], Any], variables: Callable[[], list[Any]] = list
 ) -> Callable[[Any], Any]:
-    """The function of a dictionary: called directly at first, then as one graph for tensors of any sizes."""
+    """Return the function of a dictionary: called directly at first, then as one graph for tensors of any sizes."""
     graph = tf.function(function, autograph=False)
     calls, traced = itertools.count(), {}
 
@@ -133,7 +133,7 @@ def compile_graph_when_repeated(
 
 
 def _on_this_thread(function: Any) -> Callable[[Mapping[str, Any]], Any]:
-    """A traced function of a dictionary as a call that runs, as one op, on the calling thread.
+    """Return a traced function of a dictionary as a call that runs, as one op, on the calling thread.
 
     TensorFlow's own call hands the function to its thread pool, which takes longer than a short decoding, and far
     longer when other threads compete for the cores.
@@ -153,7 +153,7 @@ def _on_this_thread(function: Any) -> Callable[[Mapping[str, Any]], Any]:
 
 
 def hides_values() -> bool:
-    """False: tensors of graphs refuse to be read with errors that heed expects."""
+    """Return False: tensors of graphs refuse to be read with errors that heed expects."""
     return False
 
 
@@ -163,7 +163,7 @@ def has_dynamic_shapes() -> bool:
 
 
 def is_unknown_size(x: Any) -> bool:
-    """False: such sizes are tensors."""
+    """Return False: such sizes are tensors."""
     return False
 
 
@@ -173,12 +173,12 @@ def has_values(x: Any) -> bool:
 
 
 def without_gradients() -> AbstractContextManager[None]:
-    """Does nothing: TensorFlow records on tapes only."""
+    """Do nothing: TensorFlow records on tapes only."""
     return contextlib.nullcontext()
 
 
 def steps_with_values() -> AbstractContextManager[None]:
-    """Does nothing: outside of compiled functions, loops run step by step."""
+    """Do nothing: outside of compiled functions, loops run step by step."""
     return contextlib.nullcontext()
 
 
@@ -197,12 +197,12 @@ def gradients(compute: Callable[[Callable[[Any], Any]], Any]) -> list[Any]:
 
 
 def worker() -> tuple[int, int]:
-    """The number of this worker of a `tf.distribute` strategy, and their count."""
+    """Return the number of this worker of a `tf.distribute` strategy, and their count."""
     return current_worker()
 
 
 def across_workers(name: str) -> Any:
-    """The implementation of this name, for a sequence that is split across the workers of a strategy."""
+    """Return the implementation of this name, for a sequence that is split across the workers of a strategy."""
     here = current_worker()
     return IMPLEMENTATIONS[name] if here.workers == 1 else Ring(name, here)
 

@@ -75,7 +75,7 @@ _grown: ContextVar[dict[Any, tf.Tensor] | None] = ContextVar("heed_exportable_gr
 
 @contextlib.contextmanager
 def replace_attention(function: Core) -> Iterator[None]:
-    """Replaces `attention` by `function` inside the `with` block."""
+    """Replace `attention` by `function` inside the `with` block."""
     token = _core.set(function)
     try:
         yield
@@ -176,7 +176,7 @@ def _with_heads(x: tf.Tensor, spec: AttentionSpec) -> tf.Tensor:
 
 
 def _without_heads(x: tf.Tensor, spec: AttentionSpec) -> tf.Tensor:
-    """The inverse, of the output."""
+    """Return the inverse, of the output."""
     if spec.heads_axis is None:
         return tf.squeeze(x, 1)
     return _swap_heads(x, 1) if spec.heads_axis == 2 else x
@@ -210,7 +210,7 @@ def _bias(
     key: tf.Tensor,
     visible: tf.Tensor | None,
 ) -> tuple[tf.Tensor | None, tf.Tensor | None]:
-    """The finite numbers to add to the scores, and the visible pairs, without those that the bias hides."""
+    """Return the finite numbers to add to the scores, and the visible pairs, without those that the bias hides."""
     bias = tensors.bias
     if bias is not None:
         seen = bias > HIDING_BIAS

@@ -10,12 +10,12 @@ from tensorflow.python.framework import ops, type_spec_registry
 
 
 def register_gradient(name: str) -> Callable[[Any], Any]:
-    """Registers the gradient of an op."""
+    """Register the gradient of an op."""
     ops.gradient_registry._registry.pop(name, None)
     return tf.RegisterGradient(name)
 
 
 def register_type_spec(name: str) -> Callable[[Any], Any]:
-    """Registers a type of composite tensors."""
+    """Register a type of composite tensors."""
     type_spec_registry._NAME_TO_TYPE_SPEC.pop(name, None)
     return type_spec_registry.register(name)

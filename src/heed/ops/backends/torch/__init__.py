@@ -53,7 +53,7 @@ block_sizes = library.block_sizes
 
 
 def as_written(function: _F) -> _F:
-    """The function itself: PyTorch transforms no source."""
+    """Return the function itself: PyTorch transforms no source."""
     return function
 
 
@@ -62,7 +62,7 @@ tracing.decorate(torch.compiler.disable)
 
 
 def convert_to_tensor(x: Any) -> Any:
-    """An argument as a tensor. Keras makes int32 of Python's integers; those beyond it become int64."""
+    """Return an argument as a tensor. Keras makes int32 of Python's integers; those beyond it become int64."""
     if isinstance(x, (np.ndarray, np.generic)) and x.dtype == np.uint64:
         x = np.minimum(x, np.uint64(2**63 - 1)).astype("int64")
     if isinstance(x, torch.Tensor) and (x.is_meta or not is_tensor(x)):
@@ -96,7 +96,7 @@ def kind_of(query: Any, key: Any, value: Any) -> Any:
 
 
 def widest_integer() -> str:
-    """The dtype of the widest integers that tensors hold."""
+    """Return the dtype of the widest integers that tensors hold."""
     return "int64"
 
 
@@ -110,7 +110,7 @@ def require(x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
 def compile_graph(
     function: Callable[..., Any], variables: Callable[[], list[Any]] = list
 ) -> Callable[..., Any]:
-    """The function, which runs op by op and records nothing for gradients."""
+    """Return the function, which runs op by op and records nothing for gradients."""
     return torch.no_grad()(function)
 
 
@@ -130,7 +130,7 @@ def has_dynamic_shapes() -> bool:
 
 
 def is_unknown_size(x: Any) -> bool:
-    """False: such sizes behave as integers."""
+    """Return False: such sizes behave as integers."""
     return False
 
 
@@ -165,7 +165,7 @@ def worker() -> tuple[int, int]:
 
 
 def across_workers(name: str) -> Implementation:
-    """The implementation itself: there is one worker."""
+    """Return the implementation itself: there is one worker."""
     return IMPLEMENTATIONS[name]
 
 

@@ -13,7 +13,7 @@ from heed.patching import Function, Patch, Replacement
 
 
 def recomputation_patches(start: Callable[[], Any]) -> list[Patch]:
-    """The patches; see `Backend`."""
+    """Return the patches; see `Backend`."""
 
     def make_generator(original: Function) -> Function:
         @functools.wraps(original)

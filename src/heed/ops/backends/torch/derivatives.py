@@ -87,7 +87,7 @@ def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Any:
 
 
 def _remove_legacy_axis(x: Any, level: int) -> Any:
-    """The tensor with the mapped axis of this level in front; `x` itself if it has none."""
+    """Return the tensor with the mapped axis of this level in front; `x` itself if it has none."""
     if not isinstance(x, torch.Tensor):
         return x
     full = torch._remove_batch_dim(x, level, 0, 0)
@@ -135,7 +135,7 @@ def _in_places(gradients: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
 
 
 def _alive(saved: Sequence[Any]) -> Sequence[Any]:
-    """Saved tensors without the wrappers of transformations that have ended, as after `torch.func.vjp`."""
+    """Return saved tensors without the wrappers of transformations that have ended, as after `torch.func.vjp`."""
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     if not any(x is not None and wrapped(x) for x in saved):
         return saved
@@ -314,7 +314,7 @@ def _map(
     dims: Sequence[int | None],
     inputs: Sequence[Any],
 ) -> tuple[Any, Any]:
-    """A rule for `vmap`: the mapped axis becomes part of the batch.
+    """Return a rule for `vmap`: the mapped axis becomes part of the batch.
 
     Additive attention, dropout, scores with operands, and slopes that differ between entries are mapped one entry at a
     time: their numbers belong to a whole batch.
@@ -359,7 +359,7 @@ def _map(
         return x.reshape(count * batch, *x.shape[2:])
 
     def split(x: Any, kind: str) -> Any:
-        """The inverse."""
+        """Return the inverse."""
         if x is None:
             return None
         if kind == "s":
@@ -391,7 +391,7 @@ def _map(
 
 
 def _join_rule(x: torch.Tensor, dim: int | None, count: int, batch: int) -> torch.Tensor:
-    """A tensor of a mask for all entries; unchanged where one row serves them all."""
+    """Return a tensor of a mask for all entries; unchanged where one row serves them all."""
     if dim is not None:
         x = x.movedim(dim, 0)
     shape = x.shape if dim is None else x.shape[1:]

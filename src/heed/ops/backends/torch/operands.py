@@ -79,18 +79,18 @@ def has_values(x: Any) -> bool:
 
 
 def resolved(x: torch.Tensor) -> torch.Tensor:
-    """The tensor with its numbers in memory, at any strides: copied only if it must be."""
+    """Return the tensor with its numbers in memory, at any strides: copied only if it must be."""
     if x.is_neg() or x._is_zerotensor():
         return x.clone(memory_format=torch.contiguous_format)
     return x
 
 
 def readable(x: torch.Tensor) -> torch.Tensor:
-    """The tensor with its numbers in memory, and features side by side: copied only if it must be."""
+    """Return the tensor with its numbers in memory, and features side by side: copied only if it must be."""
     x = resolved(x)
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 def in_order(x: torch.Tensor) -> torch.Tensor:
-    """The tensor with its numbers in memory, side by side: copied only if it must be."""
+    """Return the tensor with its numbers in memory, side by side: copied only if it must be."""
     return resolved(x).contiguous()

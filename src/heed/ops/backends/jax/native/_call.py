@@ -35,12 +35,12 @@ def forward(form: Form, arrays: Several) -> tuple[jax.Array, ...]:
 
 
 def backward(form: Form, arrays: Several) -> tuple[jax.Array, ...]:
-    """The gradients of query, key, value; of additive attention of score vector and bias (U,); of captured arrays."""
+    """Return gradients of query, key, value; of additive attention's score vector and bias (U,); of captured arrays."""
     return _mapped(_backward, _backward_folded, form)(arrays)
 
 
 def bias_gradient(form: Form, arrays: Several) -> jax.Array:
-    """The gradient of the bias of dot-product attention."""
+    """Return the gradient of the bias of dot-product attention."""
     return _mapped(_bias_gradient, _bias_gradient_folded, form)(arrays)
 
 
@@ -80,7 +80,7 @@ def _bias_gradient(form: Form, arrays: Several) -> jax.Array:
 
 @functools.lru_cache(maxsize=1024)
 def _mapped(function: Callable[..., Any], folded: Callable[..., Any], form: Form) -> Any:
-    """The function of arrays with its rule for `vmap`, which may apply several times."""
+    """Return the function of arrays with its rule for `vmap`, which may apply several times."""
     call = custom_vmap(functools.partial(function, form))
     slopes = form.header.slopes + (_FORWARD if function is _forward else _BACKWARD)
 

@@ -53,7 +53,7 @@ _run.defvjp(_run_forward, _run_backward)
 def _gradients(
     form: Form, inputs: Several, others: Several, output: Any, softmax: Any, incoming: Several
 ) -> Several:
-    """The gradients of query, key, value and the trained operands."""
+    """Return the gradients of query, key, value and the trained operands."""
     arrays = [*inputs, output, softmax, *incoming, *others]
     of_query, of_key, of_value, *others = _call.backward(form, arrays)
     if form.is_additive:  # the score vector's, and that of a bias, even without one

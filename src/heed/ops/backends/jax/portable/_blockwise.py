@@ -113,7 +113,7 @@ def _join_blocks(x: jax.Array) -> jax.Array:
 
 
 def _recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, whose derivative keeps its arguments only: not the scores of all blocks."""
+    """Return the function, whose derivative keeps its arguments only: not the scores of all blocks."""
     return jax.checkpoint(function, prevent_cse=False)
 
 
@@ -136,7 +136,7 @@ def _forward(attention: BlockAttention, operands: Operands) -> tuple[jax.Array, 
 def _backward(
     attention: BlockAttention, operands: Operands, incoming: tuple[jax.Array, jax.Array]
 ) -> Operands:
-    """The gradients of the operands, from those of output and log-sum-exp."""
+    """Return the gradients of the operands, from those of output and log-sum-exp."""
     if attention.lengths[0] == 0:
         return jax.tree.map(jnp.zeros_like, operands)
 
@@ -175,7 +175,7 @@ def _begins(bias: Any, queries: Span, keys: Span) -> tuple[Any, ...]:
 
 
 def _add(total: Any, part: Any, begins: tuple[Any, ...]) -> Any:
-    """The total with a part added in its place; None stays."""
+    """Return the total with a part added in its place; None stays."""
     if total is None:
         return None
     here = lax.dynamic_slice(total, begins, part.shape)

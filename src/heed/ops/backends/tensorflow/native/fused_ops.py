@@ -82,12 +82,12 @@ class NativeFusedOps(PortableFusedOps):
 
 
 def _form(fields: Callable[..., Any], *numbers: float) -> bytes:
-    """The form of an op: the number of threads, then its own numbers."""
+    """Return the form of an op: the number of threads, then its own numbers."""
     return np.array(fields(library.threads(), *numbers), np.float64).tobytes()
 
 
 def _read(fields: Callable[..., Any], op: tf.Operation) -> Any:
-    """The numbers of the form of an op."""
+    """Return the numbers of the form of an op."""
     return fields(*np.frombuffer(op.get_attr("form")).tolist())
 
 
@@ -150,7 +150,7 @@ def _of_normalization_gradient(op: tf.Operation, *cotangents: tf.Tensor) -> list
 
 @register_gradient("HeedDropout")
 def _of_dropout(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
-    """The same dropout of the incoming gradient, which also gives second derivatives."""
+    """Return the same dropout of the incoming gradient, which also gives second derivatives."""
     _, seed, *residual = op.inputs
     of_x = library.ops().heed_dropout(
         x=y_gradient, seed=seed, residual=[], form=op.get_attr("form")

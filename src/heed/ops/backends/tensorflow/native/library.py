@@ -18,7 +18,7 @@ from heed.ops.core.attention import reasons_of_machine
 
 @functools.cache
 def _load() -> tuple[Any, str]:
-    """The module of the native library's TensorFlow ops, and the reason if they cannot be loaded."""
+    """Return the module of the native library's TensorFlow ops, and the reason if they cannot be loaded."""
     path = core.library_path("tf")
     if path is None:
         return None, core.NOT_BUILT

@@ -62,7 +62,7 @@ class Demands:
 def check_operands(
     operands: Operands, mask: Mask | None, lengths: Sequence[Size]
 ) -> tuple[Operands, Mask | None]:
-    """The operands and the mask, which fail at run time if their sizes do not fit.
+    """Return the operands and the mask, which fail at run time if their sizes do not fit.
 
     Args:
         operands: whole. A bias of unknown shape is broadcast, as its gradient depends on its shape.

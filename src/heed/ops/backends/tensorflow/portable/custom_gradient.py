@@ -22,7 +22,7 @@ _registered: dict[str, dict[str, Any]] = gradient_registry._registry
 
 
 def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a function of tensors that returns its results and their gradient function."""
+    """Decorate a function of tensors that returns its results and their gradient function."""
 
     def compute(*tensors: tf.Tensor) -> Any:
         results, gradient = function(*tensors)
@@ -40,7 +40,7 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _hand_to_graph(result: tf.Tensor) -> None:
-    """Makes the graph of a result of `tf.custom_gradient` the owner of its registered gradient function."""
+    """Make the graph of a result of `tf.custom_gradient` the owner of its registered gradient function."""
     name = result.op.get_attr("_gradient_op_type").decode()
     entry = _registered[name]
     gradient, graph = entry["type"], result.graph

@@ -57,7 +57,7 @@ class Whole(NamedTuple):
 
 
 def merge(spec: AttentionSpec, first: Part | None, second: Part) -> Part:
-    """The attention to the keys of both parts."""
+    """Return the attention to the keys of both parts."""
     if first is None:
         return second
     zero = tf.zeros((), second.level.dtype)
@@ -83,7 +83,7 @@ def _move_heads(spec: AttentionSpec, x: tf.Tensor) -> tf.Tensor:
 
 
 def nothing(spec: AttentionSpec, tensors: Tensors) -> Part:
-    """The part of queries that see no key."""
+    """Return the part of queries that see no key."""
     shape = tf.shape(tensors.query)
     output = tf.zeros(tf.concat([shape[:-1], [spec.widths[1]]], 0), spec.dtype)
     output.set_shape([*tensors.query.shape[:-1], spec.widths[1]])
@@ -95,10 +95,10 @@ class Blocks(Protocol):
     """One implementation of parts and their gradients."""
 
     def attend(self, spec: AttentionSpec, tensors: Tensors) -> Part:
-        """The attention to the keys of `tensors`."""
+        """Return the attention to the keys of `tensors`."""
 
     def gradients(self, spec: AttentionSpec, tensors: Tensors, whole: Whole) -> Sequence[tf.Tensor]:
-        """The gradients of query, key and value that come from the keys of `tensors`."""
+        """Return the gradients of query, key and value that come from the keys of `tensors`."""
 
 
 class NativeBlocks:
@@ -163,7 +163,7 @@ class _Split:
         return tf.reshape(x, tf.stack([shape[0], *self.attention.heads, shape[2], 1]))
 
     def output(self, x: tf.Tensor) -> tf.Tensor:
-        """The layout of the spec to (B, K, G, T, V)."""
+        """Return the layout of the spec to (B, K, G, T, V)."""
         x = _from_heads(self.spec, tf.cast(x, self.spec.dtype))
         shape = tf.shape(x)
         return tf.reshape(x, tf.stack([shape[0], *self.attention.heads, shape[2], x.shape[3]]))

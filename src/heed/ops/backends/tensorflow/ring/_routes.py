@@ -56,18 +56,18 @@ class Plan:
         return 1 + max(route.steps for route in self.routes)
 
     def place(self, stretch: int, turn: int) -> int:
-        """The worker that a stretch reaches in a turn."""
+        """Return the worker that a stretch reaches in a turn."""
         route = self.routes[stretch]
         return (route.owner + route.direction * turn) % self.workers
 
     def moves(self, turn: int) -> Iterator[Move]:
-        """The moves before a turn, in an order that all workers share; none before turn 0."""
+        """Yield the moves before a turn, in an order that all workers share; none before turn 0."""
         for stretch, route in enumerate(self.routes):
             if 1 <= turn <= route.steps:
                 yield Move(stretch, self.place(stretch, turn - 1), self.place(stretch, turn))
 
     def returns(self) -> Iterator[Move]:
-        """The ways home from the last worker of each route."""
+        """Yield the ways home from the last worker of each route."""
         for stretch, route in enumerate(self.routes):
             if route.steps:
                 yield Move(stretch, self.place(stretch, route.steps), route.owner)

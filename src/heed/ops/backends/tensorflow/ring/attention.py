@@ -157,7 +157,7 @@ class _Ring:
         return make_plan(self.worker.workers, sees)
 
     def _place(self, queries: int, keys: int) -> tuple[Span, Span, int, int]:
-        """The positions of a stretch of queries and one of keys, and the lengths of the whole sequences."""
+        """Return the positions of a stretch of queries and one of keys, and the lengths of the whole sequences."""
         whole = [2 * self.worker.workers * length for length in self._lengths]
         spans = [
             Span(stretch * length, length)
@@ -166,7 +166,7 @@ class _Ring:
         return spans[0], spans[1], whole[0], whole[1]
 
     def _mask(self, queries: int, keys: int) -> Mask | None:
-        """The mask of a stretch of queries and one of keys; ALiBi reads its alignment."""
+        """Return the mask of a stretch of queries and one of keys; ALiBi reads its alignment."""
         place = self._place(queries, keys)
         mask = None if self.spec.mask is None else self.spec.mask.at_block(*place)
         if not self.spec.has_slopes or (mask is not None and mask.is_aligned):
@@ -177,7 +177,7 @@ class _Ring:
     def _pair(
         self, query: tf.Tensor, keys: Several, half: int, stretch: int
     ) -> tuple[AttentionSpec, Tensors]:
-        """The attention of one of the worker's stretches of queries to a stretch of keys."""
+        """Return the attention of one of the worker's stretches of queries to a stretch of keys."""
         queries = stretches_of(*self.worker)[half]
         mask = self._mask(queries, stretch)
         spec = dataclasses.replace(self.spec, mask=mask, lengths=self._lengths)
@@ -189,7 +189,7 @@ class _Ring:
         return spec, Tensors(query, key, value, slopes=self.tensors.slopes, seed=seed)
 
     def _half(self, x: tf.Tensor, half: int) -> tf.Tensor:
-        """The early (0) or late (1) stretch of a tensor in the layout of the spec."""
+        """Return the early (0) or late (1) stretch of a tensor in the layout of the spec."""
         axis = self.spec.length_axis
         length = x.shape[axis] // 2
         if x.shape.is_fully_defined() and all(size == 1 for size in x.shape[:axis]):
@@ -199,7 +199,7 @@ class _Ring:
         return slice_axis(x, axis, half * length, length)
 
     def _own(self, key: tf.Tensor, value: tf.Tensor) -> dict[int, Several]:
-        """The worker's own stretches of keys and values."""
+        """Return the worker's own stretches of keys and values."""
         own = enumerate(stretches_of(*self.worker))
         return {stretch: [self._half(x, half) for x in (key, value)] for half, stretch in own}
 
@@ -298,7 +298,7 @@ class _Travel:
     def move(
         self, moves: Iterator[Any], held: dict[int, Several], like: Several
     ) -> dict[int, Several]:
-        """Sends what the worker holds and others receive; returns what it receives."""
+        """Send what the worker holds and others receive; return what it receives."""
         received: dict[int, Several] = {}
         last: list[tf.Tensor] = []
         for stretch, sender, receiver in moves:
@@ -315,14 +315,14 @@ class _Travel:
         return received
 
     def in_order(self) -> Any:
-        """A context for a computation after the last one: parallel ones would take more memory."""
+        """Return a context for a computation after the last one: parallel ones would take more memory."""
         return tf.control_dependencies(self._last)
 
     def computed(self, *results: tf.Tensor) -> None:
-        """Notes the results of the last computation."""
+        """Note the results of the last computation."""
         self._last = [*results]
 
     def finished(self, x: tf.Tensor) -> tf.Tensor:
-        """A result that is there when all messages have arrived."""
+        """Return a result that is there when all messages have arrived."""
         with tf.control_dependencies(self._sent):
             return tf.identity(x)

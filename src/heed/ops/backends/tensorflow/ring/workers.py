@@ -37,7 +37,7 @@ class Worker(NamedTuple):
 
 
 def current_worker() -> Worker:
-    """The worker whose function is being traced or run; outside of `strategy.run` the only one.
+    """Return the worker whose function is being traced or run; outside of `strategy.run` the only one.
 
     Raises:
         ValueError: if there are too many workers, or the strategy does not say which one this is while tracing.
@@ -57,7 +57,7 @@ def current_worker() -> Worker:
 
 
 def send(x: tf.Tensor, worker: Worker, to: int) -> list[tf.Tensor]:
-    """Sends a tensor; returns tensors that are there when it has arrived."""
+    """Send a tensor; return tensors that are there when it has arrived."""
     if x.dtype in _SAME_BITS:
         x = tf.bitcast(x, _SAME_BITS[x.dtype])
     flat = tf.reshape(x, [-1])

@@ -71,7 +71,7 @@ class Plan(NamedTuple):
 
 
 def plan_of(spec: AttentionSpec, tensors: Tensors) -> Plan:
-    """The plan of a spec, kept with it unless its mask holds tensors."""
+    """Return the plan of a spec, kept with it unless its mask holds tensors."""
     key = ("torch", tensors.query.dtype)
     plan = spec.cache.get(key)
     if plan is None:
@@ -122,13 +122,13 @@ def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
 
 
 def _place(x: torch.Tensor, order: tuple[int, int, int]) -> tuple[int, int, int, int]:
-    """The fields of a `HeedTensor`."""
+    """Return the fields of a `HeedTensor`."""
     strides = x.stride()
     return x.data_ptr(), strides[order[0]], strides[order[1]], strides[order[2]]
 
 
 def _attention(plan: Plan, tensors: Tensors) -> bytes:
-    """A `HeedAttention` of tensors from `_readable`."""
+    """Return a `HeedAttention` of tensors from `_readable`."""
     query, key, value, bias, slopes, seed, score_vector = tensors
     batch, rows, heads = plan.order
     q, k, v = query.stride(), key.stride(), value.stride()
@@ -156,7 +156,7 @@ def _attention(plan: Plan, tensors: Tensors) -> bytes:
 
 
 def _readable(tensors: Tensors) -> Tensors:
-    """The tensors as the core reads them: features side by side, vectors in order."""
+    """Return the tensors as the core reads them: features side by side, vectors in order."""
     query, key, value, *others = tensors
     if tensors[3:] != _ALONE:
         of_bias = resolved if tensors.score_vector is None else in_order  # a vector, as the others
@@ -166,7 +166,7 @@ def _readable(tensors: Tensors) -> Tensors:
 
 
 def forward(spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor, Plan]:
-    """The output; log-sum-exp and softmax, one after the other, in one vector; and the plan."""
+    """Return the output; log-sum-exp and softmax, one after the other, in one vector; and the plan."""
     plan = plan_of(spec, tensors)
     tensors = _readable(tensors)
     query = tensors.query
@@ -181,7 +181,7 @@ def forward(spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, torch.
 
 
 def lse_of(plan: Plan, statistics: torch.Tensor) -> torch.Tensor:
-    """The log-sum-exp (B, N, T), or (B, T) for additive attention."""
+    """Return the log-sum-exp (B, N, T), or (B, T) for additive attention."""
     return statistics[: plan.rows].view(plan.lse_shape)
 
 

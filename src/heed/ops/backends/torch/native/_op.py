@@ -158,7 +158,7 @@ class _Call(NamedTuple):
         return Form.of(self.reals, self.integers)
 
     def read(self) -> tuple[AttentionSpec, Tensors]:
-        """The attention, for tensors of any sizes."""
+        """Return the attention, for tensors of any sizes."""
         return read(self.form, self.query, self.key, self.value, self.operands)
 
     def trained(self) -> list[torch.Tensor]:
@@ -166,7 +166,7 @@ class _Call(NamedTuple):
         return [*self[2:5], *(self.operands[place] for place in self.form.trained_places)]
 
     def gradients(self, found: Sequence[Any]) -> list[Any]:
-        """The gradients of the arguments of an op, from those of the trained ones."""
+        """Return the gradients of the arguments of an op, from those of the trained ones."""
         of_operands = self.form.in_places(found[3:], self.operands)
         # PyTorch takes an empty list for one of tensors, and wants one.
         return [None, None if self.integers else [], *found[:3], of_operands]
@@ -210,7 +210,7 @@ def _(*arguments: Any) -> Any:
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:
-    """A fake result like `x`. Not in its strides: when the op runs, it may get the operand in others."""
+    """Return a fake result like `x`. Not in its strides: when the op runs, it may get the operand in others."""
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
@@ -264,7 +264,7 @@ def _save(ctx: Any, arguments: Sequence[Any], *others: torch.Tensor) -> None:
 
 
 def _saved(ctx: Any, others: int) -> tuple[_Call, list[torch.Tensor]]:
-    """The arguments of the op, and the other tensors, of which there are so many."""
+    """Return the arguments of the op, and the other tensors, of which there are so many."""
     query, key, value, *saved = ctx.saved_tensors
     reals, integers = ctx.numbers
     return _Call(reals, integers, query, key, value, saved[:-others]), saved[-others:]
