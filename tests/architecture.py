@@ -173,8 +173,13 @@ def _nodes(path: Path) -> list[ast.AST]:
 def imports_of(path: Path, package: Path) -> list[Import]:
     """All imports of the file `path` of the package folder `package`."""
     dotted = ".".join([package.name, *path.relative_to(package).parent.parts])
-    visitor = _Imports(dotted)
-    visitor.visit(_nodes(path)[0])
+    return _imports_of_text(path.read_text(encoding="utf-8"), dotted)
+
+
+@functools.cache
+def _imports_of_text(text: str, package: str) -> list[Import]:
+    visitor = _Imports(package)
+    visitor.visit(_nodes_of_text(text)[0])
     return visitor.found
 
 
@@ -230,6 +235,39 @@ def wrong_doors(package: Path) -> list[str]:
         if path.stem in sys.stdlib_module_names | BASE_PACKAGES | EXTRA_PACKAGES:
             wrong.append(f"{name} has the name of a module of others")
     return wrong
+
+
+def test_names(root: Path) -> tuple[list[str], list[str]]:
+    """Return the test files of a repository that are named after what they test, and all others.
+
+    `tests/a/test_b.py` and `tests/a/test_b_aspect.py` are named after `src/heed/a/b.py`, `_b.py` or the folder `b`;
+    those of `tests/native` after `native/`; those of `tests` also after a part of the repository, or a module of the
+    tests.
+    """
+    tests = root / "tests"
+    tested = {
+        *_names_below(root / "src" / "heed", "**/*"),
+        *(f"native/{name}" for name in _names_below(root / "native", "**/*")),
+        *_names_below(root, "*"),
+        *_names_below(tests, "*"),
+    }
+    named, others = [], []
+    for path in sorted(tests.rglob("test_*.py")):
+        name = path.relative_to(tests).as_posix()
+        words = path.stem.removeprefix("test_").split("_")
+        places = {
+            path.relative_to(tests).with_name("_".join(words[:n])).as_posix()
+            for n in range(1, len(words) + 1)
+        }
+        (named if places & tested else others).append(name)
+    return named, others
+
+
+def _names_below(folder: Path, pattern: str) -> Iterator[str]:
+    """Return modules, C++ files, texts and folders without suffixes, leading dots and underscores."""
+    for path in folder.glob(pattern):
+        if path.is_dir() or path.suffix in (".cc", ".h", ".md", ".py"):
+            yield "/".join(x.lstrip("._") for x in path.relative_to(folder).with_suffix("").parts)
 
 
 def _twins(package: Path) -> Iterator[str]:

@@ -43,6 +43,12 @@ def test_seq2seq_is_rooms_that_import_downwards():
     assert used == {}
 
 
+def test_test_files_are_named_after_what_they_test():
+    """Four in five; others test what no single module does."""
+    named, others = architecture.test_names(SOURCE.parents[1])
+    assert len(named) >= 0.8 * (len(named) + len(others)), "\n" + "\n".join(others)
+
+
 def test_the_checker_reads_every_file_of_heed():
     assert len(list(SOURCE.rglob("*.py"))) > 5
     imports = architecture.imports_of(SOURCE / "__init__.py", SOURCE)
@@ -254,6 +260,19 @@ def test_each_wrong_door_is_named(tmp_path):
         "heed.ops.numbers has the name of a module of others",
         "heed.ops.plot: no other folder imports it, so its name begins with `_`",
     ]
+
+
+def test_a_test_is_named_after_a_module_a_folder_or_a_part_of_the_repository(tmp_path):
+    named = ["native/test_rows.py", "ops/test_mask.py", "ops/test_mask_saving.py", "test_docs.py"]
+    named += ["test_ops.py", "test_reference.py"]
+    others = ["layers/test_mask.py", "ops/test_masks.py", "ops/test_rows.py", "test_mask.py"]
+    for name in [*(f"tests/{x}" for x in [*named, *others]), "tests/reference.py", "docs/a.md"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "native").mkdir()
+    (tmp_path / "native" / "rows.cc").touch()
+    _tree(tmp_path / "src", {"ops/_mask.py": "", "layers/block.py": ""})
+    assert architecture.test_names(tmp_path) == (named, others)
 
 
 def test_a_class_of_the_same_name_is_no_rule(tmp_path):

@@ -274,7 +274,7 @@ LONG = 2048
 
 def no_square(function: Any, *shapes: tuple[int, ...], units: int = 1) -> None:
     """Check that no tensor in the graph is as large as the scores, times some units."""
-    from tests.ops.test_memory import largest_tensor  # skips on other backends
+    from tests.ops.test_attention_memory import largest_tensor  # skips on other backends
 
     specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
     traced = tf.function(function).get_concrete_function(*specs)

@@ -30,7 +30,7 @@ from heed.models import (
     TransformerConfig,
 )
 from tests import reference
-from tests.ops.test_exportable import DYNAMIC
+from tests.ops.test_backends_exportable import DYNAMIC
 from tests.slow import slow
 from tests.strategies import Shape
 

@@ -11,7 +11,7 @@ import pytest
 from tests import reference
 from tests.native import core
 from tests.native.core import DENSE, LENGTHS, LIBRARY, NO_LIMIT, WINDOW
-from tests.native.test_core import random_rules
+from tests.native.test_attention import random_rules
 from tests.slow import slow
 from tests.tolerances import assert_gradients, assert_statistics, assert_values
 

@@ -15,7 +15,14 @@ from heed import ops
 from tests import reference, strategies, tolerances
 from tests.backend import on_tensorflow, tf, vjp
 from tests.ops.harness import op_options, reference_options, share_of_examples, small_blocks
-from tests.ops.test_memory import HEADS, LENGTH, WIDTH, largest_tensor, linear_bound, masks
+from tests.ops.test_attention_memory import (
+    HEADS,
+    LENGTH,
+    WIDTH,
+    largest_tensor,
+    linear_bound,
+    masks,
+)
 from tests.strategies import Shape
 
 Array = np.ndarray

@@ -18,7 +18,7 @@ from tests import reference, tolerances
 from tests.backend import on_tensorflow, tf, vjp
 from tests.graphs import traced
 from tests.ops import rows
-from tests.ops.test_gradients import expected_second_derivatives, second_derivatives
+from tests.ops.test_attention_gradients import expected_second_derivatives, second_derivatives
 
 native_only = pytest.mark.skipif(
     heed.info()["implementation"] != "native", reason=f"no native kernels: {heed.info()['reason']}"

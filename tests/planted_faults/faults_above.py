@@ -9,7 +9,7 @@ _OF_ACCELERATION, _OF_INSPECT = "tests/acceleration", "tests/inspect"
 _SEQ2SEQ, _OF_SEQ2SEQ = "src/heed/seq2seq", "tests/seq2seq"
 _EXPORT, _OF_EXPORT = "src/heed/export", "tests/export"
 _EXPORTABLE = "src/heed/ops/backends/tensorflow/exportable.py"
-_OF_EXPORTABLE = "tests/ops/test_exportable.py"
+_OF_EXPORTABLE = "tests/ops/test_backends_exportable.py"
 _OF_DISTRIBUTED = "tests/distributed"
 
 FAULTS = (
@@ -18,21 +18,21 @@ FAULTS = (
         f"{_ACCELERATION}/multi_head.py",
         "(query, value, key), (query_mask, value_mask, key_mask))",
         "(query, value, key), (query_mask, value_mask, None))",
-        (f"{_OF_ACCELERATION}/test_accelerate.py", f"{_OF_ACCELERATION}/test_faults.py"),
+        (f"{_OF_ACCELERATION}/test_switch.py", f"{_OF_ACCELERATION}/test_faults.py"),
     ),
     Fault(
         "accelerated layers ignore use_causal_mask",
         f"{_ACCELERATION}/multi_head.py",
         "masks.structure(use_causal_mask, option(",
         "masks.structure(False, option(",
-        (f"{_OF_ACCELERATION}/test_accelerate.py", f"{_OF_ACCELERATION}/test_faults.py"),
+        (f"{_OF_ACCELERATION}/test_switch.py", f"{_OF_ACCELERATION}/test_faults.py"),
     ),
     Fault(
         "Keras' op ignores its scale",
         f"{_ACCELERATION}/op.py",
         "scale = number",
         "scale = None",
-        (f"{_OF_ACCELERATION}/test_accelerate.py::test_the_op_has_the_same_output",),
+        (f"{_OF_ACCELERATION}/test_switch.py::test_the_op_has_the_same_output",),
     ),
     Fault(
         "rollout multiplies in the wrong order",
@@ -109,14 +109,16 @@ FAULTS = (
         f"{_SEQ2SEQ}/runs/averaging.py",
         "for path in paths[-last:]]",
         "for path in paths[:last]]",
-        (f"{_OF_SEQ2SEQ}/training/test_features.py::test_the_mean_of_the_last_moving_averages",),
+        (
+            f"{_OF_SEQ2SEQ}/training/test_training_features.py::test_the_mean_of_the_last_moving_averages",
+        ),
     ),
     Fault(
         "perplexity counts padding",
         f"{_SEQ2SEQ}/translating/translator.py",
         "own[expected != PAD_ID].sum(dtype=np.float64)",
         "own.sum(dtype=np.float64)",
-        (f"{_OF_SEQ2SEQ}/translating/test_using_a_run.py",),
+        (f"{_OF_SEQ2SEQ}/translating/test_translator.py",),
     ),
     Fault(
         "pieces of a message are joined in another order",

@@ -84,10 +84,7 @@ FAULTS = (
         "src/heed/ops/scores.py",
         "hidden = current().MATH.tanh(query[..., :, None, :] + key[:, :, None, None])",
         "hidden = 1 - 2 / (ops.exp(2 * (query[..., :, None, :] + key[:, :, None, None])) + 1)",
-        (
-            f"{_TESTS}/test_additive_attention.py::"
-            "test_error_is_at_most_twice_that_of_a_naive_implementation",
-        ),
+        (f"{_TESTS}/test_additive.py::test_error_is_at_most_twice_that_of_a_naive_implementation",),
         "torch",
     ),
 )

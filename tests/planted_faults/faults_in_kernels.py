@@ -5,11 +5,11 @@ from __future__ import annotations
 from tests.planted_faults.fault import Fault
 
 _KERNELS = "native/kernels"
-_CORE, _ADDITIVE, _FUZZ, _ROWS, _DECODER = (
-    f"tests/native/test_{name}.py" for name in ("core", "additive", "fuzz", "rows", "decoder")
+_ATTENTION, _ADDITIVE, _FUZZ, _ROWS, _DECODER = (
+    f"tests/native/test_{name}.py" for name in ("attention", "additive", "fuzz", "rows", "decoder")
 )
-_PROGRAMS = "tests/native/test_score_programs.py"
-_STEPS = "tests/native/test_decoding_steps.py"
+_PROGRAMS = "tests/native/test_program.py"
+_STEPS = "tests/native/test_adapters_tensorflow_decoding_steps.py"
 _ENGINE = "tests/decoding/test_engine.py"
 
 FAULTS = (
@@ -222,84 +222,87 @@ FAULTS = (
         f"{_KERNELS}/rules.h",
         "*hi = min(*hi, queries.begin + queries.length + align + rule.right);",
         "*hi = min(*hi, queries.begin + queries.length + align + rule.right - 1);",
-        (_CORE,),
+        (_ATTENTION,),
     ),
     Fault(
         "a window begins one key late",
         f"{_KERNELS}/rules.h",
         "*lo = max(*lo, queries.begin + align - rule.left);",
         "*lo = max(*lo, queries.begin + align - rule.left + 1);",
-        (_CORE,),
+        (_ATTENTION,),
     ),
     Fault(
         "keys are skipped by the first batch entry's alignment alone",
         f"{_KERNELS}/rules.h",
         "const int64_t align = align_of(rule.align, b);\n    if (rule.left < HEED_NO_LIMIT)",
         "const int64_t align = align_of(rule.align, 0);\n    if (rule.left < HEED_NO_LIMIT)",
-        (_CORE,),
+        (_ATTENTION,),
     ),
     Fault(
         "a block is taken as visible whole when its last key is not",
         f"{_KERNELS}/rules.h",
         "return full_if(max(first.first, last.first) <= block.queries.begin &&",
         "return full_if(first.first <= block.queries.begin &&",
-        (_CORE,),
+        (_ATTENTION,),
     ),
     Fault(
         "keys of several segments are seen by queries of one",
         f"{_KERNELS}/rules.h",
         "return full_if(query_least == query_most && key_least == key_most);",
         "return full_if(query_least == query_most);",
-        (_CORE,),
+        (_ATTENTION,),
     ),
     Fault(
         "lengths of queries are not looked at inside a block",
         f"{_KERNELS}/rules.h",
         "rule.second.data ? *row_of(rule.second, b) : kNoEnd;",
         "kNoEnd;",
-        (_CORE,),
+        (_ATTENTION,),
     ),
     Fault(
         "dilation takes the remainder of negative differences as C does",
         f"{_KERNELS}/rules.h",
         "return x % d < 0 ? x % d + d : x % d;",
         "return x % d;",
-        (f"{_CORE}::test_dilation",),
+        (f"{_ATTENTION}::test_dilation",),
     ),
     Fault(
         "a dilated mask skips blocks of one key too many",
         f"{_KERNELS}/rules.h",
         "return rest + count > d ? 0 : rest;",
         "return rest + count > d + 1 ? 0 : rest;",
-        (f"{_CORE}::test_dilation",),
+        (f"{_ATTENTION}::test_dilation",),
     ),
     Fault(
         "the last queries of a tile see what is hidden from them",
         "native/simd/portable.h",
         "n >= 64 ? ~uint64_t{0}",
         "n >= 64 ? ~uint64_t{0} >> 1",
-        (_CORE, "tests/native/test_paths.py"),
+        (_ATTENTION, "tests/native/test_kernels.py"),
     ),
     Fault(
         "decoding takes the mask of the first head for all",
         f"{_KERNELS}/decode.h",
         "const bool alike = queries_per_kv == 1 || !mask_differs_by_head(a);",
         "const bool alike = true;",
-        (_CORE, _FUZZ),
+        (_ATTENTION, _FUZZ),
     ),
     Fault(
         "decoding hides keys from the first query alone",
         f"{_KERNELS}/decode.h",
         "scores[y] = hidden[y] >> x & 1 ?",
         "scores[y] = hidden[y] & 1 ?",
-        (_CORE, _FUZZ),
+        (_ATTENTION, _FUZZ),
     ),
     Fault(
         "ALiBi forgets the alignment",
         f"{_KERNELS}/scores.h",
         "const int64_t distance = queries.begin - keys.begin + align_of(a.alibi_align, block.b);",
         "const int64_t distance = queries.begin - keys.begin;",
-        (_CORE, "tests/ops/test_semantics.py::test_alibi_counts_from_the_mask_align"),
+        (
+            _ATTENTION,
+            "tests/ops/test_attention_semantics.py::test_alibi_counts_from_the_mask_align",
+        ),
     ),
     # Scores
     Fault(
@@ -307,7 +310,7 @@ FAULTS = (
         f"{_KERNELS}/scores.h",
         "if (slope) *slope = 1 - t * t;",
         "if (slope) *slope = 1 - t;",
-        (_CORE,),
+        (_ATTENTION,),
     ),
     # Forward
     Fault(
@@ -315,35 +318,35 @@ FAULTS = (
         f"{_KERNELS}/forward.h",
         "store(row_sum + v * kLanes<Real>, load(row_sum + v * kLanes<Real>) * shrink);",
         "store(row_sum + v * kLanes<Real>, load(row_sum + v * kLanes<Real>));",
-        (_CORE,),
+        (_ATTENTION,),
     ),
     Fault(
         "the log-sum-exp of a row without keys is 0",
         f"{_KERNELS}/forward.h",
         "static_cast<Real*>(results.lse)[at] = row_sum == 0 ? -kInfinity<Real> : lse;",
         "static_cast<Real*>(results.lse)[at] = row_sum == 0 ? Real(0) : lse;",
-        (_CORE,),
+        (_ATTENTION,),
     ),
     Fault(
         "a masked NaN reaches the sums of its block",
         f"{_KERNELS}/block.h",
         "store(copy + j * stride + c, !has_nonfinite ? x : x - x == 0 ? x : V",
         "store(copy + j * stride + c, has_nonfinite ? x : x - x == 0 ? x : V",
-        (_CORE, "tests/ops/test_semantics.py"),
+        (_ATTENTION, "tests/ops/test_attention_semantics.py"),
     ),
     Fault(
         "a strip of queries takes the keys that the tile's first queries see",
         f"{_KERNELS}/strips.h",
         "block.queries.length - strip->query)) << strip->query;",
         "block.queries.length - strip->query));",
-        (_CORE,),
+        (_ATTENTION,),
     ),
     Fault(
         "a band of keys takes the queries that see its last key",
         f"{_KERNELS}/strips.h",
         "seen |= ~hidden[y];",
         "seen = ~hidden[y];",
-        (_CORE,),
+        (_ATTENTION,),
     ),
     # Decoding
     Fault(
@@ -351,7 +354,7 @@ FAULTS = (
         f"{_KERNELS}/decode.h",
         "row_sum += of_split(i, first.row_sum)[r] * shrink[i];",
         "row_sum += of_split(i, first.row_sum)[r];",
-        (f"{_CORE}::test_few_queries_against_many_keys",),
+        (f"{_ATTENTION}::test_few_queries_against_many_keys",),
     ),
     Fault(
         "decoding begins at the first block whatever the window",
@@ -366,35 +369,38 @@ FAULTS = (
         f"{_KERNELS}/backward.h",
         "p.delta[x] = (total - from_lse) * inverse_sum[x];",
         "p.delta[x] = (total + from_lse) * inverse_sum[x];",
-        (_CORE,),
+        (_ATTENTION,),
     ),
     Fault(
         "the gradient of the values forgets dropout",
         f"{_KERNELS}/backward.h",
         "if (a.dropout > 0) multiply(s.weights, s.factors, keys.length, columns);",
         "",
-        (_CORE, "tests/ops/test_gradients.py"),
+        (_ATTENTION, "tests/ops/test_attention_gradients.py"),
     ),
     Fault(
         "the gradient of the query lacks the scale",
         f"{_KERNELS}/backward.h",
         "p.nonfinite[x] ? kNaN<Real> : static_cast<Real>(a.scoring.scale);",
         "p.nonfinite[x] ? kNaN<Real> : Real(1);",
-        (_CORE,),
+        (_ATTENTION,),
     ),
     Fault(
         "tiles together go over the keys of the first one alone",
         f"{_KERNELS}/backward.h",
         "if (p.lo < p.hi) lo = min(lo, p.lo), hi = max(hi, p.hi);",
         "if (p.lo < p.hi && together == 0) lo = p.lo, hi = p.hi;",
-        (_CORE,),
+        (_ATTENTION,),
     ),
     Fault(
         "the gradient of a bias takes each batch entry's rows from the first",
         f"{_KERNELS}/bias_gradient.h",
         "static_cast<Real*>(pass.bias_gradient) + block.b * stride[0] + block.n * stride[1]",
         "static_cast<Real*>(pass.bias_gradient) + block.n * stride[1]",
-        (_CORE, "tests/ops/test_gradients.py::test_the_gradient_of_a_bias_that_broadcasts"),
+        (
+            _ATTENTION,
+            "tests/ops/test_attention_gradients.py::test_the_gradient_of_a_bias_that_broadcasts",
+        ),
     ),
     # Programs of scores
     Fault(
@@ -431,21 +437,21 @@ FAULTS = (
         f"{_KERNELS}/tiles.h",
         "narrow(score_gradients, keys, columns_of(p), static_cast<float>(a_.scoring.scale));",
         "narrow(score_gradients, keys, columns_of(p), 1.0f);",
-        (_CORE, _FUZZ),
+        (_ATTENTION, _FUZZ),
     ),
     Fault(
         "AMX takes values from the start of their block",
         f"{_KERNELS}/tiles.h",
         "return keys.begin % kKeyBlock / kTileDepth * kTileBytes;",
         "return keys.begin * 0;",
-        (_CORE, _FUZZ),
+        (_ATTENTION, _FUZZ),
     ),
     Fault(
         "AMX leaves scores unscaled before what happens to them",
         f"{_KERNELS}/forward.h",
         "apply_score_mods<Real>(a, block, columns, mask, s.hidden, products.unit(),",
         "apply_score_mods<Real>(a, block, columns, mask, s.hidden, Real(1),",
-        (_CORE, _FUZZ),
+        (_ATTENTION, _FUZZ),
     ),
     # Additive attention
     Fault(

@@ -14,7 +14,7 @@ FAULTS = (
         f"{_LAYERS}/attend.py",
         "source if key is None else masks.hide(key, columns)",
         "source if key is None else key",
-        (f"{_OF_LAYERS}/test_poisoned_keys.py",),
+        (f"{_OF_LAYERS}/test_attend_poisoned_keys.py",),
     ),
     Fault(
         "a mask that a tensor carries is dropped where one is given",
@@ -57,7 +57,7 @@ FAULTS = (
         f"{_LAYERS}/_multi_head_attention.py",
         "self._keys, positions=rotary_key_positions, start=start, length=length, shared=shared",
         "self._keys, positions=rotary_key_positions, length=length, shared=shared",
-        (f"{_OF_LAYERS}/test_beyond_keras.py",),
+        (f"{_OF_LAYERS}/test_multi_head_attention_options.py",),
     ),
     # Multi-head attention
     Fault(
@@ -65,14 +65,14 @@ FAULTS = (
         f"{_LAYERS}/_head_widths.py",
         "factors = [[(self.widest / width) ** 0.5] for width in self.each]",
         "factors = [[1.0] for width in self.each]",
-        (f"{_OF_LAYERS}/test_own_heads.py",),
+        (f"{_OF_LAYERS}/test_multi_head_attention_heads.py",),
     ),
     Fault(
         "sinks take from rows without looking at their sum",
         f"{_LAYERS}/attend.py",
         "share = ops.sigmoid(lse - ops.reshape(sinks, (1, -1, 1)))",
         "share = ops.sigmoid(0 * lse - ops.reshape(sinks, (1, -1, 1)))",
-        (f"{_OF_LAYERS}/test_beyond_keras.py",),
+        (f"{_OF_LAYERS}/test_multi_head_attention_options.py",),
     ),
     Fault(
         "all dropouts of a Transformer layer share one seed",
@@ -102,35 +102,35 @@ FAULTS = (
         f"{_DECODING}/_beam.py",
         "attainable = (scores / full)[:, 0]",
         "attainable = (scores / penalty(count, length_penalty))[:, 0]",
-        (f"{_OF_DECODING}/test_decoding.py",),
+        (f"{_OF_DECODING}/test_generation.py",),
     ),
     Fault(
         "beams take the state of another row",
         f"{_DECODING}/_beam.py",
         "state = decoder.select(state, ops.reshape(parents + first_row, (-1,)))",
         "state = decoder.select(state, ops.reshape(parents, (-1,)))",
-        (f"{_OF_DECODING}/test_decoding.py",),
+        (f"{_OF_DECODING}/test_generation.py",),
     ),
     Fault(
         "the length penalty counts one token too few",
         f"{_DECODING}/_beam.py",
         'count = ops.maximum(ops.cast(index, "float32") + 1.0 - given_length, 0.0)',
         'count = ops.maximum(ops.cast(index, "float32") - given_length, 0.0)',
-        (f"{_OF_DECODING}/test_decoding.py",),
+        (f"{_OF_DECODING}/test_generation.py",),
     ),
     Fault(
         "top_p leaves out the token that reaches it",
         f"{_DECODING}/_sampling.py",
         "before = ops.cumsum(mass, axis=-1) - mass",
         "before = ops.cumsum(mass, axis=-1)",
-        (f"{_OF_DECODING}/test_decoding.py",),
+        (f"{_OF_DECODING}/test_generation.py",),
     ),
     Fault(
         "rotation in the decoder begins at 0 in each step",
         f"{_MODELS}/_input.py",
         'ops.arange(query_length, dtype="int32") + start_index}',
         'ops.arange(query_length, dtype="int32")}',
-        (f"{_OF_DECODING}/test_decoding.py", f"{_OF_MODELS}/test_transformer.py"),
+        (f"{_OF_DECODING}/test_generation.py", f"{_OF_MODELS}/test_transformer.py"),
     ),
     Fault(
         "an ensemble adds up alignments",
@@ -158,6 +158,6 @@ FAULTS = (
         f"{_MODELS}/_transformer.py",
         "return implicit_mask(encoded)",
         "return None",
-        (f"{_OF_MODELS}/test_encoders.py",),
+        (f"{_OF_MODELS}/test_transformer_encoders.py",),
     ),
 )

@@ -35,7 +35,7 @@ from heed.ops.backends.shared._dropout import keep_mask
 from heed.ops.sizes import Span
 from tests import reference, tolerances
 from tests.backend import enable_64_bits
-from tests.native.test_xla import Frame
+from tests.native.test_adapters_xla import Frame
 
 B, T, S, N, K, H, V = 2, 13, 11, 4, 2, 8, 5
 TRAINED = ("query", "key", "value", "bias")

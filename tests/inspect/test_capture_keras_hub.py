@@ -13,7 +13,7 @@ import pytest
 import heed
 from heed.inspect import ablate, capture
 from tests import reference
-from tests.acceleration import test_keras_hub as hub
+from tests.acceleration import test_hub as hub
 from tests.inspect.models import arrays
 from tests.inspect.test_capture import assert_rows
 from tests.tolerances import assert_statistics

@@ -1,4 +1,4 @@
-"""T5's layer on heed without KerasHub; slow tests of test_keras_hub.py compare with the real one."""
+"""T5's layer on heed without KerasHub; slow tests of test_hub.py compare with the real one."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ FORK = """
 """
 
 
-@pytest.mark.slow  # `test_core.py` forks by default, without TensorFlow
+@pytest.mark.slow  # `test_attention.py` forks by default, without TensorFlow
 def test_children_after_fork() -> None:
     """The first is made before the parent's first call, the others after it.
 

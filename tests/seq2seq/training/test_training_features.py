@@ -41,7 +41,7 @@ def crash_in_batch(monkeypatch, number):
 
 
 # The checkpoint is that of step 3; batch 7 is the second of the next step. Of text with a moving average: see
-# test_resume_exactness.py.
+# test_training_resume.py.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",

@@ -18,8 +18,8 @@ from tests import tolerances
 from tests.backend import on_tensorflow, tf, vjp
 from tests.graphs import traced
 from tests.ops import rows
+from tests.ops.test_attention_gradients import second_derivatives
 from tests.ops.test_cross_entropy import places
-from tests.ops.test_gradients import second_derivatives
 
 native_only = pytest.mark.skipif(
     heed.info()["implementation"] != "native", reason=f"no native kernels: {heed.info()['reason']}"

@@ -217,7 +217,7 @@ def test_a_beam_as_wide_as_the_space_is_an_exhaustive_search(exhausted, alpha):
     assert differs  # greedy decoding misses the best sequence somewhere
 
 
-@slow  # test_decoding_exactness.py has it by default
+@slow  # test_generation_exactness.py has it by default
 @pytest.mark.parametrize("alpha", [0.0, 2.0])
 def test_one_beam_is_greedy(alpha):
     model = small_model(end_bias=END_BIAS)

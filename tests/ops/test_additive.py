@@ -17,7 +17,7 @@ from heed.ops import Mask
 from tests import reference, strategies, tolerances
 from tests.backend import on_tensorflow, tf, vjp
 from tests.ops.harness import share_of_examples, small_blocks, to_float64
-from tests.ops.test_gradients import expected_second_derivatives, second_derivatives
+from tests.ops.test_attention_gradients import expected_second_derivatives, second_derivatives
 from tests.strategies import BLOCKS, MaskCase, Shape, cast
 
 NAMES = ("query", "key", "value", "score_vector", "bias")

@@ -19,7 +19,7 @@ from heed.ops.backends.tensorflow import exportable
 from heed.ops.scores import DotScore
 from tests import reference, reference_masks, strategies, tolerances
 from tests.ops.harness import op_options, reference_options, share_of_examples, to_float64
-from tests.ops.test_additive_attention import draw_inputs
+from tests.ops.test_additive import draw_inputs
 from tests.strategies import MaskCase, Shape
 
 LOOPS = {"While", "StatelessWhile", "TensorListReserve", "TensorListFromTensor"}
