@@ -270,6 +270,22 @@ def _names_below(folder: Path, pattern: str) -> Iterator[str]:
             yield "/".join(x.lstrip("._") for x in path.relative_to(folder).with_suffix("").parts)
 
 
+_LITERAL = r"""[rf]*(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')\s*"""
+
+
+def long_matches(path: Path, words: int) -> list[str]:
+    """Return the places of a test file whose `match=` has more words than these: a sentence, not its rule."""
+    text = path.read_text(encoding="utf-8")
+    found = []
+    for match in re.finditer(rf"\bmatch=(?:\(\s*)?((?:{_LITERAL})+)", text):
+        plain = re.sub(r"\b[rf]+(?=[\"'])|\\[a-z]|\{[^}]*\}", "", match[1])
+        if len(re.findall("[A-Za-z]{2,}", plain)) > words:
+            found.append(
+                f"{path.name}:{text[: match.start()].count(chr(10)) + 1}: {match[1].strip()}"
+            )
+    return found
+
+
 def _twins(package: Path) -> Iterator[str]:
     """Each function, class or module of a portable form with the name of one for all backends."""
     folder = package / "ops" / "backends"

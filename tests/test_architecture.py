@@ -49,6 +49,20 @@ def test_test_files_are_named_after_what_they_test():
     assert len(named) >= 0.8 * (len(named) + len(others)), "\n" + "\n".join(others)
 
 
+def test_a_match_holds_the_words_of_the_rule_and_no_sentence(tmp_path):
+    good, bad = (
+        "'one two three four five 6 s \\n x six'",
+        "rf'one {y} two three' 'four five six seven'",
+    )
+    (example := tmp_path / "test_x.py").write_text(
+        f"raises(E, match={good})\nraises(E, match={bad})"
+    )
+    assert architecture.long_matches(example, 6) == [f"test_x.py:2: {bad}"]
+    files = (SOURCE.parents[1] / "tests").rglob("*.py")
+    found = [place for path in files for place in architecture.long_matches(path, 6)]
+    assert not found, "\n" + "\n".join(found)
+
+
 def test_the_checker_reads_every_file_of_heed():
     assert len(list(SOURCE.rglob("*.py"))) > 5
     imports = architecture.imports_of(SOURCE / "__init__.py", SOURCE)

@@ -476,9 +476,9 @@ def test_where_the_engine_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     with heed.set_implementation("portable"), pytest.raises(refusal, match='chose "portable"'):
         _generation.generate(make(), inputs, None)
     model = task("GPT-2", build("GPT-2"), subclass("GPT-2"))
-    with pytest.raises(refusal, match="GPT2CausalLM is no class of KerasHub itself"):
+    with pytest.raises(refusal, match="GPT2CausalLM is no class"):
         _generation.generate(model, inputs, None)
-    with pytest.raises(refusal, match="the prompts of a beam search differ in length"):
+    with pytest.raises(refusal, match="beam search differ in length"):
         _generation.generate(make(sampler="beam"), prompts("GPT-2", 4, 5), None)
 
 
@@ -542,7 +542,7 @@ def test_a_stream_has_the_tokens_that_generate_adds() -> None:
         model.compile(sampler=keras_hub.samplers.RandomSampler(seed=3))
         np.testing.assert_array_equal(engine_tokens(model, inputs)[0, 4:], drawn)
         model.compile(sampler="beam")
-        with pytest.raises(ValueError, match=r"needs heed's decoder engine.*a beam search may"):
+        with pytest.raises(ValueError, match=r"decoder engine.*a beam search may"):
             stream(model, inputs, stop_token_ids=None)
 
 

@@ -232,7 +232,7 @@ def test_the_graph_decodes_and_says_why():
     with traced() as seen:
         found(model, sources(2), 1.0)
     assert "HeedDecode" not in seen.native
-    with pytest.raises(ValueError, match=r'must be "float32" where the engine .* coverage penalty'):
+    with pytest.raises(ValueError, match=r'"float32" where the engine .* coverage'):
         found(model, sources(2), 1.0, weights="int8")
 
 
@@ -254,7 +254,5 @@ def test_a_bad_factor_is_named(bad):
 def test_models_without_attention_to_a_source_are_refused(make):
     model = make()
     source = None if model.__class__.__name__ == "LanguageModel" else sources(2)
-    with pytest.raises(
-        ValueError, match="`coverage_penalty` must be 0 for a model without attention"
-    ):
+    with pytest.raises(ValueError, match="model without attention"):
         found(model, source, 1.0, prompt=prompts(2, 3))

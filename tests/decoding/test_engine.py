@@ -645,7 +645,7 @@ def test_narrow_weights_need_the_engine() -> None:
     model = small_model(seed=3, activation="softmax")
     with pytest.raises(ValueError, match=r"`weights` must be \"float32\" .*'softmax'.*'int8'"):
         decode(model, sources(), weights="int8")
-    with pytest.raises(ValueError, match="`weights` must be one of 'float32', 'bfloat16', 'int8'"):
+    with pytest.raises(ValueError, match="`weights` must be one of"):
         decode(model, sources(), weights="int3")
     with pytest.raises(ValueError, match=r"`cache` must be \"float32\" .*'softmax'.*'bfloat16'"):
         decode(model, sources(), cache="bfloat16")
@@ -667,7 +667,7 @@ def test_caches_of_several_formats() -> None:
     for refused in ({"method": "beam"}, {"return_scores": True}):
         with pytest.raises(ValueError, match=r"`cache` must be .* for a beam search"):
             generate(model, source, max_length=8, cache="int8", **refused)
-    with pytest.raises(ValueError, match="`cache` must be one of 'float32', 'bfloat16', 'int8'"):
+    with pytest.raises(ValueError, match="`cache` must be one of"):
         generate(model, source, max_length=8, cache="int4")
 
 

@@ -729,7 +729,7 @@ def test_bad_models_are_named():
 def test_learned_positions_bound_the_length():
     model = small_model(position="learned", max_length=6)
     assert decode(model, sources(), 6).shape == (5, 6)
-    with pytest.raises(ValueError, match=r"`max_length` must .* max_length=7, config.max_length=6"):
+    with pytest.raises(ValueError, match=r"`max_length` must .*=7, config\.max_length=6"):
         decode(model, sources(), 7)
 
 

@@ -170,9 +170,7 @@ def test_split_sequences_join(length, workers, axis):
 
 def test_a_sequence_is_padded_on_request():
     x = np.arange(6).reshape(1, 6)
-    with pytest.raises(
-        ValueError, match=r"multiple of twice the number of workers.*6 tokens, 2 work"
-    ):
+    with pytest.raises(ValueError, match=r"multiple of twice .*6 tokens, 2 work"):
         split_sequence(x, 2, 0)
     parts = [split_sequence(x, 2, r, pad_value=-1) for r in range(2)]
     assert join_sequence(parts).tolist() == [[0, 1, 2, 3, 4, 5, -1, -1]]
@@ -193,7 +191,7 @@ def test_workers_that_do_not_exist(arguments, message):
 
 def test_parts_that_do_not_join():
     for parts in ([], [np.zeros((1, 3))], [np.zeros((1, 2)), np.zeros((1, 4))]):
-        with pytest.raises(ValueError, match="`parts` must be one or more of one even length"):
+        with pytest.raises(ValueError, match=r"`parts` must be .* one even length"):
             join_sequence(parts)
 
 
@@ -208,7 +206,7 @@ def test_one_worker_gets_the_op_itself():
 
 def test_errors_of_one_worker():
     x = np.zeros((1, 4, 1, 2), "float32")
-    with pytest.raises(ValueError, match=r"`query_ids` of the mask must have shape"):
+    with pytest.raises(ValueError, match=r"`query_ids` of .* must have shape"):
         ring_attention(x, x, x, mask=Mask.segments(np.zeros((1, 3), "int32")))
 
 

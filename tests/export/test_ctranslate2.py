@@ -219,16 +219,16 @@ def test_positions_beyond_the_table_are_refused(tmp_path: Path) -> None:
         export.write(model, folder, longest=20)
         translate = runner().load(folder, 1)["translate"]
         translate(source=np.full((1, 20), 5), max_length=5)
-        with pytest.raises(ValueError, match="a source must not be empty, and have at most 20"):
+        with pytest.raises(ValueError, match=r"not be empty, .* at most 20"):
             translate(source=np.full((1, 21), 5), max_length=5)
 
 
 def test_bad_inputs_of_the_runner(tmp_path: Path) -> None:
     export.write(model_of(position="rotary"), tmp_path)
     translate = runner().load(tmp_path, 1)["translate"]
-    with pytest.raises(ValueError, match="a source must not be empty, and have tokens"):
+    with pytest.raises(ValueError, match=r"source must not be empty, .*tokens"):
         translate(source=np.array([[5, 6], [0, 0]]), max_length=5)
-    with pytest.raises(ValueError, match=r"ids must be \(B, S\), with padding behind each row"):
+    with pytest.raises(ValueError, match=r"ids must be \(B, S\), with padding"):
         translate(source=np.array([[5, 0, 6]]), max_length=5)
     assert translate(source=np.zeros((0, 4), "int32"), max_length=5)["tokens"].shape == (0, 5)
 
@@ -354,23 +354,21 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
 
 def test_arguments(tmp_path: Path) -> None:
     model = model_of()
-    with pytest.raises(ExportError, match=r"`quantization` must be one of.*Received: 'int4'"):
+    with pytest.raises(ExportError, match=r"`quantization` must .*Received: 'int4'"):
         export.write(model, tmp_path, quantization="int4")
     with pytest.raises(ValueError, match=r"`longest` must be .*Received: longest=0"):
         export.write(model, tmp_path, longest=0)
-    with pytest.raises(
-        ExportError, match=r"`target_tokens` must be 15 different.*3, of them 2 diff"
-    ):
+    with pytest.raises(ExportError, match=r"`target_tokens` must .*3, of them 2 diff"):
         export.write(model, tmp_path, target_tokens=["a", "b", "a"])
     words = [f"w{i}" for i in range(15)]
-    with pytest.raises(ExportError, match="must both have '<unk>', or call padding alike"):
+    with pytest.raises(ExportError, match="'<unk>', or call padding alike"):
         export.write(model, tmp_path, target_tokens=words)
     assert not list(tmp_path.iterdir())
 
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    with pytest.raises(ExportError, match=r"needs the ctranslate2 library: pip install .*export"):
+    with pytest.raises(ExportError, match=r"ctranslate2 library: pip install .*export"):
         export.write(model_of(), tmp_path)
 
 

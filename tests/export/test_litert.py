@@ -468,9 +468,7 @@ def test_bad_options(options: Any, message: str, tmp_path: pathlib.Path) -> None
 
 def test_samples_are_for_one_program(tmp_path: pathlib.Path) -> None:
     programs = [Program(name, lambda x: {"y": x}, {}) for name in ("encode", "decode_step")]
-    with pytest.raises(
-        ExportError, match=r"of one program.*Received: the programs encode, decode_st"
-    ):
+    with pytest.raises(ExportError, match=r"one program.*programs encode, decode_st"):
         litert.write(programs, tmp_path, precision="int8", calibration=[{}])
 
 
@@ -480,9 +478,7 @@ def test_too_many_weights_are_refused(
     """A Dense layer of 4 by 2 numbers and 2 more: 40 bytes, or 20."""
     programs = programs_of(of_vectors(keras.layers.Dense(2)))
     monkeypatch.setattr(litert, "_MOST_BYTES", 40)
-    with pytest.raises(
-        ExportError, match=r"less than 40 bytes. Received: weights of 40 bytes in f"
-    ):
+    with pytest.raises(ExportError, match=r"less than 40 bytes.*of 40 bytes"):
         litert.write(programs, tmp_path)
     litert.write(programs, tmp_path, precision="float16")
 

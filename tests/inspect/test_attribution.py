@@ -133,7 +133,7 @@ def test_parts_that_are_scaled_are_refused_however_small():
     x = keras.Input((T, D))
     model = keras.Model(x, keras.layers.Dense(5, name="head")(Scaled(True, name="block")(x)))
     randomise(model)
-    with pytest.raises(ValueError, match=r"Blocks must add their parts.*Received: 'block'"):
+    with pytest.raises(ValueError, match=r"must add their parts.*'block'"):
         attribute_logits(model, sequence() + 1e3 * np.eye(D)[0], contrast(1))
 
 
@@ -180,7 +180,7 @@ def test_value_norms_by_hand(kind):
 
 def test_value_norms_refuse_gated_heads():
     layer, x = MultiHeadAttention(2, 4, use_gate=True, name="a"), sequence()
-    with pytest.raises(ValueError, match="Received: 'a', which changes them before, as by a gate"):
+    with pytest.raises(ValueError, match="changes them before, as by"):
         value_norms(layer, x, call_arguments={"value": x})
 
 
@@ -336,9 +336,7 @@ def test_circuits_refuse_bad_arguments():
         circuit_scores(found, np.arange(PLACES))
     with pytest.raises(ValueError, match=r"whole self-attention of the tokens \(1, 4\)"):
         circuit_scores(found, [1, 2, 1, 2])
-    with pytest.raises(
-        ValueError, match=r"`kind` must be one of 'previous'.*Received: kind='same'"
-    ):
+    with pytest.raises(ValueError, match=r"`kind` must .*Received: kind='same'"):
         circuit_scores(found, [1] * PLACES).ranking("same")
     one = Capture({"a": np.full((1, 1, 4, 4), 0.25)}, {"a": "causal"}, heads={"a": [1]})
     with pytest.raises(ValueError, match=r"all heads in order.*heads \(1,\) of 'a'"):

@@ -326,7 +326,7 @@ def test_chosen_layers_heads_and_rows():
     # The statistics cover all queries.
     np.testing.assert_allclose(found.entropy["grouped"], whole.entropy["grouped"][:, [3, 1]])
     np.testing.assert_array_equal(found.on_token(2)["grouped"], picked[..., 2])
-    with pytest.raises(ValueError, match=r"The token 1 of 'grouped'.*tokens=.*of some rows only"):
+    with pytest.raises(ValueError, match=r"token 1 of 'grouped'.*some rows"):
         found.on_token(1)
 
 
@@ -439,7 +439,7 @@ def test_types():
 
 def test_a_model_without_attention_is_refused():
     model = keras.Sequential([keras.layers.Dense(3, activation="softmax")], name="plain")
-    with pytest.raises(ValueError, match=r"must have attention.*'plain'.*let it call `heed\.ops"):
+    with pytest.raises(ValueError, match=r"'plain'.*let it call `heed"):
         capture(model, sequence())
 
 

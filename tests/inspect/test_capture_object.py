@@ -112,9 +112,9 @@ def test_errors_for_unknown_layers_and_heads_list_the_known_ones():
     w = random_weights(1, 2, 3, 3)
     capture = Capture({"a": w, "b": w}, {"a": "self", "b": "self"}, heads={"a": [4, 7]})
     assert capture.head_index("a", 7) == 1
-    with pytest.raises(ValueError, match=r"`layer` must be one of 'a', 'b'. Received: layer='c'"):
+    with pytest.raises(ValueError, match=r"`layer` must .*layer='c'"):
         capture.head_index("c", 0)
-    with pytest.raises(ValueError, match=r"`head` must be one of 4, 7 of 'a'. Received: head=0"):
+    with pytest.raises(ValueError, match=r"`head` must .*of 'a'.*head=0"):
         capture.head_index("a", 0)
 
 
@@ -171,7 +171,7 @@ def test_tokens_and_offsets_are_integers(token):
 
 def test_a_pooled_picture_refuses_statistics_it_cannot_compute():
     capture = Capture({"a": W}, {"a": "self"}, lengths={"a": (6, 4)})
-    with pytest.raises(ValueError, match=r"The statistics of 'a'.*a picture that is pooled"):
+    with pytest.raises(ValueError, match=r"of 'a'.*a picture that is pooled"):
         _ = capture.entropy
 
 
@@ -218,7 +218,7 @@ def test_a_file_of_another_format_is_refused(tmp_path):
     np.savez(other, weights=W)
     np.save(array, W)
     for path in (text, other, array):
-        with pytest.raises(ValueError, match=r"`path` must be a file that Capture.save wrote"):
+        with pytest.raises(ValueError, match=r"a file that Capture.save wrote"):
             Capture.load(path)
     with pytest.raises(FileNotFoundError):
         Capture.load(tmp_path / "nothing")
@@ -285,7 +285,7 @@ def test_a_forged_shape_allocates_no_memory(tmp_path):
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in entries.items():
             archive.writestr(name, content)
-    with pytest.raises(ValueError, match=r"not as long as its shape \(99999, .*says"):
+    with pytest.raises(ValueError, match=r"as its shape \(99999, .*says"):
         Capture.load(path)
 
 

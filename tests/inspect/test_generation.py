@@ -98,7 +98,7 @@ def test_each_step_is_a_capture_of_its_row() -> None:
         found.step(3)
     some = capture_generation(model, "one two", rows=[2])
     assert some.step(0).rows == {"attention": (2,)}
-    with pytest.raises(ValueError, match=r"`row` must have been captured.*row=3 for 'attention'"):
+    with pytest.raises(ValueError, match=r"`row` must .*row=3 for 'attention'"):
         some.step(1)
     with pytest.raises(ValueError, match="which holds a pooled picture"):
         capture_generation(model, "one two", size=3).step(0)
@@ -106,7 +106,7 @@ def test_each_step_is_a_capture_of_its_row() -> None:
 
 def test_what_is_no_model_or_prompt_is_refused() -> None:
     model = Model()
-    with pytest.raises(TypeError, match=r"`prompt` must be one text.*Received: \['one'\]"):
+    with pytest.raises(TypeError, match=r"`prompt` must be one.*\['one'\]"):
         capture_generation(model, ["one"])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"`prompt` must be one text"):
         capture_generation(model, {})

@@ -249,9 +249,7 @@ def test_edits_refuse_what_does_not_exist():
         with pytest.raises(ValueError, match=message), intervene(Edit("a", "zero", **options)):
             layer(x, x)
     with (
-        pytest.raises(
-            ValueError, match=r"Runs must have the same length.*\(2, 6, 4, 4\) for \(2, 4,"
-        ),
+        pytest.raises(ValueError, match=r"same length.*\(2, 6, 4, 4\) for \(2, 4,"),
         intervene(Edit("a", "patch", run=runs[0])),
     ):
         layer(x[:, :4], x)
@@ -263,7 +261,7 @@ def test_edits_refuse_what_does_not_exist():
     ]:
         with pytest.raises(ValueError, match=message), intervene(edit):
             layer(x, x)
-    with pytest.raises(ValueError, match="`change` must be a function or one of 'zero'"):
+    with pytest.raises(ValueError, match="`change` must be a function or"):
         Edit("a", "none")
     with pytest.raises(ValueError, match="`run` must be given"):
         Edit("a", "patch")
@@ -338,15 +336,13 @@ def test_a_block_called_again_is_patched_where_it_was_called(monkeypatch):
 
 def test_patching_effects_refuse_bad_arguments():
     model, x = own_model(), sequence()
-    with pytest.raises(
-        ValueError, match=r"must have the same shapes. Received: \(1, 6, 2, 4\) and \(2"
-    ):
+    with pytest.raises(ValueError, match=r"same shapes\. Received: \(1, 6, 2, 4\)"):
         patching_effects(model, x[:1], x, float)
     with pytest.raises(ValueError, match=r"`metric` must return a number\. Received: float32"):
         patching_effects(model, x, x, lambda y: y)
     with pytest.raises(ValueError, match=r"`metric` must return a number\. Received: None"):
         patching_effects(model, x, x, lambda y: None)
-    with pytest.raises(ValueError, match=r"`layers` must name places of the kind 'output'.*'att'"):
+    with pytest.raises(ValueError, match=r"places of the kind 'output'.*'att'"):
         patching_effects(model, x, x, float, kind="output", layers=["att"])
     with pytest.raises(ValueError, match="`kind` must be one of 'heads'"):
         patching_effects(model, x, x, float, kind="head")

@@ -297,7 +297,7 @@ def test_what_is_no_table_is_refused(monkeypatch):
         with pytest.raises(ValueError, match="must fill at most 3 cells"):
             page(capture, words(4), **options)
     stream = Residual({"x/output": np.zeros((1, 4, 8), "float32")}, {"x/output": (0, 1, 2, 3)})
-    with pytest.raises(ValueError, match="Received: none, only places of the residual stream"):
+    with pytest.raises(ValueError, match="none, only places of the residual"):
         page(Capture({}, {}, residual=stream), words(4))
 
 

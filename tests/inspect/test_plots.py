@@ -337,7 +337,7 @@ def test_plot_image_attention_shows_the_heads_of_a_class_token():
 
 def test_plot_image_attention_takes_patches_that_are_not_square():
     capture = described(S=7)
-    with pytest.raises(ValueError, match=r"`grid` must .*grid=None, 7 keys, image.shape=\(4, 4\)"):
+    with pytest.raises(ValueError, match=r"grid=None, 7 keys, image.shape=\(4, 4\)"):
         plot_image_attention(capture, "layer_0/cross", np.zeros((4, 4)))
     figure = plot_image_attention(capture, "layer_0/cross", np.zeros((4, 4)), grid=(2, 3))
     assert [axes.get_title(loc="left") for axes in figure.axes[1:4]] == ["0", "1", "2"]
@@ -377,5 +377,5 @@ def test_plot_image_attention_names_what_does_not_fit(options, text):
 
 def test_plot_image_attention_needs_each_weight_by_itself():
     capture = Capture({"a": random_weights(1, 1, 2, 2)}, {"a": "cross"}, lengths={"a": (4, 4)})
-    with pytest.raises(ValueError, match=r"size=None.*Received: 'a' pooled to cells of \(2, 2\)"):
+    with pytest.raises(ValueError, match="'a' pooled to cells of"):
         plot_image_attention(capture, "a", np.zeros((4, 4)))

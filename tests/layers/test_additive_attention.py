@@ -247,7 +247,7 @@ def test_keys_projected_once_are_those_of_the_call(layer, single, own_key, with_
 def test_a_cache_is_checked():
     layer = AdditiveAttention(5)
     state, value = randoms((2, 3), (2, 6, 4))
-    with pytest.raises(ValueError, match="build the layer or call it once"):
+    with pytest.raises(ValueError, match="build the layer or call it"):
         layer.project_cache(value)
     layer(state, value)
     with pytest.raises(ValueError, match="`key` must have 4 features"):

@@ -65,16 +65,14 @@ def test_constructors_of_the_others():
         with pytest.raises(ValueError, match="`units` must be an integer >= 1"):
             AdditiveAttention(bad)
     for bad in ("big", float("-inf"), True):
-        with pytest.raises(ValueError, match="`scale` must be a finite number or None"):
+        with pytest.raises(ValueError, match="`scale` must be a finite number"):
             DotProductAttention(scale=bad)
     for cls, arguments in (
         (AdditiveAttention, (3,)),
         (LuongAttention, ()),
         (DotProductAttention, ()),
     ):
-        with pytest.raises(
-            ValueError, match="`dropout` must be a finite number with 0 <= dropout < 1"
-        ):
+        with pytest.raises(ValueError, match="`dropout` must be a finite number"):
             cls(*arguments, dropout=2)
 
 
@@ -103,7 +101,7 @@ def test_shapes_are_checked_while_building(shapes, message):
 
 def test_axes():
     query, value = (2, 3, 5, 8), (2, 4, 5, 8)
-    with pytest.raises(ValueError, match="along each axis that is not attended over"):
+    with pytest.raises(ValueError, match="axis that is not attended over"):
         MultiHeadAttention(2, 4, attention_axes=2).build(query, value)
     for axes in (0, 3, -1, (1, 1), 7):
         with pytest.raises(ValueError, match="`attention_axes` must name, once each"):
@@ -114,7 +112,7 @@ def test_axes():
         layer = MultiHeadAttention(2, 4, sliding_window=window)
         with pytest.raises(ValueError, match="need an order of positions"):
             layer(x, x, **arguments)
-    with pytest.raises(ValueError, match="`rotary_positions` needs inputs of the shape"):
+    with pytest.raises(ValueError, match="`rotary_positions` needs inputs"):
         MultiHeadAttention(2, 4)(x, x, rotary_positions=np.arange(3))
 
 
@@ -145,9 +143,7 @@ def test_masks_of_another_shape(name, shape, message, symbolic):
 
 def test_masks_of_another_dtype():
     x = np.ones((2, 5, 8), "float32")
-    with pytest.raises(
-        TypeError, match=r"`attention_mask` must be a `Mask` or (hold|an array of) booleans"
-    ):
+    with pytest.raises(TypeError, match=r"`attention_mask` must .* booleans"):
         MultiHeadAttention(2, 4)(x, x, attention_mask="causal")
 
 
@@ -164,13 +160,13 @@ def test_rotary_positions():
         layer(query, value, rotary_positions=np.arange(5))
     with pytest.raises(ValueError, match=r"`rotary_positions` must have one position.*=\(6,\)"):
         layer(query, query, rotary_positions=np.arange(6))
-    with pytest.raises(ValueError, match=r"`key_dim` must be one even number.*key_dim=3"):
+    with pytest.raises(ValueError, match=r"`key_dim` must be .*key_dim=3"):
         MultiHeadAttention(2, 3)(query, query, rotary_positions=np.arange(5))
 
 
 @pytest.mark.parametrize("cls", [DotProductAttention, LuongAttention])
 def test_dot_products_need_equal_widths(cls):
-    with pytest.raises(ValueError, match=r"must have as many features as `query`.*6\), .*8\)"):
+    with pytest.raises(ValueError, match=r"as many features.*6\), .*8\)"):
         cls()(np.ones((2, 5, 6)), np.ones((2, 7, 8)))
     cls()(np.ones((2, 5, 6)), np.ones((2, 7, 8)), key=np.ones((2, 7, 6)))
 
@@ -178,11 +174,11 @@ def test_dot_products_need_equal_widths(cls):
 @pytest.mark.parametrize("layer", [DotProductAttention(), LuongAttention(), AdditiveAttention(3)])
 def test_layers_with_one_head(layer):
     x, state = np.ones((2, 5, 8)), np.ones((2, 8))
-    with pytest.raises(ValueError, match="`use_causal_mask` needs a sequence of queries"):
+    with pytest.raises(ValueError, match="`use_causal_mask` needs a sequence"):
         layer(state, x, use_causal_mask=True)
     with pytest.raises(ValueError, match=r"`query` must have the shape \(B, T, D\), or \(B, D\)"):
         type(layer).from_config(layer.get_config())(x[None], x[None])
-    with pytest.raises(ValueError, match="`query` and `value` must have the same batch size"):
+    with pytest.raises(ValueError, match=r"`query` and `value` .* same batch size"):
         type(layer).from_config(layer.get_config())(x[:1], x)
     with pytest.raises(ValueError, match="`attention_mask` must be broadcastable"):
         layer(state, x, attention_mask=np.ones((2, 1, 5), bool))
@@ -266,9 +262,7 @@ def test_numbers_of_numpy_are_numbers():
 @pytest.mark.parametrize("bad", [True, "3", 1.5, np.bool_(True)])
 def test_a_seed_is_an_integer(bad):
     for make in (lambda **o: MultiHeadAttention(2, 4, **o), LuongAttention):
-        with pytest.raises(
-            ValueError, match=r"`seed` must be an integer or None\. Received: seed="
-        ):
+        with pytest.raises(ValueError, match=r"`seed` must .*Received: seed="):
             make(seed=bad)
         assert make(seed=-3).seed == -3
 
@@ -295,7 +289,7 @@ def test_keys_and_values_by_position(layer):
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_arguments_as_a_list(layer, kind):
     x = np.ones((2, 5, 8), "float32")
-    with pytest.raises(TypeError, match=r"\(query, value, key=None\), one by one.*query="):
+    with pytest.raises(TypeError, match=r"key=None\), one by one.*query="):
         layer(kind([x, x]))
     with pytest.raises(TypeError, match="one by one"):
         layer(kind([keras.Input((5, 8)), keras.Input((5, 8))]))
@@ -308,8 +302,6 @@ def test_a_key_of_another_width_names_the_order(cls):
     )
     with (
         pytest.warns(UserWarning, match="given by position"),
-        pytest.raises(
-            ValueError, match=r"as `query`; the arguments are \(query, value, key=None\)"
-        ),
+        pytest.raises(ValueError, match=r"arguments are \(query, value, key=None\)"),
     ):
         cls()(query, keys, values)

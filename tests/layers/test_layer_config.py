@@ -108,7 +108,7 @@ def test_a_layer_takes_functions_and_numpy_values() -> None:
     assert layer.activation is keras.activations.silu
     assert layer.gated is True
     assert layer.get_config()["activation"] == "silu"
-    with pytest.raises(ValueError, match="must be the name of a Keras activation"):
+    with pytest.raises(ValueError, match="the name of a Keras activation"):
         TransformerConfig(3, 9, activation=keras.activations.silu)
     with pytest.raises(ValueError, match="Unrecognized keyword arguments"):
         TransformerEncoderLayer(2, 16, sink=True)

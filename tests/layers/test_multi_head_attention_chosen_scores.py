@@ -73,7 +73,7 @@ def test_heads_with_several_axes() -> None:
     whole = np.asarray(layer(x, x, return_attention_scores=True)[1])
     some = layer(x, x, return_attention_scores=[3, 1])[1]
     np.testing.assert_allclose(some, whole[:, [3, 1]], atol=1e-6)
-    with pytest.raises(ValueError, match=r"can choose rows for inputs of the shape \(B, T, D\)"):
+    with pytest.raises(ValueError, match="rows for inputs of the shape"):
         layer(x, x, return_attention_scores={"rows": [0]})
 
 

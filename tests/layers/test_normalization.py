@@ -65,7 +65,7 @@ def test_the_last_axis_in_any_spelling_and_no_other(kind):
         config = {**kind().get_config(), "axis": axis}
         np.testing.assert_array_equal(kind.from_config(config)(x), expected)
     for axis in (1, -2, 3, [1, 2]):
-        with pytest.raises(ValueError, match=r"`axis` must be the last\. Received: axis="):
+        with pytest.raises(ValueError, match=r"`axis` must be .*axis="):
             kind(axis=axis)(x)
 
 

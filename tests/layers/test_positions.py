@@ -48,7 +48,7 @@ def test_learned_positions_have_a_dense_gradient():
 
 @pytest.mark.parametrize("start", [4, -1])
 def test_learned_positions_end(start):
-    with pytest.raises(ValueError, match=rf"`inputs` must end .*start_index={start}, max_length=9"):
+    with pytest.raises(ValueError, match=rf"must end .*start_index={start}, max_length=9"):
         LearnedPositions(9)(X, start_index=start)
 
 

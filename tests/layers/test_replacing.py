@@ -105,13 +105,11 @@ def test_what_keras_cannot_do_does_not_go_back(options: Any, message: str) -> No
 def test_refusals() -> None:
     x = keras.Input((None, 8))
     model = keras.Model(x, keras.layers.Dense(3)(x), name="plain")
-    with pytest.raises(ValueError, match=r"`model` must have multi-head.*of Keras.*'plain'"):
+    with pytest.raises(ValueError, match=r"multi-head.*of Keras.*'plain'"):
         replace_attention(model)
-    with pytest.raises(ValueError, match=r'`by` must be "heed" or "keras".*by=\'torch\''):
+    with pytest.raises(ValueError, match=r"`by` must be .*by='torch'"):
         replace_attention(model, by="torch")
-    with pytest.raises(
-        ValueError, match=r"`heed.accelerate\(model\)`; an attention by hand calls `heed.ops"
-    ):
+    with pytest.raises(ValueError, match="an attention by hand calls `heed"):
         replace_attention(model)
 
 

@@ -313,7 +313,7 @@ def test_compiled_models_stay_so_and_frozen_layers_too() -> None:
 
 def refused(build: Any) -> str:
     x = keras.Input((None, 8))
-    with pytest.raises(ValueError, match="must not use options that Keras' layers lack") as error:
+    with pytest.raises(ValueError, match="options that Keras' layers lack") as error:
         replace_attention(keras.Model(x, build(x)), by="keras")
     return str(error.value).split("Received: ")[1]
 
@@ -343,12 +343,12 @@ def test_masks_that_would_be_lost_are_refused() -> None:
     inner = keras.Model(x, TransformerEncoderLayer(2, 16)(SinusoidalPositions(name="waves")(x)))
     ids = keras.Input((None,), dtype="int32")
     model = keras.Model(ids, inner(TokenEmbedding(11, 8)(ids)))
-    with pytest.raises(ValueError, match="with waves, whose stock forms lose the Keras mask"):
+    with pytest.raises(ValueError, match="stock forms lose the Keras mask"):
         replace_attention(model, by="keras")
     inner = keras.Model(ids, SinusoidalPositions(name="waves")(TokenEmbedding(11, 8)(ids)))
     again = keras.Input((None,), dtype="int32")
     model = keras.Model(again, TransformerEncoderLayer(2, 16)(inner(again)))
-    with pytest.raises(ValueError, match="layer 'waves' with a Keras mask, which its stock form"):
+    with pytest.raises(ValueError, match="layer 'waves' with a Keras mask"):
         replace_attention(model, by="keras")
 
 

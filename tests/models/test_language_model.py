@@ -406,9 +406,7 @@ def test_bad_configs_name_field_and_value(changes: Any, text: str) -> None:
 def test_configs_are_plain_values() -> None:
     config = LanguageModelConfig(np.int64(9), width=8, num_heads=2)
     assert LanguageModelConfig.from_dict(config.to_dict()) == config
-    with pytest.raises(
-        ValueError, match=r"must hold fields of LanguageModelConfig only\. .*: depth"
-    ):
+    with pytest.raises(ValueError, match=r"fields of LanguageModelConfig only\. .*: depth"):
         LanguageModelConfig.from_dict({**config.to_dict(), "depth": 2})
     with pytest.raises(TypeError, match="`config` must be a LanguageModelConfig"):
         LanguageModel({"vocabulary_size": 9})

@@ -274,7 +274,7 @@ def test_weights_of_an_encoder_are_taken_over():
 @pytest.mark.parametrize("changes", [{"width": 16}, {"num_segments": 3}, {"dropout": 0.1}])
 def test_an_encoder_of_another_config_is_refused(changes):
     encoder = model_of("masked").encoder
-    with pytest.raises(ValueError, match="`encoder` must be one that was made from `config`"):
+    with pytest.raises(ValueError, match=r"`encoder` must .* made from `config`"):
         TokenClassifier(config_of(**changes), 5, encoder=encoder)
 
 

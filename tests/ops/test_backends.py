@@ -147,7 +147,7 @@ def test_layers_reach_it(in_numpy: InNumPy) -> None:
 
 def test_it_says_what_it_cannot_do(in_numpy: InNumPy) -> None:
     query, key, value = (np.ones((1, 3, 4), "float32"),) * 3
-    with pytest.raises(ValueError, match=r"numpy implementation cannot run.*dot products alone"):
+    with pytest.raises(ValueError, match=r"numpy implementation .*dot products alone"):
         ops.additive_attention(query, key, value, np.ones(4, "float32"))
     assert not in_numpy.asked
 

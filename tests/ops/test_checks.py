@@ -308,7 +308,7 @@ def test_heads_and_widths_must_be_known_while_tracing() -> None:
     def run(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
         return ops.dot_product_attention(query, key, value)
 
-    with pytest.raises(ValueError, match=r"`query` must have a known number of heads"):
+    with pytest.raises(ValueError, match="known number of heads"):
         run(QUERY, KEY, VALUE)
 
 
@@ -337,9 +337,7 @@ def test_errors_come_while_tracing_where_shapes_are_known() -> None:
 def test_what_a_mask_cannot_be_joined_with_is_named(other: Any, received: str) -> None:
     """On either side of `&`."""
     for join in (lambda: Mask.causal() & other, lambda: other & Mask.causal()):
-        with pytest.raises(
-            TypeError, match=r"^Masks join with `&` as in `mask & other`: `oth"
-        ) as e:
+        with pytest.raises(TypeError, match=r"^Masks join with `&`.*: `oth") as e:
             join()
         assert "must be a `Mask` or" in str(e.value)
         assert str(e.value).endswith(f"Received: {received}")
@@ -403,7 +401,7 @@ def test_scaled_attention_speaks_of_what_it_was_given() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             ops.scaled_dot_product_attention(*arguments)
-    with pytest.raises(TypeError, match=r"1 means ignore.*Mask.blocked.*`dot_product_attention`"):
+    with pytest.raises(TypeError, match=r"1 means ignore.*`dot_product_attention`"):
         ops.scaled_dot_product_attention(query, key, value, zeros(4, 10, 12))
 
 

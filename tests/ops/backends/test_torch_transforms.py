@@ -363,9 +363,9 @@ def test_what_the_core_cannot_read_is_refused() -> None:
     for wrong in (query.to_sparse(), torch.quantize_per_tensor(query.float(), 0.1, 0, torch.qint8)):
         with pytest.raises(TypeError, match="`query` must be a tensor or array"):
             ops.dot_product_attention(wrong, key, value)
-    with pytest.raises(ValueError, match="`key` must be on the device of `query`"):
+    with pytest.raises(ValueError, match=r"`key` must .* device of `query`"):
         ops.dot_product_attention(query, key.to("meta"), value)
-    with pytest.raises(ValueError, match="`mask` must be on the device of `query`"):
+    with pytest.raises(ValueError, match=r"`mask` must .* device of `query`"):
         ops.dot_product_attention(query, key, value, mask=CAUSAL.to("meta"))
     found = ops.dot_product_attention(*[x.to("meta") for x in inputs()])
     assert found.is_meta

@@ -234,7 +234,7 @@ def test_additive_attention_takes_functions_too() -> None:
 def test_explain_dispatch_says_why() -> None:
     with heed.set_implementation("portable"):
         assert heed.explain_dispatch(Q, K, V, score_mod=alibi).implementation == "portable"
-    with pytest.raises(TypeError, match=r"`score_mod` must be a function of \(score, batch"):
+    with pytest.raises(TypeError, match="`score_mod` must be a function"):
         heed.explain_dispatch(Q, K, V, score_mod=1.0)
 
 

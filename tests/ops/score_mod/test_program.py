@@ -116,7 +116,7 @@ def test_bytes_and_text_hold_the_program(program: Program) -> None:
 
 
 def test_text_that_is_no_program_is_refused() -> None:
-    with pytest.raises(ValueError, match="must be text as heed writes it"):
+    with pytest.raises(ValueError, match="text as heed writes it"):
         Program.from_text('[["NOTHING", 0, 0, 0, 0, 0, 0]]')
 
 

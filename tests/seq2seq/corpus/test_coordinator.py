@@ -63,16 +63,16 @@ def test_a_compressed_file_is_translated_to_a_plain_one(tmp_path):
     ]
     assert (one.sha256, one.text) == (other.sha256, plain)
     packed.write_bytes(packed.read_bytes()[:-9])
-    with pytest.raises(TaskError, match=r"cannot read .*b\.txt\.gz: Compressed file ended"):
+    with pytest.raises(TaskError, match="Compressed file ended"):
         scan(packed, 2, tmp_path / "copies")
     packed.write_bytes(b"BZh91AY&SY...")
-    with pytest.raises(TaskError, match=r"b\.txt\.gz is compressed by bzip2: unpack it"):
+    with pytest.raises(TaskError, match="is compressed by bzip2"):
         scan(packed, 2, tmp_path / "copies")
 
 
 def test_a_file_that_changes_meanwhile(inputs):
     inputs[0].path.write_text("other\n" * 50)
-    with pytest.raises(TaskError, match=r"a\.txt has changed while it was translated"):
+    with pytest.raises(TaskError, match="changed while it was translated"):
         inputs[0].read_shard(0, 1)
 
 
@@ -84,14 +84,14 @@ def test_finding_inputs(tmp_path):
     assert find_inputs(tmp_path / "c.md") == [tmp_path / "c.md"]
     with pytest.raises(TaskError, match=r"no file matches --input '.*/\*\.csv'"):
         find_inputs(tmp_path / "*.csv")
-    with pytest.raises(TaskError, match=r"each input needs a name of its own: .* are both a\.txt"):
+    with pytest.raises(TaskError, match="needs a name of its own"):
         find_inputs(tmp_path / "**" / "*.txt")
     with pytest.raises(FileNotFoundError):
         find_inputs(tmp_path / "none.txt")
-    with pytest.raises(TaskError, match="--input must be a file, or a pattern of files"):
+    with pytest.raises(TaskError, match=r"--input must .* pattern of files"):
         find_inputs(tmp_path / "d")
     (tmp_path / "a.txt.gz").touch()
-    with pytest.raises(TaskError, match=r"own: .*a\.txt and .*a\.txt\.gz are both a\.txt"):
+    with pytest.raises(TaskError, match=r"a\.txt\.gz are both a\.txt"):
         find_inputs(tmp_path / "a.*")
     (tmp_path / "odd[1].txt").touch()  # a file of this name is no pattern
     assert find_inputs(tmp_path / "odd[1].txt") == [tmp_path / "odd[1].txt"]
@@ -310,7 +310,7 @@ def test_names_of_files_may_be_long_and_not_utf_8(run, tmp_path, name):
 
 def test_a_name_that_the_folder_does_not_take_is_refused_first(run, inputs, monkeypatch):
     monkeypatch.setattr(os, "pathconf", lambda *_: 4)
-    with pytest.raises(TaskError, match=r"the name of .*a\.txt is too long for --output, which ta"):
+    with pytest.raises(TaskError, match="too long for --output"):
         run(lambda *_: pytest.fail("refused before"))
 
 

@@ -55,7 +55,7 @@ def test_pairs_that_are_given(tmp_path):
     assert figures["left_out"] == found.left_out
     assert set(figures["signatures"]) == {"BLEU", "chrF"}
     path.write_text("\tx\n")
-    with pytest.raises(TaskError, match=r"no pair that can be translated; line 1: a sentence must"):
+    with pytest.raises(TaskError, match="no pair that can be translated"):
         evaluate(Echo(), Corpus(path))
 
 
@@ -86,7 +86,7 @@ def test_a_better_run_is_distinguished_from_chance():
     assert bleu.scores[1] == pytest.approx(wanted["bleu"])
     assert chrf.scores[1] == pytest.approx(wanted["chrf"])
     assert min(one.p_value for one in compare(good, same)) > 0.05
-    with pytest.raises(TaskError, match="on the same pairs only: give them by --source"):
+    with pytest.raises(TaskError, match="on the same pairs only"):
         compare(good, evaluation_of(references[:-1], 0.1, 1))
 
 

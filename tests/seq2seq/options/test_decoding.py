@@ -91,7 +91,7 @@ def test_a_translator_follows_its_options(finished_run, monkeypatch):
 
 def test_a_coverage_penalty_needs_attention_and_the_graph(finished_run, monkeypatch):
     options = DecodingOptions(beam_size=2, coverage_penalty=1.0, weights="int8")
-    with pytest.raises(TaskError, match=r"`weights` must be 'float32' .* a coverage penalty needs"):
+    with pytest.raises(TaskError, match=r"'float32' .* a coverage penalty needs"):
         Translator(finished_run, options=options)
     real = translator_module.load_model
 
@@ -102,5 +102,5 @@ def test_a_coverage_penalty_needs_attention_and_the_graph(finished_run, monkeypa
 
     monkeypatch.setattr(translator_module, "load_model", without_attention)
     options = DecodingOptions(beam_size=2, coverage_penalty=1.0)
-    with pytest.raises(TaskError, match=r"`coverage_penalty` must be 0 for .* no attention to its"):
+    with pytest.raises(TaskError, match=r"`coverage_penalty` must .* no attention"):
         Translator(finished_run, options=options)

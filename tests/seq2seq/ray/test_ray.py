@@ -38,7 +38,7 @@ def test_a_column_is_translated(finished_run):
     assert problems[2] == ""
     for problem in (problems[0], problems[4]):  # of a run that has hardly learnt
         assert problem == "" or problem.startswith("the translation is cut at ")
-    with pytest.raises(TaskError, match=r"there is no column 'line'. Received: \['id'\]"):
+    with pytest.raises(TaskError, match=r"no column 'line'.*\['id'\]"):
         translate({"id": batch["id"]})
     with pytest.raises(TaskError, match="the column 'problem' exists already"):
         translate({**batch, "problem": batch["id"]})
@@ -114,13 +114,9 @@ def test_actors_translate_shards(cluster, tmp_path):
     assert sorted(note[8:] for note in notes) == sorted(
         ["s"] + [" died: starting another one, which repeats its shard"] * 2
     )
-    with pytest.raises(
-        TaskError, match=r"in\.txt, from line 19 on: worker . died, 3 times in a row"
-    ):
+    with pytest.raises(TaskError, match=r"line 19 .*died, 3 times"):
         translate(99)
-    with pytest.raises(
-        RayError, match=r"4 workers of 1 thread need 4 processors. The Ray cluster has 2"
-    ):
+    with pytest.raises(RayError, match=r"need 4 processors.* has 2"):
         translate(99, 4)
 
 

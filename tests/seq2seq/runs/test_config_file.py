@@ -209,7 +209,7 @@ def test_merge_keys(read):
 
 
 def test_a_missing_file(tmp_path):
-    with pytest.raises(TaskError, match=r"cannot read .*no\.yaml: No such file"):
+    with pytest.raises(TaskError, match=r"cannot read .*no\.yaml"):
         read_config(tmp_path / "no.yaml")
 
 

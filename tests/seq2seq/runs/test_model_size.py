@@ -52,7 +52,7 @@ def test_the_estimate_is_that_of_the_matrices(config):
 )
 def test_a_model_that_does_not_fit_is_refused_before_it_is_built(tmp_path, options, named):
     with pytest.raises(
-        TaskError, match=r"must fit into the memory of this machine, .* GB"
+        TaskError, match="memory of this machine, .* GB"
     ) as caught:
         start_run(tmp_path / "run", tiny.numbers("en"), **options)
     assert named in str(caught.value)
@@ -61,7 +61,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_built(tmp_path, optio
 
 
 def test_a_batch_that_does_not_fit_is_refused(tmp_path):
-    with pytest.raises(TaskError, match=r"GB for a batch \(--batch-size, --batch-tokens\)"):
+    with pytest.raises(TaskError, match=r"\(--batch-size, --batch-tokens\)"):
         start_run(tmp_path / "run", tiny.numbers("en"), batch_size=2 * 10**9)
     assert list(tmp_path.iterdir()) == []
 

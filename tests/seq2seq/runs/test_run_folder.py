@@ -52,7 +52,7 @@ def test_an_empty_folder_may_become_a_run_and_others_stay_untouched(tmp_path, ta
     make(tmp_path / "empty", task)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
-    with pytest.raises(TaskError, match=r"full exists already: choose another folder with --run$"):
+    with pytest.raises(TaskError, match="exists already: .* with --run$"):
         make(tmp_path / "full", task)
     assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
     with pytest.raises(TaskError, match=r"heed train --resume .*empty"):
@@ -269,5 +269,5 @@ def test_the_files_of_own_text_are_checked_too(tmp_path):
         path.write_bytes(whole)
     for name, value in (("longest_target", 0), ("empty_pairs", "x"), ("files", None)):
         damaged = {**run.config, "task": {**run.config["task"], name: value}}
-        with pytest.raises(TaskError, match="is damaged: its task cannot be read"):
+        with pytest.raises(TaskError, match="damaged: its task cannot be read"):
             RunFolder(run.path, damaged).task()

@@ -71,9 +71,9 @@ def test_what_a_line_may_be_is_up_to_the_task(backwards, tmp_path):
     assert RunFolder.open(tmp_path / "run").options.steps == backwards.recipe["steps"]
     assert task.reading_order([4, 5, 6]) == [0, 1, 2]
     assert task.notes() == []
-    with pytest.raises(TaskError, match=r"cannot be chosen in this run\. Received: en"):
+    with pytest.raises(TaskError, match=r"cannot be chosen .*Received: en"):
         task.encode("abc", "en")
-    with pytest.raises(TaskError, match=r"a word must be 3 to 8 of the letters abc\. Received: 1"):
+    with pytest.raises(TaskError, match="3 to 8 of the letters abc"):
         task.encode("1")
 
 

@@ -73,13 +73,13 @@ def test_files_that_do_not_serve(tmp_path):
         TextTask.create(source)
     with pytest.raises(TaskError, match=r"empty\.tsv holds no pair"):
         TextTask.create(corpus, test_source=empty)
-    with pytest.raises(TaskError, match=r"target\.txt has no other side: give --valid-source too"):
+    with pytest.raises(TaskError, match="no other side: give --valid-source"):
         TextTask.create(corpus, valid_target=target)
-    with pytest.raises(TaskError, match="all sentences to train on are held out"):
+    with pytest.raises(TaskError, match="sentences to train on are held"):
         TextTask.create(corpus, test_source=corpus)
     task = TextTask.create(corpus, vocabulary_size=60)
     pairs_file(corpus, range(31))
-    with pytest.raises(TaskError, match=r"pairs\.tsv has changed since the run began"):
+    with pytest.raises(TaskError, match="changed since the run began"):
         reloaded(task).notes()
 
 
@@ -113,7 +113,7 @@ def test_tokens_that_are_estimated_let_nothing_long_through(tmp_path, monkeypatc
 
 def test_a_corpus_without_a_short_sentence_is_refused(tmp_path):
     task = TextTask.create(pairs_file(tmp_path / "a.tsv", range(30)), vocabulary_size=60, longest=3)
-    with pytest.raises(TaskError, match="no training pair has at most 3 tokens on both sides"):
+    with pytest.raises(TaskError, match="at most 3 tokens on both sides"):
         task.training_batch(0, 0, 4)
 
 
@@ -238,7 +238,7 @@ def test_text_has_one_form_in_training_and_after_it(form, wanted, tmp_path):
 
 
 def test_forms_of_text_that_do_not_serve(tmp_path):
-    with pytest.raises(TaskError, match=r"`unicode_form` must be one of nfc, nfkc, none\. Rec"):
+    with pytest.raises(TaskError, match="`unicode_form` must be one of"):
         TextTask.create(tmp_path / "a.tsv", unicode_form="nfd")
 
 
@@ -291,9 +291,7 @@ def test_what_a_vocabulary_cannot_hold_is_said(tmp_path):
     notes = " / ".join(reloaded(TextTask.create(path, vocabulary_size=400)).notes())
     assert "441 pairs are read with a space for U+0000 or U+2581" in notes
     assert "rare characters are spelled in bytes" in notes
-    with pytest.raises(
-        TaskError, match=r"`vocabulary_size` must be at least 454 .* or 324 to spell"
-    ):
+    with pytest.raises(TaskError, match=r"at least 454 .* or 324"):
         TextTask.create(path, vocabulary_size=300)
 
 

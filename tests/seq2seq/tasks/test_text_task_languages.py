@@ -72,7 +72,7 @@ def test_what_is_asked_for(task):
     assert asked(task, task.encode("word 5")) == "de"
     assert asked(task, task.encode("word 5", "fr")) == "fr"
     assert task.encode("word 5", "fr")[1:] == task.encode("word 5", "de")[1:]
-    with pytest.raises(TaskError, match=r"the language must be one of de, fr\. Received: es"):
+    with pytest.raises(TaskError, match=r"one of de, fr.* Received: es"):
         task.encode("word 5", "es")
     ids = task.encode("word 5", "fr")
     assert len(task.source_labels(ids)) == len(ids)
@@ -120,7 +120,7 @@ def test_the_longest_length_counts_the_language(tmp_path):
     assert known.lengths[:, 0].tolist() == list(map(len, sources))
     assert known.too_long > 20
     long = "a " * 4 + "1"  # 11 characters with the one before the first, and the end
-    with pytest.raises(TaskError, match=r"at most 10 tokens, its end included\. Received: 12"):
+    with pytest.raises(TaskError, match=r"at most 10 tokens, .*Received: 12"):
         task.encode(long)
     cut = [item for item in task.evaluation_items() if item.cut]
     assert cut
@@ -175,7 +175,7 @@ def test_held_out_files_that_do_not_serve(held_out, problem, tmp_path):
     with pytest.raises(TaskError, match=problem):
         TextTask.create(corpora=text, valid=[{"source": text[0]["source"], **held_out}])
     plain = {"source": text[0]["source"]}
-    with pytest.raises(TaskError, match=r"must be left out, as it is of what .* Received: de"):
+    with pytest.raises(TaskError, match=r"must be left out, .*Received: de"):
         TextTask.create(corpora=[plain], valid=[{**plain, "target_language": "de"}])
 
 

@@ -58,7 +58,7 @@ def test_languages_are_counted(folder):
 
 
 def test_where_there_are_none_it_says_what_there_is(folder, tmp_path):
-    with pytest.raises(TaskError, match=r"no catalogs of 'it' in .*; it has de, fr"):
+    with pytest.raises(TaskError, match=r"no catalogs of 'it' .* de, fr"):
         catalogs.read_pairs("it", [folder])
-    with pytest.raises(TaskError, match=r"no catalogs of 'it' in any folder$"):
+    with pytest.raises(TaskError, match="no catalogs of 'it' in any"):
         catalogs.read_pairs("it", [])

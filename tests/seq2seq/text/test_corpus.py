@@ -90,7 +90,7 @@ def test_two_files_of_different_lengths_or_not_text(tmp_path):
 def test_which_files_go_together(tmp_path):
     with pytest.raises(TaskError, match=r"a\.txt has one side: .*\.tsv, \.jsonl"):
         Corpus(tmp_path / "a.txt")
-    with pytest.raises(TaskError, match=r"a\.tsv\.gz holds both sides: leave out .*b"):
+    with pytest.raises(TaskError, match=r"holds both sides: leave out .*b"):
         Corpus(tmp_path / "a.tsv.gz", tmp_path / "b")
     for path in (tmp_path / "missing.tsv", tmp_path):
         with pytest.raises(TaskError, match=f"cannot read {path}"):

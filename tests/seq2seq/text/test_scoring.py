@@ -51,7 +51,7 @@ def test_a_tokenizer_that_is_named(tmp_path, monkeypatch):
 
     assert choose_bleu_tokenizer(TEXTS["Chinese"][0], "intl") == "intl"
     assert set(scoring.BLEU_TOKENIZERS) - {"auto"} <= set(sacrebleu.BLEU.TOKENIZERS)
-    with pytest.raises(TaskError, match=r"must be one of auto, 13a, .* Received: 'ja'"):
+    with pytest.raises(TaskError, match=r"one of auto, 13a, .*'ja'"):
         choose_bleu_tokenizer([], "ja")
     monkeypatch.setattr("sacrebleu.utils.SACREBLEU_DIR", str(tmp_path))
     with pytest.raises(TaskError, match=r"flores200 needs .*, which sacrebleu downloads with: "):
@@ -65,7 +65,7 @@ def test_a_tokenizer_that_is_named(tmp_path, monkeypatch):
         raise RuntimeError
 
     monkeypatch.setattr(sacrebleu, "BLEU", missing)
-    with pytest.raises(TaskError, match=r"ja-mecab needs .* pip install 'sacrebleu\[ja\]'"):
+    with pytest.raises(TaskError, match=r"pip install 'sacrebleu\[ja\]'"):
         choose_bleu_tokenizer([], "ja-mecab")
 
 

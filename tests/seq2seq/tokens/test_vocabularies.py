@@ -126,16 +126,14 @@ def test_words_that_come_once_are_unknown_and_the_most_frequent_are_kept():
     assert tokenizer.pieces(range(4, tokenizer.vocabulary_size)) == ["▁a", "▁b"]
     tokenizer = Tokenizer.train(["b a a c", "a b", "a rare"], 5, "word")
     assert tokenizer.pieces([4]) == ["▁a"]
-    with pytest.raises(TaskError, match="in which some come more than once"):
+    with pytest.raises(TaskError, match="some come more than once"):
         Tokenizer.train(["a b", "c d"], 100, "word")
 
 
 def test_characters():
     tokenizer = Tokenizer.train(["aab", "aac"] * 3, 7, "character")
     assert set(tokenizer.pieces(range(4, 7))) < {"▁", "a", "b", "c"}
-    with pytest.raises(
-        TaskError, match=r"`unit` must be one of subword, word, character\. Received: 'b"
-    ):
+    with pytest.raises(TaskError, match=r"`unit` must .*Received: 'b"):
         Tokenizer.train(["a"], 100, "byte")
 
 
@@ -147,7 +145,7 @@ def test_a_task_of_other_units(unit, tmp_path):
     assert len(ids) == (5 if unit == "word" else 17)
     assert task.source_words(ids)[1] == ["wort", "3", "und", "mehr"]
     assert task.encode_prefix("word 3")
-    with pytest.raises(TaskError, match=f"a prefix must be of {unit}s that translations of this"):
+    with pytest.raises(TaskError, match=f"a prefix must be of {unit}s"):
         task.encode_prefix("☃")
     assert task.to_config()["longest"] == (128 if unit == "word" else 512)
 
@@ -170,7 +168,7 @@ def test_one_table_of_embeddings_needs_one_vocabulary(tmp_path):
     corpus = pairs_file(tmp_path / "a.tsv", range(100))
     options = {**tiny.TINY, "share_embeddings": True}
     apart = TextTask.create(corpus, vocabulary_size=30)
-    with pytest.raises(TaskError, match=r"`share_embeddings` must be False if .*shared"):
+    with pytest.raises(TaskError, match=r"`share_embeddings` must be False .*shared"):
         start_run(tmp_path / "run", apart, **options)
     assert not (tmp_path / "run").exists()
     task = TextTask.create(corpus, vocabulary_size=30, vocabulary="shared")
@@ -189,7 +187,7 @@ def test_given_tokenizers_are_used_as_they_are(tmp_path):
     assert task.files()["source.model"] == OF_OTHERS["unigram"]
     assert task.files()["target.model"] == OF_OTHERS["bytes"]
     assert task.decode(list(task.training_batch(0, 0, 4).target))[0].startswith("word ")
-    with pytest.raises(TaskError, match="must have letters that the tokenizer keeps"):
+    with pytest.raises(TaskError, match="letters that the tokenizer keeps"):
         task.encode("\u200b")
 
 

@@ -56,8 +56,9 @@ def test_a_signal_saves_the_step_and_resuming_changes_no_bit(
     for number, step in signals:
         with monkeypatch.context() as patch:
             send_in_step(patch, step - 1, number)
-            with pytest.raises(TrainingInterrupted, match=rf"stopped at step {step} of 12; continue "
-                               rf"from step {step} with: heed train --resume .*run") as caught:  # fmt: skip
+            with pytest.raises(
+                TrainingInterrupted, match=rf"step {step} of 12; .* heed train --resume"
+            ) as caught:
                 train(RunFolder.open(run.path))
         assert caught.value.signal == number
         assert "stopping after this step" in capfd.readouterr().err
@@ -96,9 +97,7 @@ def test_a_checkpoint_of_a_stop_that_cannot_be_written_leaves_the_last(
 
     send_in_step(monkeypatch, 4, signal.SIGTERM)
     monkeypatch.setattr(checkpoint, "save_stop", full)
-    with pytest.raises(
-        OSError, match=r"No space left .*; stopped at step 5 of 12; continue from step 3"
-    ):
+    with pytest.raises(OSError, match=r"No space left .*step 5 .*step 3"):
         train(run, progress=False)
     assert names(run) == ["step-00000003.npz"]
 

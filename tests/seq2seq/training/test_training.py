@@ -173,7 +173,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch, eager):
 
     with monkeypatch.context() as patch:
         patch.setattr(np, "savez", full)
-        with pytest.raises(OSError, match=r"No space left .* step 2 of 12; continue from step 1"):
+        with pytest.raises(OSError, match=r"No space left .*step 2 .*step 1"):
             train(run, progress=False)
     assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000001.npz"]
     assert checkpoint.load_latest(run.checkpoints, pytest.fail)[1]["step"] == 1
@@ -254,7 +254,7 @@ def test_metrics_cut_short_by_a_kill_are_read(tmp_path):
 def test_a_line_of_metrics_that_is_no_record(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 2}\n')
-    with pytest.raises(TaskError, match=r"metrics.jsonl is damaged: line 2 is not a record"):
+    with pytest.raises(TaskError, match=r"metrics.jsonl is damaged: line 2"):
         read_metrics(path)
 
 
@@ -376,8 +376,9 @@ def test_memory_that_runs_out_is_called_so(tmp_path, monkeypatch, eager):
         saved = step // 2 * 2
         with monkeypatch.context() as patch:
             stop_at(patch, step, error)
-            with pytest.raises(MemoryError, match=r"not enough memory for .* a batch of 4 \(--batch-size\); "
-                               rf"stopped at step {step} of 12; continue from step {saved} with: heed"):  # fmt: skip
+            with pytest.raises(
+                MemoryError, match=rf"enough memory .*--batch-size.* {step} of 12; .* step {saved}"
+            ):
                 train(run, progress=False)
 
 
@@ -389,7 +390,7 @@ def test_events_that_cannot_be_written_are_an_error_of_the_disk(tmp_path, monkey
 
     run = tiny.start(tmp_path / "run", validate_every=1)
     monkeypatch.setattr(tf.summary, "scalar", full)
-    with pytest.raises(OSError, match=r"No space left on device; stopped at step 1 of 12"):
+    with pytest.raises(OSError, match=r"No space left .*step 1 of 12"):
         train(run, progress=False)
 
 
@@ -399,16 +400,16 @@ def test_a_damaged_checkpoint_and_a_wrong_config_are_reported(tmp_path, finished
     with pytest.raises(TaskError, match=r"step-00000004\.npz is damaged"):
         train(run, progress=False)
     other = {**finished_run.config, "model": {**finished_run.config["model"], "width": 32}}
-    with pytest.raises(TaskError, match="its weights are not those of its model"):
+    with pytest.raises(TaskError, match="not those of its model"):
         load_model(RunFolder(finished_run.path, other))
-    with pytest.raises(TaskError, match="is damaged: its model cannot be made"):
+    with pytest.raises(TaskError, match="damaged: its model cannot be made"):
         train(RunFolder(run.path, {**run.config, "model": {"wings": 2}}), progress=False)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
     run = tiny.start(tmp_path / "run")
     monkeypatch.setattr(TrainingStep, "__call__", lambda *_, **__: float("nan"))
-    with pytest.raises(TaskError, match=r"the loss became nan at step 1: .*--learning-rate"):
+    with pytest.raises(TaskError, match=r"became nan at step 1: .*--learning-rate"):
         train(run, progress=False)
 
 

@@ -336,7 +336,7 @@ def test_another_model_than_that_of_the_run_is_refused(tmp_path, finished_run):
         ({"preset": "tiny"}, "preset"),
         ({"architecture": "recurrent"}, "architecture"),
     ):
-        with pytest.raises(TaskError, match=rf"the model is that of .*: leave out `{name}`"):
+        with pytest.raises(TaskError, match=rf"model is that .*: leave out `{name}`"):
             start_run(tmp_path / "run", task, init_from=finished_run, **options)
     given = {"width": 16, "architecture": "transformer", "dropout": 0.5}
     run = start_run(tmp_path / "run", task, init_from=finished_run, **given)
@@ -401,9 +401,9 @@ def test_the_mean_of_the_last_moving_averages(tmp_path, eager):
 
 
 def test_averages_that_cannot_be_had(tmp_path, finished_run):
-    with pytest.raises(TaskError, match=r"has 2 checkpoints, and `last` asks for 3: .*--keep"):
+    with pytest.raises(TaskError, match="2 checkpoints, and `last` asks for 3"):
         average(finished_run, 3)
     with pytest.raises(TaskError, match="`last` must be an integer >= 1"):
         average(finished_run, 0)
-    with pytest.raises(TaskError, match="is not finished: finish it with heed train --resume"):
+    with pytest.raises(TaskError, match=r"not finished: .*heed train --resume"):
         average(tiny.start(tmp_path / "run"), 1)

@@ -331,15 +331,15 @@ def test_runs_that_cannot_be_guided(tmp_path):
         start_run(tmp_path / "run", task, architecture="recurrent", attention="none")
     with pytest.raises(TaskError, match=r"`alignment_weight` must be .* >= 0"):
         start_run(tmp_path / "run", task, alignment_weight=-1)
-    with pytest.raises(TaskError, match=r"alignment is of no text: give --source too"):
+    with pytest.raises(TaskError, match="alignment is of no text"):
         TextTask.create(alignment=files["alignment"])
-    with pytest.raises(TaskError, match=r"target has no other side: give --source too"):
+    with pytest.raises(TaskError, match="target has no other side"):
         TextTask.create(target=files["target"], alignment=files["alignment"])
     files["alignment"].write_text(files["alignment"].read_text() + " ")
-    with pytest.raises(TaskError, match="alignment has changed since the run began"):
+    with pytest.raises(TaskError, match="alignment has changed"):
         task.training_batch(0, 0, 4)
     del files["alignment"]
     plain = TextTask.create(**files, vocabulary_size=40)
-    with pytest.raises(TaskError, match="`alignment_weight` is for text with an alignment"):
+    with pytest.raises(TaskError, match="`alignment_weight` is for text"):
         start_run(tmp_path / "run", plain, alignment_weight=0.1)
     assert not (tmp_path / "run").exists()

@@ -150,7 +150,7 @@ def test_sentences_that_are_too_long_are_not_cut_silently(tmp_path, capsys, eage
     assert capsys.readouterr().err == "", "said once"
 
     translator = Translator(run)
-    with pytest.raises(TaskError, match=r"at most 128 tokens, its end included\. Received: \d+"):
+    with pytest.raises(TaskError, match=r"at most 128 tokens.*Received: \d+"):
         translator(["aa bb " * 100])
     with pytest.raises(TaskError, match="at most 128 tokens"):
         read_attention(translator, "aa bb " * 100)
@@ -254,7 +254,7 @@ def test_bleu_and_chrf_take_translations_as_hypotheses():
 
 def test_a_run_without_weights(tmp_path):
     run = tiny.start(tmp_path / "run")
-    with pytest.raises(TaskError, match=r"has no weights yet: .*heed train --resume"):
+    with pytest.raises(TaskError, match=r"no weights yet: .*heed train --resume"):
         Translator(run)
 
 
@@ -273,7 +273,7 @@ def test_an_unfinished_run_translates_with_its_checkpoint(tmp_path, finished_run
 def test_own_text_from_files_to_scores(text_run, tmp_path):
     translator = Translator(text_run)
     assert len(translator(["aa bb", "cc"])) == 2
-    with pytest.raises(TaskError, match=r"cannot be chosen in this run\. Received: en"):
+    with pytest.raises(TaskError, match=r"cannot be chosen .*Received: en"):
         translator(["aa"], "en")
     with pytest.raises(TaskError, match="must not be empty"):
         translator(["  "])
@@ -311,7 +311,7 @@ def test_a_changed_text_is_noticed(tmp_path):
     source, target = tiny.write_parallel_text(tmp_path)
     run = start_run(tmp_path / "run", TextTask.create(source, target, 60), **tiny.TINY)
     source.write_text(source.read_text().replace("aa", "bb", 1))
-    with pytest.raises(TaskError, match=r"source\.txt has changed since the run began"):
+    with pytest.raises(TaskError, match=r"source\.txt has changed"):
         train(run, progress=False)
     source.unlink()
     with pytest.raises(TaskError, match=r"cannot read .*source\.txt"):
@@ -370,7 +370,7 @@ def test_the_name_of_a_picture_says_what_it_is(translator, tmp_path):
     for name, start in starts.items():
         assert found.draw(tmp_path / name).read_bytes().startswith(start)
     for bad in ("a", "a.jpg", "a.png.txt"):
-        with pytest.raises(TaskError, match=r"must be a \.png, \.svg or \.pdf file"):
+        with pytest.raises(TaskError, match=r"a \.png, \.svg or \.pdf"):
             found.draw(tmp_path / bad)
     assert {p.name for p in tmp_path.iterdir()} == set(starts)
 
