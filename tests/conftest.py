@@ -1,5 +1,6 @@
 """Shared by all tests: the environment, the seeds, hypothesis' effort and the number of worker processes."""
 
+import functools
 import gc
 import os
 import random
@@ -122,6 +123,14 @@ def chromium():
         browser.close()
 
 
+@functools.cache
+def _installed() -> dict[str, str]:
+    """Return what this heed runs on, which no test changes for good; asking takes milliseconds."""
+    import heed
+
+    return heed.info()
+
+
 @pytest.fixture(params=IMPLEMENTATIONS)
 def implementation(request):
     """Yield the name of the implementation under test, which is the one that runs meanwhile.
@@ -130,7 +139,7 @@ def implementation(request):
     """
     import heed
 
-    if request.param == "native" and heed.info()["implementation"] != "native":
-        pytest.skip(f"no native kernels: {heed.info()['reason']}")
+    if request.param == "native" and _installed()["implementation"] != "native":
+        pytest.skip(f"no native kernels: {_installed()['reason']}")
     with heed.set_implementation("auto" if request.param == "native" else "portable"):
         yield request.param

@@ -155,3 +155,11 @@ def test_it_says_what_it_cannot_do(in_numpy: InNumPy) -> None:
 def test_only_what_is_there_can_be_chosen() -> None:
     with pytest.raises(ValueError, match=r"'native'.*'portable'.*\. Received: name='numpy'"):
         heed.set_implementation("numpy")
+
+
+def test_a_function_that_is_called_again_takes_each_input_by_its_name() -> None:
+    """In whatever order they come: the first call is direct, others run a graph where the backend has graphs."""
+    run = backends.current().compile_graph_when_repeated(lambda x: x["source"] - x["prompt"])
+    inputs = {name: keras.ops.convert_to_tensor(x) for name, x in (("source", 5), ("prompt", 2))}
+    assert [int(run(inputs)) for _ in range(3)] == [3, 3, 3]
+    assert int(run(dict(reversed(inputs.items())))) == 3
