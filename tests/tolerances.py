@@ -85,6 +85,32 @@ def assert_statistics(actual: Any, expected: Any, dtype: str, what: str = "stati
     _compare(actual, expected, STATISTICS[dtype], what)
 
 
+def sum_rounding(terms: int, size: Any, dtype: str = "float32") -> Any:
+    """Return how far a computed sum of products may be off: each term passes at most `terms` roundings, in any order.
+
+    Args:
+        terms: how many numbers are summed, and one for each further rounding on the way, such as that of a product.
+        size: the sum of the absolute values of the products.
+
+    Source: Higham, "Accuracy and Stability of Numerical Algorithms", 2002, section 3.1.
+    """
+    return terms * EPSILON[dtype] / 2 * size
+
+
+def assert_sum(
+    actual: Any, expected: Any, terms: int, size: Any, dtype: str = "float32", what: str = "sum"
+) -> None:
+    """Check sums of products, of which `expected` are exact; see `sum_rounding`."""
+    error = np.abs(to_float64(actual) - np.asarray(expected, np.float64))
+    allowed = np.broadcast_to(sum_rounding(terms, np.asarray(size), dtype), error.shape)
+    if not np.all(error <= allowed):
+        at = np.unravel_index(np.argmax(error - allowed), error.shape)
+        raise AssertionError(
+            f"{what}: off by {error[at]:.3g} at {tuple(map(int, at))}, more than {allowed[at]:.3g}, "
+            f"which is {terms} roundings of {dtype}"
+        )
+
+
 def largest_error(actual: Any, expected: Any) -> float:
     actual = to_numpy(actual).astype(np.float64)
     return float(np.max(np.abs(actual - np.asarray(expected)), initial=0.0))

@@ -12,8 +12,8 @@ import numpy as np
 
 import heed
 
-LENGTH, WORDS = 7, 50
-_SIZES = {"vocabulary_size": WORDS, "num_layers": 2, "hidden_dim": 16, "intermediate_dim": 32}
+LENGTH, WORDS, HIDDEN = 7, 50, 16
+_SIZES = {"vocabulary_size": WORDS, "num_layers": 2, "hidden_dim": HIDDEN, "intermediate_dim": 32}
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ FAMILIES = {
             "patch_size": 4,
             "num_layers": 2,
             "num_heads": 2,
-            "hidden_dim": 16,
+            "hidden_dim": HIDDEN,
             "mlp_dim": 32,
         },
     ),

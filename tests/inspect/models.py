@@ -136,3 +136,12 @@ def expected(layer: Any, x: np.ndarray, y: np.ndarray, **options: Any) -> np.nda
     """Return the reference weights of a multi-head attention of heed or Keras."""
     query, key = projected(layer._query_dense, x), projected(layer._key_dense, y)
     return reference.dot_product_attention(query, key, key, **options).probabilities
+
+
+def attended(layer: Any, x: np.ndarray, y: np.ndarray, **options: Any) -> np.ndarray:
+    """Return the reference output of a multi-head attention of heed or Keras."""
+    dense = (layer._query_dense, layer._key_dense, layer._value_dense)
+    tensors = (projected(one, z) for one, z in zip(dense, (x, y, y), strict=True))
+    heads = reference.dot_product_attention(*tensors, **options).out
+    kernel, bias = (np.asarray(w, np.float64) for w in layer._output_dense.get_weights())
+    return np.einsum("btnv,nvd->btd", heads, kernel) + bias

@@ -24,16 +24,21 @@ from heed.inspect import (
     value_norms,
 )
 from heed.layers import MultiHeadAttention, TransformerEncoderLayer
-from tests.inspect.families import FAMILIES, family
+from tests.inspect.families import FAMILIES, HIDDEN, family
 from tests.inspect.models import D, T, sequence
 from tests.inspect.test_residual import Block, arrays, own_model
 from tests.layers.stock import randomise
 from tests.slow import slow
-from tests.tolerances import EPSILON
+from tests.tolerances import EPSILON, assert_sum, sum_rounding
 
 
 def to_numpy(x):
     return np.asarray(keras.ops.convert_to_numpy(x))
+
+
+def wide(layer):
+    """Return the weights of a layer in float64."""
+    return [w.astype(np.float64) for w in layer.get_weights()]
 
 
 def test_the_lens_at_the_last_layer_is_the_output_bit_for_bit():
@@ -42,10 +47,11 @@ def test_the_lens_at_the_last_layer_is_the_output_bit_for_bit():
     lens = logit_lens(model, x)
     assert list(lens.logits) == ["block_0/input", *(f"block_{n}/output" for n in range(3))]
     np.testing.assert_array_equal(lens.logits["block_2/output"], plain)
-    kernel, bias = model.get_layer("head").get_weights()
+    kernel, bias = wide(model.get_layer("head"))
     stream = capture(model, x, residual=True).residual
     for name, logits in lens.logits.items():
-        np.testing.assert_allclose(logits, stream[name] @ kernel + bias, rtol=1e-4, atol=1e-5)
+        size = np.abs(stream[name]) @ np.abs(kernel) + np.abs(bias)
+        assert_sum(logits, stream[name] @ kernel + bias, D + 2, size)
     some = logit_lens(model, x, layers=["block_1"], positions=[4, 0])
     np.testing.assert_array_equal(
         some.logits["block_1/output"], lens.logits["block_1/output"][:, [4, 0]]
@@ -92,18 +98,23 @@ def test_the_terms_of_a_logit_sum_to_it(norm_first):
     target = contrast([1, 2], against=0)
     found = attribute_logits(model, x, target)
     logits = to_numpy(model(x))[:, -1].astype(np.float64)
-    assert found.total == pytest.approx(logits[0, 1] + logits[1, 2] - logits[:, 0].sum(), rel=1e-5)
+    picked = [logits[0, 1], logits[1, 2], *-logits[:, 0]]
+    assert_sum(found.total, sum(picked), logits.size, np.abs(picked).sum())
     most = sum(np.abs(term).sum() for term in found.terms.values())
-    assert abs(found.rest) < 1e-5 * most
-    kernel, bias = (w.astype(np.float64) for w in model.get_layer("head").get_weights())
+    # Each part adds to the stream once, after a product or a normalisation of a few sums over the features.
+    assert abs(found.rest) < sum_rounding(4 * D * len(found.terms), most)
+    kernel, bias = wide(model.get_layer("head"))
     rows = np.stack([kernel[:, 1] - kernel[:, 0], kernel[:, 2] - kernel[:, 0]])
+    sizes = np.stack([np.abs(kernel[:, [i, 0]]).sum(-1) for i in (1, 2)])
     stream = capture(model, x, residual=True).residual
     if norm_first:
-        assert found.constant == pytest.approx(bias[1] + bias[2] - 2 * bias[0], rel=1e-4)
+        picked = [bias[1], bias[2], -2 * bias[0]]
+        assert_sum(found.constant, sum(picked), logits.size, np.abs(picked).sum())
         for name, term in found.terms.items():
-            np.testing.assert_allclose(
-                term[:, -1], (stream[name][:, -1] * rows).sum(-1), rtol=1e-4, atol=1e-4
-            )
+            vector = stream[name][:, -1].astype(np.float64)
+            # The gradient of the head is a sum over the logits.
+            wanted, size = (vector * rows).sum(-1), (np.abs(vector) * sizes).sum(-1)
+            assert_sum(term[:, -1], wanted, kernel.shape[1] + 1, size, what=name)
             assert not term[:, :-1].any()
     for name, heads in found.heads.items():
         layer = next(
@@ -111,13 +122,19 @@ def test_the_terms_of_a_logit_sum_to_it(norm_first):
             for x in model._flatten_layers()
             if x.name == "att" and name.startswith(x.path.split("/")[0])
         )
-        bias = layer._output_dense.get_weights()[1]
+        of_heads, bias = wide(layer._output_dense)
         assert heads.shape == (2, 2, T)
         if norm_first:
-            of_bias = (bias * rows).sum(-1)
             whole = found.terms[f"{name.split('/')[0]}/attention_output"]
-            np.testing.assert_allclose(
-                heads[:, :, -1].sum(1) + of_bias, whole[:, -1], rtol=1e-4, atol=1e-4
+            written = np.abs(stream[f"{name}/heads"][:, -1])
+            projected = np.einsum("bnv,nvd->bd", written, np.abs(of_heads)) + np.abs(bias)
+            # The projections of two heads and of both, each a sum over both and the bias.
+            assert_sum(
+                heads[:, :, -1].sum(1) + (bias * rows).sum(-1),
+                whole[:, -1],
+                3 * (of_heads[..., 0].size + 2),
+                (projected * sizes).sum(-1),
+                what=name,
             )
 
 
@@ -149,8 +166,8 @@ def test_lens_and_attribution_of_keras_hub(name, accelerated):
         found = attribute_logits(model, inputs, contrast(3, against=1))
         most = sum(np.abs(term).sum() for term in found.terms.values())
         linear = name not in ("bert", "gemma")  # a head of several layers; one with a soft cap
-        if linear:
-            assert abs(found.rest) < 1e-5 * most
+        if linear:  # as in `test_the_terms_of_a_logit_sum_to_it`
+            assert abs(found.rest) < sum_rounding(4 * HIDDEN * len(found.terms), most)
         assert len(found.heads) == (4 if name in ("t5", "bart") else 2)
         norms = value_norms(model, inputs)
         assert len(norms) == (6 if name in ("t5", "bart") else 2)
@@ -171,11 +188,14 @@ def test_value_norms_by_hand(kind):
     randomise(layer)
     found = value_norms(layer, x, call_arguments={"value": y})["a"]
     weights = capture(layer, x, call_arguments={"value": y}).weights["a"]
-    kernel, bias = layer._value_dense.get_weights()
-    values = np.einsum("bsd,dnv->bsnv", y, kernel) + bias
-    vectors = np.einsum("bsnv,nvd->bnsd", values, layer._output_dense.get_weights()[0])
-    wanted = weights * np.linalg.norm(vectors, axis=-1)[:, :, None]
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    (kernel, bias), (projection, _) = wide(layer._value_dense), wide(layer._output_dense)
+    norms = []
+    for change in (lambda z: z, np.abs):  # the values, and the sizes of their sums
+        values = np.einsum("bsd,dnv->bsnv", change(y), change(kernel)) + change(bias)
+        vectors = np.einsum("bsnv,nvd->bnsd", values, change(projection))
+        norms.append(weights * np.linalg.norm(vectors, axis=-1)[:, :, None])
+    # Sums over the features, over those of the heads and over the features again; the bias, and the weight.
+    assert_sum(found, norms[0], 2 * D + projection[..., 0].size + 4, norms[1])
 
 
 def test_value_norms_refuse_gated_heads():
@@ -194,11 +214,19 @@ def test_integrated_gradients_sum_to_the_difference():
         return keras.ops.sum(outputs[:, 0] ** 2)
 
     found = gradient_times_attention(layer, x, target, steps=2, call_arguments={"value": x})["a"]
-    assert found.sum(dtype=np.float64) == pytest.approx(
-        float(to_numpy(target(layer(x, x)))), rel=1e-4
+    # Values, weighted sums, projections and squares, and the same back.
+    terms = 2 * (D + T + 2 * 4 + 1) + D
+    outputs, (values, projection) = (
+        layer(x, x),
+        (np.abs(w[0]) for w in (wide(layer._value_dense), wide(layer._output_dense))),
     )
+    slopes = 2 * np.einsum("bd,nvd->bnv", np.abs(to_numpy(outputs)[:, 0]), projection)
+    reached = np.einsum("bsd,dnv,bnv->bns", np.abs(x), values, slopes)
+    size = capture(layer, x, call_arguments={"value": x}).weights["a"][:, :, 0] * reached
+    assert_sum(found.sum(dtype=np.float64), float(to_numpy(target(outputs))), terms, size.sum())
     once = gradient_times_attention(layer, x, target, call_arguments={"value": x})["a"]
-    np.testing.assert_allclose(found, once / 2, rtol=1e-3, atol=1e-5)
+    assert_sum(found[:, :, 0], once[:, :, 0] / 2, 2 * terms, size)
+    assert not found[:, :, 1:].any()
     with pytest.raises(ValueError, match="`steps` must be an integer >= 1"):
         gradient_times_attention(layer, x, target, steps=0, call_arguments={"value": x})
 
@@ -320,7 +348,8 @@ def test_scores_of_circuits_by_hand_and_their_differences():
                     by_hand[kind].append(weights[row, :, i, keys].sum(0))
     assert len(by_hand["induction"]) == 2 * half
     for kind, each in by_hand.items():
-        np.testing.assert_allclose(scores.scores[kind]["block_0/att"], np.mean(each, 0), rtol=1e-5)
+        mean = np.mean(each, 0)  # of weights, which are not negative
+        assert_sum(scores.scores[kind]["block_0/att"], mean, tokens.size * PLACES, mean)
     difference = scores - CircuitScores(
         {kind: {name: 0 * x for name, x in rows.items()} for kind, rows in scores.scores.items()}
     )

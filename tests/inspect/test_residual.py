@@ -16,6 +16,7 @@ from tests.inspect.families import FAMILIES, family
 from tests.inspect.models import MODELS, B, D, T, sequence
 from tests.layers.stock import randomise
 from tests.slow import slow
+from tests.tolerances import assert_sum, assert_values, to_float64
 
 
 def arrays(outputs):
@@ -52,6 +53,13 @@ def own_model(norm_first: bool = True, blocks: int = 3) -> keras.Model:
     return model
 
 
+def assert_added(stream, block, parts):
+    """Check that the output of a block is its input and what its parts add."""
+    terms = [to_float64(stream[name]) for name in (f"{block}/input", *parts)]
+    size = np.sum(np.abs(terms), axis=0)
+    assert_sum(stream[f"{block}/output"], np.sum(terms, axis=0), len(parts), size, what=block)
+
+
 def test_the_stream_of_a_block_that_somebody_else_wrote():
     model, x = own_model(), sequence()
     plain = arrays(model(x))
@@ -60,17 +68,15 @@ def test_the_stream_of_a_block_that_somebody_else_wrote():
     stream = found.residual
     np.testing.assert_array_equal(stream["block_0/input"], x)
     for number in range(3):
-        part = {name: stream[f"block_{number}/{name}"] for name in ("input", "output")}
-        added = sum(
-            stream[f"block_{number}/{name}_output"] for name in ("attention", "feed_forward")
-        )
-        np.testing.assert_allclose(part["input"] + added, part["output"], rtol=1e-5, atol=1e-5)
+        parts = [f"block_{number}/{name}_output" for name in ("attention", "feed_forward")]
+        assert_added(stream, f"block_{number}", parts)
         if number:
-            np.testing.assert_array_equal(part["input"], stream[f"block_{number - 1}/output"])
+            before, after = f"block_{number - 1}/output", f"block_{number}/input"
+            np.testing.assert_array_equal(stream[after], stream[before])
     assert stream["block_1/att/heads"].shape == (B, T, 2, 4)
-    kernel, bias = model.get_layer("head").get_weights()
-    logits = stream["block_2/output"] @ kernel + bias
-    np.testing.assert_allclose(plain[0], logits, rtol=1e-4, atol=1e-5)
+    kernel, bias = map(to_float64, model.get_layer("head").get_weights())
+    last = stream["block_2/output"]
+    assert_sum(plain[0], last @ kernel + bias, D + 2, np.abs(last) @ np.abs(kernel) + np.abs(bias))
     assert repr(found).endswith("and 15 places of the residual stream>")
     assert repr(stream).startswith("<Residual of 15 places\n  block_0/input: 2 x 6 x 8\n")
     assert not stream["block_0/input"].flags.writeable
@@ -90,12 +96,12 @@ def test_the_stream_of_heeds_layer_is_that_of_its_formula(norm_first):
     after = after + stream["feed_forward_output"]
     if not norm_first:
         after = keras.ops.convert_to_numpy(layer.feed_forward_norm(after))
-    np.testing.assert_allclose(stream["output"], after, rtol=1e-5, atol=1e-5)
+    assert_values(stream["output"], after, "float32")
     heads = stream["attention/heads"].reshape(B, T, D)
-    dense = layer.attention.output_dense
-    kernel, bias = dense.get_weights()
-    projected = heads @ kernel.reshape(D, D) + bias
-    np.testing.assert_allclose(stream["attention_output"], projected, rtol=1e-4, atol=1e-5)
+    kernel, bias = map(to_float64, layer.attention.output_dense.get_weights())
+    kernel = kernel.reshape(D, D)
+    size = np.abs(heads) @ np.abs(kernel) + np.abs(bias)
+    assert_sum(stream["attention_output"], heads @ kernel + bias, D + 2, size)
 
 
 def test_chosen_layers_and_rows_hold_their_own_memory(tmp_path):
@@ -192,8 +198,7 @@ def test_streams_of_keras_hub(name, accelerated):
         parts = [x for x in stream if x.startswith(f"{block}/") and x.endswith("_output")]
         assert len(parts) == (3 if any("cross" in x for x in parts) else 2)
         if FAMILIES[name].norm_first:
-            total = stream[f"{block}/input"] + sum(stream[x] for x in parts)
-            np.testing.assert_allclose(stream[f"{block}/output"], total, rtol=1e-5, atol=1e-5)
+            assert_added(stream, block, parts)
     for heads in (x for x in stream if x.endswith("heads")):
         attention = heads.removesuffix("/heads")
         layer_heads = found.weights[attention].shape[1]
