@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heed.patching import ContextPatch, Patch, Replacement, activate
+from heed.patching import ContextPatch, Patch, Replacement, SleepingPatch, activate, awake
 
 
 @pytest.fixture
@@ -234,3 +234,23 @@ def test_a_context_patch_is_for_one_thread_or_task(library: ModuleType) -> None:
     with pytest.raises(ZeroDivisionError), activate([patch]):
         raise ZeroDivisionError
     assert library.f is original
+
+
+def test_a_sleeping_patch_takes_part_while_somebody_uses_it(library: ModuleType) -> None:
+    sleeper, other = SleepingPatch(library, "f", adds("one")), Patch(library, "f", adds("two"))
+    with awake([sleeper]):  # not installed
+        assert library.f(0) == (0,)
+    sleeper.install()
+    other.install()
+    assert sleeper.installed
+    assert library.f(0) == (0, "two")
+    with awake([sleeper]):
+        with awake([sleeper]):
+            pass
+        assert library.f(0) == (0, "one", "two")
+        with copy_context().run(pytest.raises, ZeroDivisionError), awake([sleeper]):
+            raise ZeroDivisionError
+        other.uninstall()
+        assert library.f(0) == (0, "one")
+    assert library.f(0) == (0,)
+    sleeper.uninstall()

@@ -67,6 +67,11 @@ class Patch:
         self.package, self.copies = package, copies
 
     @property
+    def is_awake(self) -> bool:
+        """Whether the entry calls the replacement."""
+        return True
+
+    @property
     def installed(self) -> bool:
         """Whether it is installed."""
         place = _places.get((self.owner, self.name))
@@ -119,6 +124,26 @@ class Patch:
         return self.replacement.make(original)
 
 
+class SleepingPatch(Patch):
+    """A patch that takes part only inside `awake`: outside, an installed one costs one call."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.uses = 0
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether somebody is inside `awake`, in any thread."""
+        return self.uses > 0
+
+    def change_uses(self, by: int) -> None:
+        """Count somebody who enters or leaves."""
+        with _lock:
+            self.uses += by
+            if place := _places.get((self.owner, self.name)):
+                place.compose()
+
+
 class ContextPatch(Patch):
     """A patch that only the thread or task inside `active()` sees."""
 
@@ -145,6 +170,19 @@ class ContextPatch(Patch):
                 yield
         finally:
             self.uninstall()
+
+
+@contextlib.contextmanager
+def awake(patches: Iterable[SleepingPatch]) -> Iterator[None]:
+    """Let sleeping patches take part, in all threads."""
+    patches = tuple(patches)
+    for patch in patches:
+        patch.change_uses(1)
+    try:
+        yield
+    finally:
+        for patch in patches:
+            patch.change_uses(-1)
 
 
 @contextlib.contextmanager
@@ -198,7 +236,7 @@ class _Place:
 
     def add(self, patch: Patch) -> None:
         self.users[patch] = self.users.get(patch, 0) + 1
-        self._compose()
+        self.compose()
         found = getattr(self.owner, self.name)
         if unwrap_entry(found) is self.original:
             setattr(self.owner, self.name, self._entry)
@@ -211,7 +249,7 @@ class _Place:
         copies = any(user.copies for user in self.users)
         if not self.users[patch]:
             del self.users[patch]
-        self._compose()
+        self.compose()
         if self.users or getattr(self.owner, self.name) is not self._entry:
             return False
         if self._stored is _INHERITED:
@@ -222,10 +260,12 @@ class _Place:
             self._replace_copies(self.original)
         return True
 
-    def _compose(self) -> None:
+    def compose(self) -> None:
+        """Let the entry call the replacements that are awake."""
         function = self.original
         for patch in self.users:
-            function = patch.make(function)
+            if patch.is_awake:
+                function = patch.make(function)
         self._function = function
 
     def _replace_copies(self, new: Function) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -38,7 +41,6 @@ def gpu() -> Iterator[None]:
 
         answers += [(implementation, "machine_reasons", ()), (_compiling, "has_triton", True)]
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.dict(device_rule._left, clear=True))
         if BACKEND == "jax":
             from heed.ops.backends.jax.cudnn import _attention, implementation
             from heed.ops.backends.jax.portable.implementation import Portable
@@ -229,6 +231,67 @@ def test_heeds_own_ops_and_layers_run() -> None:
     assert bool(keras.ops.any(output[1] != 0)) is False
     layer = heed.layers.MultiHeadAttention(2, 4)
     assert layer(x[:, :, 0], x[:, :, 0]).shape == (B, T, H)
+
+
+def count_calls(function: Any) -> int:
+    """How many functions of heed run in Python."""
+    folder, found = os.path.dirname(heed.__file__), 0
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        nonlocal found
+        found += event == "call" and frame.f_code.co_filename.startswith(folder)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_call_that_was_left_before_is_left_at_once() -> None:
+    """Where a GPU is fast, Python is what takes time."""
+    layers = [keras.layers.MultiHeadAttention(N, H, dtype="bfloat16") for _ in range(2)]
+    x, mask = draw(B, T, 12), np.tri(T, dtype=bool)[None]
+    name = "keras.layers.MultiHeadAttention"
+    with heed.accelerate() as acceleration:
+        for layer in layers:
+            layer(x, x, attention_mask=mask)
+        with mock.patch.object(device_rule, "reason_to_leave", return_value=None) as asked:
+            assert count_calls(lambda: layers[0](x, x, attention_mask=mask)) <= 35
+            layers[1](x, x, attention_mask=mask)
+            assert acceleration.report().calls == {}
+            asked.assert_not_called()
+            layers[0](x, x)  # another call
+            asked.assert_called()
+        before = acceleration.report().calls[name]
+        with heed.set_implementation("portable"):
+            layers[0](x, x, attention_mask=mask)
+        assert acceleration.report().calls[name] > before
+
+
+def test_a_reason_is_that_of_one_layer_and_kind_of_call() -> None:
+    first, second = (keras.layers.MultiHeadAttention(N, H) for _ in range(2))
+    x = draw(B, T, 12)
+    reasons, kind = device_rule.Reasons(), device_rule.kind_of(first, (x, None, True))
+    others = [
+        (second, (x, None, True)),
+        (first, (draw(B, T + 1, 12), None, True)),
+        (first, (draw(B, T, 12, dtype="float32"), None, True)),
+        (first, (x, x, True)),
+        (first, (x, None, False)),
+        (first, (x, [None], True)),
+    ]
+    assert kind not in [device_rule.kind_of(*other) for other in others]
+    assert device_rule.kind_of(first, (x, object())) is None
+    reasons.keep(kind, first, "why")
+    assert reasons.find(kind, first) == "why"
+    assert reasons.find(kind, second) is None
+    del first, others  # another layer may get its `id`
+    gc.collect()
+    assert reasons.find(kind, second) is None
 
 
 def test_on_a_cpu_nothing_is_left() -> None:

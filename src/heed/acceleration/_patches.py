@@ -10,7 +10,7 @@ from typing import Any
 import keras
 from keras.layers import Attention, GroupQueryAttention, MultiHeadAttention
 
-from heed.acceleration import _single_head, multi_head, op
+from heed.acceleration import _multi_head, _single_head, op
 from heed.keras_modules import backend_module
 from heed.patching import Patch, Replacement
 
@@ -51,11 +51,11 @@ def keras_patches() -> list[Patch]:
 
     name = "dot_product_attention"
     layers: list[tuple[type, str, Replacement]] = [
-        (MultiHeadAttention, "call", multi_head.call),
-        (MultiHeadAttention, "_compute_attention", multi_head.compute_attention),
-        (MultiHeadAttention, "compute_output_spec", multi_head.compute_output_spec),
-        (GroupQueryAttention, "call", multi_head.call),
-        (GroupQueryAttention, "_compute_attention", multi_head.compute_attention),
+        (MultiHeadAttention, "call", _multi_head.call),
+        (MultiHeadAttention, "_compute_attention", _multi_head.compute_attention),
+        (MultiHeadAttention, "compute_output_spec", _multi_head.compute_output_spec),
+        (GroupQueryAttention, "call", _multi_head.call),
+        (GroupQueryAttention, "_compute_attention", _multi_head.compute_attention),
         (Attention, "call", _single_head.call),
     ]
     return [

@@ -105,7 +105,7 @@ def _forget_programs(model: Any, names: Any) -> None:
 def _enable(original: Function) -> Function:
     @functools.wraps(original)
     def call(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if not switch.is_accelerated(layer):
+        if switch.is_enabled_here() or not switch.is_accelerated(layer):
             return original(layer, *args, **kwargs)
         with switch.enable_here():
             return original(layer, *args, **kwargs)

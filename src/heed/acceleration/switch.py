@@ -11,8 +11,8 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -51,12 +51,24 @@ def is_enabled(layer: Any = None) -> bool:
         return False
     if enabled_everywhere if not _is_repeated() else find_scope().everywhere:
         return True
-    return _enabled_here.get() or (layer is not None and is_accelerated(layer))
+    return is_enabled_here() or (layer is not None and is_accelerated(layer))
+
+
+def is_training(training: bool | None) -> bool:
+    """Whether dropout is on, by the argument or else by the enclosing layers' call."""
+    if training is None:
+        from keras.src.backend.common import global_state
+
+        context = global_state.get_global_attribute("current_call_ctx")
+        training = getattr(context, "training", None)
+    return bool(training)
 
 
 def is_accelerated(x: Any) -> bool:
     """Whether this is a layer of an accelerated model."""
-    return isinstance(x, keras.layers.Layer) and x in find_scope().layers
+    if not isinstance(x, keras.layers.Layer):
+        return False
+    return x in (find_scope().layers if _is_repeated() else layers)
 
 
 def find_scope() -> Scope:
@@ -75,16 +87,16 @@ def _is_left_here() -> bool:
     return _left_here.get()
 
 
-def _leave_here() -> AbstractContextManager[Any]:
-    """Disables heed in a call. Not under torch.compile, which traces no such switch: each part is asked again."""
-    return nullcontext() if current().hides_values() else set_here(_left_here, True)
-
-
 @contextmanager
 def restore_scope(scope: Scope) -> Iterator[None]:
     """Accelerates what was accelerated in a forward pass, for what is computed again."""
     with set_here(_repeated, scope), set_here(_enabled_here, scope.here):
         yield
+
+
+def is_enabled_here() -> bool:
+    """Whether this thread or task is inside a layer of an accelerated model."""
+    return _enabled_here.get()
 
 
 def enable_here() -> AbstractContextManager[None]:
@@ -107,9 +119,34 @@ def count(target: str) -> None:
 
 def leave_to_keras(target: str, reason: str, original: Function, *args: Any, **kwargs: Any) -> Any:
     """Count a call that is left to Keras, with the reason, and make it."""
-    with _lock:
-        left_to_keras[f"{target}: {reason}"] += 1
+    _count_left(f"{target}: {reason}")
     return original(*args, **kwargs)
+
+
+def _count_left(line: str) -> None:
+    with _lock:
+        left_to_keras[line] += 1
+
+
+def _kind_of(owner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the kind of a call for the rule of the device, or None."""
+    options = (*kwargs, *kwargs.values(), is_training(None))
+    return device_rule.kind_of(owner, (*(args if owner is None else args[1:]), *options))
+
+
+def _leave_whole(line: str, original: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Count a call that the device leaves to Keras, and make it: no part of it runs on heed.
+
+    torch.compile traces no such switch: there each part is asked again.
+    """
+    _count_left(line)
+    if current().hides_values():
+        return original(*args, **kwargs)
+    token = _left_here.set(True)
+    try:
+        return original(*args, **kwargs)
+    finally:
+        _left_here.reset(token)
 
 
 def make_replacement(
@@ -131,22 +168,32 @@ def make_replacement(
     def decorate(run: Function) -> Replacement:
         def make(original: Function) -> Function:
             signature = inspect.signature(original)
+            reasons = device_rule.Reasons()
 
             @functools.wraps(original)
             def accelerated(*args: Any, **kwargs: Any) -> Any:
-                if not is_enabled(args[0] if args else None):
+                first = args[0] if args else None
+                if not is_enabled(first):
                     return original(*args, **kwargs)
+                is_asked, kind = device_rule.is_asked(), None
+                if is_asked:
+                    owner = first if isinstance(first, keras.layers.Layer) else None
+                    kind = _kind_of(owner, args, kwargs)
+                    if kind is not None and (line := reasons.find(kind, owner)) is not None:
+                        return _leave_whole(line, original, args, kwargs)
                 bound = signature.bind(*args, **kwargs)
                 bound.apply_defaults()
                 reason = reason_to_leave(**bound.arguments)
                 target = name if isinstance(name, str) else name(bound.args[0])
                 if reason:
                     return leave_to_keras(target, reason, original, *args, **kwargs)
-                if not device_rule.is_cpu() and (
+                if is_asked and (
                     reason := device_rule.reason_to_leave(describe(**bound.arguments))
                 ):
-                    with _leave_here():
-                        return leave_to_keras(target, reason, original, *args, **kwargs)
+                    line = f"{target}: {reason}"
+                    if kind is not None:
+                        reasons.keep(kind, owner, line)
+                    return _leave_whole(line, original, args, kwargs)
                 count(target)
                 return run(**bound.arguments)
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import functools
 import math
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from heed.keras_modules import get_mask
 from heed.ops.backends import CPU, PORTABLE, current
 from heed.ops.checks import Operand, compute_type
 from heed.ops.dispatch import AUTO, explain, get_implementation
@@ -99,37 +102,73 @@ def _any_array() -> Mask:
     return Mask.dense(np.ones((1, 1, 1, 1), bool))
 
 
-def is_cpu() -> bool:
-    """Whether everything is computed on the CPU, where all calls run on heed."""
-    return current().device_of() == CPU
-
-
 def reason_to_leave(call: Call | None) -> str | None:
     """Why Keras runs a call that heed could run, as part of a sentence; None if heed runs it."""
     # Who has chosen an implementation gets it.
     if call is None or get_implementation() != AUTO:
         return None
-    backend = current()
-    device = backend.device_of(call.source)
-    if device == CPU:
+    device = current().device_of(call.source)
+    return None if device == CPU else _decide(call, device)
+
+
+def is_asked() -> bool:
+    """Whether any call may be left here and now: not where everything is computed on the CPU."""
+    return get_implementation() == AUTO and current().device_of() != CPU
+
+
+class Reasons:
+    """Why calls were left before. To leave one is always right: Keras computes it, if nobody was there.
+
+    That heed runs a call is decided anew: PyTorch may fail to compile its kernel.
+    """
+
+    def __init__(self) -> None:
+        self._by_kind: dict[Any, tuple[Callable[[], Any], str]] = {}
+
+    def find(self, kind: Any, owner: Any) -> str | None:
+        """Return the reason of a kind of call, or None."""
+        found = self._by_kind.get(kind)
+        return found[1] if found is not None and found[0]() is owner else None
+
+    def keep(self, kind: Any, owner: Any, reason: str) -> None:
+        """Keep the reason of a kind of call of an owner, a layer or None."""
+        if len(self._by_kind) >= _MOST:
+            self._by_kind.clear()
+        self._by_kind[kind] = _nobody if owner is None else weakref.ref(owner), reason
+
+
+def _nobody() -> None:
+    return None
+
+
+# How many reasons are kept at most.
+_MOST = 4096
+
+
+def kind_of(owner: Any, arguments: Iterable[Any]) -> Any:
+    """Return what the rule asks of a call: sizes, dtypes, devices, options; None where each call must be looked at.
+
+    Args:
+        owner: the layer, or None.
+        arguments: the others.
+    """
+    if current().hides_values():  # where sizes may be symbols, which nothing can hold
         return None
-    # Eager calls pass here each time. Where code is recorded, sizes may be symbols, which nothing can hold.
-    if backend.hides_values() or not (call.mask is None or call.mask.is_plain):
-        return _decide(call, device)
-    question = call._replace(source=None), device, _MANY
-    if (reason := _left.get(question)) is not None:
-        return reason
-    # That heed runs a call is asked anew: PyTorch may fail to compile its kernel.
-    if (reason := _decide(call, device)) is not None:
-        if len(_left) >= _MOST:
-            _left.clear()
-        _left[question] = reason
-    return reason
+    found: list[Any] = [id(owner), _MANY]
+    for x in arguments:
+        kind = type(x)
+        if x is None or kind in _PLAIN:
+            found.append(x)
+        elif kind in (list, tuple):
+            found.append(kind_of(None, x))
+        elif hasattr(x, "shape") and hasattr(x, "dtype"):
+            found += (kind, x.shape, x.dtype, getattr(x, "device", None), get_mask(x) is None)
+        else:
+            return None
+    return tuple(found)
 
 
-# The reasons of calls that were left before; how many there are at most.
-_left: dict[Any, str] = {}
-_MOST = 1024
+_PLAIN = (bool, int, float, str)
 
 
 def _decide(call: Call, device: str) -> str | None:

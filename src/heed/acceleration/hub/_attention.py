@@ -22,7 +22,6 @@ from heed.acceleration import op, switch
 from heed.acceleration.called_code import find_unknown
 from heed.acceleration.hub.cache_readers import MODELS, PACKAGE, is_foreign
 from heed.acceleration.hub.stand_in import StandIn
-from heed.acceleration.multi_head import is_training
 from heed.layers.attend import dropout_options
 from heed.layers.overrides import is_replaceable
 from heed.ops.device_rule import Call
@@ -206,15 +205,18 @@ def _describe(known: Attention, has_op: bool, arguments: Mapping[str, Any]) -> C
         return None  # KerasHub's fused branch leaves out the window of these
     if isinstance(key, StandIn) or isinstance(value, StandIn):
         return None  # which Keras would copy
-    mask, bias = _split_mask(known, arguments.get("attention_mask"))
+    mask = arguments.get("attention_mask")
+    array, rank = None, known.mask_rank
+    if mask is not None and rank is not None:  # the shape that `_split_mask` gives it
+        array = (mask.shape[0], *(1,) * (4 - rank), *mask.shape[1:])
     rate = getattr(layer, known.dropout).rate if known.dropout else 0.0
-    training = rate and is_training(arguments.get("training"))
+    training = rate and switch.is_training(arguments.get("training"))
     cap = getattr(layer, "logit_soft_cap", None)
     return op.describe(
         *(query, key, value),
-        array=None if mask is None else tuple(mask.shape),
+        array=array,
         is_fused=has_op and not rate and cap is None,
-        has_bias=bias is not None,
+        has_bias=mask is not None and rank is None,
         soft_cap=cap,
         dropout=rate if training else 0.0,
     )
@@ -230,7 +232,7 @@ def _compute(known: Attention, arguments: Mapping[str, Any]) -> Any:
     dropout = {}
     if known.dropout and (known.drops is None or getattr(layer, known.drops)):
         dropped = getattr(layer, known.dropout)
-        dropout = dropout_options(dropped.rate, is_training(arguments["training"]), dropped)
+        dropout = dropout_options(dropped.rate, switch.is_training(arguments["training"]), dropped)
     scale = known.scale
     output = op.attend(
         query,

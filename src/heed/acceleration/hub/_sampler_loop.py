@@ -43,7 +43,7 @@ from heed.acceleration.hub.stand_in import StandIn
 from heed.keras_modules import backend_module
 from heed.ops.backends import current
 from heed.ops.dispatch import select_fused_ops, uses_native
-from heed.patching import Function, Patch, Replacement
+from heed.patching import Function, Patch, Replacement, SleepingPatch
 
 NAME, _BEAMS = f"{PACKAGE}.samplers.Sampler", f"{PACKAGE}.samplers.BeamSampler"
 
@@ -442,35 +442,29 @@ def decoding_patches(causal_lm: ModuleType, package: ModuleType) -> list[Patch]:
     )
     model, make = getattr(causal_lm, "CausalLM", None), "make_generate_function"
     label = f"{PACKAGE}.models.CausalLM.{make}"
-    in_loop = (
+    in_loop: tuple[tuple[Any, Function], ...] = (
+        (keras.DTypePolicy, convert_input),
+        (sys.modules[keras.Layer.__module__], is_backend_tensor_or_symbolic),
         (core, shape),
         *((numpy, run) for run in (stack, matmul, einsum, argmax, repeat, take_along_axis)),
     )
     start = ("inputs", "start_indices", "updates")
-    arguments = (
-        Patch(
-            owner,
-            run.__name__,
-            Replacement(compute_in_loop(run), tuple(inspect.signature(run).parameters)),
-            package=keras,
-        )
-        for owner, run in (
-            (keras.DTypePolicy, convert_input),
-            (sys.modules[keras.Layer.__module__], is_backend_tensor_or_symbolic),
-        )
+    loop.patches[:] = (
+        _patch_function(numpy, "transpose", transpose, ("x", "axes")),
+        _patch_function(core, "slice_update", slice_update, start),
+        *(
+            _patch_function(
+                owner, run.__name__, compute_in_loop(run), inspect.signature(run).parameters
+            )
+            for owner, run in in_loop
+        ),
     )
     return [
         Patch(sampler, "__call__", Replacement(call_sampler, _SAMPLE), NAME, package),
         Patch(beam, "__call__", Replacement(call_sampler, _SAMPLE[:-1]), _BEAMS, package),
         Patch(sampler, "run_loop", Replacement(run_loop, _LOOP), f"{NAME}.run_loop", package),
         Patch(model, make, Replacement(make_generate_function, ("self",)), label, package),
-        *arguments,
-        _patch_op(numpy, "transpose", transpose, ("x", "axes")),
-        _patch_op(core, "slice_update", slice_update, start),
-        *(
-            _patch_op(owner, run.__name__, compute_in_loop(run), inspect.signature(run).parameters)
-            for owner, run in in_loop
-        ),
+        *loop.patches,
     ]
 
 
@@ -480,7 +474,8 @@ _SAMPLE = tuple(
 _LOOP = ("self", "cond", "body", "model", "loop_vars", "maximum_iterations")
 
 
-def _patch_op(
-    owner: ModuleType, name: str, make: Callable[[Function], Function], parameters: Iterable[str]
-) -> Patch:
-    return Patch(owner, name, Replacement(make, tuple(parameters)), f"keras.ops.{name}", keras)
+def _patch_function(
+    owner: Any, name: str, make: Callable[[Function], Function], parameters: Iterable[str]
+) -> SleepingPatch:
+    label = f"keras.ops.{name}" if hasattr(ops, name) else None
+    return SleepingPatch(owner, name, Replacement(make, tuple(parameters)), label, keras)

@@ -17,7 +17,6 @@ from heed.acceleration import op, switch
 from heed.acceleration.called_code import find_unknown
 from heed.acceleration.hub import _notes, loop
 from heed.acceleration.hub.repeated import merge_queries
-from heed.acceleration.multi_head import is_training
 from heed.layers.attend import dropout_options
 from heed.layers.overrides import is_replaceable
 from heed.ops import dot_product_attention
@@ -69,7 +68,7 @@ def _describe(
         scale=1.0,
         is_fused=False,
         has_bias=True,
-        dropout=rate if is_training(training) else 0.0,
+        dropout=rate if switch.is_training(training) else 0.0,
     )
 
 
@@ -94,7 +93,9 @@ def call(
     else:
         bias, mask = _notes.read(position_bias, _NOTE, (position_bias, None))
     rate = self.dropout_layer.rate
-    dropout = dropout_options(rate, is_training(training), self.dropout_layer) if rate else {}
+    dropout = (
+        dropout_options(rate, switch.is_training(training), self.dropout_layer) if rate else {}
+    )
     query, key, value, mask, split = merge_queries(query, key, value, mask)
     mask = loop.limit_keys(mask, query)
     output = split(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 from keras import ops
 
 from heed.ops import Mask
-from heed.patching import set_here
+from heed.patching import SleepingPatch, awake, set_here
 
 _is_decoding: ContextVar[bool] = ContextVar("heed_inside_a_decoding_loop", default=False)
 _FEW = 32  # queries: those of the beams of a source, at most
@@ -21,9 +22,15 @@ def is_decoding() -> bool:
     return _is_decoding.get()
 
 
-def enter() -> AbstractContextManager[None]:
+# The replacements of Keras' functions that take part while a loop runs.
+patches: list[SleepingPatch] = []
+
+
+@contextmanager
+def enter() -> Iterator[None]:
     """Enters the loop, in this thread."""
-    return set_here(_is_decoding, True)
+    with awake(patches), set_here(_is_decoding, True):
+        yield
 
 
 def pause() -> AbstractContextManager[None]:

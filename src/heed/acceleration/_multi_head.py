@@ -51,16 +51,6 @@ def _axes(layer: Any, rank: int) -> AttentionAxes:
     return AttentionAxes(rank, option(layer, "attention_axes"))
 
 
-def is_training(training: bool | None) -> bool:
-    """Whether dropout is on, by the argument or else by the enclosing layers' call."""
-    if training is None:
-        from keras.src.backend.common import global_state
-
-        context = global_state.get_global_attribute("current_call_ctx")
-        training = getattr(context, "training", None)
-    return bool(training)
-
-
 def _structure(layer: Any, use_causal_mask: bool) -> Mask | None:
     return masks.structure(use_causal_mask, option(layer, "sliding_window"))
 
@@ -134,7 +124,7 @@ def _describe(
         source=source,
         is_fused=axes.trivial and not rate and not scores,
         returns_scores=scores,
-        dropout=rate if is_training(training) else 0.0,
+        dropout=rate if switch.is_training(training) else 0.0,
     )
 
 
@@ -270,7 +260,9 @@ def _attend(
         key,
         value,
         wanted,
-        dropout=dropout_options(rate, is_training(training), layer._dropout_layer) if rate else {},
+        dropout=dropout_options(rate, switch.is_training(training), layer._dropout_layer)
+        if rate
+        else {},
         scores_drop=False,
         mask=mask,
         scale=option(layer, "inverse_sqrt_key_dim", "inverse_sqrt_head_dim"),
