@@ -379,6 +379,10 @@ def test_shapes_dtypes_and_masks_that_one_call_does_not_take() -> None:
     query, key, value = (x.detach() for x in inputs(kv_heads=N))
     half = [x.half() for x in (query, key, value)]
     lengths = {"mask": Mask.lengths([4, 5])}
+
+    def double(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return 2 * score
+
     end = {"mask": Mask.causal("bottom_right")}
     for operands, options, name, reason in (
         ((query, key[:, :, :2], value[:, :, :2]), {}, "sdpa", "grouped heads"),
@@ -392,6 +396,8 @@ def test_shapes_dtypes_and_masks_that_one_call_does_not_take() -> None:
         (half, end | {"soft_cap": 2.0}, "varlen_attn", "no mask but lengths"),
         (half, lengths | {"soft_cap": 2.0}, "varlen_attn", "no scores but scaled products"),
         (half, lengths | {"alibi_slopes": SLOPES}, "varlen_attn", "no ALiBi"),
+        (half, lengths | {"score_mod": double}, "varlen_attn", "no scores but scaled products"),
+        (half, {"score_mod": double}, "sdpa", "no scores but scaled products"),
         ((*half[:2], half[2][..., :4]), lengths, "varlen_attn", "values as wide"),
         ([x[..., :6] for x in half], lengths, "varlen_attn", "multiples of 8"),
     ):
