@@ -35,6 +35,19 @@ def ids() -> np.ndarray:
     return np.sort(np.random.default_rng(1).integers(0, 4, (B, T))).astype("int32")
 
 
+TABLE = np.random.default_rng(3).normal(size=(N, 2 * T)).astype("float32")
+
+
+def bent(table: Any) -> Any:
+    """Return a function that reads a table in two places, and hides pairs whose logarithm has no value."""
+
+    def score_mod(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+        score = score * keras_ops.exp(0.1 * table[0, head]) + table[head, key - query + T]
+        return keras_ops.where(key - query < 9, score + keras_ops.log(9.0 + query - key), -1e31)
+
+    return score_mod
+
+
 # By backend and name: the call, the number of key heads, and the options. Masks are made on the device.
 CALLS: dict[str, dict[str, tuple[str, int, Any]]] = {
     "torch": {
@@ -56,6 +69,14 @@ CALLS: dict[str, dict[str, tuple[str, int, Any]]] = {
             "flex_attention",
             N,
             lambda: {"mask": np.random.default_rng(2).random((1, N, T, T)) < 0.3},
+        ),
+        "functions": (
+            "flex_attention",
+            K,
+            lambda: {
+                "score_mod": bent(keras_ops.convert_to_tensor(TABLE)),
+                "mask": Mask.where(lambda b, h, q, k: (k <= q + h) & (q - k < 70)),
+            },
         ),
     },
     "jax": {
@@ -125,3 +146,18 @@ def test_nonfinite_numbers_reach_the_rows_that_see_them(name: str, place: int) -
         arrays[place][1, position, 1, 3] = number
     tensors = [keras_ops.convert_to_tensor(x, "bfloat16") for x in arrays]
     assert_as_portable(tensors, options, "bfloat16")
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="is about flex_attention")
+def test_an_array_that_a_function_captures_gets_its_gradient() -> None:
+    def gradients(tensors: list[Any]) -> np.ndarray:
+        table = keras_ops.convert_to_tensor(TABLE).requires_grad_()
+        output = ops.dot_product_attention(*tensors, score_mod=bent(table))
+        return to_array(torch.autograd.grad(output.float().square().sum(), table)[0])
+
+    tensors = make(K, "bfloat16")
+    assert heed.explain_dispatch(*tensors, score_mod=bent(TABLE)).implementation == "flex_attention"
+    found = gradients(tensors)
+    with heed.set_implementation("portable"):
+        expected = gradients(tensors)
+    tolerances.assert_gradients(found, expected, "bfloat16, many queries")

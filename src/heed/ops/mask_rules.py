@@ -176,6 +176,8 @@ class MaskRule:
     kind: ClassVar[int]
     wire: ClassVar[dict[str, str]]
     axes: ClassVar[dict[str, tuple[int, ...]]] = {}
+    # The text of its program, of a rule that is a function.
+    function: str | None = None
 
     def __eq__(self, other: object) -> bool:
         if not (self.is_plain and isinstance(other, MaskRule) and other.is_plain):
@@ -214,6 +216,14 @@ class MaskRule:
     def hides_future(self) -> bool:
         """Whether it hides all keys after the position of the query."""
         return False
+
+    def captured(self) -> list[Any]:
+        """Return the arrays that its function reads."""
+        return []
+
+    def without_captures(self) -> MaskRule:
+        """Return what its bounds are known of."""
+        return self
 
     def map_dense(self, change: Callable[[Any], Any]) -> MaskRule:
         """Return the rule with changed booleans, if it has any."""
@@ -567,7 +577,8 @@ class Where(MaskRule):
     kind: ClassVar = -1  # travels to the core with the score's program, not as a rule
 
     def __init__(self, function: str, batch: Any, heads: Any, *captures: Any):
-        self.function, self.batch, self.heads, self.captures = function, batch, heads, captures
+        self.function: str = function
+        self.batch, self.heads, self.captures = batch, heads, captures
 
     def named_fields(self) -> list[tuple[str, Any]]:  # noqa: D102
         fields = [self.function, self.batch, self.heads, *self.captures]
@@ -578,9 +589,11 @@ class Where(MaskRule):
         """The function, traced."""
         return Program.from_text(self.function)
 
-    def captured(self) -> list[Any]:
-        """Return the arrays that the function reads."""
+    def captured(self) -> list[Any]:  # noqa: D102
         return [*self.captures]
+
+    def without_captures(self) -> Where:  # noqa: D102
+        return Where(self.function, self.batch, self.heads)
 
     @property
     def has_static_range(self) -> bool:  # noqa: D102
@@ -614,12 +627,12 @@ class Where(MaskRule):
         return _range_of_keys(self._known(query_length, key_length), *queries, key_length)
 
     def classify(self, queries: Blocks, keys: Blocks) -> Verdict:  # noqa: D102
-        if not is_static(*queries, *keys):
+        sides = queries, keys
+        if not all(isinstance(y, (int, np.ndarray)) for x in sides for y in x):
             return True, False
-        ends = [(float(x.first), float(x.last)) for x in (queries, keys)]
+        ends = [(np.asarray(x.first, float), np.asarray(x.last, float)) for x in sides]
         program = self._known(queries.length, keys.length)
-        some, every = may_keep(program, Place(query=ends[0], key=ends[1]))
-        return bool(some), bool(every)
+        return may_keep(program, Place(query=ends[0], key=ends[1]))
 
     def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:  # noqa: D102
         begins = [

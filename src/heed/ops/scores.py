@@ -121,6 +121,11 @@ class Score(Hashable, Protocol):
         """The scaled product that it is, for what can do nothing else; None for every other score."""
         ...
 
+    @property
+    def base_product(self) -> DotScore | None:
+        """The scaled product that it is, or that its function modifies; None for additive scores."""
+        ...
+
 
 class _NoFunction:
     """A score without a function of a user: see `Score`. Attributes of the class cost a call nothing."""
@@ -134,6 +139,16 @@ class _NoFunction:
     def with_operands(self, operands: tuple[Any, ...]) -> Self:
         """Return itself."""
         return self
+
+    @property
+    def product(self) -> DotScore | None:
+        """What the class says."""
+        raise NotImplementedError
+
+    @property
+    def base_product(self) -> DotScore | None:
+        """The scaled product that it is."""
+        return self.product
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,6 +346,11 @@ class FunctionScore(NamedTuple):
     def product(self) -> DotScore | None:
         """None."""
         return None
+
+    @property
+    def base_product(self) -> DotScore | None:
+        """That of the base."""
+        return self.base.base_product
 
 
 # Tensors of the size of the scores that the operations of a function hold at a time.

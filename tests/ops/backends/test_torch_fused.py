@@ -6,6 +6,7 @@ uncompiled form of `flex_attention`, which builds the scores, that of the compil
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -21,12 +22,14 @@ import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from keras import ops as keras_ops
 
 import heed
 from heed import Mask, ops
 from heed.ops.backends.torch.fused import _block_mask, _compiling, flex, implementation, varlen
 from heed.ops.backends.torch.native import implementation as native
 from heed.ops.mask import as_mask
+from heed.ops.scores import DotScore, FunctionScore
 from tests import strategies, tolerances
 from tests.slow import slow
 
@@ -115,6 +118,10 @@ SLOPES = np.array([0.5, 0.25, 0.1, 0.0], "float32")
 IDS = np.array([[0, 0, 1, 1, 1, 2, 2, 2, 2], [3, 3, 1, 1, 1, 2, 2, 2, 2]])
 KEY_IDS = np.array([[0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 2], [3, 1, 1, 1, 1, 1, 2, 2, 2, 2, 0]])
 RANDOM = np.random.default_rng(0).random((N, T, S)) < 0.4
+TABLE = torch.tensor(np.random.default_rng(1).normal(size=(N, S)), dtype=torch.float32)
+SHOWN = np.random.default_rng(2).random((B, S)) < 0.7
+
+
 # Name: implementation, dtype, shape, options.
 CALLS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "all": ("sdpa", "float32", {"kv_heads": N}, {}),
@@ -152,6 +159,27 @@ CALLS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             & Mask.lengths([11, 9]),
             "alibi_slopes": SLOPES,
             "soft_cap": 3.0,
+            "layout": "BNTH",
+        },
+    ),
+    "function": (
+        "flex_attention",
+        "float32",
+        {},
+        {
+            "score_mod": lambda s, b, h, i, j: keras_ops.where(j - i < 4, s * (h + 1), -1e31),
+            "soft_cap": 3.0,
+        },
+    ),
+    "functions": (
+        "flex_attention",
+        "float32",
+        {"layout": "BNTH"},
+        {
+            "score_mod": lambda s, b, h, i, j: s + TABLE[h, j],
+            "mask": Mask.where(lambda b, h, i, j: SHOWN[b, j] & (j <= i + h))
+            & Mask.lengths([11, 0]),
+            "alibi_slopes": SLOPES,
             "layout": "BNTH",
         },
     ),
@@ -211,6 +239,47 @@ def test_the_log_sum_exp_and_its_gradients_come_from_flex_attention(name: str) -
     assert_as_portable(run, inputs(dtype, **shape), options, dtype)
 
 
+def hide_near(table: torch.Tensor) -> Any:
+    """Return a function that hides keys, where its logarithm has no value, and reads a table twice."""
+
+    def score_mod(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+        score = score + table[head, keras_ops.abs(key - query)] * keras_ops.log(4.0 + query - key)
+        return keras_ops.where(key - query < 4, score * keras_ops.exp(table[0, 2]), -1e31)
+
+    return score_mod
+
+
+@pytest.mark.usefixtures("with_gpu")
+@pytest.mark.parametrize("is_compiled", [False, *slow([True])])
+def test_functions_and_the_gradients_of_what_they_capture(
+    is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_compiled:
+        compile_ = functools.partial(torch.compile, backend="aot_eager")
+        monkeypatch.setattr(torch, "compile", compile_)
+        monkeypatch.setattr(_compiling, "has_triton", lambda: True)
+
+    def run(tensors: list[torch.Tensor], options: dict[str, Any]) -> list[torch.Tensor]:
+        *operands, table = tensors
+        output = ops.dot_product_attention(*operands, score_mod=hide_near(table), **options)
+        upstream = torch.linspace(-1, 1, output.numel()).reshape(output.shape)
+        found = torch.autograd.grad(output, tensors, upstream, create_graph=True)
+        return [output, *found, *torch.autograd.grad(sum(x.square().sum() for x in found), tensors)]
+
+    tensors = [*inputs(), TABLE.clone().requires_grad_()]
+    options = {"mask": Mask.window(6, 3)}
+    told = heed.explain_dispatch(*tensors[:3], score_mod=hide_near(tensors[3]), **options)
+    assert told.implementation == "flex_attention"
+    assert_as_portable(run, tensors, options, "float32")
+    torch.use_deterministic_algorithms(True)
+    try:
+        told = heed.explain_dispatch(*tensors[:3], score_mod=hide_near(tensors[3]), **options)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert told.implementation == "portable"
+    assert "in no fixed order" in str(told)
+
+
 # Of each place, a number that no row sees under `lengths`, and one that some rows see.
 PLACES = {"query": (0, [(1, 8), (0, 3)]), "key": (1, [(1, 10), (0, 3)]), "value": (2, [(1, 10)])}
 HIDDEN = {
@@ -218,13 +287,18 @@ HIDDEN = {
     "varlen_attn": {"mask": Mask.lengths([11, 4], [9, 7])},
     "flex_attention": {"mask": Mask.window(3, 0, "bottom_right") & Mask.lengths([11, 4])},
 }
+FUNCTION = {
+    "mask": Mask.where(lambda b, h, i, j: (j <= i + 2) & (j > i - 2) & (j + 7 * b < 11)),
+    "score_mod": lambda s, b, h, i, j: keras_ops.where(j == 5, keras_ops.exp(s), s),
+}
 
 
 @pytest.mark.usefixtures("with_gpu")
-@pytest.mark.parametrize("name", HIDDEN)
+@pytest.mark.parametrize("name", [*HIDDEN, "function"])
 @pytest.mark.parametrize("place", PLACES)
 def test_nonfinite_numbers_reach_the_rows_that_see_them(name: str, place: str) -> None:
-    options, (operand, positions) = HIDDEN[name], PLACES[place]
+    (operand, positions), options = PLACES[place], HIDDEN.get(name, FUNCTION)
+    name = name if name in HIDDEN else "flex_attention"
     dtype = "float32" if name == "flex_attention" else "float16"
     tensors = inputs(dtype)
     assert heed.explain_dispatch(*tensors, **options).implementation == name
@@ -305,6 +379,10 @@ def test_shapes_dtypes_and_masks_that_one_call_does_not_take() -> None:
     query, key, value = (x.detach() for x in inputs(kv_heads=N))
     half = [x.half() for x in (query, key, value)]
     lengths = {"mask": Mask.lengths([4, 5])}
+
+    def double(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return 2 * score
+
     end = {"mask": Mask.causal("bottom_right")}
     for operands, options, name, reason in (
         ((query, key[:, :, :2], value[:, :, :2]), {}, "sdpa", "grouped heads"),
@@ -318,6 +396,8 @@ def test_shapes_dtypes_and_masks_that_one_call_does_not_take() -> None:
         (half, end | {"soft_cap": 2.0}, "varlen_attn", "no mask but lengths"),
         (half, lengths | {"soft_cap": 2.0}, "varlen_attn", "no scores but scaled products"),
         (half, lengths | {"alibi_slopes": SLOPES}, "varlen_attn", "no ALiBi"),
+        (half, lengths | {"score_mod": double}, "varlen_attn", "no scores but scaled products"),
+        (half, {"score_mod": double}, "sdpa", "no scores but scaled products"),
         ((*half[:2], half[2][..., :4]), lengths, "varlen_attn", "values as wide"),
         ([x[..., :6] for x in half], lengths, "varlen_attn", "multiples of 8"),
     ):
@@ -398,7 +478,7 @@ def test_the_blocks_of_a_mask_of_numbers_are_classified_once(made: list[Any]) ->
 def test_each_device_has_its_own_blocks(made: list[Any]) -> None:
     mask = as_mask(Mask.window(3, 1))
     for device in "cpu", "meta", "cpu", "meta":
-        lists = _block_mask.kept_lists(mask, T, S, torch.device(device))
+        lists = _block_mask.prepare_blocks(mask, (), T, S, torch.device(device))
         assert {x.device.type for x in lists} == {device}
     assert len(made) == 2
 
@@ -477,6 +557,42 @@ def test_documents_side_by_side_are_no_blocks_in_vain() -> None:
     dense = (ids[:, :, None] == ids[:, None])[:, None]
     case = strategies.MaskCase("documents", lambda: Mask.segments(ids), dense)
     assert_block_mask(case, shape, 4, exact=True)
+
+
+def test_the_blocks_of_functions_are_those_that_their_bounds_show(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_block_mask, "WIDTH", 4)
+    place = 20, 24, torch.device("cpu")
+
+    def lists(mask: Any, limits: Any = ()) -> list[Any]:
+        mask = None if mask is None else as_mask(mask).bind(B, N)
+        prepared = _block_mask.prepare_blocks(mask, limits, *place)
+        made = _block_mask.block_mask(mask, B, *place, prepared)
+        return [
+            getattr(made, name).expand(B, -1, -1, *[-1] * (i % 2)).tolist()
+            for i, name in enumerate(_block_mask._LISTS)
+        ]
+
+    shown = torch.tensor(SHOWN)
+    window = Mask.where(lambda b, h, i, j: (j <= i) & (i - j < 9))
+    expected = lists(Mask.window(8, 0))
+    assert lists(window) == expected
+    lengths = torch.tensor([24, 13])
+    assert lists(window & Mask.lengths(lengths)) == lists(Mask.window(8, 0) & Mask.lengths(lengths))
+    # An array says nothing of a block: all that the rest shows is computed.
+    partial = lists(window & Mask.where(lambda b, h, i, j: shown[b, j % S]))
+    assert partial[2] == np.zeros_like(partial[2]).tolist()
+    assert partial[0] == np.add(expected[0], expected[2]).tolist()
+    far = FunctionScore.of(
+        DotScore(1.0),
+        lambda s, b, h, i, j: keras_ops.where(i - j < 9, s, -1e31),
+        (B, N, 20, 24),
+        "float32",
+    )
+    # What the function of a score hides in a block, it hides itself.
+    assert lists(None, far.limits)[0] == np.zeros((B, 1, 5), int).tolist()
+    assert lists(None, far.limits)[2] == [[[6, 6, 6, 5, 4]]] * B
 
 
 def assert_block_mask(

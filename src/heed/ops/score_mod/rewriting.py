@@ -96,6 +96,19 @@ def of_keep(program: Program) -> Program:
     return _finish(builder, program.captures, NONE, _of(numbers, program.keep))
 
 
+def load_once(program: Program) -> tuple[Program, tuple[int, ...]]:
+    """Return a program that reads each captured array in one place, and which of the known ones each is."""
+    sources: list[int] = []
+    instructions = []
+    for x in program.instructions:
+        if x.opcode == LOAD:
+            sources.append(x.capture)
+            x = x._replace(capture=len(sources) - 1)
+        instructions.append(x)
+    captures = tuple(program.captures[source] for source in sources)
+    return program._replace(instructions=tuple(instructions), captures=captures), tuple(sources)
+
+
 def uses(program: Program) -> tuple[bool, bool]:
     """Return whether anything depends on the batch entry, and on the head."""
     opcodes = {x.opcode for x in program.instructions}

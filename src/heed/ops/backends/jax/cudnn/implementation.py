@@ -58,7 +58,7 @@ def _reasons_against(spec: AttentionSpec, widest: int) -> list[str]:
     """Why cuDNN does not give heed's result, as sentences."""
     product = spec.score.product
     if product is None:
-        return ["cuDNN's attention has dot products only"]
+        return ["cuDNN's attention has dot products only, without functions"]
     width, value_width = spec.widths
     found = {
         "computes in float16 and bfloat16": spec.operand_dtype not in ("float16", "bfloat16"),

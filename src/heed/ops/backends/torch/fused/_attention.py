@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,23 +12,32 @@ from heed.ops.backends.torch.fused import _compiling
 from heed.ops.backends.torch.fused._nonfinite import ask_finite, is_recording
 from heed.ops.backends.torch.fused._protocol import Call, CannotRun, Results
 from heed.ops.backends.torch.portable import blockwise
+from heed.ops.core.form import functions
 from heed.ops.spec import AttentionSpec, Tensors
 
 
 def attend(call: Call, spec: AttentionSpec, tensors: Tensors, return_lse: bool) -> Results:
     """Return the output in the layout of the spec, and the log-sum-exp if requested."""
     if torch.compiler.is_compiling():  # whose derivatives are those of the program
+        if functions(spec):  # whose programs are no values that torch.compile knows
+            return _attend_in_python(call, spec, tensors, return_lse)
         output, lse = call.compute(spec, tensors, spec.mask is not None)
     else:
-        output, lse = _Attention.apply(call, spec, tensors.slopes, *tensors[:3])
+        bare = dataclasses.replace(spec, score=spec.score.with_operands(()))
+        operands = *tensors[:3], *spec.score.operands
+        output, lse = _Attention.apply(call, bare, tensors.slopes, *operands)
     return output, lse if return_lse else None
+
+
+_attend_in_python = torch.compiler.disable(attend)
 
 
 class _Pass(NamedTuple):
     """A forward pass.
 
     Attributes:
-        leaves: query, key and value, in which the results are differentiable.
+        leaves: query, key, value and the operands of the score, in those of which that have gradients the results are
+            differentiable.
         results: of the call.
         repaired: whether it was computed with repair.
     """
@@ -43,21 +53,35 @@ def _run(
     slopes: Any,
     operands: Sequence[torch.Tensor],
     repair: bool,
-    trained: bool = True,
+    trained: Sequence[bool],
 ) -> _Pass:
-    query, key, value = leaves = [x.detach().requires_grad_(trained) for x in operands]
-    with torch.set_grad_enabled(trained):
-        results = call.compute(spec, Tensors(query, key, value, slopes=slopes), repair)
+    leaves = [x.detach().requires_grad_(y) for x, y in zip(operands, trained, strict=True)]
+    spec, tensors = _whole(spec, slopes, leaves)
+    with torch.set_grad_enabled(any(trained)):
+        results = call.compute(spec, tensors, repair)
     return _Pass(leaves, results, repair)
 
 
+def _whole(
+    spec: AttentionSpec, slopes: Any, operands: Sequence[torch.Tensor]
+) -> tuple[AttentionSpec, Tensors]:
+    query, key, value, *others = operands
+    score = spec.score.with_operands(tuple(others))
+    return dataclasses.replace(spec, score=score), Tensors(query, key, value, slopes=slopes)
+
+
 def _run_safely(
-    call: Call, spec: AttentionSpec, slopes: Any, operands: Sequence[torch.Tensor], trained: bool
+    call: Call,
+    spec: AttentionSpec,
+    slopes: Any,
+    operands: Sequence[torch.Tensor],
+    trained: Sequence[bool],
 ) -> _Pass:
     """Run a forward pass, with repair if a mask hides numbers and some are nonfinite, or nobody can know."""
     if spec.mask is None:
         return _run(call, spec, slopes, operands, False, trained)
-    if is_recording():
+    # A function may make nonfinite scores of finite numbers.
+    if is_recording() or spec.score.program is not None:
         return _run(call, spec, slopes, operands, True, trained)
     are_finite = ask_finite(operands)
     found = _run(call, spec, slopes, operands, False, trained)
@@ -66,15 +90,21 @@ def _run_safely(
 
 def _gradients(
     leaves: Sequence[torch.Tensor], results: Results, incoming: Sequence[torch.Tensor | None]
-) -> tuple[torch.Tensor, ...]:
-    """Return the gradients of query, key and value."""
+) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of the leaves; None for those without."""
     pairs = [
         (x, y) for x, y in zip(results, incoming, strict=True) if x is not None and y is not None
     ]
-    if not pairs:
-        return tuple(map(torch.zeros_like, leaves))
-    outputs, gradients = zip(*pairs, strict=True)
-    return torch.autograd.grad(outputs, leaves, gradients)
+    wanted = [x for x in leaves if x.requires_grad]
+    found = map(torch.zeros_like, wanted)
+    if pairs:
+        outputs, gradients = zip(*pairs, strict=True)
+        found = iter(
+            torch.autograd.grad(
+                outputs, wanted, gradients, allow_unused=True, materialize_grads=True
+            )
+        )
+    return tuple(next(found) if x.requires_grad else None for x in leaves)
 
 
 class _Attention(torch.autograd.Function):
@@ -82,8 +112,11 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: Call, spec: AttentionSpec, slopes: Any, *operands: Any) -> Any:
-        trained = any(ctx.needs_input_grad)
-        found = _run_safely(call, spec, slopes, operands, trained)
+        wanted = ctx.needs_input_grad[3:]
+        trained = any(wanted)
+        # Query, key and value have gradients together.
+        ctx.wanted = [trained] * 3 + list(wanted[3:])
+        found = _run_safely(call, spec, slopes, operands, ctx.wanted)
         ctx.set_materialize_grads(False)
         ctx.call, ctx.spec = call, spec
         if trained:
@@ -96,7 +129,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *incoming: Any) -> Any:
         slopes, *operands = ctx.saved_tensors
         if torch.is_grad_enabled():
-            found = _Gradient.apply(ctx.call, ctx.spec, slopes, *operands, *incoming)
+            found = _Gradient.apply(ctx.call, ctx.spec, ctx.wanted, slopes, *incoming, *operands)
         else:
             repair = ctx.repaired or (
                 ctx.spec.mask is not None and (is_recording() or not ask_finite(incoming)())
@@ -105,33 +138,37 @@ class _Attention(torch.autograd.Function):
             done, ctx.found = ctx.found, None
             try:
                 if done is None or done.repaired != repair:
-                    done = _run(ctx.call, ctx.spec, slopes, operands, repair)
+                    done = _run(ctx.call, ctx.spec, slopes, operands, repair, ctx.wanted)
                 found = _gradients(done.leaves, done.results, incoming)
             except _compiling.failures() as error:
                 if not isinstance(error, CannotRun):
                     _compiling.note_failure(ctx.call, ctx.spec, error)
-                query, key, value = operands
-                tensors = Tensors(query, key, value, slopes=slopes)
-                found = blockwise.gradients(ctx.spec, tensors, incoming)[:3]
+                every = blockwise.gradients(*_whole(ctx.spec, slopes, operands), incoming)
+                found = *every[:3], *every[5:]
         return None, None, None, *found
 
 
 class _Gradient(torch.autograd.Function):
-    """The gradients of query, key and value: a function of them and of the incoming ones."""
+    """The gradients of the operands: a function of them and of the incoming ones."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, spec: AttentionSpec, slopes: Any, *inputs: Any) -> Any:
+    def forward(
+        ctx: Any, call: Call, spec: AttentionSpec, wanted: Any, slopes: Any, *inputs: Any
+    ) -> Any:
         ctx.spec = spec
         ctx.save_for_backward(slopes, *inputs)
-        incoming = [None if x is None else x.detach() for x in inputs[3:]]
-        repair = spec.mask is not None and not ask_finite(inputs)()
-        found = _run(call, spec, slopes, inputs[:3], repair)
+        incoming = [None if x is None else x.detach() for x in inputs[:2]]
+        repair = spec.mask is not None and (
+            spec.score.program is not None or not ask_finite(inputs)()
+        )
+        found = _run(call, spec, slopes, inputs[2:], repair, wanted)
         return _gradients(found.leaves, found.results, incoming)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        slopes, query, key, value, *incoming = ctx.saved_tensors
-        tensors = Tensors(query, key, value, slopes=slopes)
-        second = blockwise.second(ctx.spec, tensors, incoming, [*cotangents, None, None])
-        return None, None, None, *second[:3], *second[5:]
+        slopes, *incoming = ctx.saved_tensors[:3]
+        spec, tensors = _whole(ctx.spec, slopes, ctx.saved_tensors[3:])
+        given = [*cotangents[:3], None, None, *cotangents[3:]]
+        second = blockwise.second(spec, tensors, incoming, given)
+        return *[None] * 4, *second[-2:], *second[:3], *second[5:-2]

@@ -8,7 +8,7 @@ import importlib.util
 import types
 import warnings
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -30,24 +30,40 @@ def failures() -> tuple[type[Exception], ...]:
     return CannotRun, *found
 
 
+class Prepared(NamedTuple):
+    """What is made before a call is compiled.
+
+    Attributes:
+        captures: the arrays that the function of the score reads. PyTorch's compiler loses the gradients of
+            those that it makes itself.
+        blocks: what is known of the blocks of the mask, which stays the same from call to call; () for nothing.
+    """
+
+    captures: tuple[torch.Tensor, ...] = ()
+    blocks: tuple[torch.Tensor, ...] = ()
+
+
+NOTHING = Prepared()
+
+
 class Expression(Call, Protocol):
     """A call that can be compiled."""
 
-    def prepare(self, spec: AttentionSpec, query: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return tensors that stay the same from call to call, made outside of what is compiled."""
+    def prepare(self, spec: AttentionSpec, query: torch.Tensor) -> Prepared:
+        """Return what is made outside of what is compiled."""
 
     def express(
         self,
         spec: AttentionSpec,
         tensors: Tensors,
         repair: bool,
-        prepared: tuple[torch.Tensor, ...] = (),
+        prepared: Prepared = NOTHING,
     ) -> Results:
         """Return the results by operations that PyTorch compiles; see `Call.compute`.
 
         Args:
             spec, tensors, repair: of `Call.compute`.
-            prepared: of `prepare`; () to make them anew.
+            prepared: of `prepare`; `NOTHING` where PyTorch compiles the caller.
         """
 
 
@@ -68,7 +84,8 @@ def run(call: Expression, spec: AttentionSpec, tensors: Tensors, repair: bool) -
         repair,
         tensors.query.requires_grad,
         spec.batch == 1,
-        bool(prepared),
+        len(prepared.blocks),
+        *(x.requires_grad for x in prepared.captures),
         *(n is not None and n % 128 == 0 for n in spec.lengths),
     )
     try:
@@ -106,7 +123,8 @@ def failure_of(call: Call, spec: AttentionSpec) -> str | None:
 def _kind_of(call: Call, spec: AttentionSpec) -> tuple[Any, list[Any]]:
     """Return what is fixed in a compiled call, and the tensors of its mask."""
     numbers, outlines = ([], None) if spec.mask is None else take_apart(spec.mask.rules)
-    bare = dataclasses.replace(spec, mask=None, lengths=(None, None), batch=None)
+    score = spec.score.with_operands(())
+    bare = dataclasses.replace(spec, score=score, mask=None, lengths=(None, None), batch=None)
     return (call, bare, outlines), numbers
 
 
@@ -115,7 +133,7 @@ def compiled(
     call: Expression,
     spec: AttentionSpec,
     outlines: tuple[Outline, ...] | None,
-    variant: tuple[bool, ...],
+    variant: tuple[Any, ...],
 ) -> Callable[..., Results]:
     """Return a function of query, key, value, slopes, what is prepared, and the tensors of the mask.
 

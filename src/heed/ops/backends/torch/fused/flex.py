@@ -1,9 +1,10 @@
-"""`flex_attention` of PyTorch: any mask, soft cap and ALiBi, in one compiled kernel."""
+"""`flex_attention` of PyTorch: any mask, soft cap, ALiBi and functions of users, in one compiled kernel."""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,19 +12,19 @@ import torch
 
 from heed.ops.backends import FLEX
 from heed.ops.backends.torch.fused import _compiling
-from heed.ops.backends.torch.fused._block_mask import block_mask, kept_lists
+from heed.ops.backends.torch.fused._block_mask import block_mask, prepare_blocks, shows_pair
 from heed.ops.backends.torch.fused._nonfinite import (
     RepairedRows,
     Substitutes,
     holds_nonfinite,
     is_recording,
 )
+from heed.ops.backends.torch.fused._pairs import MARK, captures_of, remember, score_of
 from heed.ops.backends.torch.fused._protocol import Results
+from heed.ops.core.form import functions
 from heed.ops.mask import Mask
 from heed.ops.spec import AttentionSpec, Tensors
 
-# A score beyond all others, finite in the kernel's base-2 logarithms: it marks rows that see a nonfinite number.
-_MARK = 1e30
 # Fewer queries or keys are one block, of which the kernel would compute all.
 SHORTEST = 128
 # What ran on a GPU. An array with one head of keys and width 128 ended in an illegal memory access.
@@ -62,6 +63,9 @@ class Flex:
             f"{WIDEST_WITH_ARRAY}": _has_array(spec)
             and (spec.heads[0] != spec.heads[1] or max(spec.widths) > WIDEST_WITH_ARRAY),
             f"gains nothing below {SHORTEST} queries or keys": min(lengths) < SHORTEST,
+            "adds gradients of captured arrays in no fixed order, which "
+            "`torch.use_deterministic_algorithms` forbids": _is_deterministic()
+            and any(x.requires_grad for x in spec.score.operands),
         }
         reasons = [f"flex_attention {reason}" for reason, holds in found.items() if holds]
         failure = _compiling.failure_of(self, spec)
@@ -70,20 +74,26 @@ class Flex:
     def compute(self, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
         return _compiling.run(self, spec, tensors, repair)
 
-    def prepare(self, spec: AttentionSpec, query: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the lists of blocks of a mask of numbers, which are kept between calls; () for other masks."""
-        if spec.mask is None or not spec.mask.is_plain or is_recording():
-            return ()
+    def prepare(self, spec: AttentionSpec, query: torch.Tensor) -> _compiling.Prepared:
+        """Return the arrays of the score's function, and what is known of the blocks before any tensor is read."""
+        for function in functions(spec):
+            remember(function.function)
+        captures = ()
+        if spec.score.program is not None:
+            captures = captures_of(spec.score)
+        if is_recording():
+            return _compiling.Prepared(captures)
         lengths: Any = spec.lengths
         length, keys = lengths
-        return kept_lists(spec.mask, length, keys, query.device)
+        blocks = prepare_blocks(spec.mask, spec.score.limits, length, keys, query.device)
+        return _compiling.Prepared(captures, blocks)
 
     def express(
         self,
         spec: AttentionSpec,
         tensors: Tensors,
         repair: bool,
-        prepared: tuple[torch.Tensor, ...] = (),
+        prepared: _compiling.Prepared = _compiling.NOTHING,
     ) -> Results:
         """Return the attention as operations that PyTorch compiles into one kernel and few others."""
         from torch.nn.attention.flex_attention import AuxRequest, flex_attention
@@ -91,19 +101,23 @@ class Flex:
         query, key, value = (x.transpose(1, 2) if spec.layout == "BTNH" else x for x in tensors[:3])
         batch, _, length, _ = query.shape
         keys, mask, marks = key.shape[2], spec.mask, None
-        blocks = None
+        blocks = sees = modify = None
+        if mask is not None or prepared.blocks:
+            blocks = block_mask(mask, batch, length, keys, query.device, prepared.blocks)
         if mask is not None:
-            blocks = block_mask(mask, batch, length, keys, query.device, prepared)
+            sees = shows_pair(mask, batch, length, keys, query.device)
         if repair:
             bad_keys = holds_nonfinite(key) | holds_nonfinite(value)
-            marks = [_MARK * x.float() for x in (holds_nonfinite(query), bad_keys)]
+            marks = [MARK * x.float() for x in (holds_nonfinite(query), bad_keys)]
             query, key, value = Substitutes.apply(query, key, value)
-        product: Any = spec.score.product
+        product: Any = spec.score.base_product
+        if spec.score.product is None:
+            modify = score_of(spec.score, prepared.captures, query.device, sees)
         output, extras = flex_attention(
             query,
             key,
             value,
-            score_mod=_score_mod(spec, tensors.slopes, marks, batch, keys - length),
+            score_mod=_score_mod(spec, tensors.slopes, marks, batch, keys - length, modify),
             block_mask=blocks,
             scale=product.scale,
             enable_gqa=spec.heads[0] != spec.heads[1],
@@ -111,8 +125,13 @@ class Flex:
         )
         lse = extras.lse
         if repair:
-            output, lse = RepairedRows.apply(output, lse, lse > _MARK / 2)
+            output, lse = RepairedRows.apply(output, lse, lse > MARK / 2)
         return output.transpose(1, 2) if spec.layout == "BTNH" else output, lse
+
+
+@torch.compiler.assume_constant_result
+def _is_deterministic() -> bool:
+    return torch.are_deterministic_algorithms_enabled()
 
 
 def _has_array(spec: AttentionSpec) -> bool:
@@ -120,11 +139,16 @@ def _has_array(spec: AttentionSpec) -> bool:
 
 
 def _score_mod(
-    spec: AttentionSpec, slopes: Any, marks: Any, batch: int, end: int
+    spec: AttentionSpec,
+    slopes: Any,
+    marks: Any,
+    batch: int,
+    end: int,
+    modify: Callable[..., tuple[Any, Any]] | None,
 ) -> Callable[..., Any] | None:
     """Return what happens to a score between product and mask; None for nothing."""
-    product: Any = spec.score.product
-    if product.is_plain and slopes is None and marks is None:
+    product: Any = spec.score.base_product
+    if modify is None and product.is_plain and slopes is None and marks is None:
         return None
     group = spec.queries_per_kv
     align = None
@@ -133,10 +157,17 @@ def _score_mod(
         align = align + (0 if spec.mask is None else _position(spec.mask, end))
 
     def change(score: Any, entry: Any, head: Any, i: Any, j: Any) -> Any:
-        score = product.cap_with(torch, float, score)
+        score, counts = product.cap_with(torch, float, score), None
+        if modify is not None:
+            is_bad = None
+            if marks is not None:
+                is_bad = marks[0][entry, head, i] + marks[1][entry, head // group, j] > 0
+            score, counts = modify(score, is_bad, entry, head, i, j)
         if align is not None:
             score = score - slopes[head] * torch.abs(i + align[entry] - j).to(torch.float32)
-        if marks is not None:
+        if counts is not None:
+            score = torch.where(counts, score, -math.inf)
+        elif marks is not None:
             score = score + marks[0][entry, head, i] + marks[1][entry, head // group, j]
         return score
 

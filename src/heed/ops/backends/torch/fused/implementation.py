@@ -62,15 +62,13 @@ def _is_changed() -> bool:
 
 def _reasons_against(spec: AttentionSpec) -> list[str]:
     """Why no fused call gives heed's result, as sentences."""
-    product = spec.score.product
+    product = spec.score.base_product
     if product is None:
         return ["PyTorch's fused attention has dot products only"]
     found = {
         "needs a scale above 0": product.scale <= 0,
         "drops other weights than heed": bool(spec.dropout),
         "hides no keys by a bias of -1e30": spec.has_bias,
-        "takes no mask that is a function": spec.mask is not None
-        and any(rule.program is not None for rule in spec.mask.rules),
         "computes float64 by building the scores": spec.dtype == "float64",
         "needs at least one query, key and feature": 0 in (spec.batch, *spec.lengths, *spec.widths),
         "is not used where PyTorch records, transforms or differentiates forward": _is_changed()

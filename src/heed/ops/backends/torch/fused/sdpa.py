@@ -45,7 +45,7 @@ class Sdpa:
         )
         grouped = spec.heads[0] != spec.heads[1]
         found = {
-            "has no scores but scaled products": product is not None and not product.is_plain,
+            "has no scores but scaled products": product is None or not product.is_plain,
             "has no ALiBi": spec.has_slopes,
             "has no mask but a causal one that ends at the last key": not _ends_at_last_key(spec),
             "repeats grouped heads in memory, except in its flash kernel": grouped

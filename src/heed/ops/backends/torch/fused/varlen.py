@@ -42,7 +42,7 @@ class Varlen:
         found = {
             "has no mask but lengths": lengths_of(spec) is None,
             "computes in float16 and bfloat16": spec.operand_dtype not in ("float16", "bfloat16"),
-            "has no scores but scaled products": product is not None and not product.is_plain,
+            "has no scores but scaled products": product is None or not product.is_plain,
             "has no ALiBi": spec.has_slopes,
             "needs values as wide as keys": width != value_width,
             f"takes widths that are multiples of 8 up to {_WIDEST}": width % 8 > 0
