@@ -339,14 +339,14 @@ def plant_outliers(model: Any) -> None:
         scale(layer._feedforward_output_dense.kernel, np.s_[:, channel], factor)
 
 
-def outlier_model(sizes: Sizes) -> tuple[Any, Any]:
-    """Return a model whose hidden states have a large channel, stock and to be accelerated.
+def outlier_model(sizes: Sizes, planted: bool = True) -> tuple[Any, Any]:
+    """Return a model whose hidden states have a large channel if it is `planted`, stock and to be accelerated.
 
     The norms divide by the RMS of all channels, so the large channel changes what the model computes; both have it.
     """
     models = make_model(sizes), make_model(sizes)
     models[1].set_weights(models[0].get_weights())
-    for model in models:
+    for model in models if planted else ():
         plant_outliers(model)
         for layer in model.backbone.transformer_layers:
             for norm in (layer._self_attention_layernorm, layer._feedforward_layernorm):
@@ -362,36 +362,50 @@ def _scale_norm(norm: Any) -> None:
 
 
 def measure_outliers(rounds: int) -> Iterator[Row | str]:
-    """Tokens and distributions in 8 bits of a model with a planted outlier."""
+    """Tokens in 8 bits of a model with a planted outlier and of the same model without; distributions of the first."""
     del rounds
-    layers = min(SIZES.layers, 4)
-    sizes = SIZES._replace(layers=layers)
-    plain, rounded = outlier_model(sizes)
+    sizes = SIZES._replace(layers=min(SIZES.layers, 4))
+    for planted in (True, False):
+        yield from _tokens_in_8_bits(sizes, planted)
+    yield from attempt("the KL of int8", _divergence(sizes))
+
+
+def _tokens_in_8_bits(sizes: Sizes, planted: bool) -> Iterator[Row | str]:
+    """Yield how many of the greedy tokens of float32 heed's int8 and llama.cpp's Q8_0 choose, after the same tokens."""
+    what = "a channel of the hidden states times 100" if planted else "no channel enlarged"
+    plain, rounded = outlier_model(sizes, planted)
     exact = heed.accelerate(plain)
     start = 8
     room = start + sizes.steps
-    given = prompts(*[start] * sizes.texts, room=room, sizes=sizes)
-    texts = generate(plain, given)
+    texts = generate(plain, prompts(*[start] * sizes.texts, room=room, sizes=sizes))
     require_engine(exact)
     accelerate_in(rounded, "int8")
-    same = []
-    for step in range(sizes.steps):
-        known = np.broadcast_to(
-            np.arange(start + step + 1) < start + step, (sizes.texts, start + step + 1)
-        )
-        inputs = {
-            "token_ids": np.where(known, texts[:, : start + step + 1], 0),
-            "padding_mask": known,
-        }
-        same.append(generate(rounded, inputs)[:, -1] == texts[:, start + step])
-    yield Row(
-        "int8, a channel of the hidden states times 100: greedy tokens of float32",
-        100 * float(np.mean(same)),
-        bar(99.0),
-        unit="%",
-        note=f"{sizes.texts * sizes.steps:,} tokens, {layers} layers",
-    )
-    yield from attempt("the KL of int8", _divergence(sizes))
+
+    def row(name: str, found: list[np.ndarray], least: float | None = None) -> Row:
+        share = 100 * float(np.mean(np.stack(found, 1) == texts[:, start:]))
+        note = f"{sizes.texts * sizes.steps:,} tokens, {sizes.layers} layers"
+        return Row(f"{name}, {what}: greedy tokens of float32", share, least, unit="%", note=note)
+
+    ours = []
+    for end in range(start + 1, room + 1):
+        known = np.broadcast_to(np.arange(end) < end - 1, (sizes.texts, end))
+        inputs = {"token_ids": np.where(known, texts[:, :end], 0), "padding_mask": known}
+        ours.append(generate(rounded, inputs)[:, -1])
+    yield row("int8", ours, bar(99.0) if planted else None)
+
+    def of_llama_cpp() -> Iterator[Row]:
+        context = llama_cpp_context(plain, "int8", room)
+
+        def read(text: list[int]) -> list[int]:
+            context.restart()
+            parts = [text[:start], *([token] for token in text[start:-1])]
+            return [int(context.read(part).argmax()) for part in parts]
+
+        theirs = np.array([read(text) for text in texts.tolist()])
+        context.close()
+        yield row("llama.cpp's Q8_0", [*theirs.T])
+
+    yield from attempt("tokens of llama.cpp's Q8_0", of_llama_cpp())
 
 
 def _divergence(sizes: Sizes) -> Iterator[Row]:

@@ -515,7 +515,7 @@ def struct(cls: Any, data: bytes, **changes: Any) -> bytes:
         ("stacks", lambda x: x[:-8], "`stacks` must hold two stacks and their layers"),
         ("stacks", lambda x: x + bytes(8), "two stacks and their layers alone"),
         ("stacks", lambda x: b"", "`stacks` must hold two stacks"),
-        ("stacks", lambda x: struct(Stack, x, layer_count=2**31 - 1), "must hold all layers"),
+        ("stacks", lambda x: struct(Stack, x, layer_count=2**31 - 1), "must hold two stacks"),
         ("stacks", lambda x: struct(Stack, x, layer_count=2), "`stacks` must hold"),
         ("stacks", lambda x: struct(Stack, x, embedding=1000), "must hold numbers of weights"),
         ("stacks", lambda x: struct(Stack, x, embedding=2**63), "must hold numbers of weights"),

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <initializer_list>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "../../include/heed.h"
 
@@ -35,6 +37,36 @@ std::optional<Failed> failure_of(const Function& function) {
     return Failed{"out of memory", true};
   }
 }
+
+// Reads structs from bytes, one after the other. `requirement`: the error if they are too short, or go on at `end`.
+class Reader {
+ public:
+  Reader(const std::string& bytes, const char* requirement)
+      : at_(bytes.data()), rest_(bytes.size()), requirement_(requirement) {}
+
+  size_t rest() const { return rest_; }
+  template <class T>
+  Reader& read(T* to, size_t count = 1) {
+    if (count > rest_ / sizeof(T)) fail(requirement_);
+    if (count) std::memcpy(to, at_, count * sizeof(T));
+    at_ += count * sizeof(T), rest_ -= count * sizeof(T);
+    return *this;
+  }
+  template <class T>
+  void read(std::vector<T>& to, int64_t count) {
+    if (count < 0 || static_cast<size_t>(count) > rest_ / sizeof(T)) fail(requirement_);
+    to.resize(static_cast<size_t>(count));
+    read(to.data(), to.size());
+  }
+  void end() const {
+    if (rest_) fail(requirement_);
+  }
+
+ private:
+  const char* at_;
+  size_t rest_;
+  const char* const requirement_;
+};
 
 // a * b, for sizes of arrays. It may wrap for empty ones, whose other sizes can be any: nothing uses the product then.
 inline int64_t times(int64_t a, int64_t b) {

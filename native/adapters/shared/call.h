@@ -10,9 +10,6 @@
 // share a size agree on it, and that operands are there.
 #pragma once
 
-#include <cstring>
-#include <vector>
-
 #include "array.h"
 
 namespace heed {
@@ -53,20 +50,12 @@ class Form {
   Header header{};
 
   explicit Form(const std::string& bytes) {
-    if (bytes.size() < sizeof(Header)) fail("`form` must hold a header");
-    std::memcpy(&header, bytes.data(), sizeof(Header));
-    const size_t rest = bytes.size() - sizeof(Header), words = rest / sizeof(int64_t);
-    constexpr size_t kWords = sizeof(Rule) / sizeof(int64_t);
-    const size_t count = static_cast<size_t>(header.rules), of_program = static_cast<size_t>(header.program);
-    if (header.rules < 0 || header.program < 0 || count > words || of_program > words ||
-        count * kWords + of_program != words || rest % sizeof(int64_t))
-      fail("`form` must hold a header, its rules and its program");
+    Reader reader(bytes, "`form` must hold a header, its rules and its program");
+    reader.read(&header).read(rules_, header.rules);
     if (header.layout < kLengthFirst || header.layout > kNoHeads) fail("`form` must name a layout");
-    rules_.resize(count), numbers_.resize(2 * count);
-    if (count) std::memcpy(rules_.data(), bytes.data() + sizeof(Header), count * sizeof(Rule));
-    if (of_program) read_program(bytes.data() + sizeof(Header) + count * sizeof(Rule), of_program);
-    for (size_t i = 0; i < count; ++i)
-      numbers_[2 * i] = narrow(rules_[i].align), numbers_[2 * i + 1] = narrow(rules_[i].first);
+    if (header.program) read_program(reader);
+    reader.end();
+    for (const Rule& rule : rules_) numbers_.push_back(narrow(rule.align)), numbers_.push_back(narrow(rule.first));
   }
 
   const std::vector<Rule>& rules() const { return rules_; }
@@ -86,35 +75,19 @@ class Form {
     return static_cast<int32_t>(std::clamp(x, int64_t{INT32_MIN}, int64_t{INT32_MAX}));
   }
 
-  void read_program(const char* from, size_t words) {
+  void read_program(Reader& reader) {
+    if (static_cast<uint64_t>(header.program) != reader.rest() / sizeof(int64_t)) fail("`form` must hold its program");
     ProgramHeader p{};
-    const size_t size = sizeof(int64_t) * words;
-    if (size < sizeof(p)) fail("`form` must hold a whole program");
-    std::memcpy(&p, from, sizeof(p));
-    // The core has limits of its own: these keep sums small.
-    constexpr int64_t kMost = 1 << 20;
-    for (int64_t n : {p.captures, p.scatters, p.forward, p.derivative})
-      if (n < 0 || n > kMost) fail("`form` must hold a whole program");
-    const size_t captures = static_cast<size_t>(p.captures), scatters = static_cast<size_t>(p.scatters);
-    const size_t forward = static_cast<size_t>(p.forward), derivative = static_cast<size_t>(p.derivative);
-    if (size != sizeof(p) + captures * sizeof(CapturedOperand) + scatters * sizeof(ScatterWords) +
-                    (forward + derivative) * sizeof(HeedInstruction))
-      fail("`form` must hold a whole program");
-    from += sizeof(p);
-    const auto take = [&from](auto& to, size_t count) {
-      to.resize(count);
-      if (count) std::memcpy(to.data(), from, count * sizeof(to[0]));
-      from += count * sizeof(to[0]);
-    };
     std::vector<ScatterWords> wide;
-    take(captured_, captures), take(wide, scatters), take(forward_, forward), take(derivative_, derivative);
+    reader.read(&p).read(captured_, p.captures), reader.read(wide, p.scatters);
+    reader.read(forward_, p.forward), reader.read(derivative_, p.derivative);
     for (const ScatterWords& x : wide) scatters_.push_back({narrow(x.capture), narrow(x.position), narrow(x.gradient)});
-    program_.forward = {forward_.data(), static_cast<int32_t>(forward)};
-    program_.derivative = {derivative_.data(), static_cast<int32_t>(derivative)};
+    program_.forward = {forward_.data(), narrow(p.forward)};
+    program_.derivative = {derivative_.data(), narrow(p.derivative)};
     program_.score = narrow(p.score), program_.keep = narrow(p.keep);
     program_.score_gradient = narrow(p.score_gradient);
-    program_.capture_count = static_cast<int32_t>(captures);
-    program_.scatter_count = static_cast<int32_t>(scatters), program_.scatters = scatters_.data();
+    program_.capture_count = narrow(p.captures);
+    program_.scatter_count = narrow(p.scatters), program_.scatters = scatters_.data();
   }
 
   std::vector<Rule> rules_;

@@ -19,10 +19,7 @@
 // tensors, and nobody writes to a buffer that others hold. So the same address means the same numbers.
 #include <pthread.h>
 
-#include <cstring>
 #include <mutex>
-#include <string>
-#include <vector>
 
 #include "../../include/heed_decoder.h"
 #include "registration.h"
@@ -52,22 +49,14 @@ class Stacks {
 
   Stacks(const std::string& bytes, const Tensor* weights, size_t weight_count)
       : weights_(weights), weight_count_(weight_count) {
-    size_t at = 0;
-    const auto read = [&](void* to, size_t size) {
-      if (size > bytes.size() - at) fail("`stacks` must hold two stacks and their layers");
-      std::memcpy(to, bytes.data() + at, size);
-      at += size;
-    };
-    read(&decoder, sizeof(decoder)), read(&encoder, sizeof(encoder));
+    Reader reader(bytes, "`stacks` must hold two stacks and their layers alone");
+    reader.read(&decoder).read(&encoder);
     for (auto [stack, layers] : {std::pair{&decoder, &layers_}, std::pair{&encoder, &encoder_layers_}}) {
-      const auto count = static_cast<size_t>(std::max(stack->layer_count, 0));
-      if (count > bytes.size() / sizeof(HeedDecoderLayer)) fail("`stacks` must hold all layers");
-      layers->resize(count);
-      read(layers->data(), count * sizeof(HeedDecoderLayer));
+      reader.read(*layers, stack->layer_count);
       stack->layers = layers->data();
       find(*stack, *layers);
     }
-    if (at != bytes.size()) fail("`stacks` must hold two stacks and their layers alone");
+    reader.end();
     decoder.encoder = encoder.width > 0 ? &encoder : nullptr, encoder.encoder = nullptr;
   }
 
@@ -208,8 +197,7 @@ void run(void* state, TF_OpKernelContext* context) {
     expect(batch <= HEED_MOST_BATCH && positions <= HEED_MOST_LENGTH, "source",
            "must have at most 2^31 rows of at most 2^20 tokens", source);
     HeedDecoding search{};
-    if (kernel.search.size() != sizeof(search)) fail("`search` must hold a search");
-    std::memcpy(&search, kernel.search.data(), sizeof(search));
+    Reader(kernel.search, "`search` must hold a search").read(&search).end();
     search.on_token = nullptr, search.listener = nullptr;
     search.first_tokens = nullptr, search.stop_tokens = nullptr, search.stop_count = 0, search.rotations = 1;
     search.tokens_read = nullptr;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdio>
-#include <cstring>
 
 #include "tensors.h"
 
@@ -80,8 +79,7 @@ void destroy(void* form) {
 template <class Settings>
 struct Numbers : Settings {
   explicit Numbers(const std::string& bytes) {
-    if (bytes.size() != sizeof(Settings)) fail("`form` must have as many numbers as the op lists");
-    std::memcpy(static_cast<Settings*>(this), bytes.data(), sizeof(Settings));
+    Reader(bytes, "`form` must have as many numbers as the op lists").read(static_cast<Settings*>(this)).end();
   }
   int thread_count() const { return tf::thread_count(this->threads); }
 };

@@ -7,11 +7,12 @@ mode through custom calls.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
+from heed.ops.backends.jax.derivatives import second_derivatives
 from heed.ops.backends.jax.native import _call
 from heed.ops.backends.jax.portable.implementation import Portable
 from heed.ops.core.form import Form, differentiable, operands, write
@@ -77,24 +78,6 @@ def _gradients_backward(form: Form, saved: Any, cotangents: Several) -> Any:
     second, of_incoming = second_derivatives(attend, trained, tuple(incoming), cotangents)
     # Output and softmax are functions of the operands, whose gradients are complete.
     return tuple(second[:3]), form.in_places(second[3:], others), None, None, of_incoming
-
-
-def second_derivatives(
-    attend: Callable[[list[Any]], Any], trained: list[Any], incoming: Any, cotangents: Several
-) -> Any:
-    """Return the gradients of sum(cotangents * gradients of the trained operands): theirs, and those of `incoming`.
-
-    Args:
-        attend: the portable form, as a function of the trained operands.
-        trained: the operands.
-        incoming: gradients of the results of `attend`.
-        cotangents: of the gradients of the operands.
-    """
-
-    def first(trained: list[Any], incoming: Any) -> tuple[Any, ...]:
-        return tuple(jax.vjp(attend, trained)[1](incoming)[0])
-
-    return jax.vjp(first, trained, incoming)[1](tuple(cotangents))
 
 
 _gradients.defvjp(_gradients_forward, _gradients_backward)

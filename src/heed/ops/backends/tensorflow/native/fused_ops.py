@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from heed.ops import checks
+from heed.ops.backends.tensorflow.derivatives import differentiate_twice
 from heed.ops.backends.tensorflow.native import library
-from heed.ops.backends.tensorflow.native.op import differentiate_twice
 from heed.ops.backends.tensorflow.portable.implementation import PortableFusedOps
 from heed.ops.backends.tensorflow.registry import register_gradient
 

@@ -8,14 +8,14 @@ its function.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from heed.ops.backends.tensorflow.check_numerics import exempt
-from heed.ops.backends.tensorflow.forward_mode import check_tapes
+from heed.ops.backends.tensorflow.derivatives import differentiate_twice
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.backends.tensorflow.portable.implementation import Portable
 from heed.ops.backends.tensorflow.registry import register_gradient
@@ -112,37 +112,6 @@ def _first(op: tf.Operation, output_gradient: Any, lse_gradient: Any, _: Any) ->
     for place, gradient in zip(form.trained_places, found, strict=True):
         gradient.set_shape(others[place].shape)
     return [*gradients, *form.in_places(found, others)]
-
-
-def differentiate_twice(
-    function: Callable[..., Any],
-    operands: Several,
-    incoming: Several,
-    cotangents: Sequence[tf.Tensor | None],
-) -> list[tf.Tensor]:
-    """Return the gradients of sum(cotangents * gradients of `function`): of the operands, then of `incoming`.
-
-    Args:
-        function: of the operands.
-        operands: tensors.
-        incoming: gradients of its results.
-        cotangents: of the gradients of the operands; None for 0.
-    """
-    check_tapes()
-    operands, incoming = ([tf.identity(x) for x in several] for several in (operands, incoming))
-    with tf.GradientTape() as outer:
-        outer.watch([*operands, *incoming])
-        with tf.GradientTape() as inner:
-            inner.watch(operands)
-            results = function(*operands)
-        gradients = inner.gradient(results, operands, incoming, unconnected_gradients="zero")
-    pairs = [x for x in zip(gradients, cotangents, strict=True) if x[1] is not None]
-    return outer.gradient(
-        [x for x, _ in pairs],
-        [*operands, *incoming],
-        [x for _, x in pairs],
-        unconnected_gradients="zero",
-    )
 
 
 @exempt

@@ -7,7 +7,7 @@ the block is processed. The backward pass recomputes the scores. From the forwar
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +16,7 @@ from heed.ops.backends.shared import block as shared
 from heed.ops.backends.shared import plan
 from heed.ops.backends.shared.block import Arithmetic, BlockAttention, Results
 from heed.ops.backends.shared.operands import Block, Operands, fill
+from heed.ops.backends.tensorflow.derivatives import differentiate_twice
 from heed.ops.backends.tensorflow.forward_mode import check_tapes, has_tangents
 from heed.ops.backends.tensorflow.portable._loops import put
 from heed.ops.backends.tensorflow.portable._parts import Total, make_plan, over_blocks
@@ -213,29 +214,32 @@ def _second(
             # The result is linear in the incoming gradients.
             rows = [tf.where(block.fresh, x, tf.zeros((), x.dtype)) for x in rows]
         weights = directions.cut(block.queries, block.keys).operands
-        found = _differentiate_twice(attention, block, rows, weights)
+        found = _of_block(attention, block, rows, weights)
         named = _named(found[: -len(rows)], block, totals)
         return named | dict(zip(("output", "lse"), found[-len(rows) :], strict=False))
 
     return [*over_blocks(whole, make_plan(attention, 8), totals, gradients).values()]
 
 
-def _differentiate_twice(
+def _of_block(
     attention: BlockAttention, block: Block, incoming: Several, cotangents: Operands
 ) -> list[Any]:
     """Return the same for a block, with None for operands that are missing."""
     flat = block.operands.flat()
-    first = [x for x in flat if x is not None]
-    with tf.GradientTape() as outer:
-        outer.watch([*first, *incoming])
-        with tf.GradientTape() as inner:
-            inner.watch(first)
-            rows = attention.attend(block, want_lse=len(incoming) > 1)
-            outputs = [rows.output, rows.lse][: len(incoming)]
-        gradients = inner.gradient(outputs, first, incoming, unconnected_gradients="zero")
-    weights = [x for x in cotangents.flat() if x is not None]
-    found = outer.gradient(gradients, [*first, *incoming], weights, unconnected_gradients="zero")
+    rows: Any = None
+
+    def in_places(found: Iterator[Any]) -> list[Any]:
+        return [None if x is None else next(found) for x in flat]
+
+    def attend(*operands: tf.Tensor) -> Several:
+        nonlocal rows
+        copy = dataclasses.replace(block, operands=Operands.of(in_places(iter(operands))))
+        rows = attention.attend(copy, want_lse=len(incoming) > 1)
+        return [rows.output, rows.lse][: len(incoming)]
+
+    first, weights = ([x for x in y if x is not None] for y in (flat, cotangents.flat()))
+    found = iter(differentiate_twice(attend, first, incoming, weights))
+    gradients = [*in_places(found), *found]
     if rows.nonfinite is not None:
-        found[0] = fill(rows.nonfinite, found[0], float("nan"))
-    given = iter(found)
-    return [None if x is None else next(given) for x in flat] + [*given]
+        gradients[0] = fill(rows.nonfinite, gradients[0], float("nan"))
+    return gradients
