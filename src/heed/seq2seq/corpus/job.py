@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from heed import __version__
 from heed.errors import TaskError
-from heed.files import open_regular
+from heed.files import open_regular, sha256_of
 from heed.seq2seq.corpus.inputs import Shard
 from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.runs.run_folder import RunFolder
@@ -101,7 +100,7 @@ class Job:
         paths = (self.run, *self.ensemble)
         return {
             "heed": __version__,
-            "weights": [_hash_file(RunFolder.open(path).weights) for path in paths],
+            "run_weights": [_hash_weights(path) for path in paths],
             "language": self.language,
             "prefix": self.prefix,
             "batch_size": self.batch_size,
@@ -184,9 +183,6 @@ class ShardTranslator:
         return ShardResult(shard.file, shard.number, len(lines), data, tuple(problems), tuple(cut))
 
 
-def _hash_file(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open_regular(path) as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+def _hash_weights(run: Path) -> str:
+    with open_regular(RunFolder.open(run).weights) as file:
+        return sha256_of(file)
