@@ -32,7 +32,7 @@ FLOORS = {
     "suggestions": 0,
     "patching": 1,
     "ray_connection": 1,
-    "signals": 0,
+    "processes": 1,
     "weights": 0,
     "ops": 2,
     "layers": 3,

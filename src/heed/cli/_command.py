@@ -14,7 +14,7 @@ from heed.cli._arguments import Parser
 from heed.cli._completion import SHELLS, completion_script
 from heed.cli._streams import drop_output, prepare_streams, print_note
 from heed.errors import UsageError, UserError
-from heed.signals import EndedBySignal, clean_up_on_signals
+from heed.processes.signals import EndedBySignal, clean_up_on_signals
 
 
 def run_command(arguments: Sequence[str] | None) -> int:

@@ -16,7 +16,7 @@ from heed.cli._arguments import Parser, add_options, check_positive, select_opti
 from heed.cli._decoding import open_translator
 from heed.cli._streams import print_line, print_note
 from heed.errors import TaskError, UsageError
-from heed.seq2seq.child_process import Channel, count_threads
+from heed.processes.child import Channel, count_threads
 from heed.seq2seq.options.serving import ServingOptions
 from heed.seq2seq.options.user_config import names_of, settings_of
 from heed.seq2seq.options.user_values import user_path

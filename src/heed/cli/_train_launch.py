@@ -13,13 +13,13 @@ from typing import Any
 from heed import __version__, seq2seq
 from heed.cli._arguments import check_positive
 from heed.cli._streams import print_note
-from heed.distributed.cluster import VARIABLE, Cluster, local_addresses, read_cluster
-from heed.distributed.meeting import meet
-from heed.distributed.processes import Outcome, Worker
-from heed.distributed.supervisor import RESTARTS, supervise
 from heed.errors import TaskError, UsageError
+from heed.processes.child import count_threads
+from heed.processes.cluster import VARIABLE, Cluster, local_addresses, read_cluster
+from heed.processes.meeting import meet
+from heed.processes.supervise import Outcome, Worker
+from heed.processes.supervisor import RESTARTS, supervise
 from heed.ray_connection import check_installed
-from heed.seq2seq.child_process import count_threads
 
 _WAYS = ("local", "ray")
 
@@ -143,7 +143,7 @@ def _extend(run: seq2seq.RunFolder) -> None:
 
 def _train_with_ray(launch: Launch, run: seq2seq.RunFolder, prepare: Callable[[], None]) -> None:
     from heed.cli._train_worker import print_result, train_in_ray
-    from heed.distributed.ray_training import connect, train_with_ray
+    from heed.seq2seq.ray.training import connect, train_with_ray
 
     with connect(launch.workers):
         prepare()

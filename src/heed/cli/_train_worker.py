@@ -17,9 +17,9 @@ from typing import Any
 
 from heed.cli._command import explain_error
 from heed.cli._streams import drop_output, prepare_streams, print_line, print_note
-from heed.distributed.cluster import Cluster, read_cluster
-from heed.distributed.processes import report, start_heartbeat
-from heed.distributed.supervisor import LOST
+from heed.processes.cluster import Cluster, read_cluster
+from heed.processes.supervise import report, start_heartbeat
+from heed.processes.supervisor import LOST
 
 _CONNECT = 120.0  # seconds for all workers to start TensorFlow
 
@@ -58,7 +58,7 @@ def train(path: Path, cluster: Cluster) -> Any:
     from heed.seq2seq.tensorflow_start import start_tensorflow
 
     start_tensorflow()
-    from heed.distributed.strategy import make_strategy
+    from heed.seq2seq.training.strategy import make_strategy
 
     with _limit_connecting():
         strategy = make_strategy(cluster)

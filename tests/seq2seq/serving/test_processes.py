@@ -242,7 +242,7 @@ def test_no_signal_leaves_files_behind(number, tmp_path):
     """Not even one that kills the first process: the others end then, and remove them."""
     code = """
 import sys
-from heed.signals import clean_up_on_signals
+from heed.processes.signals import clean_up_on_signals
 from heed.seq2seq.serving import processes, sockets
 from tests.seq2seq.serving.test_processes import wait_for_the_end
 with clean_up_on_signals(), sockets.bind("127.0.0.1", 0) as listener:

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from heed.errors import TaskError
-from heed.seq2seq.child_process import Channel, Child, ChildEndedError
+from heed.processes.child import Channel, Child, ChildEndedError
+from heed.processes.signals import receive_signals
 from heed.seq2seq.serving._metrics_folder import (
     forget_process,
     make_metrics_folder,
     share_metrics,
 )
 from heed.seq2seq.serving.sockets import get_url
-from heed.signals import receive_signals
 
 _MOST_ENDS = 10  # of each process in a row that stop the server while none answers
 _FIRST_PAUSE, _LONGEST_PAUSE = (

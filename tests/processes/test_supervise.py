@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from heed.distributed import processes
-from heed.distributed.processes import Exit, Worker, run_processes
+from heed.processes import supervise
+from heed.processes.supervise import Exit, Worker, run_processes
 
 SLEEP = "import time; time.sleep(60)"
-BEAT = "from heed.distributed.processes import start_heartbeat as b; b(); "
+BEAT = "from heed.processes.supervise import start_heartbeat as b; b(); "
 
 
 def worker(number, code, **options):
@@ -54,7 +54,7 @@ def test_the_first_failure_stops_all_and_is_the_one_reported(tmp_path):
 def test_a_report_needs_no_log():
     code = (
         BEAT
-        + "from heed.distributed.processes import report as r; r('full. disk'); print('x'); 1 / 0"
+        + "from heed.processes.supervise import report as r; r('full. disk'); print('x'); 1 / 0"
     )
     outcome = run_processes([worker(0, code)])
     assert outcome.failure.describe() == "worker 0: full. disk"
@@ -76,7 +76,7 @@ def test_a_follower_is_not_the_cause():
 
 
 def test_a_worker_that_others_lost_because_it_hung_is_the_cause(tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "_LATE", 2.0)
+    monkeypatch.setattr(supervise, "_LATE", 2.0)
     file = tmp_path / "stopped"
     stopped = f"{BEAT}import os; open({str(file)!r}, 'w'); os.kill(os.getpid(), 19)"
     late = (
@@ -132,7 +132,7 @@ def test_a_log_that_cannot_be_written_leaves_no_worker(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
 def test_no_worker_outlives_a_supervisor_that_is_killed(tmp_path):
     code = (
-        "import sys; from heed.distributed.processes import *; "
+        "import sys; from heed.processes.supervise import *; "
         "w = [sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True); time.sleep(60)'];"
         "run_processes([Worker('w', w, show=True)])"
     )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from heed import cli
-from heed.distributed.cluster import Cluster, local_addresses
+from heed.processes.cluster import Cluster, local_addresses
 from heed.seq2seq import RunFolder
 from tests.cli.command import contents, process
 from tests.seq2seq.conftest import eager  # noqa: F401

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from heed import ray_connection
-from heed.distributed.cluster import Cluster, read_cluster
 from heed.errors import ClusterError
+from heed.processes.cluster import Cluster, read_cluster
 
 _RESULT = "result.json"
 

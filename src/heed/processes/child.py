@@ -34,7 +34,7 @@ _MOST_READ = 1 << 20  # bytes at once
 _BOOTSTRAP = f"""
 import json, os, sys
 sys.path[:] = json.loads(os.environ.pop({_PATH!r}))
-from heed.seq2seq.child_process import run_child
+from heed.processes.child import run_child
 run_child()
 """
 

@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from heed.signals import receive_signals
+from heed.processes.signals import receive_signals
 
 _HEARTBEAT = "HEED_HEARTBEAT"  # the file descriptor of a pipe to the supervisor
 _BEAT = 1.0  # seconds between two beats

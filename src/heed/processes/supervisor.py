@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from heed.distributed.processes import Outcome, Worker, run_processes
 from heed.errors import ClusterError
+from heed.processes.supervise import Outcome, Worker, run_processes
 
 LOST = 75  # exit status of a worker that lost another one (EX_TEMPFAIL)
 RESTARTS = 3

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from heed.distributed.processes import Worker
-from heed.distributed.supervisor import LOST, supervise
 from heed.errors import ClusterError
+from heed.processes.supervise import Worker
+from heed.processes.supervisor import LOST, supervise
 
 
 def job(tmp_path, *ends):
