@@ -16,6 +16,7 @@ from heed import cli
 from heed.processes.cluster import Cluster, local_addresses
 from heed.seq2seq import RunFolder
 from tests.cli.command import contents, process
+from tests.processes.test_child import is_alive
 from tests.seq2seq.conftest import eager  # noqa: F401
 
 MODEL = "--width 16 --num-heads 2 --encoder-layers 1 --decoder-layers 1 --feed-forward-width 16"
@@ -218,8 +219,12 @@ def test_no_worker_outlives_a_job_that_is_killed(tmp_path):
     await_step(path, 3, job)
     workers = workers_of(job)
     job.kill()
-    job.communicate(timeout=20)  # the workers hold its output, too
+    job.communicate()
     assert len(workers) == 2
+    end = time.monotonic() + 20
+    while any(map(is_alive, workers)):
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 # As one of several workers that others start: TF_CONFIG ------------------------------------------
