@@ -14,6 +14,7 @@ from heed.files import open_regular, sha256_of
 from heed.seq2seq.corpus.inputs import Shard
 from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.runs.run_folder import RunFolder
+from heed.seq2seq.translating.opening import open_translator
 
 if TYPE_CHECKING:
     from heed.seq2seq.translating.translator import Translation
@@ -145,14 +146,8 @@ class ShardTranslator:
     def __init__(
         self, job: Job, threads: int | None = None, warn: Callable[[str], object] = print
     ) -> None:
-        from heed.seq2seq.tensorflow_start import start_tensorflow
-
-        start_tensorflow(threads)
-        from heed.seq2seq.translating.translator import Translator
-
         self._job = job
-        run, *others = (RunFolder.open(path) for path in (job.run, *job.ensemble))
-        self._translator = Translator(run, warn, job.options, others)
+        self._translator = open_translator(job.run, warn, job.options, job.ensemble, threads)
 
     def __call__(self, shard: Shard) -> ShardResult:
         """Translate a shard; the result does not depend on other shards."""

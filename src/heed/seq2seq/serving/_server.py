@@ -20,9 +20,9 @@ from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.options.serving import ServingOptions
 from heed.seq2seq.serving._connection import KEEP_ALIVE, Connection, Places
 from heed.seq2seq.serving._page import choose_all_examples
+from heed.seq2seq.serving._sockets import BACKLOG, get_url, is_loopback
 from heed.seq2seq.serving.app import Service, make_app
 from heed.seq2seq.serving.hosts import Hosts
-from heed.seq2seq.serving.sockets import BACKLOG, get_url, is_loopback
 from heed.seq2seq.translating.translator import Translator
 
 _MOST_CONNECTIONS = 1_000
