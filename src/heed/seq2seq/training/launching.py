@@ -1,4 +1,7 @@
-"""Trains a run on several workers: processes of this machine, or one of several that others have started."""
+"""Trains a run on several workers: processes of this machine, or one of several that others have started.
+
+A worker imports this module before `start_tensorflow`, so nothing here loads TensorFlow at import.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,6 @@ from heed.processes.cluster import Cluster, local_addresses
 from heed.processes.meeting import meet
 from heed.processes.supervise import LOST, Outcome, Worker, supervise
 from heed.seq2seq.runs.run_folder import RunFolder
-from heed.seq2seq.runs.start import extend_run
 
 if TYPE_CHECKING:
     from heed.seq2seq.training.trained import Trained
@@ -48,6 +50,8 @@ def prepare_run(run: RunFolder, extend: bool) -> None:
         return
     there = RunFolder.open(run.path)
     if run.options.steps != there.options.steps:
+        from heed.seq2seq.runs.start import extend_run  # loads TensorFlow
+
         extend_run(there, run.options.steps)
 
 
