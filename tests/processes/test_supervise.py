@@ -41,7 +41,7 @@ def test_the_first_failure_stops_all_and_is_the_one_reported(tmp_path):
     assert outcome.failure == Exit("worker 1", 3, "ended with exit status 3", "no space")
     assert log.read_text() == "of another day\nbye\nheed: no space\n"
     assert outcome.failure.describe() == "worker 1: no space"
-    assert outcome.exits[0].code == -signal.SIGTERM
+    assert outcome.exits[0].code == -signal.SIGKILL
     assert outcome.exits[0].stopped
 
 
@@ -50,18 +50,10 @@ def test_without_a_reason_the_last_line_of_the_log_is_it():
     assert outcome.failure.describe() == "worker 0: ZeroDivisionError: division by zero"
 
 
-def test_a_worker_that_ignores_sigterm_is_killed():
-    stubborn = "import signal; signal.signal(15, signal.SIG_IGN); " + SLEEP
-    late = "import time, sys; time.sleep(0.5); sys.exit(1)"
-    outcome = run_group([worker(0, stubborn), worker(1, late)], grace=0.3)
-    assert outcome.exits[0].code == -signal.SIGKILL
-    assert outcome.failure.name == "worker 1"
-
-
 def test_a_follower_is_not_the_cause():
     follower = "import sys; sys.exit(75)"
     cause = "import os, time; time.sleep(0.3); os.kill(os.getpid(), 9)"
-    outcome = run_group([worker(0, follower), worker(1, cause)], follower_status=75)
+    outcome = run_group([worker(0, follower), worker(1, cause)])
     assert outcome.failure.describe() == "worker 1 was killed by SIGKILL"
 
 
@@ -75,7 +67,7 @@ def test_a_worker_that_others_lost_because_it_hung_is_the_cause(tmp_path, monkey
         "time.sleep(3); sys.exit(75)"
     )
     workers = [worker(0, late), worker(1, stopped)]
-    outcome = run_group(workers, silence=60, grace=0, follower_status=75)
+    outcome = run_group(workers, silence=60)
     assert "worker 1 gave no sign of life for" in outcome.failure.describe()
 
 

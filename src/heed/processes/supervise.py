@@ -130,8 +130,7 @@ def supervise(
     """
     number = 0
     while True:
-        # SIGKILL at once: the others wait for the one that failed and can do nothing more.
-        outcome = run_group(make_workers(), silence=silence, grace=0, follower_status=LOST)
+        outcome = run_group(make_workers(), silence)
         failure = outcome.failure
         if failure is None:
             return outcome
@@ -146,26 +145,18 @@ def supervise(
         )
 
 
-def run_group(
-    workers: Sequence[Worker],
-    *,
-    silence: float = SILENCE,
-    grace: float = 5.0,
-    follower_status: int | None = None,
-) -> Outcome:
-    """Start the workers, wait for all of them, and stop them all when one fails.
+def run_group(workers: Sequence[Worker], silence: float = SILENCE) -> Outcome:
+    """Start the workers, wait for all of them, and kill them all when one fails.
 
-    A failure is an exit status other than 0, a signal, or a worker that gives no sign of life. The others get SIGTERM
-    then, and SIGKILL after `grace` seconds.
+    A failure is an exit status other than 0, a signal, or a worker that gives no sign of life. The others wait for it
+    and can do nothing more. A worker that ends with the status `LOST` is not the cause.
 
     SIGINT, SIGTERM and SIGHUP are passed on to every worker, if this runs in the main thread. The workers may take as
-    long as they need to end; `grace` seconds after a second signal they are killed.
+    long as they need to end; a second signal kills them.
 
     Args:
         workers: the processes.
         silence: seconds without a sign of life after which a worker counts as hung.
-        grace: seconds between SIGTERM and SIGKILL; 0 sends SIGKILL at once.
-        follower_status: the exit status of a worker that ends because another one failed: it is not the cause.
 
     Returns:
         How they ended.
@@ -175,7 +166,7 @@ def run_group(
     """
     if os.name != "posix":
         raise OSError(0, "several processes need Linux or macOS")
-    group = _Group(grace, follower_status)
+    group = _Group()
     with contextlib.closing(group), receive_signals(group.receive):
         for worker in workers:
             group.start(worker, silence)
@@ -256,24 +247,24 @@ class _Process:
 class _Group:
     """All workers of one call."""
 
-    def __init__(self, grace: float, follower_status: int | None) -> None:
-        self._grace, self._follower_status = grace, follower_status
+    def __init__(self) -> None:
         self._processes: list[_Process] = []
         self._signals: list[int] = []  # received
-        self._kill_at: float | None = None
 
     def start(self, worker: Worker, silence: float) -> None:
         process = _Process(worker, silence)
         self._processes.append(process)
-        for number in self._signals:  # received meanwhile
-            process.child.signal(number)
+        if self._signals:  # received meanwhile
+            process.child.signal(self._number())
 
     def receive(self, number: int) -> None:
         """Pass a signal on to every worker."""
         self._signals.append(number)
-        self._signal_all(number)
-        if len(self._signals) > 1:
-            self._kill_at = time.monotonic() + self._grace
+        self._signal_all(self._number())
+
+    def _number(self) -> int:
+        """Return the signal to pass on: the first that came, then SIGKILL."""
+        return self._signals[0] if len(self._signals) == 1 else signal.SIGKILL
 
     def wait(self) -> Outcome:
         failed = False
@@ -283,9 +274,6 @@ class _Group:
                 failed = True
                 if not self._signals:
                     self._stop_others()
-            if self._kill_at is not None and time.monotonic() >= self._kill_at:
-                self._signal_all(signal.SIGKILL)
-                self._kill_at = None
         exits = tuple(end for end in ends if end)
         number = self._signals[0] if self._signals else 0
         return Outcome(exits, None if number else self._cause(exits), number)
@@ -299,15 +287,13 @@ class _Group:
         while time.monotonic() < until and not all(self._poll()):
             time.sleep(_POLL)
         ends = [process.end for process in self._processes if process.end]
-        consequence = all(end.code in (0, self._follower_status) for end in ends)
+        consequence = all(end.code in (0, LOST) for end in ends)
         for process in self._processes:
             age = time.monotonic() - process.child.last_beat
             if consequence and process.end is None and age > _LATE:
                 process.child.give_up()  # the others noticed first
             process.stopped = process.end is None and not process.child.silent
-        if self._grace > 0:
-            self._signal_all(signal.SIGTERM)
-        self._kill_at = time.monotonic() + self._grace
+        self._signal_all(signal.SIGKILL)
 
     def _signal_all(self, number: int) -> None:
         for process in self._processes:
@@ -316,7 +302,7 @@ class _Group:
     def _cause(self, exits: Sequence[Exit]) -> Exit | None:
         """Return the failure to report: one that another worker caused comes last."""
         failures = [end for end in exits if end.code and not end.stopped]
-        failures.sort(key=lambda end: (end.code == self._follower_status, not end.silent, end.code))
+        failures.sort(key=lambda end: (end.code == LOST, not end.silent, end.code))
         return failures[0] if failures else None
 
     def close(self) -> None:
