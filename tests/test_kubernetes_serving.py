@@ -70,7 +70,7 @@ def test_a_budget_leaves_pods_that_may_go(manifests):
 
 
 def test_a_pod_has_time_to_answer_its_last_requests(pod, container):
-    from heed.seq2seq.serving.processes import _KILL_AFTER
+    from heed.seq2seq.serving._processes import _KILL_AFTER
 
     drain = serving_options(container).drain
     command, seconds = container["lifecycle"]["preStop"]["exec"]["command"]

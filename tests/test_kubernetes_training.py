@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from heed.distributed.cluster import read_cluster
+from heed.processes.cluster import read_cluster
 from tests.kubernetes import VERSIONS, check_schema
 
 PATH = Path(__file__).parents[1] / "examples" / "kubernetes" / "train.yaml"

@@ -213,9 +213,9 @@ def describes_options(cls: _Class) -> _Class:
 
 
 def takes_options(config: type[Config], names: Iterable[str]) -> Callable[[_Function], _Function]:
-    """Decorate a function with `**options`: it shows options of a config one by one, and takes no others.
+    """Decorate a function with `**options` that are fields of a config, see `takes_parameters`.
 
-    `{options}` in its docstring becomes a line for each. The function gets those that were given.
+    `{options}` in its docstring becomes a line for each.
 
     Args:
         config: the config that has the options; the function checks their values by it.
@@ -223,31 +223,53 @@ def takes_options(config: type[Config], names: Iterable[str]) -> Callable[[_Func
     """
     hints = typing.get_type_hints(config)
     fields = [config.__dataclass_fields__[name] for name in names]
+    parameters = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is REQUIRED else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields
+    ]
+    return takes_parameters(parameters, lambda doc: _describe(doc, fields))
+
+
+def takes_parameters(
+    parameters: Iterable[inspect.Parameter], describe: Callable[[str], str]
+) -> Callable[[_Function], _Function]:
+    """Decorate a function with `**options`: it shows keyword arguments one by one, and takes no others.
+
+    The function gets those that were given.
+
+    Args:
+        parameters: the keyword arguments.
+        describe: makes its docstring of the one that it has.
+    """
+    parameters = list(parameters)
+    needed = [one.name for one in parameters if one.default is inspect.Parameter.empty]
 
     def decorate(function: _Function) -> _Function:
-        own = inspect.signature(function)
-        *parameters, _ = own.parameters.values()
-        parameters += [
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if field.default is REQUIRED else field.default,
-                annotation=hints[field.name],
-            )
-            for field in fields
-        ]
-        signature = own.replace(parameters=parameters)
+        signature = inspect.signature(function)
+        *own, _ = signature.parameters.values()
+        known = {one.name for one in (*own, *parameters)}
 
         @functools.wraps(function)
         def checked(*args: Any, **given: Any) -> Any:
-            try:
-                signature.bind(*args, **given)
-            except TypeError as error:
-                raise TypeError(f"{function.__name__}() {error}") from None
+            if unknown := given.keys() - known:
+                problem = f"got an unexpected keyword argument {min(unknown)!r}"
+                raise TypeError(f"{function.__name__}() {problem}")
+            if missing := [name for name in needed if name not in given]:
+                raise TypeError(
+                    f"{function.__name__}() missing a required argument: {missing[0]!r}"
+                )
             return function(*args, **given)
 
-        checked.__signature__ = signature  # type: ignore[attr-defined]
-        checked.__doc__ = _describe(function.__doc__ or "", fields)
+        result: Any = checked
+        result.__signature__ = signature.replace(parameters=[*own, *parameters])
+        result.__annotations__ = {x.name: x.annotation for x in (*own, *parameters)}
+        result.__annotations__["return"] = signature.return_annotation
+        result.__doc__ = describe(function.__doc__ or "")
         return typing.cast(_Function, checked)
 
     return decorate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 
 
@@ -63,3 +64,23 @@ def convert_value_errors() -> Iterator[None]:
         raise
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def explain_error(error: Exception) -> str | None:
+    """Return the line for an error that the user can fix; None for a bug."""
+    if isinstance(error, UserError):
+        return str(error)
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None and isinstance(error, tensorflow.errors.ResourceExhaustedError):
+        return "not enough memory"
+    if isinstance(error, MemoryError):
+        return str(error) or "not enough memory"
+    if isinstance(error, OSError):
+        where = f" {error.filename}" if error.filename else ""
+        return f"cannot read or write{where}: {error.strerror or error}"
+    package = (getattr(error, "name", None) or "").partition(".")[0]
+    if isinstance(error, ImportError) and package in ("keras", "tensorflow"):
+        from heed.install import how_to_install
+
+        return f"this needs {error.name}: {how_to_install('demo')}"
+    return None

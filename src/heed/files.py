@@ -1,9 +1,10 @@
-"""Regular files, new folders as a whole or not at all, and the names of what is not whole yet."""
+"""Regular files, their checksums, new folders as a whole or not at all, and the names of what is not whole yet."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import secrets
 import shutil
@@ -35,6 +36,14 @@ def open_regular(path: str | os.PathLike[str], mode: str = "rb", **options: Any)
         file.close()
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return file
+
+
+def sha256_of(file: IO[bytes]) -> str:
+    """Return the SHA-256 of what is left to read of an open file, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def temporary_prefix(name: str) -> str:

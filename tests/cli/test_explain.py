@@ -59,7 +59,7 @@ def test_the_name_of_a_picture_says_what_it_is(heed, run_path, tmp_path, monkeyp
     # matplotlib notes each text beside its outlines.
     assert [x for x in ("Attention to 7", f"while writing {translation}") if x not in drawn] == []
     monkeypatch.setattr(
-        "heed.cli._explain.open_translator", lambda _: 1 / 0
+        "heed.cli._explain.open_translator", lambda *_: 1 / 0
     )  # said before the model loads
     result = heed("explain", run_path, "7", "--png", tmp_path / "q.jpg")
     fails(result, 2, "must be a .png, .svg or .pdf file")

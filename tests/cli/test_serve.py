@@ -13,7 +13,7 @@ import urllib.request
 import pytest
 
 from heed.cli import _serve
-from heed.seq2seq.serving import sockets
+from heed.seq2seq.serving import _sockets
 from tests.cli.command import fails, process
 from tests.seq2seq.serving.conftest import wait_until
 from tests.seq2seq.serving.load import Load
@@ -49,7 +49,7 @@ def test_a_folder_whose_name_is_not_utf_8(tmp_path):
 
 def test_problems_reported_before_tensorflow_loads(finished_run):
     """A port in use, and that the extra is missing."""
-    with sockets.bind("127.0.0.1", 0) as taken:
+    with _sockets.bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         code = f"""
 import sys
@@ -113,7 +113,7 @@ main([*words[:2], "--port", sys.stdin.readline(), "--timeout", "60"])
             with contextlib.suppress(ConnectionResetError):
                 assert client.recv(1000) == b"", "no half of an answer"
         out, err = process.communicate(timeout=60)
-        sockets.bind("127.0.0.1", port).close()  # it is free at once
+        _sockets.bind("127.0.0.1", port).close()  # it is free at once
     finally:
         process.kill()
     assert out == ""
@@ -186,7 +186,7 @@ def test_processes_end_with_the_first_one(finished_run, number):
             assert server.wait(60) == (130 if number == signal.SIGINT else -signal.SIGKILL)
             for pid in children:
                 wait_until(lambda pid=pid: not children_alive(pid))
-            sockets.bind("127.0.0.1", port).close()
+            _sockets.bind("127.0.0.1", port).close()
         finally:
             server.kill()
 

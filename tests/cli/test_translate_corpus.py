@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from heed.seq2seq import RunFolder
 from heed.seq2seq.corpus.job import ShardTranslator
 from tests.cli.command import fails, process
 from tests.seq2seq.corpus.fakes import contents
@@ -63,6 +64,9 @@ def test_a_stopped_translation_continues(heed, run_path, corpus, monkeypatch):
     fails(other, 1, "out holds another translation: `beam_size` was 2, now it is 3")
     quiet = heed("translate", run_path, *WORDS, *options, "--quiet")
     assert quiet == (1, "", f"{bad}\n")
+    (corpus / "weights").write_bytes(b"of another training")
+    monkeypatch.setattr(RunFolder, "weights", corpus / "weights")
+    fails(heed("translate", run_path, *WORDS, *options), 1, "the weights of the run have changed")
 
 
 def test_samples_do_not_depend_on_the_order_of_shards(heed, run_path, corpus):

@@ -13,8 +13,8 @@ from heed import __version__
 from heed.cli._arguments import Parser
 from heed.cli._completion import SHELLS, completion_script
 from heed.cli._streams import drop_output, prepare_streams, print_note
-from heed.errors import UsageError, UserError
-from heed.signals import EndedBySignal, clean_up_on_signals
+from heed.errors import UsageError, explain_error
+from heed.processes.signals import EndedBySignal, clean_up_on_signals
 
 
 def run_command(arguments: Sequence[str] | None) -> int:
@@ -69,26 +69,6 @@ def _is_utf8(text: str) -> bool:
 def _fail(text: str, code: int) -> int:
     print_note(" ".join(text.split()))
     return code
-
-
-def explain_error(error: Exception) -> str | None:
-    """Return the line for an error that the user can fix; None for a bug."""
-    if isinstance(error, UserError):
-        return str(error)
-    tensorflow = sys.modules.get("tensorflow")
-    if tensorflow is not None and isinstance(error, tensorflow.errors.ResourceExhaustedError):
-        return "not enough memory"
-    if isinstance(error, MemoryError):
-        return str(error) or "not enough memory"
-    if isinstance(error, OSError):
-        where = f" {error.filename}" if error.filename else ""
-        return f"cannot read or write{where}: {error.strerror or error}"
-    package = (getattr(error, "name", None) or "").partition(".")[0]
-    if isinstance(error, ImportError) and package in ("keras", "tensorflow"):
-        from heed.install import how_to_install
-
-        return f"this needs {error.name}: {how_to_install('demo')}"
-    return None
 
 
 _WELCOME = """\

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from heed import seq2seq
 from heed.cli._arguments import Parser
-from heed.cli._decoding import add_decoding_options, open_translator, read_decoding_options
+from heed.cli._decoding import add_decoding_options, read_decoding_options
 from heed.cli._streams import print_line, print_note, resolve_inputs
 from heed.errors import TaskError, UsageError
 from heed.install import how_to_install
 from heed.seq2seq.options.user_values import user_path
 from heed.seq2seq.text.scoring import AUTO, BLEU_TOKENIZERS, load_sacrebleu
+from heed.seq2seq.translating.opening import open_translator
 
 
 def add_evaluate(parser: Parser) -> None:
@@ -61,7 +62,9 @@ def _evaluate(parsed: argparse.Namespace) -> None:
     if parsed.compare is not None:
         seq2seq.RunFolder.open(parsed.compare)  # before the evaluation takes its time
     report = _check_report_path(parsed)
-    translator = open_translator(parsed.run, options, parsed.ensemble, parsed.device_threads)
+    translator = open_translator(
+        parsed.run, print_note, options, parsed.ensemble, parsed.device_threads
+    )
     judged = (corpus, parsed.language, parsed.bleu_tokenizer)
     evaluation = seq2seq.evaluate(translator, *judged)
     for line in evaluation.report():
@@ -73,7 +76,7 @@ def _evaluate(parsed: argparse.Namespace) -> None:
     print_line(f"all figures: {seq2seq.write_evaluation(translator, evaluation)}")
     compared = None
     if parsed.compare is not None:
-        other = seq2seq.evaluate(open_translator(parsed.compare, options), *judged)
+        other = seq2seq.evaluate(open_translator(parsed.compare, print_note, options), *judged)
         compared = seq2seq.Compared(str(parsed.compare), other, seq2seq.compare(evaluation, other))
         print_line(f"{parsed.run} and {parsed.compare}:")
         for one in compared.comparisons:

@@ -6,10 +6,10 @@ import argparse
 
 from heed import seq2seq
 from heed.cli._arguments import Parser
-from heed.cli._decoding import open_translator
 from heed.cli._streams import print_line, print_note
 from heed.errors import TaskError, UsageError
 from heed.seq2seq.options.user_values import user_path
+from heed.seq2seq.translating.opening import open_translator
 
 
 def add_explain(parser: Parser) -> None:
@@ -38,7 +38,7 @@ def run_explain(parsed: argparse.Namespace) -> None:
             raise TaskError(f"{option} must be a file in an existing folder, not {path}")
     if parsed.png is not None:
         picture_format(parsed.png)
-    translator = open_translator(parsed.run)  # first: it silences TensorFlow
+    translator = open_translator(parsed.run, print_note)  # first: it silences TensorFlow
     attention = seq2seq.read_attention(translator, text, parsed.language)
     print_line(attention.translation)
     if attention.cut:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import os
-import signal
-import socket
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from heed import seq2seq
 from heed.cli._arguments import Parser, add_options, check_positive, select_options
-from heed.cli._decoding import open_translator
 from heed.cli._streams import print_line, print_note
 from heed.errors import TaskError, UsageError
-from heed.seq2seq.child_process import Channel, count_threads
 from heed.seq2seq.options.serving import ServingOptions
 from heed.seq2seq.options.user_config import names_of, settings_of
 from heed.seq2seq.options.user_values import user_path
@@ -65,97 +59,26 @@ def run_serve(parsed: argparse.Namespace) -> None:
         from heed.install import how_to_install
 
         raise TaskError(f"serving needs {error.name}: {how_to_install('serve')}") from None
-    # Checks that need no TensorFlow come before it loads, which takes seconds.
-    from heed.seq2seq.options.serving import ServingOptions
-    from heed.seq2seq.serving import sockets
-    from heed.seq2seq.serving.hosts import Hosts
+    from heed.seq2seq.serving.launching import Server
 
     count = 1 if parsed.processes is None else check_positive("--processes", parsed.processes)
     if blank := [text for text in parsed.example if not text.strip()]:
         raise UsageError(f"--example must not be blank. Received: {blank[0]!r}")
-    limits = ServingOptions(**select_options(parsed, names_of(_LIMITS)))
-    decoding = seq2seq.DecodingOptions(**select_options(parsed, names_of(_DECODING)))
-    served = _Served(
+    server = Server(
         _name_runs(parsed.runs, parsed.name or []),
-        limits,
-        decoding,
+        ServingOptions(**select_options(parsed, names_of(_LIMITS))),
+        seq2seq.DecodingOptions(**select_options(parsed, names_of(_DECODING))),
         parsed.host,
-        tuple(parsed.allowed_host),
-        None if count == 1 else count_threads(None, count),
-        tuple(parsed.example),
+        parsed.allowed_host,
+        parsed.example,
+        print_note,
     )
-    for path in served.runs.values():
-        seq2seq.RunFolder.open(path)
-    with sockets.bind(parsed.host, parsed.port) as listener:
-        Hosts.of(listener, parsed.host, parsed.allowed_host)
-        if not sockets.is_loopback(listener):
-            print_note(
-                f"{parsed.host}: other machines can reach this server, which has no authentication"
-            )
 
-        def print_address(url: str) -> None:
-            by = "" if count == 1 else f" by {count} processes"
-            print_line(f"serving {', '.join(served.runs)} at {url}{by} (Ctrl-C stops)")
+    def print_address(url: str) -> None:
+        by = "" if count == 1 else f" by {count} processes"
+        print_line(f"serving {', '.join(server.runs)} at {url}{by} (Ctrl-C stops)")
 
-        if count == 1:
-            served.serve(listener, print_address)
-            return
-        from heed.seq2seq.serving.processes import serve_in_processes
-
-        program = functools.partial(_serve_in_child, served)
-        serve_in_processes(listener, count, program, limits.drain, print_address, print_note)
-
-
-@dataclass(frozen=True)
-class _Served:
-    """What to serve, and how; `threads` are those of this process."""
-
-    runs: dict[str, Path]
-    limits: ServingOptions
-    decoding: seq2seq.DecodingOptions
-    host: str
-    allowed_hosts: tuple[str, ...]
-    threads: int | None
-    examples: tuple[str, ...]
-
-    def serve(
-        self,
-        listener: socket.socket,
-        on_start: Callable[[str], object],
-        note: Callable[[str], object] = print_note,
-        shared: bool = False,
-    ) -> None:
-        """Load the runs and answers requests until a signal."""
-        from heed.seq2seq.serving.hosts import Hosts
-
-        hosts = Hosts.of(listener, self.host, self.allowed_hosts)
-        translators = {
-            name: open_translator(path, None, None, self.threads, note)
-            for name, path in self.runs.items()
-        }
-        from heed.seq2seq.serving.server import serve
-
-        serve(
-            listener,
-            translators,
-            self.limits,
-            self.decoding,
-            hosts,
-            on_start,
-            shared,
-            self.examples,
-        )
-
-
-def _serve_in_child(served: _Served, number: int, descriptor: int, channel: Channel) -> None:
-    """Serve in a process; the first one prints notes about the runs."""
-    channel.on_end = lambda: os.kill(os.getpid(), signal.SIGTERM)  # answers its last requests
-    note = print_note if number == 0 else lambda _: None
-    try:
-        with socket.socket(fileno=descriptor) as listener:
-            served.serve(listener, lambda _: channel.send(None), note, shared=True)
-    except TaskError as error:
-        channel.send(error)
+    server.run(parsed.port, count, print_address)
 
 
 def _name_runs(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:

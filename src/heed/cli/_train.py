@@ -19,7 +19,6 @@ from heed.cli._streams import (
     print_line,
 )
 from heed.cli._train_launch import Launch, add_launch, read_launch, train_on_workers
-from heed.cli._train_worker import print_result
 from heed.errors import TaskError, UsageError
 from heed.seq2seq.options.settings import MODEL, TRAINING
 from heed.seq2seq.options.user_config import names_of
@@ -135,10 +134,13 @@ def run_train(parsed: argparse.Namespace) -> None:
                     f"`task` must be one of {', '.join(TASKS)}. Received: {kind!r}{like}"
                 )
             run = _make_run(parsed, TASKS[kind], config, launch)
-    if launch is not None:
-        train_on_workers(launch, run, extend=parsed.resume is not None)
+    if launch is None:
+        trained: seq2seq.Trained | None = seq2seq.train(run)
     else:
-        print_result(seq2seq.train(run))
+        trained = train_on_workers(launch, run, extend=parsed.resume is not None)
+    if trained is not None:
+        early = f", stopped early; best at {trained.best_step:,}" if trained.stopped_early else ""
+        print_line(f"trained {trained.steps:,} steps in {trained.seconds:.1f} s{early}")
     print_line(f"the run: {run.path}")
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from heed import seq2seq
 from heed.cli._arguments import Parser, add_options, check_positive
-from heed.cli._decoding import add_decoding_options, open_translator, read_decoding_options
+from heed.cli._decoding import add_decoding_options, read_decoding_options
 from heed.cli._streams import open_input, open_output, print_note, read_terminal, strip_mark
 from heed.cli._translate_corpus import add_corpus_options, is_corpus, translate_corpus
 from heed.errors import TaskError, UsageError
 from heed.seq2seq.corpus.job import LineFormat
 from heed.seq2seq.options.user_config import settings_of
 from heed.seq2seq.options.user_values import user_path
+from heed.seq2seq.translating.opening import open_translator
 
 
 def add_translate(parser: Parser) -> None:
@@ -84,7 +85,9 @@ def run_translate(parsed: argparse.Namespace) -> int | None:
             raise type(error)(f"{error}{hint}") from None
         if names_file and not parsed.quiet:
             print_note(f"this translates the text {text!r}: --input {text} reads the file")
-        translator = open_translator(parsed.run, options, parsed.ensemble, parsed.device_threads)
+        translator = open_translator(
+            parsed.run, print_note, options, parsed.ensemble, parsed.device_threads
+        )
         from heed.seq2seq.translating.translator import describe_cut  # TensorFlow is silent now
 
         with open_output(parsed.output) as write:
@@ -108,7 +111,9 @@ def run_translate(parsed: argparse.Namespace) -> int | None:
         terminal = parsed.input is None and sys.stdin.isatty()
         if terminal and not parsed.quiet:
             print_note("type texts to translate, one per line; Ctrl-D ends")
-        translator = open_translator(parsed.run, options, parsed.ensemble, parsed.device_threads)
+        translator = open_translator(
+            parsed.run, print_note, options, parsed.ensemble, parsed.device_threads
+        )
         if terminal:
             start = [] if parsed.prefix is None else task.encode_prefix(parsed.prefix)
             lines, size = read_terminal(lambda: translator.warm_up(start)), 1

@@ -106,11 +106,11 @@ def _check_arguments(parsed: argparse.Namespace) -> None:
 
 def _make_workers(parsed: argparse.Namespace, job: Job, count: int) -> Workers:
     if parsed.launch == "local":
-        from heed.seq2seq.child_process import count_threads
-        from heed.seq2seq.corpus.processes import translate_in_processes
+        from heed.processes.child import count_threads
+        from heed.processes.pool import run_in_pool
 
         make = functools.partial(ShardTranslator, job, count_threads(parsed.device_threads, count))
-        return functools.partial(translate_in_processes, make, count, print_note)
+        return functools.partial(run_in_pool, make, count, print_note)
     if parsed.launch == "ray":
         from heed.seq2seq.ray.corpus import translate_on_ray
 

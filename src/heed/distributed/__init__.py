@@ -1,15 +1,6 @@
-"""Training and translating on several processes and machines, on engines that exist.
+"""Attention over a sequence split across the workers of a `tf.distribute` strategy.
 
-- `processes`: starts worker processes on this machine, watches them, and stops all when one fails.
-- `supervisor`: runs a job on worker processes, and starts it again after a fault.
-- `cluster`: the workers and their addresses, as TF_CONFIG describes them.
-- `meeting`: the workers meet before a job, and compare versions and configs.
-- `strategy`: TensorFlow's strategy for a cluster.
-- `ray_training`: Ray Train as the launcher.
-- `ring_attention`, `split_sequence`, `join_sequence`, `sequence_positions`: attention over a sequence split across the
-  workers of a `tf.distribute` strategy.
-
-Nothing here imports TensorFlow or Ray before it is used.
+`ring_attention`, `split_sequence`, `join_sequence` and `sequence_positions` load on first use.
 """
 
 from __future__ import annotations

@@ -9,14 +9,14 @@ from heed.ops.attention import DEFAULT_OPTIONS, dot_product_attention
 from heed.ops.backends import as_written, current
 from heed.ops.dispatch import select_implementation, split_across_workers
 from heed.ops.mask import Mask, as_mask
-from heed.ops.options import AttentionOptions, RingOptions, takes_options
+from heed.ops.options import AttentionOptions, RingOptions, takes_options_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
 @as_written
-@takes_options(dot_product_attention, RingOptions)
+@takes_options_of(dot_product_attention, RingOptions)
 def ring_attention(
     query: Annotated[Any, "B t N H"],
     key: Annotated[Any, "B s K H"],

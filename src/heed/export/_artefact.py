@@ -6,7 +6,6 @@ run.py           runs it with NumPy and `runtime.py`, which imports the format's
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heed.export.errors import ExportError
+from heed.files import sha256_of
 
 if TYPE_CHECKING:
     from heed.export.programs import Program
@@ -45,7 +45,7 @@ def write_manifest(folder: Path, values: Mapping[str, Any]) -> None:
     files = {
         path.relative_to(folder).as_posix(): {
             "bytes": path.stat().st_size,
-            "sha256": checksum(path),
+            "sha256": _checksum(path),
         }
         for path in paths
     }
@@ -73,7 +73,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     for name, file in manifest["files"].items():
         path = folder / name
-        if not path.is_file() or checksum(path) != file["sha256"]:
+        if not path.is_file() or _checksum(path) != file["sha256"]:
             raise ExportError(f"{folder} is damaged: {name} is not as it was written")
     return manifest
 
@@ -92,10 +92,6 @@ def describe_programs(programs: Sequence[Program]) -> dict[str, Any]:
     }
 
 
-def checksum(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal digits."""
-    digest = hashlib.sha256()
+def _checksum(path: Path) -> str:
     with path.open("rb") as file:
-        while part := file.read(1 << 20):
-            digest.update(part)
-    return digest.hexdigest()
+        return sha256_of(file)

@@ -9,7 +9,7 @@ from heed.ops import arguments
 from heed.ops.attention import DEFAULT_OPTIONS, dot_product_attention
 from heed.ops.backends import as_written
 from heed.ops.dispatch import select_for_weights
-from heed.ops.options import StatisticsOptions, takes_options
+from heed.ops.options import StatisticsOptions, takes_options_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -36,7 +36,7 @@ class AttentionStatistics(NamedTuple):
 
 
 @as_written
-@takes_options(dot_product_attention, StatisticsOptions)
+@takes_options_of(dot_product_attention, StatisticsOptions)
 def attention_statistics(
     query: Annotated[Any, "B T N H"],
     key: Annotated[Any, "B S K H"],

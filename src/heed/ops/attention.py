@@ -13,7 +13,7 @@ from heed.ops.backends import as_written
 from heed.ops.dispatch import select_for_weights, select_implementation
 from heed.ops.mask import Mask
 from heed.ops.observe import show
-from heed.ops.options import AttentionOptions, defaults_of, takes_options
+from heed.ops.options import AttentionOptions, defaults_of, takes_options_of
 from heed.ops.sizes import shape_of, size, sizes
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ DEFAULT_OPTIONS = defaults_of(dot_product_attention)
 
 
 @as_written
-@takes_options(dot_product_attention, AttentionOptions)
+@takes_options_of(dot_product_attention, AttentionOptions)
 def attention_weights(
     query: Annotated[Any, "B T N H"],
     key: Annotated[Any, "B S K H"],

@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Annotated, Any, TypedDict, TypeVar, cast
+
+from heed.config import takes_parameters
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -59,8 +60,8 @@ def defaults_of(op: Callable[..., Any]) -> AttentionOptions:
     return cast(AttentionOptions, defaults)
 
 
-def takes_options(op: Callable[..., Any], options: Any) -> Callable[[_F], _F]:
-    """Decorate a function with `**options: Unpack[options]`: it shows them one by one, and takes no others.
+def takes_options_of(op: Callable[..., Any], options: Any) -> Callable[[_F], _F]:
+    """Decorate a function with `**options: Unpack[options]`, see `heed.config.takes_parameters`.
 
     `{options}` in the docstring becomes the names of those that it does not describe.
 
@@ -68,31 +69,14 @@ def takes_options(op: Callable[..., Any], options: Any) -> Callable[[_F], _F]:
         op: the function that has them as keyword arguments.
         options: the part that the function takes, one of the classes above.
     """
-    of_op = inspect.signature(op).parameters
-    names = [name for name in of_op if name in options.__annotations__]
+    parameters = [
+        one
+        for name, one in inspect.signature(op).parameters.items()
+        if name in options.__annotations__
+    ]
 
-    def decorate(function: _F) -> _F:
-        signature = inspect.signature(function)
-        *own, _ = signature.parameters.values()
-        before = [x for x in own if x.kind is not inspect.Parameter.KEYWORD_ONLY]
-        parameters = [*before, *(of_op[name] for name in names), *own[len(before) :]]
-        known = {x.name for x in parameters}
+    def describe(doc: str) -> str:
+        others = [one.name for one in parameters if f"    {one.name}:" not in doc]
+        return doc.replace("{options}", ", ".join(others))
 
-        @functools.wraps(function)
-        def checked(*args: Any, **given: Any) -> Any:
-            if unknown := given.keys() - known:
-                raise TypeError(
-                    f"{function.__name__}() got an unexpected keyword argument {min(unknown)!r}"
-                )
-            return function(*args, **given)
-
-        result: Any = checked
-        result.__signature__ = signature.replace(parameters=parameters)
-        result.__annotations__ = {x.name: x.annotation for x in parameters}
-        result.__annotations__["return"] = signature.return_annotation
-        doc = function.__doc__ or ""
-        others = ", ".join(name for name in names if f"    {name}:" not in doc)
-        result.__doc__ = doc.replace("{options}", others)
-        return cast(_F, checked)
-
-    return decorate
+    return takes_parameters(parameters, describe)

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from heed.seq2seq.tasks.task import Task
     from heed.seq2seq.tasks.text_task import TextTask
     from heed.seq2seq.text.corpus import Corpus
-    from heed.seq2seq.training.training import Trained, TrainingInterrupted, train
+    from heed.seq2seq.training.trained import Trained
+    from heed.seq2seq.training.training import TrainingInterrupted, train
     from heed.seq2seq.translating.alignment import Alignment
     from heed.seq2seq.translating.attention import TranslationAttention, read_attention
     from heed.seq2seq.translating.translator import Translation, Translator
@@ -99,7 +100,8 @@ _MODULES = {
     "heed.seq2seq.runs.start": ("extend_run", "start_run"),
     "heed.seq2seq.tasks.task": ("Task",),
     "heed.seq2seq.tasks.text_task": ("TextTask",),
-    "heed.seq2seq.training.training": ("Trained", "TrainingInterrupted", "train"),
+    "heed.seq2seq.training.trained": ("Trained",),
+    "heed.seq2seq.training.training": ("TrainingInterrupted", "train"),
     "heed.seq2seq.translating.translator": ("Translation", "Translator"),
 }
 # Names of these modules need Keras on TensorFlow.

@@ -12,7 +12,8 @@ from heed.seq2seq.runs.run_folder import RunFolder
 from heed.seq2seq.runs.start import start_run
 from heed.seq2seq.tasks import number_words
 from heed.seq2seq.tasks.numbers_task import NumbersTask
-from heed.seq2seq.training.training import Trained, train
+from heed.seq2seq.training.trained import Trained
+from heed.seq2seq.training.training import train
 from heed.seq2seq.translating.attention import read_attention
 from heed.seq2seq.translating.translator import Translator
 

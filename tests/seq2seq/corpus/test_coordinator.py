@@ -187,6 +187,14 @@ def test_another_translation_is_refused(run, inputs, tmp_path):
     refused(r"manifest\.json is damaged")
 
 
+def test_a_translation_by_a_heed_that_lacked_an_option_goes_on(run):
+    """With the option's default alone: its manifest names no `min_p`."""
+    run()
+    assert run(settings={**fakes.SETTINGS, "min_p": None})[0].ready == 9
+    with pytest.raises(TaskError, match=r"`min_p` was None, now it is 0\.1"):
+        run(settings={**fakes.SETTINGS, "min_p": 0.1})
+
+
 def test_a_file_that_was_removed_is_translated_again(run, tmp_path):
     run()
     (tmp_path / "out/c.txt").unlink()

@@ -112,7 +112,7 @@ def test_actors_translate_shards(cluster, tmp_path):
     text, notes = translate(2)
     assert text == path.read_text().upper()
     assert sorted(note[8:] for note in notes) == sorted(
-        ["s"] + [" died: starting another one, which repeats its shard"] * 2
+        ["s"] + [" died: starting another one, which repeats its work"] * 2
     )
     with pytest.raises(TaskError, match=r"line 19 .*died, 3 times"):
         translate(99)

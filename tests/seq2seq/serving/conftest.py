@@ -76,9 +76,9 @@ class Live:
     """A server on a free port of this machine, in a thread of its own."""
 
     def __init__(self, service):
-        from heed.seq2seq.serving import server, sockets
+        from heed.seq2seq.serving import _server, _sockets
 
-        class Quiet(server._Server):
+        class Quiet(_server._Server):
             def install_signal_handlers(self):
                 """Signals are for the main thread."""
 
@@ -87,9 +87,9 @@ class Live:
                     await asyncio.sleep(0.01)
 
         self.service = service
-        self.socket = sockets.bind("127.0.0.1", 0)
+        self.socket = _sockets.bind("127.0.0.1", 0)
         self.address = self.socket.getsockname()
-        self.url = sockets.get_url(self.socket)
+        self.url = _sockets.get_url(self.socket)
         started = threading.Event()
         self.server = Quiet(service, None, started.set)
         self.thread = threading.Thread(target=self.server.run, args=([self.socket],), daemon=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from heed.seq2seq import TaskError
-from heed.seq2seq.serving import _metrics_folder, processes, sockets
+from heed.seq2seq.serving import _metrics_folder, _processes, _sockets
 from tests.slow import slow
 
 
@@ -82,13 +82,13 @@ def serve(program, scenario, count=2):
         finally:
             os.kill(os.getpid(), signal.SIGINT)
 
-    listener = sockets.bind("127.0.0.1", 0)
+    listener = _sockets.bind("127.0.0.1", 0)
     thread = threading.Thread(target=run)
     serve.address = listener.getsockname()
     before = signal.getsignal(signal.SIGINT)
     try:
         with pytest.raises(KeyboardInterrupt):
-            processes.serve_in_processes(
+            _processes.serve_in_processes(
                 listener, count, program, 1.0, lambda url: thread.start(), notes.append
             )
     finally:
@@ -136,16 +136,16 @@ def test_a_process_that_is_killed_is_replaced():
     ],
 )
 def test_processes_that_do_not_last(program, message, monkeypatch):
-    monkeypatch.setattr(processes, "_MOST_ENDS", 3)
-    monkeypatch.setattr(processes, "_FIRST_PAUSE", 0.01)
-    with sockets.bind("127.0.0.1", 0) as listener, pytest.raises(TaskError, match=message):
-        processes.serve_in_processes(listener, 1, program, 1.0, lambda _: None, lambda _: None)
+    monkeypatch.setattr(_processes, "_MOST_ENDS", 3)
+    monkeypatch.setattr(_processes, "_FIRST_PAUSE", 0.01)
+    with _sockets.bind("127.0.0.1", 0) as listener, pytest.raises(TaskError, match=message):
+        _processes.serve_in_processes(listener, 1, program, 1.0, lambda _: None, lambda _: None)
 
 
 def test_those_that_answer_go_on_while_another_cannot_start(tmp_path, monkeypatch):
     """A run folder that is away, and one crash: the starts fail with pauses, and end when the folder is back."""
-    monkeypatch.setattr(processes, "_MOST_ENDS", 2)
-    monkeypatch.setattr(processes, "_FIRST_PAUSE", 0.4)
+    monkeypatch.setattr(_processes, "_MOST_ENDS", 2)
+    monkeypatch.setattr(_processes, "_FIRST_PAUSE", 0.4)
     run = tmp_path / "run"
     run.touch()
 
@@ -172,9 +172,9 @@ def test_those_that_answer_go_on_while_another_cannot_start(tmp_path, monkeypatc
 def test_pauses_between_starts_double_until_one_is_steady(monkeypatch, tmp_path):
     """On a clock of this test's own; nothing is started."""
     notes, now = [], [100.0]
-    monkeypatch.setattr(processes.time, "monotonic", lambda: now[0])
-    server = processes._Processes(None, None, None, notes.append)
-    server._slots = [processes._Slot(), processes._Slot(answers_since=0.0)]
+    monkeypatch.setattr(_processes.time, "monotonic", lambda: now[0])
+    server = _processes._Processes(None, None, None, notes.append)
+    server._slots = [_processes._Slot(), _processes._Slot(answers_since=0.0)]
     slot = server._slots[0]
     pauses = []
     for _ in range(12):
@@ -242,11 +242,11 @@ def test_no_signal_leaves_files_behind(number, tmp_path):
     """Not even one that kills the first process: the others end then, and remove them."""
     code = """
 import sys
-from heed.signals import clean_up_on_signals
-from heed.seq2seq.serving import processes, sockets
+from heed.processes.signals import clean_up_on_signals
+from heed.seq2seq.serving import _processes, _sockets
 from tests.seq2seq.serving.test_processes import wait_for_the_end
-with clean_up_on_signals(), sockets.bind("127.0.0.1", 0) as listener:
-    processes.serve_in_processes(listener, 2, wait_for_the_end, 1.0, lambda url: print(url, flush=True), print)
+with clean_up_on_signals(), _sockets.bind("127.0.0.1", 0) as listener:
+    _processes.serve_in_processes(listener, 2, wait_for_the_end, 1.0, lambda url: print(url, flush=True), print)
 """
     parent = subprocess.Popen(
         [sys.executable, "-c", code],

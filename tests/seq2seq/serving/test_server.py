@@ -14,8 +14,8 @@ import uvicorn
 
 from heed.seq2seq import TaskError
 from heed.seq2seq.options.serving import ServingOptions
-from heed.seq2seq.serving import _connection, sockets
-from heed.seq2seq.serving import server as server_module
+from heed.seq2seq.serving import _connection, _sockets
+from heed.seq2seq.serving import _server as server_module
 from heed.seq2seq.serving._connection import Connection
 from heed.seq2seq.serving.hosts import Hosts
 from tests.seq2seq.serving.conftest import wait_until
@@ -425,7 +425,7 @@ def test_open_files_suffice_for_all_connections():
 
 
 def test_whose_an_address_is():
-    of = sockets.get_network
+    of = _sockets.get_network
     assert of("10.0.0.1") == of("::ffff:10.0.0.1") != of("10.0.0.2")
     assert of("2001:db8::1") == of("2001:db8::2:0:0:1") != of("2001:db8:0:1::1")
     assert of("fe80::1%eth0")
@@ -486,11 +486,11 @@ def test_a_second_signal_ends_at_once(live, gate):
 
 
 def test_a_port_in_use():
-    with sockets.bind("127.0.0.1", 0) as first:
+    with _sockets.bind("127.0.0.1", 0) as first:
         port = first.getsockname()[1]
         with pytest.raises(TaskError, match=f"port {port}: Address already in use; --port"):
-            sockets.bind("127.0.0.1", port)
-    sockets.bind("127.0.0.1", port).close()
+            _sockets.bind("127.0.0.1", port)
+    _sockets.bind("127.0.0.1", port).close()
 
 
 @pytest.mark.parametrize(
@@ -506,20 +506,20 @@ def test_a_port_in_use():
 )
 def test_addresses_that_cannot_be_bound(host, port, message):
     with pytest.raises(TaskError, match=message):
-        sockets.bind(host, port)
+        _sockets.bind(host, port)
 
 
 def test_answers_are_not_held_back():
     """asyncio switches off Nagle's algorithm only if this holds; otherwise an answer takes 40 ms more."""
-    with sockets.bind("127.0.0.1", 0) as made:
+    with _sockets.bind("127.0.0.1", 0) as made:
         assert made.proto == socket.IPPROTO_TCP
 
 
 def test_who_can_reach_it():
     for host, loopback in (("127.0.0.1", True), ("localhost", True), ("0.0.0.0", False)):
-        with sockets.bind(host, 0) as made:
-            assert sockets.is_loopback(made) == loopback
-            assert sockets.get_url(made).startswith("http://127.0.0.1:")
+        with _sockets.bind(host, 0) as made:
+            assert _sockets.is_loopback(made) == loopback
+            assert _sockets.get_url(made).startswith("http://127.0.0.1:")
 
 
 HOSTS = [
@@ -534,7 +534,7 @@ HOSTS = [
 
 @pytest.mark.parametrize(("bound", "names", "known", "unknown"), HOSTS)
 def test_hosts(bound, names, known, unknown):
-    with sockets.bind(bound, 0) as made:
+    with _sockets.bind(bound, 0) as made:
         hosts = Hosts.of(made, bound, names)
     assert [name for name in ["localhost", "127.0.0.1:8000", *known] if name not in hosts] == []
     assert [name for name in unknown if name in hosts] == []

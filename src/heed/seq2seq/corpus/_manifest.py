@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,12 @@ from heed.errors import TaskError
 from heed.files import open_regular
 from heed.seq2seq.atomic_files import write_atomically
 from heed.seq2seq.corpus.inputs import InputFile
+from heed.seq2seq.corpus.job import LineFormat
+from heed.seq2seq.options.decoding import DecodingOptions
 
 _FORMAT = "heed corpus translation 1"
+_WEIGHTS = "run_weights"
+_DEFAULTS = asdict(DecodingOptions()) | asdict(LineFormat())
 
 
 def make_manifest(settings: Mapping[str, Any], inputs: Sequence[InputFile]) -> dict[str, Any]:
@@ -70,12 +75,14 @@ def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
 
 
 def _find_difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
-    before, now = found["settings"], wanted["settings"]
-    for name in now:
-        if before.get(name) != now[name]:
-            if name == "weights":
+    now = _DEFAULTS | wanted["settings"]
+    # An option that its heed did not have has its default; older ones recorded no checksums of weights.
+    before = _DEFAULTS | {_WEIGHTS: now.get(_WEIGHTS)} | found["settings"]
+    for name in now | before:
+        if before.get(name) != now.get(name):
+            if name == _WEIGHTS:
                 return "the weights of the run have changed, or are those of another run"
-            return f"`{name}` was {before.get(name)!r}, now it is {now[name]!r}"
+            return f"`{name}` was {before.get(name)!r}, now it is {now.get(name)!r}"
     files = {one["name"]: one for one in found["inputs"]}
     for one in wanted["inputs"]:
         if one["name"] not in files:

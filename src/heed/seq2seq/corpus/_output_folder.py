@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from heed.errors import TaskError
-from heed.files import open_regular, temporary_prefix
+from heed.files import open_regular, sha256_of, temporary_prefix
 from heed.seq2seq.atomic_files import lock, write_atomically
 from heed.seq2seq.corpus._manifest import (
     check_same,
@@ -140,7 +140,7 @@ class OutputFolder:
             self._note(f"{_describe_damage(path, error)}: {place.name} is translated again")
             return None
         with open_regular(place) as opened:
-            if _hash(opened) != checksum:
+            if sha256_of(opened) != checksum:
                 raise TaskError(f"{place} has been changed: delete it to translate it again")
         return problems
 
@@ -195,7 +195,7 @@ class OutputFolder:
         write_atomically(place, write)
         path = self._record_path(file)
         with place.open("rb") as opened:
-            record = _make_head(path, problems, _hash(opened))
+            record = _make_head(path, problems, sha256_of(opened))
         write_atomically(path, lambda out: out.write(record))
         for shard in shards:
             shard.unlink()
@@ -251,10 +251,3 @@ def _read_shard(path: Path, write: Callable[[bytes], object] = lambda _: None) -
 
 def _describe_damage(path: Path, error: Exception) -> str:
     return f"{path} is damaged: {getattr(error, 'strerror', None) or error}"
-
-
-def _hash(file: IO[bytes]) -> str:
-    digest = hashlib.sha256()
-    while block := file.read(_BLOCK):
-        digest.update(block)
-    return digest.hexdigest()

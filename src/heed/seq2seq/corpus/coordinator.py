@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from heed.processes.signals import EndedBySignal
 from heed.seq2seq.corpus._output_folder import OutputFolder
 from heed.seq2seq.corpus.inputs import InputFile, Shard
 from heed.seq2seq.corpus.job import ShardResult
-from heed.signals import EndedBySignal
 
 _PROGRESS = 30.0  # seconds between lines of progress
 

@@ -33,6 +33,10 @@ class Shard:
     first_line: int
     data: bytes = field(repr=False)
 
+    def __str__(self) -> str:
+        """Return its place, for messages."""
+        return f"{self.name}, from line {self.first_line:,} on"
+
     def lines(self) -> list[str]:
         """Return the lines without their ends, and without a byte order mark at the start of the file."""
         text = self.data.decode("utf-8", "surrogateescape")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from heed import __version__
 from heed.errors import TaskError
-from heed.files import open_regular
+from heed.files import open_regular, sha256_of
 from heed.seq2seq.corpus.inputs import Shard
 from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.runs.run_folder import RunFolder
+from heed.seq2seq.translating.opening import open_translator
 
 if TYPE_CHECKING:
     from heed.seq2seq.translating.translator import Translation
@@ -101,7 +101,7 @@ class Job:
         paths = (self.run, *self.ensemble)
         return {
             "heed": __version__,
-            "weights": [_hash_file(RunFolder.open(path).weights) for path in paths],
+            "run_weights": [_hash_weights(path) for path in paths],
             "language": self.language,
             "prefix": self.prefix,
             "batch_size": self.batch_size,
@@ -146,14 +146,8 @@ class ShardTranslator:
     def __init__(
         self, job: Job, threads: int | None = None, warn: Callable[[str], object] = print
     ) -> None:
-        from heed.seq2seq.tensorflow_start import start_tensorflow
-
-        start_tensorflow(threads)
-        from heed.seq2seq.translating.translator import Translator
-
         self._job = job
-        run, *others = (RunFolder.open(path) for path in (job.run, *job.ensemble))
-        self._translator = Translator(run, warn, job.options, others)
+        self._translator = open_translator(job.run, warn, job.options, job.ensemble, threads)
 
     def __call__(self, shard: Shard) -> ShardResult:
         """Translate a shard; the result does not depend on other shards."""
@@ -184,9 +178,6 @@ class ShardTranslator:
         return ShardResult(shard.file, shard.number, len(lines), data, tuple(problems), tuple(cut))
 
 
-def _hash_file(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open_regular(path) as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+def _hash_weights(run: Path) -> str:
+    with open_regular(RunFolder.open(run).weights) as file:
+        return sha256_of(file)

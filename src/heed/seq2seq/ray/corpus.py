@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from heed.errors import TaskError
+from heed.processes.answers import ATTEMPTS, make_portable, unwrap
 from heed.ray_connection import check_processors, connect, count_processors
-from heed.seq2seq.corpus.answers import ATTEMPTS, make_portable, unwrap
 from heed.seq2seq.corpus.inputs import Shard
 from heed.seq2seq.corpus.job import Job, ShardResult, ShardTranslator
 
@@ -127,14 +127,10 @@ class _Actors:
         actor.attempts += 1
         name = f"worker {actor.number} died"
         if actor.attempts == ATTEMPTS:
-            place = (
-                f"{actor.shard.name}, from line {actor.shard.first_line:,} on: "
-                if actor.shard
-                else ""
-            )
+            place = f"{actor.shard}: " if actor.shard else ""
             reason = " ".join(str(error).split())
             raise TaskError(f"{place}{name}, {ATTEMPTS} times in a row: {reason}")
-        self._note(f"{name}: starting another one, which repeats its shard")
+        self._note(f"{name}: starting another one, which repeats its work")
         self._start(actor)
 
     def _show(self, notes: list[str]) -> None:

@@ -2,7 +2,8 @@
 
 A request passes through
 
-- `sockets.py`: the address; `server.py`: start and stop; `processes.py`: several processes behind one socket.
+- `_sockets.py`: the address; `_server.py`: start and stop; `launching.py`: one process, or
+  several behind one socket (`_processes.py`).
 - `_connection.py`: a connection, with limits outside bodies; `hosts.py`: the host names that the server answers to.
 - `app.py`: the paths, and the status of each failure.
 - `_body.py`: reads a body without holding more than is allowed.

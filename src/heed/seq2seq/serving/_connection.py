@@ -9,7 +9,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from heed.seq2seq.options.serving import ServingOptions
-from heed.seq2seq.serving.sockets import get_network
+from heed.seq2seq.serving._sockets import get_network
 
 _MOST_HEAD = 1 << 16  # bytes of a request's head; browsers send one or two thousand
 _MOST_WAITING = (

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from heed.errors import UsageError
-from heed.seq2seq.serving.sockets import is_loopback
+from heed.seq2seq.serving._sockets import is_loopback
 
 # A name or an IPv4 address, or an IPv6 address in brackets; then perhaps a port.
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s\[\]:/?#@\\,\"'<>]+))(?::\d*)?", re.ASCII)

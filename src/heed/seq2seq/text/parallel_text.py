@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed.errors import TaskError
+from heed.files import sha256_of
 
 LEAST_PAIRS = 20
 _HELD_OUT_SHARE = 0.05
@@ -81,10 +81,7 @@ def hash_file(path: Path) -> str:
             found = os.fstat(file.fileno())
             key = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
             if key not in _HASHES:
-                digest = hashlib.sha256()
-                for block in iter(lambda: file.read(1 << 20), b""):
-                    digest.update(block)
-                _HASHES[key] = digest.hexdigest()
+                _HASHES[key] = sha256_of(file)
             return _HASHES[key]
     except OSError as error:
         raise TaskError(f"cannot read {path}: {error.strerror or error}") from None

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable
 
-from heed.signals import receive_signals
+from heed.processes.signals import receive_signals
 
 
 class StopRequest:

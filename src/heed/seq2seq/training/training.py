@@ -35,6 +35,7 @@ from heed.seq2seq.training._step import TrainingStep
 from heed.seq2seq.training._stop_request import StopRequest
 from heed.seq2seq.training._validation_score import ValidationScore
 from heed.seq2seq.training._workers import Workers
+from heed.seq2seq.training.trained import Trained
 
 _RECORD_EVERY = 10  # steps in one line of metrics
 _STOP_NOTICE = "stopping after this step: it is saved first; once more stops at once"
@@ -54,23 +55,6 @@ class TrainingInterrupted(KeyboardInterrupt):
     def __init__(self, message: str, number: int = signal.SIGINT) -> None:
         super().__init__(message)
         self.signal = number
-
-
-@dataclass(frozen=True)
-class Trained:
-    """The result of a training.
-
-    Args:
-        steps: steps taken in all.
-        seconds: their time, over all sittings, validation and checkpoints included.
-        stopped_early: whether validation stopped it.
-        best_step: the step of the best validation; its weights are kept if `patience` is set.
-    """
-
-    steps: int
-    seconds: float
-    stopped_early: bool
-    best_step: int
 
 
 @dataclass

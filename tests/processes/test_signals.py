@@ -10,7 +10,7 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="signals o
 
 PROGRAM = """
 import signal, sys, tempfile, time
-from heed.signals import clean_up_on_signals, receive_signals
+from heed.processes.signals import clean_up_on_signals, receive_signals
 received = []
 with clean_up_on_signals():
     with receive_signals(received.append):

@@ -6,7 +6,7 @@ import os
 
 import tensorflow as tf
 
-from heed.distributed.cluster import VARIABLE, Cluster
+from heed.processes.cluster import VARIABLE, Cluster
 
 
 def make_strategy(cluster: Cluster) -> tf.distribute.Strategy:

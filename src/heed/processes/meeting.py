@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from heed.distributed.cluster import LOOPBACK, Cluster, split_address
 from heed.errors import ClusterError
+from heed.processes.cluster import LOOPBACK, Cluster, split_address
 
 WAIT = 45.0  # seconds for all workers to come
 _LONGEST = 2**22  # bytes of a message

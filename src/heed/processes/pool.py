@@ -1,4 +1,4 @@
-"""Worker processes on this machine that translate shards."""
+"""Worker processes on this machine that take items one by one, each replaced when it dies."""
 
 from __future__ import annotations
 
@@ -6,43 +6,42 @@ import functools
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 from heed.errors import TaskError
-from heed.seq2seq.child_process import SILENCE, Channel, Child, ChildEndedError
-from heed.seq2seq.corpus.answers import ATTEMPTS, make_portable, unwrap
-from heed.seq2seq.corpus.inputs import Shard
-from heed.seq2seq.corpus.job import ShardResult
+from heed.processes.answers import ATTEMPTS, make_portable, unwrap
+from heed.processes.child import SILENCE, Channel, Child, ChildEndedError
 
-# Makes the function that translates shards, in the worker; its argument is called with lines for the user.
-MakeTranslator = Callable[[Callable[[str], object]], Callable[[Shard], ShardResult]]
+# Makes the function that turns an item into a result, in the worker; its argument is called with lines for the user.
+Make = Callable[[Callable[[str], object]], Callable[[Any], Any]]
 
 
-def translate_in_processes(
-    make: MakeTranslator,
+def run_in_pool(
+    make: Make,
     workers: int,
     note: Callable[[str], object],
     count: int,
-    shards: Iterator[Shard],
+    items: Iterator[Any],
     silence: float = SILENCE,
-) -> Generator[ShardResult, None, None]:
-    """Translate shards in worker processes; yield the results as they come.
+) -> Generator[Any, None, None]:
+    """Turn items into results in worker processes; yield the results as they come.
 
-    A worker takes the next shard when it has finished one. If a worker dies or hangs, another one takes its place and
-    translates its shard; a shard or a start that fails three times in a row ends the translation.
+    A worker takes the next item when it has finished one. If a worker dies or hangs, another one takes its place and
+    its item; an item or a start that fails three times in a row ends the work.
 
     Args:
-        make: makes the function that translates, in each worker; picklable.
-        workers: processes, 1 or more; not more than shards are started.
+        make: makes the function that works, in each worker; picklable.
+        workers: processes, 1 or more; not more than items are started.
         note: called with each different line of the workers once, and for each that dies.
-        count: the number of shards.
-        shards: the shards.
+        count: the number of items.
+        items: picklable; messages name an item by its text.
         silence: seconds without a sign of life after which a worker counts as hung, and is killed.
 
     Raises:
         TaskError: of a worker, or if it died three times in a row.
         OSError: if a process cannot be started.
     """
-    pool = _Pool(make, note, shards, silence)
+    pool = _Pool(make, note, items, silence)
     try:
         pool.start(min(workers, count))
         for _ in range(count):
@@ -52,21 +51,17 @@ def translate_in_processes(
 
 
 class _Pool:
-    """A thread for each worker process, which sends it shards and waits for the results."""
+    """A thread for each worker process, which sends it items and waits for the results."""
 
     def __init__(
-        self,
-        make: MakeTranslator,
-        note: Callable[[str], object],
-        shards: Iterator[Shard],
-        silence: float,
+        self, make: Make, note: Callable[[str], object], items: Iterator[Any], silence: float
     ) -> None:
         self._start_process = functools.partial(
             Child, functools.partial(_work, make), silence=silence
         )
-        self._note, self._shards = note, shards
+        self._note, self._items = note, items
         self._lock = threading.Lock()
-        self._results: queue.SimpleQueue[ShardResult | BaseException] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._children: dict[int, Child] = {}
         self._threads: list[threading.Thread] = []
         self._notes: set[str] = set()
@@ -78,11 +73,8 @@ class _Pool:
             self._threads.append(thread)
             thread.start()
 
-    def next_result(self) -> ShardResult:
-        result = self._results.get()
-        if isinstance(result, BaseException):
-            raise result
-        return result
+    def next_result(self) -> Any:
+        return unwrap(self._results.get())
 
     def stop(self) -> None:
         """End all workers at once: they have nothing to lose."""
@@ -98,20 +90,20 @@ class _Pool:
 
     def _run(self, number: int) -> None:
         try:
-            while (shard := self._take()) is not None:
-                self._results.put(self._translate(number, shard))
+            while (item := self._take()) is not None:
+                self._results.put(self._finish(number, item))
         except BaseException as error:
             self._results.put(error)
 
-    def _take(self) -> Shard | None:
+    def _take(self) -> Any:
         with self._lock:
-            return None if self._stopping else next(self._shards, None)
+            return None if self._stopping else next(self._items, None)
 
-    def _translate(self, number: int, shard: Shard) -> ShardResult:
+    def _finish(self, number: int, item: Any) -> Any:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 child = self._children.get(number) or self._start_child(number)
-                child.send(shard)
+                child.send(item)
                 return unwrap(child.receive())
             except ChildEndedError as end:
                 why = str(end)
@@ -120,11 +112,8 @@ class _Pool:
                     raise TaskError("stopped")
                 self._children.pop(number).close()
             if attempt < ATTEMPTS:
-                self._note(f"worker {number} {why}: starting another one, which repeats its shard")
-        raise TaskError(
-            f"{shard.name}, from line {shard.first_line:,} on: worker {number} {why}, {ATTEMPTS} times in "
-            "a row"
-        )
+                self._note(f"worker {number} {why}: starting another one, which repeats its work")
+        raise TaskError(f"{item}: worker {number} {why}, {ATTEMPTS} times in a row")
 
     def _start_child(self, number: int) -> Child:
         with self._lock:
@@ -140,13 +129,13 @@ class _Pool:
         return child
 
 
-def _work(make: MakeTranslator, channel: Channel) -> None:
-    """Do the work of a process: load, and translate what it receives."""
+def _work(make: Make, channel: Channel) -> None:
+    """Do the work of a process: load, and finish the items that it receives."""
     try:
         notes: list[str] = []
-        translate = make(notes.append)
+        finish = make(notes.append)
         channel.send(notes)
         while True:
-            channel.send(translate(channel.receive()))
+            channel.send(finish(channel.receive()))
     except Exception as error:
         channel.send(make_portable(error))

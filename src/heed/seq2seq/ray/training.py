@@ -6,34 +6,41 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from heed import ray_connection
-from heed.distributed.cluster import Cluster, read_cluster
 from heed.errors import ClusterError
+from heed.processes.cluster import Cluster, read_cluster
+from heed.seq2seq.runs.run_folder import RunFolder
+from heed.seq2seq.training.launching import check_batch, prepare_run, train_worker
+from heed.seq2seq.training.trained import Trained
 
 _RESULT = "result.json"
 
 
-def train_with_ray(
-    train: Callable[[Path, Cluster], dict[str, Any]], path: Path, workers: int, restarts: int
-) -> dict[str, Any]:
-    """Call a function on every worker of a new worker group, and again on a new group after a fault.
+def train_on_ray(run: RunFolder, extend: bool, workers: int, restarts: int) -> Trained:
+    """Train a run with a group of workers on Ray's cluster, and again with a new group after a fault.
 
     Args:
-        train: called with the path and the worker's cluster; an importable function. Returns plain values.
-        path: of the run folder, which all machines of the cluster see.
+        run: a draft, or with `extend` an existing run with its future number of steps; all machines see its folder.
+        extend: whether the run exists.
         workers: their number; each takes one processor.
         restarts: the most restarts of the group, 0 or more.
 
-    Returns:
-        What `train` returned on the first worker.
-
     Raises:
+        RayError: if there is no such cluster, or it has fewer processors than workers. Nothing is written.
         ClusterError: if training failed for the last time.
     """
+    check_batch(run, workers)
+    with _connect(workers):
+        prepare_run(run, extend)
+        return _train(run.path.resolve(), workers, restarts)
+
+
+def _train(path: Path, workers: int, restarts: int) -> Trained:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.tensorflow import TensorflowTrainer
 
@@ -41,7 +48,7 @@ def train_with_ray(
     folder.mkdir(parents=True, exist_ok=True)
     trainer = TensorflowTrainer(
         _loop,
-        train_loop_config={"train": train, "path": str(path), "folder": str(folder)},
+        train_loop_config={"path": str(path), "folder": str(folder)},
         scaling_config=ScalingConfig(num_workers=workers),
         run_config=RunConfig(
             name="heed",
@@ -53,16 +60,12 @@ def train_with_ray(
         trainer.fit()
     except Exception as error:  # of many types: Ray's, and those of the workers
         raise ClusterError(_explain(error, restarts)) from None
-    return json.loads((folder / _RESULT).read_text())
+    return Trained(**json.loads((folder / _RESULT).read_text()))
 
 
 @contextlib.contextmanager
-def connect(workers: int) -> Iterator[None]:
-    """Connect to Ray's cluster in the block, see `heed.ray_connection.connect`.
-
-    Raises:
-        RayError: if there is no such cluster, or it has fewer processors than workers.
-    """
+def _connect(workers: int) -> Iterator[None]:
+    """Connect to Ray's cluster in the block, see `heed.ray_connection.connect`."""
     os.environ["RAY_TRAIN_ENABLE_PRINT_PATCH"] = "0"  # prints once, to the worker's output
     with ray_connection.connect(show_workers=True) as ray:
         ray_connection.check_processors(ray, workers, threads=1)
@@ -75,9 +78,9 @@ def _loop(config: dict[str, Any]) -> None:
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     path, cluster = Path(config["path"]), read_cluster() or Cluster(("",), 0)
     with _own_log(path, cluster):
-        values = config["train"](path, cluster)
+        trained = train_worker(path, cluster)
     if cluster.is_chief:  # Ray returns metrics with a checkpoint of its own only
-        (Path(config["folder"]) / _RESULT).write_text(json.dumps(values))
+        (Path(config["folder"]) / _RESULT).write_text(json.dumps(asdict(trained)))
 
 
 @contextlib.contextmanager

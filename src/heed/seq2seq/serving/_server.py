@@ -15,15 +15,15 @@ from typing import Any, cast
 
 import uvicorn
 
+from heed.processes.signals import receive_signals
 from heed.seq2seq.options.decoding import DecodingOptions
 from heed.seq2seq.options.serving import ServingOptions
 from heed.seq2seq.serving._connection import KEEP_ALIVE, Connection, Places
 from heed.seq2seq.serving._page import choose_all_examples
+from heed.seq2seq.serving._sockets import BACKLOG, get_url, is_loopback
 from heed.seq2seq.serving.app import Service, make_app
 from heed.seq2seq.serving.hosts import Hosts
-from heed.seq2seq.serving.sockets import BACKLOG, get_url, is_loopback
 from heed.seq2seq.translating.translator import Translator
-from heed.signals import receive_signals
 
 _MOST_CONNECTIONS = 1_000
 _OTHER_FILES = 200  # that are open beside connections

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from heed.distributed.cluster import Cluster, local_addresses
-from heed.distributed.meeting import meet
 from heed.errors import ClusterError
+from heed.processes.cluster import Cluster, local_addresses
+from heed.processes.meeting import meet
 
 
 def hold(clusters, facts=None, wait=3.0, act=None):

@@ -9,7 +9,7 @@ import pytest
 
 from heed import cli
 from tests.cli.command import fails, process
-from tests.distributed.test_training import ONE_THREAD, TINY, await_step, finish, weights
+from tests.seq2seq.training.test_launching import ONE_THREAD, TINY, await_step, finish, weights
 
 RAY = ["--launch", "ray", "--workers", "2"]
 JOB = [*TINY, "--dropout", "0.2", "--steps", "20"]

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from heed.distributed.cluster import Cluster, local_addresses, read_cluster
 from heed.errors import ClusterError
+from heed.processes.cluster import Cluster, local_addresses, read_cluster
 
 WORKERS = {"worker": ["a:1", "b:2"]}
 

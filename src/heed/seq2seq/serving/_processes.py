@@ -12,21 +12,20 @@ import shutil
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from heed.errors import TaskError
-from heed.seq2seq.child_process import Channel, Child, ChildEndedError
+from heed.processes.child import Channel, Child, ChildEndedError
+from heed.processes.signals import receive_signals
 from heed.seq2seq.serving._metrics_folder import (
     forget_process,
     make_metrics_folder,
     share_metrics,
 )
-from heed.seq2seq.serving.sockets import get_url
-from heed.signals import receive_signals
+from heed.seq2seq.serving._sockets import get_url
 
 _MOST_ENDS = 10  # of each process in a row that stop the server while none answers
 _FIRST_PAUSE, _LONGEST_PAUSE = (
@@ -87,7 +86,6 @@ class _Slot:
 
     Attributes:
         child: its process; None while it waits for its next start.
-        thread: which waits for what the process says.
         answers_since: when it began to answer; None if it does not.
         ends: in a row.
         problem: why it cannot answer, if it said so.
@@ -95,7 +93,6 @@ class _Slot:
     """
 
     child: Child | None = None
-    thread: threading.Thread | None = None
     answers_since: float | None = None
     ends: int = 0
     problem: str = ""
@@ -167,21 +164,13 @@ class _Processes:
 
     def _start(self, number: int) -> None:
         descriptor = self._listener.fileno()
-        child = Child(
+        slot = self._slots[number]
+        slot.problem = ""
+        slot.child = Child(
             functools.partial(_serve, self._program, self._folder, number, descriptor),
             descriptors=[descriptor],
+            on_value=lambda value: self.events.put((number, value)),
         )
-        slot = self._slots[number]
-        slot.child, slot.problem = child, ""
-        slot.thread = threading.Thread(target=self._listen, args=(number, child), daemon=True)
-        slot.thread.start()
-
-    def _listen(self, number: int, child: Child) -> None:
-        try:
-            while True:
-                self.events.put((number, child.receive()))
-        except ChildEndedError as end:
-            self.events.put((number, end))
 
     def _plan_start(self, number: int, end: str) -> None:
         """Plans another process, unless that does not help: at once for the first time, then after pauses.
@@ -196,7 +185,7 @@ class _Processes:
                 forget_process(self._folder, number)
         steady = slot.answers_since is not None and now - slot.answers_since >= _STEADY
         slot.ends = 1 if steady else slot.ends + 1
-        slot.child, slot.thread, slot.answers_since = None, None, None
+        slot.child, slot.answers_since = None, None
         answering = any(one.answers_since is not None for one in self._slots)
         if not answering and min(one.ends for one in self._slots) >= _MOST_ENDS:
             raise TaskError(
@@ -226,9 +215,7 @@ class _Processes:
     def kill(self) -> None:
         """End what still runs."""
         for slot in self._slots:
-            if slot.child is not None and slot.thread is not None:
-                slot.child.kill()
-                slot.thread.join()
+            if slot.child is not None:
                 slot.child.close()
 
 
