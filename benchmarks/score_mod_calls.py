@@ -14,9 +14,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from benchmarks.comparison import alternate, attempt
 from benchmarks.gpu_device import make_step, to_device
-from benchmarks.scale import Row
+from benchmarks.results import Row
+from benchmarks.turns import alternate, attempt
 from benchmarks.worker import peak_memory, resident_memory
 from heed import Mask
 from heed.ops import dot_product_attention

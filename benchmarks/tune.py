@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import importlib
-import itertools
 import os
 import re
 import shutil
@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import instruction_sets
+from benchmarks.turns import take_turns
 from heed.environment import describe_caches
 
 # The C interface by ctypes. mypy does not check tests.
@@ -178,15 +179,17 @@ def prepare(name: str, library: Any, threads: int) -> Callable[[], None]:
 
 
 def compare(runs: list[Callable[[], None]], rounds: int, clock: Callable[[], float]) -> list[float]:
-    """How many times as fast as the first each run is: alternating rounds, the lower quartile of each."""
-    seconds: list[list[float]] = [[] for _ in runs]
-    for run in runs:
-        run()
-    for _, (run, own) in itertools.product(range(rounds), zip(runs, seconds, strict=True)):
+    """How many times as fast as the first each run is: the lower quartile of rounds in turn."""
+
+    def timed(run: Callable[[], None]) -> float:
         start = clock()
         run()
-        own.append(clock() - start)
-    quartiles = [statistics.quantiles(own, n=4)[0] for own in seconds]
+        return clock() - start
+
+    for run in runs:
+        run()
+    samples = take_turns([functools.partial(timed, run) for run in runs], rounds)
+    quartiles = [statistics.quantiles(own, n=4)[0] for own in samples]
     return [quartiles[0] / quartile for quartile in quartiles]
 
 
