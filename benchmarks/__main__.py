@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import picture, processes, report, tune
+from benchmarks import picture, processes, report
 from benchmarks.cases import Case
 from benchmarks.instruction_sets import environment
 from benchmarks.peers import PEERS, Peer, instruction_sets
@@ -28,8 +28,6 @@ _OF_CASES = ("case", "peers", "instruction_sets", "no_time", "no_memory", "pictu
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure; the status is 0 if something was measured, nothing failed, and no row misses its bar."""
     words = [*(sys.argv[1:] if arguments is None else arguments)]
-    if words[:1] == ["tune"]:
-        return tune.main(words[1:])
     parser = _parser()
     options = parser.parse_args(words)
     chosen = _choose(options.suites, parser)
@@ -70,7 +68,7 @@ def _choose(words: Sequence[str], parser: argparse.ArgumentParser) -> dict[str, 
         elif word in SUITES:
             chosen.setdefault(word, [])
         else:
-            known = [*(SUITES[last].measurements if last else ()), *SUITES, "tune"]
+            known = [*(SUITES[last].measurements if last else ()), *SUITES]
             parser.error(f"there is no suite or measurement {word!r}: {', '.join(known)}")
     return chosen
 
@@ -132,8 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     suites = "\n".join(described)
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description=f"{__doc__}\n\nsuites, and what some of them measure:\n{suites}\n\n"
-        "python -m benchmarks tune --help: block sizes of the kernels",
+        description=f"{__doc__}\n\nsuites, and what some of them measure:\n{suites}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(

@@ -24,8 +24,7 @@ class Case:
             of that width with four layers, a decoder if causal, else an encoder, whose backward is a training step;
             "generate", an encoder and a decoder of that width with three layers each, which decode T tokens for each
             text of S without ending early; "training", a training step of such a model on texts of S and T tokens;
-            "continue", a GPT-2 of that width with four layers, which decodes T tokens after each prompt of S; or
-            "language-model", the same by a model of Llama's form with 24 layers.
+            "continue", a GPT-2 of that width with four layers, which decodes T tokens after each prompt of S.
         keys: S; None for T.
         key_heads: K; None for N.
         window: the number of keys that a query of a causal attention sees, itself included; None for all.
@@ -34,7 +33,7 @@ class Case:
         chain: the number of attentions in a row, in one graph for sides with graphs, each with the output of the one
             before as its query. The time is then that of one more, without the call of the graph.
         beams: for "generate", the number of hypotheses of a beam search; 1 is greedy.
-        weights: for "generate" and "language-model", how weights are stored, "float32" or "int8".
+        weights: for "generate", how weights are stored, "float32" or "int8".
     """
 
     batch: int
@@ -57,8 +56,7 @@ class Case:
         if self.window is not None and not self.causal:
             raise ValueError("`window` must come with `causal`. Received: causal=False")
         if self.chain > 1 and (
-            self.kind in ("layer", "model", "generate", "continue", "language-model", "training")
-            or self.backward
+            self.kind in ("layer", "model", "generate", "continue", "training") or self.backward
         ):
             raise ValueError(
                 "`chain` must come with the forward pass of an op. "
@@ -74,9 +72,6 @@ class Case:
         words = {
             "model": [padded, "decoder" if self.causal else "encoder", passes],
             "continue": ["greedy after a prompt"],
-            "language-model": [
-                "language model,", weights, "reading a prompt" if self.length == 1 else "greedy"
-            ],
             "generate": [weights, "greedy" if self.beams == 1 else f"beam {self.beams}"],
             "training": ["training step"],
         }.get(self.kind) or [

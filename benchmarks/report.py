@@ -20,7 +20,6 @@ SHAPE = {
     "generate": "(B, N, T/S, H)",
     "continue": "(B, N, T/S, H)",
     "training": "(B, N, T/S, H)",
-    "language-model": "(B, N/K, T/S, H)",
 }
 SHARE = "share of peak"  # of the register peak
 MARKS = {True: "yes", False: "**no**", None: "not measured"}

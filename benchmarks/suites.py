@@ -28,7 +28,6 @@ OWN = {
     "generate": "heed-generate",
     "training": "heed-training",
     "continue": "heed-gpt2",
-    "language-model": "heed-language-model",
 }
 
 
@@ -176,14 +175,6 @@ BARS = [
     Bar(Case(4, 1, 512, 256, kind="additive", backward=True), ADDITIVE, 25.0),
     Bar(Case(*LONG), SGEMM, 0.9),
 ]
-# A language model of 349M parameters: decoding from the start token, and reading a prompt.
-LLAMA: dict[str, Any] = {"key_heads": 8, "kind": "language-model"}
-BARS += [
-    Bar(Case(1, 16, 32, 64, keys=1, **LLAMA), ("llama-cpp",), 1.0),
-    Bar(Case(1, 16, 32, 64, keys=1, weights="int8", **LLAMA), ("llama-cpp",), 0.9),
-    Bar(Case(1, 16, 1, 64, keys=512, **LLAMA), ("llama-cpp",), 1.0),
-]
-
 # Whole models, stock and accelerated.
 DECODER, LONG_DECODER = (2, 12, 1024, 64), (1, 12, 4096, 64)
 MODEL_BARS = [
@@ -364,11 +355,6 @@ SUITES = {
         },
         rounds=9,
         note="bfloat16; medians of rounds in turn. Ratios are stock Keras' time / heed's",
-    ),
-    "prompts": Suite(
-        "`generate` reads prompts of 256 tokens and writes one: the engine and the graph",
-        measurements={"prompts": Measurement("prompts:measure")},
-        rounds=7,
     ),
     "scale": Suite(
         "several processes on this machine against one",

@@ -249,8 +249,8 @@ def test_each_suite_has_sides_bars_and_one_place_on_a_page():
             module, _, function = f"benchmarks.{measurement.target}".partition(":")
             found = importlib.util.find_spec(module)
             assert f"def {function}(" in Path(found.origin).read_text(encoding="utf-8")
-    unnamed = {"quick", "backends", "language_models"} | {"scale", "serving", "large_corpus"}
-    for name in sections - unnamed - {"prompts"}:
+    unnamed = {"quick", "backends", "language_models", "scale", "serving", "large_corpus"}
+    for name in sections - unnamed:
         assert "the figures" in report.fill(text, name, "the figures")
     with pytest.raises(ValueError, match="once each"):
         report.fill(text, "op", "")
@@ -276,7 +276,6 @@ TINY = [
     *(("language_models", name, 1) for name in ("several", "tensorflow")),
     *(("score_mods", name, 1) for name in SUITES["score_mods"].measurements),
     ("backends", "jax-gpt2", 1),
-    ("prompts", "prompts", 4),
     ("serving", "serving", 14),
     ("large_corpus", "large_corpus", 6),
 ]

@@ -185,8 +185,6 @@ PEERS: dict[str, Peer] = {
     "hub-generate-xla": _peer("KerasHub BART with XLA", "texts:bart", "generate", **_XLA),
     "heed-gpt2": _heed("gpt2:accelerated", "continue", "accelerated GPT-2"),
     "hub-gpt2": _peer("KerasHub GPT-2", "gpt2:stock", "continue"),
-    "heed-language-model": _heed("language_model:heed", "language-model"),
-    "llama-cpp": _peer("llama.cpp", "language_model:llama_cpp", "language-model"),
     "heed-training": _heed("heed_training", "training"),
     # Models with weights of their own.
     "keras-training": _peer("stock Keras", "training:keras", "training", **_LIMIT, **_SCORES),
