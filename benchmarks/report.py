@@ -62,8 +62,8 @@ def judge(bar: Bar, times: Results) -> Verdict:
 
 def section_of(suite: str, about: dict[str, Any]) -> str:
     """Return the name of a run's section in a page."""
-    by_machine = suite in SUITES and SUITES[suite].by_machine
-    return name_results(suite, about["instruction_set"] if by_machine else about["held_to"])
+    in_use = about["instruction_set"]
+    return name_results(suite, in_use if in_use in SUITES[suite].sections else about["held_to"])
 
 
 def tables(record: Record) -> str:

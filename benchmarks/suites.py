@@ -20,6 +20,7 @@ from benchmarks.peers import (
 
 SGEMM = ("sgemm-torch", "sgemm-tensorflow", "sgemm-numpy")
 NARROW = ("avx2", "neon", "baseline")
+ALL_SETS = (*NARROW, "avx512", "avx512_bf16", "amx")
 ADDITIVE = ("additive-naive", "additive-keras")
 OWN = {
     "dot-product": "heed",
@@ -87,7 +88,7 @@ class Suite:
         bars, memory_bars: bars of the cases.
         measurements: figures that are no cases, by name.
         rounds: the default number of samples of each side.
-        by_machine: whether its section of a page is named after the instruction set, even if nothing is held to it.
+        sections: the instruction sets with a section of their own in a page, even if nothing is held to them.
         note: a sentence about the figures.
     """
 
@@ -99,7 +100,7 @@ class Suite:
     memory_bars: Sequence[MemoryBar] = ()
     measurements: Mapping[str, Measurement] = field(default_factory=dict)
     rounds: int = 25
-    by_machine: bool = False
+    sections: tuple[str, ...] = ()
     note: str = ""
 
     @classmethod
@@ -315,19 +316,21 @@ SUITES = {
             "jax-generate": Measurement("backend_gpt2:measure_generate", "jax"),
         },
         rounds=15,
-        by_machine=True,
+        sections=ALL_SETS,
         note=_RATIOS,
     ),
     "score_mods": Suite(
         "functions of the score against FlexAttention, dense attention and heed without them",
         measurements={
-            "torch": Measurement("score_mod_calls:measure_torch", "torch"),
-            "jax": Measurement("score_mod_calls:measure_dense", "jax"),
-            "jax-memory": Measurement("score_mod_calls:measure_memory", "jax"),
             "tensorflow": Measurement("score_mod_calls:measure_dense"),
+            "jax": Measurement("score_mod_calls:measure_dense", "jax"),
+            "torch": Measurement("score_mod_calls:measure_torch", "torch"),
             "window": Measurement("score_mod_calls:measure_window", "torch"),
+            "jax-memory": Measurement("score_mod_calls:measure_memory", "jax"),
+            "profile": Measurement("score_mod_calls:measure_profile", "torch"),
         },
         rounds=9,
+        sections=("avx2",),
         note=_RATIOS,
     ),
     "language_models": Suite(
@@ -343,7 +346,7 @@ SUITES = {
             },
         },
         rounds=3,
-        by_machine=True,
+        sections=ALL_SETS,
         note=_RATIOS,
     ),
     "gpu": Suite(

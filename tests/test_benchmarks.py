@@ -238,10 +238,8 @@ def test_results_are_read_as_they_were_written_and_continued(tmp_path):
 def test_each_suite_has_sides_bars_and_one_place_on_a_page():
     pages = [*(ROOT / "docs" / "measurements").glob("*.md"), ROOT / "docs" / "score_mod.md"]
     text = "".join(path.read_text(encoding="utf-8") for path in sorted(pages))
-    sections = {*SUITES, "bars-avx2", "bars-avx512_bf16"}
+    sections = {*SUITES, "bars-avx2", "bars-avx512_bf16", "backends-avx2", "backends-avx512_bf16"}
     for name, suite in SUITES.items():
-        if suite.by_machine:
-            sections |= {f"{name}-avx2", f"{name}-avx512_bf16"}
         for case in [*suite.times, *suite.memory]:
             peers = suite.peers_of(case)
             assert next(iter(peers.values())).is_heed, (name, case)
