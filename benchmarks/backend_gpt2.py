@@ -2,73 +2,48 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import keras_hub
 import numpy as np
 
 import heed
-from benchmarks.comparison import ratio
-from benchmarks.scale import Row
+from benchmarks.cases import Case
+from benchmarks.peers import gpt2
+from benchmarks.results import Row
+from benchmarks.turns import ratio
 
-_VOCABULARY, _LAYERS, _HEADS, _WIDTH = 8000, 4, 12, 768
-_LENGTH, _PROMPT, _NEW = 1024, 32, 480
+_SMALLER = bool(os.environ.get("HEED_BENCHMARK_SMALLER"))
+_HEADS, _LENGTH, _NEW = (2, 64, 8) if _SMALLER else (12, 1024, 480)
 _TITLES = {"torch": "PyTorch", "jax": "JAX"}
 
 
-def _backbone(longest: int, accelerated: bool) -> Any:
-    keras.utils.set_random_seed(0)
-    backbone = keras_hub.models.GPT2Backbone(
-        vocabulary_size=_VOCABULARY,
-        num_layers=_LAYERS,
-        num_heads=_HEADS,
-        hidden_dim=_WIDTH,
-        intermediate_dim=4 * _WIDTH,
-        max_sequence_length=longest,
-    )
-    if accelerated:
-        heed.accelerate(backbone)
-    return backbone
-
-
-def _tokens(batch: int, length: int) -> np.ndarray:
-    return np.random.default_rng(0).integers(1, _VOCABULARY, (batch, length)).astype("int32")
-
-
 def _title(what: str) -> str:
-    return f"{_TITLES[keras.config.backend()]}: KerasHub's GPT-2 of {_LAYERS} layers, {what}"
+    return f"{_TITLES[keras.config.backend()]}: KerasHub's GPT-2 of {gpt2.LAYERS} layers, {what}"
 
 
 def measure(rounds: int) -> Iterator[Row]:
     """Yield the forward pass of one text."""
-    inputs = {
-        "token_ids": _tokens(1, _LENGTH),
-        "padding_mask": np.ones((1, _LENGTH), "int32"),
-    }
+    tokens = np.random.default_rng(0).integers(1, gpt2.VOCABULARY, (1, _LENGTH)).astype("int32")
+    inputs = {"token_ids": tokens, "padding_mask": np.ones_like(tokens)}
 
     def forward(accelerated: bool) -> Callable[[], Any]:
-        model = _backbone(_LENGTH, accelerated)
+        model = gpt2.backbone_of(_HEADS, 64 * _HEADS, _LENGTH)
+        if accelerated:
+            heed.accelerate(model)
         return lambda: model.predict_on_batch(inputs)
 
     name = _title(f"forward at T={_LENGTH}, accelerated against stock")
-    yield ratio(name, forward(True), forward(False), 1.3, rounds)
+    bar = None if _SMALLER else 1.3
+    yield ratio(name, forward(True), forward(False), bar, rounds)
 
 
 def measure_generate(rounds: int) -> Iterator[Row]:
-    """`generate` of a batch of 8."""
-    longest = _PROMPT + _NEW
-    known = np.arange(longest)[None].repeat(8, 0) < _PROMPT
-    tokens = np.where(known, _tokens(8, longest), 0).astype("int32")
-
-    def generate(accelerated: bool) -> Callable[[], Any]:
-        model = keras_hub.models.GPT2CausalLM(_backbone(longest, False), preprocessor=None)
-        model.compile(sampler="greedy")
-        if accelerated:
-            heed.accelerate(model)
-        inputs = {"token_ids": tokens, "padding_mask": known}
-        return lambda: model.generate(inputs, stop_token_ids=None)
-
+    """`generate` of a batch of 8 after prompts of 32 tokens."""
+    case = Case(8, _HEADS, _NEW, 64, keys=32, kind="continue")
     name = _title(f"`generate` of {_NEW} tokens, accelerated against stock")
-    yield ratio(name, generate(True), generate(False), 2.0, max(2, rounds // 3))
+    sides = [make(case).run for make in (gpt2.accelerated, gpt2.stock)]
+    bar = None if _SMALLER else 2.0
+    yield ratio(name, sides[0], sides[1], bar, max(2, rounds // 3))

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.comparison import ratio
-from benchmarks.scale import Row
+from benchmarks.results import Row
+from benchmarks.turns import ratio
 from heed.ops import dot_product_attention
 
 _HEADS, _WIDTH = 8, 64

@@ -11,11 +11,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import heed
-from benchmarks.bars import NARROW
-from benchmarks.comparison import alternate, ratio
-from benchmarks.scale import Row
+from benchmarks.results import Row
+from benchmarks.suites import NARROW
+from benchmarks.turns import alternate, ratio
 from heed import Mask, ops
-from heed.ops.core.library import load
 
 _CALL_MICROSECONDS = 15.0
 
@@ -93,11 +92,14 @@ def measure_call(rounds: int) -> Iterator[Row]:
         ours, bare = alternate(functools.partial(_heed(), *x), alone, rounds=20 * rounds)
         del kept
         name = f"PyTorch: one call beyond the core{', of tensors with gradients' * backward}"
-        yield Row(name, (ours - bare) * 1e6, _CALL_MICROSECONDS, at_most=True, unit="µs")
+        more = ours - bare
+        yield Row(name, more * 1e6, _CALL_MICROSECONDS, at_most=True, unit="µs", seconds=more)
 
 
 def _core_alone(x: list[torch.Tensor]) -> tuple[Callable[[], Any], Any]:
     """Return a function that repeats the core's part of a call, and the results that it writes into."""
+    from heed.ops.core.library import load  # which an older heed has not
+
     library = load()[0]
     forward, calls = library.heed_forward, []
 

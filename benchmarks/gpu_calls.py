@@ -10,9 +10,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from benchmarks.comparison import attempt, ratio
 from benchmarks.gpu_device import has_gpu, make_step, measure_peak, to_device, to_host
-from benchmarks.scale import Row
+from benchmarks.results import Row
+from benchmarks.turns import attempt, ratio
 from heed import Mask, explain_dispatch, ops
 
 # The largest difference of the two results, relative to the largest value: a wrong mask is far above.

@@ -10,9 +10,9 @@ import keras_hub
 import numpy as np
 
 import heed
-from benchmarks.comparison import attempt, ratio
 from benchmarks.gpu_device import has_gpu
-from benchmarks.scale import Row
+from benchmarks.results import Row
+from benchmarks.turns import attempt, ratio
 
 _VOCABULARY = 8000
 # 1 less what two runs of one program differ by.

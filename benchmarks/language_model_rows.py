@@ -19,8 +19,8 @@ import keras
 import numpy as np
 
 import heed
-from benchmarks.comparison import alternate, attempt
-from benchmarks.scale import Row
+from benchmarks.results import Row
+from benchmarks.turns import alternate, attempt
 from benchmarks.worker import resident_memory
 
 SMALLER = bool(os.environ.get("HEED_BENCHMARK_SMALLER"))

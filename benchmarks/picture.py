@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import PEERS
-from benchmarks.results import Record, Results, median
+from benchmarks.peers import named
+from benchmarks.results import Record, Result, Results, median
 
 # Okabe and Ito's colours, which colour-blind people can distinguish; the markers differ too.
 STYLES = {
@@ -50,8 +51,8 @@ def figure(record: Record) -> Any:
         fontsize=13,
         fontweight="bold",
     )
-    _plot(left, _time_lines(record.times), "Time of a call, milliseconds")
-    _plot(right, _memory_lines(record.memory), "Peak memory beyond inputs and gradients, MiB")
+    _plot(left, _lines(record.times, _milliseconds), "Time of a call, milliseconds")
+    _plot(right, _lines(record.memory, _mebibytes), "Peak memory beyond inputs and gradients, MiB")
     left.legend(loc="upper left", frameon=False)
     results = [result for _, by_side in record.times for result in by_side.values()]
     too_large = any(result.problem and "GiB of memory" in result.problem for result in results)
@@ -79,24 +80,26 @@ def _common_case(record: Record) -> Any:
     return cases[0]
 
 
-def _time_lines(times: Results) -> Lines:
+def _lines(
+    results: Results, value_of: Callable[[Result, dict[str, Result]], float | None]
+) -> Lines:
     lines: Lines = {}
-    for case, by_side in times:
+    for case, by_side in results:
         for name, result in by_side.items():
-            seconds = median(result, by_side)
-            if seconds is not None:
-                lines.setdefault(name, []).append((case.length, seconds * 1e3))
+            value = value_of(result, by_side)
+            if value is not None:
+                lines.setdefault(name, []).append((case.length, value))
     return lines
 
 
-def _memory_lines(memory: Results) -> Lines:
-    lines: Lines = {}
-    for case, by_side in memory:
-        for name, result in by_side.items():
-            if result.added_mib is not None:
-                # A logarithmic axis has no 0.
-                lines.setdefault(name, []).append((case.length, max(result.added_mib, 0.5)))
-    return lines
+def _milliseconds(result: Result, by_side: dict[str, Result]) -> float | None:
+    seconds = median(result, by_side)
+    return None if seconds is None else seconds * 1e3
+
+
+def _mebibytes(result: Result, _: dict[str, Result]) -> float | None:
+    # A logarithmic axis has no 0.
+    return None if result.added_mib is None else max(result.added_mib, 0.5)
 
 
 def _plot(axes: Any, lines: Lines, label: str) -> None:
@@ -114,7 +117,7 @@ def _plot(axes: Any, lines: Lines, label: str) -> None:
             markersize=6,
             linewidth=2.6 if name == "heed" else 1.5,
             zorder=3 if name == "heed" else 2,
-            label=PEERS[name].title,
+            label=named(name).title,
         )
     lengths = sorted({length for points in lines.values() for length, _ in points})
     axes.set_xticks(lengths, [str(length) for length in lengths])

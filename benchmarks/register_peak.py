@@ -15,6 +15,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
+
+from benchmarks.cases import Case
+from benchmarks.peers import Prepared, instruction_sets, threads
+
 # Options of the compiler, as in native/CMakeLists.txt. AMX has no float32 multiply-adds of its own.
 FLAGS = {
     "baseline": [],
@@ -85,6 +90,17 @@ def measure_rates(instruction_set: str, threads: int) -> dict[str, float] | str:
     except UnavailableError as error:
         return str(error)
     return rates
+
+
+def prepare(case: Case) -> Prepared:
+    """Return a side with the time that the case's products take at the peak of the instruction set in use."""
+    machine = instruction_sets()
+    if not machine:
+        raise UnavailableError("heed has no native kernels here")
+    peak = RegisterPeak(machine[0], threads() or os.cpu_count() or 1)
+    return Prepared(
+        peak.run, lambda sums: [np.array(sums)], case.visible_operations / peak.operations
+    )
 
 
 def _build(instruction_set: str) -> ctypes.CDLL:

@@ -24,6 +24,38 @@ from benchmarks.register_peak import measure_rates
 DISTURBED = 1.4
 
 
+@dataclass(frozen=True)
+class Row:
+    """A measured figure and its bar.
+
+    Args:
+        name: the figure, with its setting: "2 processes / 1, base preset, one thread each".
+        value: the figure.
+        bar: the value to reach; None for a figure without one.
+        at_most: whether the value must be at most the bar, instead of at least.
+        unit: such as "times" or "s"; may be empty.
+        note: what a reader needs to judge it.
+        seconds: heed's own time, if the value is a ratio of times.
+        before: value and seconds of the heed of another interpreter.
+    """
+
+    name: str
+    value: float
+    bar: float | None = None
+    at_most: bool = False
+    unit: str = ""
+    note: str = ""
+    seconds: float | None = None
+    before: tuple[float, float | None] | None = None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the value reaches its bar; None without one."""
+        if self.bar is None:
+            return None
+        return self.value <= self.bar if self.at_most else self.value >= self.bar
+
+
 @dataclass
 class Result:
     """The result of one side on one case.
@@ -77,12 +109,28 @@ class Record:
         about: machine, versions, command, day.
         times: times by case and side.
         memory: memory by case and side.
+        rows: figures of measurements.
+        problems: what could not be measured, and why.
     """
 
     suite: str
     about: dict[str, Any]
     times: Results = field(default_factory=list)
     memory: Results = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether something was measured, nothing failed, and no row misses its bar."""
+        found = self.times or self.memory or self.rows
+        return bool(found) and not self.problems and all(row.met is not False for row in self.rows)
+
+    def add_row(self, row: Row) -> None:
+        """Add a row, or replace the one of its name."""
+        names = [known.name for known in self.rows]
+        place = names.index(row.name) if row.name in names else len(names)
+        self.rows[place : place + 1] = [row]
 
     def add(self, where: str, case: Case, by_side: dict[str, Result]) -> None:
         """Add a case's results, or replace earlier ones.
@@ -114,12 +162,7 @@ class Record:
         for key in ("command", "day", "commit"):
             before, now = str(earlier.about[key]), str(self.about[key])
             self.about[key] = before if now in before else f"{before}, {now}"
-        self.times, self.memory = earlier.times, earlier.memory
-
-    @property
-    def section(self) -> str:
-        """The name of its results: the suite, and the instruction set that all sides were held to."""
-        return name_results(self.suite, self.about["held_to"])
+        self.times, self.memory, self.rows = earlier.times, earlier.memory, earlier.rows
 
     def samples(self) -> tuple[int, int, int]:
         """Count all samples, those set aside as disturbed, and disturbed ones that still count."""
@@ -139,6 +182,8 @@ class Record:
         record: dict[str, Any] = {"suite": self.suite, "about": self.about}
         for where in ("times", "memory"):
             record[where] = [_to_json(*entry) for entry in getattr(self, where)]
+        record["rows"] = [dataclasses.asdict(row) for row in self.rows]
+        record["problems"] = self.problems
         path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
@@ -150,7 +195,15 @@ class Record:
             record["about"],
             [_from_json(entry) for entry in record["times"]],
             [_from_json(entry) for entry in record["memory"]],
+            [read_row(row) for row in record.get("rows", ())],
+            record.get("problems", []),
         )
+
+
+def read_row(fields: dict[str, Any]) -> Row:
+    """Return a row from JSON, which has lists instead of tuples."""
+    before = fields["before"]
+    return Row(**{**fields, "before": before and tuple(before)})
 
 
 def name_results(suite: str, instruction_set: str | None) -> str:
@@ -205,6 +258,7 @@ def describe_environment(
         "cores": cores,
         "threads": threads,
         "held_to": instruction_set,
+        "gpu": _gpu(),
         "register_peak": measure_rates(versions["instruction_set"], threads),
         **versions,
         "torch": _version("torch"),
@@ -217,13 +271,20 @@ def describe_environment(
 
 def _commit() -> str:
     """Return the commit of the sources, or "" outside a git checkout."""
-    answer = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parent,
-    )
+    return _say("git", "describe", "--always", "--dirty")
+
+
+def _gpu() -> str:
+    """Return the name and the driver of the GPU, or ""."""
+    return _say("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+
+
+def _say(*command: str) -> str:
+    folder = Path(__file__).parent
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
     return answer.stdout.strip()
 
 

@@ -1,105 +1,155 @@
-"""Jobs of several processes on this machine against one process: `python -m benchmarks scale`.
-
-Each measurement is a function in a file of its own that yields rows; `MEASUREMENTS` names them.
-"""
+"""Jobs of two processes on this machine against one, of one thread each: training, and translating files."""
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import json
-import shlex
+import os
+import random
+import statistics
+import subprocess
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.results import describe_environment
+import numpy as np
 
-NAME, DESCRIPTION = "scale", "several processes on this machine against one"
+from benchmarks.results import Row
+from benchmarks.turns import take_turns
 
-
-@dataclass(frozen=True)
-class Row:
-    """A measured figure and its bar.
-
-    Args:
-        name: the figure, with its setting: "2 processes / 1, base preset, one thread each".
-        value: the figure.
-        bar: the value to reach; None for a figure without one.
-        at_most: whether the value must be at most the bar, instead of at least.
-        unit: such as "times" or "s"; may be empty.
-        note: what a reader needs to judge it.
-    """
-
-    name: str
-    value: float
-    bar: float | None = None
-    at_most: bool = False
-    unit: str = ""
-    note: str = ""
-
-    @property
-    def met(self) -> bool | None:
-        """Whether the value reaches its bar; None without one."""
-        if self.bar is None:
-            return None
-        return self.value <= self.bar if self.at_most else self.value >= self.bar
+_ONE_THREAD = dict.fromkeys(
+    ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"), "1"
+)
+_SMALLER = bool(os.environ.get("HEED_BENCHMARK_SMALLER"))
+_BASE = ["--preset", "base", "--batch-size", "64", "--dropout", "0", "--validate-every", "1000"]
+_STEPS, _WARM_UP = 31, 10  # metrics come every ten steps; the last step validates
+_LOSS_STEPS = 50
+_LINES = 400 if _SMALLER else 40_000  # of each of the two files
+_TINY = ["--preset", "tiny", "--steps", "100", "--batch-size", "32", "--validate-every", "1000"]
 
 
-# Module and function of each measurement. The function takes nothing and yields rows.
-MEASUREMENTS = {
-    "ring": ("scale_ring", "memory_rows"),
-    "training": ("scale_training", "measure"),
-    "translate": ("scale_translate", "measure"),
-}
+def run_all(*commands: Sequence[str | Path]) -> float:
+    """Return the seconds that commands of heed take together, which must succeed."""
+    begin = time.perf_counter()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "heed", *map(str, words)],
+            env={**os.environ, **_ONE_THREAD},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # as workers have: Linux shares processors among sessions
+        )
+        for words in commands
+    ]
+    for process in processes:
+        if process.wait():
+            raise subprocess.CalledProcessError(process.returncode, process.args)
+    return time.perf_counter() - begin
 
 
-def load(name: str) -> Callable[[], Iterable[Row]]:
-    """Return the function of a measurement."""
-    module, function = MEASUREMENTS[name]
-    return getattr(importlib.import_module(f"benchmarks.{module}"), function)
+def _train(run: Path, *options: str, workers: int = 1) -> list[str | Path]:
+    several = ["--launch", "local", "--workers", str(workers)] if workers > 1 else []
+    return ["train", "numbers", "--run", run, *options, *several]
 
 
-def table(rows: Iterable[Row]) -> str:
-    """Return the rows in Markdown."""
-    lines = ["| | measured | bar | |", "| --- | ---: | ---: | --- |"]
-    words = {True: "met", False: "missed", None: ""}
-    for row in rows:
-        bound = "" if row.bar is None else f"{'<=' if row.at_most else '>='} {row.bar:.3g}"
-        value = f"{row.value:.3g} {row.unit}".strip()
-        text = "; ".join(filter(None, [words[row.met], row.note]))
-        lines.append(f"| {row.name} | {value} | {bound} | {text} |")
-    return "\n".join(lines)
+def _metrics(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measures; the status is 0 if no bar is missed."""
-    words = sys.argv[1:] if arguments is None else arguments
-    parser = argparse.ArgumentParser(prog="python -m benchmarks scale", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MEASUREMENTS))
-    parser.add_argument(
-        "--results", type=Path, default=Path(__file__).parent / "results", metavar="FOLDER"
-    )
-    options = parser.parse_args(words)
-    for name in options.names:
-        if name not in MEASUREMENTS:
-            parser.error(f"there is no measurement {name!r}: {', '.join(MEASUREMENTS)}")
-    rows: dict[str, list[Row]] = {}
-    about = describe_environment(shlex.join(["python", "-m", "benchmarks", NAME, *words]), 1)
-    for name in options.names or MEASUREMENTS:
-        rows[name] = []
-        for row in load(name)():
-            rows[name].append(row)
-            print(f"  {row.name}: {row.value:.3g} {row.unit}", file=sys.stderr, flush=True)
-        record = {
-            "suite": NAME,
-            "about": about,
-            "rows": {key: [asdict(row) for row in found] for key, found in rows.items()},
-        }
-        options.results.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(record, indent=1) + "\n"
-        (options.results / f"{NAME}.json").write_text(text, encoding="utf-8")
-    every = [row for found in rows.values() for row in found]
-    print(f"\n## {NAME}: {DESCRIPTION}\n\n{table(every)}\n")
-    return 1 if any(row.met is False for row in every) else 0
+def _seconds_per_step(run: Path) -> float:
+    """Return the time of a step after the warm-up, in which graphs are compiled."""
+    by_step = {record["step"]: record["seconds"] for record in _metrics(run)}
+    last = max(step for step in by_step if step < _STEPS)
+    return (by_step[last] - by_step[_WARM_UP]) / (last - _WARM_UP)
+
+
+def measure_training(rounds: int) -> Iterator[Row]:
+    """Yield the losses on two processes and on one, the exact match at the end, and the throughput."""
+    del rounds
+    with tempfile.TemporaryDirectory(prefix="heed-scale-") as name:
+        folder = Path(name)
+        yield _compare_losses(folder)
+        yield _compare_exact(folder)
+        yield from _measure_throughput(folder)
+
+
+def _compare_losses(folder: Path) -> Row:
+    options = ["--steps", str(_LOSS_STEPS), "--batch-size", "32", "--dropout", "0"]
+    options += ["--validate-every", "1000", "--seed", "3"]
+    for workers in (1, 2):
+        run_all(_train(folder / f"losses{workers}", *options, workers=workers))
+    one, two = (np.array([r["loss"] for r in _metrics(folder / f"losses{n}")]) for n in (1, 2))
+    title = f"largest difference of the loss, 2 processes and 1, {_LOSS_STEPS} steps, same batches"
+    note = f"means over 10 steps; the loss falls to {two[-1]:.2f}"
+    return Row(title, float(np.abs(one - two).max()), 1e-5, at_most=True, note=note)
+
+
+def _compare_exact(folder: Path) -> Row:
+    """Return the default numbers task's exact match at its end."""
+    for workers in (1, 2):
+        run_all(_train(folder / f"exact{workers}", workers=workers))
+    one, two = (_metrics(folder / f"exact{n}")[-1]["validation_exact"] for n in (1, 2))
+    title = "exact match of the numbers task, difference of 2 processes and 1"
+    return Row(title, abs(one - two), 0.01, True, note=f"{one:.1%} and {two:.1%}; dropout differs")
+
+
+def _measure_throughput(folder: Path) -> Iterator[Row]:
+    """Yield pairs a second: each process has the batch of the single one."""
+    options = [*_BASE, "--steps", str(_STEPS)]
+    run_all(_train(folder / "one", *options))
+    run_all(_train(folder / "two", *options, "--batch-size", "128", workers=2))
+    run_all(_train(folder / "a", *options), _train(folder / "b", *options))
+    alone, together = (_seconds_per_step(folder / name) for name in ("one", "two"))
+    apart = statistics.fmean(_seconds_per_step(folder / name) for name in "ab")
+    note = "base preset, one thread each, 64 pairs a process"
+    yield Row("throughput of 2 processes / 1 process", 2 * alone / together, 1.7, note=note)
+    yield Row("throughput of 2 independent processes / 1 process", 2 * alone / apart, note=note)
+    yield Row("throughput of 2 processes / 2 independent ones", apart / together, note=note)
+
+
+def measure_translate(rounds: int) -> Iterator[Row]:
+    """Yield the throughput of translating two files with two workers against two independent processes."""
+    with tempfile.TemporaryDirectory(prefix="heed-scale-") as name:
+        folder = Path(name)
+        run, names = folder / "run", ("a.txt", "b.txt")
+        run_all(_train(run, *_TINY))
+        (folder / "in").mkdir()
+        numbers = random.Random(1)
+        for name in names:
+            lines = [f"{numbers.randrange(1_000_000)}\n" for _ in range(_LINES)]
+            (folder / "in" / name).write_text("".join(lines), encoding="utf-8")
+        # A run of few steps would not end its translations.
+        translate: list[str | Path] = ["translate", run, "--max-length", "24", "--input"]
+        several = ["--launch", "local", "--workers", "2", "--device-threads", "2"]
+
+        def together() -> float:
+            with tempfile.TemporaryDirectory(dir=folder) as out:
+                words = [*translate, folder / "in" / "*.txt", "--output", out, *several]
+                seconds = run_all(words)
+                for name in names:
+                    found[name].add((Path(out) / name).read_bytes())
+            return seconds
+
+        def apart() -> float:
+            more = ["--device-threads", "1", "--output"]
+            seconds = run_all(
+                *([*translate, folder / "in" / name, *more, folder / name] for name in names)
+            )
+            for name in names:
+                found[name].add((folder / name).read_bytes())
+                (folder / name).unlink()
+            return seconds
+
+        found: dict[str, set[bytes]] = {name: set() for name in names}
+        workers, independent = take_turns([together, apart], rounds)
+        if any(len(texts) > 1 for texts in found.values()):
+            raise RuntimeError("two workers translate a file to other bytes than one process")
+        ratios = [other / own for own, other in zip(workers, independent, strict=True)]
+        yield Row(
+            "throughput of offline translation, 2 workers / 2 independent processes",
+            statistics.median(ratios),
+            None if _SMALLER else 0.95,
+            note=f"median of {rounds} rounds, start included; the same bytes; {2 * _LINES:,} lines, tiny preset, one "
+            f"thread a process, {min(workers):.0f} s",
+        )

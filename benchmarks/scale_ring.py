@@ -1,14 +1,11 @@
 """Training a language model whose sequence is split across worker processes on this machine: memory and time.
 
-python -m benchmarks.scale_ring [--length 32768]
-
 A worker's memory is the peak of its resident memory (ru_maxrss) less that after a step over a short sequence: it is
 what the length costs, without TensorFlow, the weights and the optimizer.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -18,10 +15,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.scale import Row, table
+from benchmarks.results import Row
 
 # Of the step that sets the base.
 _SHORT = 256
@@ -84,7 +81,7 @@ def measure(setting: Setting, workers: int) -> list[Result]:
             task = {"type": "worker", "index": index}
             cluster = {"cluster": {"worker": addresses}, "task": task}
             environment["TF_CONFIG"] = json.dumps(cluster)
-        command = [sys.executable, "-m", "benchmarks.scale_ring", "--worker"]
+        command = [sys.executable, "-m", "benchmarks.scale_ring"]
         command.append(json.dumps(dataclasses.asdict(setting)))
         pipe = subprocess.PIPE
         processes.append(
@@ -104,9 +101,9 @@ def measure(setting: Setting, workers: int) -> list[Result]:
     return results
 
 
-def memory_rows(setting: Setting | None = None) -> Iterator[Row]:
+def measure_memory(rounds: int) -> Iterator[Row]:
     """Yield the memory of one worker and of each of two, their ratio, and the seconds of a step."""
-    setting = setting or Setting()
+    setting = Setting(steps=max(1, rounds // 5))
     one, two = (measure(setting, workers) for workers in (1, 2))
     alone, largest = one[0].mib, max(result.mib for result in two)
     tokens = f"{setting.length:,} tokens"
@@ -195,21 +192,5 @@ def _run_worker(setting: Setting) -> Result:
     return Result(min(seconds, default=0.0), _peak_mib() - base, losses)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a table, or run as a worker."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.scale_ring",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
-    parser.add_argument("--length", type=int, default=Setting.length, help="tokens (%(default)s)")
-    options = parser.parse_args(arguments)
-    if options.worker is not None:
-        print(json.dumps(dataclasses.asdict(_run_worker(Setting(**options.worker)))))
-        return
-    print(table(memory_rows(Setting(length=options.length))))
-
-
 if __name__ == "__main__":
-    main()
+    print(json.dumps(dataclasses.asdict(_run_worker(Setting(**json.loads(sys.argv[1]))))))

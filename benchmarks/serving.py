@@ -1,9 +1,8 @@
-"""Measures throughput, latency and memory of `heed serve` with many clients, and with one request at a time.
+"""Throughput, latency and memory of `heed serve` with many clients, and with one request at a time.
 
-    python -m benchmarks.serving [RUN] [--clients 32] [--requests 10000]
-
-Server and clients are two processes, which share the machine's cores. Each request is a short text from the run's
-held-out pairs, on a connection that stays open. Without RUN, a small run on numbers is trained first.
+Server and clients are two processes, which share the machine's cores. Each request is a short text from a run's
+held-out pairs, on a connection that stays open. HEED_BENCHMARK_RUN names the run; without it a small one on numbers is
+trained first.
 
 - one at a time: each request is sent after the answer to the last.
 - all at once: all clients do so without a pause; the server is fully loaded.
@@ -12,10 +11,10 @@ held-out pairs, on a connection that stays open. Without RUN, a small run on num
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -29,9 +28,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-ALONE, TEXTS, LONGEST = 500, 200, 60
-FASTER, SLOWER = 4.0, 3.0  # the bars on throughput and on the 99th percentile of latency
-ROOT = Path(__file__).parents[1]
+from benchmarks.results import Row
+from benchmarks.worker import memory_of
+
+_SMALLER = bool(os.environ.get("HEED_BENCHMARK_SMALLER"))
+_ALONE, _TEXTS, _LONGEST = 500, 200, 60
+_CLIENTS, _REQUESTS = (4, 200) if _SMALLER else (32, 10_000)
 
 
 @dataclass
@@ -130,7 +132,7 @@ async def ask_all(
 
 
 @contextmanager
-def serving(run: Path) -> Iterator[tuple[str, int]]:
+def _serving(run: Path) -> Iterator[tuple[str, int]]:
     """Start a server of a run; give its address and process id."""
     command = [sys.executable, "-m", "heed", "serve", str(run), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
@@ -143,73 +145,62 @@ def serving(run: Path) -> Iterator[tuple[str, int]]:
             server.terminate()
 
 
-def memory(process: int) -> float:
-    """Return the resident memory of a process, in MiB."""
-    for line in Path(f"/proc/{process}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    raise SystemExit("the server has ended")
-
-
-def texts_of(run: Path) -> list[str]:
+def _texts_of(run: Path) -> list[str]:
     """Short held-out texts of the run."""
     from heed.seq2seq import RunFolder
 
     found = [item.text for item in RunFolder.open(run).task().evaluation_items() if not item.cut]
-    return list(dict.fromkeys(text for text in found if 0 < len(text) <= LONGEST))[:TEXTS]
+    return list(dict.fromkeys(text for text in found if 0 < len(text) <= _LONGEST))[:_TEXTS]
 
 
-def measure(run: Path, clients: int, requests: int) -> bool:
-    """Print a table in Markdown; return whether the bars are met."""
-    texts = texts_of(run)
-    requested = list(itertools.islice(itertools.cycle(texts), max(requests, ALONE)))
+def measure(rounds: int) -> Iterator[Row]:
+    """Yield the answers per second, the latencies and the memory."""
+    del rounds  # each request is a sample
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(os.environ.get("HEED_BENCHMARK_RUN") or Path(folder) / "numbers")
+        if not run.exists():
+            command = [sys.executable, "-m", "heed", "train", "numbers", "--steps", "300"]
+            done = [*command, "--run", str(run)]
+            subprocess.run(done, check=True, stdout=subprocess.DEVNULL)
+        yield from _measure(run)
+
+
+def _measure(run: Path) -> Iterator[Row]:
+    texts = _texts_of(run)
+    requested = list(itertools.islice(itertools.cycle(texts), max(_REQUESTS, _ALONE)))
     known: dict[str, str] = {}
-    with serving(run) as (url, process):
+    with _serving(run) as (url, process):
 
         def ask(count: int, clients: int, rate: float | None = None) -> Figures:
             return asyncio.run(ask_all(url, requested[:count], clients, known, rate))
 
-        ask(ALONE, 1)
-        ask(1000, clients)
-        before = memory(process)
-        alone = ask(ALONE, 1)
-        busy = ask(requests, clients)
-        paced = {times: ask(requests // 2, clients, times * alone.rate) for times in (2.0, FASTER)}
-        after = memory(process)
-    ways = {"one at a time": alone, f"{clients} clients, all at once": busy}
-    ways |= {f"{clients} clients, paced {times:g} times": one for times, one in paced.items()}
-    print("| | requests | answers per second | median, ms | 99 %, ms | errors | wrong texts |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+        ask(_ALONE, 1)
+        ask(_REQUESTS // 10, _CLIENTS)
+        before = memory_of(process)
+        alone = ask(_ALONE, 1)
+        several = f"{_CLIENTS} clients"
+        ways = {"one at a time": alone, f"{several}, all at once": ask(_REQUESTS, _CLIENTS)}
+        for times in (2.0, 4.0):
+            paced = ask(_REQUESTS // 2, _CLIENTS, times * alone.rate)
+            ways[f"{several}, paced {times:g} times"] = paced
+        after = memory_of(process)
+    single = alone.percentile(50)
     for name, found in ways.items():
         bad = sum(count for status, count in found.statuses.items() if status != 200)
-        row = [f"{len(found.latencies):,}", f"{found.rate:,.0f}"]
-        row += [f"{found.percentile(50):.1f}", f"{found.percentile(99):.1f}"]
-        row += [str(bad), str(found.wrong)]
-        print(f"| {name} | {' | '.join(row)} |")
-    single, faster = alone.percentile(50), busy.rate / alone.rate
-    slower = {name: found.percentile(99) / single for name, found in ways.items()}
-    print(f"\nthroughput: {faster:.1f} times that of one at a time (bar: {FASTER:g})")
-    ratios = ", ".join(f"{value:.1f} {name}" for name, value in slower.items())
-    print(f"99th percentile / median of one at a time (bar: below {SLOWER:g}): {ratios}")
-    print(f"memory: {before:.0f} MiB, then {after:.0f} MiB")
-    right = all(set(one.statuses) == {200} and not one.wrong for one in ways.values())
-    return right and faster >= FASTER and [*slower.values()][-1] < SLOWER
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Measures; the status is 0 if the bars are met."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("run", type=Path, nargs="?", help="a finished run")
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--requests", type=int, default=10_000)
-    options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        run = options.run or Path(folder) / "numbers"
-        if options.run is None:
-            command = [sys.executable, "-m", "heed", "train", "numbers", "--steps", "300"]
-            subprocess.run([*command, "--run", str(run)], cwd=ROOT, check=True)
-        return 0 if measure(run, options.clients, options.requests) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        note = (
+            f"{len(found.latencies):,} requests; median {found.percentile(50):.1f} ms, 99 % within "
+        )
+        note += f"{found.percentile(99):.1f} ms"
+        yield Row(f"{name}: answers per second", found.rate, note=note)
+        title = f"{name}: errors and texts that differ from those of single requests"
+        yield Row(title, bad + found.wrong, 0, at_most=True)
+    bar, latency = (None, None) if _SMALLER else (4.0, 3.0)
+    busy = ways[f"{several}, all at once"]
+    yield Row(f"throughput of {several} / one at a time", busy.rate / alone.rate, bar, unit="times")
+    for name, found in ways.items():
+        title = f"{name}: 99th percentile / median of one at a time"
+        paced_most = latency if found is paced else None
+        yield Row(title, found.percentile(99) / single, paced_most, at_most=True, unit="times")
+    yield Row(
+        "memory of the server, at the end / at the start", after / before, note=f"{after:.0f} MiB"
+    )

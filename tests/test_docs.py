@@ -162,7 +162,7 @@ def test_the_first_two_commands_of_the_readme_are_one_line_each():
 
 # The README's tasks; the section, case and columns (heed, peer) of docs/measurements/ that they quote.
 QUOTED = {
-    "training step of a GPT-2-style": ("models", "decoder training step (1, 12, 4096, 64)", 1, 2),
+    "training step of a GPT-2-style": ("models", "decoder training step (1, 12, 4096, 64)", 2, 3),
     "`generate` with KerasHub's GPT-2": (
         "seq2seq",
         "greedy after a prompt (8, 12, 480/32, 64)",

@@ -1,7 +1,7 @@
 """The sides of a comparison.
 
-A peer is a module in this folder with a function `prepare(case)`, which makes random inputs and returns a `Prepared`.
-Only the peer's own process imports the module. To add a side, write its module and list it in `PEERS`; a module that
+A peer names a function of a module in this folder, which makes random inputs of a case and returns a `Prepared`. Only
+the peer's own process imports the module. To add a side, write its function and list it in `PEERS`; a module that
 cannot be imported is reported and left out.
 """
 
@@ -9,24 +9,28 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import importlib
 import importlib.util
 import itertools
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.cases import OPTION_SIDES, OPTIONS, Case
+from benchmarks.cases import Case
 
-OPTION = "HEED_BENCHMARK_OPTION"
-COMPILED = "HEED_BENCHMARK_XLA"
-TOGETHER = "HEED_BENCHMARK_TOGETHER"
 THREADS = "HEED_BENCHMARK_THREADS"
 REGISTER_PEAK = "register-peak"
+# Ends the name of heed's side with the heed of another interpreter.
+BEFORE = "-before"
+# Comes between the name of heed's side and an instruction set.
+WITH = "-with-"
+# Options of the suite "options"; see `tensorflow_ops.heed_option`.
+OPTIONS = (
+    "causal", "window", "padding", "segments", "dense", "bias", "alibi", "soft-cap", "dropout"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,12 @@ def same_case(case: Case) -> Case:
 
 def without_window(case: Case) -> Case:
     """For peers without windows, which compute the whole causal attention instead."""
-    return dataclasses.replace(case, window=None)
+    return replace(case, window=None)
+
+
+def one_plain_call(case: Case) -> Case:
+    """For peers without a graph, which compute a single forward pass, plain or causal."""
+    return replace(case, chain=1, backward=False, padded=False, window=None)
 
 
 @dataclass(frozen=True)
@@ -92,140 +101,120 @@ class Peer:
 
     Args:
         title: its name in tables.
-        module: the module of its `prepare`.
+        target: "module:function" of what prepares a case.
         kind: the kind of cases that it computes.
         is_heed: whether it is heed; the others are compared with the first such side of a run.
         is_limit: whether it has no result to compare: a speed of the machine, a model without its attention or with
             its own weights. Its memory is not measured.
         is_variant: whether it is another heed; it is compared only with heed, and --peers does not take it.
+        has_kernels: whether it is heed with kernels for each instruction set.
         builds_scores: whether it builds the whole score tensor, and so needs memory for it.
         computes: maps a case to the one that it computes instead.
+        options: more arguments of the function.
         environment: environment variables of its process.
         python: the interpreter of its process; None for the one that runs the benchmarks.
     """
 
     title: str
-    module: str
+    target: str
     kind: str = "dot-product"
     is_heed: bool = False
     is_limit: bool = False
     is_variant: bool = False
+    has_kernels: bool = False
     builds_scores: bool = False
     computes: Callable[[Case], Case] = same_case
+    options: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     python: str | None = None
 
 
-def one_plain_call(case: Case) -> Case:
-    """For peers without a graph, which compute a single forward pass, plain or causal."""
-    return dataclasses.replace(case, chain=1, backward=False, padded=False, window=None)
+def _peer(title: str, target: str, kind: str = "dot-product", **more: Any) -> Peer:
+    return Peer(title, f"benchmarks.peers.{target}", kind, **more)
 
 
-def _limit(library: str, title: str) -> Peer:
+def _heed(target: str, kind: str = "dot-product", title: str = "heed", **more: Any) -> Peer:
+    return _peer(title, target, kind, is_heed=True, **more)
+
+
+def _rate(title: str, library: str) -> Peer:
     # By default OpenBLAS' idle threads spin for a tenth of a second.
     environment = {"OPENBLAS_THREAD_TIMEOUT": "10"}
-    module = f"benchmarks.peers.sgemm_{library}"
-    return Peer(f"sgemm rate of {title}", module, is_limit=True, environment=environment)
+    more: dict[str, Any] = {"is_limit": True, "environment": environment}
+    return _peer(f"sgemm rate of {title}", f"sgemm:prepare_{library}", **more)
 
 
-_HERE = "benchmarks.peers."
+_SCORES: dict[str, Any] = {"builds_scores": True}
+_LIMIT: dict[str, Any] = {"is_limit": True}
+_XLA: dict[str, Any] = {"is_limit": True, "options": {"xla": True}}
 PEERS: dict[str, Peer] = {
-    "heed": Peer("heed", _HERE + "heed_op", is_heed=True),
-    "heed-portable": Peer("heed portable", _HERE + "heed_portable", is_heed=True),
-    "torch": Peer("PyTorch SDPA", _HERE + "torch_op", computes=without_window),
-    "jax": Peer("JAX", _HERE + "jax_op", builds_scores=True),
-    "naive": Peer("naive TensorFlow", _HERE + "naive", builds_scores=True),
-    "keras-op": Peer("keras.ops", _HERE + "keras_op", builds_scores=True),
-    "sgemm-torch": _limit("torch", "PyTorch"),
-    "sgemm-tensorflow": _limit("tensorflow", "TensorFlow"),
-    "sgemm-numpy": _limit("numpy", "NumPy"),
-    REGISTER_PEAK: Peer("register peak", _HERE + "register_peak", is_limit=True),
-    "heed-eager": Peer("heed, no graph", _HERE + "heed_eager", computes=one_plain_call),
-    "matmul": Peer("tf.matmul node", _HERE + "matmul_node", is_limit=True),
-    "heed-additive": Peer("heed", _HERE + "heed_additive", "additive", is_heed=True),
-    "additive-naive": Peer(
-        "naive TensorFlow", _HERE + "naive_additive", "additive", builds_scores=True
+    "heed": _heed("tensorflow_ops:heed", has_kernels=True),
+    "heed-portable": _heed("tensorflow_ops:heed_portable", title="heed portable"),
+    "torch": _peer("PyTorch SDPA", "torch_sides:attention", computes=without_window),
+    "jax": _peer("JAX", "jax_op", **_SCORES),
+    "naive": _peer("naive TensorFlow", "tensorflow_ops:naive", **_SCORES),
+    "keras-op": _peer("keras.ops", "tensorflow_ops:keras_op", **_SCORES),
+    "sgemm-torch": _rate("PyTorch", "torch"),
+    "sgemm-tensorflow": _rate("TensorFlow", "tensorflow"),
+    "sgemm-numpy": _rate("NumPy", "numpy"),
+    REGISTER_PEAK: Peer("register peak", "benchmarks.register_peak", is_limit=True),
+    "heed-eager": _peer("heed, no graph", "tensorflow_ops:heed_eager", computes=one_plain_call),
+    "matmul": _peer("tf.matmul node", "tensorflow_ops:matmul_node", **_LIMIT),
+    "heed-additive": _heed("tensorflow_ops:heed_additive", "additive", has_kernels=True),
+    "additive-naive": _peer(
+        "naive TensorFlow", "tensorflow_ops:naive_additive", "additive", **_SCORES
     ),
-    "additive-keras": Peer(
-        "Keras AdditiveAttention", _HERE + "keras_additive", "additive", builds_scores=True
+    "additive-keras": _peer(
+        "Keras AdditiveAttention", "tensorflow_ops:keras_additive", "additive", **_SCORES
     ),
-    "heed-layer": Peer("heed layer", _HERE + "heed_layer", "layer", is_heed=True),
-    "keras-layer": Peer("keras layer", _HERE + "keras_layer", "layer", builds_scores=True),
-    "heed-model": Peer("accelerated", _HERE + "heed_model", "model", is_heed=True),
-    "keras-model": Peer("stock Keras", _HERE + "keras_model", "model", builds_scores=True),
-    "heed-generate": Peer("heed", _HERE + "heed_generate", "generate", is_heed=True),
+    "heed-layer": _heed("tensorflow_ops:heed_layer", "layer", "heed layer", has_kernels=True),
+    "keras-layer": _peer("keras layer", "tensorflow_ops:keras_layer", "layer", **_SCORES),
+    "heed-model": _heed("models:accelerated", "model", "accelerated", has_kernels=True),
+    "keras-model": _peer("stock Keras", "models:stock", "model", **_SCORES),
+    "heed-generate": _heed("texts:heed", "generate"),
     # Each thread decodes a part of the texts, or all threads work together on all texts.
     **{
-        name: Peer(
-            f"CTranslate2, {split}",
-            _HERE + "ctranslate2_generate",
-            "generate",
-            environment={TOGETHER: together},
-        )
-        for name, split, together in (
-            ("ctranslate2", "texts split", "0"),
-            ("ctranslate2-together", "threads together", "1"),
+        name: _peer(f"CTranslate2, {split}", "texts:ctranslate2", "generate", options=options)
+        for name, split, options in (
+            ("ctranslate2", "texts split", {}),
+            ("ctranslate2-together", "threads together", {"together": True}),
         )
     },
     # Another model with its own weights, so its texts differ from heed's.
-    "hub-generate": Peer("KerasHub BART", _HERE + "hub_generate", "generate", is_limit=True),
-    "hub-generate-xla": Peer(
-        "KerasHub BART with XLA",
-        _HERE + "hub_generate",
-        "generate",
-        is_limit=True,
-        environment={COMPILED: "1"},
-    ),
-    "heed-gpt2": Peer("accelerated GPT-2", _HERE + "heed_gpt2", "continue", is_heed=True),
-    "hub-gpt2": Peer("KerasHub GPT-2", _HERE + "hub_gpt2", "continue"),
-    "heed-language-model": Peer(
-        "heed", _HERE + "heed_language_model", "language-model", is_heed=True
-    ),
-    "llama-cpp": Peer("llama.cpp", _HERE + "llama_cpp_language_model", "language-model"),
-    "heed-training": Peer("heed", _HERE + "heed_training", "training", is_heed=True),
+    "hub-generate": _peer("KerasHub BART", "texts:bart", "generate", **_LIMIT),
+    "hub-generate-xla": _peer("KerasHub BART with XLA", "texts:bart", "generate", **_XLA),
+    "heed-gpt2": _heed("gpt2:accelerated", "continue", "accelerated GPT-2"),
+    "hub-gpt2": _peer("KerasHub GPT-2", "gpt2:stock", "continue"),
+    "heed-training": _heed("heed_training", "training"),
     # Models with weights of their own.
-    "keras-training": Peer(
-        "stock Keras", _HERE + "keras_training", "training", is_limit=True, builds_scores=True
+    "keras-training": _peer("stock Keras", "training:keras", "training", **_LIMIT, **_SCORES),
+    "keras-training-xla": _peer(
+        "stock Keras with XLA", "training:keras", "training", **_XLA, **_SCORES
     ),
-    "keras-training-xla": Peer(
-        "stock Keras with XLA",
-        _HERE + "keras_training",
-        "training",
-        is_limit=True,
-        builds_scores=True,
-        environment={COMPILED: "1"},
-    ),
-    "hub-training": Peer("KerasHub", _HERE + "hub_training", "training", is_limit=True),
-    "hub-training-xla": Peer(
-        "KerasHub with XLA",
-        _HERE + "hub_training",
-        "training",
-        is_limit=True,
-        environment={COMPILED: "1"},
-    ),
-    "torch-training": Peer(
-        "PyTorch nn.Transformer", _HERE + "torch_training", "training", is_limit=True
-    ),
-    "model-rest": Peer("without attention", _HERE + "model_rest", "model", is_limit=True),
+    "hub-training": _peer("KerasHub", "training:keras_hub", "training", **_LIMIT),
+    "hub-training-xla": _peer("KerasHub with XLA", "training:keras_hub", "training", **_XLA),
+    "torch-training": _peer("PyTorch nn.Transformer", "torch_sides:training", "training", **_LIMIT),
+    "model-rest": _peer("without attention", "models:without_attention", "model", **_LIMIT),
+    # The same attention with one more option, for which there is no result to compare with.
+    **{
+        f"heed-{name}": _peer(
+            f"with {name}", "tensorflow_ops:heed_option", options={"name": name}, **_LIMIT
+        )
+        for name in OPTIONS
+    },
 }
 
 
-# The same attention with one more option, for which there is no result to compare with.
-PEERS |= {
-    name: Peer(f"with {option}", _HERE + "heed_option", is_limit=True, environment={OPTION: option})
-    for name, option in zip(OPTION_SIDES, OPTIONS, strict=True)
-}
-
-
-BEFORE = "-before"
-# Each side of heed again, for an interpreter with another heed.
-PEERS |= {
-    name + BEFORE: dataclasses.replace(
-        peer, title=f"{peer.title} before", is_heed=False, is_variant=True
-    )
-    for name, peer in PEERS.items()
-    if peer.is_heed
-}
+def named(name: str) -> Peer:
+    """Return a peer, or heed's with another heed or with an instruction set."""
+    own, together, instruction_set = name.removesuffix(BEFORE).partition(WITH)
+    peer = PEERS[own]
+    if own == name:
+        return peer
+    suffix = f" on {instruction_set}" if together else " before"
+    environment = {"HEED_INSTRUCTION_SET": instruction_set} if together else peer.environment
+    more: dict[str, Any] = {"is_heed": False, "is_variant": True, "environment": environment}
+    return dataclasses.replace(peer, title=peer.title + suffix, **more)
 
 
 def instruction_sets() -> list[str]:
@@ -244,27 +233,6 @@ def instruction_sets() -> list[str]:
             ]
             return names[names.index(in_use().decode()) :]
     return []
-
-
-WITH = "-with-"
-# Each side of heed with kernels again, with the kernels for each instruction set.
-PEERS |= {
-    name + WITH + instructions: dataclasses.replace(
-        PEERS[name],
-        title=f"{PEERS[name].title} on {instructions}",
-        is_heed=False,
-        is_variant=True,
-        environment={"HEED_INSTRUCTION_SET": instructions},
-    )
-    for name in ("heed", "heed-additive", "heed-layer", "heed-model")
-    for instructions in instruction_sets()
-}
-
-
-def prepare(module: str, case: Case) -> Prepared:
-    """Import a side and prepares a case."""
-    prepared: Prepared = importlib.import_module(module).prepare(case)
-    return prepared
 
 
 def threads() -> int | None:

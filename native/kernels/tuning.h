@@ -2,7 +2,7 @@
 //
 // They are constants, because arrays and loops need them at compile time. They are the same on every machine with an
 // instruction set, whatever its caches, because they decide in which order numbers are summed: results must not depend
-// on the machine. `python -m benchmarks tune` measures other sizes on a machine, see docs/measurements/kernels.md.
+// on the machine. docs/measurements/kernels.md has other sizes, and how to measure them.
 #pragma once
 
 #include <cstddef>

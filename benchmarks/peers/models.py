@@ -1,4 +1,4 @@
-"""Shared by the sides with a whole model: a Transformer of Keras' own layers, run as by `fit` and `predict`."""
+"""Whole models: a Transformer of Keras' own layers, run as by `fit` and `predict`, stock and accelerated."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras import layers
 
+import heed
 from benchmarks.cases import MODEL_LAYERS, Case
 from benchmarks.peers import Prepared, _tensorflow
 
@@ -21,9 +22,11 @@ class Positions(layers.Layer):
     """Adds a learned vector for each position."""
 
     def build(self, input_shape: Any) -> None:
+        """Make the vectors."""
         self.vectors = self.add_weight(shape=input_shape[1:], initializer="normal")
 
     def call(self, inputs: Any) -> Any:
+        """(B, T, D) to the same."""
         return inputs + self.vectors
 
 
@@ -34,15 +37,19 @@ class ProjectionsAlone(layers.MultiHeadAttention):
         return query + key + value, None
 
 
-def prepare_model(
-    case: Case, attention: type[layers.Layer] = layers.MultiHeadAttention
-) -> Prepared:
-    """Compiles a model and makes one batch, for `train_on_batch` if the case has backward, else `predict_on_batch`.
+def accelerated(case: Case) -> Prepared:
+    """Do as `stock`, with heed's attention for the rest of the process."""
+    heed.accelerate()
+    return stock(case)
 
-    Args:
-        case: the case.
-        attention: the class of the attention layers.
-    """
+
+def without_attention(case: Case) -> Prepared:
+    """Do as `stock`, without the part that attention can make faster: each head sums its query, key and value."""
+    return stock(case, ProjectionsAlone)
+
+
+def stock(case: Case, attention: type[layers.Layer] = layers.MultiHeadAttention) -> Prepared:
+    """Compile a model and make one batch, for `train_on_batch` if the case has backward, else `predict_on_batch`."""
     keras.utils.set_random_seed(0)
     model = (decoder if case.causal else encoder)(case, attention)
     # At a learning rate of 0 the weights stay the same, and so does the work of each step.

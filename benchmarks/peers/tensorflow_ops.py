@@ -1,0 +1,201 @@
+"""Attention on TensorFlow: heed's, naive TensorFlow's and Keras', as ops and as layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+import heed as package
+from benchmarks.cases import Case
+from benchmarks.peers import Prepared, _inputs
+from benchmarks.peers._tensorflow import make_graph, visible
+from heed import Mask, ops
+
+_WINDOW = 128
+
+
+def heed(case: Case) -> Prepared:
+    """Call heed as users do, with rules instead of a mask array. Inputs are (B, N, T, H), as for PyTorch."""
+
+    def attention(query, key, value):  # type: ignore[no-untyped-def]
+        mask = None
+        if case.window is not None:
+            mask = Mask.window(case.window - 1, 0)
+        if case.padded:
+            lengths = Mask.lengths(case.key_lengths)
+            mask = lengths if mask is None else mask & lengths
+        causal = case.causal and case.window is None
+        return ops.dot_product_attention(
+            query, key, value, mask=mask, is_causal=causal, layout="BNTH"
+        )
+
+    return make_graph(attention, case, "BNTH")
+
+
+def heed_portable(case: Case) -> Prepared:
+    """Do as `heed`, without the native kernels for the rest of the process."""
+    package.set_implementation("portable")
+    return heed(case)
+
+
+def heed_eager(case: Case) -> Prepared:
+    """Call heed without a graph: the forward pass of plain or causal cases."""
+    dtype = tf.as_dtype(case.dtype)
+    arguments = [tf.cast(tf.constant(_inputs.heads_first(x)), dtype) for x in _inputs.inputs(case)]
+
+    def arrays(results: list[tf.Tensor]) -> list[np.ndarray]:
+        return [_inputs.heads_first(tf.cast(x, tf.float32).numpy()) for x in results]
+
+    return Prepared(
+        lambda: [ops.dot_product_attention(*arguments, is_causal=case.causal, layout="BNTH")],
+        arrays,
+    )
+
+
+def options_of(case: Case, name: str) -> dict[str, Any]:
+    """Return the arguments of the op for one of `OPTIONS`."""
+    T, S, N = case.length, case.key_length, case.heads
+    rng = np.random.default_rng(0)
+    given: dict[str, Any] = {
+        "causal": {"is_causal": True},
+        "window": {"mask": Mask.window(_WINDOW - 1, 0)},
+        "padding": {"mask": Mask.lengths([S // 2] * case.batch)},
+        "segments": {"mask": Mask.segments([np.arange(S) // (S // 4)] * case.batch)},
+        "dense": {"mask": tf.constant(rng.random((1, 1, T, S)) < 0.9)},
+        "bias": {"bias": tf.constant(rng.normal(size=(1, N, T, S)).astype("float32"))},
+        "alibi": {"alibi_slopes": ops.alibi_slopes(N)},
+        "soft-cap": {"soft_cap": 30.0},
+        "dropout": {"dropout": 0.1, "seed": 1},
+    }
+    return given[name]
+
+
+def visible_share(case: Case, name: str) -> float:
+    """Return the share of pairs that a rule leaves; 1 if each pair must be computed."""
+    T = case.length
+    shares = {
+        "causal": (T + 1) / (2 * T),
+        "window": (_WINDOW * T - _WINDOW * (_WINDOW - 1) / 2) / T**2,
+        "padding": 0.5,
+        "segments": 0.25,
+    }
+    return shares.get(name, 1.0)
+
+
+def heed_option(case: Case, name: str) -> Prepared:
+    """Do as `heed`, with one more option.
+
+    The time is divided by the share of visible pairs: with a mask that hides half of the pairs, the same figure means
+    half the time.
+    """
+    given = options_of(case, name)
+
+    def attention(query, key, value):  # type: ignore[no-untyped-def]
+        return ops.dot_product_attention(query, key, value, layout="BNTH", **given)
+
+    prepared = make_graph(attention, case, "BNTH")
+    return dataclasses.replace(prepared, portion=prepared.portion / visible_share(case, name))
+
+
+def naive(case: Case) -> Prepared:
+    """Compute attention as in tutorials, in its best layout: two matrix products and a softmax.
+
+    Inputs are (B, N, T, H) from the start, so that no transpose is timed.
+    """
+    group = case.heads // case.key_head_count
+
+    def attention(query, key, value):  # type: ignore[no-untyped-def]
+        if group > 1:
+            key, value = (tf.repeat(x, group, axis=1) for x in (key, value))
+        scores = tf.matmul(query, key, transpose_b=True) * case.head_dim**-0.5
+        seen = visible(case)
+        if seen is not None:
+            scores += (1.0 - tf.cast(seen, scores.dtype)) * -1e9
+        return tf.matmul(tf.nn.softmax(scores), value)
+
+    return make_graph(attention, case, "BNTH")
+
+
+def keras_op(case: Case) -> Prepared:
+    """Call `keras.ops` as users do: causal by its own flag, windows and padding by a mask."""
+    causal = case.causal and case.window is None
+    masked = dataclasses.replace(case, causal=case.window is not None)
+
+    def attention(query, key, value):  # type: ignore[no-untyped-def]
+        mask = visible(masked)
+        return keras.ops.dot_product_attention(query, key, value, mask=mask, is_causal=causal)
+
+    return make_graph(attention, case)
+
+
+def matmul_node(case: Case) -> Prepared:
+    """Run a graph node that does next to nothing, a 4 by 4 matrix product, for each attention of a case."""
+    square = tf.eye(4)
+
+    def make(count: int):  # type: ignore[no-untyped-def]
+        def chain(x: tf.Tensor) -> tf.Tensor:
+            for _ in range(count):
+                x = tf.matmul(x, square)
+            return x
+
+        graph = tf.function(chain, autograph=False).get_concrete_function(square)
+        return lambda: graph(square)
+
+    return Prepared.chain(case, make, lambda product: [np.asarray(product)])
+
+
+def heed_additive(case: Case) -> Prepared:
+    """Call heed with projected query, key and value, and the score vector."""
+    return make_graph(ops.additive_attention, case)
+
+
+def naive_additive(case: Case) -> Prepared:
+    """Compute additive attention as in tutorials, with the tanh of each pair: (B, T, S, U)."""
+
+    def attention(query, key, value, score_vector):  # type: ignore[no-untyped-def]
+        hidden = tf.tanh(query[:, :, None] + key[:, None])
+        scores = tf.linalg.matvec(hidden, score_vector)
+        return tf.matmul(tf.nn.softmax(scores), value)
+
+    return make_graph(attention, case)
+
+
+def keras_additive(case: Case) -> Prepared:
+    """Call `keras.layers.AdditiveAttention`, whose weight `scale` is the score vector; it projects nothing."""
+    *tensors, score_vector = _inputs.inputs(case)
+    query, key, value = tensors
+    layer = layers.AdditiveAttention()
+    layer.build([query.shape, value.shape, key.shape])
+    layer.scale.assign(score_vector)
+
+    def attention(query, key, value):  # type: ignore[no-untyped-def]
+        return layer([query, value, key])
+
+    return make_graph(attention, case, arrays=tensors, weights=[layer.scale.value])
+
+
+def heed_layer(case: Case) -> Prepared:
+    """Run heed's layer of width N*H; its backward includes the gradients of the weights."""
+    return _self_attention(package.layers.MultiHeadAttention, case)
+
+
+def keras_layer(case: Case) -> Prepared:
+    """Run Keras' layer with the same weights."""
+    return _self_attention(layers.MultiHeadAttention, case)
+
+
+def _self_attention(kind: Any, case: Case) -> Prepared:
+    layer = kind(case.heads, case.head_dim)
+    one = tf.zeros((case.batch, 1, case.heads * case.head_dim))
+    layer(one, one)  # makes the weights
+    layer.set_weights(_inputs.layer_weights(case))
+
+    def attention(states):  # type: ignore[no-untyped-def]
+        return layer(states, states, use_causal_mask=case.causal)
+
+    return make_graph(attention, case, weights=[weight.value for weight in layer.trainable_weights])

@@ -1,0 +1,131 @@
+"""Decoding of texts: heed, CTranslate2 with heed's weights, and KerasHub's BART."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any
+
+import keras
+import numpy as np
+
+from benchmarks.cases import Case
+from benchmarks.peers import Prepared, _tensorflow, threads
+from heed import models
+
+VOCABULARY, LAYERS = 8000, 3
+# Lower ids are padding, start, end and unknown, in each side's own order.
+FIRST_WORD = 4
+# Added to the scores of special tokens, so that no side ends early.
+NEVER = -1e4
+
+_tensorflow.set_threads()
+
+
+def sources(case: Case) -> np.ndarray:
+    """Token ids (B, S), none of them padding."""
+    shape = (case.batch, case.key_length)
+    return np.random.default_rng(0).integers(FIRST_WORD, VOCABULARY, shape).astype("int32")
+
+
+def make_model(case: Case) -> models.Transformer:
+    """Return a heed model with fixed random weights, which never ends a text early."""
+    keras.utils.set_random_seed(0)
+    width = case.heads * case.head_dim
+    config = models.TransformerConfig(
+        VOCABULARY,
+        VOCABULARY,
+        width=width,
+        num_heads=case.heads,
+        encoder_layers=LAYERS,
+        decoder_layers=LAYERS,
+        feed_forward_width=4 * width,
+        tie_embeddings=False,
+    )
+    made = models.Transformer(config)
+    made.build()
+    made.decoder.output_layer.bias.assign(np.where(np.arange(VOCABULARY) < FIRST_WORD, NEVER, 0.0))
+    return made
+
+
+def to_comparable(case: Case, tokens: Any) -> np.ndarray:
+    """Return the array that sides must agree on: the tokens, or only their number if weights are rounded."""
+    tokens = np.asarray(tokens, np.float32)
+    return tokens if case.weights == "float32" else np.sign(tokens)
+
+
+def heed(case: Case) -> Prepared:
+    """Decode greedily, or by beam search without a length penalty, as all texts have the same length."""
+    model, texts = make_model(case), sources(case)
+    options: dict[str, Any] = {"max_length": case.length, "weights": case.weights}
+    if case.beams > 1:
+        options |= {"method": "beam", "beam_size": case.beams, "length_penalty": 0.0}
+    return Prepared(
+        lambda: models.generate(model, texts, **options),
+        lambda tokens: [to_comparable(case, tokens)],
+    )
+
+
+def ctranslate2(case: Case, together: bool = False) -> Prepared:
+    """Decode by CTranslate2: each thread a part of the texts, or all threads together all texts.
+
+    CTranslate2 takes tokens as texts, which are made before the clock starts.
+    """
+    import ctranslate2
+
+    from heed.export.ctranslate2 import write
+
+    count = threads() or os.cpu_count() or 1
+    together = together or case.batch == 1
+    with tempfile.TemporaryDirectory(prefix="heed-benchmark-") as folder:
+        longest = max(case.length, case.key_length)
+        write(make_model(case), folder, quantization=case.weights, longest=longest)
+        translator = ctranslate2.Translator(
+            folder,
+            inter_threads=1 if together else count,
+            intra_threads=count if together else 1,
+            compute_type=case.weights,
+        )
+    texts = [list(map(str, text)) for text in sources(case).tolist()]
+    options: dict[str, Any] = {
+        "beam_size": case.beams,
+        "length_penalty": 0,
+        "max_decoding_length": case.length,
+        "max_batch_size": case.batch if together else -(-case.batch // count),
+    }
+
+    def arrays(results: Any) -> list[np.ndarray]:
+        tokens = [[int(token) for token in result.hypotheses[0]] for result in results]
+        return [to_comparable(case, tokens)]
+
+    return Prepared(lambda: translator.translate_batch(texts, **options), arrays)
+
+
+def bart(case: Case, xla: bool = False) -> Prepared:
+    """Decode by KerasHub's `generate` and its cache; all tokens, because there is no end token."""
+    import keras_hub
+
+    keras.utils.set_random_seed(0)
+    width, texts = case.heads * case.head_dim, sources(case)
+    backbone = keras_hub.models.BartBackbone(
+        vocabulary_size=VOCABULARY,
+        num_layers=LAYERS,
+        num_heads=case.heads,
+        hidden_dim=width,
+        intermediate_dim=4 * width,
+        max_sequence_length=max(case.key_length, case.length + 1),
+    )
+    model = keras_hub.models.BartSeq2SeqLM(backbone, preprocessor=None)
+    model.compile(sampler="greedy", jit_compile=xla)
+    start = np.zeros((case.batch, case.length + 1), "int32")
+    start[:, 0] = 1
+    inputs = {
+        "encoder_token_ids": texts,
+        "encoder_padding_mask": np.ones_like(texts),
+        "decoder_token_ids": start,
+        "decoder_padding_mask": start,  # 1 for the only token
+    }
+    return Prepared(
+        lambda: model.generate(inputs, stop_token_ids=None),
+        lambda written: [np.asarray(written["decoder_token_ids"], np.float32)[:, 1:]],
+    )

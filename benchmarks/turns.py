@@ -1,0 +1,98 @@
+"""One timer: sides take turns, in this process or in several."""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from benchmarks.results import Row
+
+T = TypeVar("T")
+# Quick calls are repeated for so long in a round of `alternate`.
+_ROUND_SECONDS = 0.02
+
+
+def pause() -> None:
+    """Let another process take its turn; the worker replaces it in runs of two heeds."""
+
+
+def take_turns(sides: Sequence[Callable[[], T]], rounds: int) -> list[list[T]]:
+    """Return what each side returns in each round.
+
+    The order is reversed every other round, so that no side always follows the same neighbour.
+    """
+    samples: list[list[T]] = [[] for _ in sides]
+    for number in range(rounds):
+        pause()
+        for place in range(len(sides))[:: 1 if number % 2 == 0 else -1]:
+            samples[place].append(sides[place]())
+    return samples
+
+
+def alternate(
+    *sides: Callable[[], Any], rounds: int, quartile: int = 1, budget: float = math.inf
+) -> list[float]:
+    """Return the seconds of a call of each side of this process: a quartile of rounds in turn.
+
+    Args:
+        sides: functions that return when their result is there. Each runs twice before.
+        rounds: at least 2.
+        quartile: the lower one for a machine that others disturb, or 2 for the median.
+        budget: the seconds in which they fit as many rounds as they can, at least 2.
+    """
+    runs, whole = [], 0.0
+    for side in sides:
+        side()
+        seconds = max(1e-9, seconds_of(side, 1))
+        calls = max(1, int(_ROUND_SECONDS / seconds))
+        runs.append(lambda side=side, calls=calls: seconds_of(side, calls))
+        whole += calls * seconds
+    rounds = max(2, min(rounds, int(min(budget / whole, 1e9))))
+    gc.collect()
+    gc.disable()
+    try:
+        samples = take_turns(runs, rounds)
+    finally:
+        gc.enable()
+    # Of two samples the lower quartile would lie below both.
+    return [max(min(x), statistics.quantiles(x, n=4)[quartile - 1]) for x in samples]
+
+
+def seconds_of(run: Callable[[], Any], calls: int) -> float:
+    """Return the mean seconds of so many calls in a row."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - start) / calls
+
+
+def ratio(
+    name: str,
+    heed: Callable[[], Any],
+    peer: Callable[[], Any],
+    bar: float | None,
+    rounds: int,
+    *,
+    note: str = "",
+    **options: Any,
+) -> Row:
+    """Return a row of the peer's time / heed's time; `options` are those of `alternate`."""
+    ours, theirs = alternate(heed, peer, rounds=rounds, **options)
+    times = f"heed {_readable(ours)}, peer {_readable(theirs)}"
+    return Row(name, theirs / ours, bar, note="; ".join(filter(None, [times, note])), seconds=ours)
+
+
+def _readable(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+
+
+def attempt(what: str, rows: Iterator[Row | str]) -> Iterator[Row | str]:
+    """Yield the rows; if one fails, what it was and why instead of the rest."""
+    try:
+        yield from rows
+    except Exception as error:
+        yield f"{what}: {type(error).__name__}: {error}"[:300]
