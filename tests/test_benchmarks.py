@@ -226,7 +226,7 @@ def test_a_chain_tells_the_time_of_one_more(monkeypatch):
     assert time_round(chain, 2, Probe())["seconds"] == pytest.approx(0.002)
     assert repeat(lambda x, y: 2 * x + y, 3)(1, 1) == 15
     for wrong in ({"backward": True}, {"kind": "layer"}):
-        with pytest.raises(ValueError, match="`chain` must come with"):
+        with pytest.raises(ValueError, match="`chain` must come with the forward pass"):
             Case(1, 2, 8, 4, chain=2, **wrong)
 
 

@@ -142,7 +142,7 @@ def test_a_mean_over_seeds_comes_with_what_it_may_be_by_chance():
 def test_another_model_is_refused():
     other = TransformerConfig(30, 40, width=8, num_heads=2, position="rotary")
     run = type("Run", (), {"config": {"model": other.to_dict()}})
-    with pytest.raises(ValueError, match="only sizes and dropout"):
+    with pytest.raises(ValueError, match="only sizes and dropout may be chosen"):
         _training.config_of(run)
     run.config = {"model": CONFIG.to_dict()}
     assert _training.config_of(run) == CONFIG
