@@ -40,7 +40,7 @@ def test_it_starts_again_until_it_succeeds(tmp_path):
 
 def test_it_gives_up(tmp_path):
     make_workers, starts = job(tmp_path, KILLED)
-    with pytest.raises(ClusterError, match="1 restarts: worker 1 was killed"):
+    with pytest.raises(ClusterError, match="gave up after 1 restarts: worker 1 was killed"):
         supervise(make_workers, 1, lambda _: None)
     assert len(starts) == 2
 
