@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.backend import BACKEND
 from tests.slow import slow
+from tests.test_environment import LOAD, assert_loaded, save_two_models
 
 _OTHERS = [name for name in ("tensorflow", "torch", "jax") if name != BACKEND]
 
-_SCRIPT = """
-import sys, warnings
-import keras, numpy as np
+_SCRIPT = f"""
+import heed, keras, sys, warnings
+{LOAD}"""  # heed knows its classes from then on
+_SCRIPT += """
+import numpy as np
 from keras import ops
 from keras.layers import MultiHeadAttention
 
@@ -63,13 +67,17 @@ print("done")
 
 @pytest.mark.parametrize("times", [1, *slow([2])])
 @pytest.mark.parametrize("backend", [BACKEND, *slow(_OTHERS)])
-def test_heed_is_imported_again(backend: str, times: int) -> None:
+def test_heed_is_imported_again(tmp_path: Path, backend: str, times: int) -> None:
+    """After `import heed` was enough to load a file."""
     pytest.importorskip(backend)
+    save_two_models(tmp_path)
+    script = _SCRIPT.replace("LEAVE", str((True, False)[-times:]))
     done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT.replace("LEAVE", str((True, False)[-times:]))],
+        [sys.executable, "-c", script, str(tmp_path)],
         env={**os.environ, "KERAS_BACKEND": backend},
         capture_output=True,
         text=True,
         timeout=600,
     )
     assert done.stdout.endswith("done\n"), done.stderr[-3000:]
+    assert_loaded(done)

@@ -119,9 +119,11 @@ def check(model, source, beta, prompt=None, **options):
 )
 def test_a_search_is_that_of_the_definition(name):
     model, source = MODELS[name](), sources(3)
-    without = [search(model, row, 3, 0.0)[0] for row in source]
     tokens = check(model, source, 3.0)
-    assert [tuple(row[row != 0]) for row in tokens] != without, "the penalty decides nothing here"
+    assert any(
+        tuple(found[found != 0]) != search(model, row, 3, 0.0)[0]
+        for found, row in zip(tokens, source, strict=True)
+    ), "the penalty decides nothing here"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Random malformed calls of TensorFlow's native ops, as a program of its own.
+"""Random malformed calls of TensorFlow's native ops, also as a program of its own.
 
     python -m tests.native.fuzz_ops FIRST_SEED COUNT
 
