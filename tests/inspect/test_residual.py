@@ -160,7 +160,7 @@ def test_bad_names_and_rows_say_what_there_is():
     ):
         capture(model, x, residual=True, layers=["block_7"])
     with pytest.raises(
-        ValueError, match=r"`rows` must be in \[0, 6\) for 'block_0/input'. Received: .*6"
+        ValueError, match=r"^`rows` must be in \[0, 6\) for 'block_0/input'. Received: .*6"
     ):
         capture(model, x, residual=True, rows=[6])
     stream = Residual({"a/output": np.zeros((1, 2, 3)), "b/output": np.zeros((1, 2, 3))}, {})
