@@ -16,6 +16,7 @@ from benchmarks import (
     bars,
     gpu,
     language_models,
+    patching,
     picture,
     report,
     scale,
@@ -34,7 +35,13 @@ ALL = {
     bars.SEQ2SEQ: bars.SEQ2SEQ_SUITE,
     **SUITES,
 }
-COMPARISONS = (backends.SUITE, gpu.SUITE, language_models.SUITE, score_mods.SUITE)
+COMPARISONS = (
+    backends.SUITE,
+    gpu.SUITE,
+    language_models.SUITE,
+    patching.SUITE,
+    score_mods.SUITE,
+)
 ROUNDS = 25
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import backends, comparison, gpu, language_models, score_mods
+from benchmarks import backends, comparison, gpu, language_models, patching, score_mods
 from benchmarks.comparison import Comparison, Measurement
 from benchmarks.scale import Row
 
-SUITES = [backends.SUITE, gpu.SUITE, language_models.SUITE, score_mods.SUITE]
+SUITES = [backends.SUITE, gpu.SUITE, language_models.SUITE, patching.SUITE, score_mods.SUITE]
 
 
 def suite(**measurements: Measurement) -> Comparison:
@@ -125,6 +125,7 @@ TINY = [
     *((gpu.SUITE.name, name, 6) for name in gpu.SUITE.measurements),
     *((language_models.SUITE.name, name, 1) for name in ("several", "tensorflow")),
     *((score_mods.SUITE.name, name, 1) for name in score_mods.SUITE.measurements),
+    (patching.SUITE.name, "torch", 1),
 ]
 
 
@@ -136,6 +137,7 @@ def test_measurements_run_anywhere_at_tiny_sizes(
     package = (
         "keras_hub" if "models" in one + name else name.partition("-")[0].replace("window", "torch")
     )
+    package = {patching.SUITE.name: "transformer_lens"}.get(one, package)
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"needs {package}")
     tiny = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "HEED_BENCHMARK_SMALLER": "64"}
