@@ -349,6 +349,12 @@ SUITES = {
         sections=ALL_SETS,
         note=_RATIOS,
     ),
+    "patching": Suite(
+        "patching every head of a GPT-2 form against TransformerLens",
+        measurements={"torch": Measurement("patching:measure", "torch")},
+        rounds=5,
+        note=_RATIOS,
+    ),
     "gpu": Suite(
         "heed on a GPU against stock Keras on PyTorch and JAX; tiny sizes on the CPU without one",
         measurements={

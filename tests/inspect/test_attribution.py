@@ -11,12 +11,14 @@ import pytest
 from heed.inspect import (
     Capture,
     CircuitScores,
+    Edit,
     ablate,
     attribute_logits,
     capture,
     circuit_scores,
     contrast,
     gradient_times_attention,
+    intervene,
     logit_lens,
     patching_effects,
     plot_model,
@@ -66,6 +68,8 @@ def test_the_lens_refuses_what_does_not_exist():
     model, x = own_model(), sequence()
     with pytest.raises(ValueError, match=r"`layers` must name blocks.*Received: 'block_3'"):
         logit_lens(model, x, layers=["block_3"])
+    with pytest.raises(TypeError, match=r"`layers` must be a list of names.*'block_1'"):
+        logit_lens(model, x, layers="block_1")
     with pytest.raises(ValueError, match=r"`positions` must be in \[0, 6\)"):
         logit_lens(model, x, positions=[6])
     with pytest.raises(ValueError, match="`model` must have blocks of a Transformer"):
@@ -157,7 +161,7 @@ def test_parts_that_are_scaled_are_refused_however_small():
 @pytest.mark.slow
 @pytest.mark.parametrize("accelerated", [False, True], ids=["", "accelerated"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_lens_and_attribution_of_keras_hub(name, accelerated):
+def test_lens_and_attribution_of_keras_hub(name, accelerated, monkeypatch):
     with family(name, accelerated) as (model, inputs):
         plain = to_numpy(model(inputs, training=False))
         lens = logit_lens(model, inputs)
@@ -171,8 +175,40 @@ def test_lens_and_attribution_of_keras_hub(name, accelerated):
         assert len(found.heads) == (4 if name in ("t5", "bart") else 2)
         norms = value_norms(model, inputs)
         assert len(norms) == (6 if name in ("t5", "bart") else 2)
-        effects = patching_effects(model, inputs, inputs, contrast(3))
-        assert max(np.abs(x).max() for x in effects.effects.values()) < 1e-3 * abs(plain).max()
+        check_edits(model, inputs, monkeypatch)
+
+
+def check_edits(model, inputs, monkeypatch):
+    """Check patches in batches against single ones, and a knockout against an edit."""
+    target = contrast(3, against=1)
+    name = next(
+        (x for x in ("decoder_token_ids", "token_ids") if isinstance(inputs, dict) and x in inputs),
+        None,
+    )
+    other = inputs[:, ::-1] if name is None else {**inputs, name: inputs[name][:, ::-1]}
+    clean = capture(model, other, residual=True, size=None)
+    batches = patching_effects(model, other, inputs, target)
+    monkeypatch.setattr("heed.inspect._grid._ROWS", 1)
+    singles = patching_effects(model, other, inputs, target)
+    costs = ablate(model, inputs, target)
+    place = list(singles.effects)[-1]
+    assert abs(singles.effects[place]).max() > 0
+    for change, found, base in [
+        ("patch", singles.effects[place], singles.corrupted),
+        ("zero", costs.costs[place.removesuffix("/heads")], costs.baseline),
+    ]:
+        run = clean if change == "patch" else None
+        for head in range(len(found)):
+            with intervene(Edit(place.removesuffix("/heads"), change, heads=[head], run=run)):
+                changed = float(to_numpy(target(model(inputs, training=False))))
+            assert found[head] == changed - base, (change, head)
+    # Copies in a batch are summed in another order: a few sums over the features in every part of every block.
+    sizes = [
+        sum_rounding(4 * HIDDEN * len(clean.residual), max(1, abs(x)))
+        for x in (singles.clean, singles.corrupted)
+    ]
+    for place, effects in singles.effects.items():
+        np.testing.assert_allclose(batches.effects[place], effects, rtol=0, atol=sum(sizes))
 
 
 @pytest.mark.parametrize("kind", ["fused", *slow(["softmax", "heed"])])
@@ -324,9 +360,19 @@ def test_a_planted_circuit_is_first_in_every_method():
     lens = logit_lens(model, tokens, positions=[PLACES - 1]).rank(answer)
     assert lens["block_1/output"][0, 0] == 0
 
-    costs = ablate(model, tokens, lambda y: -to_numpy(target(y)))
-    assert {x[:2] for x in costs.ranking[:2]} == {("block_1/att", 0), ("block_0/att", 1)}
-    assert costs.ranking[2].cost < 0.3 * costs.ranking[1].cost
+    # Two links of one chain tie: without either the whole answer is lost, and without one the other is of no use.
+    links = [("block_1/att", 0), ("block_0/att", 1)]
+
+    def loss(outputs):
+        return -to_numpy(target(outputs))
+
+    costs = ablate(model, tokens, loss)
+    assert {x[:2] for x in costs.ranking[:2]} == set(links)
+    assert costs.ranking[1].cost > 0.95 * found.total
+    assert abs(costs.ranking[2].cost) < 0.01 * found.total
+    with intervene(Edit(links[1][0], "zero", heads=[links[1][1]])):
+        costs = ablate(model, tokens, loss)
+    assert max(abs(x.cost) for x in costs.ranking) < 0.01 * found.total
 
 
 def test_scores_of_circuits_by_hand_and_their_differences():
@@ -361,6 +407,8 @@ def test_scores_of_circuits_by_hand_and_their_differences():
 
 def test_circuits_refuse_bad_arguments():
     found = capture(circuit(), repeated_tokens(WORDS - 1, PLACES // 2))
+    with pytest.raises(TypeError, match=r"`capture` must be a Capture\. Received: int"):
+        circuit_scores(3, [1, 1])
     with pytest.raises(ValueError, match="`tokens` must repeat"):
         circuit_scores(found, np.arange(PLACES))
     with pytest.raises(ValueError, match=r"whole self-attention of the tokens \(1, 4\)"):

@@ -16,6 +16,7 @@ from heed.inspect import (
     capture,
     gradient_times_attention,
     intervene,
+    logit_lens,
     patching_effects,
 )
 from heed.layers import AdditiveAttention, MultiHeadAttention
@@ -241,8 +242,11 @@ def test_edits_nest_and_end_with_the_block():
     np.testing.assert_array_equal(
         outer, np.broadcast_to(layer.output_dense.get_weights()[1], outer.shape)
     )
-    with pytest.raises(KeyError, match="of the user"), intervene(Edit("a", "zero")):
+    again = intervene(Edit("a", "zero"))
+    with pytest.raises(KeyError, match="of the user"), again:
         raise KeyError("of the user")
+    with again:
+        np.testing.assert_array_equal(to_numpy(layer(x, x)), outer)
     np.testing.assert_array_equal(to_numpy(layer(x, x)), plain)
 
 
@@ -257,8 +261,8 @@ def test_edits_refuse_what_does_not_exist():
     ):
         pass
     for options, message in [
-        ({"heads": [4]}, r"`heads` must be in \[0, 4\) for 'a/heads'. Received: heads=\(4,\)"),
-        ({"positions": [6]}, r"`positions` must be in \[0, 6\)"),
+        ({"heads": [4]}, r"^`heads` must be in \[0, 4\) for 'a/heads'. Received: heads=\(4,\)"),
+        ({"positions": [6]}, r"^`positions` must be in \[0, 6\)"),
         ({"edges": [(1, 6)]}, r"`edges` must have a key in \[0, 6\) for 'a'. Received: \(1, 6\)"),
     ]:
         with pytest.raises(ValueError, match=message), intervene(Edit("a", "zero", **options)):
@@ -359,8 +363,15 @@ def test_patching_effects_refuse_bad_arguments():
         patching_effects(model, x, x, float, kind="output", layers=["att"])
     with pytest.raises(ValueError, match="`kind` must be one of 'heads'"):
         patching_effects(model, x, x, float, kind="head")
-    with pytest.raises(TypeError, match=r"`inputs` must be arrays.*Received: a generator"):
-        patching_effects(model, x, (row for row in x), float)
+    with pytest.raises(TypeError, match=r"`metric` must be a function.*Received: 3"):
+        patching_effects(model, x, x, 3)
+    for method in (
+        capture,
+        logit_lens,
+        lambda model, x: patching_effects(model, sequence(), x, float),
+    ):
+        with pytest.raises(TypeError, match=r"`inputs` must be arrays.*Received: a generator"):
+            method(model, (row for row in x))
 
 
 def test_the_repr_of_a_long_ablation_shows_the_ten_most_costly():
@@ -427,7 +438,11 @@ def test_gradients_through_a_whole_model_match_finite_differences(name):
 
 def test_gradients_refuse_bad_arguments():
     model, x = chain(), sequence()
-    with pytest.raises(ValueError, match="`target` must return a scalar tensor"):
+    with pytest.raises(
+        ValueError, match=r"scalar tensor\. Received: a tensor of shape \(2, 6, 8\)"
+    ):
         gradient_times_attention(model, x, lambda y: y)
+    with pytest.raises(TypeError, match="`target` must be a function"):
+        gradient_times_attention(model, x, None)
     with pytest.raises(ValueError, match="`layers` must name"):
         gradient_times_attention(model, x, keras.ops.sum, layers=["nothing"])

@@ -157,7 +157,7 @@ def test_bad_names_and_rows_say_what_there_is():
     model, x = own_model(), sequence()
     with pytest.raises(ValueError, match=r"`layers` must name.*Received: 'block_7'"):
         capture(model, x, residual=True, layers=["block_7"])
-    with pytest.raises(ValueError, match=r"`rows` must be in \[0, 6\) for 'block_0"):
+    with pytest.raises(ValueError, match=r"^`rows` must be in \[0, 6\) for 'block_0/input'"):
         capture(model, x, residual=True, rows=[6])
     stream = Residual({"a/output": np.zeros((1, 2, 3)), "b/output": np.zeros((1, 2, 3))}, {})
     with pytest.raises(KeyError, match=r"must name one of.*Received: 'output'"):

@@ -16,7 +16,7 @@ from heed.inspect._blocks import find_projection
 from heed.inspect._observed import FusedAttention, ObservedAttention
 from heed.inspect._residual import to_floats
 from heed.inspect._row_statistics import Floats
-from heed.inspect._run import run_observed
+from heed.inspect._run import check_function, run_observed
 from heed.inspect._stack import Block, Seen, run_stack
 from heed.inspect._watch import Place, watch
 from heed.number_checks import check_integer
@@ -175,6 +175,7 @@ def attribute_logits(
     >>> bool(np.isclose(total, logits[7] - logits[3], atol=1e-5)), list(found.by_head)
     (True, ['layer_0/self_attention', 'layer_1/self_attention'])
     """
+    check_function("target", target)
     stack = run_stack(model, inputs, call_arguments)
     total = float(_widen(_scalar(target(stack.outputs))))
     (gradient,) = current().gradients(
@@ -213,8 +214,10 @@ def _shorten(found: Mapping[str, Floats]) -> dict[str, Floats]:
 
 
 def _scalar(value: Any) -> Any:
-    if tuple(getattr(value, "shape", (0,))) != ():
-        raise ValueError(f"`target` must return a scalar tensor. Received: {value!r}")
+    shape = tuple(getattr(value, "shape", (0,)))
+    if shape != ():
+        received = f"a tensor of shape {shape}" if hasattr(value, "shape") else repr(value)
+        raise ValueError(f"`target` must return a scalar tensor. Received: {received}")
     return value
 
 
@@ -499,6 +502,7 @@ def gradient_times_attention(
     >>> bool(np.isclose(found.sum(), model(values)[0, 2, 3], atol=1e-5)), float(abs(found[0, 0, 0]).max())
     (True, 0.0)
     """
+    check_function("target", target)
     steps = check_integer("steps", steps, least=1, optional=True)
     run = _Gradients(model, inputs, target, layers, call_arguments)
     found, gradients = run.compute()

@@ -107,6 +107,7 @@ def circuit_scores(capture: Capture, tokens: Any) -> CircuitScores:
         and the difference of two compares models or checkpoints.
 
     Raises:
+        TypeError: if `capture` is no `Capture`.
         ValueError: if the tokens do not fit any layer, or repeat nowhere, or if the capture holds heads out of order.
 
     Source: Olsson et al., "In-context Learning and Induction Heads", 2022; Elhage et al., 2021; Wang et al., 2022
@@ -119,6 +120,8 @@ def circuit_scores(capture: Capture, tokens: Any) -> CircuitScores:
     layer  head   previous  duplicate  induction
     a         0      0.400      0.000      1.000
     """
+    if not isinstance(capture, Capture):
+        raise TypeError(f"`capture` must be a Capture. Received: {type(capture).__name__}")
     ids = np.asarray(tokens)
     ids = ids[None] if ids.ndim == 1 else ids
     if ids.ndim != 2 or ids.dtype.kind not in "iu":

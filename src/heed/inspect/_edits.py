@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -272,12 +272,11 @@ class _Taps:
             raise ValueError(f"`name` must name one of {known}. Received: {edit.name!r}")
 
 
-@contextmanager
-def intervene(*edits: Edit) -> Iterator[None]:
+def intervene(*edits: Edit) -> AbstractContextManager[None]:
     """Apply edits to every model that this thread runs inside the `with` block.
 
     The models themselves do not change. Blocks nest: the edits of the outer one come first. Whatever runs inside, such
-    as `capture`, sees the changed model.
+    as `capture`, sees the changed model. What `intervene` returns can be used in several blocks.
 
     Args:
         *edits: in the order in which they are applied to one place.
@@ -300,10 +299,29 @@ def intervene(*edits: Edit) -> Iterator[None]:
     for edit in edits:
         if not isinstance(edit, Edit):
             raise TypeError(f"`edits` must be of type Edit. Received: {edit!r}")
-    taps = _Taps(edits)
-    with watch(None, taps=(taps,)):
-        yield
-    taps.check()
+    return _Intervention(edits)
+
+
+class _Intervention(AbstractContextManager[None]):
+    """A block with edits, which can be entered again."""
+
+    def __init__(self, edits: Sequence[Edit]) -> None:
+        self._edits = edits
+        self._entered: list[AbstractContextManager[None]] = []
+
+    def __enter__(self) -> None:
+        self._entered.append(self._apply())
+        self._entered[-1].__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._entered.pop().__exit__(*error)
+
+    @contextmanager
+    def _apply(self) -> Iterator[None]:
+        taps = _Taps(self._edits)
+        with watch(None, taps=(taps,)):
+            yield
+        taps.check()
 
 
 def replace_part(x: Any, new: Any, positions: Any, heads: Any, rows: Any = None) -> Any:

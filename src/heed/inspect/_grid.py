@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -59,14 +59,8 @@ def run_baseline(
         model, inputs, call_arguments, layers: as for `run_observed`.
 
     Raises:
-        ValueError, TypeError, RuntimeError: as `capture`, and if the inputs can be read only once.
+        ValueError, TypeError, RuntimeError: as `capture`.
     """
-    for x in keras.tree.flatten(inputs):
-        if isinstance(x, Iterator):
-            raise TypeError(
-                "`inputs` must be arrays, which several runs can read. "
-                f"Received: a {type(x).__name__}, which the first run would use up"
-            )
     places: dict[str, tuple[int, ...]] = {}
     blocks: dict[str, Returned] = {}
     sizes = [0]

@@ -12,7 +12,7 @@ from keras import ops
 from heed.inspect import _names
 from heed.inspect._grid import Baseline, Cell, run_baseline, run_cells
 from heed.inspect._row_statistics import Floats
-from heed.inspect._run import run_observed
+from heed.inspect._run import check_function, run_observed
 from heed.inspect._watch import Place
 from heed.ops.backends import current
 
@@ -302,6 +302,8 @@ def _is_chosen(full: str, layers: Sequence[str] | None) -> bool:
 
 
 def _make_measure(metric: Callable[[Any], Any]) -> Callable[[Any], float]:
+    check_function("metric", metric)
+
     def measure(outputs: Any) -> float:
         value = metric(outputs)
         if "bfloat16" in str(getattr(value, "dtype", "")):  # no number of NumPy's

@@ -92,7 +92,7 @@ def logit_lens(
     >>> bool(np.all(lens.logits["layer_1/output"] == model(tokens)))
     True
     """
-    stack = run_stack(model, inputs, call_arguments)
+    stack = run_stack(model, inputs, call_arguments, layers)
     if not hasattr(stack.outputs, "shape"):
         raise ValueError(
             "`model` must return one tensor, its logits. "

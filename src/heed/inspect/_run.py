@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -151,12 +151,7 @@ def run_observed(
     Raises:
         ValueError, TypeError: as `capture`.
     """
-    check_model(model)
-    if layers is not None:
-        if isinstance(layers, str) or any(not isinstance(name, str) for name in layers):
-            raise TypeError(f"`layers` must be a list of names. Received: layers={layers!r}")
-        if not layers:
-            raise ValueError(f"`layers` must not be empty. Received: layers={layers!r}")
+    check_run(model, inputs, layers)
     with watch(observer, layers, traced, taps, kept=kept) as session:
         outputs = model(inputs, training=False, **(call_arguments or {}))
     missed = [] if traced else _find_missed(model, session)
@@ -180,14 +175,36 @@ def run_observed(
     return outputs, dict(zip(session.names, _names.shorten_names(session.names), strict=True))
 
 
-def check_model(model: Any) -> None:
-    """Check that a model is one of Keras.
+def check_run(model: Any, inputs: Any, layers: Sequence[str] | None = None) -> None:
+    """Check that a model is one of Keras, that the inputs can be read again, and that layers are names.
 
     Raises:
-        TypeError: if it is not.
+        TypeError: if not.
+        ValueError: if there are no names.
     """
     if not isinstance(model, keras.layers.Layer):
         raise TypeError(f"`model` must be a Keras model or layer. Received: model={model!r}")
+    for x in keras.tree.flatten(inputs):
+        if isinstance(x, Iterator):
+            raise TypeError(
+                "`inputs` must be arrays, which several runs can read. "
+                f"Received: a {type(x).__name__}, which the first run would use up"
+            )
+    if layers is not None:
+        if isinstance(layers, str) or any(not isinstance(name, str) for name in layers):
+            raise TypeError(f"`layers` must be a list of names. Received: layers={layers!r}")
+        if not layers:
+            raise ValueError(f"`layers` must not be empty. Received: layers={layers!r}")
+
+
+def check_function(option: str, given: Any) -> None:
+    """Check that a measure of the outputs can be called.
+
+    Raises:
+        TypeError: if it cannot.
+    """
+    if not callable(given):
+        raise TypeError(f"`{option}` must be a function of the outputs. Received: {given!r}")
 
 
 def _find_missed(model: Any, session: Session) -> list[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from heed.inspect._run import check_model
+from heed.inspect._run import check_run
 from heed.inspect._watch import Place, Returned, Tap, watch
 from heed.ops.backends import current
 
@@ -77,15 +77,19 @@ class Stack:
             return self.model(self.inputs, training=False, **self.call_arguments)
 
 
-def run_stack(model: Any, inputs: Any, call_arguments: Mapping[str, Any] | None) -> Stack:
+def run_stack(
+    model: Any,
+    inputs: Any,
+    call_arguments: Mapping[str, Any] | None,
+    layers: Sequence[str] | None = None,
+) -> Stack:
     """Run a model and find its last stack of blocks.
 
     Raises:
-        TypeError: if `model` is not a Keras layer.
-        ValueError: if it has no blocks that heed knows.
+        TypeError, ValueError: as `check_run`, and if the model has no blocks that heed knows.
         RuntimeError: if a block runs inside a compiled function.
     """
-    check_model(model)
+    check_run(model, inputs, layers)
     seen: list[Seen] = []
     kept: dict[str, Returned] = {}
 

@@ -159,6 +159,7 @@ class Session:
         self.steps: dict[tuple[Any, ...], str] = {}  # names of those that single steps call
         self.with_attention: set[Any] = set()  # the layers around them
         self.without_values = False  # whether an attention ran in a compiled function
+        self.error: Exception | None = None  # of a tap or the observer
 
     def call_layer(self, original: Function, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
         """`keras.layers.Layer.__call__`; a softmax layer inside an attention gives weights."""
@@ -179,6 +180,11 @@ class Session:
                 output = original(layer, *frame.args, **frame.kwargs)
             if tapped:
                 output = self.leave(frame, outer, output)
+        except Exception as error:
+            # Keras adds the arguments of the layers around, which say nothing of this one.
+            if outer is None and self.error is not None and str(self.error) in str(error):
+                raise self.error from None
+            raise
         finally:
             self.frames.pop()
         if not isinstance(layer, keras.layers.Softmax):
@@ -235,9 +241,10 @@ class Session:
         shaped = found = place.shape(x)
         if place.part == "heads":
             place = place._replace(raw_shape=tuple(x.shape))
-        for tap in self.taps:
-            new = tap(place, found)
-            found = found if new is None else new
+        with self.own_errors():
+            for tap in self.taps:
+                new = tap(place, found)
+                found = found if new is None else new
         if found is shaped:
             return x
         if place.part == "weights":
@@ -298,8 +305,18 @@ class Session:
             return output
         if self.layers is not None and not any(_names.selects(x, name) for x in self.layers):
             return output
-        replaced = self.observer(name, attention, self.find_kind(attention))
+        with self.own_errors():
+            replaced = self.observer(name, attention, self.find_kind(attention))
         return output if replaced is None else replaced
+
+    @contextmanager
+    def own_errors(self) -> Iterator[None]:
+        """Remember an error that is not one of the model."""
+        try:
+            yield
+        except Exception as error:
+            self.error = error
+            raise
 
     def tap_attention(self, name: str, attention: ObservedAttention) -> ObservedAttention:
         """Taps the weights, and the heads where they are: here, or before a projection, or at the end of the layer."""
@@ -331,12 +348,13 @@ class Session:
             return
         self.without_values = True
         path = [frame.layer.name for frame in self.frames]
-        raise RuntimeError(
+        self.error = RuntimeError(
             f"The layer {path[-1]!r} runs inside a compiled function (tf.function, jax.jit, torch.compile), where "
             "its attention has no values to show. Call the model without it; on TensorFlow "
             "tf.config.run_functions_eagerly(True) does, too. "
             f"Received: a symbolic tensor inside {'/'.join(path)}"
         )
+        raise self.error
 
     def find_kind(self, attention: ObservedAttention) -> str:
         """See `Observer`."""
