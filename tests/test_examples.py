@@ -45,6 +45,10 @@ def test_four_attentions(capsys):
     assert "[0. 1.]" in capsys.readouterr().out
 
 
+def test_a_model_of_your_own_is_decoded():
+    assert importlib.import_module("examples.extending.describer").main().shape == (2, 6)
+
+
 def test_digits_are_spelled_as_the_tutorial_states():
     module = importlib.import_module("examples.digits_to_letters")
     assert module.spell([1, 2]) == "o n e t w o"

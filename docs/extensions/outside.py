@@ -21,7 +21,8 @@ _PROJECT = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 
 def _scripts() -> list[Path]:
     folder = ROOT / "examples"
-    files = [*sorted(folder.glob("*.py")), *sorted(folder.glob("recipes/*.py"))]
+    folders = ("*.py", "recipes/*.py", "extending/*.py")
+    files = [path for pattern in folders for path in sorted(folder.glob(pattern))]
     return [path for path in files if path.stem != "__init__"]
 
 

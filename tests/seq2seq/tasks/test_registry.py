@@ -1,31 +1,21 @@
-"""A new task is one class and one line: that of docs/extending.md goes through every command."""
+"""A new task is one class and one line: that of examples/extending goes through every command."""
 
 import json
-import re
-from pathlib import Path
 
 import pytest
 
+from examples.extending.backwards_task import BackwardsTask
 from heed import cli
 from heed.seq2seq import RunFolder, Task, TaskError, start_run
 from heed.seq2seq.tasks.registry import TASKS
 from tests.seq2seq import tiny
 
-PAGE = Path(__file__).parents[3] / "docs" / "extending.md"
-
 
 @pytest.fixture
 def backwards(monkeypatch):
-    """Return the task of the page, registered."""
-    blocks = re.findall(
-        r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
-    )
-    (code,) = [block for block in blocks if "(Task)" in block]
-    names = {"__name__": "__page__"}
-    exec(code, names)
-    task = names["BackwardsTask"]
-    monkeypatch.setitem(TASKS, task.kind, task)
-    return task
+    """Return the task, registered."""
+    monkeypatch.setitem(TASKS, BackwardsTask.kind, BackwardsTask)
+    return BackwardsTask
 
 
 def test_a_task_goes_through_every_command(backwards, tmp_path, monkeypatch, capsys, eager):
