@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.instruction_sets import environment as limits
 from benchmarks.report import fill
 from benchmarks.results import describe_environment
 from benchmarks.scale import Row, table
@@ -146,7 +147,10 @@ class Comparison:
         if options.child:
             return self._measure_here(options.child, options.rounds)
         command = shlex.join(["python", "-m", "benchmarks", self.name, *words])
-        about = {**describe_environment(command, options.threads), **self.look_around()}
+        about = {
+            **describe_environment(command, options.threads, options.instruction_set),
+            **self.look_around(),
+        }
         section = self.section(about)
         if options.markdown is not None:  # before the minutes of measuring
             try:
@@ -159,7 +163,7 @@ class Comparison:
         for name in options.names or self.measurements:
             try:
                 for found in self._measure_in_child(
-                    name, options.rounds, options.threads, options.seconds
+                    name, options.rounds, options.threads, options.seconds, options.instruction_set
                 ):
                     if isinstance(found, Row):
                         rows.append(found)
@@ -189,6 +193,9 @@ class Comparison:
         parser.add_argument("--threads", type=int, default=2, help="of each framework (default 2)")
         parser.add_argument(
             "--seconds", type=float, help="end each measurement after so long, and keep its rows"
+        )
+        parser.add_argument(
+            "--instruction-set", help="hold heed and its peers to one, such as avx2"
         )
         parser.add_argument(
             "--markdown", type=Path, metavar="FILE", help="fills its section: 'figures: NAME'"
@@ -225,19 +232,28 @@ class Comparison:
         return 0
 
     def _measure_in_child(
-        self, name: str, rounds: int, threads: int, seconds: float | None = None
+        self,
+        name: str,
+        rounds: int,
+        threads: int,
+        seconds: float | None = None,
+        instruction_set: str | None = None,
     ) -> Iterator[Row | str]:
         """Yield the rows and problems of a measurement, from a process with the right backend and number of threads.
 
         Raises:
             ChildProcessError: if it fails or takes too long, with the last line of its errors.
         """
-        environment = os.environ | {
-            "KERAS_BACKEND": self.measurements[name].backend,
-            "OMP_NUM_THREADS": str(threads),
-            "NPROC": str(threads),
-            "TF_NUM_INTRAOP_THREADS": str(threads),
-        }
+        environment = (
+            os.environ
+            | limits(instruction_set)
+            | {
+                "KERAS_BACKEND": self.measurements[name].backend,
+                "OMP_NUM_THREADS": str(threads),
+                "NPROC": str(threads),
+                "TF_NUM_INTRAOP_THREADS": str(threads),
+            }
+        )
         command = [sys.executable, "-m", "benchmarks", self.name, "--child", name]
         command += ["--rounds", str(rounds)]
         with (

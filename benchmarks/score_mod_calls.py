@@ -27,8 +27,8 @@ _LONG = 1, _HEADS, 16384 // _SMALLER, _WIDTH
 _PASSES = {False: "fwd", True: "fwd+bwd"}
 _DENSE = {"jax": ("JAX: jitted dense", 3.0), "tensorflow": ("TensorFlow: dense tf.function", 2.5)}
 _LN2, _CAP = math.log(2), 20.0
-# Seconds of the rounds of a comparison: all of them together stay within 12 minutes.
-_BUDGET = 14.0
+# Seconds of the rounds of a comparison: all of them together stay within 9 minutes.
+_BUDGET = 8.0
 # The largest difference of two results, relative to the largest value: a wrong index is far above.
 _TOLERANCE = 1e-3
 
@@ -38,14 +38,14 @@ class Function(NamedTuple):
 
     Args:
         captured: the arrays that it captures, which get gradients.
-        make: from the namespace of its operations and the captured arrays, a function of a pair.
+        make: from the namespace of its operations and the captured arrays, a function of a pair; None for no function.
         dense: the same of all scores, from the scores and the captured arrays.
         options: heed's own way to say it, from the captured arrays.
         bar: of the cost against that.
     """
 
     captured: tuple[np.ndarray, ...]
-    make: Callable[..., Any]
+    make: Callable[..., Any] | None
     dense: Callable[..., Any]
     options: Callable[..., dict[str, Any]] | None = None
     bar: float | None = 1.1
@@ -115,6 +115,10 @@ FUNCTIONS = {
         (-0.01 * abs(_normal(_BATCH, _HEADS, _LENGTH)),), _forgetting, _dense_forgetting
     ),
 }
+
+
+# What a dense peer's own speed is, beside what a function costs.
+_NONE = Function((), None, lambda scores: scores)
 
 
 def _heed(*x: Any, **options: Any) -> Any:
@@ -215,25 +219,30 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 
 def measure_dense(rounds: int) -> Iterator[Row | str]:
-    """Each function with gradients against the framework's dense attention."""
+    """No function, then each function, with gradients against the framework's dense attention."""
+    yield from attempt("no function", _compare_dense("no function", _NONE, rounds, bar=False))
     for name, function in FUNCTIONS.items():
         yield from attempt(name, _compare_dense(name, function, rounds))
 
 
-def _compare_dense(name: str, function: Function, rounds: int) -> Iterator[Row]:
-    title, bar = _DENSE[keras.config.backend()]
+def _compare_dense(
+    name: str, function: Function, rounds: int, *, bar: bool = True
+) -> Iterator[Row]:
+    title, least = _DENSE[keras.config.backend()]
     tensors = [*_tensors(_SHAPE), *map(to_device, function.captured)]
     upstream = to_device(_normal(*_SHAPE))
     heed, peer = (make_step(side, tensors, upstream) for side in _heed_and_dense(function))
     _check(heed, peer)
     mine, other = alternate(heed, peer, rounds=rounds, budget=_BUDGET)
     note = f"peer {other * 1e3:.3g} ms"
-    yield _row(f"{title}, {name} fwd+bwd", other / mine, bar, mine, note, unit="times")
+    yield _row(
+        f"{title}, {name} fwd+bwd", other / mine, least if bar else None, mine, note, unit="times"
+    )
 
 
 def _heed_and_dense(function: Function) -> tuple[Callable[..., Any], Callable[..., Any]]:
     def ours(q: Any, k: Any, v: Any, *captured: Any) -> Any:
-        return _heed(q, k, v, score_mod=function.make(ops, *captured))
+        return _heed(q, k, v, score_mod=function.make and function.make(ops, *captured))
 
     def theirs(q: Any, k: Any, v: Any, *captured: Any) -> Any:
         scores = ops.matmul(q, ops.swapaxes(k, -1, -2)) * _WIDTH**-0.5
@@ -259,6 +268,44 @@ def measure_memory(rounds: int) -> Iterator[Row]:
     bar = 0.1 if _SMALLER == 1 else None
     note = f"heed {heed:.3g} MiB, peer {dense:.3g} MiB"
     yield Row(name, heed / dense, bar, at_most=True, note=note)
+
+
+def measure_profile(rounds: int) -> Iterator[Row]:
+    """Time what parts of a function cost, all of them in turn: the shares of heed's time without it.
+
+    A backward pass runs the function again, and then its derivative, which computes what it needs of the function anew.
+    """
+    x, upstream = _tensors(_SHAPE), to_device(_normal(*_SHAPE))
+    (array,) = FUNCTIONS["pair bias"].captured
+    bias, other = to_device(array), to_device(array)
+    per_query = to_device(_normal(_HEADS, _LENGTH))
+    functions = {
+        "one operation (score * score)": lambda: lambda s, b, h, q, k: s * s,
+        "tanh alone": lambda: lambda s, b, h, q, k: ops.tanh(s),
+        "tanh cap": lambda: FUNCTIONS["tanh cap"].make(ops),
+        "number of a query, without gradient": lambda: lambda s, b, h, q, k: s + per_query[h, q],
+        "pair bias, without gradient": lambda: FUNCTIONS["pair bias"].make(ops, bias),
+    }
+    for backward, name in _PASSES.items():
+        above = upstream if backward else None
+        sides = {"": make_step(_heed, x, above)} | {
+            title: make_step(lambda *y, f=function: _heed(*y, score_mod=f()), x, above)
+            for title, function in functions.items()
+        }
+        if backward:
+            sides["pair bias, with gradient"] = make_step(
+                lambda q, k, v, c: _heed(q, k, v, score_mod=FUNCTIONS["pair bias"].make(ops, c)),
+                [*x, bias],
+                above,
+            )
+        else:
+            sides["memory of a pair bias: a += b"] = lambda: other.add_(bias)
+        found = alternate(*sides.values(), rounds=rounds, budget=3 * _BUDGET)
+        times = dict(zip(sides, found, strict=True))
+        plain = times.pop("")
+        for title, seconds in times.items():
+            note = f"{seconds * 1e3:.3g} ms, heed without a function {plain * 1e3:.3g} ms"
+            yield Row(f"profile: {title}, {name} {_SHAPE}", seconds / plain, note=note)
 
 
 def measure_window(rounds: int) -> Iterator[Row]:

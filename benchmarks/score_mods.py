@@ -12,13 +12,14 @@ SUITE = Comparison(
     "score_mods",
     "functions of the score against FlexAttention, dense attention and heed without them",
     {
-        "torch": Measurement("score_mod_calls", "measure_torch", "torch"),
-        "jax": Measurement("score_mod_calls", "measure_dense", "jax"),
-        "jax-memory": Measurement("score_mod_calls", "measure_memory", "jax"),
         "tensorflow": Measurement("score_mod_calls", "measure_dense", "tensorflow"),
+        "jax": Measurement("score_mod_calls", "measure_dense", "jax"),
+        "torch": Measurement("score_mod_calls", "measure_torch", "torch"),
         "window": Measurement("score_mod_calls", "measure_window", "torch"),
+        "jax-memory": Measurement("score_mod_calls", "measure_memory", "jax"),
+        "profile": Measurement("score_mod_calls", "measure_profile", "torch"),
     },
     rounds=9,
-    section=lambda _: "score_mods",
+    section=lambda about: "score_mods-avx2" if about["instruction_set"] == "avx2" else "score_mods",
     describe=describe,
 )

@@ -134,7 +134,9 @@ def test_measurements_run_anywhere_at_tiny_sizes(
     one: str, name: str, least: int, tmp_path: Path
 ) -> None:
     package = (
-        "keras_hub" if "models" in one + name else name.partition("-")[0].replace("window", "torch")
+        "keras_hub"
+        if "models" in one + name
+        else {"window": "torch", "profile": "torch"}.get(name, name.partition("-")[0])
     )
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"needs {package}")
