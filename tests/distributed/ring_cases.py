@@ -29,12 +29,14 @@ class Case:
         mask: rules as (name, arguments), made into a `Mask` and, independently, into an array.
         options: further arguments.
         dtype: of query, key and value.
+        as_function: whether the causal mask is given as a function.
     """
 
     lengths: tuple[int, int] = (5, 5)
     mask: tuple[tuple[str, tuple[Any, ...]], ...] = ()
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     dtype: str = "float32"
+    as_function: bool = False
 
     def sizes(self, workers: int) -> tuple[int, int]:
         """T and S."""
@@ -76,6 +78,9 @@ class Case:
         """Return the arguments of the op, with a `Mask`."""
         from heed.ops import Mask
 
+        if self.as_function:
+            slopes = self.options["alibi_slopes"]
+            return {"mask": Mask.where(lambda b, h, q, k: k <= q), "alibi_slopes": slopes}
         mask = None
         for name, arguments in self.mask:
             made = getattr(Mask, name)(*arguments)
@@ -101,6 +106,7 @@ CASES = {
     "longer keys": Case((3, 7), mask=(("causal", ("bottom_right",)),), options={"scale": 0.7}),
     "ALiBi": Case(options={"alibi_slopes": _SLOPES}),
     "ALiBi, causal": Case(options={"alibi_slopes": _SLOPES, "is_causal": True}),
+    "causal function": Case(options={"alibi_slopes": _SLOPES, "is_causal": True}, as_function=True),
     "float64": Case(options={"is_causal": True}, dtype="float64"),
     "bfloat16": Case((40, 40), options={"is_causal": True}, dtype="bfloat16"),
     "large scores": Case((9, 9), options={"is_causal": True, "scale": 300.0}, dtype="float64"),

@@ -73,8 +73,12 @@ class Ring:
 
 def _check(spec: AttentionSpec, name: str) -> None:
     reasons = []
-    if spec.score.product is None:
+    if spec.score.base_product is None:
         reasons.append("only attention by dot products can be split")
+    elif spec.score.program is not None:
+        reasons.append(
+            "`score_mod` must be None: gradients of what it captures are not summed over workers"
+        )
     if spec.has_bias:
         reasons.append("`bias` must be None: positions may be rotary or ALiBi")
     if None in spec.lengths:
