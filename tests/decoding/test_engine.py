@@ -220,6 +220,7 @@ TAKEN: dict[str, Any] = {
     "key_dim": [6, 1],
     "value_dim": [5, 17],
     "use_bias": [False],
+    "qkv_bias": [True],
     "soft_cap": [0.5],
     "sliding_window": [1, 3, 2**31 - 1],
     "normalization": ["rms"],
@@ -284,6 +285,7 @@ OF_LANGUAGE_MODELS: tuple[dict[str, Any], ...] = (
     {"post_norms": True},
     {"post_norms": True, "norm_first": False},
     {"logit_soft_cap": 0.7},
+    {"qkv_bias": True},
     {"sliding_window_pattern": 2},
 )
 
@@ -297,7 +299,7 @@ OF_LANGUAGE_MODELS: tuple[dict[str, Any], ...] = (
     ids=str,
 )
 def test_options_of_language_models_are_those_of_the_graph(changes: dict[str, Any]) -> None:
-    shared = {"layers": 3, "normalization": "rms", "sliding_window": 2}
+    shared = {"layers": 3, "normalization": "rms", "sliding_window": 2, "use_bias": False}
     plain = {"norm_first": changes.get("norm_first", True)}
     models = [small_language_model(**shared, **x) for x in (changes, plain)]
     assert explain_generate(models[0]).implementation == "engine"
