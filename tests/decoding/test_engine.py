@@ -212,12 +212,15 @@ TAKEN: dict[str, Any] = {
     "scale_embeddings": [False],
     "normalize_embeddings": [True],
     "share_embeddings": [True],
+    "logit_soft_cap": [0.5],
+    "sliding_window_pattern": [2],
     "pad_id": [5],
     "start_id": [6],
     "end_id": [4],
     "key_dim": [6, 1],
     "value_dim": [5, 17],
     "use_bias": [False],
+    "qkv_bias": [True],
     "soft_cap": [0.5],
     "sliding_window": [1, 3, 2**31 - 1],
     "normalization": ["rms"],
@@ -245,6 +248,8 @@ def varied(**changes: Any) -> Any:
     """Return a model with these changes, and those that they need to make sense."""
     if "key_dim" in changes and changes["key_dim"] % 2 and changes.get("position") == "rotary":
         changes["position"] = "alibi"
+    if changes.get("sliding_window_pattern"):
+        changes.setdefault("sliding_window", 2)
     if changes.get("share_embeddings"):
         changes["target_vocabulary_size"] = changes.setdefault("source_vocabulary_size", 11)
     return small_model(seed=4, **changes)
@@ -276,10 +281,27 @@ def test_every_option_of_a_config_is_taken_or_named(together: int) -> None:
     assert len(found) > len(TAKEN) // together // 2  # options change tokens
 
 
-@pytest.mark.parametrize("norm_first", [True, pytest.param(False, marks=slow)])
-def test_a_language_model_normalises_what_parts_add(norm_first: bool) -> None:
-    changes = {"norm_first": norm_first, "layers": 2, "normalization": "rms"}
-    models = [small_language_model(post_norms=x, **changes) for x in (True, False)]
+OF_LANGUAGE_MODELS: tuple[dict[str, Any], ...] = (
+    {"post_norms": True},
+    {"post_norms": True, "norm_first": False},
+    {"logit_soft_cap": 0.7},
+    {"qkv_bias": True},
+    {"sliding_window_pattern": 2},
+)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {name: x for one in OF_LANGUAGE_MODELS for name, x in one.items() if name != "norm_first"},
+        *(pytest.param(x, marks=slow) for x in OF_LANGUAGE_MODELS),
+    ],
+    ids=str,
+)
+def test_options_of_language_models_are_those_of_the_graph(changes: dict[str, Any]) -> None:
+    shared = {"layers": 3, "normalization": "rms", "sliding_window": 2, "use_bias": False}
+    plain = {"norm_first": changes.get("norm_first", True)}
+    models = [small_language_model(**shared, **x) for x in (changes, plain)]
     assert explain_generate(models[0]).implementation == "engine"
     options = {
         "prompt": np.array([[3, 4, 5], [6, 7, 8]], "int32"),

@@ -66,8 +66,9 @@ OWN: dict[str, dict[str, Any]] = {
     "own logits": {"tie_embeddings": False, "num_key_value_heads": None},
     "biases": {"use_bias": True, "scale_embeddings": False},
     "head norms": {"qk_norm": True, "key_dim": 6},
+    "three biases": {"qkv_bias": True, "sliding_window": 16, "sliding_window_pattern": 2},
 }
-OTHERS = {"own logits": "qwen2", "head norms": "qwen3"}
+OTHERS = {"own logits": "qwen2", "head norms": "qwen3", "three biases": "qwen2"}
 
 
 def own_model(**changes: Any) -> LanguageModel:

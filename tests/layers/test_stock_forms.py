@@ -218,7 +218,7 @@ def config(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "options",
     [
-        {"tie_embeddings": False, "position": "learned"},
+        {"tie_embeddings": False, "position": "learned", "logit_soft_cap": 0.7},
         *slow(
             [
                 {},

@@ -44,6 +44,8 @@ from tests.models.builders import small_config
         ("soft_cap", 0),
         ("soft_cap", float("inf")),
         ("sliding_window", 0),
+        ("sliding_window_pattern", 2),  # without a window
+        ("logit_soft_cap", 0),
         ("normalization", "batch"),
         ("gated", None),
         ("qk_norm", "yes"),

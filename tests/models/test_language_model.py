@@ -54,6 +54,8 @@ CHANGED: dict[str, Any] = {
     "max_length": [9],
     "tie_embeddings": [False],
     "scale_embeddings": [False],
+    "logit_soft_cap": [0.5],
+    "sliding_window_pattern": [2],
     "normalize_embeddings": [True],
     "pad_id": [5],
     "start_id": [6],
@@ -61,6 +63,7 @@ CHANGED: dict[str, Any] = {
     "key_dim": [6],
     "value_dim": [5, 17],
     "use_bias": [False],
+    "qkv_bias": [True],
     "soft_cap": [0.5],
     "sliding_window": [1, 3],
     "normalization": ["rms"],
@@ -81,6 +84,8 @@ METHODS: dict[str, dict[str, Any]] = {
 
 def varied(**changes: Any) -> Any:
     """Return a model with these changes, and those that they need to make sense."""
+    if "sliding_window_pattern" in changes:
+        changes |= {"sliding_window": 2, "layers": 2}
     if "width" in changes or "num_heads" in changes:
         changes.setdefault("position", "alibi")  # rotary positions want heads of an even width
     return small_language_model(seed=4, **changes)

@@ -215,6 +215,7 @@ class MultiHeadAttention(AttentionLayer):
         self._head_positions = HeadPositions(position, self._num_heads, self._key_widths)
         self._position = self._head_positions.options
         self._qk_norm, self._sinks = config.qk_norm, config.sinks
+        self._qkv_bias = config.qkv_bias
         self._shared_projection = bool(shared_projection)
         self._output_projection = bool(output_projection)
         self._widths: dict[str, int] = {}
@@ -382,7 +383,7 @@ class MultiHeadAttention(AttentionLayer):
             shape,
             contracted,
             width,
-            self._use_bias,
+            self._use_bias or (self._qkv_bias and name in ("query", "key", "value")),
             activation=activation,
             kernel_initializer=_projections.clone_initializer(self._kernel_initializer),
             bias_initializer=_projections.clone_initializer(self._bias_initializer),

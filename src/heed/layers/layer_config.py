@@ -100,6 +100,8 @@ class LayerConfig(Config):
     key_dim: int | None = _option(None, COUNT_OR_NONE, "width of a query and key head")
     value_dim: int | None = _option(None, COUNT_OR_NONE, "width of a value head", "attention")
     use_bias: bool = _option(True, FLAG, "biases in the dense layers", "attention", "feed_forward")
+    qkv_bias: bool = _option(
+        False, FLAG, "biases of query, key and value without use_bias too", "attention")
     soft_cap: float | None = _option(
         None, POSITIVE_OR_NONE, "c bounds attention scores x to c tanh(x / c)", "attention", "scores")
     score_mod: Callable[..., Any] | str | None = _option(  # noqa: RUF009  (a frozen field)

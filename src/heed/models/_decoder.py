@@ -202,7 +202,12 @@ class TransformerDecoder(Stack):
             scores = self.output_layer(hidden)
         else:
             scores = self.embedding.tokens.logits(hidden)
-        return ops.cast(scores, "float32")
+        return self.bound(scores)
+
+    def bound(self, scores: Any) -> Any:
+        """Return the scores of the output layer as float32, within the config's `logit_soft_cap`."""
+        scores, cap = ops.cast(scores, "float32"), self.config.logit_soft_cap
+        return scores if cap is None else cap * ops.tanh(scores / cap)
 
     def call(
         self,

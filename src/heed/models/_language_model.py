@@ -12,7 +12,7 @@ from heed.config import with_default
 from heed.decoding.streaming import stream
 from heed.models._decoder import TransformerDecoder
 from heed.models._model import ConfiguredModel, check_call_tokens
-from heed.models._transformer_config import OneStackConfig
+from heed.models._transformer_config import OneStackConfig, TransformerConfig
 from heed.models.config import TokensConfig
 from heed.ops.checks import check_flag
 from heed.ops.dispatch import split_across_workers, splits_sequences
@@ -38,6 +38,7 @@ class LanguageModelConfig(OneStackConfig):
     """
 
     position: str = with_default(TokensConfig, "position", "rotary")
+    logit_soft_cap: float | None = with_default(TransformerConfig, "logit_soft_cap", None)
 
 
 @keras.saving.register_keras_serializable(package="heed")

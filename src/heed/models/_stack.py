@@ -41,7 +41,7 @@ class Stack(ConfiguredModel):
         """Make the layers, of this number, and the normalisation from the config."""
         config, policy = self.config, self.dtype_policy
         self.blocks = [
-            make_layer(**config.layer_options(), dtype=policy, name=f"layer_{index}")
+            make_layer(**config.options_of_layer(index), dtype=policy, name=f"layer_{index}")
             for index in range(layers)
         ]
         self.final_norm: Any = None

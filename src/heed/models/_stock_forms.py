@@ -89,7 +89,7 @@ def _decoder(
         for block in model.blocks:
             x = copy.form(block, x, encoded, cross_attention_mask=mask, training=training)
         x = _normalize(copy, model, x)
-        return ops.cast(_logits(copy, model, x), "float32")
+        return model.bound(_logits(copy, model, x))
 
 
 def _logits(copy: StockCopy, model: Any, x: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from heed.config import COUNT, COUNT_OR_NONE, FLAG, REQUIRED, option
+from heed.config import COUNT, COUNT_OR_NONE, FLAG, POSITIVE_OR_NONE, REQUIRED, option
 from heed.layers.layer_config import describes_options
 from heed.models.config import TokensConfig
 
@@ -27,6 +27,9 @@ class TransformerConfig(TokensConfig):
         tie_embeddings: Whether the output layer is the target embedding's table.
         scale_embeddings: Whether embeddings are multiplied by the root of the width.
         normalize_embeddings: Whether the sum of embedding and position is normalised, as in BART.
+        logit_soft_cap: c bounds logits x to c tanh(x / c), as in Gemma 2; None leaves them as they are.
+        sliding_window_pattern: n: every n-th layer sees the whole sequence, the others `sliding_window` (2: Gemma 2, 6:
+            Gemma 3). None: all layers are alike.
         share_embeddings: Whether source and target share one table (their vocabularies must have the same size).
         pad_id: Token id of padding. Nothing attends to padding of the source.
         start_id: First token id of a target.
@@ -54,6 +57,7 @@ class TransformerConfig(TokensConfig):
     encoder_layers: int = option(2, COUNT)
     decoder_layers: int = option(2, COUNT)
     share_embeddings: bool = option(False, FLAG)
+    logit_soft_cap: float | None = option(None, POSITIVE_OR_NONE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,8 +87,8 @@ class OneStackConfig(TokensConfig):
 
     def of_transformer(self) -> TransformerConfig:
         """Return the config of an encoder or a decoder with these options."""
-        shared = {
-            field.name: getattr(self, field.name) for field in dataclasses.fields(TokensConfig)
-        }
+        known = {field.name for field in dataclasses.fields(TransformerConfig)}
+        own = {field.name for field in dataclasses.fields(self)}
+        shared = {name: getattr(self, name) for name in known & own}
         size, layers = self.vocabulary_size, self.layers
         return TransformerConfig(size, size, encoder_layers=layers, decoder_layers=layers, **shared)

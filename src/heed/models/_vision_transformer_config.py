@@ -44,6 +44,7 @@ class VisionTransformerConfig(LayersConfig):
             and half the column. Default "learned".
         activation: Name of the activation of the feed-forward parts. Default "gelu".
         width: Model width D.
+        sliding_window_pattern: As in `TransformerConfig`.
         {options}
 
     Raises:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from heed.config import COUNT, FLAG, INDEX, Config, one_of, option
+from heed.config import COUNT, COUNT_OR_NONE, FLAG, INDEX, Config, one_of, option
 from heed.layers.layer_config import LayerConfig
 
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative")
@@ -34,9 +34,10 @@ class SpecialTokens(Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayersConfig(LayerConfig):
-    """The options of a stack of layers: those of each layer, and the width."""
+    """The options of a stack of layers: those of each layer, the width, and what differs between layers."""
 
     width: int = option(128, COUNT)
+    sliding_window_pattern: int | None = option(None, COUNT_OR_NONE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,6 +45,16 @@ class LayersConfig(LayerConfig):
         self._require(named, "be the name of a Keras activation", "activation")
         whole = self.key_dim is not None or self.width % self.num_heads == 0
         self._require(whole, "divide `width` (or `key_dim` be given)", "num_heads", "width")
+        has_window = self.sliding_window_pattern is None or self.sliding_window is not None
+        names = ("sliding_window_pattern", "sliding_window")
+        self._require(has_window, "be None where there is no `sliding_window`", *names)
+
+    def options_of_layer(self, index: int) -> dict[str, Any]:
+        """Return the options of one layer of the stack."""
+        options, every = self.layer_options(), self.sliding_window_pattern
+        if every is not None and index % every == every - 1:
+            options["sliding_window"] = None
+        return options
 
     @property
     def head_dim(self) -> int:

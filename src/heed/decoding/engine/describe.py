@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import keras
@@ -65,7 +65,8 @@ def describe_decoder(decoder: Any, weights: str) -> DecoderStack:
         logits = Dense(decoder.embedding.tokens.embeddings, transposed=True)
     else:
         logits = _dense(decoder.output_layer)
-    return describe_stack(decoder, weights, logits)
+    stack = describe_stack(decoder, weights, logits)
+    return replace(stack, logit_soft_cap=decoder.config.logit_soft_cap)
 
 
 def describe_stack(stack: Any, weights: str, logits: Dense | None = None) -> DecoderStack:

@@ -20,6 +20,8 @@ MODEL = [
         for name, field in OPTIONS.items()
         if field.metadata["in_text"]
     ),
+    Setting("sliding_window_pattern", int, "every n-th layer sees all, the others the window"),
+    Setting("logit_soft_cap", float, "c bounds logits x to c tanh(x / c)"),
     Setting("position", str, "sinusoidal, learned, rotary, alibi or relative"),
     Setting("max_length", int, "longest sequence of learned positions"),
     Setting("tie_embeddings", bool, "one table for target tokens and output layer"),

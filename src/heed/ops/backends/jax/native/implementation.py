@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from heed.ops.backends.jax.native import library, op
+from heed.ops.backends.jax.native import _op, library
 from heed.ops.backends.jax.portable.implementation import Portable
 from heed.ops.backends.jax.shape_inference import has_symbols, placeholder
 from heed.ops.core.attention import reasons_against
@@ -22,5 +22,5 @@ class Native(Portable):
     ) -> tuple[jax.Array, jax.Array | None]:
         if has_symbols(tensors):
             return placeholder(spec, tensors, return_lse)
-        output, lse = op.run(spec, tensors)
+        output, lse = _op.run(spec, tensors)
         return output, lse if return_lse else None
