@@ -156,6 +156,7 @@ class Stack(Structure):
         ("logit_soft_cap", c_double),
         ("rotary_dim", c_int64),
         ("encoder", c_void_p),
+        ("in_place", c_int32),
     )
 
 
