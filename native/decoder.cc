@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -122,6 +123,7 @@ void check(const HeedDecoderStack& s, bool is_encoder) {
   check_size(s.encoded_width, 0, kMostFeatures, "encoded_width");
   check_size(s.vocabulary, 1, kMostTokens, "vocabulary");
   check_size(s.pack, 0, HEED_PACKS - 1, "pack");
+  check_size(s.in_place, -1, 1, "in_place");
   check_size(s.layer_count, 0, 1024, "layer_count");
   require(s.embedding, "the embedding is missing");
   require(std::isfinite(s.embedding_scale), "`embedding_scale` must be finite");
@@ -136,6 +138,27 @@ void check(const HeedDecoderStack& s, bool is_encoder) {
   require(s.encoder->width == s.encoded_width,
           "`encoded_width` must be the width of the encoder, %" PRId64 ". Received: %" PRId64, s.encoder->width,
           s.encoded_width);
+}
+
+// The weights of all dense layers.
+int64_t count_weights(const HeedDecoderStack& s) {
+  const auto sum = [](std::initializer_list<const HeedDense*> layers) {
+    int64_t count = 0;
+    for (const HeedDense* dense : layers) count += exists(*dense) ? dense->inputs * dense->outputs : 0;
+    return count;
+  };
+  int64_t count = sum({&s.logits}) + (s.encoder ? count_weights(*s.encoder) : 0);
+  for (int i = 0; i < s.layer_count; ++i) {
+    const HeedDecoderLayer& layer = s.layers[i];
+    const HeedExperts& experts = layer.experts;
+    for (const HeedDecoderAttention* a : {&layer.self, &layer.cross})
+      count += sum({&a->query, &a->key, &a->value, &a->output, &a->gate});
+    count += sum({&layer.hidden, &layer.up, &layer.back}) * std::max<int64_t>(experts.count, 1);
+    if (experts.count > 0)
+      count += sum(
+          {&experts.router, &experts.shared_hidden, &experts.shared_up, &experts.shared_back, &experts.shared_gate});
+  }
+  return count;
 }
 
 // The visible tokens of the sources.
@@ -212,12 +235,12 @@ struct HeedDecoder {
   heed::WeightMemory memory_;
   std::vector<heed::PackedLayer> layers_, encoder_layers_;
   heed::PackedStack encoder_{};
-  int64_t weight_count_ = 0;
+  const int64_t weight_count_;
 
  public:
   heed::PackedStack stack;
 
-  explicit HeedDecoder(const HeedDecoderStack& s) : stack(pack(s, layers_)) {
+  explicit HeedDecoder(const HeedDecoderStack& s) : weight_count_(heed::count_weights(s)), stack(pack(s, layers_)) {
     stack.logits = pack(s, {&s.logits});
     if (!s.encoder) return;
     encoder_ = pack(*s.encoder, encoder_layers_);
@@ -256,6 +279,8 @@ struct HeedDecoder {
   // Weights that no cache holds: each thread that decodes alone reads them from memory, for so many sources or more.
   static constexpr int64_t kLeastStreamed = int64_t{1} << 24, kTogether = 16;
   static constexpr int64_t kMostTasks = 256;
+  // Weights of a layer that are read in place: copies of fewer take little memory.
+  static constexpr int64_t kLeastInPlace = int64_t{1} << 16;
 
   static heed::SourceRange range_of(int64_t part, int64_t each, const HeedDecoding& decoding) {
     return {part * each, std::min((part + 1) * each, decoding.batch)};
@@ -266,8 +291,9 @@ struct HeedDecoder {
                        int workers) const {
     std::vector<heed::Team> teams(static_cast<size_t>(parts));
     const int64_t helpers = heed::ceil_div(workers, parts) - 1;
-    const auto with_team = [&](heed::PackedStack shared, heed::Team& team) {
-      shared.team = &team, shared.team_threads = static_cast<int>(1 + helpers);
+    for (heed::Team& team : teams) team.threads = static_cast<int>(1 + helpers);
+    const auto with_team = [](heed::PackedStack shared, heed::Team& team) {
+      shared.team = &team;
       return shared;
     };
     const heed::PackedStack planned_encoder = with_team(encoder_, teams[0]);
@@ -326,16 +352,27 @@ struct HeedDecoder {
     return number;
   }
 
+  // Whether adjacent layers are read in place. What caches hold is faster in panels.
+  bool stays(const HeedDecoderStack& s, const std::vector<const HeedDense*>& parts) const {
+    if (s.pack != HEED_PACK_FLOAT32 || s.in_place < 0) return false;
+    int64_t count = 0;
+    for (const HeedDense* part : parts) {
+      if (!part->weight) return false;
+      count += part->inputs * part->outputs;
+    }
+    return s.in_place > 0 || (weight_count_ >= HEED_LEAST_IN_PLACE && count >= kLeastInPlace);
+  }
+
   // Dense layers of the same input, adjacent.
   heed::PackedDense pack(const HeedDecoderStack& s, const std::vector<const HeedDense*>& parts) {
     const int64_t inputs = parts[0]->inputs;
     int64_t outputs = 0, column = 0;
     for (const HeedDense* part : parts) outputs += part->outputs;
     const int64_t columns = kernels_.row_numbers(outputs);
+    const int format = stays(s, parts) ? heed::kInPlace : s.pack;
     float* bias = memory_.allocate_zeros<float>(columns);
-    const heed::PackedDense made{memory_.allocate_zeros<char>(kernels_.packed_bytes(inputs, outputs, s.pack)), bias,
-                                 static_cast<int>(inputs), static_cast<int>(outputs), s.pack};
-    weight_count_ += inputs * outputs;
+    const heed::PackedDense made{memory_.allocate_zeros<char>(kernels_.packed_bytes(inputs, outputs, format)), bias,
+                                 static_cast<int>(inputs), static_cast<int>(outputs), format};
     kernels_.pack(parts.data(), static_cast<int64_t>(parts.size()), made);
     for (const HeedDense* part : parts) {
       if (part->bias) std::copy_n(part->bias, part->outputs, bias + column);

@@ -80,6 +80,8 @@ void Team::wake_sleepers() {
   wake_.notify_all();
 }
 
+int threads_of(const Team& team) { return team.threads; }
+
 void share(Team& team, int64_t count, void (*task)(void* context, int64_t index, int worker), void* context) {
   team.share(count, task, context);
 }

@@ -15,6 +15,8 @@ namespace heed {
 // long.
 class Team {
  public:
+  int threads = 1;  // at most, with the leader; set before it starts
+
   // Of the leader: calls task(context, index, worker) once for each index < count, from any thread of the team, and
   // returns when all calls have returned. `worker` is 0 for the leader and i for the i-th helper.
   void share(int64_t count, Task task, void* context);

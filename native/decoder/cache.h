@@ -70,7 +70,7 @@ struct AttentionScratch {
                   output_numbers = round_up(queries * row_numbers(s.value_dim), lines);
     numbers = query_numbers + score_numbers + weight_numbers + output_numbers +
               round_up(kCacheBlock * max(s.head_dim, row_numbers(s.value_dim)), lines);
-    query = arena.take<float>(numbers * (s.team ? s.team_threads : 1));
+    query = arena.take<float>(numbers * (s.team ? threads_of(*s.team) : 1));
     scores = query + query_numbers, weights = scores + score_numbers, output = weights + weight_numbers;
     copy = output + output_numbers;
     ranges = arena.take<KeyRange>(max(rows, 1));

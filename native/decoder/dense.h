@@ -8,17 +8,19 @@ namespace heed {
 namespace HEED_ISA {
 
 // function(begin, end, worker) for ranges of `count` things that make up [0, count), on the threads of a team. `work`:
-// the multiplications of one thing. A stage of a team costs about a microsecond, so less than kLeast stays on one
-// thread.
+// the multiplications of one thing; `together`: things that are faster in one range. A stage of a team costs about a
+// microsecond, so less than kLeast stays on one thread.
 template <class Function>
-inline void share_ranges(Team* team, int count, int64_t work, const Function& function) {
+inline void share_ranges(Team* team, int count, int64_t work, const Function& function, int together = 1) {
   constexpr int64_t kLeast = 1 << 16, kMostRanges = 64;
   if (!team || count < 2 || work * count < 2 * kLeast) return function(0, count, 0);
+  const int64_t threads = threads_of(*team), rounds = (count + threads * together - 1) / (threads * together);
+  const int64_t most = together > 1 ? threads * rounds : kMostRanges;
   struct Ranges {
     const Function& function;
     int count;
     int64_t ranges;
-  } ranges{function, count, min(min(count, kMostRanges), max(2, work * count / kLeast))};
+  } ranges{function, count, min(min(count, most), max(2, work * count / kLeast))};
   share(
       *team, ranges.ranges,
       [](void* context, int64_t index, int worker) {
@@ -29,21 +31,24 @@ inline void share_ranges(Team* team, int count, int64_t work, const Function& fu
       &ranges);
 }
 
-// y = x W for all columns, a panel at a time; a team shares the panels. finish(first column, columns) is called while
-// the results of a panel are in the cache; `y` holds them from `y_column(first column)` on.
+// y = x W for all columns, a panel at a time, or kPanelsTogether; a team shares the panels. finish(first column,
+// columns) is called while the results are in the cache; `y` holds them from `y_column(first column)` on.
 template <class Column, class Finish>
 inline void apply_dense_panels(Team* team, const PackedDense& dense, Matrix x, int rows, Matrix y,
                                const Column& y_column, const Finish& finish) {
   with_pack(dense.pack, [&](auto number) {
-    const Pack<decltype(number)::value> pack{dense, x, rows};
+    constexpr int kTogether = kPanelsTogether<number.value>;
+    const Pack<number.value> pack{dense, x, rows};
     const int panels = static_cast<int>((int64_t{dense.outputs} + kPanel - 1) / kPanel);
-    share_ranges(team, panels, int64_t{rows} * dense.inputs * kPanel, [&](int begin, int end, int) {
-      for (int panel = begin; panel < end; ++panel) {
-        const int c = panel * kPanel, columns = panel_columns(dense.outputs, c);
+    const auto multiply = [&](int begin, int end, int) {
+      for (int panel = begin; panel < end; panel += kTogether) {
+        const int c = panel * kPanel;
+        const int columns = panel_columns(dense.outputs, c, static_cast<int>(min(kTogether, end - panel)));
         pack.multiply(c, {y.data + y_column(c), y.stride}, columns);
         finish(c, columns);
       }
-    });
+    };
+    share_ranges(team, panels, int64_t{rows} * dense.inputs * kPanel, multiply, kTogether);
   });
 }
 

@@ -54,6 +54,8 @@ struct PackedLayer {
 
 // Threads that share the stages of a decoding: see team.h.
 class Team;
+// The most threads of a team.
+int threads_of(const Team& team);
 
 // Calls task(context, index, worker) once for each index < count from the threads of a team; returns when all are done.
 // `worker` tells the threads apart, for scratch memory.
@@ -70,7 +72,6 @@ struct PackedStack {
   float logit_soft_cap;        // 0: none
   const PackedStack* encoder;  // or null
   Team* team;                  // that decodes with it; null: one thread
-  int team_threads;            // the most threads of the team
 };
 
 // Sources [begin, end) of a batch, decoded by one thread or team from the first token to the last.

@@ -28,9 +28,10 @@ HEED_INLINE Vector<float> capped(const PackedStack& stack, Vector<float> logit) 
   return cap > 0 ? cap * tanh<float>(logit / cap) : logit;
 }
 
-// Memory for the logits of some rows: one panel of the vocabulary or, of a team, which shares the panels, all.
+// Memory for the logits of some rows: the panels that are multiplied together or, of a team, which shares the panels,
+// all.
 inline Matrix take_logits(const PackedStack& stack, int64_t rows, Arena& arena) {
-  const int64_t columns = stack.team ? row_numbers(stack.vocabulary) : kPanel;
+  const int64_t columns = stack.team ? row_numbers(stack.vocabulary) : columns_together(stack.logits);
   return {arena.take<float>(rows * columns), columns};
 }
 
@@ -40,9 +41,11 @@ inline Matrix take_logits(const PackedStack& stack, int64_t rows, Arena& arena) 
 template <class Visit>
 inline void visit_logits(const PackedStack& stack, const HeedDecoding& decoding, Matrix hidden, int rows, Matrix memory,
                          const Visit& visit) {
-  const auto column = [&](int first) { return stack.team ? first : 0; };
-  const auto visit_panel = [&](int first, int columns) {
-    for (int r = 0; r < rows; ++r) visit(r, first, memory[r] + column(first), columns);
+  const int together = columns_together(stack.logits);
+  const auto column = [&](int first) { return stack.team ? first : first % together; };
+  const auto visit_panels = [&](int begin, int end) {
+    for (int first = begin; first < end; first += kPanel)
+      for (int r = 0; r < rows; ++r) visit(r, first, memory[r] + column(first), panel_columns(stack.vocabulary, first));
   };
   apply_dense_panels(stack.team, stack.logits, hidden, rows, memory, column, [&](int first, int columns) {
     for (int r = 0; r < rows; ++r)
@@ -53,10 +56,9 @@ inline void visit_logits(const PackedStack& stack, const HeedDecoding& decoding,
         logit = token == decoding.pad_token || token == decoding.start_token ? logit + kForbidden : logit;
         store(at, token < stack.vocabulary ? logit : broadcast(-kInfinity<float>));
       }
-    if (!stack.team) visit_panel(first, columns);
+    if (!stack.team) visit_panels(first, first + columns);
   });
-  for (int first = 0; stack.team && first < stack.vocabulary; first += kPanel)
-    visit_panel(first, panel_columns(stack.vocabulary, first));
+  if (stack.team) visit_panels(0, stack.vocabulary);
 }
 
 // The best token of each row so far, one candidate a lane: logits (rows, lanes) and tokens (rows, lanes).

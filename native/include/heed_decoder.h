@@ -126,6 +126,8 @@ typedef struct HeedDecoderLayer {
   double gate_limit, up_offset;
 } HeedDecoderLayer;
 
+#define HEED_LEAST_IN_PLACE 16777216
+
 // The weights and settings of a decoder or an encoder.
 typedef struct HeedDecoderStack {
   int64_t width, heads, kv_heads, head_dim, value_dim;  // D, N, K, H, V
@@ -143,6 +145,9 @@ typedef struct HeedDecoderStack {
   int64_t rotary_dim;     // features of each head that are rotated, the first ones; 0: all H
   // Encodes the sources, with bidirectional attention and no cross-attention. NULL: they come encoded.
   const struct HeedDecoderStack* encoder;
+  // Whether float32 weights of dense layers are read where they are, not copied: 1: all; -1: none; 0: large ones, if
+  // the stack has HEED_LEAST_IN_PLACE weights, where a copy would double its memory. The results are the same bits.
+  int32_t in_place;
 } HeedDecoderStack;
 
 enum HeedSearch { HEED_GREEDY = 0, HEED_SAMPLE = 1, HEED_BEAM = 2 };
@@ -202,7 +207,8 @@ typedef struct HeedDecoder HeedDecoder;
 extern "C" {
 #endif
 
-// Packs the weights of a stack. All are copied except the `embedding`, which must outlive the decoder unchanged.
+// Packs the weights of a stack. All are copied except the `embedding` and what is read `in_place`, which must outlive
+// the decoder. Numbers that change there change its tokens from then on.
 HEED_API const char* heed_decoder_make(const HeedDecoderStack* stack, HeedDecoder** made);
 
 // NULL is allowed.

@@ -28,7 +28,15 @@ from heed.layers import (
 )
 from heed.layers.flat_dense import FlatEinsumDense
 from heed.layers.normalization import LayerNormalization
-from heed.models import Transformer, TransformerConfig, explain_generate, generate
+from heed.models import (
+    LanguageModel,
+    LanguageModelConfig,
+    Transformer,
+    TransformerConfig,
+    explain_generate,
+    generate,
+    stream,
+)
 from heed.models.config import POSITIONS
 from heed.ops import set_implementation
 from heed.ops.backends import current
@@ -744,6 +752,37 @@ def test_weights_are_those_of_now() -> None:
     assert len(seen) > 3
 
 
+def resident() -> int:
+    """Return the memory of this process that is there, in bytes."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+@pytest.mark.parametrize("tied", [True, pytest.param(False, marks=slow)])
+def test_large_weights_are_read_in_the_memory_of_the_model(tied: bool) -> None:
+    """They are those of now, may change while a text is decoded, and outlive their model as long as it is."""
+    sizes = {"vocabulary_size": 66000, "width": 256, "feed_forward_width": 64, "max_length": 24}
+    model = LanguageModel(LanguageModelConfig(num_heads=2, layers=1, tie_embeddings=tied, **sizes))
+    model.build()
+    prompt, before = np.arange(4, 24)[None, :3], resident()
+    tokens = list(stream(model, prompt=prompt, max_length=24))
+    assert resident() - before < 45 << 20  # of a table of 65 MiB
+    text = stream(model, prompt=prompt, max_length=24)
+    begun = [next(text)]
+    for x in model.trainable_variables:
+        add_in_place(x, -3 * keras.ops.convert_to_numpy(x))
+    changed = list(stream(model, prompt=prompt, max_length=24))
+    assert changed != tokens
+    assert changed == list(stream(model, prompt=prompt, max_length=24))
+    if BACKEND != "torch":  # which alone writes where others read
+        assert begun + list(text) == tokens
+    text = stream(model, prompt=prompt, max_length=24)
+    begun = [next(text)]
+    del model
+    gc.collect()
+    assert begun + list(text) == changed
+
+
 @pytest.mark.usefixtures("compiled")
 def test_threads_share_one_model() -> None:
     model = small_model(seed=4)
@@ -758,10 +797,6 @@ def test_threads_share_one_model() -> None:
 
 @slow
 def test_packed_weights_go_with_the_model() -> None:
-    def resident() -> int:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * 4096
-
     sizes = []
     for seed in range(8):
         model = Transformer(small_config(width=512, num_heads=8, target_vocabulary_size=16000))

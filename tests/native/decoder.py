@@ -216,6 +216,7 @@ class Stack:
         self.norm_first, self.biased = sizes.get("norm_first", True), sizes.get("biased", True)
         self.activation = sizes.get("activation", "relu")
         self.pack = sizes.get("pack", "float32")
+        self.in_place = 0  # as the engine decides
         self.options = sizes
         self.encoder: Stack | None = None
         self.kept: list[Any] = []
@@ -337,6 +338,7 @@ class Stack:
             self.options.get("logit_soft_cap", 0.0),
             self.rotary_dim,
             None if self.encoder is None else self.keep(self.encoder.struct()),
+            self.in_place,
         )
 
     def keep(self, struct: Any) -> int:

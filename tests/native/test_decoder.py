@@ -582,6 +582,58 @@ def test_threads_share_a_sentence(library: Any, search: Any, read: int, pack: st
         np.testing.assert_array_equal(call.rows(rows).run(library, stack, threads), tokens[rows])
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tied": True, "gated": True, "gate": True, "encoder": True},
+        *slow(
+            [
+                {"encoded_width": 0, "experts": 3, "top_k": 2, "normalized": True, "gated": True},
+                {"encoded_width": 77, "width": 64, "hidden": 2048, "vocabulary": 1024},
+                {"tied": True, "width": 19, "hidden": 16, "vocabulary": 21},
+            ]
+        ),
+    ],
+    ids=str,
+)
+def test_weights_in_place_give_the_bits_of_packed_ones(library: Any, options: Any) -> None:
+    """Of layers that begin and end inside panels, for a row, some rows and many."""
+    sizes = {"width": 150, "hidden": 533, "vocabulary": 1111, "layers": 1, "kv_heads": 2}
+    heads = {"queries_per_kv": 2, "head_dim": 37, "value_dim": 33}
+    stack = Stack(np.random.default_rng(5), **sizes | heads | options)
+    for batch, search in ((1, {"beams": 1}), (4, {"beams": 3}), (33, {"sampling": {}})):
+        call = Call(stack, batch, 8, 5, prompted=batch > 1, **search)
+        made = set()
+        for in_place, threads in ((-1, 2), (1, 1), (1, 3)):
+            stack.in_place, scores = in_place, np.full(batch, np.nan, np.float32)
+            if stack.encoder is not None:
+                stack.encoder.in_place = in_place
+            made.add((call.run(library, stack, threads, scores).tobytes(), scores.tobytes()))
+            assert np.isfinite(scores).all()
+        assert len(made) == 1
+
+
+@pytest.mark.parametrize("in_place", [-1, 1])
+def test_weights_in_place_may_change_at_any_time(library: Any, in_place: int) -> None:
+    """The next token is that of the new ones; a copy stays what it was."""
+    stack = Stack(np.random.default_rng(5), encoded_width=0, vocabulary=90)
+    stack.in_place, call = in_place, Call(stack, 1, 6, 0)
+    before, logits = call.run(library, stack), stack.logits.weight.copy()
+    last = call.run(library, stack)[0, 0]
+    stack.logits.bias[[last, END]] = 0, -1e9  # whatever comes first, the text goes on
+
+    def change(target: int, token: int) -> bool:
+        stack.logits.weight[...] = np.nan
+        return True
+
+    expected = call.run(library, stack)
+    changed = call.run(library, stack, listener=change)
+    assert before.shape == changed.shape
+    assert changed[0, 0] == expected[0, 0]
+    assert (changed == expected).all() == (in_place < 0)
+    stack.logits.weight[...] = logits
+
+
 @pytest.mark.slow
 def test_large_weights_lie_in_huge_pages(any_library: Any) -> None:
     """One matrix is larger than a block of memory, the others share one."""

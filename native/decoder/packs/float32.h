@@ -1,4 +1,4 @@
-// float32 weights as they are.
+// float32 weights as they are, in panels.
 #pragma once
 
 #include "panels.h"
@@ -6,18 +6,22 @@
 namespace heed {
 namespace HEED_ISA {
 
+inline constexpr int kLine = 64 / static_cast<int>(sizeof(float));  // numbers of a cache line
+
 // Some rows of y (+)= x W for a full panel of float weights. Each row of weights prefetches kAhead cache lines of the
-// next part: a row is used for less time than it takes to come from the third-level cache.
+// next part, `step` after those of the row before: a row is used for less time than it takes to come from the
+// third-level cache.
 template <int kRows, int kAhead>
-inline void panel_tile(Matrix x, const float* weights, int depth, Matrix y, bool accumulate, const float* ahead) {
+inline void panel_tile(Matrix x, const float* weights, int depth, Matrix y, bool accumulate, const float* ahead,
+                       ptrdiff_t step) {
   typedef Vector<float> V;
-  constexpr int kVectors = kPanel / kLanes<float>, kLine = 64 / static_cast<int>(sizeof(float));
+  constexpr int kVectors = kPanel / kLanes<float>;
   V sum[kRows][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) sum[r][v] = V{};
-  for (int k = 0; k < depth; ++k, weights += kPanel, ahead += kAhead * kLine) {
+  for (int k = 0; k < depth; ++k, weights += kPanel, ahead += step) {
     V w[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) w[v] = load(weights + v * kLanes<float>);
@@ -39,13 +43,15 @@ inline void panel_tile(Matrix x, const float* weights, int depth, Matrix y, bool
     }
 }
 
-// All rows for some of the inputs.
-inline void panel_rows(Matrix x, int rows, const float* weights, int depth, Matrix y, bool accumulate) {
-  constexpr int kLine = 64 / static_cast<int>(sizeof(float)), kLines = kPanel > kLine ? kPanel / kLine : 1;
-  const float* next = weights + depth * kPanel;
+// All rows for some of the inputs. The next part is at `next`: a panel, or rows of weights `stride` apart.
+inline void panel_rows(Matrix x, int rows, const float* weights, int depth, Matrix y, bool accumulate,
+                       const float* next, ptrdiff_t stride = 0) {
+  constexpr int kLines = kPanel > kLine ? kPanel / kLine : 1;
   panel_tiles<kLines>(rows, [&](int first, auto count, auto lines, int done) {
-    panel_tile<decltype(count)::value, decltype(lines)::value>(x.from(first), weights, depth, y.from(first), accumulate,
-                                                               next + done * depth * kLine);
+    constexpr int kAhead = decltype(lines)::value;
+    panel_tile<decltype(count)::value, kAhead>(x.from(first), weights, depth, y.from(first), accumulate,
+                                               next + done * (stride == 0 ? depth * kLine : kLine),
+                                               stride == 0 ? kAhead * kLine : stride);
   });
 }
 
@@ -54,7 +60,7 @@ inline void panel_rows(Matrix x, int rows, const float* weights, int depth, Matr
 template <int kParts>
 inline void panel_parts(const float* x, const float* weights, float* y, bool accumulate) {
   typedef Vector<float> V;
-  constexpr int kVectors = kPanel / kLanes<float>, kLine = 64 / static_cast<int>(sizeof(float));
+  constexpr int kVectors = kPanel / kLanes<float>;
   V sum[kParts][kVectors];
 #pragma GCC unroll 8
   for (int p = 0; p < kParts; ++p)
@@ -116,7 +122,7 @@ struct Pack<HEED_PACK_FLOAT32> {
         k += kParts * kDepth;
         continue;
       }
-      panel_rows({x.data + k, x.stride}, rows, weights, chunk, y, k > 0);
+      panel_rows({x.data + k, x.stride}, rows, weights, chunk, y, k > 0, weights + chunk * kPanel);
       k += chunk;
     }
   }

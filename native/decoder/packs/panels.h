@@ -14,9 +14,9 @@ inline constexpr int kPanel = Sizes::kPanelVectors * kLanes<float>;
 // The length of a row, padded to full vectors.
 inline int64_t row_numbers(int64_t numbers) { return round_up(numbers, kLanes<float>); }
 
-// The number of columns of the panel that begins at column `begin`.
-HEED_INLINE int panel_columns(int64_t outputs, int64_t begin) {
-  return round_up(min(kPanel, outputs - begin), kLanes<float>);
+// The number of columns of the panels, at most `panels`, that begin at column `begin`.
+HEED_INLINE int panel_columns(int64_t outputs, int64_t begin, int panels = 1) {
+  return round_up(min(panels * kPanel, outputs - begin), kLanes<float>);
 }
 
 // The weights of the panel that begins at column `begin`, `depth` numbers for each column.
@@ -88,6 +88,10 @@ struct WholeColumn {
 //   void multiply(int first, Matrix y, int columns) const;  // writes the panel that begins at column `first`
 template <int kPack>
 struct Pack;
+
+// Panels that a product multiplies together: memory is read faster in long stretches of a row of weights.
+template <int kPack>
+inline constexpr int kPanelsTogether = kPack == kInPlace ? 512 / kPanel : 1;
 
 // Calls tile(first row, rows, lines, done), rows and lines as Constants, for the tiles of rows that go through a panel.
 // They prefetch the next part of the panel, kLines cache lines in each step of a tile: the first tile all of them or,

@@ -42,6 +42,10 @@ def stream(
     asked for. A reader may stop at any time: `break`, an exception or its method `close()` ends decoding at the
     next token and frees its memory.
 
+    A model may be trained meanwhile. Decoding goes on with the weights of its beginning, except on PyTorch, which
+    trains in place: the engine reads large float32 weights in the memory of the model, so the next token may be that of
+    the new ones.
+
     A beam search cannot be streamed, because it may replace any token until it ends.
 
     A `CausalLM` of KerasHub streams after `heed.accelerate(model)`, if the decoder engine runs it: pieces of text that

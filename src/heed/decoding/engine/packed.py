@@ -30,7 +30,7 @@ class Version:
 
     Attributes:
         number: see `Backend.weights_version`.
-        tensors: held, so that no other weights get their addresses.
+        tensors: held, so that no other weights get their addresses, and `decoder` may read in their memory.
         decoder: the packed weights.
         tables: the further weights of the model, as arrays.
     """
@@ -56,7 +56,9 @@ class Version:
 class PackedModel:
     """The engine of one model, as long as its layers and variables are the same.
 
-    It holds the variables of the model, not the model.
+    It holds the variables of the model, not the model. A version is what the variables were when it was asked for: on
+    TensorFlow and JAX nobody writes to tensors that others hold. PyTorch trains in place: there a decoding that goes on
+    meanwhile reads the new numbers of large float32 weights as they come, see `PackedDecoder`.
 
     Args:
         decoder, encoder: with variables, or what is computed of some, as weights; without an encoder None.

@@ -156,6 +156,7 @@ class Stack(Structure):
         ("logit_soft_cap", c_double),
         ("rotary_dim", c_int64),
         ("encoder", c_void_p),
+        ("in_place", c_int32),
     )
 
 
@@ -212,7 +213,9 @@ def _library() -> Any:
 class PackedDecoder:
     """A decoder, and the encoder of its sources, with weights that are packed for the processor.
 
-    Several threads may use it at once. It copies all weights but the embeddings, which it holds.
+    Several threads may use it at once. It copies weights, but holds and reads in place the embeddings and, of a stack
+    of "float32" with HEED_LEAST_IN_PLACE weights (see `heed_decoder.h`), the kernels of dense layers. Where their
+    numbers change, it reads the new ones from then on, also in the middle of a decoding.
 
     Args:
         decoder: with float32 arrays as weights.
@@ -224,7 +227,7 @@ class PackedDecoder:
 
     def __init__(self, decoder: DecoderStack, encoder: DecoderStack | None) -> None:
         self._handle = c_void_p()
-        self._stacks = decoder, encoder  # the embeddings are read in place
+        self._stacks = _read_in_place(decoder), None if encoder is None else _read_in_place(encoder)
         stacks = describe(decoder, encoder, address_of)
         start = ctypes.addressof(stacks)
         for stack, name in ((stacks.decoder, "decoder"), (stacks.encoder, "encoder")):
@@ -270,6 +273,13 @@ class PackedDecoder:
         )
         del held
         return tokens, scores
+
+
+def _read_in_place(stack: DecoderStack) -> DecoderStack:
+    """Return a stack with the weights that the core may read in place, and its sizes."""
+    if stack.weights == "float32":
+        return stack
+    return dataclasses.replace(stack, layers=(), logits=None)
 
 
 def address_of(x: np.ndarray | None) -> int | None:
