@@ -155,17 +155,22 @@ def kind_of(owner: Any, arguments: Iterable[Any]) -> Any:
     if current().hides_values():  # where sizes may be symbols, which nothing can hold
         return None
     found: list[Any] = [id(owner), _MANY]
+    device = None
     for x in arguments:
         kind = type(x)
         if x is None or kind in _PLAIN:
             found.append(x)
         elif kind in (list, tuple):
-            found.append(kind_of(None, x))
+            if (inner := kind_of(None, x)) is None:
+                return None
+            found.append(inner)
         elif hasattr(x, "shape") and hasattr(x, "dtype"):
-            found += (kind, x.shape, x.dtype, getattr(x, "device", None), get_mask(x) is None)
+            if device is None:  # of a call: that of its first tensor
+                device = current().device_of(x)
+            found += (kind, x.shape, x.dtype, get_mask(x) is None)
         else:
             return None
-    return tuple(found)
+    return device, *found
 
 
 _PLAIN = (bool, int, float, str)
