@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import heed
+from benchmarks.peers import find_in
 from benchmarks.results import Row
 from benchmarks.suites import NARROW
 from benchmarks.turns import alternate, ratio
@@ -98,9 +99,7 @@ def measure_call(rounds: int) -> Iterator[Row]:
 
 def _core_alone(x: list[torch.Tensor]) -> tuple[Callable[[], Any], Any]:
     """Return a function that repeats the core's part of a call, and the results that it writes into."""
-    from heed.ops.core.library import load  # which an older heed has not
-
-    library = load()[0]
+    library = find_in("load", "ops.core.library", "ops.backends.shared.core")()[0]
     forward, calls = library.heed_forward, []
 
     def note(*arguments: Any) -> Any:

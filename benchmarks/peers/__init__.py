@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import importlib
 import importlib.util
 import itertools
 import os
@@ -215,6 +216,16 @@ def named(name: str) -> Peer:
     environment = {"HEED_INSTRUCTION_SET": instruction_set} if together else peer.environment
     more: dict[str, Any] = {"is_heed": False, "is_variant": True, "environment": environment}
     return dataclasses.replace(peer, title=peer.title + suffix, **more)
+
+
+def find_in(name: str, *modules: str) -> Any:
+    """Return what heed has in the first of its modules that exists: an older heed, of --before, has it elsewhere."""
+    for module in modules:
+        try:
+            return getattr(importlib.import_module(f"heed.{module}"), name)
+        except (ImportError, AttributeError):
+            continue
+    raise ImportError(f"this heed has no {name} in {', '.join(modules)}")
 
 
 def instruction_sets() -> list[str]:

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
 import keras
 import numpy as np
 import tensorflow as tf
 
 from benchmarks.cases import Case
-from benchmarks.peers import Prepared, _tensorflow, _training
+from benchmarks.peers import Prepared, _tensorflow, _training, find_in
 from heed.models import Transformer, TransformerConfig
 from heed.seq2seq import TrainingOptions
 
 _tensorflow.set_threads()
-
-
-def _find(name: str, *modules: str) -> Any:
-    """Return what an older heed, of another interpreter, has elsewhere."""
-    for module in modules:
-        try:
-            return getattr(importlib.import_module(f"heed.seq2seq.{module}"), name)
-        except (ImportError, AttributeError):
-            continue
-    raise ImportError(f"this heed has no {name} in {', '.join(modules)}")
 
 
 def prepare(case: Case) -> Prepared:
@@ -47,7 +34,9 @@ def prepare(case: Case) -> Prepared:
     model = Transformer(config)
     model.build()
     options = TrainingOptions(clip_norm=_training.CLIP_NORM)
-    make_step = _find("TrainingStep", "training._step", "training.step", "training_step")
+    make_step = find_in(
+        "TrainingStep", "seq2seq.training._step", "seq2seq.training.step", "seq2seq.training_step"
+    )
     step = make_step(model, options, tf.distribute.get_strategy(), one_shape=True)
-    batch = _find("Batch", "tasks.task", "task")(*_training.batch(case))
+    batch = find_in("Batch", "seq2seq.tasks.task", "seq2seq.task")(*_training.batch(case))
     return Prepared(lambda: step(batch, 0, 0.0).numpy(), lambda loss: [np.asarray(loss)])
