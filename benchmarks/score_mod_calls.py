@@ -45,7 +45,7 @@ class Function(NamedTuple):
     """
 
     captured: tuple[np.ndarray, ...]
-    make: Callable[..., Any] | None
+    make: Callable[..., Any]
     dense: Callable[..., Any]
     options: Callable[..., dict[str, Any]] | None = None
     bar: float | None = 1.1
@@ -118,7 +118,7 @@ FUNCTIONS = {
 
 
 # What a dense peer's own speed is, beside what a function costs.
-_NONE = Function((), None, lambda scores: scores)
+_NONE = Function((), lambda m: None, lambda scores: scores)
 
 
 def _heed(*x: Any, **options: Any) -> Any:
@@ -242,7 +242,7 @@ def _compare_dense(
 
 def _heed_and_dense(function: Function) -> tuple[Callable[..., Any], Callable[..., Any]]:
     def ours(q: Any, k: Any, v: Any, *captured: Any) -> Any:
-        return _heed(q, k, v, score_mod=function.make and function.make(ops, *captured))
+        return _heed(q, k, v, score_mod=function.make(ops, *captured))
 
     def theirs(q: Any, k: Any, v: Any, *captured: Any) -> Any:
         scores = ops.matmul(q, ops.swapaxes(k, -1, -2)) * _WIDTH**-0.5
