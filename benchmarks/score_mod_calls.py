@@ -38,7 +38,7 @@ class Function(NamedTuple):
 
     Args:
         captured: the arrays that it captures, which get gradients.
-        make: from the namespace of its operations and the captured arrays, a function of a pair; None for no function.
+        make: from the namespace of its operations and the captured arrays, a function of a pair; or None for none.
         dense: the same of all scores, from the scores and the captured arrays.
         options: heed's own way to say it, from the captured arrays.
         bar: of the cost against that.
