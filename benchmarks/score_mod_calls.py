@@ -38,14 +38,14 @@ class Function(NamedTuple):
 
     Args:
         captured: the arrays that it captures, which get gradients.
-        make: from the namespace of its operations and the captured arrays, a function of a pair; None for no function.
+        make: from the namespace of its operations and the captured arrays, a function of a pair; or None for none.
         dense: the same of all scores, from the scores and the captured arrays.
         options: heed's own way to say it, from the captured arrays.
         bar: of the cost against that.
     """
 
     captured: tuple[np.ndarray, ...]
-    make: Callable[..., Any] | None
+    make: Callable[..., Any]
     dense: Callable[..., Any]
     options: Callable[..., dict[str, Any]] | None = None
     bar: float | None = 1.1
@@ -118,7 +118,7 @@ FUNCTIONS = {
 
 
 # What a dense peer's own speed is, beside what a function costs.
-_NONE = Function((), None, lambda scores: scores)
+_NONE = Function((), lambda m: None, lambda scores: scores)
 
 
 def _heed(*x: Any, **options: Any) -> Any:
@@ -242,7 +242,7 @@ def _compare_dense(
 
 def _heed_and_dense(function: Function) -> tuple[Callable[..., Any], Callable[..., Any]]:
     def ours(q: Any, k: Any, v: Any, *captured: Any) -> Any:
-        return _heed(q, k, v, score_mod=function.make and function.make(ops, *captured))
+        return _heed(q, k, v, score_mod=function.make(ops, *captured))
 
     def theirs(q: Any, k: Any, v: Any, *captured: Any) -> Any:
         scores = ops.matmul(q, ops.swapaxes(k, -1, -2)) * _WIDTH**-0.5
