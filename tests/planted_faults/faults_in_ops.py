@@ -163,8 +163,8 @@ FAULTS = (
     Fault(
         "second derivatives forget the log-sum-exp",
         f"{_PORTABLE}/blockwise.py",
-        "outputs = [rows.output, rows.lse][: len(incoming)]",
-        "outputs = [rows.output, 0 * rows.output[..., :1]][: len(incoming)]",
+        "return [rows.output, rows.lse][: len(incoming)]",
+        "return [rows.output, 0 * rows.output[..., :1]][: len(incoming)]",
         (f"{_TESTS}/test_attention_gradients.py::test_second_derivatives_of_the_log_sum_exp",),
     ),
     Fault(
