@@ -216,7 +216,7 @@ class Stack:
         self.norm_first, self.biased = sizes.get("norm_first", True), sizes.get("biased", True)
         self.activation = sizes.get("activation", "relu")
         self.pack = sizes.get("pack", "float32")
-        self.in_place = 0  # as the engine decides
+        self.in_place = 0  # as the engine decides; of the encoder, too
         self.options = sizes
         self.encoder: Stack | None = None
         self.kept: list[Any] = []
@@ -311,6 +311,8 @@ class Stack:
         return Experts(router, each, shared, *(self.options[x] for x in ("top_k", "normalized")))
 
     def struct(self) -> StackStruct:
+        if self.encoder is not None:
+            self.encoder.in_place = self.in_place
         layers = [
             LayerStruct(
                 **{k: x.struct() for k, x in part.items()},

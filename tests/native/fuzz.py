@@ -360,10 +360,12 @@ def decode(library: Any, seed: int) -> None:
         options["beams"] = int(rng.integers(1, 5))
     shape = [int(n) for n in rng.integers((1, 1, 0), (5, 6, 7))]
     call = decoder.Call(stack, *shape, **options)
+    stack.in_place = -1
     tokens = call.run(library, stack, 1)
+    stack.in_place = 1
     again = call.run(library, stack, int(rng.choice(THREADS)))
     if not np.array_equal(tokens, again):
-        raise AssertionError("the number of threads changed tokens")
+        raise AssertionError("the number of threads, or the place of weights, changed tokens")
     check = (decoder.assert_best, decoder.assert_drawn, decoder.beams_decided)[search]
     if search == 1 and stack.pack in decoder.INTEGERS:
         return  # the order of nearly equal scores is that of rounding

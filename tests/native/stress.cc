@@ -112,9 +112,10 @@ struct Model {
   HeedDecoder* made = nullptr;
   const int64_t hidden;
 
-  explicit Model(int32_t pack, int64_t hidden_width = kHidden) : hidden(hidden_width) {
+  Model(int32_t pack, int32_t in_place, int64_t hidden_width) : hidden(hidden_width) {
     encoder = stack(layers[0], 0, pack);
     decoder = stack(layers[1], kModel, pack);
+    encoder.in_place = decoder.in_place = in_place;
     decoder.logits = dense(kModel, kVocabulary);
     decoder.encoder = &encoder;
     if (heed_decoder_make(&decoder, &made)) made = nullptr;
@@ -172,8 +173,11 @@ std::vector<int32_t> decode(const Model& model, int64_t texts, uint32_t seed, in
 
 int decode_at_once(int callers, int rounds, int64_t texts, int64_t hidden) {
   std::atomic<int> wrong{0};
-  for (int32_t pack : {HEED_PACK_FLOAT32, HEED_PACK_BFLOAT16, HEED_PACK_INT8}) {
-    const Model model(pack, hidden);
+  const struct {
+    int32_t pack, in_place;
+  } formats[] = {{HEED_PACK_FLOAT32, -1}, {HEED_PACK_FLOAT32, 1}, {HEED_PACK_BFLOAT16, 0}, {HEED_PACK_INT8, 0}};
+  for (const auto& format : formats) {
+    const Model model(format.pack, format.in_place, hidden);
     std::vector<std::thread> threads;
     for (int caller = 0; caller < callers; ++caller)
       threads.emplace_back([&wrong, &model, caller, rounds, texts] {

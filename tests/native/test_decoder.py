@@ -606,8 +606,6 @@ def test_weights_in_place_give_the_bits_of_packed_ones(library: Any, options: An
         made = set()
         for in_place, threads in ((-1, 2), (1, 1), (1, 3)):
             stack.in_place, scores = in_place, np.full(batch, np.nan, np.float32)
-            if stack.encoder is not None:
-                stack.encoder.in_place = in_place
             made.add((call.run(library, stack, threads, scores).tobytes(), scores.tobytes()))
             assert np.isfinite(scores).all()
         assert len(made) == 1
@@ -618,9 +616,7 @@ def test_weights_in_place_may_change_at_any_time(library: Any, in_place: int) ->
     """The next token is that of the new ones; a copy stays what it was."""
     stack = Stack(np.random.default_rng(5), encoded_width=0, vocabulary=90)
     stack.in_place, call = in_place, Call(stack, 1, 6, 0)
-    before, logits = call.run(library, stack), stack.logits.weight.copy()
-    last = call.run(library, stack)[0, 0]
-    stack.logits.bias[[last, END]] = 0, -1e9  # whatever comes first, the text goes on
+    stack.logits.bias[END] = -1e9  # the text goes on
 
     def change(target: int, token: int) -> bool:
         stack.logits.weight[...] = np.nan
@@ -628,10 +624,8 @@ def test_weights_in_place_may_change_at_any_time(library: Any, in_place: int) ->
 
     expected = call.run(library, stack)
     changed = call.run(library, stack, listener=change)
-    assert before.shape == changed.shape
     assert changed[0, 0] == expected[0, 0]
     assert (changed == expected).all() == (in_place < 0)
-    stack.logits.weight[...] = logits
 
 
 @pytest.mark.slow

@@ -191,8 +191,15 @@ FAULTS = (
     Fault(
         "sums of a panel's second part begin anew",
         "native/decoder/packs/float32.h",
-        "chunk, y, k > 0);",
-        "chunk, y, false);",
+        "chunk, y, k > 0, weights",
+        "chunk, y, false, weights",
+        (_DECODER,),
+    ),
+    Fault(
+        "sums of weights in place begin anew with each piece of the inputs",
+        "native/decoder/packs/in_place.h",
+        "store(to, k > 0 ? load(to) + sum : sum);",
+        "store(to, sum);",
         (_DECODER,),
     ),
     Fault(

@@ -276,9 +276,7 @@ FAULTS = (
         f"{_OPS}/score_mod/derivative.py",
         "(no, (zero, gradient.value))",
         "(no, (gradient.value, gradient.value))",
-        (
-            f"{_TESTS}/score_mod/test_program.py::test_the_derivative_is_that_of_finite_differences",
-        ),
+        (f"{_TESTS}/score_mod/test_program.py::test_the_derivative_is_that_of_finite_differences",),
     ),
     Fault(
         "with a cache, queries count from 0 for the function of the score",

@@ -1,6 +1,7 @@
 // The part of XLA's C interface for custom calls that the adapter uses, by the names of its version 0.1. The layout of
 // these structs is the same in versions 0.1 (jaxlib 0.4.38) to 0.5 (jaxlib 0.12), so no header of XLA is needed to
-// build, and one library serves all of them. tests/native/test_adapters_xla.py compares them with the headers of packages.
+// build, and one library serves all of them. tests/native/test_adapters_xla.py compares them with the headers of
+// packages.
 #pragma once
 
 #include <cstddef>

@@ -2,7 +2,7 @@
 // the memory. Numbers are summed in the order of the packed ones, so results are the same bits.
 //
 // A few rows read long stretches of the rows of weights, some inputs together, and keep their sums in the first-level
-// cache. More rows, transposed weights and panels where a layer begins or ends multiply a copy of some inputs of one
+// cache. Prompts, transposed weights and panels where a layer begins or ends multiply a copy of some inputs of one
 // panel at a time.
 #pragma once
 
@@ -29,7 +29,7 @@ struct Pack<kInPlace> {
   static constexpr int kMostParts = 4;  // query, key, value and gate
   static constexpr int kInputs = 8;     // that rows read together
   static constexpr int kRows = 8;       // that use them while they are in registers
-  static constexpr int kFewRows = 2 * kRows;
+  static constexpr int kFewRows = 8 * kRows;
   static constexpr int kStretch = kPanelsTogether<kInPlace> * kPanel;
 
   // The layer, in the room of packed weights.
