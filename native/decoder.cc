@@ -375,6 +375,8 @@ struct HeedDecoder {
                                  static_cast<int>(inputs), static_cast<int>(outputs), format};
     kernels_.pack(parts.data(), static_cast<int64_t>(parts.size()), made);
     for (const HeedDense* part : parts) {
+      if (format == heed::kInPlace)
+        heed::move_to_huge_pages(part->weight, part->inputs * part->outputs * int64_t{sizeof(float)});
       if (part->bias) std::copy_n(part->bias, part->outputs, bias + column);
       column += part->outputs;
     }

@@ -15,14 +15,14 @@ _OF_DISTRIBUTED = "tests/distributed"
 FAULTS = (
     Fault(
         "accelerated layers ignore key_mask",
-        f"{_ACCELERATION}/multi_head.py",
+        f"{_ACCELERATION}/_multi_head.py",
         "(query, value, key), (query_mask, value_mask, key_mask))",
         "(query, value, key), (query_mask, value_mask, None))",
         (f"{_OF_ACCELERATION}/test_switch.py", f"{_OF_ACCELERATION}/test_faults.py"),
     ),
     Fault(
         "accelerated layers ignore use_causal_mask",
-        f"{_ACCELERATION}/multi_head.py",
+        f"{_ACCELERATION}/_multi_head.py",
         "masks.structure(use_causal_mask, option(",
         "masks.structure(False, option(",
         (f"{_OF_ACCELERATION}/test_switch.py", f"{_OF_ACCELERATION}/test_faults.py"),
