@@ -260,7 +260,9 @@ def test_a_call_that_was_left_before_is_left_at_once() -> None:
         for layer in layers:
             layer(x, x, attention_mask=mask)
         with mock.patch.object(device_rule, "reason_to_leave", return_value=None) as asked:
-            assert count_calls(lambda: layers[0](x, x, attention_mask=mask)) <= 35
+            # Where KerasHub is imported, each op that its loop replaces costs one.
+            most = 35 if "keras_hub" not in sys.modules else 75
+            assert count_calls(lambda: layers[0](x, x, attention_mask=mask)) <= most
             layers[1](x, x, attention_mask=mask)
             assert acceleration.report().calls == {}
             asked.assert_not_called()
