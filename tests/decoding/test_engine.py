@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import gc
 import itertools
+import os
 import types
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -781,6 +782,19 @@ def test_large_weights_are_read_in_the_memory_of_the_model(tied: bool) -> None:
     del model
     gc.collect()
     assert begun + list(text) == changed
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_child_after_fork_decodes_with_threads_of_its_own() -> None:
+    """What was packed before goes on; frameworks themselves may not work in such a child."""
+    decoder = PackedDecoder(*described())
+    source = sources(9)
+    batch, search = Batch(source, source > 0), Search(6, 0, 1, 2)
+    expected = decoder.decode(batch, search, 2)[0]
+    child = os.fork()
+    if child == 0:  # a hang would be seen as the parent's time-out
+        os._exit(0 if np.array_equal(decoder.decode(batch, search, 2)[0], expected) else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.usefixtures("compiled")
