@@ -756,7 +756,7 @@ def test_weights_are_those_of_now() -> None:
 def resident() -> int:
     """Return the memory of this process that is there, in bytes."""
     with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * 4096
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.parametrize("tied", [True, pytest.param(False, marks=slow)])
@@ -769,19 +769,19 @@ def test_large_weights_are_read_in_the_memory_of_the_model(tied: bool) -> None:
     tokens = list(stream(model, prompt=prompt, max_length=24))
     assert resident() - before < 45 << 20  # of a table of 65 MiB
     text = stream(model, prompt=prompt, max_length=24)
-    begun = [next(text)]
+    first = next(text)
     for x in model.trainable_variables:
         add_in_place(x, -3 * keras.ops.convert_to_numpy(x))
     changed = list(stream(model, prompt=prompt, max_length=24))
     assert changed != tokens
     assert changed == list(stream(model, prompt=prompt, max_length=24))
     if BACKEND != "torch":  # which alone writes where others read
-        assert begun + list(text) == tokens
+        assert [first, *text] == tokens
     text = stream(model, prompt=prompt, max_length=24)
-    begun = [next(text)]
+    first = next(text)
     del model
     gc.collect()
-    assert begun + list(text) == changed
+    assert [first, *text] == changed
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")
@@ -793,7 +793,11 @@ def test_a_child_after_fork_decodes_with_threads_of_its_own() -> None:
     expected = decoder.decode(batch, search, 2)[0]
     child = os.fork()
     if child == 0:  # a hang would be seen as the parent's time-out
-        os._exit(0 if np.array_equal(decoder.decode(batch, search, 2)[0], expected) else 1)
+        status = 1
+        try:
+            status = int(not np.array_equal(decoder.decode(batch, search, 2)[0], expected))
+        finally:
+            os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
 
 

@@ -1,4 +1,4 @@
-"""Random programs of scores, well-formed and not, for `fuzz` and `test_score_programs`."""
+"""Random programs of scores, well-formed and not, for `fuzz` and `test_program`."""
 
 from __future__ import annotations
 

@@ -13,20 +13,21 @@ ROOT = Path(__file__).resolve().parents[2]
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 CORE_TESTS = (
-    "core",
-    "paths",
+    "attention",
+    "kernels",
     "rows",
     "additive",
-    "score_programs",
+    "program",
     "decoder",
-    "decoding_steps",
+    "adapters_tensorflow_decoding_steps",
     "settings",
 )
 # Threads and children of the process that computes, calls back to this one, arrays made by other threads or not by
 # NumPy.
 ELSEWHERE = (
     "many_callers or child_after_fork or wakes_no or as_many_as_the_process or no_thread_can_be_started"
-    " or malformed_programs or a_listener_gets or (what_cannot_be_is_refused and (prompt or gap))"
+    " or malformed_programs or a_listener_gets or may_change_at_any_time"
+    " or (what_cannot_be_is_refused and (prompt or gap))"
 )
 
 

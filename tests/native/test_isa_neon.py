@@ -27,7 +27,7 @@ SYSTEM = Path("/usr/aarch64-linux-gnu")  # the C library of the processor
 # The oldest processor, and one with all that later ones may have; the first of them that QEMU knows.
 PROCESSORS = {"old": ("cortex-a57",), "new": ("neoverse-v1", "max")}
 
-SAMPLE = "random_calls or random_programs or test_rows or test_decoding_steps or long_prompts"
+SAMPLE = "random_calls or random_programs or test_rows or decoding_steps or long_prompts"
 
 
 @pytest.fixture(scope="module")
