@@ -23,11 +23,11 @@ CORE_TESTS = (
     "settings",
 )
 # Threads and children of the process that computes, calls back to this one, arrays made by other threads or not by
-# NumPy.
+# NumPy, addresses that are none.
 ELSEWHERE = (
     "many_callers or child_after_fork or wakes_no or as_many_as_the_process or no_thread_can_be_started"
-    " or malformed_programs or a_listener_gets or may_change_at_any_time"
-    " or (what_cannot_be_is_refused and (prompt or gap))"
+    " or malformed_programs or a_listener_gets or may_change_at_any_time or caches_keep_what"
+    " or (what_cannot_be_is_refused and (prompt or gap or factor))"
 )
 
 
