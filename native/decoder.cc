@@ -140,23 +140,24 @@ void check(const HeedDecoderStack& s, bool is_encoder) {
           s.encoded_width);
 }
 
-// The weights of all dense layers.
-int64_t count_weights(const HeedDecoderStack& s) {
+// The weights of all dense layers that are packed: of these `check` knows the sizes.
+int64_t count_weights(const HeedDecoderStack& s, bool is_encoder) {
   const auto sum = [](std::initializer_list<const HeedDense*> layers) {
     int64_t count = 0;
     for (const HeedDense* dense : layers) count += exists(*dense) ? dense->inputs * dense->outputs : 0;
     return count;
   };
-  int64_t count = sum({&s.logits}) + (s.encoder ? count_weights(*s.encoder) : 0);
+  int64_t count = is_encoder ? 0 : sum({&s.logits}) + (s.encoder ? count_weights(*s.encoder, true) : 0);
   for (int i = 0; i < s.layer_count; ++i) {
     const HeedDecoderLayer& layer = s.layers[i];
     const HeedExperts& experts = layer.experts;
     for (const HeedDecoderAttention* a : {&layer.self, &layer.cross})
-      count += sum({&a->query, &a->key, &a->value, &a->output, &a->gate});
+      if (exists(a->query)) count += sum({&a->query, &a->key, &a->value, &a->output, &a->gate});
     count += sum({&layer.hidden, &layer.up, &layer.back}) * std::max<int64_t>(experts.count, 1);
-    if (experts.count > 0)
-      count += sum(
-          {&experts.router, &experts.shared_hidden, &experts.shared_up, &experts.shared_back, &experts.shared_gate});
+    if (experts.count == 0) continue;
+    count += sum({&experts.router});
+    if (exists(experts.shared_hidden))
+      count += sum({&experts.shared_hidden, &experts.shared_up, &experts.shared_back, &experts.shared_gate});
   }
   return count;
 }
@@ -240,7 +241,8 @@ struct HeedDecoder {
  public:
   heed::PackedStack stack;
 
-  explicit HeedDecoder(const HeedDecoderStack& s) : weight_count_(heed::count_weights(s)), stack(pack(s, layers_)) {
+  explicit HeedDecoder(const HeedDecoderStack& s)
+      : weight_count_(heed::count_weights(s, false)), stack(pack(s, layers_)) {
     stack.logits = pack(s, {&s.logits});
     if (!s.encoder) return;
     encoder_ = pack(*s.encoder, encoder_layers_);

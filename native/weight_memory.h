@@ -18,7 +18,7 @@ inline void move_to_huge_pages(const void* numbers, int64_t bytes) {
 #if defined(__linux__)
   constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older headers lack
   const auto begin = reinterpret_cast<intptr_t>(numbers), half = static_cast<intptr_t>(kHugePage / 2);
-  // Pages of which half or more holds these numbers.
+  // Pages whose middle is among these numbers.
   const intptr_t first = (begin + half) / kHugePage * kHugePage, end = begin + bytes - half;
   for (intptr_t page = first; page <= end; page += kHugePage)
     madvise(reinterpret_cast<void*>(page), static_cast<size_t>(kHugePage), kCollapse);
