@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextvars import copy_context
 
 import keras
 import numpy as np
@@ -249,6 +250,13 @@ def test_edits_nest_and_end_with_the_block():
     with again:
         np.testing.assert_array_equal(to_numpy(layer(x, x)), outer)
     np.testing.assert_array_equal(to_numpy(layer(x, x)), plain)
+    tasks = [copy_context() for _ in range(2)]
+    for task in tasks:
+        task.run(again.__enter__)
+    for task in tasks:  # the first to enter leaves first
+        np.testing.assert_array_equal(to_numpy(task.run(layer, x, x)), outer)
+        task.run(again.__exit__, None, None, None)
+        np.testing.assert_array_equal(to_numpy(task.run(layer, x, x)), plain)
 
 
 def test_an_error_of_a_change_comes_alone_and_keeps_its_cause():
