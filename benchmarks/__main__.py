@@ -82,6 +82,8 @@ def _check(
             parser.error(f"--{name.replace('_', '-')} is for suites of cases, not {has_rows[0]}")
     if options.seconds is not None and len(has_rows) < len(chosen):
         parser.error("--seconds is for measurements that are no cases")
+    if options.seconds is not None and not options.seconds > 0:
+        parser.error(f"--seconds must be above 0, got {options.seconds:g}")
     if options.peers and not any(PEERS[name].is_heed for name in options.peers):
         parser.error("--peers must name a side of heed: the others are compared with it")
     for name, least in (("rounds", 2 if has_rows else 1), ("threads", 1)):

@@ -310,6 +310,7 @@ def test_quick_run(tmp_path, capsys):
     [
         "ops --rounds 0",
         "backends --rounds 1",
+        "backends --seconds 0",
         "ops --peers naive",
         "ops --before /no/such/python",
         "ops --before same",  # heed would be compared with itself

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextvars import copy_context
 
 import keras
 import numpy as np
@@ -249,6 +250,40 @@ def test_edits_nest_and_end_with_the_block():
     with again:
         np.testing.assert_array_equal(to_numpy(layer(x, x)), outer)
     np.testing.assert_array_equal(to_numpy(layer(x, x)), plain)
+    tasks = [copy_context() for _ in range(2)]
+    for task in tasks:
+        task.run(again.__enter__)
+    for task in tasks:  # the first to enter leaves first
+        np.testing.assert_array_equal(to_numpy(task.run(layer, x, x)), outer)
+        task.run(again.__exit__, None, None, None)
+        np.testing.assert_array_equal(to_numpy(task.run(layer, x, x)), plain)
+
+
+def test_an_error_of_a_change_comes_alone_and_keeps_its_cause():
+    class Patient(keras.layers.Layer):
+        def call(self, x):
+            with pytest.raises(ValueError, match="no change"):
+                layer(x, x)
+            return layer(x, x)
+
+    layer, x, _, runs = pair()
+    why, errors = KeyError("why"), [ValueError("no change")] * 2
+
+    def change(heads):
+        if errors:
+            raise errors.pop() from why
+        return heads
+
+    with (
+        pytest.raises(ValueError, match=r"^no change$") as raised,
+        intervene(Edit("a", change)),
+    ):
+        layer(x, x)
+    assert raised.value.__cause__ is why
+    # An error that the model handles does not end its call, only the edit has found no use.
+    with pytest.raises(ValueError, match="`name` must"), intervene(Edit("a", change)):
+        found = Patient()(x)
+    np.testing.assert_array_equal(to_numpy(found), to_numpy(runs[0].outputs))
 
 
 def test_edits_refuse_what_does_not_exist():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -302,19 +303,27 @@ def intervene(*edits: Edit) -> AbstractContextManager[None]:
     return _Intervention(edits)
 
 
+# The blocks that this thread or task is in, the innermost last.
+_entered: ContextVar[tuple[AbstractContextManager[None], ...]] = ContextVar(
+    "heed_edits", default=()
+)
+
+
 class _Intervention(AbstractContextManager[None]):
-    """A block with edits, which can be entered again."""
+    """A block with edits, which can be entered again, in other threads or tasks at the same time."""
 
     def __init__(self, edits: Sequence[Edit]) -> None:
         self._edits = edits
-        self._entered: list[AbstractContextManager[None]] = []
 
     def __enter__(self) -> None:
-        self._entered.append(self._apply())
-        self._entered[-1].__enter__()
+        block = self._apply()
+        block.__enter__()
+        _entered.set((*_entered.get(), block))
 
     def __exit__(self, *error: Any) -> bool | None:
-        return self._entered.pop().__exit__(*error)
+        *outer, block = _entered.get()
+        _entered.set(tuple(outer))
+        return block.__exit__(*error)
 
     @contextmanager
     def _apply(self) -> Iterator[None]:

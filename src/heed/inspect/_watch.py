@@ -165,8 +165,9 @@ class Session:
         """`keras.layers.Layer.__call__`; a softmax layer inside an attention gives weights."""
         frame, outer = Frame(layer, args, kwargs), self.frames[-1] if self.frames else None
         if outer is None:  # another call of the model
-            self.names, self.blocks, self.steps = [], [], {}
+            self.names, self.blocks, self.steps, self.error = [], [], {}, None
         tapped = bool(self.taps) and not _is_symbolic()
+        own: Exception | None = None
         self.frames.append(frame)
         try:
             if tapped:
@@ -182,11 +183,13 @@ class Session:
                 output = self.leave(frame, outer, output)
         except Exception as error:
             # Keras adds the arguments of the layers around, which say nothing of this one.
-            if outer is None and self.error is not None and str(self.error) in str(error):
-                raise self.error from None
-            raise
+            if outer is not None or self.error is None or str(self.error) not in str(error):
+                raise
+            own = self.error
         finally:
             self.frames.pop()
+        if own is not None:
+            raise own  # not in the handler, where it would lose its own cause
         if not isinstance(layer, keras.layers.Softmax):
             return output
         mask = args[1] if len(args) > 1 else kwargs.get("mask")

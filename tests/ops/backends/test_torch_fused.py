@@ -26,7 +26,14 @@ from keras import ops as keras_ops
 
 import heed
 from heed import Mask, ops
-from heed.ops.backends.torch.fused import _block_mask, _compiling, flex, implementation, varlen
+from heed.ops.backends.torch.fused import (
+    _block_mask,
+    _compiling,
+    _pairs,
+    flex,
+    implementation,
+    varlen,
+)
 from heed.ops.backends.torch.native import implementation as native
 from heed.ops.mask import as_mask
 from heed.ops.scores import DotScore, FunctionScore
@@ -278,6 +285,18 @@ def test_functions_and_the_gradients_of_what_they_capture(
         torch.use_deterministic_algorithms(False)
     assert told.implementation == "portable"
     assert "in no fixed order" in str(told)
+
+
+def test_the_functions_of_one_call_are_known_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_pairs, "_KNOWN", {})
+    monkeypatch.setattr(_pairs, "_MOST_KNOWN", 2)
+    rules = [
+        as_mask(Mask.where(lambda b, h, i, j, n=n: j < n)).bind(B, N).rules[0] for n in (1, 2, 3)
+    ]
+    first, second, third = (rule.function for rule in rules)
+    _pairs.remember(first, second)
+    _pairs.remember(first, third)
+    assert set(_pairs._KNOWN) == {first, third}
 
 
 # Of each place, a number that no row sees under `lengths`, and one that some rows see.

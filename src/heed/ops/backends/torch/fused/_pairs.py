@@ -28,15 +28,17 @@ _KNOWN: dict[str, tuple[Program, tuple[Type, ...], tuple[int, ...]]] = {}
 _MOST_KNOWN = 256
 
 
-def remember(function: str) -> None:
-    """Make a program known to what PyTorch compiles.
+def remember(*functions: str) -> None:
+    """Make the programs of one call known to what PyTorch compiles.
 
     Args:
-        function: the text of the program.
+        functions: their texts.
     """
-    if function not in _KNOWN:
-        if len(_KNOWN) >= _MOST_KNOWN:
-            _KNOWN.clear()
+    new = [x for x in functions if x not in _KNOWN]
+    if len(_KNOWN) + len(new) > _MOST_KNOWN:
+        _KNOWN.clear()
+        new = list(functions)
+    for function in new:
         program = Program.from_text(function)
         once, source = load_once(program)
         _KNOWN[function] = once, program.captures, source

@@ -76,8 +76,7 @@ class Flex:
 
     def prepare(self, spec: AttentionSpec, query: torch.Tensor) -> _compiling.Prepared:
         """Return the arrays of the score's function, and what is known of the blocks before any tensor is read."""
-        for function in functions(spec):
-            remember(function.function)
+        remember(*(x.function for x in functions(spec)))
         captures = ()
         if spec.score.program is not None:
             captures = captures_of(spec.score)
