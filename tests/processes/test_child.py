@@ -1,6 +1,8 @@
 """A child process: values of any size, its end, and the end of its parent."""
 
+import contextlib
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -82,6 +84,36 @@ def test_a_child_that_fails_says_so_and_no_more(capfd):
     said = capfd.readouterr().err
     assert said.endswith("OSError: out of luck\n")
     assert "Fatal" not in said
+
+
+def leave_a_process(channel):
+    """End beside a process that holds the channel and has a session of its own."""
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        time.sleep(20)
+        os._exit(0)
+    channel.send(pid)
+
+
+def test_a_process_that_it_leaves_behind_does_not_hide_its_end():
+    child = Child(leave_a_process, silence=3)
+    began = time.monotonic()
+    left = child.receive()
+    try:
+        with pytest.raises(ChildEndedError, match=r"^ended with exit status 0$"):
+            child.receive()
+        assert time.monotonic() - began < 15
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(left, signal.SIGKILL)
+    child.close()
+
+
+def test_a_target_that_cannot_be_pickled_starts_nothing(monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("started"))
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        Child(lambda channel: None)
 
 
 def test_values_of_any_size_pass():

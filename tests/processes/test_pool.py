@@ -52,6 +52,7 @@ def test_a_worker_that_is_killed_or_hangs_is_replaced(path, tmp_path):
     [
         (TaskError("the run is damaged"), TaskError, "the run is damaged"),
         (OSError(2, "No such file", "x"), FileNotFoundError, "No such file"),
+        (OSError("no room"), OSError, "no room"),
         (MemoryError(), MemoryError, "not enough memory"),
         (KeyError("bug"), RuntimeError, r"a worker failed:\n.*KeyError: 'bug'"),
     ],
@@ -60,3 +61,16 @@ def test_errors_of_a_worker(path, error, kind, message):
     make = functools.partial(fakes.make_broken, error)
     with pytest.raises(kind, match=f"(?s){message}"):
         translate(make, path, workers=1)
+
+
+class Unreadable:
+    """An item that a worker cannot unpickle."""
+
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def test_an_item_that_a_worker_cannot_read_ends_the_work():
+    results = pool.run_in_pool(fakes.make, 1, lambda _: None, 1, iter([Unreadable()]))
+    with pytest.raises(RuntimeError, match="no number"):
+        next(results)

@@ -1,8 +1,11 @@
 """Groups of workers: one fails, hangs or is killed, none is left behind; all start again, at most so often."""
 
+import errno
 import functools
+import io
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -96,6 +99,22 @@ def test_signals_reach_every_worker(tmp_path):
     assert outcome.signal == signal.SIGTERM
     assert [end.code for end in outcome.exits] == [7, 7]
     assert outcome.failure is None
+
+
+class _Gone(io.StringIO):
+    """The stderr of a terminal that is closed."""
+
+    def write(self, text):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_workers_go_on_when_their_output_cannot_be_shown(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", _Gone())
+    log = tmp_path / "0.log"
+    code = "import time; print(1, flush=True); time.sleep(0.5); print(2); channel.send('saved')"
+    outcome = run_group([worker(0, code, log=log, show=True)])
+    assert [(end.code, end.said) for end in outcome.exits] == [(0, "saved")]
+    assert log.read_text() == "1\n2\n"
 
 
 def test_a_log_that_cannot_be_written_leaves_no_worker(tmp_path):

@@ -17,6 +17,8 @@ def make_portable(error: Exception) -> Exception:
     if isinstance(error, MemoryError) or type(error).__name__ == "ResourceExhaustedError":
         return MemoryError("a worker has not enough memory")
     if isinstance(error, OSError):
+        if error.errno is None:  # its message alone
+            return OSError(str(error))
         return OSError(error.errno, error.strerror, error.filename)
     if isinstance(error, ImportError):
         return ImportError(str(error), name=error.name)

@@ -99,6 +99,7 @@ class Child:
         self._silence, self.silent = silence, 0.0
         self.end: ChildEndedError | None = None
         self._values: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        program = pickle.dumps(target)  # no process is left if it cannot be pickled
         path = json.dumps([one for one in sys.path if isinstance(one, str)])
         self._process = subprocess.Popen(
             [sys.executable, "-c", _BOOTSTRAP],
@@ -115,8 +116,8 @@ class Child:
             target=self._read, args=(on_value or self._values.put,), daemon=True
         )
         self._reader.start()
-        with contextlib.suppress(ChildEndedError):  # `receive` says so
-            self.send(target)
+        with contextlib.suppress(OSError):  # it has ended: `receive` says so
+            _write(self._process.stdin.fileno(), program)  # type: ignore[union-attr]
 
     def send(self, value: object) -> None:
         """Send a value.
@@ -130,7 +131,7 @@ class Child:
             raise self._describe_end() from None
 
     def receive(self) -> Any:
-        """Wait for the child's next value.
+        """Wait for the child's next value; return the error if it cannot be read.
 
         Raises:
             ChildEndedError: if the child has ended.
@@ -186,17 +187,24 @@ class Child:
         put(end)
 
     def _await_sign(self, pipe: int) -> None:
-        """Wait until there is something to read, or the end; kill the child if it is silent for too long."""
+        """Wait until there is something to read, or the end; kill the child if it is silent for too long.
+
+        Raises:
+            EOFError: if the child has ended, and a process that it forked holds the pipe.
+        """
         if os.name == "nt":
             return
         poll = select.poll()  # select.select takes no descriptors above 1023
         poll.register(pipe, select.POLLIN)
         while True:
             began = time.monotonic()
+            ended = self._process.poll() is not None  # before: what it sent last is read first
             ready = poll.poll(1000 * _BEAT)
             now = time.monotonic()
             if ready or now - began > _BEAT + _FROZEN:  # or the whole machine stood still
                 self.last_beat = now
+            elif ended:
+                raise EOFError
             elif now - self.last_beat > self._silence:
                 self.give_up()
             if ready:
@@ -238,7 +246,7 @@ class Channel:
         threading.Thread(target=target, name="heed-parent", daemon=True).start()
 
     def receive(self) -> Any:
-        """Wait for the parent's next value."""
+        """Wait for the parent's next value; return the error if it cannot be read."""
         return self._received.get()
 
     def send(self, value: object) -> None:
@@ -259,7 +267,7 @@ class Channel:
         """Read what the parent sends, until its end."""
         with contextlib.suppress(EOFError, OSError):
             while True:
-                self._received.put(pickle.loads(_read_message(self._read)))
+                self._received.put(_load(_read_message(self._read)))
         self.parent_ended = True
         self.on_end()
 

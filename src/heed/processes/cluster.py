@@ -101,7 +101,7 @@ def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
 
 
 def local_addresses(count: int) -> tuple[str, ...]:
-    """Free addresses on this machine.
+    """Return free addresses on this machine.
 
     Another program may take a port before it is used; the job then fails and starts again with others.
     """

@@ -63,7 +63,7 @@ class Meeting:
 
 @contextlib.contextmanager
 def meet(cluster: Cluster, facts: Mapping[str, Any], wait: float = WAIT) -> Iterator[Meeting]:
-    """Meets the other workers and compares facts with them.
+    """Meet the other workers and compare facts with them.
 
     Args:
         cluster: the workers; each calls this at about the same time.
@@ -202,7 +202,7 @@ def _receive_guests(
 
 
 def _turn_away(listener: socket.socket, count: int, error: str, deadline: float) -> None:
-    """Tells workers that come after the chief has found an error about it."""
+    """Tell workers that come after the chief has found an error about it."""
     while count > 0 and (left := deadline - time.monotonic()) > 0:
         listener.settimeout(left)
         with contextlib.suppress(OSError, ValueError):  # nobody came, or a stranger
@@ -228,7 +228,7 @@ def _call_back(cluster: Cluster, guests: Mapping[int, _Line], deadline: float) -
 
 @contextlib.contextmanager
 def _answer_calls(listener: socket.socket, rank: int) -> Iterator[None]:
-    """Tells everyone who calls which worker this is, in a thread."""
+    """Tell everyone who calls which worker this is, in a thread."""
     listener.settimeout(_RETRY)
     over = threading.Event()
 

@@ -136,6 +136,6 @@ def _work(make: Make, channel: Channel) -> None:
         finish = make(notes.append)
         channel.send(notes)
         while True:
-            channel.send(finish(channel.receive()))
+            channel.send(finish(unwrap(channel.receive())))
     except Exception as error:
         channel.send(make_portable(error))

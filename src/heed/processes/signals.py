@@ -62,7 +62,7 @@ def receive_signals(
 
 @contextlib.contextmanager
 def clean_up_on_signals() -> Iterator[None]:
-    """Leaves the block by an exception at SIGTERM and SIGHUP, then ends the process by the signal, as without this.
+    """Leave the block by an exception at SIGTERM and SIGHUP, then end the process by the signal, as without this.
 
     The second signal ends it at once.
     """

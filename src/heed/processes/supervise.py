@@ -180,6 +180,7 @@ class _Process:
         self.worker = worker
         self.end: Exit | None = None
         self.stopped = False
+        self._shows = worker.show and sys.stderr is not None
         self._said: Any = None
         self._log = _open_log(worker.log)
         self._start = self._shown = self._log.seek(0, os.SEEK_END)
@@ -217,14 +218,15 @@ class _Process:
 
     def _show(self, ended: bool) -> None:
         """Copy whole new lines to stderr."""
-        if not self.worker.show or sys.stderr is None:
-            return
-        while data := os.pread(self._log.fileno(), _LINE_BYTES, self._shown):
+        while self._shows and (data := os.pread(self._log.fileno(), _LINE_BYTES, self._shown)):
             if not ended and len(data) < _LINE_BYTES:
                 data = data[: data.rfind(b"\n") + 1]
             self._shown += len(data)
-            sys.stderr.write(data.decode(errors="replace"))
-            sys.stderr.flush()
+            try:
+                sys.stderr.write(data.decode(errors="replace"))
+                sys.stderr.flush()
+            except OSError:  # its terminal is gone: the workers may still have to save their work
+                self._shows = False
             if not data:
                 break
 

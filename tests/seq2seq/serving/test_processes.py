@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from heed.seq2seq import TaskError
-from heed.seq2seq.serving import _metrics_folder, _processes, _sockets
+from heed.seq2seq.serving import _metrics_folder, _processes, _sockets, launching
 from tests.slow import slow
 
 
@@ -99,6 +99,15 @@ def serve(program, scenario, count=2):
     if failures:
         raise failures[0]
     return notes
+
+
+def test_windows_has_one_process(monkeypatch):
+    """Children inherit no socket there."""
+    server = launching.Server({}, None, None, "127.0.0.1", (), (), print)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "name", "nt")
+        with pytest.raises(TaskError, match=r"need Linux or macOS\. Received: 2"):
+            server.run(0, 2, print)
 
 
 def test_a_process_that_is_killed_is_replaced():

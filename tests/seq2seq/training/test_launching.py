@@ -14,7 +14,10 @@ import pytest
 
 from heed import cli
 from heed.processes.cluster import Cluster, local_addresses
+from heed.processes.supervise import Exit, Outcome
 from heed.seq2seq import RunFolder
+from heed.seq2seq.training import launching
+from heed.seq2seq.training.trained import Trained
 from tests.cli.command import contents, process
 from tests.processes.test_child import is_alive
 from tests.seq2seq.conftest import eager  # noqa: F401
@@ -96,6 +99,15 @@ def test_bad_environment(tmp_path, monkeypatch, capsys, text, words, message):
     assert err.count("\n") == 1
     assert message in err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_signal_stops_workers_that_have_not_finished():
+    trained = Trained(6, 1.0, False, 6)
+    ends = [Exit(f"worker {i}", 0, "ended with exit status 0", trained) for i in range(2)]
+    assert launching._result(Outcome(tuple(ends), signal=signal.SIGTERM)) == trained
+    ends[1] = Exit("worker 1", 130, "ended with exit status 130", "stopped at step 5")
+    with pytest.raises(KeyboardInterrupt, match=r"^stopped at step 5$"):
+        launching._result(Outcome(tuple(ends), signal=signal.SIGTERM))
 
 
 # Faults; the jobs run in processes of their own --------------------------------------------------

@@ -4,6 +4,5 @@
 - `job.py`: the settings of a translation; translates a shard.
 - `_manifest.py`: what an output folder holds; refuses another job's.
 - `_output_folder.py`: shards and finished files, each whole or not there at all.
-- `processes.py`: worker processes on this machine; `answers.py`: the answers of workers.
-- `coordinator.py`: hands the missing shards to workers and joins the files.
+- `coordinator.py`: hands the missing shards to workers (`heed.processes.pool`) and joins the files.
 """

@@ -96,7 +96,7 @@ def _own_log(path: Path, cluster: Cluster) -> Iterator[None]:
 
 
 def _explain(error: BaseException, restarts: int) -> str:
-    """One line: the worker and its error."""
+    """Return one line: the worker and its error."""
     failures = getattr(error, "worker_failures", None) or {}
     rank, cause = next(iter(sorted(failures.items())), (None, error))
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]

@@ -2,8 +2,8 @@
 
 A request passes through
 
-- `_sockets.py`: the address; `_server.py`: start and stop; `launching.py`: one process, or
-  several behind one socket (`_processes.py`).
+- `_sockets.py`: the address; `_server.py`: start and stop; `launching.py`: one process, or several
+  behind one socket (`_processes.py`).
 - `_connection.py`: a connection, with limits outside bodies; `hosts.py`: the host names that the server answers to.
 - `app.py`: the paths, and the status of each failure.
 - `_body.py`: reads a body without holding more than is allowed.

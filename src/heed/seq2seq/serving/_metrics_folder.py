@@ -32,7 +32,7 @@ def make_metrics_folder() -> Iterator[Path | None]:
 
 
 def share_metrics(folder: Path, number: int) -> OSError | None:
-    """Lets this process share its metrics; called before `Metrics` is imported.
+    """Let this process share its metrics; called before `Metrics` is imported.
 
     Args:
         folder: the folder.

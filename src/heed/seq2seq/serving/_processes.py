@@ -53,7 +53,7 @@ def serve_in_processes(
     A process whose starts fail is started again after pauses, which become longer, for as long as another one answers.
 
     Args:
-        listener: a socket of `sockets.bind`.
+        listener: a socket of `_sockets.bind`.
         count: processes, 1 or more.
         program: the work of a process; picklable.
         drain: seconds that a process takes at most to answer its last requests.
@@ -173,7 +173,7 @@ class _Processes:
         )
 
     def _plan_start(self, number: int, end: str) -> None:
-        """Plans another process, unless that does not help: at once for the first time, then after pauses.
+        """Plan another process, unless that does not help: at once for the first time, then after pauses.
 
         Raises:
             TaskError: if each has ended too often in a row and none answers.
@@ -197,7 +197,7 @@ class _Processes:
         self._note(f"process {number} {end}: starting another one{when}")
 
     def stop(self, seconds: float) -> None:
-        """Lets all processes answer their last requests; a second signal ends them at once."""
+        """Let all processes answer their last requests; a second signal ends them at once."""
         running = {i: one.child for i, one in enumerate(self._slots) if one.child is not None}
         for child in running.values():
             child.signal(signal.SIGTERM)

@@ -41,10 +41,10 @@ def serve(
     shared: bool = False,
     examples: Sequence[str] = (),
 ) -> None:
-    """Answers requests until SIGINT, SIGTERM or SIGHUP, then finishes those it has accepted.
+    """Answer requests until SIGINT, SIGTERM or SIGHUP, then finish those it has accepted.
 
     Args:
-        listener: a socket of `sockets.bind`.
+        listener: a socket of `_sockets.bind`.
         translators: the runs by name; the first is the default.
         options: the limits.
         decoding: decoding options, for all that requests do not set.
@@ -71,7 +71,7 @@ def serve(
 
 
 def _allow_connections() -> int:
-    """Lets this process have as many open files as it has places; returns these, fewer if the system allows fewer."""
+    """Let this process have as many open files as it has places; return these, fewer if the system allows fewer."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -148,7 +148,7 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Lets the queue run empty, then closes everything; drops requests that are not done in time."""
+        """Let the queue run empty, then close everything; drop requests that are not done in time."""
         service = self._service
         service.stop()
         while service.open_requests and service.seconds_left() and not self.force_exit:

@@ -52,9 +52,13 @@ class Server:
             on_start: called with the page's address when requests are answered.
 
         Raises:
-            TaskError: if a run or an address cannot be used.
+            TaskError: if a run or an address cannot be used, or the system shares no socket among processes.
             KeyboardInterrupt: after SIGINT.
         """
+        if processes > 1 and os.name != "posix":
+            raise TaskError(
+                f"several server processes need Linux or macOS. Received: {processes} processes"
+            )
         for path in self.runs.values():  # before TensorFlow loads, which takes seconds
             RunFolder.open(path)
         with _sockets.bind(self.host, port) as listener:

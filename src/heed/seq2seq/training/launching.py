@@ -145,8 +145,9 @@ def _copy(run: RunFolder) -> None:
 
 def _result(outcome: Outcome) -> Trained:
     """Return what the first worker has sent."""
-    if outcome.signal:
-        raise KeyboardInterrupt(next((end.said for end in outcome.exits if end.said), ""))
+    failed = [end.said for end in outcome.exits if end.code]
+    if outcome.signal and failed:  # else it came when all was done
+        raise KeyboardInterrupt(next(filter(None, failed), ""))
     trained: Trained = outcome.exits[0].said
     return trained
 
