@@ -65,6 +65,7 @@ def test_float64():
     assert_values(layer(*arrays), expected(layer, *arrays).out, FLOAT64)
 
 
+@pytest.mark.filterwarnings("ignore:`attention_mask` of shape")  # B equals T
 @given(
     batch=st.integers(1, 3),
     queries=st.integers(1, 6),
