@@ -99,6 +99,7 @@ def test_masks_of_every_rank(shape, dtype):
     assert_close(call(ours, arrays, attention_mask=mask), expected)
 
 
+@pytest.mark.filterwarnings("ignore:`attention_mask` of shape")  # B equals T
 @given(
     batch=st.integers(1, 3),
     queries=st.integers(1, 9),
