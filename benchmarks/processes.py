@@ -234,7 +234,7 @@ def time_case(
 def _prepare(
     case: Case, peers: dict[str, Peer], sides: dict[str, Process], results: dict[str, Result]
 ) -> dict[str, float]:
-    """Warms all sides up and compares their results with heed's.
+    """Warm all sides up and compare their results with heed's.
 
     Returns:
         The seconds of a call for each side that can be timed.

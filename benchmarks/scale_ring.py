@@ -63,7 +63,7 @@ class Result:
 
 
 def measure(setting: Setting, workers: int) -> list[Result]:
-    """Trains on `workers` processes of one thread each; returns the result of each.
+    """Train on `workers` processes of one thread each; return the result of each.
 
     Raises:
         RuntimeError: if a worker fails, with the end of its messages.

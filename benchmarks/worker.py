@@ -81,7 +81,7 @@ def time_round(prepared: Prepared, calls: int, probe: Probe) -> dict[str, float]
 
 
 def first_runs(prepared: Prepared, results: str | None) -> float:
-    """Warms up, writes the first results, and returns the seconds of one call."""
+    """Warm up, write the first results, and return the seconds of one call."""
     found: list[Any] = []
     seconds = turns.seconds_of(lambda: found.append(prepared.run()), 1)
     if results is not None:

@@ -59,7 +59,7 @@ def make_data(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def main() -> float:
-    """Trains and returns the accuracy on held-out reviews."""
+    """Train and return the accuracy on held-out reviews."""
     keras.utils.set_random_seed(0)
     model = make_model()
     model.compile(keras.optimizers.Adam(4e-3), "binary_crossentropy", metrics=["accuracy"])

@@ -109,7 +109,7 @@ def make_lists(count: int, seed: int = 0) -> list[list[int]]:
 
 
 def main(folder: str | Path = "heed-pictures", *, count: int = 12_000) -> float:
-    """Trains and returns the share of held-out lists that are spelled without an error."""
+    """Train and return the share of held-out lists that are spelled without an error."""
     keras.utils.set_random_seed(0)
     folder = Path(folder)
     one_attention()

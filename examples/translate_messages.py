@@ -93,7 +93,7 @@ def rows(texts: list[str], tokenizer: Tokenizer, length: int) -> np.ndarray:
 
 
 def main(folder: str | Path = "heed-pictures", *, epochs: int = 8) -> float:
-    """Trains and returns the BLEU of held-out text, in percent."""
+    """Train and return the BLEU of held-out text, in percent."""
     keras.utils.set_random_seed(0)
     one_layer()
     pairs = messages()

@@ -58,7 +58,7 @@ def figure_of(text):
 
 
 def draw(figure, kind="png"):
-    """Draws a figure; returns the warnings."""
+    """Draw a figure; return the warnings."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         figure.savefig(io.BytesIO(), format=kind)

@@ -27,7 +27,7 @@ Graphs = list["weakref.ref[Any]"]
 
 
 def note(graphs: Graphs) -> None:
-    """Remembers the graph that is being traced, and does not keep it alive."""
+    """Remember the graph that is being traced, and do not keep it alive."""
     graphs.append(weakref.ref(tf.compat.v1.get_default_graph()))
 
 

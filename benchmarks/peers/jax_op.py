@@ -14,7 +14,7 @@ from benchmarks.peers import Prepared, _inputs, repeat
 
 
 def prepare(case: Case) -> Prepared:
-    """Return inputs are (B, T, N, H); causal, windows, padding and grouped heads by its own arguments."""
+    """Prepare a case of inputs (B, T, N, H); causal, windows, padding and grouped heads by its own arguments."""
     dtype = jnp.dtype(case.dtype)
     arguments = [jnp.asarray(x, dtype) for x in _inputs.inputs(case)]
     options: dict[str, Any] = {

@@ -134,7 +134,7 @@ def _table(
 
 
 def _blocks(lines: list[str], link: Link) -> list[str]:
-    """Paragraphs, lists, examples and formulas."""
+    """Write paragraphs, lists, examples and formulas."""
     out: list[str] = []
     for paragraph in re.split(r"\n\s*\n", "\n".join(lines)):
         text = paragraph.strip("\n")

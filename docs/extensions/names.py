@@ -142,7 +142,7 @@ class Names(SphinxDirective):
 def _signature(
     app: Sphinx, what: str, name: str, value: Any, options: Any, signature: str, returned: str
 ) -> tuple[str, None] | None:
-    """Return the signature of a class is that of its constructor, not Keras' `__new__`."""
+    """Give a class the signature of its constructor, not of Keras' `__new__`."""
     if what not in ("class", "exception") or not inspect.isfunction(value.__init__):
         return None
     if getattr(value, "_is_protocol", False):

@@ -169,7 +169,7 @@ def score(written: list[str], captions: list[str]) -> tuple[float, float]:
 
 
 def main(folder: str | Path = "heed-pictures", *, seed: int = 0) -> tuple[float, float]:
-    """Trains; returns the shares of right captions of the model on new pairs, and of the baseline on known pairs."""
+    """Train; return the shares of right captions of the model on new pairs, and of the baseline on known pairs."""
     keras.utils.set_random_seed(seed)
     pairs = list(itertools.combinations(itertools.product(COLOURS, SHAPES), 2))
     np.random.default_rng(seed).shuffle(pairs)

@@ -113,7 +113,7 @@ def baselines(train: np.ndarray, test: np.ndarray, known: np.ndarray, wanted: np
 
 
 def main(folder: str | Path = "heed-pictures", *, seed: int = 0) -> tuple[float, float]:
-    """Trains; returns the accuracies on held-out digits of the model and of logistic regression."""
+    """Train; return the accuracies on held-out digits of the model and of logistic regression."""
     keras.utils.set_random_seed(seed)
     train, test, known, wanted = make_data(seed)
     model = make_model()

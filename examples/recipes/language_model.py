@@ -147,7 +147,7 @@ def nats(model: LanguageModel, text: list[int]) -> float:
 
 
 def main(folder: str | Path = "heed-pictures") -> tuple[float, float]:
-    """Trains; returns minus the bits per byte of held-out modules, for the model and the best n-gram model."""
+    """Train; return minus the bits per byte of held-out modules, for the model and the best n-gram model."""
     keras.utils.set_random_seed(0)
     train, validation, held_out = read_modules()
     pieces = make_tokenizer(train)

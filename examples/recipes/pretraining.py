@@ -185,7 +185,7 @@ def bag_of_words(train: list[Row], test: list[Row], reach: int) -> float:
 
 
 def main(folder: str | Path = "heed-pictures") -> tuple[float, float]:
-    """Trains; returns the accuracies on names in held-out files, with and without pre-training."""
+    """Train; return the accuracies on names in held-out files, with and without pre-training."""
     keras.utils.set_random_seed(SEED)
     generator = np.random.default_rng(SEED)
     train_files, held_out_files = read_library()

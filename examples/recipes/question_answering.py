@@ -194,7 +194,7 @@ def exact_and_f1(questions: list[Question], answers: list[tuple[int, int]]) -> t
 
 
 def main(folder: str | Path = "heed-pictures") -> tuple[float, float]:
-    """Trains; returns the shares of exact answers to held-out questions, of the model and of the baseline."""
+    """Train; return the shares of exact answers to held-out questions, of the model and of the baseline."""
     keras.utils.set_random_seed(SEED)
     train, held_out = read_library()
     print(f"{len(train)} training questions, {len(held_out)} held out")

@@ -113,7 +113,7 @@ def train_network(
 
 
 def main(folder: str | Path = "heed-pictures", language: str = "de") -> tuple[float, float]:
-    """Trains both networks; returns the BLEU of held-out messages with attention and without."""
+    """Train both networks; return the BLEU of held-out messages with attention and without."""
     pairs = messages(language)
     if len(pairs) < 5000:
         pairs = numbers(language)

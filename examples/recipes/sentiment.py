@@ -140,7 +140,7 @@ def make_model(words: keras.layers.TextVectorization) -> keras.Model:
 
 
 def main(folder: str | Path = "heed-pictures", *, seed: int = 0) -> tuple[float, float]:
-    """Trains; returns the accuracies of the model and of the baseline on held-out reviews."""
+    """Train; return the accuracies of the model and of the baseline on held-out reviews."""
     keras.utils.set_random_seed(seed)
     reviews, favourable = make_reviews(10_000, seed=1)
     held_out, verdicts = make_reviews(1500, seed=2, held_out=True)

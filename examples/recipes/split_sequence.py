@@ -47,7 +47,7 @@ def make_rows(seed: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def train_worker() -> list[float]:
-    """Trains as the worker that TF_CONFIG names; returns the share of right answers before, and after each 25 steps."""
+    """Train as the worker that TF_CONFIG names; return the share of right answers before, and after each 25 steps."""
     import keras
     import tensorflow as tf
 
@@ -126,7 +126,7 @@ def launch() -> list[float]:
 
 
 def main(folder: str | Path = "heed-pictures") -> tuple[float, float]:
-    """Trains on two workers; returns the share of right answers, and that of the best guess of one of them."""
+    """Train on two workers; return the share of right answers, and that of the best guess of one of them."""
     import matplotlib
 
     matplotlib.use("Agg")

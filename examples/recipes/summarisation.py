@@ -173,7 +173,7 @@ def extract(train: tuple[list[str], list[str]], reports: list[str]) -> list[str]
 
 
 def main(folder: str | Path = "heed-pictures") -> tuple[float, float]:
-    """Trains; returns ROUGE-L of the model and of the better baseline, on held-out combinations."""
+    """Train; return ROUGE-L of the model and of the better baseline, on held-out combinations."""
     keras.utils.set_random_seed(0)
     train, (reports, summaries) = write_reports(TRAIN, False), write_reports(TEST, True)
     words = Words([*train[0], *train[1]])

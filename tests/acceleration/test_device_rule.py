@@ -29,7 +29,7 @@ on_torch = pytest.mark.skipif(BACKEND != "torch", reason="is about PyTorch")
 
 @pytest.fixture
 def gpu() -> Iterator[None]:
-    """As on a machine with a GPU; what then runs are the kernels for CPUs, or the portable form."""
+    """Act as on a machine with a GPU; what then runs are the kernels for CPUs, or the portable form."""
     backend = current()
     native = type(backend.IMPLEMENTATIONS["native"])
     answers: list[tuple[Any, str, Any]] = [

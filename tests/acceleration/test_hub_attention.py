@@ -137,7 +137,7 @@ class WithInnerSinks(Qwen3Attention):
 
 @contextmanager
 def accelerated(*classes: type) -> Iterator[tuple[list[str], Any]]:
-    """Patches these classes as if KerasHub had them; yields the lines of the report, and the report."""
+    """Patch these classes as if KerasHub had them; yield the lines of the report, and the report."""
     package = ModuleType("keras_hub")
     package.__file__ = __file__
     modules = {"CachedGemmaAttention": "gemma.gemma_attention"}

@@ -51,7 +51,7 @@ def write_and_load(model: Any, folder: Path, **options: Any) -> dict[str, Callab
 
 
 def nodes_of(path: Path) -> Counter[str]:
-    """Return the kinds of nodes; checks that no node is redundant or unused."""
+    """Return the kinds of nodes; check that no node is redundant or unused."""
     graph = onnx.load(path).graph
     read = {x.name for x in graph.output}.union(*map(names_read, graph.node))
     for node in graph.node:

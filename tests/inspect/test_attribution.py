@@ -294,7 +294,7 @@ class CircuitBlock(keras.layers.Layer):
 
 
 def copy(kernel, head, source, target, count, factor=1.0, shift=0):
-    """Head `head` reads features from `source` on into its own, or writes its own to those from `target` on."""
+    """Let head `head` read features from `source` on into its own, or write its own to those from `target` on."""
     for i in range(count):
         if 0 <= i + shift < count:
             at = (source + i, head, i + shift) if target is None else (head, i, target + i)
@@ -303,7 +303,7 @@ def copy(kernel, head, source, target, count, factor=1.0, shift=0):
 
 @functools.cache
 def circuit():
-    """Head 1 of the first layer copies the previous word; head 0 of the second finds it and copies the next one."""
+    """Let head 1 of the first layer copy the previous word; head 0 of the second finds it and copies the next one."""
     tokens = keras.Input((PLACES,), dtype="int32")
     blocks = [CircuitBlock(name=f"block_{n}") for n in range(2)]
     x = Embedding(name="embedding")(tokens)

@@ -253,7 +253,7 @@ def check_training(case: LayerCase) -> None:
 
 
 def check_training_under_xla(case: LayerCase) -> None:
-    """Compiled by XLA a Functional model predicts as eagerly and trains; traced, a subclassed one trains."""
+    """Check that a Functional model under XLA predicts as eagerly and trains; traced, a subclassed one trains."""
     model = case.functional(unknown=True)
     arrays = case.draw()
     expected = model(arrays)

@@ -88,7 +88,7 @@ class Writer:
         self.list = instructions
 
     def __call__(self, name: str, *operands: int) -> int:
-        """Append an operation; returns the number of its value."""
+        """Append an operation; return the number of its value."""
         types = [self.list[x].type for x in operands]
         kind = FIXED_TYPES.get(name, types[-1])
         a, b, c = (*operands, 0, 0, 0)[:3]

@@ -34,7 +34,7 @@ EVERY_SET = ",".join(INSTRUCTION_SETS)
 
 
 def run(modes: str, instruction_sets: str, first: int, count: int) -> None:
-    """Run the program; if it fails, says with which seed, and what it said last."""
+    """Run the program; if it fails, say with which seed, and what it said last."""
     command = [sys.executable, "-m", "tests.native.fuzz", str(LIBRARY), modes, instruction_sets]
     child = subprocess.run(
         [*command, str(first), str(count)], cwd=ROOT, capture_output=True, text=True, check=False

@@ -98,7 +98,7 @@ class Copy:
 
     @contextmanager
     def planted(self, fault: Fault) -> Iterator[None]:
-        """Yield the fault is in the sources, and in the library if it is one of the library, inside the block.
+        """Put the fault into the sources inside the block, and into the library if it is one of the library.
 
         Raises:
             subprocess.CalledProcessError: if the library does not build with it.
@@ -165,7 +165,7 @@ class Copy:
         return child.returncode, [name.partition(" - ")[0] for name in failed]
 
     def try_fault(self, fault: Fault, limit: float) -> Outcome:
-        """Plants one fault, runs the nearest tests until one fails, and takes it out again."""
+        """Plant one fault, run the nearest tests until one fails, and take it out again."""
         began = time.monotonic()
         noticed_by = problem = None
         try:
@@ -194,7 +194,7 @@ def try_faults(
     root: Path = ROOT,
     tell: Callable[[Outcome], None] = lambda _: None,
 ) -> list[Outcome]:
-    """Plants each fault and runs its tests; then runs those that failed without any fault.
+    """Plant each fault and run its tests; then run those that failed without any fault.
 
     Args:
         faults: which ones.

@@ -44,7 +44,7 @@ def recurrent_run(tmp_path_factory):
 
 @pytest.fixture
 def eager():
-    """Step are not compiled: for what few of them tell, that is quicker, and says the same."""
+    """Compile no steps: for what few of them tell, that is quicker, and says the same."""
     import tensorflow as tf
 
     tf.config.run_functions_eagerly(True)

@@ -235,7 +235,7 @@ def _undo(model: Any) -> None:
 
 @keep
 def _remember_scope() -> Restore:
-    """Return what is accelerated may have changed when a model computes again, and the patches may be gone."""
+    """Remember what is accelerated: it may have changed when a model computes again, and the patches may be gone."""
     scope = switch.find_scope()
     patches = (*_installed, *accelerated_models.patches(), *_keras_hub.patches)
 

@@ -139,7 +139,7 @@ def _key_mask(mask: Any) -> Mask | None:
 
 
 def _prepare_scores(layer: Any, query: Any, key: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """Multiplies query and key by the layer's learned scales; returns them with the options of the score."""
+    """Multiply query and key by the layer's learned scales; return them with the options of the score."""
     scale = None if layer.scale is None else ops.cast(layer.scale, query.dtype)
     if isinstance(layer, AdditiveAttention):
         ones = ops.ones(query.shape[-1:], query.dtype)

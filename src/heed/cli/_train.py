@@ -93,7 +93,7 @@ def add_train(parser: Parser) -> None:
 
 
 def run_demo(parsed: argparse.Namespace) -> None:
-    """Learns numbers in words, evaluates, and draws the attention."""
+    """Learn numbers in words, evaluate, and draw the attention."""
     from heed.seq2seq.tasks.number_words import check_languages
 
     languages = check_languages(parsed.languages)

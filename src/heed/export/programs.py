@@ -48,7 +48,7 @@ class Program:
     variables: Sequence[Any] = ()
 
     def trace(self, implementation: str = "exportable") -> Any:
-        """Traces the function; returns a `ConcreteFunction` of tensors by name.
+        """Trace the function; return a `ConcreteFunction` of tensors by name.
 
         Args:
             implementation: the implementation of attention, as in `heed.set_implementation`.

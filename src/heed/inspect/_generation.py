@@ -114,7 +114,7 @@ def capture_generation(
     size: int | None = 512,
     residual: bool = False,
 ) -> Generation:
-    """Lets a model of KerasHub write a text, and returns its attention over the text, with the tokenizer's labels.
+    """Let a model of KerasHub write a text, and return its attention over the text, with the tokenizer's labels.
 
     Calls `model.generate(prompt)`, with the sampler of `model.compile`, accelerated or not, and then runs the model
     once over what it has read and written. A causal model attends there as it did while it wrote, up to rounding.

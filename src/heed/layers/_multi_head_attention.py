@@ -707,7 +707,7 @@ class MultiHeadAttention(AttentionLayer):
         return output, request.shape(axes.scores_shape(query, key, self._num_heads), axes)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the outputs of a call as symbolic tensors; checks the shapes of all its arguments."""
+        """Return the outputs of a call as symbolic tensors; check the shapes of all its arguments."""
         # From shapes: tracing takes twenty times as long, and needs a backend that can trace.
         bound = inspect.signature(self.call).bind(*args, **kwargs)
         bound.apply_defaults()

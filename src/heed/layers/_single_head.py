@@ -252,7 +252,7 @@ class SingleHeadAttention(AttentionLayer):
         return (output, (*query[:-1], value[1])) if return_attention_scores else output
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the outputs of a call as symbolic tensors; checks the shapes of all its arguments."""
+        """Return the outputs of a call as symbolic tensors; check the shapes of all its arguments."""
         bound = inspect.signature(self.call).bind(*args, **kwargs)
         bound.apply_defaults()
         call = bound.arguments

@@ -32,7 +32,7 @@ def _refuse(arguments: dict[str, Any]) -> None:
 
 
 def _embed(copy: StockCopy, embedding: Any, ids: Any, training: bool | None) -> Any:
-    """Embeds tokens for the first layer; raises a StockFormError for positions that attention applies."""
+    """Embed tokens for the first layer; raise a StockFormError for positions that attention applies."""
     if embedding.config.position not in ("sinusoidal", "learned"):
         raise StockFormError(f"position={embedding.config.position!r}")
     if embedding.segments is not None:

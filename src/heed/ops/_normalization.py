@@ -17,7 +17,7 @@ def layer_normalization(
     *,
     epsilon: float = 1e-6,
 ) -> Annotated[Any, "... D"]:
-    """Normalize each row to mean 0 and variance 1, then scales and shifts it.
+    """Normalize each row to mean 0 and variance 1, then scale and shift it.
 
     y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon) * gamma + beta, over the D numbers of a row
 
@@ -53,7 +53,7 @@ def rms_normalization(
     *,
     epsilon: float = 1e-6,
 ) -> Annotated[Any, "... D"]:
-    """Normalize each row to mean square 1, then scales it.
+    """Normalize each row to mean square 1, then scale it.
 
     y = x / sqrt(mean(x^2) + epsilon) * scale, over the D numbers of a row
 

@@ -26,7 +26,7 @@ def make_portable(error: Exception) -> Exception:
 
 
 def unwrap(answer: Any) -> Any:
-    """Return the result; raises the error if it is one."""
+    """Return the result; raise the error if it is one."""
     if isinstance(answer, Exception):
         raise answer
     return answer

@@ -47,7 +47,7 @@ def run_demo(
     progress: bool = True,
     **options: Any,
 ) -> Demo:
-    """Trains on numbers, evaluates on 2,000 held-out ones and all below 1,000, and draws the attention.
+    """Train on numbers, evaluate on 2,000 held-out ones and all below 1,000, and draw the attention.
 
     Args:
         path: the run folder to make.

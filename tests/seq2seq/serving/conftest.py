@@ -97,7 +97,7 @@ class Live:
         assert started.wait(60)
 
     def stop(self):
-        """As a signal does; does not wait."""
+        """Stop as a signal does, without waiting."""
         self.server.handle_exit(0, None)
 
     def join(self):

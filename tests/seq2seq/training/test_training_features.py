@@ -364,7 +364,7 @@ def _training():
 
 
 def mean_is_right(run, name, steps):
-    """Averages as many checkpoints, compares, and returns their arrays."""
+    """Average as many checkpoints, compare, and return their arrays."""
     count = len(steps)
     paths = checkpoint.list_steps(run.checkpoints)[-count:]
     arrays = [checkpoint.load(path)[0][name] for path in paths]

@@ -309,7 +309,7 @@ _NOTE = "_heed_transpose_of"
 
 
 def transpose(original: Function) -> Function:
-    """As in Keras, and marks the result."""
+    """Transpose as Keras does, and mark the result."""
 
     @functools.wraps(original)
     def accelerated(x: Any, axes: Any = None) -> Any:

@@ -137,7 +137,7 @@ def _add_heads_axis(mask: Any) -> Any:
 
 
 def _join(layer: Any, bias: Any, mask: Any, query: Any, key: Any) -> Any:
-    """Join bias and mask as KerasHub does, and attaches the two parts."""
+    """Join bias and mask as KerasHub does, and attach the two parts."""
     joined = bias
     if bias is None:
         shape = (1, layer.num_heads, ops.shape(query)[1], ops.shape(key)[1])

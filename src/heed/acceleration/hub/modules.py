@@ -73,7 +73,7 @@ class Hub(importlib.abc.MetaPathFinder):
         self._lines.clear()
 
     def patch(self, module: ModuleType) -> None:
-        """Patches one module, or notes why it cannot be."""
+        """Patch one module, or note why it cannot be."""
         name = module.__name__
         try:
             patches, lines = _make_patches(module)

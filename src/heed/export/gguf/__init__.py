@@ -745,7 +745,7 @@ def _array(weight: Any) -> _Array:
 
 
 def _write_tensors(writer: Any, tensors: list[_Tensor], precision: str) -> list[str]:
-    """Write the tensors one after the other, each read when its turn comes; returns notes."""
+    """Write the tensors one after the other, each read when its turn comes; return notes."""
     package = _package()
     types, quants = package.GGMLQuantizationType, package.quants
     kind = getattr(types, _TYPES[precision])

@@ -215,7 +215,7 @@ def _other_float(functions: Mapping[str, Any]) -> str | None:
 
 @contextlib.contextmanager
 def _without_noise() -> Iterator[Any]:
-    """Redirects the process' output, including the converter's C++, to a file; gives a function that reads it."""
+    """Redirect the process' output, including the converter's C++, to a file; give a function that reads it."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [os.dup(number) for number in (1, 2)]

@@ -87,7 +87,7 @@ class Builder:
         return self._made[made]
 
     def input(self, x: Input) -> str:
-        """Return the name of a tensor; stores a constant."""
+        """Return the name of a tensor; store a constant."""
         if x is None or isinstance(x, str):
             return x or ""
         if not isinstance(x, Value):

@@ -95,7 +95,7 @@ class Builder:
         return self.emit("DIV", a, b)
 
     def where(self, condition: int, a: int, b: int) -> int:
-        """Return a where the condition holds, else b."""
+        """Choose `a` where the condition holds, else `b`."""
         return self.emit("WHERE", condition, a, b)
 
     def to_float(self, x: int) -> int:

@@ -79,7 +79,7 @@ class _Progress:
 def train(
     run: RunFolder, *, strategy: tf.distribute.Strategy | None = None, progress: bool = True
 ) -> Trained:
-    """Trains a run from its newest checkpoint to its end, and writes its final weights.
+    """Train a run from its newest checkpoint to its end, and write its final weights.
 
     An interrupted run resumes from its newest checkpoint. On the same machine its final weights are bit for bit those
     of an uninterrupted run. For that TensorFlow's operations are deterministic in the whole process during training;

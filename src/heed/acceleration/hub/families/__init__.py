@@ -64,7 +64,7 @@ _OTHERS = {
 
 
 def find_family(cls: type) -> tuple[Callable[[Any], Description], str]:
-    """Return what describes the backbone of a class of models, and the class of that backbone.
+    """Find what describes the backbone of a class of models, and the class of that backbone.
 
     Raises:
         LeftToKerasError: if the engine does not run such models.

@@ -107,7 +107,7 @@ def _strided_slice(op: Op, g: Builder) -> Converted:
     known = [value.constant for value in op.inputs[1:4]]
 
     def entry(which: int, i: int) -> Input:
-        """Entry i of the beginnings (0), ends (1) or strides (2), (1,)."""
+        """Return entry i of the beginnings (0), ends (1) or strides (2), (1,)."""
         array = known[which]
         if array is not None:
             return array[i : i + 1].astype(np.int64)

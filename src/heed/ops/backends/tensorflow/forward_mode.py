@@ -18,7 +18,7 @@ def has_tangents(tensors: Iterable[Any]) -> bool:
 
 
 def check_tapes() -> None:
-    """Refuses to differentiate where tapes record nothing: TensorFlow then takes missing gradients for zeros.
+    """Refuse to differentiate where tapes record nothing: TensorFlow then takes missing gradients for zeros.
 
     Raises:
         NotImplementedError: in the tangents of a `tf.function`, which TensorFlow makes of its gradient.
