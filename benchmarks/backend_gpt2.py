@@ -41,7 +41,7 @@ def measure(rounds: int) -> Iterator[Row]:
 
 
 def measure_generate(rounds: int) -> Iterator[Row]:
-    """`generate` of a batch of 8 after prompts of 32 tokens."""
+    """Yield `generate` of a batch of 8 after prompts of 32 tokens."""
     case = Case(8, _HEADS, _NEW, 64, keys=32, kind="continue")
     name = _title(f"`generate` of {_NEW} tokens, accelerated against stock")
     sides = [make(case).run for make in (gpt2.accelerated, gpt2.stock)]

@@ -10,7 +10,7 @@ import numpy as np
 
 
 def has_gpu() -> bool:
-    """Whether Keras' backend computes on a GPU."""
+    """Return whether Keras' backend computes on a GPU."""
     if keras.config.backend() == "torch":
         import torch
 

@@ -138,7 +138,7 @@ def read_rate() -> float:
 
 
 def accelerate_in(model: Any, weights: str) -> Any:
-    """Accelerates a model with weights in a format."""
+    """Accelerate a model with weights in a format."""
     options: dict[str, Any] = {} if weights == "float32" else {"weights": weights}
     return heed.accelerate(model, **options)
 
@@ -152,7 +152,7 @@ def require_engine(acceleration: Any) -> None:
 
 
 def measure_generate(rounds: int) -> Iterator[Row | str]:
-    """`generate` of KerasHub, accelerated and stock."""
+    """Yield `generate` of KerasHub, accelerated and stock."""
     title, least = _BACKENDS[keras.config.backend()]
     stock, fast = make_model(), make_model()
     fast.set_weights(stock.get_weights())
@@ -197,7 +197,7 @@ def measure_int4(rounds: int) -> Iterator[Row | str]:
 
 
 def measure_weights(weights: str, rounds: int) -> Iterator[Row | str]:
-    """Memory, decoding and reading with weights in a format, and the share of the memory's bandwidth."""
+    """Yield memory, decoding and reading with weights in a format, and the share of the memory's bandwidth."""
     tiny = make_model(TINY)
     with heed.accelerate(tiny):  # loads libraries and starts threads
         generate(tiny, prompts(4, room=6, sizes=TINY))
@@ -281,7 +281,7 @@ def _against_llama_cpp(
 
 
 def llama_cpp_context(model: Any, weights: str, length: int) -> Any:
-    """llama.cpp with the weights of a model."""
+    """Return llama.cpp with the weights of a model."""
     from heed.export import gguf
     from heed.export.runners._gguf import Context
 
@@ -302,7 +302,7 @@ def settled_memory() -> float:
 
 
 def measure_several(rounds: int) -> Iterator[Row | str]:
-    """Eight texts of different lengths at once, against one."""
+    """Yield eight texts of different lengths at once, against one."""
     model = make_model()
     acceleration = heed.accelerate(model)
     lengths = np.linspace(SIZES.prompt // 4, 2 * SIZES.prompt, 8).astype(int)
@@ -460,6 +460,6 @@ def _divergence(sizes: Sizes) -> Iterator[Row]:
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
-    """Log-probabilities of logits."""
+    """Return log-probabilities of logits."""
     x = x.astype(np.float64) - x.max(-1, keepdims=True)
     return x - np.log(np.exp(x).sum(-1, keepdims=True))

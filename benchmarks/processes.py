@@ -330,7 +330,7 @@ def measure_memory(
 
 
 def too_large(peer: Peer, case: Case) -> str | None:
-    """Why a side that builds the scores cannot run: it would need more memory than is free."""
+    """Return why a side that builds the scores cannot run: it would need more memory than is free."""
     needed = case.score_tensors * case.score_bytes
     free = _free_bytes()
     if not peer.builds_scores or free is None or needed < free:

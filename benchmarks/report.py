@@ -67,7 +67,7 @@ def section_of(suite: str, about: dict[str, Any]) -> str:
 
 
 def tables(record: Record) -> str:
-    """All tables of a run, and how it was made, in Markdown."""
+    """Return all tables of a run, and how it was made, in Markdown."""
     suite = SUITES[record.suite]
     compares_heeds = any(named(name).is_variant for name in _names([*record.times, *record.memory]))
     parts = []
@@ -223,7 +223,7 @@ def memory_bar_table(bars: Sequence[MemoryBar], memory: Results) -> str:
 
 
 def time_table(results: Results, shape: str) -> str:
-    """Milliseconds and share of the peak of heed, and of each peer with the ratio peer / heed, in Markdown."""
+    """Return milliseconds and share of the peak of heed, and of each peer with the ratio peer / heed, in Markdown."""
     own, *peers = sorted(_names(results), key=lambda name: not named(name).is_heed)
     header = [f"time of {shape}", f"{named(own).title}, ms"]
     has_peak = any(_seconds(REGISTER_PEAK, by_side) for _, by_side in results)
@@ -246,7 +246,7 @@ def time_table(results: Results, shape: str) -> str:
 
 
 def memory_table(results: Results, shape: str) -> str:
-    """MiB that each side adds to its process beyond inputs and gradients, in Markdown."""
+    """Return MiB that each side adds to its process beyond inputs and gradients, in Markdown."""
     names = _names(results)
     header = [f"memory of {shape}", *(f"{named(name).title}, MiB" for name in names)]
     rows = [

@@ -127,7 +127,7 @@ def _peak_mib() -> float:
 
 
 def _run_worker(setting: Setting) -> Result:
-    """Trains, in this process."""
+    """Train, in this process."""
     import keras
     import numpy as np
     import tensorflow as tf

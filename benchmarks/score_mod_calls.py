@@ -142,7 +142,7 @@ def _check(heed: Callable[[], Any], peer: Callable[[], Any]) -> None:
 
 
 def measure_torch(rounds: int) -> Iterator[Row | str]:
-    """Each function against FlexAttention, and against heed without it and by its own option."""
+    """Yield each function against FlexAttention, and against heed without it and by its own option."""
     with tempfile.TemporaryDirectory() as folder:  # torch.compile finds no code of earlier runs
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
         for name, function in FUNCTIONS.items():

@@ -96,7 +96,7 @@ class Client:
 async def ask_all(
     url: str, texts: list[str], clients: int, known: dict[str, str], rate: float | None = None
 ) -> Figures:
-    """Asks for each text once.
+    """Ask for each text once.
 
     Args:
         url: the server.
@@ -146,7 +146,7 @@ def _serving(run: Path) -> Iterator[tuple[str, int]]:
 
 
 def _texts_of(run: Path) -> list[str]:
-    """Short held-out texts of the run."""
+    """Return short held-out texts of the run."""
     from heed.seq2seq import RunFolder
 
     found = [item.text for item in RunFolder.open(run).task().evaluation_items() if not item.cut]

@@ -136,7 +136,7 @@ def heeds_of(case: Case, chosen: Sequence[str] | None, before: str | None) -> di
 
 
 def _four(batch: int, heads: int, length: int, head_dim: int, **options: Any) -> list[Case]:
-    """Forward, causal forward, both with backward."""
+    """Return forward, causal forward, both with backward."""
     return [
         Case(batch, heads, length, head_dim, causal=causal, backward=backward, **options)
         for backward in (False, True)

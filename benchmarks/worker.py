@@ -213,7 +213,7 @@ class Worker:
 
 
 def main() -> None:
-    """Answers orders until the input ends."""
+    """Answer orders until the input ends."""
     # Answers go to the real standard output, the output of libraries to standard error.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)

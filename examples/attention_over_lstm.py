@@ -32,7 +32,7 @@ LENGTH = 20
 
 
 def make_model() -> keras.Model:
-    """Words (B, T) to the probability that the review is favourable, (B, 1)."""
+    """Map words (B, T) to the probability that the review is favourable, (B, 1)."""
     words = keras.Input((LENGTH,), dtype="int32")
     states = keras.layers.Embedding(len(WORDS), 32, mask_zero=True)(words)
     states = keras.layers.Bidirectional(keras.layers.LSTM(32, return_sequences=True))(states)
@@ -46,7 +46,7 @@ def make_model() -> keras.Model:
 
 
 def make_data(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Reviews (count, LENGTH), padded with 0, and whether each is favourable (count, 1)."""
+    """Return reviews (count, LENGTH), padded with 0, and whether each is favourable (count, 1)."""
     generator = np.random.default_rng(seed)
     words = generator.integers(1, len(WORDS), (2 * count, LENGTH))
     lengths = generator.integers(5, LENGTH + 1, (2 * count, 1))

@@ -52,7 +52,7 @@ def one_layer() -> None:
 
 
 def make_model() -> Transformer:
-    """Digits (B, S) and the letters so far (B, T), to scores of the next letter."""
+    """Map digits (B, S) and the letters so far (B, T), to scores of the next letter."""
     config = TransformerConfig(
         source_vocabulary_size=FIRST + 10,
         target_vocabulary_size=FIRST + len(LETTERS),
@@ -75,7 +75,7 @@ def spell(digits: Sequence[int]) -> str:
 
 
 def rows(sequences: list[list[int]], length: int) -> np.ndarray:
-    """Sequences of different lengths as an array (B, length), padded at the end."""
+    """Return sequences of different lengths as an array (B, length), padded at the end."""
     padded = np.full((len(sequences), length), PAD, "int32")
     for row, sequence in zip(padded, sequences, strict=True):
         row[: len(sequence)] = sequence
@@ -98,7 +98,7 @@ def read(tokens: np.ndarray) -> str:
 
 
 def make_lists(count: int, seed: int = 0) -> list[list[int]]:
-    """Random lists of 1 to MOST_DIGITS digits, all different."""
+    """Return random lists of 1 to MOST_DIGITS digits, all different."""
     generator = np.random.default_rng(seed)
     found: dict[tuple[int, ...], None] = {}
     while len(found) < count:

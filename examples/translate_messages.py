@@ -49,7 +49,7 @@ def one_layer() -> None:
 
 
 def messages() -> Pairs:
-    """Short messages of this machine's programs, English and German, in lower case; [] without catalogs."""
+    """Return short messages of this machine's programs, English and German, in lower case; [] without catalogs."""
     try:
         found = {source.lower(): target.lower() for source, target in catalogs.read_pairs("de")}
     except TaskError:
@@ -85,7 +85,7 @@ def split(pairs: Pairs, count: int) -> tuple[Pairs, Pairs]:
 
 
 def rows(texts: list[str], tokenizer: Tokenizer, length: int) -> np.ndarray:
-    """Subwords with the end token (B, length), cut and padded."""
+    """Return subwords with the end token (B, length), cut and padded."""
     table = np.zeros((len(texts), length), "int32")
     for row, tokens in zip(table, tokenizer.encode(texts), strict=True):
         row[: len(tokens)] = tokens[:length]

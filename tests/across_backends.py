@@ -109,7 +109,7 @@ def write(folder: Path) -> None:
 
 
 def is_telling(pair: tuple[Any, dict[str, np.ndarray]]) -> bool:
-    """Whether the rows of the model's tokens differ."""
+    """Return whether the rows of the model's tokens differ."""
     tokens = [x for x in pair[1].values() if x.dtype == np.int32]
     return all(len({row.tobytes() for row in x}) > 2 for x in tokens)
 

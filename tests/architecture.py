@@ -166,12 +166,12 @@ def _nodes_of_text(text: str) -> list[ast.AST]:
 
 
 def _nodes(path: Path) -> list[ast.AST]:
-    """All nodes of a file, the module first."""
+    """Return all nodes of a file, the module first."""
     return _nodes_of_text(path.read_text(encoding="utf-8"))
 
 
 def imports_of(path: Path, package: Path) -> list[Import]:
-    """All imports of the file `path` of the package folder `package`."""
+    """Return all imports of the file `path` of the package folder `package`."""
     dotted = ".".join([package.name, *path.relative_to(package).parent.parts])
     return _imports_of_text(path.read_text(encoding="utf-8"), dotted)
 
@@ -184,7 +184,7 @@ def _imports_of_text(text: str, package: str) -> list[Import]:
 
 
 def breaches(package: Path) -> list[str]:
-    """One line for each breach in the package whose folder is `package`."""
+    """Return one line for each breach in the package whose folder is `package`."""
     found = [
         f"{path.relative_to(package).as_posix()}:{line}: {message}"
         for path in sorted(package.rglob("*.py"))
@@ -287,7 +287,7 @@ def long_matches(path: Path, words: int) -> list[str]:
 
 
 def _twins(package: Path) -> Iterator[str]:
-    """Each function, class or module of a portable form with the name of one for all backends."""
+    """Yield each function, class or module of a portable form with the name of one for all backends."""
     folder = package / "ops" / "backends"
     # Each backend reads what `core` says of the native library.
     files = [x for x in folder.glob("shared/*.py") if x.stem not in ("__init__", "core")]
@@ -396,7 +396,7 @@ def _breaches_of_file(path: Path, package: Path) -> Iterator[tuple[int, str]]:
 
 
 def _type_tests(nodes: list[ast.AST], module: str) -> Iterator[tuple[int, str]]:
-    """Each `isinstance(rule, Window)` and the like, of the classes of a module."""
+    """Yield each `isinstance(rule, Window)` and the like, of the classes of a module."""
     classes = {
         alias.asname or alias.name
         for node in nodes
@@ -480,7 +480,7 @@ SYSTEM_HEADERS = {
 
 
 def native_breaches(folder: Path) -> list[str]:
-    """One line for each include in `native/` of a higher floor, or of a header that its floor must not use.
+    """Return one line for each include in `native/` of a higher floor, or of a header that its floor must not use.
 
     And one for each variable that the first call initialises.
     """

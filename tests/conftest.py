@@ -59,7 +59,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempts the objects of the imported libraries, which stay to the end, from garbage collection."""
+    """Exempt the objects of the imported libraries, which stay to the end, from garbage collection."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
@@ -67,7 +67,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One for each core, and four at most: each takes up to 1.2 GiB of memory."""
+    """Return one for each core, and four at most: each takes up to 1.2 GiB of memory."""
     return min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
 
 
@@ -95,7 +95,7 @@ def _compiled_programs_are_dropped():
 
 @pytest.fixture
 def optimized():
-    """Compiles JAX's programs as users do. Other tests turn optimizations off to save time, which changes rounding."""
+    """Compile JAX's programs as users do. Other tests turn optimizations off to save time, which changes rounding."""
     if os.environ["KERAS_BACKEND"] != "jax":
         yield
         return

@@ -239,7 +239,7 @@ def _nodes(path: Path) -> list[ast.AST]:
 
 
 def unlisted(folder: Path, attributes: bool = True) -> list[str]:
-    """One line for each private name in a folder of sources that is neither its own nor in the list.
+    """Return one line for each private name in a folder of sources that is neither its own nor in the list.
 
     Args:
         folder: the sources.

@@ -61,7 +61,7 @@ def unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
 
 
 def alibi_bias(slopes: Any, batch: int, queries: int, keys: int, align: Any = 0) -> Array:
-    """-slope_n * |i + a_b - j| as (B,N,T,S); `align` is a number or one per batch item."""
+    """Return -slope_n * |i + a_b - j| as (B,N,T,S); `align` is a number or one per batch item."""
     slopes = _wide(slopes)
     starts = np.broadcast_to(np.asarray(align), (batch,))
     bias = np.zeros((batch, len(slopes), queries, keys))
@@ -118,11 +118,11 @@ class _DotProduct:
         ]
 
     def visible(self, b: int, n: int, i: int) -> Array:
-        """Which keys the row may attend to: not masked, and not hidden by their bias."""
+        """Return which keys the row may attend to: not masked, and not hidden by their bias."""
         return np.flatnonzero(self.mask[b, n, i])
 
     def row(self, b: int, n: int, i: int, visible: Array) -> tuple[Array, Array, float]:
-        """Probabilities over the visible keys, the derivative of the soft-cap, log-sum-exp."""
+        """Return probabilities over the visible keys, the derivative of the soft-cap, log-sum-exp."""
         scores = self.scale * (self.key[b, visible, n // self.group] @ self.query[b, i, n])
         slope = np.ones_like(scores)
         if self.soft_cap is not None:
@@ -134,7 +134,7 @@ class _DotProduct:
 
 
 def softmax(logits: Array) -> tuple[Array, float]:
-    """Softmax of a non-empty vector, and its log-sum-exp."""
+    """Return softmax of a non-empty vector, and its log-sum-exp."""
     largest = logits.max()
     exponentials = np.exp(logits - largest)
     total = exponentials.sum()
@@ -142,7 +142,7 @@ def softmax(logits: Array) -> tuple[Array, float]:
 
 
 def dot_product_attention(query: Any, key: Any, value: Any, **options: Any) -> Forward:
-    """softmax(cap(scale * q.k) + bias) . v over the visible keys.
+    """Return softmax(cap(scale * q.k) + bias) . v over the visible keys.
 
     Args: query (B,T,N,H); key (B,S,K,H); value (B,S,K,V); mask, bias, keep broadcastable to
     (B,N,T,S), mask and keep boolean; soft_cap c is c * tanh(x / c); alibi_slopes (N,) with align a
@@ -167,7 +167,7 @@ def dot_product_attention(query: Any, key: Any, value: Any, **options: Any) -> F
 def dot_product_attention_backward(
     query: Any, key: Any, value: Any, d_out: Any, d_lse: Any = None, **options: Any
 ) -> Backward:
-    """Gradients for the cotangents `d_out` (B,T,N,V) and `d_lse` (B,N,T)."""
+    """Return gradients for the cotangents `d_out` (B,T,N,V) and `d_lse` (B,N,T)."""
     a = _DotProduct(query, key, value, **options)
     d_out = _wide(d_out)
     d_lse = np.zeros(a.scores[:3]) if d_lse is None else _wide(d_lse)
@@ -228,7 +228,7 @@ class _Additive:
 def additive_attention(
     query: Any, key: Any, value: Any, score_vector: Any, **options: Any
 ) -> Forward:
-    """softmax_j(sum_u score_vector_u * tanh(q_iu + k_ju + bias_u)) . v over the visible keys.
+    """Return softmax_j(sum_u score_vector_u * tanh(q_iu + k_ju + bias_u)) . v over the visible keys.
 
     Args: query (B,T,U); key (B,S,U); value (B,S,V); score_vector (U,); bias (U,); mask and keep
     broadcastable to (B,T,S).
@@ -258,7 +258,7 @@ def additive_attention_backward(
     d_lse: Any = None,
     **options: Any,
 ) -> Backward:
-    """Gradients for the cotangents `d_out` (B,T,V) and `d_lse` (B,T)."""
+    """Return gradients for the cotangents `d_out` (B,T,V) and `d_lse` (B,T)."""
     a = _Additive(query, key, value, score_vector, **options)
     d_out = _wide(d_out)
     d_lse = np.zeros(a.scores[:2]) if d_lse is None else _wide(d_lse)
@@ -324,7 +324,7 @@ def cross_entropy_backward(
 def normalization(
     x: Any, scale: Any = None, offset: Any = None, epsilon: float = 1e-6, rms: bool = False
 ) -> Array:
-    """(x - mean) / sqrt(variance + epsilon) * scale + offset over (..., D); RMS takes 0 for the mean."""
+    """Return (x - mean) / sqrt(variance + epsilon) * scale + offset over (..., D); RMS takes 0 for the mean."""
     x = _wide(x)
     y = np.zeros_like(x)
     scale = np.ones(x.shape[-1]) if scale is None else _wide(scale)
@@ -338,7 +338,7 @@ def normalization(
 def normalization_backward(
     x: Any, d_y: Any, scale: Any = None, epsilon: float = 1e-6, rms: bool = False
 ) -> tuple[Array, Array, Array]:
-    """Gradients of x, scale and offset for the cotangents `d_y` (..., D)."""
+    """Return gradients of x, scale and offset for the cotangents `d_y` (..., D)."""
     x, d_y = _wide(x), _wide(d_y)
     scale = np.ones(x.shape[-1]) if scale is None else _wide(scale)
     d_x, d_scale, d_offset = np.zeros_like(x), np.zeros(x.shape[-1]), np.zeros(x.shape[-1])

@@ -44,7 +44,7 @@ def window(
     right: int | None,
     align: Any = "top_left",
 ) -> Array:
-    """i + a - left <= j <= i + a + right; None means no limit."""
+    """Return i + a - left <= j <= i + a + right; None means no limit."""
     start = resolve_align(align, batch, queries, keys)
 
     def rule(b: int, i: int, j: int) -> bool:
@@ -65,7 +65,7 @@ def dilated(batch: int, queries: int, keys: int, step: int, align: Any = "top_le
 def lengths(
     batch: int, queries: int, keys: int, key_lengths: Any, query_lengths: Any = None
 ) -> Array:
-    """j < key_lengths[b], and i < query_lengths[b] if there are query lengths."""
+    """Return j < key_lengths[b], and i < query_lengths[b] if there are query lengths."""
 
     def rule(b: int, i: int, j: int) -> bool:
         if query_lengths is not None and i >= query_lengths[b]:

@@ -35,7 +35,7 @@ class Shape:
     V: int = 4
 
     def inputs(self, seed: int, dtype: str = "float64") -> tuple[Array, Array, Array]:
-        """Query (B,T,N,H), key (B,S,K,H) and value (B,S,K,V)."""
+        """Return query (B,T,N,H), key (B,S,K,H) and value (B,S,K,V)."""
         rng = np.random.default_rng(seed)
         query = rng.normal(size=(self.B, self.T, self.N, self.H))
         key = rng.normal(size=(self.B, self.S, self.K, self.H))
@@ -44,7 +44,7 @@ class Shape:
 
 
 def cast(array: Any, dtype: str) -> Array:
-    """Casts as NumPy does, and to bfloat16, too."""
+    """Cast as NumPy does, and to bfloat16, too."""
     import ml_dtypes
 
     return np.asarray(array).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
@@ -75,7 +75,7 @@ class MaskCase:
 
 
 def around(*blocks: int, largest: int = 17) -> list[int]:
-    """Sizes at, one below and one above the first multiples of each block side."""
+    """Return sizes at, one below and one above the first multiples of each block side."""
     sizes = {1, 2, 3}
     for block in blocks:
         for multiple in (1, 2, 3):
@@ -92,7 +92,7 @@ def shapes(
     grouped: bool = True,
     widest: int = 7,
 ) -> Shape:
-    """Small shapes whose T and S lie around the forced block sides; odd widths; grouped heads."""
+    """Return small shapes whose T and S lie around the forced block sides; odd widths; grouped heads."""
     batch = draw(st.integers(1, 3))
     queries = draw(st.sampled_from(around(block[0])))
     keys = draw(st.sampled_from(around(block[1])))
@@ -109,7 +109,7 @@ def shapes(
 
 
 def aligns(shape: Shape) -> st.SearchStrategy[Any]:
-    """Each form of the key position of query 0."""
+    """Return each form of the key position of query 0."""
     reach = shape.S + 1
     return st.one_of(
         st.sampled_from(("top_left", "bottom_right")),
@@ -199,7 +199,7 @@ def lengths_masks(draw: st.DrawFn, shape: Shape) -> MaskCase:
 
 @st.composite
 def segments_masks(draw: st.DrawFn, shape: Shape) -> MaskCase:
-    """Sorted (packed) or scattered numbers; some queries may find no key of their segment."""
+    """Return sorted (packed) or scattered numbers; some queries may find no key of their segment."""
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
     packed = draw(st.booleans())
 
@@ -217,7 +217,7 @@ def segments_masks(draw: st.DrawFn, shape: Shape) -> MaskCase:
 
 
 def dense_shapes(shape: Shape) -> list[tuple[int, ...]]:
-    """All shapes that broadcast to (B,N,T,S), from () to full."""
+    """Return all shapes that broadcast to (B,N,T,S), from () to full."""
     B, N, T, S = shape.B, shape.N, shape.T, shape.S
     return [
         (),
@@ -289,7 +289,7 @@ def masks(
     one_align: bool = False,
     among: tuple[Any, ...] = (*ALIGNED, *OTHERS),
 ) -> MaskCase:
-    """One kind, or several joined with `&`; `one_align` gives all aligned parts the same align."""
+    """Return one kind, or several joined with `&`; `one_align` gives all aligned parts the same align."""
     kinds = draw(st.lists(st.sampled_from(among), min_size=least, max_size=most, unique=True))
     align = draw(aligns(shape)) if one_align else None
     case = None

@@ -59,7 +59,7 @@ def run_page(text: str, name: str) -> int:
 
 
 def make_params(cases, name, *, eagerly=(), slow):
-    """Parametrizes the cases: those in `slow` run in the slow set only, those in `eagerly` run untraced by default.
+    """Parametrize the cases: those in `slow` run in the slow set only, those in `eagerly` run untraced by default.
 
     A model that trains for one step spends its time on tracing it. Other default tests cover the slow cases.
     """
@@ -296,7 +296,7 @@ def test_an_operation_of_score_functions_touches_the_listed_files():
 
 
 def names_int8(path: Path) -> bool:
-    """Whether a file names the engine's format int8 in code."""
+    """Return whether a file names the engine's format int8 in code."""
     text = path.read_text(encoding="utf-8")
     if (
         path.suffix == ".py"

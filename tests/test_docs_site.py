@@ -127,7 +127,7 @@ class Page(HTMLParser):
 
 
 def broken_links(site):
-    """Pairs of a page and its link that leads nowhere, or its picture, script or style from another site."""
+    """Return pairs of a page and its link that leads nowhere, or its picture, script or style from another site."""
     paths = [path.resolve() for path in site.rglob("*.html")]
     pages = {path: Page(path.read_text(encoding="utf-8")) for path in paths}
     broken = []

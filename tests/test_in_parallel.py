@@ -23,7 +23,7 @@ WORKER = (
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two files of tests, with this repository's settings."""
+    """Return two files of tests, with this repository's settings."""
     pytest.importorskip("xdist")
     root = tmp_path_factory.mktemp("tree")
     (root / "tests").mkdir()

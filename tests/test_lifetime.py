@@ -249,7 +249,7 @@ MODELS = """
 
 
 def after_models(which: str, count: int) -> tuple[float, float, float]:
-    """MiB at the end and after the first two, and live graphs for each model."""
+    """Return MiB at the end and after the first two, and live graphs for each model."""
     child = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(MODELS), which, str(count)],
         cwd=ROOT,

@@ -13,7 +13,7 @@ from heed import Mask, layers, models, ops
 
 
 def usual_attention(query, key, value, mask=None, width=None):
-    """Attention over (..., T, H) as tutorials write it; mask: 1 = ignore."""
+    """Return attention over (..., T, H) as tutorials write it; mask: 1 = ignore."""
     scores = tf.matmul(query, key, transpose_b=True)
     scores /= tf.cast(width or query.shape[-1], scores.dtype) ** 0.5
     if mask is not None:

@@ -51,7 +51,7 @@ NAIVE_FACTOR = 2.0
 
 
 def to_numpy(x: Any) -> np.ndarray:
-    """Any tensor or array as a comparable NumPy array (bfloat16 becomes float32)."""
+    """Return any tensor or array as a comparable NumPy array (bfloat16 becomes float32)."""
     # NumPy cannot read a TensorFlow scalar of bfloat16 by itself.
     array = np.asarray(x.numpy() if "tensorflow" in type(x).__module__ else x)
     return array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array

@@ -10,7 +10,7 @@ Array = np.ndarray
 
 
 def inputs(case: Case) -> list[Array]:
-    """Query, key, value: (B, T, N, H), (B, S, K, H), (B, S, K, H).
+    """Return query, key, value: (B, T, N, H), (B, S, K, H), (B, S, K, H).
 
     For additive attention: query (B, T, U), key and value (B, S, U), and the score vector (U,). For a layer: only the
     hidden states (B, T, N*H).
@@ -26,7 +26,7 @@ def inputs(case: Case) -> list[Array]:
 
 
 def layer_weights(case: Case) -> list[Array]:
-    """Weights of multi-head attention in Keras' order: kernel and bias of query, key, value, output."""
+    """Return weights of multi-head attention in Keras' order: kernel and bias of query, key, value, output."""
     N, H = case.heads, case.head_dim
     D = N * H
     into, out_of = [(D, N, H), (N, H)], [(N, H, D), (D,)]
@@ -49,5 +49,5 @@ def _normal(*shapes: tuple[int, ...], seed: int = 0) -> list[Array]:
 
 
 def heads_first(array: Array) -> Array:
-    """(B, T, N, H) to (B, N, T, H) and back, contiguous."""
+    """Map (B, T, N, H) to (B, N, T, H) and back, contiguous."""
     return np.ascontiguousarray(array.transpose(0, 2, 1, 3))

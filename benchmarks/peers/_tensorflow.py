@@ -68,7 +68,7 @@ def make_graph(
 
 
 def visible(case: Case) -> tf.Tensor | None:
-    """Which keys each query sees, for use in a graph: booleans (B or 1, 1, T or 1, S); None if all."""
+    """Return which keys each query sees, for use in a graph: booleans (B or 1, 1, T or 1, S); None if all."""
     shape = (case.length, case.key_length)
     seen = None
     if case.causal:

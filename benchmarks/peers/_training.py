@@ -12,7 +12,7 @@ _FIRST_WORD = 4
 
 
 def batch(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """Source and target token ids, (B, S) and (B, T), none of them padding."""
+    """Return source and target token ids, (B, S) and (B, T), none of them padding."""
     rng = np.random.default_rng(0)
     shapes = ((case.batch, case.key_length), (case.batch, case.length))
     source, target = (rng.integers(_FIRST_WORD, VOCABULARY, shape) for shape in shapes)

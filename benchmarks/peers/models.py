@@ -26,7 +26,7 @@ class Positions(layers.Layer):
         self.vectors = self.add_weight(shape=input_shape[1:], initializer="normal")
 
     def call(self, inputs: Any) -> Any:
-        """(B, T, D) to the same."""
+        """Map (B, T, D) to the same."""
         return inputs + self.vectors
 
 
@@ -109,7 +109,7 @@ def encoder(case: Case, attention: type[layers.Layer]) -> keras.Model:
 
 
 def _embed(case: Case) -> tuple[Any, Any, int]:
-    """Token ids, their embeddings, and the width."""
+    """Return token ids, their embeddings, and the width."""
     width = case.heads * case.head_dim
     ids = keras.Input((case.length,), dtype="int32")
     x = layers.Embedding(VOCABULARY, width)(ids)

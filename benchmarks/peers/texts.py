@@ -23,7 +23,7 @@ _tensorflow.set_threads()
 
 
 def sources(case: Case) -> np.ndarray:
-    """Token ids (B, S), none of them padding."""
+    """Return token ids (B, S), none of them padding."""
     shape = (case.batch, case.key_length)
     return np.random.default_rng(0).integers(FIRST_WORD, VOCABULARY, shape).astype("int32")
 

@@ -83,7 +83,7 @@ class Model(nn.Module):
         self.causal = nn.Transformer.generate_square_subsequent_mask(case.length)
 
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Logits of each target token."""
+        """Return logits of each target token."""
         encoded = self.dropout(self.source(source) + self.positions[0])
         x = self.dropout(self.target(target) + self.positions[1])
         return self.output(self.transformer(encoded, x, tgt_mask=self.causal, tgt_is_causal=True))

@@ -76,7 +76,7 @@ def _decoder(x: Any, encoded: Any, case: Case) -> Any:
 
 
 def _attend(x: Any, value: Any, case: Case, **arguments: Any) -> Any:
-    """Pre-norm attention, as on all sides; `value` is None for self-attention."""
+    """Return pre-norm attention, as on all sides; `value` is None for self-attention."""
     query = layers.LayerNormalization()(x)
     attention = layers.MultiHeadAttention(case.heads, case.head_dim, dropout=_training.DROPOUT)
     attended = attention(query, query if value is None else value, **arguments)

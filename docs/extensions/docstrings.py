@@ -75,7 +75,7 @@ def argument_types(function: Any) -> dict[str, str]:
 
 
 def _keep_together(shapes: str) -> str:
-    """Shapes that a line does not break."""
+    """Return shapes that a line does not break."""
     return re.sub(r"\([^)]*\)", lambda match: match[0].replace(" ", "\N{NO-BREAK SPACE}"), shapes)
 
 
@@ -159,7 +159,7 @@ def _blocks(lines: list[str], link: Link) -> list[str]:
 
 
 def inline(text: str, link: Link) -> str:
-    """Text with code as literals, linked where it names something that is documented."""
+    """Return text with code as literals, linked where it names something that is documented."""
     out, end = "", 0
     for match in _SPAN.finditer(text):
         out += re.sub(r"([\\*_|])", r"\\\1", text[end : match.start()])

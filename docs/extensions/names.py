@@ -51,7 +51,7 @@ _CODE = re.compile(r"(?:heed\.)?([A-Za-z_][\w.]*)")
 
 
 def public_objects() -> dict[str, Any]:
-    """Every public object by its documented name, such as "heed.ops.Mask"."""
+    """Return every public object by its documented name, such as "heed.ops.Mask"."""
     found = {}
     for part in PARTS:
         module = importlib.import_module(part)
@@ -105,7 +105,7 @@ class Links:
         return None if target == around else target
 
     def shows(self, text: str) -> bool:
-        """Whether a type consists of types that a reader knows."""
+        """Return whether a type consists of types that a reader knows."""
         names = re.findall(r"[A-Za-z_][\w.]*", text)
         return all("." in name or name in _KNOWN_TYPES or name in self._targets for name in names)
 

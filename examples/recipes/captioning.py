@@ -72,7 +72,7 @@ class Thing(NamedTuple):
 
 
 def draw(image: np.ndarray, thing: Thing) -> None:
-    """Paints a thing over an image (SIDE, SIDE, 3), with soft edges."""
+    """Paint a thing over an image (SIDE, SIDE, 3), with soft edges."""
     y, x = np.mgrid[:SIDE, :SIDE] + 0.5
     x, y, half = x - thing.x, y - thing.y, SIZES[thing.size]
     distance = {  # below 0 inside
@@ -96,7 +96,7 @@ def describe(one: Thing, other: Thing) -> str:
 
 
 def make_scenes(pairs: Any, count: int, seed: int) -> tuple[np.ndarray, list[str]]:
-    """Images (count, SIDE, SIDE, 3) from 0 to 1, and their captions.
+    """Return images (count, SIDE, SIDE, 3) from 0 to 1, and their captions.
 
     Args:
         pairs: the allowed pairs of things, each (colour, shape).
@@ -127,7 +127,7 @@ def make_scenes(pairs: Any, count: int, seed: int) -> tuple[np.ndarray, list[str
 
 
 def encode(captions: list[str]) -> np.ndarray:
-    """Captions to ids of words, (count, LENGTH): start, words, end, padding."""
+    """Map captions to ids of words, (count, LENGTH): start, words, end, padding."""
     rows = np.full((len(captions), LENGTH), PAD, "int32")
     for row, caption in zip(rows, captions, strict=True):
         numbers = [START, *map(WORDS.index, caption.split()), END][:LENGTH]

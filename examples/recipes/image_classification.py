@@ -32,7 +32,7 @@ EPOCHS, BATCH, RATE = 60, 128, 3e-3
 
 
 def make_data(seed: int) -> list[Any]:
-    """Images (count, 8, 8) from 0 to 1 for training, others held out, and the digits of both."""
+    """Return images (count, 8, 8) from 0 to 1 for training, others held out, and the digits of both."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -60,12 +60,12 @@ class Varied(keras.utils.PyDataset):
         return vary(self._images[chosen], self._rng), self._labels[chosen]
 
     def on_epoch_end(self) -> None:
-        """Draws another order."""
+        """Draw another order."""
         self._order = self._rng.permutation(len(self._images))
 
 
 def vary(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Images (count, 8, 8), each transformed by an affine map close to the identity."""
+    """Return images (count, 8, 8), each transformed by an affine map close to the identity."""
     count, side = len(images), images.shape[1]
     turn, stretch = rng.normal(0, 0.12, (2, count, 1, 1)), rng.normal(1, 0.06, (2, count, 1, 1))
     move = rng.normal(0, 0.4, (2, count, 1, 1))

@@ -56,7 +56,7 @@ def read_modules() -> tuple[list[str], list[str], list[str]]:
 
 
 def make_tokenizer(texts: list[str]) -> sentencepiece.SentencePieceProcessor:
-    """Trains byte pairs that keep every character, spaces included: indentation is a piece."""
+    """Train byte pairs that keep every character, spaces included: indentation is a piece."""
     trained = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([line for text in texts for line in text.splitlines()]),
@@ -114,7 +114,7 @@ class NGrams:
         return p
 
     def nats(self, text: list[int]) -> float:
-        """Minus the log probability of a text."""
+        """Return minus the log probability of a text."""
         tokens = [START] * (self.order - 1) + text
         ends = range(self.order - 1, len(tokens))
         contexts = (tuple(tokens[end - self.order + 1 : end]) for end in ends)
@@ -125,7 +125,7 @@ class NGrams:
 
 
 def make_windows(texts: list[list[int]], count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random pieces of WINDOW tokens (inputs and labels), each after the start token."""
+    """Return random pieces of WINDOW tokens (inputs and labels), each after the start token."""
     stream = np.concatenate(texts).astype("int32")
     begins = np.random.default_rng(1).integers(0, len(stream) - WINDOW, count)
     labels = stream[begins[:, None] + np.arange(WINDOW)]
@@ -133,7 +133,7 @@ def make_windows(texts: list[list[int]], count: int) -> tuple[np.ndarray, np.nda
 
 
 def nats(model: LanguageModel, text: list[int]) -> float:
-    """Minus the log probability of a text; each token has at least half a window of context."""
+    """Return minus the log probability of a text; each token has at least half a window of context."""
     half = WINDOW // 2
     begins = np.arange(0, max(1, len(text) - half), half)
     padded = np.pad(text, (0, WINDOW), constant_values=PAD)

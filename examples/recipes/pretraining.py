@@ -107,7 +107,7 @@ def read_library() -> tuple[list[Path], list[Path]]:
 
 
 def to_ids(rows: list[list[str]], ids: dict[str, int], config: MaskedLanguageModelConfig) -> Any:
-    """Words to ids between start and end, (B, LENGTH + 2), padded."""
+    """Map words to ids between start and end, (B, LENGTH + 2), padded."""
     result = np.full((len(rows), LENGTH + 2), config.pad_id, "int32")
     for line, words in zip(result, rows, strict=True):
         numbers = [ids.get(word, UNKNOWN) for word in words]
@@ -124,7 +124,7 @@ def to_labels(rows: list[Row]) -> np.ndarray:
 
 
 def optimizer(rate: float, steps: int) -> keras.optimizers.Optimizer:
-    """Adam with a learning rate that rises for a tenth of the steps, then falls."""
+    """Return Adam with a learning rate that rises for a tenth of the steps, then falls."""
     schedule = keras.optimizers.schedules.CosineDecay(
         rate / 10, steps, warmup_target=rate, warmup_steps=steps // 10
     )
@@ -132,7 +132,7 @@ def optimizer(rate: float, steps: int) -> keras.optimizers.Optimizer:
 
 
 def pretrain(config: MaskedLanguageModelConfig, tokens: np.ndarray) -> MaskedLanguageModel:
-    """Trains a model to predict hidden words; which ones are hidden changes in each epoch."""
+    """Train a model to predict hidden words; which ones are hidden changes in each epoch."""
     seed = keras.random.SeedGenerator(0)
     rows = tf.data.Dataset.from_tensor_slices(tokens).shuffle(len(tokens), seed=0).repeat()
     batches = rows.batch(BATCH).map(lambda batch: mask_tokens(batch, config, seed=seed))
@@ -151,7 +151,7 @@ def pretrain(config: MaskedLanguageModelConfig, tokens: np.ndarray) -> MaskedLan
 def fine_tune(
     config: MaskedLanguageModelConfig, encoder: Any, tokens: np.ndarray, labels: np.ndarray
 ) -> TokenClassifier:
-    """Trains a classifier of roles on a few rows; with `encoder=None` from random weights."""
+    """Train a classifier of roles on a few rows; with `encoder=None` from random weights."""
     model = TokenClassifier(config, len(ROLES), encoder=encoder)
     model.compile(
         optimizer(2e-3, EPOCHS * len(tokens) // 8),

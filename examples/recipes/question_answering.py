@@ -75,7 +75,7 @@ def tokens_of(node: ast.AST) -> list[str]:
 
 
 def questions_about(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Question]:
-    """All questions about one signature."""
+    """Yield all questions about one signature."""
     a = function.args
     positional = [*a.posonlyargs, *a.args]
     missing: list[ast.expr | None] = [None] * (len(positional) - len(a.defaults))
@@ -117,7 +117,7 @@ def questions_about(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterato
 
 
 def read_library() -> tuple[list[Question], list[Question]]:
-    """Training questions and held-out ones, about signatures of three parameters or more."""
+    """Return training questions and held-out ones, about signatures of three parameters or more."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     parts: tuple[dict[str, list[Question]], ...] = ({}, {})  # by signature
     paths = sorted(folder.rglob("*.py"))

@@ -45,7 +45,7 @@ Pairs = list[tuple[str, str]]
 
 
 def messages(language: str) -> Pairs:
-    """Messages of this machine's programs, in English and another language; [] without catalogs."""
+    """Return messages of this machine's programs, in English and another language; [] without catalogs."""
     try:
         found = {source.lower(): target.lower() for source, target in catalogs.read_pairs(language)}
     except TaskError:
@@ -54,13 +54,13 @@ def messages(language: str) -> Pairs:
 
 
 def is_plain(text: str) -> bool:
-    """Whether a text is two to nine words, with no more than the punctuation of a sentence."""
+    """Return whether a text is two to nine words, with no more than the punctuation of a sentence."""
     words = text.split()
     return 2 <= len(words) <= 9 and all(re.fullmatch(WORD, word) for word in words)
 
 
 def numbers(language: str, count: int = 12_000) -> Pairs:
-    """Numbers below a million, and their words."""
+    """Return numbers below a million, and their words."""
     import num2words
 
     drawn = np.unique(np.exp(np.random.default_rng(0).uniform(0, np.log(1e6), count)).astype(int))
@@ -68,7 +68,7 @@ def numbers(language: str, count: int = 12_000) -> Pairs:
 
 
 def split(pairs: Pairs) -> tuple[Pairs, Pairs]:
-    """Training pairs, and held-out pairs that share no text with them, regardless of case and punctuation."""
+    """Return training pairs, and held-out pairs that share no text with them, regardless of case and punctuation."""
 
     def bare(text: str) -> str:
         return "".join(re.findall(r"\w", text))
@@ -83,7 +83,7 @@ def split(pairs: Pairs) -> tuple[Pairs, Pairs]:
 
 
 def table(rows: list[list[int]]) -> np.ndarray:
-    """Rows of tokens as one array, padded."""
+    """Return rows of tokens as one array, padded."""
     return np.array([row + [PAD_ID] * (LENGTH - len(row)) for row in rows], "int32")
 
 

@@ -80,13 +80,13 @@ Reviews = tuple[list[str], np.ndarray]
 
 
 def pairs(held_out: bool) -> list[tuple[str, str]]:
-    """Pairs of a subject and an opinion; every fourth is held out, and each word is in both parts."""
+    """Return pairs of a subject and an opinion; every fourth is held out, and each word is in both parts."""
     table = [(i + j, s, o) for i, s in enumerate(SUBJECTS) for j, o in enumerate(OPINIONS)]
     return [(s, o) for number, s, o in table if (number % 4 == 0) == held_out]
 
 
 def make_reviews(count: int, seed: int, held_out: bool = False) -> Reviews:
-    """Reviews, all different, and whether each is favourable (count,)."""
+    """Return reviews, all different, and whether each is favourable (count,)."""
     generator = np.random.default_rng(seed)
     subjects = pairs(held_out)
 

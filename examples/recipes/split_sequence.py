@@ -34,7 +34,7 @@ QUESTION, ANSWERS, VOCABULARY = 3, 8, 64  # answers are the tokens from 4 on, no
 
 
 def make_rows(seed: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens (count, LENGTH), labels, and weights: 1 for the first question of each row, 0 elsewhere."""
+    """Return tokens (count, LENGTH), labels, and weights: 1 for the first question of each row, 0 elsewhere."""
     draw = np.random.default_rng(seed)
     text = draw.integers(4 + ANSWERS, VOCABULARY, (count, LENGTH + 1))
     for row in text:

@@ -129,7 +129,7 @@ class Words:
         self.ids = {word: number for number, word in enumerate(self.words)}
 
     def encode(self, texts: list[str], end: bool = False) -> np.ndarray:
-        """(B, L) int32, padded with 0."""
+        """Return (B, L) int32, padded with 0."""
         rows = [[self.ids[word] for word in text.split()] + [2] * end for text in texts]
         padded = np.zeros((len(rows), max(map(len, rows))), "int32")
         for place, row in zip(padded, rows, strict=True):
@@ -142,7 +142,7 @@ class Words:
 
 
 def rouge(summaries: list[str], written: list[str]) -> dict[str, float]:
-    """Mean F1 of ROUGE-1, 2 and L."""
+    """Return mean F1 of ROUGE-1, 2 and L."""
     scorer = RougeScorer(["rouge1", "rouge2", "rougeL"])
     found = [scorer.score(wanted, text) for wanted, text in zip(summaries, written, strict=True)]
     return {name: float(np.mean([one[name].fmeasure for one in found])) for name in found[0]}

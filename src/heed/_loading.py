@@ -19,7 +19,7 @@ _REGISTRY = "keras.src.saving.object_registration"
 
 
 def register_on_demand() -> None:
-    """Patches Keras' registry, now or once it is imported."""
+    """Patch Keras' registry, now or once it is imported."""
     if _REGISTRY in sys.modules:
         _teach(sys.modules[_REGISTRY])
     else:

@@ -55,7 +55,7 @@ def _figure_type() -> Any:
             return self._told
 
         def draw(self, renderer: Any) -> None:
-            """Draws the figure."""
+            """Draw the figure."""
             before = self._told
             if self.set_fonts() not in ("", before):
                 warnings.warn(self._told, stacklevel=2)

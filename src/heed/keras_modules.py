@@ -40,7 +40,7 @@ def get_mask(x: Any) -> Any:
 
 
 def set_mask(x: Any, mask: Any) -> None:
-    """Attaches a mask to a tensor, where Keras looks for it."""
+    """Attach a mask to a tensor, where Keras looks for it."""
     from keras.src.backend.common.masking import set_keras_mask
 
     set_keras_mask(x, mask)

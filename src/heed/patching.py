@@ -152,7 +152,7 @@ class ContextPatch(Patch):
         self._active: ContextVar[bool] = ContextVar(f"heed_patch_{name}", default=False)
 
     def make(self, original: Function) -> Function:
-        """See `Patch`: the original itself, for everybody else."""
+        """Make a replacement that calls the original itself, for everybody else."""
         replacement = self.replacement.make(original)
 
         @functools.wraps(original)
@@ -205,7 +205,7 @@ def activate(patches: Iterable[ContextPatch]) -> Iterator[None]:
 
 
 def is_entry(function: Any) -> bool:
-    """Whether this is the entry of a patched function, and no wrapper of it that copied its attributes."""
+    """Return whether this is the entry of a patched function, and no wrapper of it that copied its attributes."""
     return function is not None and getattr(function, "heed_entry", None) is function
 
 

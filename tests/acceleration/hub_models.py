@@ -500,7 +500,7 @@ ASK_A_TENSOR = ("Qwen", "Qwen-MoE")
 
 
 def read_in_full(model: Any, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    """Greedy search without a cache."""
+    """Return greedy search without a cache."""
     ids, known = inputs["token_ids"].copy(), inputs["padding_mask"]
     for i in range(int(known.sum(1).min()), ids.shape[1]):
         everything = {"token_ids": ids, "padding_mask": np.ones_like(ids)}

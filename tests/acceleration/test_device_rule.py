@@ -234,7 +234,7 @@ def test_heeds_own_ops_and_layers_run() -> None:
 
 
 def count_calls(function: Any) -> int:
-    """How many functions of heed run in Python."""
+    """Return how many functions of heed run in Python."""
     folder, found = os.path.dirname(heed.__file__), 0
 
     def note(frame: Any, event: str, _: Any) -> None:

@@ -37,7 +37,7 @@ def _off_again() -> Iterator[None]:
 
 
 def sharper(function: Method) -> Method:
-    """Multiplies the first argument, the scores or the query."""
+    """Multiply the first argument, the scores or the query."""
     return lambda x, *args, **options: function(3.0 * x, *args, **options)
 
 
@@ -46,7 +46,7 @@ def few(function: Method) -> Method:
 
 
 def larger(function: Method) -> Method:
-    """Multiplies the first result."""
+    """Multiply the first result."""
 
     def changed(*args: Any, **options: Any) -> Any:
         first, *others = function(*args, **options)

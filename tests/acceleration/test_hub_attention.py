@@ -173,7 +173,7 @@ def plain() -> Iterator[None]:
 
 
 def operands(rows: int, heads: int = N) -> tuple[Any, ...]:
-    """Query (2, rows, N, H), keys and values (2, T, heads, H), and a mask that hides no row's own key."""
+    """Return query (2, rows, N, H), keys and values (2, T, heads, H), and a mask that hides no row's own key."""
     rng = np.random.default_rng(rows)
     start = T - rows
     mask = (rng.random((2, rows, T)) < 0.7) & (np.arange(T)[None] <= np.arange(T)[start:, None])

@@ -173,7 +173,7 @@ def test_training_in_a_scope_of_keras(make: type) -> None:
 
 
 def runs(model: keras.Model, x: Any) -> bool:
-    """Whether `predict` runs on heed, by a query without keys, for which heed gives 0."""
+    """Return whether `predict` runs on heed, by a query without keys, for which heed gives 0."""
     return bool(np.all(np.abs(model.predict(x, verbose=0)) < 1e-6))
 
 

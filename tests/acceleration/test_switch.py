@@ -383,7 +383,7 @@ def test_a_module_that_loads_after_decelerate_is_not_patched(
 
 
 def function_of_keras(source: str) -> Any:
-    """Compiles a function that seems to be defined in Keras."""
+    """Compile a function that seems to be defined in Keras."""
     names: dict[str, Any] = {}
     exec(compile(source, keras.layers.__file__, "exec"), names)
     return names["newer"]

@@ -27,7 +27,7 @@ def fails(result, status, message):
 
 
 def contents(folder):
-    """Every file and folder in it, with its time and what it holds."""
+    """Return every file and folder in it, with its time and what it holds."""
     return {
         path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes())
         for path in sorted(folder.rglob("*"))

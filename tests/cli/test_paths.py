@@ -45,7 +45,7 @@ MADE = (
 
 @pytest.fixture(params=["relative", "home", "drive"])
 def folders(request, tmp_path, monkeypatch):
-    """Where runs are and where other files are, as they are typed from the current folder."""
+    """Yield where runs are and where other files are, as they are typed from the current folder."""
     monkeypatch.setenv("HOME", str(tmp_path))
     if request.param == "drive":
         other = Path("/dev/shm")
@@ -98,7 +98,7 @@ def test_every_path_of_every_command(heed, folders, trained_path, tmp_path, monk
 
 
 def arguments_of(parser):
-    """All arguments of a command and its parts."""
+    """Yield all arguments of a command and its parts."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for one in action.choices.values():

@@ -26,7 +26,7 @@ LEAST = 1e-9  # the least attention that a position counts with
 
 
 def transformer(seed=4):
-    """Three decoder layers: the last but one is neither the first nor the last."""
+    """Return three decoder layers: the last but one is neither the first nor the last."""
     return small_model(seed=seed, end_bias=1.5, decoder_layers=3, position="rotary")
 
 
@@ -46,7 +46,7 @@ slow = pytest.mark.slow  # a graph is traced in each case: the default run has t
 
 
 def score_next(model, row, targets):
-    """log p (B, vocabulary) of what follows each target, and the summed attention up to it, (B, S)."""
+    """Return log p (B, vocabulary) of what follows each target, and the summed attention up to it, (B, S)."""
     if isinstance(model, Ensemble):
         parts = [score_next(one, row, targets) for one in model.models]
         return tuple(np.mean(each, axis=0) for each in zip(*parts, strict=True))

@@ -166,7 +166,7 @@ def test_beams_are_those_of_the_graph(beam_size: int, length_penalty: float) -> 
 
 
 def eager(model: Any, source: Any, prompt: Any = None, max_length: int = 6, **options: Any) -> Any:
-    """Model, inputs and options for both ways of decoding, op by op: no graph is traced."""
+    """Return model, inputs and options for both ways of decoding, op by op: no graph is traced."""
     defaults = {"beam_size": 3, "length_penalty": 0.6, "coverage_penalty": 0.0}
     defaults |= {"temperature": 1.0, "top_k": 4, "top_p": 0.9, "min_p": None}
     shared = {"max_length": max_length, "use_cache": True, "weights": "float32"}

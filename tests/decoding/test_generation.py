@@ -40,7 +40,7 @@ def decode(model, source, max_length=8, **options):
 
 
 def lengths_of(tokens, end=2):
-    """Tokens up to and including the end, or all."""
+    """Return tokens up to and including the end, or all."""
     ended = (tokens == end).any(axis=1)
     return np.where(ended, (tokens == end).argmax(axis=1) + 1, tokens.shape[1])
 
@@ -184,7 +184,7 @@ def exhausted():
 
 
 def finished_sequences(model, row):
-    """log p of each sequence of at most STEPS tokens that ends, by trying all of them."""
+    """Return log p of each sequence of at most STEPS tokens that ends, by trying all of them."""
     longest = list(itertools.product(range(3, VOCABULARY), repeat=STEPS - 1))
     targets = np.array([[1, *prefix] for prefix in longest])  # shorter ones are their beginnings
     batch = {"source": np.tile(row, (len(longest), 1)), "target": targets}
@@ -758,7 +758,7 @@ def test_a_step_in_the_graph_allocates_no_caches():
 
 
 def scored(model, source, max_length=8, **options):
-    """Tokens and scores, as arrays."""
+    """Return tokens and scores, as arrays."""
     found = generate(model, source, max_length=max_length, return_scores=True, **options)
     return tuple(np.asarray(x) for x in found)
 

@@ -93,14 +93,14 @@ def asked(model: Any) -> dict[str, Any]:
 
 
 def alone(inputs: dict[str, Any], row: int) -> dict[str, Any]:
-    """One row, without padding."""
+    """Return one row, without padding."""
     return {
         name: x[row : row + 1, : max(1, np.count_nonzero(x[row]))] for name, x in inputs.items()
     }
 
 
 def decode(way: str, model: Any, inputs: dict[str, Any], **options: Any) -> tuple[Any, Any]:
-    """Tokens (B, N, L) and scores (B, N), op by op."""
+    """Return tokens (B, N, L) and scores (B, N), op by op."""
     given_options = {
         "max_length": LENGTH,
         "use_cache": True,
@@ -137,7 +137,7 @@ def ways(model: Any) -> list[str]:
 
 
 def log_probabilities(model: Any, inputs: dict[str, Any], tokens: Any) -> np.ndarray:
-    """(B, L, vocabulary): of the token at each place, after those before it, all at once."""
+    """Return (B, L, vocabulary): of the token at each place, after those before it, all at once."""
     start = np.full((len(tokens), 1), model.config.start_id, "int32")
     memory = model.encode_source(inputs.get("source"))
     logits = model.decode_all(np.concatenate([start, tokens[:, :-1]], axis=1), memory)
@@ -147,7 +147,7 @@ def log_probabilities(model: Any, inputs: dict[str, Any], tokens: Any) -> np.nda
 
 
 def sure(model: Any, inputs: dict[str, Any], tokens: Any) -> np.ndarray:
-    """(B,): whether no choice of a greedy decoding was a tie."""
+    """Return (B,): whether no choice of a greedy decoding was a tie."""
     logs = np.sort(log_probabilities(model, inputs, tokens), axis=-1)
     gaps = np.where(tokens != model.config.pad_id, logs[..., -1] - logs[..., -2], np.inf)
     return gaps.min(axis=1) > TIE

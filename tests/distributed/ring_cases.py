@@ -39,11 +39,11 @@ class Case:
     as_function: bool = False
 
     def sizes(self, workers: int) -> tuple[int, int]:
-        """T and S."""
+        """Return T and S."""
         return 2 * workers * self.lengths[0], 2 * workers * self.lengths[1]
 
     def arrays(self, workers: int) -> dict[str, Array]:
-        """Query, key, value, and the incoming gradients of output and log-sum-exp."""
+        """Return query, key, value, and the incoming gradients of output and log-sum-exp."""
         queries, keys = self.sizes(workers)
         shapes = {
             "query": (BATCH, queries, HEADS, WIDTH),

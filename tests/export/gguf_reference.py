@@ -99,7 +99,7 @@ class File:
         return dense("attn_output", heads.reshape(len(x), -1))
 
     def _norm(self, name: str, x: _Array) -> _Array:
-        """Normalises if there is such a tensor."""
+        """Normalise if there is such a tensor."""
         gamma = self.tensors.get(f"{name}.weight")
         if gamma is None:
             return x

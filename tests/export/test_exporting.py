@@ -56,7 +56,7 @@ def transformer(**options):
 
 
 def answers_in_this_process(folder, given, needs_heed):
-    """`verify._answers` without a process of its own, which takes seconds to load TensorFlow."""
+    """Return `verify._answers` without a process of its own, which takes seconds to load TensorFlow."""
     with tempfile.TemporaryDirectory() as temporary:
         question, answer = Path(temporary) / "given.npz", Path(temporary) / "found.npz"
         np.savez(question, **given)

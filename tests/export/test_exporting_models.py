@@ -46,7 +46,7 @@ def gpt2():
 
 
 def tokens(model, rows, length):
-    """Ids for each input of the model; rows end at different places, and one has full length."""
+    """Return ids for each input of the model; rows end at different places, and one has full length."""
     random = np.random.default_rng(length)
     there = np.arange(length) < random.integers(1, length + 1, (rows, 1))
     there[0] = True

@@ -59,7 +59,7 @@ def write(tmp_path: pathlib.Path) -> Callable[..., dict[str, Run]]:
 
 
 def tokens_of(batch: int, length: int, seed: int = 0) -> np.ndarray:
-    """Tokens (B, T); the first row ends with padding."""
+    """Return tokens (B, T); the first row ends with padding."""
     tokens = np.random.default_rng(seed).integers(3, VOCABULARY, (batch, length)).astype("int32")
     tokens[0, (length + 1) // 2 :] = 0
     return tokens

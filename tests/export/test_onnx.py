@@ -36,7 +36,7 @@ RUNNER = Path(runner.__file__)
 
 
 def with_weights(model: Any) -> Any:
-    """Randomises all weights of the model, biases and norms included."""
+    """Randomise all weights of the model, biases and norms included."""
     rng = np.random.default_rng(1)
     for weight in model.weights:
         if "float" in str(weight.dtype):
@@ -62,7 +62,7 @@ def nodes_of(path: Path) -> Counter[str]:
 
 
 def draw_inputs(model: keras.Model, batch: int, length: int) -> dict[str, np.ndarray]:
-    """Random inputs of a model: ids with padding at the end, floats, or masks of 0 and 1."""
+    """Return random inputs of a model: ids with padding at the end, floats, or masks of 0 and 1."""
     rng = np.random.default_rng(batch * 100 + length)
     found = {}
     for spec in programs_of(model)[0].inputs.values():

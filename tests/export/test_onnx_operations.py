@@ -452,7 +452,7 @@ CASES: list[tuple[str, Callable[..., Any], list[np.ndarray]]] = [
 
 
 def trace(function: Callable[..., Any], arrays: list[np.ndarray], varying: bool) -> Any:
-    """Traces the function with arguments x0, x1 ... and results y0, y1 ..."""
+    """Trace the function with arguments x0, x1 ... and results y0, y1 ..."""
 
     def name_outputs(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
         results = function(*(tensors[f"x{i}"] for i in range(len(arrays))))

@@ -40,7 +40,7 @@ MASK = np.array([[1, 1, 1, 1, 0, 0], [0, 1, 1, 0, 1, 1], [0, 0, 0, 0, 0, 0]], bo
 
 
 def node_types(function: Any) -> set[str]:
-    """All types of nodes, including those in loops and branches."""
+    """Return all types of nodes, including those in loops and branches."""
     definition = function.graph.as_graph_def()
     nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
     return {node.op for node in nodes}

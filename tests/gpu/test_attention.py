@@ -126,7 +126,7 @@ def listed(dtype: str, names: Iterable[str] = CALLS) -> list[Any]:
 
 
 def draw(call: Call, dtype: str, seed: int = 0) -> tuple[list[Any], Any]:
-    """Query, key and value, and the gradient of the output."""
+    """Return query, key and value, and the gradient of the output."""
     rng = np.random.default_rng(seed)
     shapes = [(B, call.queries, N, H), *[(B, T, call.kv_heads, H)] * 2, (B, call.queries, N, H)]
     made = [to_device(rng.normal(size=shape).astype("float32"), dtype) for shape in shapes]
@@ -134,7 +134,7 @@ def draw(call: Call, dtype: str, seed: int = 0) -> tuple[list[Any], Any]:
 
 
 def naive(call: Call) -> Callable[..., Any]:
-    """Textbook attention, every step in the dtype of the inputs."""
+    """Return textbook attention, every step in the dtype of the inputs."""
 
     def attend(query: Any, key: Any, value: Any) -> Any:
         group = N // call.kv_heads

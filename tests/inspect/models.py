@@ -22,7 +22,7 @@ def sequence(length: int = T, seed: int = 0, batch: int = B) -> np.ndarray:
 
 
 def chain() -> keras.Model:
-    """Keras' four layers, one with dropout, which takes another path, and one that is called twice."""
+    """Return Keras' four layers, one with dropout, which takes another path, and one that is called twice."""
     x = keras.Input((T, D))
     y = keras.layers.MultiHeadAttention(2, 4, name="fused")(x, x)
     y = keras.layers.MultiHeadAttention(2, 4, dropout=0.3, name="dropping")(
@@ -127,7 +127,7 @@ def arrays(outputs: Any) -> list[np.ndarray]:
 
 
 def projected(dense: Any, x: np.ndarray) -> np.ndarray:
-    """(B, T, N, H) in float64, by the weights of a layer's projection."""
+    """Return (B, T, N, H) in float64, by the weights of a layer's projection."""
     kernel, bias = (np.asarray(w, np.float64) for w in (dense.kernel, dense.bias))
     return np.einsum("btd,dnh->btnh", x.astype(np.float64), kernel) + bias
 

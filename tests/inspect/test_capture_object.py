@@ -21,7 +21,7 @@ def random_weights(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def planted() -> Capture:
-    """Heads that attend to the first, previous, same and next token, to all tokens, and to none."""
+    """Return heads that attend to the first, previous, same and next token, to all tokens, and to none."""
     T = 5
     even, nowhere = np.full((T, T), 1 / T), np.zeros((T, T))
     first = np.eye(T)[np.zeros(T, int)]

@@ -13,7 +13,7 @@ DIGIT = {word: str(digit) for words in (UNITS, TENS) for digit, word in enumerat
 
 
 def rings(translator, number: int) -> list[tuple[str, str, int]]:
-    """Each word that names a digit, the digit it attends to most, and its position (1 for the last)."""
+    """Return each word that names a digit, the digit it attends to most, and its position (1 for the last)."""
     task, model = translator.task, translator.model
     source = task.encode(str(number), None)
     target = translator.decode([source])[0]

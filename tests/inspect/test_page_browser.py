@@ -43,14 +43,14 @@ def show(chromium, tmp_path):
 
 
 def looking(shift, weight=0.9):
-    """(1, 1, T, T): token i attends to token i + shift, and a little to all others."""
+    """Return (1, 1, T, T): token i attends to token i + shift, and a little to all others."""
     w = np.full((T, T), (1 - weight) / (T - 1), "float32")
     w[np.arange(T), (np.arange(T) + shift) % T] = weight
     return w[None, None]
 
 
 def planted():
-    """Layers a and b: a/1 attends 3 ahead, a/2 attends 5 ahead, b is causal and attends to the previous token.
+    """Return layers a and b: a/1 attends 3 ahead, a/2 attends 5 ahead, b is causal and attends to the previous token.
 
     Thumbnails: the mean of a, a/1, a/2, the mean of b, b/1, b/2.
     """

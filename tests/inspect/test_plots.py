@@ -62,7 +62,7 @@ def assert_saves(figure) -> None:
 
 
 def no_overlap(axis) -> bool:
-    """Whether the labels of an axis do not overlap."""
+    """Return whether the labels of an axis do not overlap."""
     boxes = [label.get_window_extent() for label in axis.get_ticklabels() if label.get_text()]
     return not any(a.overlaps(b) for a, b in itertools.pairwise(boxes))
 

@@ -24,7 +24,7 @@ def randoms(*shapes: tuple[int, ...], seed: int = 0, dtype: str = "float32") -> 
 
 
 def randomise(layer: keras.layers.Layer, seed: int = 0) -> None:
-    """Draws all weights anew, biases too, which start as zeros."""
+    """Draw all weights anew, biases too, which start as zeros."""
     rng = np.random.default_rng(seed)
     layer.set_weights([rng.normal(size=w.shape) * 0.3 for w in layer.weights])
 
@@ -32,7 +32,7 @@ def randomise(layer: keras.layers.Layer, seed: int = 0) -> None:
 def pair(
     shapes: list[tuple[int, ...]], num_heads: int = 2, key_dim: int = 4, **options: Any
 ) -> tuple[MultiHeadAttention, keras.layers.Layer]:
-    """heed's MultiHeadAttention and Keras' one, or its GroupQueryAttention, with equal weights."""
+    """Return heed's MultiHeadAttention and Keras' one, or its GroupQueryAttention, with equal weights."""
     ours = MultiHeadAttention(num_heads, key_dim, **options)
     groups = options.pop("num_key_value_heads", None)
     options = {name: value for name, value in options.items() if value is not None}

@@ -35,7 +35,7 @@ LAYERS = {
 
 
 def step(layer, x):
-    """Output and gradients of a weighted sum of it."""
+    """Return output and gradients of a weighted sum of it."""
     output, pull = vjp(layer, x, variables=layer.trainable_variables)
     return [output, *pull(np.broadcast_to(np.arange(output.shape[-1]) + 1.0, output.shape))]
 

@@ -158,7 +158,7 @@ every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
 def by_default(*names):
-    """All cases; by default only these, which differ in what the check reads."""
+    """Return all cases; by default only these, which differ in what the check reads."""
     return pytest.mark.parametrize(
         "case",
         [

@@ -20,7 +20,7 @@ def built(score, *shapes, **options):
 
 
 def expected(layer, query, value, key=None, mask=None):
-    """Luong's formula on the weights of the layer, in float64."""
+    """Return Luong's formula on the weights of the layer, in float64."""
     key = value if key is None else key
     scale = query.shape[-1] ** -0.5 if layer.score == "scaled" else 1.0
     if layer.score == "general":

@@ -23,7 +23,7 @@ VALUE_DIM = 4 if BACKEND == "jax" else 3  # there Keras fails unless it is `key_
 
 
 def stock_model() -> keras.Model:
-    """Self-attention, grouped cross-attention from a nested model, and masks from an embedding."""
+    """Return self-attention, grouped cross-attention from a nested model, and masks from an embedding."""
     keras.utils.set_random_seed(3)
     ids, others = keras.Input((None,), dtype="int32"), keras.Input((None, 6))
     x = keras.layers.Embedding(9, 8, mask_zero=True)(ids)

@@ -61,7 +61,7 @@ def randomise(model: Any, seed: int = 0, end_bias: float = 0.0) -> Any:
 
 
 def prompts(batch: int = 5, length: int = 6, seed: int = 0, vocabulary: int = 9) -> np.ndarray:
-    """Prompts of several lengths, one of them of no tokens, none with the end."""
+    """Return prompts of several lengths, one of them of no tokens, none with the end."""
     rng = np.random.default_rng(seed)
     ids = rng.integers(3, vocabulary, size=(batch, length))
     lengths = rng.integers(0, length + 1, size=batch)

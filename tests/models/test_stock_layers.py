@@ -24,7 +24,7 @@ class Positions(layers.Layer):
     """Scales embeddings by sqrt(D) and adds sinusoids."""
 
     def call(self, x):
-        """(B, T, D) to the same."""
+        """Map (B, T, D) to the same."""
         width = x.shape[-1]
         rates = 10_000.0 ** -(np.arange(0, width, 2) / width)
         angles = np.arange(x.shape[1] or 9)[:, None] * rates
@@ -79,7 +79,7 @@ def _feed_forward(x, config):
 
 
 def in_order_of_stock_layers(variables):
-    """Each normalisation before the part that reads it."""
+    """Return each normalisation before the part that reads it."""
     found, held = [], []
     for variable in variables:
         if "embeddings" in variable.path or "_norm/" in variable.path:

@@ -144,7 +144,7 @@ def load(path: Path | str) -> Any:
 
 
 def instruction_sets(library: ctypes.CDLL) -> Iterator[str]:
-    """All that the library has kernels for, best first."""
+    """Yield all that the library has kernels for, best first."""
     for index in itertools.count():
         if (name := library.heed_instruction_set_name(index)) is None:
             return
@@ -152,7 +152,7 @@ def instruction_sets(library: ctypes.CDLL) -> Iterator[str]:
 
 
 def pages(size: int) -> np.ndarray:
-    """Bytes that begin a page and that `protect` takes."""
+    """Return bytes that begin a page and that `protect` takes."""
     if emulated.library:
         return emulated.library.memory.pages(size)
     return np.frombuffer(mmap.mmap(-1, size), np.uint8)
@@ -336,7 +336,7 @@ class AdditiveCall(Call):
         self.softmax_size = library.heed_softmax_size(self.attention)
 
     def forward(self, threads: int = 2) -> tuple[np.ndarray, np.ndarray]:
-        """Output (B,T,V) and log-sum-exp (B,T)."""
+        """Return output (B,T,V) and log-sum-exp (B,T)."""
         output, lse = super().forward(threads)
         return output[:, :, 0], lse[:, 0]
 
@@ -347,7 +347,7 @@ class AdditiveCall(Call):
         lse_gradient: Any = None,
         threads: int = 2,
     ) -> list[np.ndarray]:
-        """Gradients of query, key, value, score vector and bias."""
+        """Return gradients of query, key, value, score vector and bias."""
         self.vectors = [self.make(self.score_vector.shape, self.compute) for _ in range(2)]
         heads = (x[:, :, None] for x in (output, output_gradient))
         made = super().backward(*heads, lse_gradient, threads)

@@ -63,7 +63,7 @@ class Dense(NamedTuple):
 
 
 def rounded(weight: np.ndarray, pack: str) -> np.ndarray:
-    """Weights (inputs, outputs) as they are once they are packed."""
+    """Return weights (inputs, outputs) as they are once they are packed."""
     if pack == "bfloat16":
         return weight.astype(ml_dtypes.bfloat16).astype(float)
     if pack == "float32":
@@ -83,7 +83,7 @@ def rounded(weight: np.ndarray, pack: str) -> np.ndarray:
 
 
 def rounded_inputs(x: np.ndarray) -> np.ndarray:
-    """Rows (rows, inputs) as formats of integers round them: in blocks, to [-127, 127] times a factor."""
+    """Return rows (rows, inputs) as formats of integers round them: in blocks, to [-127, 127] times a factor."""
     blocks = in_blocks(x.T)
     factor = abs(blocks).max(1, keepdims=True) / 127
     whole = np.rint(blocks / np.where(factor == 0, 1, factor))
@@ -91,14 +91,14 @@ def rounded_inputs(x: np.ndarray) -> np.ndarray:
 
 
 def in_blocks(x: np.ndarray) -> np.ndarray:
-    """Rows in blocks, (blocks, 32, columns), the last one padded with zeros."""
+    """Return rows in blocks, (blocks, 32, columns), the last one padded with zeros."""
     blocks = -(-len(x) // BLOCK)
     padding = np.zeros((blocks * BLOCK - len(x), x.shape[1]), x.dtype)
     return np.concatenate([x, padding]).reshape(blocks, BLOCK, x.shape[1])
 
 
 def kept(keys: np.ndarray, values: np.ndarray, cache: str) -> tuple[np.ndarray, np.ndarray]:
-    """Keys (S, K, H) and values (S, K, V) as a cache of this format keeps them."""
+    """Return keys (S, K, H) and values (S, K, V) as a cache of this format keeps them."""
     if cache == "bfloat16":
         keys, values = (x.astype(ml_dtypes.bfloat16).astype(float) for x in (keys, values))
     if cache == "int8":
@@ -110,7 +110,7 @@ def kept(keys: np.ndarray, values: np.ndarray, cache: str) -> tuple[np.ndarray, 
 
 
 def to_bytes(x: np.ndarray, axis: int) -> np.ndarray:
-    """Numbers rounded to 127ths of the largest along an axis."""
+    """Return numbers rounded to 127ths of the largest along an axis."""
     factor = np.abs(x).max(axis, keepdims=True) / 127
     return np.rint(x / np.where(factor == 0, 1, factor)) * factor
 
@@ -400,7 +400,7 @@ class Stack:
     def run(
         self, tokens: Any, at: Any, hidden: Any, offset: int, encoded: Any, *tables: Any
     ) -> np.ndarray:
-        """Tokens that stand at the positions `at` through all layers."""
+        """Return tokens that stand at the positions `at` through all layers."""
         positions, rotation, relative_bias = tables
         x = self.embedding[tokens].astype(float) * self.scale
         if positions is not None:
@@ -538,7 +538,7 @@ class Call:
         scores: np.ndarray | None = None,
         listener: Any = None,
     ) -> np.ndarray:
-        """Tokens (B, L), or if several `results` are asked for (B, N, L); `scores` (B, N) is written.
+        """Return tokens (B, L), or if several `results` are asked for (B, N, L); `scores` (B, N) is written.
 
         `listener(target, token)` says whether a target goes on.
         """
@@ -683,7 +683,7 @@ def searched(stack: Stack, call: Call, b: int) -> tuple[list[tuple[list[int], fl
 def beams_decided(
     stack: Stack, call: Call, tokens: np.ndarray, scores: np.ndarray | None = None
 ) -> int:
-    """How many rows a beam search in float64 finds without a near tie; each must be the one that is there."""
+    """Return how many rows a beam search in float64 finds without a near tie; each must be the one that is there."""
     decided = 0
     for b, row in enumerate(tokens):
         found, margin = searched(stack, call, b)

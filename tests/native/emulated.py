@@ -125,7 +125,7 @@ class Memory:
         return moved
 
     def pages(self, size: int) -> np.ndarray:
-        """Zeros that begin a page.
+        """Return zeros that begin a page.
 
         Freed ones are used again for the same size, with their protected pages: each of those is a mapping, and Linux
         allows a process 65,530.
@@ -245,7 +245,7 @@ class Library:
         return at
 
     def _count(self, copy: Any, name: str) -> int:
-        """How many structures a pointer points to, as far as they are copied."""
+        """Return how many structures a pointer points to, as far as they are copied."""
         return max(0, min(getattr(copy, COUNTS[name]), MOST)) if name in COUNTS else 1
 
     def _place_pointers(self, copy: Any, placed: list[int]) -> None:

@@ -150,7 +150,7 @@ def spoil(rng: np.random.Generator, arguments: dict[str, Any]) -> None:
 
 
 def _spoil_form(rng: np.random.Generator, form: bytes) -> bytes:
-    """One other number, or bytes too few."""
+    """Return one other number, or bytes too few."""
     if rng.random() < 0.1:
         return form[: int(rng.integers(0, len(form)))]
     place = 8 * int(rng.integers(0, len(form) // 8))
@@ -201,7 +201,7 @@ def empty_and_huge() -> list[tuple[str, dict[str, Any]]]:
 
 
 def call(seed: int) -> bool:
-    """Whether the call was carried out."""
+    """Return whether the call was carried out."""
     rng = np.random.default_rng(seed)
     heads_first, gradient, in_rows = (bool(n) for n in rng.integers(0, 2, 3))
     if in_rows:
@@ -219,7 +219,7 @@ def call(seed: int) -> bool:
 
 
 def carried_out(name: str, arguments: dict[str, Any], in_function: bool = False) -> bool:
-    """Whether a call succeeds. It may be refused, with a reason."""
+    """Return whether a call succeeds. It may be refused, with a reason."""
     op = getattr(library.ops(), name)
     run = tf.function(lambda: op(**arguments)) if in_function else lambda: op(**arguments)
     try:

@@ -41,7 +41,7 @@ def _mixed(x: np.ndarray) -> np.ndarray:
 
 
 def kept(rate: float, seed: tuple[int, int], shape: tuple[int, int, int, int]) -> np.ndarray:
-    """Which weights (B, N, T, S) dropout leaves, from its definition in docs/numerics.md."""
+    """Return which weights (B, N, T, S) dropout leaves, from its definition in docs/numerics.md."""
     batch, heads, queries, keys = (np.arange(n, dtype=np.uint32) for n in shape)
     golden = np.uint32(0x9E3779B9)
     low, high = np.array([[seed[0]], [seed[1]]], np.uint32)
@@ -194,7 +194,7 @@ def _some(rng: np.random.Generator, n: int) -> int:
 def random_rule(
     rng: np.random.Generator, kind: int, shape: tuple[int, int, int, int]
 ) -> tuple[dict[str, Any], np.ndarray]:
-    """One rule as the core takes it, and as booleans that broadcast to (B, N, T, S)."""
+    """Return one rule as the core takes it, and as booleans that broadcast to (B, N, T, S)."""
     batch, _, queries, keys = shape
     i, j = np.arange(queries)[:, None], np.arange(keys)[None]
 

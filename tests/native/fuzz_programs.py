@@ -16,7 +16,7 @@ SHAPES = [(2, 4, 70, 150), (1, 2, 64, 128), (2, 2, 3, 200), (1, 3, 1, 130), (3, 
 
 
 def tensors(shape: tuple[int, ...], kv_heads: int, seed: int, dtype: Any) -> list[np.ndarray]:
-    """Query, key, value and the gradient of the output."""
+    """Return query, key, value and the gradient of the output."""
     rng = np.random.default_rng(seed)
     batch, heads, queries, keys = shape
     sizes = [(batch, queries, heads, 16), (batch, keys, kv_heads, 16)]
@@ -55,7 +55,7 @@ class Expected:
         self.forward = reference.dot_product_attention(*arrays[:3], **self.call)
 
     def backward(self, d_out: np.ndarray, d_lse: np.ndarray) -> tuple[list[Any], list[Any]]:
-        """Gradients of query, key and value, and of the captured floats."""
+        """Return gradients of query, key and value, and of the captured floats."""
         seen = np.isfinite(self.forward.lse)
         made = reference.dot_product_attention_backward(
             *self.arrays[:3], d_out=d_out, d_lse=np.where(seen, d_lse, 0), **self.call
@@ -150,7 +150,7 @@ def check(
 
 
 def small_program() -> Program:
-    """One that has every part: a table by distance, a mask, their derivative."""
+    """Return one that has every part: a table by distance, a mask, their derivative."""
     p = Program(captures=[np.arange(9.0), np.arange(4, dtype=np.int32)])
     write = Writer(p.forward)
     distance = write("SUB", write.leaf("KEY"), write.leaf("QUERY"))

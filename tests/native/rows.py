@@ -60,7 +60,7 @@ def cross_entropy(
     threads: int = 2,
     make: Make = core.filled,
 ) -> list[np.ndarray]:
-    """Losses and the gradient of the logits, which takes their place if `in_place`."""
+    """Return losses and the gradient of the logits, which takes their place if `in_place`."""
     x, y = _placed(logits, make), _placed(labels.astype(np.int32), make)
     call = core.CrossEntropy(Rows.of(logits), x.ctypes.data, y.ctypes.data, ignored, smoothing)
     kind = _compute(logits)
@@ -122,7 +122,7 @@ def dropout(
 
 
 def keeps(rate: float, shape: tuple[int, int]) -> np.ndarray:
-    """Which numbers stay, by the definition: a 32-bit hash of seed, row and column reaches the rate."""
+    """Return which numbers stay, by the definition: a 32-bit hash of seed, row and column reaches the rate."""
 
     def multiplied(x: Any) -> Any:
         x = x * np.uint32(0x7FEB352D)
@@ -151,7 +151,7 @@ def product(
     threads: int = 2,
     make: Make = core.filled,
 ) -> np.ndarray:
-    """(R, G, N), of weights (G, K, N) or, transposed, (G, N, K)."""
+    """Return (R, G, N), of weights (G, K, N) or, transposed, (G, N, K)."""
     groups, columns = weights.shape[0], weights.shape[1 if transposed else 2]
     held = [None if v is None else _placed(v, make) for v in (x, weights, bias)]
     addresses = (None if v is None else v.ctypes.data for v in held)

@@ -246,7 +246,7 @@ def evaluate(
 
 
 def operands_of(name: str) -> int:
-    """How many operands an operation has."""
+    """Return how many operands an operation has."""
     at = OPERATIONS.index(name)
     if name == "WHERE":
         return 3

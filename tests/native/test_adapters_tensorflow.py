@@ -44,7 +44,7 @@ def tensors(
 
 
 def step(query: Any, key: Any, value: Any) -> list[tf.Tensor]:
-    """Output, log-sum-exp and gradients."""
+    """Return output, log-sum-exp and gradients."""
     inputs = [query, key, value]
     with tf.GradientTape() as tape:
         tape.watch(inputs)

@@ -39,7 +39,7 @@ CONSTANTS = {
 
 
 def header(package: str) -> Path:
-    """XLA's header in an installed package; found without importing it."""
+    """Return XLA's header in an installed package; found without importing it."""
     found = importlib.util.find_spec(package)
     if found is None:
         pytest.skip(f"there is no {package}")

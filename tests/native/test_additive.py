@@ -22,7 +22,7 @@ DTYPES = (np.float32, np.float64, ml_dtypes.bfloat16, np.float16)
 
 
 def random_call(seed: int) -> tuple[list[np.ndarray], dict[str, Any], np.ndarray]:
-    """Query, key, value, score vector, bias and the output's gradient; options of the core; the mask (B,T,S)."""
+    """Return query, key, value, score vector, bias and the output's gradient; options of the core; the mask (B,T,S)."""
     rng = np.random.default_rng(seed)
     lengths = [1, 2, 3, 5, 17, 63, 64, 65, 128, 129, 150, 260]
     widths = [1, 2, 3, 8, 15, 16, 17, 33, 40]
@@ -104,7 +104,7 @@ def test_work_that_is_split_equals_the_reference(
 
 
 def normal(sizes: tuple[int, int, int, int, int], seed: int = 0) -> list[np.ndarray]:
-    """Query, key, value, score vector, bias, gradient of the output, of order 1, in float32."""
+    """Return query, key, value, score vector, bias, gradient of the output, of order 1, in float32."""
     batch, queries, keys, units, value_width = sizes
     shapes = (
         (batch, queries, units),

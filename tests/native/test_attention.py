@@ -63,7 +63,7 @@ def random_rules(
 
 
 def random_call(seed: int) -> tuple[list[np.ndarray], dict[str, Any], dict[str, Any]]:
-    """Tensors, options of the core, and the same options for the reference, all from one seed."""
+    """Return tensors, options of the core, and the same options for the reference, all from one seed."""
     rng = np.random.default_rng(seed)
     batch, kv_heads, queries_per_kv = (int(rng.integers(1, 4)) for _ in range(3))
     heads = kv_heads * queries_per_kv
@@ -86,7 +86,7 @@ def random_call(seed: int) -> tuple[list[np.ndarray], dict[str, Any], dict[str, 
 
 
 def busy_call(seed: int) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """Such a call with its batch repeated until it is worth several threads."""
+    """Return such a call with its batch repeated until it is worth several threads."""
     tensors, options, _ = random_call(seed)
     batch, queries, heads, width = tensors[0].shape
     work = batch * heads * queries * tensors[1].shape[1] * width

@@ -650,7 +650,7 @@ def test_large_weights_lie_in_huge_pages(any_library: Any) -> None:
 
 
 def with_first_tokens(stack: Stack, length: int, **options: Any) -> Call:
-    """Four targets with first tokens and prompts of their own, of which no token is forbidden."""
+    """Return four targets with first tokens and prompts of their own, of which no token is forbidden."""
     call = Call(stack, 4, length, 0, **options)
     call.first_tokens = stack.place(np.array([3, PAD, START, 5], np.int32))
     prompt = np.full((4, length), -1, np.int32)

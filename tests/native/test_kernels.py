@@ -25,7 +25,7 @@ QUERIES = (1, 4, 5, 8, 15, 16, 17, 64, 70)
 def tensors(
     queries: int, keys: int, *, heads: int = 2, kv_heads: int = 1, dtype: Any = np.float32
 ) -> list[np.ndarray]:
-    """Query, key, value and the gradient of the output."""
+    """Return query, key, value and the gradient of the output."""
     rng = np.random.default_rng(queries * 1000 + keys)
     shapes = [(2, queries, heads, 20), (2, keys, kv_heads, 20), (2, keys, kv_heads, 24)]
     shapes.append((2, queries, heads, 24))

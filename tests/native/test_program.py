@@ -93,7 +93,7 @@ SOME_INTS = [
 
 
 def operation_inputs(name: str, kinds: list[int], rng: np.random.Generator) -> list[np.ndarray]:
-    """All pairs of special numbers, and random ones."""
+    """Return all pairs of special numbers, and random ones."""
     pool: dict[int, np.ndarray] = {
         FLOAT: np.array(SOME_FLOATS),
         INT: np.array(SOME_INTS, np.int32),
@@ -314,7 +314,7 @@ def test_a_window_as_a_function_is_the_rule(library, length: int) -> None:
 
 
 def by_documents(p: Program, write: Writer, positions: int) -> int:
-    """Whether query and key have the same number in captured array 0, (B, positions)."""
+    """Return whether query and key have the same number in captured array 0, (B, positions)."""
 
     def document(name: str) -> int:
         row = write("MUL", write.leaf("BATCH"), write.constant(positions))

@@ -21,7 +21,7 @@ ADAPTERS = Path(__file__).resolve().parents[2] / "native/adapters"
 
 
 def declared(file: str) -> dict[str, tuple[str, ...]]:
-    """Each struct of a file that holds numbers of 8 bytes alone, and its fields."""
+    """Return each struct of a file that holds numbers of 8 bytes alone, and its fields."""
     text = (ADAPTERS / file).read_text(encoding="utf-8")
     kinds = "double|int64_t|HeedScoring"
     structs = re.findall(rf"struct (\w+) \{{\n((?:  (?:{kinds}) [^;]+;\n)+)\}};", text)

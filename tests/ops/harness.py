@@ -171,7 +171,7 @@ def check_against_reference(
 
 
 def naive_attention(query: Any, key: Any, value: Any, mask: Any = None) -> Any:
-    """Textbook attention, every step in the dtype of the inputs.
+    """Return textbook attention, every step in the dtype of the inputs.
 
     Heads are grouped, not repeated: so gradients of keys and values are sums over as many numbers as heed's.
     """

@@ -19,7 +19,7 @@ LEADING = ((), (1,), (5,), (2, 3), (2, 0, 4), (0,), (3, 1, 2))
 
 
 def shapes() -> st.SearchStrategy[tuple[int, ...]]:
-    """Shapes of tensors (..., D)."""
+    """Return shapes of tensors (..., D)."""
     return st.builds(
         lambda leading, width: (*leading, width), st.sampled_from(LEADING), st.sampled_from(WIDTHS)
     )

@@ -32,7 +32,7 @@ def draw_inputs(
     seed: int = 0,
     dtype: str = "float64",
 ) -> list[np.ndarray]:
-    """Query (B,T,U), key (B,S,U), value (B,S,V), score_vector (U,), bias (U,)."""
+    """Return query (B,T,U), key (B,S,U), value (B,S,V), score_vector (U,), bias (U,)."""
     rng = np.random.default_rng(seed)
     shapes = ((B, T, U), (B, S, U), (B, S, V), (U,), (U,))
     return [cast(rng.normal(size=shape), dtype) for shape in shapes]
@@ -214,7 +214,7 @@ def test_chosen_rows_of_the_weights(implementation: str) -> None:
 
 
 def naive(query: Any, key: Any, value: Any, vector: Any) -> Any:
-    """Textbook output and log-sum-exp, every step in the dtype of the inputs."""
+    """Return textbook output and log-sum-exp, every step in the dtype of the inputs."""
     scores = keras.ops.matmul(keras.ops.tanh(query[:, :, None] + key[:, None]), vector)
     output = keras.ops.matmul(keras.ops.softmax(scores), value)
     return output, keras.ops.logsumexp(scores, -1)
@@ -272,7 +272,7 @@ def test_error_is_at_most_twice_that_of_a_naive_implementation(
 
 
 def everything(tensors: list[Any], **options: Any) -> list[np.ndarray]:
-    """Output, log-sum-exp and all gradients, including those of the log-sum-exp."""
+    """Return output, log-sum-exp and all gradients, including those of the log-sum-exp."""
     results, pull = vjp(functools.partial(attend, return_lse=True, **options), *tensors)
     return [np.asarray(x) for x in (*results, *pull([keras.ops.cos(x) for x in results]))]
 

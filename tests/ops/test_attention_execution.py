@@ -35,7 +35,7 @@ ARGUMENTS = ("query", "key", "value")
 
 
 def everything(query: Any, key: Any, value: Any) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-    """Output, log-sum-exp and gradients of an attention that uses most options."""
+    """Return output, log-sum-exp and gradients of an attention that uses most options."""
     inputs = [tf.convert_to_tensor(x) for x in (query, key, value)]
     with tf.GradientTape() as tape:
         tape.watch(inputs)

@@ -153,7 +153,7 @@ def second_derivatives(
     d_out: Any,
     directions: list[np.ndarray],
 ) -> list[Any]:
-    """Gradients of sum(first derivatives * directions) by the arguments and by d_out."""
+    """Return gradients of sum(first derivatives * directions) by the arguments and by d_out."""
 
     def gradients(*operands: Any) -> list[Any]:
         return first_derivatives(function, operands[:-1], operands[-1])

@@ -26,7 +26,7 @@ FORMS = {
 
 
 def attend(form: str, inputs: list[Any], d_out: Any, d_lse: Any, **options: Any) -> list[Any]:
-    """Output, log-sum-exp, and gradients of query, key, value and (if there is one) bias."""
+    """Return output, log-sum-exp, and gradients of query, key, value and (if there is one) bias."""
     implementation, blocks = FORMS[form]
     bias = options.pop("bias", None)
     given = [keras.ops.convert_to_tensor(x) for x in [*inputs, *([] if bias is None else [bias])]]
@@ -84,7 +84,7 @@ def test_many_more(first: int) -> None:
 
 @pytest.fixture
 def problem() -> list[np.ndarray]:
-    """Query, key, value and the gradient of the output."""
+    """Return query, key, value and the gradient of the output."""
     rng = np.random.default_rng(0)
     return [rng.normal(size=(1, 20, 2, 8)).astype(np.float32) for _ in range(4)]
 

@@ -74,7 +74,7 @@ def largest_tensor(graph: Any) -> tuple[int, str]:
 
 
 def linear_bound(batch: int = 1) -> int:
-    """Many blocks of scores per head, or a few times the inputs; far below T x S."""
+    """Return many blocks of scores per head, or a few times the inputs; far below T x S."""
     bound = batch * HEADS * max(8 * LENGTH * WIDTH, 512 * LENGTH)
     assert bound < batch * HEADS * LENGTH * LENGTH / 4
     return bound

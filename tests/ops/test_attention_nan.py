@@ -29,7 +29,7 @@ def form(request: pytest.FixtureRequest) -> Any:
 
 
 def inputs() -> list[np.ndarray]:
-    """Query, key and value (1, 20, 2, 8)."""
+    """Return query, key and value (1, 20, 2, 8)."""
     rng = np.random.default_rng(0)
     return [rng.normal(size=(1, 20, 2, 8)).astype(np.float32) for _ in range(3)]
 

@@ -26,7 +26,7 @@ BOTH = {"HeedCrossEntropy", "HeedCrossEntropyGradient"}
 
 
 def labels_for(shape: tuple[int, ...], seed: int, ignored: int | None = None) -> np.ndarray:
-    """Labels for logits of this shape; a third of them ignored if there is an ignored label."""
+    """Return labels for logits of this shape; a third of them ignored if there is an ignored label."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, shape[-1], shape[:-1])
     return (
@@ -35,7 +35,7 @@ def labels_for(shape: tuple[int, ...], seed: int, ignored: int | None = None) ->
 
 
 def step(logits: Any, labels: Any, **options: Any) -> list[Any]:
-    """Losses, and the gradient of their weighted sum."""
+    """Return losses, and the gradient of their weighted sum."""
     losses, pull = vjp(lambda x: ops.softmax_cross_entropy(x, labels, **options), logits)
     weights = keras.ops.arange(keras.ops.size(losses)) + 1
     return [losses, *pull(keras.ops.reshape(weights, keras.ops.shape(losses)))]

@@ -42,7 +42,7 @@ CASES: dict[str, tuple[Callable[[], Any], int]] = {
 
 
 def profile(call: Callable[[], Any]) -> pstats.Stats:
-    """Profiles ten calls after a warm-up."""
+    """Profile ten calls after a warm-up."""
     for _ in range(3):
         call()
     profile = cProfile.Profile()

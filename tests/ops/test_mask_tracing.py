@@ -24,7 +24,7 @@ RNG = np.random.default_rng(0)
 
 
 def arrays(seed: int) -> dict[str, Mask]:
-    """Each rule, with arrays of fixed shape whose values depend on the seed."""
+    """Return each rule, with arrays of fixed shape whose values depend on the seed."""
     rng = np.random.default_rng(seed)
     return {
         "lengths": Mask.lengths(rng.integers(1, 7, 2)),

@@ -52,7 +52,7 @@ def test_sinusoidal_positions_stay_exact_far_out() -> None:
 def rotate(
     x: np.ndarray, positions: np.ndarray, interleaved: bool, wavelength: float = 10000.0
 ) -> np.ndarray:
-    """RoPE by plain loops: pair p of the H features turns by position / wavelength**(2p/H)."""
+    """Return RoPE by plain loops: pair p of the H features turns by position / wavelength**(2p/H)."""
     B, T, _, H = x.shape
     positions = np.broadcast_to(positions, (B, T))
     result = np.zeros_like(x)
@@ -296,7 +296,7 @@ def test_alibi_slopes(heads: int, expected: list[float]) -> None:
 
 
 def bucket(relative: int, bidirectional: bool, buckets: int, furthest: int) -> int:
-    """Half of the buckets for single distances, half logarithmic up to `furthest`."""
+    """Return half of the buckets for single distances, half logarithmic up to `furthest`."""
     result, distance = 0, -relative
     if bidirectional:
         buckets //= 2

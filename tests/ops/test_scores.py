@@ -87,7 +87,7 @@ def attend_with_bias(tensors: list[Any], mask: Any) -> Any:
 
 
 def results(function: Any, mask: Any, twice: bool = True) -> list[Any]:
-    """First derivatives, output and second derivatives."""
+    """Return first derivatives, output and second derivatives."""
     tensors, rng = inputs(), np.random.default_rng(4)
     weights = [keras.ops.convert_to_tensor(rng.normal(size=x.shape)) for x in tensors]
 

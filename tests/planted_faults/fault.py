@@ -33,7 +33,7 @@ class Fault:
         return self.file.startswith("native/")
 
     def problems(self, root: Path) -> list[str]:
-        """Why it cannot be planted in the tree at `root`; empty if it can."""
+        """Return why it cannot be planted in the tree at `root`; empty if it can."""
         found = []
         path = root / self.file
         count = path.read_text(encoding="utf-8").count(self.text) if path.is_file() else 0

@@ -240,7 +240,7 @@ def try_faults(
 
 
 def _failing(copy: Copy, tests: Sequence[str], limit: float, backend: str) -> set[str]:
-    """Which of these tests fail in a copy without a fault, on a backend of Keras.
+    """Return which of these tests fail in a copy without a fault, on a backend of Keras.
 
     Raises:
         RuntimeError: if they cannot be run.

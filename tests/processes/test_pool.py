@@ -12,7 +12,7 @@ from tests.seq2seq.corpus import fakes
 
 
 def translate(make, path, workers=2, shard_lines=3, silence=30):
-    """All results in order, and the notes."""
+    """Return all results in order, and the notes."""
     file, notes = scan(path, shard_lines), []
     shards = (file.read_shard(0, number) for number in range(len(file.starts)))
     count = len(file.starts)

@@ -22,7 +22,7 @@ from tests.seq2seq import tiny
 
 
 def contents(folder):
-    """Every file, its bytes and its time; not the lock, which holds nothing."""
+    """Return every file, its bytes and its time; not the lock, which holds nothing."""
     return {
         path: (path.stat().st_mtime_ns, path.read_bytes())
         for path in folder.rglob("*")

@@ -44,7 +44,7 @@ def weights(run) -> list[np.ndarray]:
 
 
 def same(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
-    """Whether two lists of arrays are equal bit for bit."""
+    """Return whether two lists of arrays are equal bit for bit."""
     return len(first) == len(second) and all(
         one.dtype == other.dtype and one.tobytes() == other.tobytes()
         for one, other in zip(first, second, strict=True)
@@ -52,7 +52,7 @@ def same(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
 
 
 def write_parallel_text(folder: Path, count: int = 60) -> tuple[Path, Path]:
-    """Two line-aligned files: words, and the same words backwards."""
+    """Return two line-aligned files: words, and the same words backwards."""
     letters = "abcdefghij"
     lines = [" ".join(letters[int(d)] * 2 for d in str(1000 + 37 * i)) for i in range(count)]
     source, target = folder / "source.txt", folder / "target.txt"

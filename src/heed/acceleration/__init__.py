@@ -201,7 +201,7 @@ def accelerate(
 
 
 def decelerate(model: Any = None) -> None:
-    """Undoes `accelerate`.
+    """Undo `accelerate`.
 
     Args:
         model: the model to decelerate. Default: everything, including all models.

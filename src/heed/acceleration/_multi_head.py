@@ -142,7 +142,7 @@ def call(
     training: bool | None,
     use_causal_mask: bool,
 ) -> Any:
-    """`call` of either class."""
+    """Replace `call` of either class."""
     if hasattr(self, "_return_attention_scores"):  # for Keras' shape inference
         self._return_attention_scores = return_attention_scores
     _check_widths(self, query=query, value=value, key=value if key is None else key)
@@ -224,7 +224,7 @@ def compute_attention(
     return_attention_scores: bool | None = None,
     use_causal_mask: bool = False,
 ) -> Any:
-    """`_compute_attention` of either class, for callers that have projected their inputs.
+    """Replace `_compute_attention` of either class, for callers that have projected their inputs.
 
     `GroupQueryAttention` passes `return_attention_scores` through an attribute of the layer.
     """
@@ -280,5 +280,5 @@ def _check_widths(layer: Any, **inputs: Any) -> None:
 
 
 def _project(dense: Any, x: Any, hidden: Any) -> Any:
-    """Projects an input; `hidden` is the same with 0 in masked positions, which others may not notice."""
+    """Project an input; `hidden` is the same with 0 in masked positions, which others may not notice."""
     return dense(hidden if is_pointwise(dense) else x)

@@ -46,7 +46,7 @@ _ATTRIBUTES = {
 
 @functools.cache
 def keras_patches() -> list[Patch]:
-    """All patches of Keras, in the order of a report."""
+    """Return all patches of Keras, in the order of a report."""
     from keras.src.ops import nn as ops_nn
 
     name = "dot_product_attention"

@@ -80,7 +80,7 @@ def call(
     return_attention_scores: bool,
     use_causal_mask: bool,
 ) -> Any:
-    """`call` of `Attention`, which `AdditiveAttention` inherits."""
+    """Replace `call` of `Attention`, which `AdditiveAttention` inherits."""
     if hasattr(self, "_return_attention_scores"):  # which shape inference reads before Keras 3.12
         self._return_attention_scores = return_attention_scores
     query, value, key = inputs[0], inputs[1], inputs[-1 if len(inputs) == 3 else 1]

@@ -42,7 +42,7 @@ _scope: object = None  # a new one for each change
 
 
 def is_enabled_for(model: Any) -> bool:
-    """Whether this model is accelerated, alone or with all others."""
+    """Return whether this model is accelerated, alone or with all others."""
     return switch.enabled_everywhere or model in accelerated
 
 
@@ -70,7 +70,7 @@ def add(model: Any) -> None:
 
 
 def remove(model: Any) -> None:
-    """Disables heed inside the layers of a model, except those that another accelerated model has too."""
+    """Disable heed inside the layers of a model, except those that another accelerated model has too."""
     accelerated.discard(model)
     _formats.pop(model, None)
     _update(model)
@@ -90,7 +90,7 @@ def change_scope() -> None:
 
 
 def restore_programs() -> None:
-    """Lets Keras trace all programs again that may run on heed."""
+    """Let Keras trace all programs again that may run on heed."""
     for model, programs in list(_traced.items()):
         _forget_programs(model, programs)
     _traced.clear()

@@ -46,7 +46,7 @@ left_to_keras: collections.Counter[str] = collections.Counter()
 
 
 def is_enabled(layer: Any = None) -> bool:
-    """Whether attention that is called now, of this layer if it is given, runs on heed."""
+    """Return whether attention that is called now, of this layer if it is given, runs on heed."""
     if _is_left_here():
         return False
     if enabled_everywhere if not _is_repeated() else find_scope().everywhere:
@@ -55,7 +55,7 @@ def is_enabled(layer: Any = None) -> bool:
 
 
 def is_training(training: bool | None) -> bool:
-    """Whether dropout is on, by the argument or else by the enclosing layers' call."""
+    """Return whether dropout is on, by the argument or else by the enclosing layers' call."""
     if training is None:
         from keras.src.backend.common import global_state
 
@@ -65,7 +65,7 @@ def is_training(training: bool | None) -> bool:
 
 
 def is_accelerated(x: Any) -> bool:
-    """Whether this is a layer of an accelerated model."""
+    """Return whether this is a layer of an accelerated model."""
     if not isinstance(x, keras.layers.Layer):
         return False
     return x in (find_scope().layers if _is_repeated() else layers)
@@ -89,13 +89,13 @@ def _is_left_here() -> bool:
 
 @contextmanager
 def restore_scope(scope: Scope) -> Iterator[None]:
-    """Accelerates what was accelerated in a forward pass, for what is computed again."""
+    """Accelerate what was accelerated in a forward pass, for what is computed again."""
     with set_here(_repeated, scope), set_here(_enabled_here, scope.here):
         yield
 
 
 def is_enabled_here() -> bool:
-    """Whether this thread or task is inside a layer of an accelerated model."""
+    """Return whether this thread or task is inside a layer of an accelerated model."""
     return _enabled_here.get()
 
 

@@ -36,12 +36,12 @@ class Parser(argparse.ArgumentParser):
     _words: Sequence[str] = ()
 
     def add_subparsers(self, **kwargs: Any) -> Any:
-        """As argparse's; remembers the commands."""
+        """Do as argparse does, and remember the commands."""
         self._commands = super().add_subparsers(**kwargs)
         return self._commands
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's, after checking the names of options and commands; no argument is left over."""
+        """Do as argparse does, after checking the names of options and commands; no argument is left over."""
         words = args or ()
         if self._commands is not None:  # the command checks the other words
             words = words[:1]
@@ -86,7 +86,7 @@ class Parser(argparse.ArgumentParser):
         return nearest(name, self._option_string_actions)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """As argparse's, with a suggestion."""
+        """Do as argparse does, with a suggestion."""
         if action.choices is None or value in action.choices or self._commands is not None:
             return super()._check_value(action, value)
         hint = "" if action.option_strings else self._explain_value(value)
@@ -97,7 +97,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def _explain_value(self, value: str) -> str:
-        """Why a value has no place: it follows the one of an option, or a file lacks its option."""
+        """Return why a value has no place: it follows the one of an option, or a file lacks its option."""
         words = self._words[: self._words.index(value)] if value in self._words else []
         after = list(itertools.takewhile(_is_text, self._words[len(words) :])) or [value]
         option, joined, first = words[-1].partition("=") if words else ("", "", "")
@@ -132,7 +132,7 @@ def _looks_like_file(word: str) -> bool:
 
 
 def _is_number_or_dash(word: str) -> bool:
-    """Whether it is `-`, standard input, or begins a number such as -5 or -.5."""
+    """Return whether it is `-`, standard input, or begins a number such as -5 or -.5."""
     return word == "-" or word[1:].lstrip(".")[:1].isdigit()
 
 
@@ -151,7 +151,7 @@ def select_options(parsed: argparse.Namespace, names: Iterable[str]) -> dict[str
 
 
 def option_name(name: str) -> str:
-    """`--batch-size` of `batch_size`."""
+    """Return `--batch-size` of `batch_size`."""
     return f"--{name.replace('_', '-')}"
 
 

@@ -21,7 +21,7 @@ def add_average(parser: Parser) -> None:
 
 
 def run_average(parsed: argparse.Namespace) -> None:
-    """Averages, and describes the new weights."""
+    """Average, and describe the new weights."""
     last = check_positive("--last", parsed.last)
     run = seq2seq.RunFolder.open(parsed.run)
     start_tensorflow()

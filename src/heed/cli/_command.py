@@ -62,7 +62,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _is_utf8(text: str) -> bool:
-    """Whether all its bytes were UTF-8 when it was read."""
+    """Return whether all its bytes were UTF-8 when it was read."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 

@@ -95,7 +95,7 @@ def read_terminal(prepare: Callable[[], object]) -> Iterator[str]:
 
 
 def _line_waits() -> bool:
-    """Whether a line of the terminal waits; no, if the system cannot tell."""
+    """Return whether a line of the terminal waits; no, if the system cannot tell."""
     try:
         return bool(select.select([sys.stdin], [], [], 0)[0])
     except (OSError, ValueError):
@@ -176,7 +176,7 @@ def name_inputs(text: str, copies: Iterable[Any], paths: Iterable[Any]) -> str:
 
 
 def is_pipe(path: Any) -> bool:
-    """Whether it can be read only once: `<(command)` of a shell, or a named pipe."""
+    """Return whether it can be read only once: `<(command)` of a shell, or a named pipe."""
     return path is not None and path.exists() and not (path.is_file() or path.is_dir())
 
 

@@ -108,7 +108,7 @@ def run_demo(parsed: argparse.Namespace) -> None:
 
 
 def run_train(parsed: argparse.Namespace) -> None:
-    """Trains a new run, or continues one."""
+    """Train a new run, or continue one."""
     from heed.seq2seq.tasks.registry import TASKS
 
     launch = read_launch(parsed)

@@ -45,7 +45,7 @@ def add_launch(group: Any) -> None:
 
 
 def read_launch(parsed: argparse.Namespace) -> Launch | None:
-    """How to train on several workers, from arguments and environment; None for this process alone.
+    """Return how to train on several workers, from arguments and environment; None for this process alone.
 
     Raises:
         TaskError, ClusterError, RayError: if they do not fit together, or Ray is missing.

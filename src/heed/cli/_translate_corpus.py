@@ -34,7 +34,7 @@ def add_corpus_options(parser: Parser) -> None:
 
 
 def is_corpus(parsed: argparse.Namespace) -> bool:
-    """Whether the command translates files to a folder, not lines to a stream."""
+    """Return whether the command translates files to a folder, not lines to a stream."""
     options = (parsed.launch, parsed.workers, parsed.shard_lines)
     return (
         any(one is not None for one in options)

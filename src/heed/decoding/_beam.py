@@ -20,17 +20,17 @@ _LEAST = 1e-9  # of coverage, for its logarithm
 
 
 def penalty(length: Any, alpha: float) -> Any:
-    """((5 + length) / 6)**alpha: divides the log probability of `length` tokens."""
+    """Return ((5 + length) / 6)**alpha: divides the log probability of `length` tokens."""
     return ((5.0 + length) / 6.0) ** alpha
 
 
 def coverage_score(coverage: Any, beta: float) -> Any:
-    """`beta * sum_i log(min(sum_j p_ij, 1))` of a coverage (..., S): added to the score, 0 at most."""
+    """Return `beta * sum_i log(min(sum_j p_ij, 1))` of a coverage (..., S): added to the score, 0 at most."""
     return beta * ops.sum(ops.log(ops.clip(coverage, _LEAST, 1.0)), axis=-1)
 
 
 def _pick(sequences: Any, indices: Any) -> Any:
-    """Sequences (B, M, L) at indices (B, K), to (B, K, L)."""
+    """Take sequences of (B, M, L) at indices (B, K): (B, K, L)."""
     return ops.take_along_axis(sequences, ops.expand_dims(indices, -1), axis=1)
 
 

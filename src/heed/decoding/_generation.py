@@ -198,7 +198,7 @@ def _check(model: Decodable, given: Mapping[str, Any]) -> GenerateOptions:
 
 
 def _prompt(prompt: Any, source: Any, config: Any, length: int) -> Any:
-    """(B, length) int32: the first tokens of each target, then padding."""
+    """Return (B, length) int32: the first tokens of each target, then padding."""
     prompt = check_tokens("prompt", prompt, config.target_vocabulary_size, "(B, P)")
     shape = tuple(prompt.shape)
     rows = None if source is None else source.shape[0]
@@ -222,7 +222,7 @@ def _prompt(prompt: Any, source: Any, config: Any, length: int) -> Any:
 
 @takes_options(GenerateOptions, ("method", "beam_size", "coverage_penalty", "use_cache"))
 def explain_generate(model: Decodable, **options: Any) -> Dispatch:
-    """Tells whether `generate` decodes by the engine, one native call for the whole loop, or in the graph, and why.
+    """Tell whether `generate` decodes by the engine, one native call for the whole loop, or in the graph, and why.
 
     Args:
         model: As for `generate`.

@@ -14,7 +14,7 @@ _IMPOSSIBLE = -1e30
 
 
 def write(sequences: Any, index: Any, tokens: Any) -> Any:
-    """`sequences` (..., L) with `tokens` (...) written at position `index`."""
+    """Return `sequences` (..., L) with `tokens` (...) written at position `index`."""
     start = ops.stack([0] * (len(sequences.shape) - 1) + [ops.cast(index, "int32")])
     return ops.slice_update(sequences, start, ops.expand_dims(tokens, -1))
 
@@ -25,7 +25,7 @@ def first_tokens(prompt: Any, index: Any, pad: int) -> Any:
 
 
 def column(x: Any, index: Any) -> Any:
-    """Entry `index` () of axis 1 of (B, L, ...), (B, ...)."""
+    """Return entry `index` () of axis 1 of (B, L, ...), (B, ...)."""
     return ops.take(x, ops.reshape(index, (1,)), axis=1)[:, 0]
 
 
@@ -144,7 +144,7 @@ class IncrementalDecoder:
         return logits, known, _add(coverage, alignment)
 
     def _read_all(self, tokens: Any, index: Any, coverage: Any) -> tuple[Any, Any]:
-        """Scores for the token after the one at `index`, without a state, and the coverage."""
+        """Return scores for the token after the one at `index`, without a state, and the coverage."""
         if not self._track_coverage:
             return column(self._model.decode_all(tokens, self._memory), index), coverage
         logits, alignment = self._model.decode_all(tokens, self._memory, return_alignment=True)
@@ -159,7 +159,7 @@ class IncrementalDecoder:
         return ops.full((rows, self.length), self.config.pad_id, dtype="int32")
 
     def of_beams(self, structure: Any) -> Any:
-        """Tensors (B, ...) to (rows, ...): each row once for each beam."""
+        """Return tensors (B, ...) to (rows, ...): each row once for each beam."""
         if self._beams == 1:
             return structure
         return keras.tree.map_structure(lambda x: ops.repeat(x, self._beams, axis=0), structure)

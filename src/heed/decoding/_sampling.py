@@ -31,7 +31,7 @@ def draw(
     top_p: float | None = None,
     min_p: float | None = None,
 ) -> Any:
-    """Draws one token a row by inverting the cumulative distribution.
+    """Draw one token a row by inverting the cumulative distribution.
 
     `p = softmax(logits / temperature)`, cut to the `top_k` most likely tokens, then to the fewest of them that hold at
     least `top_p` of the mass and to those with at least `min_p` of the likeliest one's, and scaled to sum to 1.
@@ -110,7 +110,7 @@ class RowLoop:
         return state, tokens, done, output, scores
 
     def unfinished(self, state: DecodingState, tokens: Any, done: Any, *rest: Any) -> Any:
-        """Whether there is another step."""
+        """Return whether there is another step."""
         return ops.logical_and(state.index < self._decoder.length, ops.logical_not(ops.all(done)))
 
     def step(
@@ -133,7 +133,7 @@ class RowLoop:
         return new, tokens, ops.logical_or(done, tokens == config.end_id), output, scores
 
     def run(self) -> tuple[Any, Any]:
-        """All steps.
+        """Return all steps.
 
         Returns:
             Tokens (rows, length) int32, padded after the end; and scores (rows,), the model's log probability of the

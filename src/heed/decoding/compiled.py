@@ -60,7 +60,7 @@ def keep(model: Any, key: Hashable, make: Callable[[], Any]) -> Any:
 def program(
     model: Any, options: dict[str, Any], function: Function, quick: bool = False
 ) -> Callable[[Any], Any]:
-    """`function(model, inputs, options)` compiled as a function of the inputs.
+    """Return `function(model, inputs, options)` compiled as a function of the inputs.
 
     Args:
         model: a built model.
@@ -98,7 +98,7 @@ class _State:
         self._variables = [x for part in parts for x in part.variables]
 
     def is_of(self, model: Any) -> bool:
-        """Whether the model is as it was."""
+        """Return whether the model is as it was."""
         return [*map(id, _parts(model))] == self._parts and all(
             (layer := reference()) is not None and _contents(layer) == contents
             for reference, contents in self._seen

@@ -71,7 +71,7 @@ class Decodable(Protocol):
         ...
 
     def decode_all(self, tokens: Any, memory: Any) -> Any:
-        """Scores for the token after each, without a state: those of the steps, up to rounding.
+        """Return scores for the token after each, without a state: those of the steps, up to rounding.
 
         Args:
             tokens: (rows, T) integers.
@@ -106,11 +106,11 @@ class Aligning(Decodable, Protocol):
     def decode_step(
         self, tokens: Any, index: Any, state: Any, memory: Any, return_alignment: bool = False
     ) -> tuple[Any, ...]:
-        """As in `Decodable`; with `return_alignment=True` the alignment (rows, T, S) float32 follows the state."""
+        """Do as in `Decodable`; with `return_alignment=True` the alignment (rows, T, S) float32 follows the state."""
         ...
 
     def decode_all(self, tokens: Any, memory: Any, return_alignment: bool = False) -> Any:
-        """As in `Decodable`; with `return_alignment=True` the pair of the scores and the alignment (rows, T, S)."""
+        """Do as in `Decodable`; with `return_alignment=True` the pair of the scores and the alignment (rows, T, S)."""
         ...
 
 

@@ -25,7 +25,7 @@ def ring_attention(
     return_lse: bool = False,
     **options: Unpack[RingOptions],
 ) -> Annotated[Any, "B t N V"]:
-    """`dot_product_attention` over a sequence split across the workers of a `tf.distribute` strategy.
+    """Compute `dot_product_attention` over a sequence split across the workers of a `tf.distribute` strategy.
 
     Call it in the function that `strategy.run` runs, in a `tf.function`. Each of the R workers passes its part of the
     sequence, t = T / R queries and s = S / R keys, as `split_sequence` cuts it: an early stretch and a late one, so

@@ -205,7 +205,7 @@ def _check_format(
 
 
 def _can_run(kind: ExportFormat) -> bool:
-    """Whether the package that runs a format is here, if it needs one."""
+    """Return whether the package that runs a format is here, if it needs one."""
     if kind.runtime is None:
         return True
     try:

@@ -14,7 +14,7 @@ from heed.patching import ContextPatch, activate
 
 
 def plain_operations() -> AbstractContextManager[None]:
-    """Traces `x[:, None]` as a slice and a new axis, and `ops.searchsorted` as a count, inside the block."""
+    """Trace `x[:, None]` as a slice and a new axis, and `ops.searchsorted` as a count, inside the block."""
     return activate(_patches())
 
 
@@ -51,7 +51,7 @@ def _make_getitem(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_whole(item: Any) -> bool:
-    """Whether an index keeps the whole axis."""
+    """Return whether an index keeps the whole axis."""
     if isinstance(item, slice):
         return item.start is item.stop is item.step is None
     return item is Ellipsis

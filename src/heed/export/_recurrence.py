@@ -18,7 +18,7 @@ from heed.patching import ContextPatch, activate
 
 
 def plain_loops() -> AbstractContextManager[None]:
-    """Traces LSTM, GRU, SimpleRNN, RNN and Bidirectional to a loop over plain tensors, in this thread or task."""
+    """Trace LSTM, GRU, SimpleRNN, RNN and Bidirectional to a loop over plain tensors, in this thread or task."""
     return activate(_patches())
 
 
@@ -68,7 +68,7 @@ def _make_rnn(original: Callable[..., Any]) -> Callable[..., Any]:
             )
 
         def order(x: Any) -> Any:
-            """(T, B, ...), in the order of the steps."""
+            """Return (T, B, ...), in the order of the steps."""
             x = x if time_major else _swap_axes(x)
             return tf.reverse(x, [0]) if go_backwards else x
 
@@ -155,7 +155,7 @@ def _loop(
 
 
 def _swap_axes(x: Any) -> Any:
-    """(B, T, ...) to (T, B, ...) and back."""
+    """Map (B, T, ...) to (T, B, ...) and back."""
     return tf.transpose(x, (1, 0, *range(2, len(x.shape))))
 
 

@@ -80,7 +80,7 @@ def _serve(program: Program, arrays: Mapping[str, NDArray[Any]]) -> Samples:
 
 
 def _translate(model: Any, source: NDArray[Any], alone: bool, longest: int) -> Samples:
-    """Greedy translations of all sources, and token scores of the first ones."""
+    """Return greedy translations of all sources, and token scores of the first ones."""
     config = model.config
 
     def decode(rows: NDArray[Any]) -> NDArray[Any]:
@@ -110,7 +110,7 @@ def _translate(model: Any, source: NDArray[Any], alone: bool, longest: int) -> S
 
 
 def _draw(model: Any, program: Program) -> dict[str, NDArray[Any]]:
-    """Random inputs: floats, ids below the size of the smallest vocabulary, masks that hide the ends of rows."""
+    """Return random inputs: floats, ids below the size of the smallest vocabulary, masks that hide the ends of rows."""
     random = np.random.default_rng(0)
     if "source" not in program.inputs and isinstance(model, Decodable):
         # Only the number of rows matters to a language model.

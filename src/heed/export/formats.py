@@ -70,7 +70,7 @@ class ExportFormat:
         return importlib.import_module(f"heed.export.{self.name}").write_artefact
 
     def takes_option(self, name: str) -> bool:
-        """Whether it has an option of this name."""
+        """Return whether it has an option of this name."""
         return any(option.name == name for option in self.options)
 
 

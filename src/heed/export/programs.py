@@ -99,7 +99,7 @@ class Program:
 
 @contextlib.contextmanager
 def exporting() -> Iterator[None]:
-    """Traces with plain operations only."""
+    """Trace with plain operations only."""
     with set_implementation("exportable"), plain_loops(), plain_operations():
         yield
 
@@ -165,7 +165,7 @@ def _named(outputs: Any) -> dict[str, Any]:
 
 
 def _decodable_programs(model: Any, source: tf.TensorSpec | None) -> list[Program]:
-    """Both programs of a model that decodes; "decode_step" alone for a language model."""
+    """Return both programs of a model that decodes; "decode_step" alone for a language model."""
     if source is None:
         source = tf.TensorSpec((None, None), tf.int32, "source")
     rows = tf.TensorSpec((None, 1), tf.int32, "tokens")
@@ -240,7 +240,7 @@ def _decodable_programs(model: Any, source: tf.TensorSpec | None) -> list[Progra
 
 
 def _needs_no_source(model: Any) -> bool:
-    """Whether the model only continues a prompt, as a language model does."""
+    """Return whether the model only continues a prompt, as a language model does."""
     try:
         return model.check_source(None) is None
     except (TypeError, ValueError):

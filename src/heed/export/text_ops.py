@@ -41,20 +41,20 @@ class TextOps(tf.Module):
         self._outer = f"^{white_space()}+|{white_space()}+$"
 
     def strip(self, text: tf.Tensor) -> tf.Tensor:
-        """(B,) strings without white space at both ends; an assertion fails for bytes that are not UTF-8."""
+        """Return (B,) strings without white space at both ends; an assertion fails for bytes that are not UTF-8."""
         text = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="strict")
         return tf.strings.regex_replace(text, self._outer, "")
 
     def is_blank(self, text: tf.Tensor) -> tf.Tensor:
-        """(B,) strings to (B,) booleans."""
+        """Map (B,) strings to (B,) booleans."""
         return tf.equal(self.strip(text), "")
 
     def encode(self, text: tf.Tensor) -> tf.Tensor:
-        """(B,) strings to (B, S) int32, padded; any ids for a blank text."""
+        """Map (B,) strings to (B, S) int32, padded; any ids for a blank text."""
         raise NotImplementedError
 
     def decode(self, ids: tf.Tensor) -> tf.Tensor:
-        """(B, T) int32 to (B,) strings, up to the end."""
+        """Map (B, T) int32 to (B,) strings, up to the end."""
         going = tf.math.cumprod(tf.cast(tf.not_equal(ids, _END_ID), tf.int32), axis=1)
         text = tf.strings.reduce_join(tf.gather(self.pieces, ids * going), axis=1)
         text = tf.strings.regex_replace(text, f"^{_SPACE}+", "")
@@ -70,7 +70,7 @@ class NumberOps(TextOps):
         self.language, self.zero = (tokens["source"].index(x) for x in (tokens["language"], "0"))
 
     def encode(self, text: tf.Tensor) -> tf.Tensor:
-        """See `TextOps`."""
+        """Turn texts into ids, as `TextOps` says."""
         number = tf.strings.regex_replace(self.strip(text), "\t", " ")
         number = tf.where(tf.equal(number, ""), "0", number)
         digits = tf.strings.regex_replace(number, "[ ,]", "")
@@ -113,7 +113,7 @@ class WordOps(TextOps):
         return ids
 
     def encode(self, text: tf.Tensor) -> tf.Tensor:
-        """See `TextOps`."""
+        """Turn texts into ids, as `TextOps` says."""
         given, text = text, self.strip(text)
         if self._abnormal:
             wrong = [tf.strings.regex_full_match(text, pattern) for pattern in self._abnormal]

@@ -207,7 +207,7 @@ def attribute_logits(
 
 
 def _shorten(found: Mapping[str, Floats]) -> dict[str, Floats]:
-    """In running order, by short names."""
+    """Return them in running order, by short names."""
     names = [*found][::-1]
     short = _names.shorten_names(names) if names else []
     return {name: found[full] for name, full in zip(short, names, strict=True)}
@@ -226,7 +226,7 @@ def _widen(x: Any) -> NDArray[np.float64]:
 
 
 def _dot(g: Floats, x: Any) -> Floats:
-    """(B, T, D) and (B, T, D) to (B, T)."""
+    """Map (B, T, D) and (B, T, D) to (B, T)."""
     return np.einsum("btd,btd->bt", g, _widen(x))
 
 
@@ -324,7 +324,7 @@ def _lead_through_output_norm(block: Block, part: Seen, g: Floats) -> tuple[Floa
 
 
 def _is_sum(found: Any, terms: Sequence[Any]) -> bool:
-    """Whether a tensor is the sum of others, up to rounding."""
+    """Return whether a tensor is the sum of others, up to rounding."""
     if any(tuple(x.shape) != tuple(found.shape) for x in terms):
         return False
     wide = [_widen(x) for x in terms]
@@ -342,7 +342,7 @@ def _largest(x: Floats) -> float:
 
 
 def _attribute_heads(heads: Seen, g: Floats) -> Floats | None:
-    """(B, N, T), or None if nothing projects the heads."""
+    """Return (B, N, T), or None if nothing projects the heads."""
     projection = find_projection(heads.place.layer)
     if projection is None or heads.place.attention is None:
         return None
@@ -373,7 +373,7 @@ def value_norms(
     layers: Sequence[str] | None = None,
     call_arguments: Mapping[str, Any] | None = None,
 ) -> dict[str, Floats]:
-    """Measures how large the vector is that each key adds to each query: ||w_ij f(v_j)||.
+    """Measure how large the vector is that each key adds to each query: ||w_ij f(v_j)||.
 
     f is the head's share of the output projection. A head that gives most of its weight to a key of a small value, such
     as an attention sink, adds little.

@@ -61,7 +61,7 @@ def is_attention(layer: Any) -> bool:
 
 
 def is_norm(layer: Any) -> bool:
-    """Whether a layer normalises, by the name of its class or of a base class."""
+    """Return whether a layer normalises, by the name of its class or of a base class."""
     return _is_named(layer, "norm")
 
 

@@ -144,17 +144,17 @@ class Capture:
         return MappingProxyType({name: read(layer) for name, layer in self._layers.items()})
 
     def is_whole(self, name: str) -> bool:
-        """Whether the capture holds a weight for each query and key of the layer."""
+        """Return whether the capture holds a weight for each query and key of the layer."""
         return self._layers[name].whole
 
     @property
     def entropy(self) -> Mapping[str, Floats]:
-        """See the class."""
+        """The entropy of each query, (B, N, T), by layer."""
         return self._by_layer(lambda layer: layer.statistics.entropy)
 
     @property
     def distance(self) -> Mapping[str, Floats]:
-        """See the class."""
+        """The mean distance of each query, (B, N, T), by layer."""
         return self._by_layer(lambda layer: layer.statistics.distance)
 
     def on_token(self, token: int) -> Mapping[str, Floats]:
@@ -473,7 +473,7 @@ def _check_labels(
 
 
 def _cell_sizes(name: str, length: tuple[int, int], size: tuple[int, ...]) -> tuple[int, int]:
-    """How many queries and keys one weight stands for."""
+    """Return how many queries and keys one weight stands for."""
     T, S = (max(1, -(-n // max(1, k))) for n, k in zip(length, size, strict=True))
     if size != (-(-length[0] // T), -(-length[1] // S)):
         raise ValueError(

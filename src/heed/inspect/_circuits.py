@@ -88,7 +88,7 @@ class CircuitScores:
 
 
 def circuit_scores(capture: Capture, tokens: Any) -> CircuitScores:
-    """Scores each head as a previous-token, a duplicate-token and an induction head.
+    """Score each head as a previous-token, a duplicate-token and an induction head.
 
     Each score is the mean over queries i of sum_j w_ij over the keys j that such a head attends to:
 

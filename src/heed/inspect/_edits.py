@@ -85,7 +85,7 @@ class Edit:
             self.edges = tuple((int(i), int(j)) for i, j in edges)
 
     def matches(self, place: Place) -> bool:
-        """Whether the change concerns a place."""
+        """Return whether the change concerns a place."""
         if self.edges is not None:
             return place.part == "weights" and _names.matches(self.name, place.owner)
         if place.part == "weights":
@@ -111,7 +111,7 @@ class Edit:
     def _new_values(
         self, place: Place, x: Any, positions: NDArray[Any] | None, heads: NDArray[Any] | None
     ) -> Any:
-        """Values that broadcast to `x`."""
+        """Return values that broadcast to `x`."""
         if self.change == "zero":
             return ops.zeros((), x.dtype)
         if callable(self.change):

@@ -72,7 +72,7 @@ def ablate(
     layers: Sequence[str] | None = None,
     call_arguments: Mapping[str, Any] | None = None,
 ) -> Ablation:
-    """Measures the contribution of each head by switching it off. The model itself does not change.
+    """Measure the contribution of each head by switching it off. The model itself does not change.
 
     A head that is off gives 0 to the output projection. Its cost is metric(outputs without it) - metric(outputs), so
     the metric should be a loss; negate a metric where larger is better.
@@ -181,7 +181,7 @@ def patching_effects(
     layers: Sequence[str] | None = None,
     call_arguments: Mapping[str, Any] | None = None,
 ) -> PatchingEffects:
-    """Measures which heads or positions carry what two runs differ in, by patching each from the clean run.
+    """Measure which heads or positions carry what two runs differ in, by patching each from the clean run.
 
     The model runs on both inputs. Then it runs on the corrupted ones again, with one value replaced by that of the
     clean run, for each cell of the grid: copies of the inputs form a batch, one a cell, and blocks before the first

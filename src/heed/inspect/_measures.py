@@ -23,7 +23,7 @@ MEASURES: dict[str, tuple[Callable[[Capture], Mapping[str, Floats]], str]] = {
 
 
 def by_head(capture: Capture, measure: str, *, where: Any = None) -> dict[str, Floats]:
-    """One number for each head: the mean of a measure over all queries that attend to any key.
+    """Return one number for each head: the mean of a measure over all queries that attend to any key.
 
     Args:
         capture: the weights; pooled pictures and chosen rows give the same numbers as whole ones.
@@ -70,7 +70,7 @@ def by_head(capture: Capture, measure: str, *, where: Any = None) -> dict[str, F
 
 
 def head_similarity(capture: Capture, layer: str, other: str | None = None) -> Floats:
-    """How alike the heads of a layer, or of two layers, distribute their weight.
+    """Return how alike the heads of a layer, or of two layers, distribute their weight.
 
     similarity_nm = 1 - mean_i JS(w_ni, w_mi) / ln 2, with the Jensen-Shannon divergence
     JS(p, q) = H((p + q) / 2) - (H(p) + H(q)) / 2, over the rows i that attend to any key in both.
@@ -119,7 +119,7 @@ def _entropy(p: Floats) -> Floats:
 def rollout(
     capture: Capture, layers: Sequence[str] | None = None, *, residual: float = 0.5
 ) -> dict[str, Floats]:
-    """Attention rollout: how much of each input token reaches each position after each layer.
+    """Compute attention rollout: how much of each input token reaches each position after each layer.
 
     R_l = A_l R_(l-1), with A_l = (1 - residual) mean_n W_ln + residual I and R_0 = I. A row of W that attends to
     nothing keeps its own token.

@@ -19,12 +19,12 @@ def make_full_name(path: Sequence[str], others: Collection[str]) -> str:
 
 
 def matches(given: str, full: str) -> bool:
-    """Whether a name that a user gave is the full name or its end."""
+    """Return whether a name that a user gave is the full name or its end."""
     return full == given or full.endswith(f"/{given}")
 
 
 def selects(given: str, full: str) -> bool:
-    """Whether a name that a user gave is the full name, its end, or layers around it.
+    """Return whether a name that a user gave is the full name, its end, or layers around it.
 
     >>> selects("layer_1", "decoder/layer_1/attention"), selects("attention", "decoder/layer_1/attention")
     (True, True)

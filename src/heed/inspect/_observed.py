@@ -40,7 +40,7 @@ class WeightRows(Protocol):
     numbers_per_weight: int
 
     def compute_weights(self, rows: range, heads: Sequence[int]) -> Floats:
-        """(B, len(heads), len(rows), S), float32 or float64; rows sum to 1, or 0 if they see no key."""
+        """Return (B, len(heads), len(rows), S), float32 or float64; rows sum to 1, or 0 if they see no key."""
         ...
 
 
@@ -65,7 +65,7 @@ class ObservedAttention(WeightRows, Protocol):
         ...
 
     def is_projected_by(self, layer: Any) -> bool:
-        """Whether a layer, or None, projects the heads as they are."""
+        """Return whether a layer, or None, projects the heads as they are."""
         ...
 
     def hide(self, hidden: NDArray[np.bool_]) -> ObservedAttention:
@@ -77,7 +77,7 @@ class ObservedAttention(WeightRows, Protocol):
         ...
 
     def compute_gradient(self, gradient: Any) -> Floats:
-        """dL/dw, (B, N, T, S), from the gradient of the output."""
+        """Return dL/dw, (B, N, T, S), from the gradient of the output."""
         ...
 
 
@@ -123,7 +123,7 @@ class FusedAttention:
 
     @property
     def causal(self) -> bool:
-        """See `ObservedAttention`."""
+        """Tell whether the mask hides every later key, as `ObservedAttention` says."""
         mask = self._spec.mask
         return mask is not None and any(map(self._hides_the_future, mask.rules))
 
@@ -133,7 +133,7 @@ class FusedAttention:
         return _is_lower_triangle(ops.convert_to_numpy(rule.dense), self.sizes)
 
     def hide(self, hidden: NDArray[np.bool_]) -> FusedAttention:
-        """See `ObservedAttention`."""
+        """Hide pairs, as `ObservedAttention` says."""
         visible = ops.convert_to_tensor(~hidden[None] if self._spec.heads_axis else ~hidden)
         mask = Mask.dense(visible)
         mask = mask if self._spec.mask is None else self._spec.mask & mask
@@ -144,7 +144,7 @@ class FusedAttention:
         return changed._take_rows(self, np.any(hidden, axis=-1))
 
     def replace_weights(self, rows: Sequence[int], weights: Floats) -> FusedAttention:
-        """See `ObservedAttention`."""
+        """Replace the weights of rows, as `ObservedAttention` says."""
         value = self.values
         new = ops.matmul(ops.cast(weights, value.dtype), value)  # (B, N, rows, V)
         order = np.zeros(self.sizes[2], "int32")
@@ -161,7 +161,7 @@ class FusedAttention:
         return self.replace_heads(ops.where(rows.T[None, :, :, None], self.heads, other.heads))
 
     def compute_weights(self, rows: range, heads: Sequence[int]) -> Floats:
-        """See `ObservedAttention`."""
+        """Compute the weights of some rows and heads, as `WeightRows` says."""
         weights = self._recompute(rows, heads)
         if not self._replaced:
             return weights
@@ -182,7 +182,7 @@ class FusedAttention:
 
     @property
     def replaced_rows(self) -> frozenset[int]:
-        """See `ObservedAttention`."""
+        """Name the rows whose weights were replaced."""
         return frozenset(self._replaced)
 
     @property
@@ -209,19 +209,19 @@ class FusedAttention:
         return changed
 
     def is_projected_by(self, layer: Any) -> bool:
-        """See `ObservedAttention`: not where heads have several widths, which the output pads."""
+        """Tell whether a layer projects the heads as they are: not where heads have several widths."""
         kernel = getattr(layer, "kernel", None)
         return kernel is not None and math.prod(kernel.shape[:-1]) == self.sizes[1] * int(
             self._spec.widths[1]
         )
 
     def compute_gradient(self, gradient: Any) -> Floats:
-        """See `ObservedAttention`: dL/dw_ij = dL/do_i . v_j."""
+        """Compute the gradient of the weights, as `ObservedAttention` says: dL/dw_ij = dL/do_i . v_j."""
         value = ops.transpose(self.values, (0, 1, 3, 2))
         return ops.convert_to_numpy(ops.matmul(self._heads_first(gradient), value))
 
     def _heads_first(self, x: Any) -> Any:
-        """(B, N, T, V), at least float32."""
+        """Return (B, N, T, V), at least float32."""
         x = _widen(x)
         axis = self._spec.heads_axis
         if axis is None:
@@ -244,7 +244,7 @@ class StepwiseAttention:
         self.numbers_per_weight = steps[0].numbers_per_weight
 
     def compute_weights(self, rows: range, heads: Sequence[int]) -> Floats:
-        """See `WeightRows`."""
+        """Compute the weights of some rows and heads, as `WeightRows` says."""
         each = [self._steps[row].compute_weights(range(1), heads) for row in rows]
         return np.concatenate(each, axis=2)
 
@@ -273,7 +273,7 @@ class SoftmaxAttention:
 
     @property
     def causal(self) -> bool:
-        """See `ObservedAttention`."""
+        """Tell whether the mask hides every later key, as `ObservedAttention` says."""
         T, S = self.sizes[2:]
         if T != S:
             return False
@@ -282,7 +282,7 @@ class SoftmaxAttention:
         return _is_lower_triangle(~hidden, self.sizes)
 
     def compute_weights(self, rows: range, heads: Sequence[int]) -> Floats:
-        """See `ObservedAttention`."""
+        """Compute the weights of some rows and heads, as `WeightRows` says."""
         part = slice(rows.start, rows.stop)
         weights = self._part(self.output, part)
         visible = ops.logical_not(self._hidden(self._part(self._scores, part), part))
@@ -291,11 +291,11 @@ class SoftmaxAttention:
         return ops.convert_to_numpy(ops.take(_widen(weights), list(heads), axis=1))
 
     def is_projected_by(self, layer: Any) -> bool:
-        """See `ObservedAttention`."""
+        """Tell whether a layer projects the heads as they are."""
         return layer is not None
 
     def hide(self, hidden: NDArray[np.bool_]) -> SoftmaxAttention:
-        """See `ObservedAttention`."""
+        """Hide pairs, as `ObservedAttention` says."""
         T = self.sizes[2]
         scores = ops.reshape(self._scores, self.sizes)
         all_hidden = ops.logical_or(self._hidden(scores, slice(0, T)), hidden[None])
@@ -316,7 +316,7 @@ class SoftmaxAttention:
         return changed
 
     def replace_weights(self, rows: Sequence[int], weights: Floats) -> SoftmaxAttention:
-        """See `ObservedAttention`."""
+        """Replace the weights of rows, as `ObservedAttention` says."""
         order = np.zeros(self.sizes[2], "int32")
         order[list(rows)] = np.arange(len(rows))
         chosen = np.zeros((self.sizes[2], 1), bool)
@@ -329,14 +329,14 @@ class SoftmaxAttention:
         return changed
 
     def compute_gradient(self, gradient: Any) -> Floats:
-        """See `ObservedAttention`."""
+        """Compute the gradient of the weights, as `ObservedAttention` says."""
         return ops.convert_to_numpy(_widen(ops.reshape(gradient, self.sizes)))
 
     def _part(self, x: Any, rows: slice) -> Any:
         return ops.reshape(x, self.sizes)[:, :, rows]
 
     def _hidden(self, scores: Any, rows: slice) -> Any:
-        """Which pairs of these rows of scores (b, n, t, S) are hidden."""
+        """Return which pairs of these rows of scores (b, n, t, S) are hidden."""
         limit = _HIDDEN.get(str(ops.dtype(scores)), _FAR_BELOW)
         hidden = ops.less_equal(scores, limit)
         if self._mask is None:
@@ -347,22 +347,22 @@ class SoftmaxAttention:
 
 
 def _widen(x: Any) -> Any:
-    """Casts to float32, unless it is float64."""
+    """Cast to float32, unless it is float64."""
     return x if "float64" in str(x.dtype) else ops.cast(x, "float32")
 
 
 def _by_row(rows: Sequence[int], weights: Floats) -> dict[int, Floats]:
-    """Weights (B, N, S) by row."""
+    """Return weights (B, N, S) by row."""
     return {row: weights[:, :, number] for number, row in enumerate(rows)}
 
 
 def _swap_heads(x: Any) -> Any:
-    """(B, N, T, V) to (B, T, N, V), or back."""
+    """Map (B, N, T, V) to (B, T, N, V), or back."""
     return ops.transpose(x, (0, 2, 1, 3))
 
 
 def _is_lower_triangle(mask: NDArray[np.bool_], sizes: tuple[int, int, int, int]) -> bool:
-    """Whether a mask (..., T, S) hides every key after the query's own position."""
+    """Return whether a mask (..., T, S) hides every key after the query's own position."""
     T, S = sizes[2:]
     if mask.shape[-2:] != (T, S) or T != S or T < 2:
         return False

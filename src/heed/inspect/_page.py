@@ -42,7 +42,7 @@ class Page:
         return f"<Page of {len(self.html):,} characters{where}>"
 
     def _repr_html_(self) -> str:
-        """For notebooks: the page in a frame, isolated from the notebook."""
+        """Show the page in notebooks: in a frame, isolated from the notebook."""
         return (
             '<iframe title="Attention" sandbox="allow-scripts" style="width: 100%; height: 760px; border: 0" '
             f'srcdoc="{html.escape(self.html)}"></iframe>'

@@ -402,7 +402,7 @@ def _draw_map(
     sides: tuple[str, str],
     cell: float = 0.24,
 ) -> Any:
-    """Draws one large map with labels on both axes."""
+    """Draw one large map with labels on both axes."""
     rows, columns = labels
     T, S = picture.shape
     longest = max(T, S, 1)
@@ -472,7 +472,7 @@ def _to_pixels(image: Any) -> Floats:
 def _find_grid(
     keys: int, shape: Sequence[int], grid: tuple[int, int] | None
 ) -> tuple[tuple[int, int], int]:
-    """Rows and columns of an image's patches, and the number of keys before them, 0 or 1."""
+    """Return rows and columns of an image's patches, and the number of keys before them, 0 or 1."""
     for first, patches in enumerate((keys, keys - 1)):
         rows = round((max(patches, 0) * shape[0] / shape[1]) ** 0.5)
         columns = patches // max(rows, 1)
@@ -530,7 +530,7 @@ def _make_labels(
 
 
 def _draw_panel(axes: Any, numbers: Floats, most: float | None = None, linear: bool = False) -> Any:
-    """Draws numbers (rows, columns). Colours follow the square root, which makes small weights visible.
+    """Draw numbers (rows, columns). Colours follow the square root, which makes small weights visible.
 
     Args:
         axes: the axes.
@@ -553,7 +553,7 @@ def _draw_panel(axes: Any, numbers: Floats, most: float | None = None, linear: b
 
 
 def _label_axis(axis: Any, texts: Sequence[str], size: float, **options: Any) -> None:
-    """Labels positions 0, 1, ..., or every n-th if there are too many."""
+    """Label positions 0, 1, ..., or every n-th if there are too many."""
     step = max(1, -(-len(texts) // _MOST_LABELS))
     # Dollar signs in a token must not become formulas.
     axis.set_ticks(

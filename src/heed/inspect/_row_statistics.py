@@ -55,7 +55,7 @@ class RowStatistics:
 
 
 def join_rows(parts: Sequence[RowStatistics]) -> RowStatistics:
-    """Concatenates the statistics of blocks of queries."""
+    """Concatenate the statistics of blocks of queries."""
     arrays = [part.to_arrays() for part in parts]
     arrays_of_all = {name: np.concatenate([x[name] for x in arrays], axis=2) for name in arrays[0]}
     return RowStatistics.from_arrays(arrays_of_all)

@@ -208,7 +208,7 @@ def check_function(option: str, given: Any) -> None:
 
 
 def _find_missed(model: Any, session: Session) -> list[str]:
-    """Names of layers that look like attention but reported none."""
+    """Return names of layers that look like attention but reported none."""
     layers = [model, *model._flatten_layers(include_self=False)]
     return [
         f"{layer.name!r} ({type(layer).__name__})"

@@ -137,7 +137,7 @@ def _make_block(name: str, seen: list[Seen]) -> Block:
 
 
 def _pair_norms(seen: list[Seen]) -> list[tuple[Seen, Seen]]:
-    """Each input of a normalisation with its output."""
+    """Return each input of a normalisation with its output."""
     outputs = {one.place.name: one for one in seen if one.place.part == "norm_output"}
     return [
         (one, outputs[f"{one.place.owner}/norm_output"])

@@ -162,7 +162,7 @@ class Session:
         self.error: Exception | None = None  # of a tap or the observer
 
     def call_layer(self, original: Function, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """`keras.layers.Layer.__call__`; a softmax layer inside an attention gives weights."""
+        """Replace `keras.layers.Layer.__call__`; a softmax layer inside an attention gives weights."""
         frame, outer = Frame(layer, args, kwargs), self.frames[-1] if self.frames else None
         if outer is None:  # another call of the model
             self.names, self.blocks, self.steps, self.error = [], [], {}, None
@@ -196,7 +196,7 @@ class Session:
         return self.observe_softmax(args[0] if args else kwargs["inputs"], output, mask)
 
     def enter(self, frame: Frame, outer: Frame | None) -> None:
-        """Taps the first argument of a layer: the input of a block, or the heads of an attention."""
+        """Tap the first argument of a layer: the input of a block, or the heads of an attention."""
         place = None
         if outer is not None and outer.heads and frame.layer is find_projection(outer.layer):
             place, outer.heads = outer.heads, None
@@ -217,7 +217,7 @@ class Session:
                 frame.replace_first(x)
 
     def leave(self, frame: Frame, outer: Frame | None, output: Any) -> Any:
-        """Taps the output of a layer: of a block, of its parts, and of an attention that projects no heads."""
+        """Tap the output of a layer: of a block, of its parts, and of an attention that projects no heads."""
         if frame.heads is not None:
             output = self.tap_first(frame.heads, output)
         if frame.norm:
@@ -233,7 +233,7 @@ class Session:
         return output
 
     def tap_first(self, place: Place, output: Any) -> Any:
-        """Taps the first tensor of a layer's output."""
+        """Tap the first tensor of a layer's output."""
         if isinstance(output, (tuple, list)):
             return type(output)([self.tap(place, output[0]), *output[1:]])
         return self.tap(place, output)
@@ -322,7 +322,7 @@ class Session:
             raise
 
     def tap_attention(self, name: str, attention: ObservedAttention) -> ObservedAttention:
-        """Taps the weights, and the heads where they are: here, or before a projection, or at the end of the layer."""
+        """Tap the weights, and the heads where they are: here, or before a projection, or at the end of the layer."""
         frame = self.frames[-1]
         attention = self.tap(Place(f"{name}/weights", frame.layer, attention), attention)
         place = Place(f"{name}/heads", frame.layer, attention)
@@ -360,7 +360,7 @@ class Session:
         raise self.error
 
     def find_kind(self, attention: ObservedAttention) -> str:
-        """See `Observer`."""
+        """Find the kind of an attention, as `Observer` says."""
         if self.traced:
             return ""
         cross = _is_cross(self.frames[-1])
@@ -414,7 +414,7 @@ def watch(
 
 
 def is_edited() -> bool:
-    """Whether taps of blocks around this one may change what a model computes."""
+    """Return whether taps of blocks around this one may change what a model computes."""
     return bool(_taps.get())
 
 
@@ -444,7 +444,7 @@ def _is_symbolic() -> bool:
 
 
 def _is_cross(frame: Frame) -> bool:
-    """Whether the layer reads another sequence than its own."""
+    """Return whether the layer reads another sequence than its own."""
     arguments = _bind_arguments(frame)
     if "query" in arguments:
         others = [arguments[name] for name in ("value", "key") if arguments.get(name) is not None]

@@ -194,7 +194,7 @@ def _check_tokens(tokens: Any, count: int, argument: str, name: str, axis: str) 
 
 
 def _make_labels(tokens: list[str], starts: Sequence[int], cell: int) -> tuple[str, ...]:
-    """Labels of rows or columns: one token, or the first and last token of a cell."""
+    """Return labels of rows or columns: one token, or the first and last token of a cell."""
     if cell == 1:
         return tuple(tokens[start] for start in starts)
     parts = [tokens[start : start + cell] for start in starts]

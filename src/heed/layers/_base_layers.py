@@ -22,7 +22,7 @@ class ConfiguredLayer(keras.layers.Layer):
         return {**super().get_config(), **dict(self._arguments())}
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """Shape and dtype of the result of a call."""
+        """Return shape and dtype of the result of a call."""
         # Traced instead of derived from shapes, because the results depend on the arguments.
         return keras.Operation.compute_output_spec(self, *args, **kwargs)
 

@@ -13,7 +13,7 @@ from heed.ops.checks import check_tokens
 
 
 def _lookup(table: Any, ids: Any) -> Any:
-    """Rows `ids` of `table`, with a gradient that is one dense tensor.
+    """Return rows `ids` of `table`, with a gradient that is one dense tensor.
 
     TensorFlow's gradient of a gather lists a row for each occurrence of its token. Keras' Adam squares those entries
     one by one, so its second moment would be too small. The gradient of a reshape sums equal rows first.
@@ -103,7 +103,7 @@ class TokenEmbedding(ConfiguredLayer):
         )
 
     def call(self, inputs: Any) -> Any:
-        """See the class for the arguments."""
+        """Compute the outputs; the class describes the arguments."""
         ids = check_tokens("inputs", inputs, self.vocabulary_size)
         if keras.backend.standardize_dtype(ids.dtype) not in ("int32", "int64"):
             ids = ops.cast(ids, "int32")
@@ -113,7 +113,7 @@ class TokenEmbedding(ConfiguredLayer):
         return ops.cast(x, self.compute_dtype)
 
     def logits(self, x: Any) -> Any:
-        """Scores of every token, `x @ E.T`.
+        """Return scores of every token, `x @ E.T`.
 
         Args:
             x: (..., D) floats.

@@ -100,12 +100,12 @@ class FeedForward(SequenceLayer):
         self.output_dense.build((None, self.hidden_width))
 
     def compute_output_spec(self, inputs: Any, training: bool | None = None) -> Any:
-        """Shape and dtype of the result of a call."""
+        """Return shape and dtype of the result of a call."""
         # Not by tracing `call`, where Keras on PyTorch forgets that mixed precision narrows the variables.
         return keras.KerasTensor(inputs.shape, self.compute_dtype)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """See the class for the arguments."""
+        """Compute the outputs; the class describes the arguments."""
         hidden = self.hidden_dense(inputs)
         if self.up_dense is not None:
             hidden = hidden * self.up_dense(inputs)

@@ -78,7 +78,7 @@ class HeadPositions:
         return ops.maximum(*lengths)
 
     def rotate(self, x: Any, positions: Any, start: Any, length: Any, name: str) -> Any:
-        """Heads (B, T, N, H) rotated by their positions.
+        """Return heads (B, T, N, H) rotated by their positions.
 
         Args:
             x: the heads.

@@ -64,7 +64,7 @@ class HeadWidths:
         return (len(self.each), self.widest) if self.equal else (sum(self.each),)
 
     def split(self, x: Any) -> Any:
-        """Heads (..., N, widest) of a projection (..., *features), with zeros after the narrower ones."""
+        """Return heads (..., N, widest) of a projection (..., *features), with zeros after the narrower ones."""
         if self.equal:
             return x
         ends = [sum(self.each[: n + 1]) for n in range(len(self.each) - 1)]
@@ -74,13 +74,13 @@ class HeadWidths:
         return ops.stack(padded, axis=-2)
 
     def join(self, x: Any) -> Any:
-        """Heads (..., N, widest) concatenated without their padding: (..., sum of the widths)."""
+        """Return heads (..., N, widest) concatenated without their padding: (..., sum of the widths)."""
         if self.equal:
             return ops.reshape(x, (*ops.shape(x)[:-2], sum(self.each)))
         return ops.concatenate([x[..., n, :width] for n, width in enumerate(self.each)], axis=-1)
 
     def rescale(self, queries: Any) -> Any:
-        """Scales queries (..., N, widest), so the op's scale, for the widest head, becomes right for each head."""
+        """Scale queries (..., N, widest), so the op's scale, for the widest head, becomes right for each head."""
         if self.equal:
             return queries
         factors = [[(self.widest / width) ** 0.5] for width in self.each]

@@ -114,7 +114,7 @@ class LocationAwareAttention(AdditiveAttention):
         training: bool | None = None,
         cache: Any = None,
     ) -> Any:
-        """Attends; see the class for the arguments."""
+        """Attend; see the class for the arguments."""
         self._check_location(query, value, cache, previous_weights)
 
         context, weights = self._attend(
@@ -132,7 +132,7 @@ class LocationAwareAttention(AdditiveAttention):
         return pack_outputs(context, weights, cache)
 
     def _location_keys(self, previous_weights: Any, columns: Any) -> Any:
-        """W_f (F * w), (B, S, U)."""
+        """Return W_f (F * w), (B, S, U)."""
         seen = masks.hide(ops.expand_dims(previous_weights, -1), columns)
         return self._location_dense(self._convolution(seen))
 

@@ -414,7 +414,7 @@ class MultiHeadAttention(AttentionLayer):
         cache: Any = None,
         cache_index: Any = None,
     ) -> Any:
-        """Attends; see the class for the arguments."""
+        """Attend; see the class for the arguments."""
         request = ScoresRequest.parse(return_attention_scores)
         query_mask = masks.check_positions(query_mask, query, "query_mask")
         value_mask = masks.check_positions(value_mask, value, "value_mask")
@@ -493,7 +493,7 @@ class MultiHeadAttention(AttentionLayer):
         alibi_slopes: Any = None,
         first_query: Any = None,
     ) -> tuple[Any, Any]:
-        """Attends with projected tensors; subclasses may override it, with the arguments of Keras' method.
+        """Attend with projected tensors; subclasses may override it, with the arguments of Keras' method.
 
         Args:
             query: (B, T, N, H), or (B, d1, ..., dk, N, H).
@@ -598,7 +598,7 @@ class MultiHeadAttention(AttentionLayer):
     def _queries(
         self, query: Any, positions: Any, start: Any = 0, length: Any = None, shared: Any = None
     ) -> Any:
-        """Projected queries (B, T, N, H), normalised and rotated."""
+        """Return projected queries (B, T, N, H), normalised and rotated."""
         projected = self._key_widths.split((shared or self._query_dense)(query))
         if self._qk_norm:
             projected = self._query_norm(projected)
@@ -610,7 +610,7 @@ class MultiHeadAttention(AttentionLayer):
     def _keys(
         self, key: Any, positions: Any, start: Any = 0, length: Any = None, shared: Any = None
     ) -> Any:
-        """Projected keys (B, S, K, H), normalised and rotated."""
+        """Return projected keys (B, S, K, H), normalised and rotated."""
         projected = self._key_widths.split((shared or self._key_dense)(key))
         if self._qk_norm:
             projected = self._key_norm(projected)
@@ -619,7 +619,7 @@ class MultiHeadAttention(AttentionLayer):
         )
 
     def _values(self, value: Any, shared: Any = None) -> Any:
-        """Projected values (B, S, K, V)."""
+        """Return projected values (B, S, K, V)."""
         return self._value_widths.split((shared or self._value_dense)(value))
 
     def _gate(self, query: Any) -> Any:
@@ -627,7 +627,7 @@ class MultiHeadAttention(AttentionLayer):
         return self._value_widths.split(self._gate_dense(query))
 
     def _output(self, heads: Any) -> Any:
-        """Heads (B, T, N, V) projected to the output, or concatenated."""
+        """Return heads (B, T, N, V) projected to the output, or concatenated."""
         if self._output_dense is None:
             return self._value_widths.join(heads)
         return self._output_dense(
@@ -642,7 +642,7 @@ class MultiHeadAttention(AttentionLayer):
             )
 
     def _cache_heads(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(K, H) and (K, V)."""
+        """Return (K, H) and (K, V)."""
         groups = self._num_key_value_heads
         return (groups, self._key_widths.widest), (groups, self._value_widths.widest)
 

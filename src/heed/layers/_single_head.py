@@ -77,7 +77,7 @@ class SingleHeadAttention(AttentionLayer):
         use_causal_mask: bool = False,
         cache: Any = None,
     ) -> Any:
-        """Attends; see the class for the arguments."""
+        """Attend; see the class for the arguments."""
         output, scores = self._attend(
             query,
             value,
@@ -105,7 +105,7 @@ class SingleHeadAttention(AttentionLayer):
         training: bool | None,
         previous_weights: Any = None,
     ) -> tuple[Any, Any]:
-        """Output and scores in the compute dtype; the scores are None unless requested.
+        """Return output and scores in the compute dtype; the scores are None unless requested.
 
         Args:
             query, value, key, cache, attention_mask, use_causal_mask, training: of the call.
@@ -166,7 +166,7 @@ class SingleHeadAttention(AttentionLayer):
         return output, scores
 
     def project_cache(self, value: Any, key: Any = None) -> Cache:
-        """Projected keys and values, for the queries of a decoder step by step.
+        """Return projected keys and values, for the queries of a decoder step by step.
 
         Args:
             value: (B, S, V).
@@ -219,11 +219,11 @@ class SingleHeadAttention(AttentionLayer):
         return layer
 
     def _project_query(self, query: Any) -> Any:
-        """Projects the query (B, T, D)."""
+        """Project the query (B, T, D)."""
         return query
 
     def _project_key(self, key: Any) -> Any:
-        """Projects the key (B, S, D)."""
+        """Project the key (B, S, D)."""
         return key
 
     def _scored_width(self) -> int:
@@ -302,7 +302,7 @@ class SingleHeadAttention(AttentionLayer):
 
 
 def _is_single(query: Any, use_causal_mask: bool) -> bool:
-    """Whether the query is a single state."""
+    """Return whether the query is a single state."""
     single = len(query.shape) == 2
     if single and use_causal_mask:
         raise ValueError(

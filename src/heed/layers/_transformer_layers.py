@@ -207,7 +207,7 @@ class TransformerEncoderLayer(_TransformerLayer):
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> Any:
-        """See the class for the arguments."""
+        """Compute the outputs; the class describes the arguments."""
         mask = check_positions(mask, inputs, "mask")
 
         def attend(x: Any) -> Any:
@@ -346,7 +346,7 @@ class TransformerDecoderLayer(_TransformerLayer):
         return_attention_scores: bool | str = False,
         training: bool | None = None,
     ) -> Any:
-        """See the class for the arguments."""
+        """Compute the outputs; the class describes the arguments."""
         inputs_mask = check_positions(inputs_mask, inputs, "inputs_mask")
         encoded_mask = check_positions(encoded_mask, encoded, "encoded_mask")
         cross_attention_mask = check_scores(cross_attention_mask, "cross_attention_mask")
@@ -422,7 +422,7 @@ class TransformerDecoderLayer(_TransformerLayer):
 
 
 def _of_each_beam(scores: Any, length: Any) -> Any:
-    """(B', N, r T, S), of r concatenated sequences of T queries, to (r B', N, T, S)."""
+    """Map (B', N, r T, S), of r concatenated sequences of T queries, to (r B', N, T, S)."""
     _, heads, _, keys = ops.shape(scores)
     by_query = ops.reshape(ops.transpose(scores, (0, 2, 1, 3)), (-1, length, heads, keys))
     return ops.transpose(by_query, (0, 2, 1, 3))

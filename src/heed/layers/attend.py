@@ -108,7 +108,7 @@ def _numbers(value: Any) -> tuple[int, ...] | None:
 
 
 def share_batch(*tensors: Any) -> tuple[Any, ...]:
-    """Repeats the tensors that have a batch of 1 for the batch of the others, as broadcasting does."""
+    """Repeat the tensors that have a batch of 1 for the batch of the others, as broadcasting does."""
     others = [x for x in tensors if x.shape[0] != 1]
     if len(others) in (0, len(tensors)):
         return tensors
@@ -158,7 +158,7 @@ def scores_mask(
     attention_mask: Any,
     structure: Mask | None,
 ) -> Mask | None:
-    """Everything that hides scores, as one mask over (B', N, T, S).
+    """Return everything that hides scores, as one mask over (B', N, T, S).
 
     Args:
         axes: the axes attended over.
@@ -187,7 +187,7 @@ def many_heads(
     sinks: Any = None,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """Attention of projected tensors (B, d1, ..., dk, N, H) over the axes.
+    """Return attention of projected tensors (B, d1, ..., dk, N, H) over the axes.
 
     Args:
         axes: the axes attended over.
@@ -237,7 +237,7 @@ def one_head(
     score_vector: Any = None,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """Attention with one head: additive if there is a score vector, else by dot products.
+    """Return attention with one head: additive if there is a score vector, else by dot products.
 
     Args:
         query, key, value: (B, T, D), (B, S, D), (B, S, V).

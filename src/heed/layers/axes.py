@@ -66,7 +66,7 @@ class AttentionAxes:
             )
 
     def flatten(self, x: Any) -> Any:
-        """(B, d1, ..., dk, N, H) to (B', T, N, H)."""
+        """Map (B, d1, ..., dk, N, H) to (B', T, N, H)."""
         if self.trivial:
             return x
         shape = ops.shape(x)
@@ -82,7 +82,7 @@ class AttentionAxes:
         return (*sizes, *shape[-2:])
 
     def unflatten(self, x: Any, like: Any) -> Any:
-        """(B', T, N, V) back to (B, d1, ..., dk, N, V), sized as `like` (B, d1, ..., dk, N, H)."""
+        """Map (B', T, N, V) back to (B, d1, ..., dk, N, V), sized as `like` (B, d1, ..., dk, N, H)."""
         if self.trivial:
             return x
         batch, length = self._sizes(ops.shape(like))
@@ -91,7 +91,7 @@ class AttentionAxes:
         return ops.transpose(x, tuple(order.index(axis) for axis in range(len(order))))
 
     def unflatten_scores(self, scores: Any, query: Any, key: Any) -> Any:
-        """(B', N, T, S) to (B, free..., N, T axes..., S axes...), sized as the projected inputs."""
+        """Map (B', N, T, S) to (B, free..., N, T axes..., S axes...), sized as the projected inputs."""
         if self.trivial:
             return scores
         batch, rows = self._sizes(ops.shape(query))

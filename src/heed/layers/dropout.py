@@ -36,7 +36,7 @@ class Dropout(KernelLayer, keras.layers.Dropout):
         return dropout(inputs, **options) if (options := self._options(training)) else inputs
 
     def add(self, residual: Any, change: Any, training: bool | None = None) -> Any:
-        """`residual + change`; in training some values of the change are dropped."""
+        """Return `residual + change`; in training some values of the change are dropped."""
         options = self._options(training)
         return dropout(change, residual=residual, **options) if options else residual + change
 

@@ -42,7 +42,7 @@ class _FlatProduct(keras.layers.Layer):
         return output if self.activation is None else self.activation(output)
 
     def quantize(self, *arguments: Any, **options: Any) -> None:
-        """Keras' method, without its check for subclasses."""
+        """Do as Keras' method, without its check for subclasses."""
         super().quantize(*arguments, **{**options, "type_check": False})
 
     def _contracted(self) -> int:

@@ -73,7 +73,7 @@ def check_scores(mask: Any, name: str = "attention_mask") -> Any:
 
 
 def warn_if_ambiguous(mask: Any, scores: Sequence[Any]) -> None:
-    """Says once that a mask (T, S) could as well be one of padding, (B, S), where B equals T.
+    """Say once that a mask (T, S) could as well be one of padding, (B, S), where B equals T.
 
     A mask whose queries all see their own position is taken for one of scores, and says nothing.
 
@@ -148,7 +148,7 @@ def key_positions(
 
 
 def carry(output: Any, mask: Any) -> None:
-    """Attaches the mask of the queries to the output.
+    """Attach the mask of the queries to the output.
 
     `compute_mask` cannot: Keras passes it the mask that the first input carries, not one that was given.
     """
@@ -214,7 +214,7 @@ def structure(
 def over_scores(
     attention_mask: Any, axes: AttentionAxes, query: Any, key: Any, num_heads: int
 ) -> Mask | None:
-    """`attention_mask` as a Mask; an array may have any of the ranks that Keras allows."""
+    """Return `attention_mask` as a Mask; an array may have any of the ranks that Keras allows."""
     if attention_mask is None:
         return None
     if isinstance(attention_mask, Mask):

@@ -31,7 +31,7 @@ class LayerNormalization(KernelLayer, keras.layers.LayerNormalization):
         super().build(input_shape)
 
     def call(self, inputs: Any) -> Any:
-        """Normalised (..., D), in the compute dtype."""
+        """Return normalised (..., D), in the compute dtype."""
         x = layer_normalization(inputs, self.gamma, self.beta, epsilon=self.epsilon)
         return ops.cast(x, self.compute_dtype)
 
@@ -56,12 +56,12 @@ class RMSNormalization(KernelLayer, keras.layers.RMSNormalization):
         super().build(input_shape)
 
     def call(self, inputs: Any) -> Any:
-        """Normalised (..., D)."""
+        """Return normalised (..., D)."""
         return rms_normalization(inputs, self.scale, epsilon=self.epsilon)
 
 
 def _check_axis(layer: Any, input_shape: Any) -> None:
-    """From the shape: a built layer of Keras 3.16 has the positive axis in its config."""
+    """Go by the shape: a built layer of Keras 3.16 has the positive axis in its config."""
     axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
     if list(axes) not in ([-1], [len(input_shape) - 1]):
         raise ValueError(

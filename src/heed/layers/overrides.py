@@ -83,7 +83,7 @@ def option(layer: Any, *names: str) -> Any:
 
 
 def is_plain(part: Any, cls: type) -> bool:
-    """Whether a sub-layer computes as its class in Keras."""
+    """Return whether a sub-layer computes as its class in Keras."""
     return type(part) is cls and find_override(part, cls, ("__call__", "call")) is None
 
 

@@ -14,14 +14,14 @@ Shape = tuple[Any, ...]
 
 
 def agree(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Whether two shapes may be equal: same rank, no two known sizes that differ."""
+    """Return whether two shapes may be equal: same rank, no two known sizes that differ."""
     return len(one) == len(other) and all(
         a is None or b is None or a == b for a, b in zip(one, other, strict=True)
     )
 
 
 def broadcasts(shape: Sequence[Any], target: Sequence[Any]) -> bool:
-    """Whether an array of `shape` may broadcast to `target`, right-aligned as NumPy does."""
+    """Return whether an array of `shape` may broadcast to `target`, right-aligned as NumPy does."""
     if len(shape) > len(target):
         return False
     tail = list(target)[len(target) - len(shape) :]
@@ -29,7 +29,7 @@ def broadcasts(shape: Sequence[Any], target: Sequence[Any]) -> bool:
 
 
 def padding_remedy(shape: Sequence[Any], scores: Sequence[Any]) -> str:
-    """Advice for a padding mask, (B, S) or (B, 1, 1, S), that does not fit the scores; "" for other shapes."""
+    """Return advice for a padding mask, (B, S) or (B, 1, 1, S), that does not fit the scores; "" for other shapes."""
     ones = all(size == 1 for size in shape[1:-1])
     if len(shape) < 2 or not ones or not agree((shape[0], shape[-1]), (scores[0], scores[-1])):
         return ""

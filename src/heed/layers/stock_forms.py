@@ -70,7 +70,7 @@ def stock_form(cls: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def stock_attention(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Keras' class and its arguments for the config of a multi-head attention of heed.
+    """Return Keras' class and its arguments for the config of a multi-head attention of heed.
 
     Raises:
         StockFormError: with the options that Keras' layers do not have.
@@ -97,12 +97,12 @@ def stock_attention(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def is_from_heed(layer: Any) -> bool:
-    """Whether loading this layer needs heed."""
+    """Return whether loading this layer needs heed."""
     return type(layer).__module__.split(".")[0] == "heed"
 
 
 def needs_several_layers(model: keras.Model) -> bool:
-    """Whether a model has layers of heed, or is one, that no single layer of Keras replaces."""
+    """Return whether a model has layers of heed, or is one, that no single layer of Keras replaces."""
     layers = (layer for layer in (model, *walk(model)) if is_from_heed(layer))
     return any(
         type(layer) is not MultiHeadAttention and type(layer) not in SAME for layer in layers
@@ -224,7 +224,7 @@ class StockCopy:
 
     @contextlib.contextmanager
     def prefix_names(self, name: str) -> Iterator[None]:
-        """Prefixes the names of layers made inside the block."""
+        """Prefix the names of layers made inside the block."""
         before, self._before = self._before, f"{self._before}{name}_"
         try:
             yield
@@ -281,7 +281,7 @@ class StockCopy:
         return result
 
     def normalize(self, x: Any, norm: Any, within: Any = None) -> Any:
-        """Normalises a tensor."""
+        """Normalise a tensor."""
         normal = self.part(norm, within)(x)
         return self.keep_mask(x, normal) if isinstance(norm, _WITHOUT_MASK) else normal
 
@@ -494,7 +494,7 @@ def _token_embedding(copy: StockCopy, layer: Any, inputs: Any) -> Any:
 
 
 def _positions(x: Any, start_index: Any) -> Any:
-    """(B, T, 1) float32: 0, 1, ... from the start on, whatever T is."""
+    """Return (B, T, 1) float32: 0, 1, ... from the start on, whatever T is."""
     ones = ops.ones_like(ops.max(x, axis=-1, keepdims=True), dtype="float32")
     return ops.cumsum(ones, axis=1) + (ops.cast(start_index, "float32") - 1.0)
 

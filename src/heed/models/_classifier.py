@@ -42,7 +42,7 @@ class Classifier(EncoderModel):
     def call(
         self, inputs: Any, return_attention_scores: bool = False, training: bool | None = None
     ) -> Any:
-        """See the class for the arguments."""
+        """Compute the outputs; the class describes the arguments."""
         encoded, *scores = self.encode(inputs, return_attention_scores, training)
         logits = self.output_layer(self.drop(self.pool(encoded, inputs), training=training))
         return pack_outputs(ops.cast(logits, "float32"), *scores)

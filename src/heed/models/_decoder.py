@@ -85,7 +85,7 @@ class TransformerDecoder(Stack):
             self.output_layer.build((None, None, self.config.width))
 
     def make_caches(self, batch_size: Any, length: int, encoded: Any = None) -> list[Any]:
-        """Empty caches, one for each layer, see `TransformerDecoderLayer.make_cache`."""
+        """Return empty caches, one for each layer, see `TransformerDecoderLayer.make_cache`."""
         if not self.built:
             self.build()
         return [block.make_cache(batch_size, length, encoded) for block in self.blocks]
@@ -167,7 +167,7 @@ class TransformerDecoder(Stack):
         source_mask: Any = None,
         return_alignment: bool = False,
     ) -> tuple[Any, ...]:
-        """One step of decoding.
+        """Return one step of decoding.
 
         Args:
             tokens: (B, T) integers, the tokens from `index` on.
@@ -197,7 +197,7 @@ class TransformerDecoder(Stack):
         return (*found, _mean_of_heads(scores["cross"][0])) if return_alignment else found
 
     def logits(self, hidden: Any) -> Any:
-        """Scores of each token, (B, T, D) to (B, T, target_vocabulary_size), float32."""
+        """Return scores of each token, (B, T, D) to (B, T, target_vocabulary_size), float32."""
         if self.output_layer is not None:
             scores = self.output_layer(hidden)
         else:
@@ -219,7 +219,7 @@ class TransformerDecoder(Stack):
         return_attention_scores: bool | str = False,
         training: bool | None = None,
     ) -> Any:
-        """See the class for the arguments."""
+        """Compute the outputs; the class describes the arguments."""
         hidden, found, caches = self.hidden(
             target, encoded, source_mask, caches, cache_index, return_attention_scores, training
         )
@@ -234,5 +234,5 @@ class TransformerDecoder(Stack):
 
 
 def _mean_of_heads(scores: Any) -> Any:
-    """(B, N, T, S) to (B, T, S) float32."""
+    """Map (B, N, T, S) to (B, T, S) float32."""
     return ops.mean(ops.cast(scores, "float32"), axis=1)

@@ -77,7 +77,7 @@ class TransformerEncoder(Stack):
         return check_token_source(source, self.config.source_vocabulary_size)
 
     def source_mask(self, source: Any) -> Any:
-        """(B, S) booleans, True where `source` (B, S) is not padding."""
+        """Return (B, S) booleans, True where `source` (B, S) is not padding."""
         return ops.not_equal(source, self.config.pad_id)
 
     def call(
@@ -87,7 +87,7 @@ class TransformerEncoder(Stack):
         training: bool | None = None,
         segments: Any = None,
     ) -> Any:
-        """See the class for the arguments."""
+        """Compute the outputs; the class describes the arguments."""
         source = check_call_tokens("source", source, self.config.source_vocabulary_size, "(B, S)")
         if segments is not None:
             if self.num_segments == 1:

@@ -65,7 +65,7 @@ class EncoderModel(ConfiguredModel):
         return encoded if return_attention_scores else (encoded,)
 
     def real_tokens(self, inputs: Any) -> Any:
-        """(B, T) booleans, True where a token is not padding."""
+        """Return (B, T) booleans, True where a token is not padding."""
         tokens, _ = split_inputs(inputs)
         return ops.not_equal(tokens, self.config.pad_id)
 

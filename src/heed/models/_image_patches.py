@@ -48,7 +48,7 @@ class PatchEmbedding(keras.layers.Layer):
             )
 
     def call(self, images: Any, training: bool | None = None) -> Any:
-        """See the class for the arguments."""
+        """Compute the outputs; the class describes the arguments."""
         config = self.config
         (rows, columns), (height, width) = config.grid, config.patch_shape
         # The patches of all images become the rows of one matrix.
@@ -66,7 +66,7 @@ class PatchEmbedding(keras.layers.Layer):
         return self.drop(x, training=training) if config.dropout else x
 
     def _table(self) -> Any:
-        """(P, D): half of the features encode the row of a patch, half its column."""
+        """Return (P, D): half of the features encode the row of a patch, half its column."""
         (rows, columns), half = self.config.grid, self.config.width // 2
         down = sinusoidal_positions(ops.arange(rows, dtype="int32"), half)
         across = sinusoidal_positions(ops.arange(columns, dtype="int32"), half)

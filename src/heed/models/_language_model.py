@@ -105,7 +105,7 @@ class LanguageModel(ConfiguredModel):
     def call(
         self, tokens: Any, return_attention_scores: bool = False, training: bool | None = None
     ) -> Any:
-        """See the class for the arguments."""
+        """Compute the outputs; the class describes the arguments."""
         tokens = check_call_tokens("tokens", tokens, self.config.vocabulary_size)
         with split_across_workers() if self.sequence_parallel else contextlib.nullcontext():
             if return_attention_scores and splits_sequences():
@@ -137,11 +137,11 @@ class LanguageModel(ConfiguredModel):
             )
 
     def encode_source(self, source: Any) -> tuple[()]:
-        """Nothing."""
+        """Return nothing."""
         return ()
 
     def make_state(self, rows: Any, length: int, memory: Any = ()) -> Any:
-        """Empty caches of the self-attention."""
+        """Return empty caches of the self-attention."""
         return [cache["self"] for cache in self.decoder.make_caches(rows, length)]
 
     def decode_step(self, tokens: Any, index: Any, state: Any, memory: Any = ()) -> tuple[Any, Any]:
@@ -149,5 +149,5 @@ class LanguageModel(ConfiguredModel):
         return self.decoder.next_logits(tokens, index, state)
 
     def decode_all(self, tokens: Any, memory: Any = ()) -> Any:
-        """Scores of the token after each, see `Decodable`."""
+        """Return scores of the token after each, see `Decodable`."""
         return self.decoder(tokens, training=False)

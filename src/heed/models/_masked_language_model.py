@@ -86,7 +86,7 @@ class MaskedLanguageModel(EncoderModel):
     def call(
         self, inputs: Any, return_attention_scores: bool = False, training: bool | None = None
     ) -> Any:
-        """See the class for the arguments."""
+        """Compute the outputs; the class describes the arguments."""
         encoded, *scores = self.encode(inputs, return_attention_scores, training)
         hidden = self.head_norm(self.head_dense(encoded))
         if self.output_layer is not None:

@@ -21,7 +21,7 @@ def mask_tokens(
     rate: float = 0.15,
     seed: Any = None,
 ) -> tuple[Any, Any, Any]:
-    """Hides tokens as BERT does.
+    """Hide tokens as BERT does.
 
     Of the n ordinary tokens of a row, it chooses `round(rate n)`, at least one. 80 % of them become `config.mask_id`,
     10 % a random ordinary token, and 10 % stay, so the model cannot see which tokens count. Special tokens, padding
@@ -86,7 +86,7 @@ def mask_tokens(
 
 
 def _ordinary_token(uniform: Any, config: MaskedLanguageModelConfig) -> Any:
-    """Uniformly distributed ordinary tokens, from numbers in [0, 1)."""
+    """Return uniformly distributed ordinary tokens, from numbers in [0, 1)."""
     count = config.vocabulary_size - len(config.special_ids)
     number = ops.minimum(ops.cast(ops.floor(uniform * count), "int32"), count - 1)
     for one in config.special_ids:  # in ascending order: each shifts the ids from its own on by one

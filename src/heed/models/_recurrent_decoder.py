@@ -170,7 +170,7 @@ class RecurrentDecoder(keras.layers.Layer):
         return self.drop(self.readout(read), training=training), weights, state
 
     def logits(self, hidden: Any) -> Any:
-        """Scores of each token, (rows, T, D) to (rows, T, target_vocabulary_size), float32."""
+        """Return scores of each token, (rows, T, D) to (rows, T, target_vocabulary_size), float32."""
         scores = self.tokens.logits if self.output_layer is None else self.output_layer
         return ops.cast(scores(hidden), "float32")
 
@@ -181,7 +181,7 @@ class RecurrentDecoder(keras.layers.Layer):
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> Any:
-        """See the class for the arguments."""
+        """Compute the outputs; the class describes the arguments."""
         if return_attention_scores and self.attention is None:
             raise ValueError(
                 "`return_attention_scores` needs attention. "
@@ -214,7 +214,7 @@ class RecurrentDecoder(keras.layers.Layer):
     def _attend(
         self, query: Any, memory: dict[str, Any], with_weights: bool, several: bool
     ) -> tuple[Any, Any]:
-        """Context and weights (None unless requested) of states (rows, D) or (rows, T, D)."""
+        """Return context and weights (None unless requested) of states (rows, D) or (rows, T, D)."""
         leading = ops.shape(query)[:-1]
         if several:
             # Rows r b .. r b + r - 1 read source b: their states become one sequence of queries.
@@ -234,7 +234,7 @@ class RecurrentDecoder(keras.layers.Layer):
     def _attend_by_location(
         self, query: Any, weights: Any, memory: dict[str, Any], several: bool
     ) -> tuple[Any, Any]:
-        """Context and weights of states (rows, D), given the weights (rows, S) of the states before."""
+        """Return context and weights of states (rows, D), given the weights (rows, S) of the states before."""
         source = {name: memory[name] for name in ("mask", "cache")}
         if several:
             # The previous weights are part of the keys, so each row has its own.
@@ -250,7 +250,7 @@ class RecurrentDecoder(keras.layers.Layer):
 
 
 def repeated(tensors: Any, rows: Any) -> Any:
-    """Repeats each of B items of a structure of tensors (B, ...), to `rows`, a multiple of B."""
+    """Repeat each of B items of a structure of tensors (B, ...), to `rows`, a multiple of B."""
     return keras.tree.map_structure(
         lambda x: ops.repeat(x, rows // ops.shape(x)[0], axis=0), tensors
     )

@@ -63,7 +63,7 @@ class RecurrentEncoder(keras.layers.Layer):
             block.build((None, None, self.config.width))
 
     def call(self, source: Any, training: bool | None = None) -> tuple[Any, Any, Any]:
-        """See the class for the arguments."""
+        """Compute the outputs; the class describes the arguments."""
         source = check_call_tokens("source", source, self.config.source_vocabulary_size, "(B, S)")
         mask = ops.not_equal(source, self.config.pad_id)
         x, last = self.drop(self.tokens(source), training=training), []

@@ -77,7 +77,7 @@ class RecurrentTranslator(ConfiguredModel):
     def call(
         self, inputs: Any, training: bool | None = None, return_attention_scores: bool | str = False
     ) -> Any:
-        """See the class for the arguments."""
+        """Compute the outputs; the class describes the arguments."""
         source, target = check_translation(inputs)
         memory = self.encode_source(source, training)
         return self.decoder(
@@ -113,7 +113,7 @@ class RecurrentTranslator(ConfiguredModel):
         return (*found, ops.cast(weights, "float32")) if return_alignment else found
 
     def decode_all(self, tokens: Any, memory: Any, return_alignment: bool = False) -> Any:
-        """Scores of the token after each, see `Decodable` and `Aligning`."""
+        """Return scores of the token after each, see `Decodable` and `Aligning`."""
         found = self.decoder(
             tokens, memory, return_attention_scores=return_alignment, training=False
         )

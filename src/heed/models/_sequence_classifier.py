@@ -64,6 +64,6 @@ class SequenceClassifier(Classifier):
         self.pooling.build((None, width), (None, None, width))
 
     def pool(self, encoded: Any, inputs: Any) -> Any:
-        """Pools the vectors of each row into one, (B, D)."""
+        """Pool the vectors of each row into one, (B, D)."""
         query = ops.zeros_like(encoded[:, 0]) + ops.cast(self.query, encoded.dtype)
         return self.pooling(query, encoded, value_mask=self.real_tokens(inputs))

@@ -90,7 +90,7 @@ class SpanClassifier(EncoderModel):
     def call(
         self, inputs: Any, return_attention_scores: bool = False, training: bool | None = None
     ) -> Any:
-        """See the class for the arguments."""
+        """Compute the outputs; the class describes the arguments."""
         tokens, segments = split_inputs(inputs)
         if segments is None:
             raise ValueError(

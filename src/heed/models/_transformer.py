@@ -114,7 +114,7 @@ class Transformer(ConfiguredModel):
             self.encoder(keras.KerasTensor(source_shape, self.encoder.compute_dtype))
 
     def source_mask(self, source: Any, encoded: Any = None) -> Any:
-        """(B, S) booleans, True = a real position; None if all are.
+        """Return (B, S) booleans, True = a real position; None if all are.
 
         Args:
             source: For tokens (B, S), padding is masked.
@@ -182,7 +182,7 @@ class Transformer(ConfiguredModel):
         return memory if mask is None else {**memory, "mask": mask}
 
     def make_state(self, rows: Any, length: int, memory: Any) -> Any:
-        """Empty caches of the self-attention."""
+        """Return empty caches of the self-attention."""
         return [cache["self"] for cache in self.decoder.make_caches(rows, length)]
 
     def decode_step(
@@ -194,7 +194,7 @@ class Transformer(ConfiguredModel):
         )
 
     def decode_all(self, tokens: Any, memory: Any, return_alignment: bool = False) -> Any:
-        """Scores of the token after each, see `Decodable` and `Aligning`."""
+        """Return scores of the token after each, see `Decodable` and `Aligning`."""
         return self.decode(
             tokens,
             memory["encoded"],
@@ -214,7 +214,7 @@ class Transformer(ConfiguredModel):
     def call(
         self, inputs: Any, training: bool | None = None, return_attention_scores: bool | str = False
     ) -> Any:
-        """See the class for the arguments."""
+        """Compute the outputs; the class describes the arguments."""
         source, target = check_translation(inputs)
         every = bool(return_attention_scores) and return_attention_scores != "alignment"
         encoded = self.encode(source, training, every)

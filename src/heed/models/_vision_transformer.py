@@ -100,7 +100,7 @@ class VisionTransformer(Stack):
     def call(
         self, images: Any, return_attention_scores: bool = False, training: bool | None = None
     ) -> Any:
-        """See the class for the arguments."""
+        """Compute the outputs; the class describes the arguments."""
         x = self.features(images, return_attention_scores, training)
         if self.head is None:
             return x

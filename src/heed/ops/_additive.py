@@ -25,7 +25,7 @@ def additive_attention(
     seed: Any = None,
     return_lse: bool = False,
 ) -> Annotated[Any, "B T V"]:
-    """Additive attention that never builds the (B, T, S, U) tensor.
+    """Compute additive attention that never builds the (B, T, S, U) tensor.
 
     output_i = sum_j dropout(softmax_j(sum_u score_vector_u * tanh(query_iu + key_ju + bias_u))) value_j
 

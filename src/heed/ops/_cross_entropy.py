@@ -18,7 +18,7 @@ def softmax_cross_entropy(
     label_smoothing: float = 0.0,
     ignore_class: int | None = None,
 ) -> Annotated[Any, "..."]:
-    """Cross-entropy of integer labels and the softmax of logits, without a tensor of probabilities.
+    """Compute cross-entropy of integer labels and the softmax of logits, without a tensor of probabilities.
 
     loss = log(sum_c exp(logits_c)) - (1 - e) logits_label - e / C sum_c logits_c     with e = label_smoothing
 

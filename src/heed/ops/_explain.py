@@ -19,7 +19,7 @@ from heed.ops.sizes import shape_of
 
 
 def explain_dispatch(query: Any, key: Any, value: Any, **options: Any) -> Dispatch:
-    """Explains which implementation an attention runs with these arguments.
+    """Explain which implementation an attention runs with these arguments.
 
     Args:
         query, key, value: as for `dot_product_attention` or `additive_attention`.

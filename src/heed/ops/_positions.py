@@ -21,7 +21,7 @@ _MOST = 2**16
 
 @as_written
 def sinusoidal_positions(positions: Any, dim: int, *, max_wavelength: float = 10000.0) -> Any:
-    """Sinusoidal position vectors.
+    """Compute sinusoidal position vectors.
 
     vector_2c = sin(position / max_wavelength^(2c / dim)), vector_2c+1 = cos of the same.
 
@@ -64,7 +64,7 @@ def rotary_embedding(
     interleaved: bool = False,
     layout: str = "BTNH",
 ) -> Annotated[Any, "B T N H"]:
-    """Rotates pairs of features by an angle that grows with the position (RoPE).
+    """Rotate pairs of features by an angle that grows with the position (RoPE).
 
     (x_c, x_c') -> (x_c cos a - x_c' sin a, x_c sin a + x_c' cos a), a = position / scaling_factor *
     max_wavelength^(-2c / H), where feature c is paired with c' = c + H/2 (or with the next one if interleaved).
@@ -188,7 +188,7 @@ def relative_position_buckets(
     num_buckets: int = 32,
     max_distance: int = 128,
 ) -> Any:
-    """T5's buckets of distances: exact ones nearby, then logarithmic ones up to max_distance.
+    """Compute T5's buckets of distances: exact ones nearby, then logarithmic ones up to max_distance.
 
     Args:
         relative_position: any shape, integers: key position minus query position (j - i).
@@ -241,7 +241,7 @@ def relative_position_bias(
     bidirectional: bool = True,
     max_distance: int = 128,
 ) -> Annotated[Any, "1 N T S"]:
-    """T5's learned bias by distance, for `dot_product_attention(..., bias=...)`.
+    """Compute T5's learned bias by distance, for `dot_product_attention(..., bias=...)`.
 
     bias_nij = table[bucket(j - (i + offset)), n]
 

@@ -44,7 +44,7 @@ def attention_statistics(
     keys: Sequence[int] = (),
     **options: Unpack[StatisticsOptions],
 ) -> AttentionStatistics:
-    """Entropy, mean distance and mass on chosen keys of every row of attention weights, in linear memory.
+    """Compute entropy, mean distance and mass on chosen keys of every row of attention weights, in linear memory.
 
     With w = softmax_j(cap(scale * q_i . k_j) + bias_ij, over the j that mask allows), see `AttentionStatistics`.
     They describe the weights before dropout. Keys that the mask rules out for a whole block of queries are skipped,

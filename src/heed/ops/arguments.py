@@ -135,7 +135,7 @@ def additive(
 
 
 def draw_seed(rate: float, seed: Any) -> Any:
-    """`seed`, or a new one from Keras' global generator where dropout needs one and there is none."""
+    """Return `seed`, or a new one from Keras' global generator where dropout needs one and there is none."""
     if not rate or seed is not None:
         return seed
     new = functools.partial(keras.random.randint, (2,), -(2**31), 2**31 - 1, dtype="int32")
@@ -178,7 +178,7 @@ def _make_signature(
 def _check_operands(
     query: Any, key: Any, value: Any, layout: str
 ) -> tuple[Any, Any, Any, _Signature]:
-    """Query, key and value (or None) in their common dtype, and their signature."""
+    """Return query, key and value (or None) in their common dtype, and their signature."""
     operands = {"query": query, "key": key}
     if value is not _NO_VALUE:
         operands["value"] = value

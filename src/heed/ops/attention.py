@@ -38,7 +38,7 @@ def dot_product_attention(
     layout: str = "BTNH",
     return_lse: bool = False,
 ) -> Annotated[Any, "B T N V"]:
-    """Exact attention that never builds the T x S score matrix.
+    """Compute exact attention that never builds the T x S score matrix.
 
     output_i = sum_j dropout(softmax_j(f(cap(scale * q_i . k_j)) + bias_ij, over the j that mask allows)) v_j,
     with cap(x) = soft_cap * tanh(x / soft_cap), and f the `score_mod`.
@@ -170,7 +170,7 @@ def scaled_dot_product_attention(
     seed: Any = None,
     return_weights: bool = False,
 ) -> Annotated[Any, "... T V"]:
-    """Scaled dot-product attention over any leading dimensions.
+    """Compute scaled dot-product attention over any leading dimensions.
 
     output = softmax(scale * query key^T, where mask allows) value
 

@@ -34,7 +34,7 @@ def shape_error(requirement: str, **tensors: Any) -> ValueError:
 
 
 def differ(a: Any, b: Any) -> bool:
-    """Whether two dimensions are known and unequal."""
+    """Return whether two dimensions are known and unequal."""
     return a is not None and b is not None and a != b
 
 
@@ -53,12 +53,12 @@ class Operand(NamedTuple):
 
 
 def is_floating(dtype: str) -> bool:
-    """Whether a dtype is floating-point."""
+    """Return whether a dtype is floating-point."""
     return dtype.startswith(("float", "bfloat"))
 
 
 def is_integer(dtype: str) -> bool:
-    """Whether a dtype is one of integers."""
+    """Return whether a dtype is one of integers."""
     return dtype.startswith(("int", "uint"))
 
 
@@ -75,7 +75,7 @@ def as_tensor(name: str, x: Any, kind: str = "a tensor or array") -> Any:
 
 
 def common_type(**tensors: Any) -> tuple[list[Any], str]:
-    """All arguments as tensors of their common dtype by Keras' promotion rules, and that dtype."""
+    """Return all arguments as tensors of their common dtype by Keras' promotion rules, and that dtype."""
     is_tensor = current().is_tensor
     converted = [x if is_tensor(x) else as_tensor(name, x) for name, x in tensors.items()]
     dtypes = tuple([dtype_of(x) for x in converted])
@@ -175,7 +175,7 @@ def check_broadcast(name: str, x: Any, target: Sequence[Any], letters: str) -> N
 
 
 def check_vector(name: str, x: Any, length: int | None, letter: str, dtype: str) -> Any:
-    """Floating-point numbers (length,), in `dtype`."""
+    """Return floating-point numbers (length,), in `dtype`."""
     x = as_tensor(name, x)
     check_floating(name, dtype_of(x))
     shape = shape_of(x)
@@ -322,7 +322,7 @@ def cache_slot(index: Any, count: Any, length: Any) -> Any:
 
 
 def check_rows(name: str, x: Any, features: str) -> Any:
-    """Floating-point numbers (..., `features`), with at least one feature."""
+    """Return floating-point numbers (..., `features`), with at least one feature."""
     (x,), _ = common_type(**{name: x})
     shape = shape_of(x)
     if shape is not None and (not shape or shape[-1] == 0):
@@ -349,7 +349,7 @@ def check_epsilon(epsilon: Any, dtype: str) -> float:
 
 
 def check_labels(labels: Any, logits: Any, ignored: int) -> Any:
-    """Labels (...) int32 in [0, C), or `ignored`; one for each row of `logits` (..., C)."""
+    """Return labels (...) int32 in [0, C), or `ignored`; one for each row of `logits` (..., C)."""
     tensor = as_tensor("labels", labels)
     dtype, have, rows = dtype_of(tensor), shape_of(tensor), shape_of(logits)
     if not is_integer(dtype):
@@ -373,7 +373,7 @@ def check_labels(labels: Any, logits: Any, ignored: int) -> Any:
 def check_tokens(
     name: str, tokens: Any, size: int, letters: str | None = None, in_graph: bool = True
 ) -> Any:
-    """Token ids in [0, size), as a tensor; their dtype stays.
+    """Return token ids in [0, size), as a tensor; their dtype stays.
 
     Args:
         name: of the argument, for the message.
@@ -464,7 +464,7 @@ def _number_or_ids(
 
 
 def check_ids(name: str, value: Any, ranks: tuple[int, ...], bounds: tuple[int, int | None]) -> Any:
-    """Integers of one of the ranks, as int32; known ones are checked against the bounds."""
+    """Return integers of one of the ranks, as int32; known ones are checked against the bounds."""
     tensor = as_tensor(name, value, "an integer or a tensor of integers")
     dtype, shape = dtype_of(tensor), shape_of(tensor)
     if not is_integer(dtype) and (shape is None or 0 not in shape):
@@ -477,7 +477,7 @@ def check_ids(name: str, value: Any, ranks: tuple[int, ...], bounds: tuple[int, 
 
 
 def check_integers(name: str, value: Any) -> Any:
-    """Integers of any shape, as int32."""
+    """Return integers of any shape, as int32."""
     tensor = as_tensor(name, value)
     dtype = dtype_of(tensor)
     if not is_integer(dtype) and 0 not in (shape_of(tensor) or ()):  # [] has a floating-point dtype
@@ -486,7 +486,7 @@ def check_integers(name: str, value: Any) -> Any:
 
 
 def _as_int32(tensor: Any) -> Any:
-    """Casts to int32; numbers beyond it are clamped, not wrapped."""
+    """Cast to int32; numbers beyond it are clamped, not wrapped."""
     dtype = dtype_of(tensor)
     # `where`, as `keras.ops.minimum` computes int64 in int32 on PyTorch.
     if dtype in ("int64", "uint64", "uint32"):
@@ -544,7 +544,7 @@ def _check_mask(name: str, value: Any, must: str, remedy: str, over_scores: bool
 
 
 def _check_mask_integers(name: str, tensor: Any, value: Any, over_scores: bool) -> Any:
-    """Refuses integers other than 0 and 1, and over scores the inverted look-ahead mask of tutorials."""
+    """Refuse integers other than 0 and 1, and over scores the inverted look-ahead mask of tutorials."""
     other = f"`{name}` must hold booleans or the integers 0 and 1 (True and 1 mean attend)"
     inverted = (
         f"`{name}` looks like a mask in which 1 means ignore: each query sees the keys after it, but not itself. In "

@@ -98,12 +98,12 @@ class Call(NamedTuple):
 
 @functools.cache
 def _any_array() -> Mask:
-    """Stands for every array: implementations do not ask what it holds."""
+    """Stand for every array: implementations do not ask what it holds."""
     return Mask.dense(np.ones((1, 1, 1, 1), bool))
 
 
 def reason_to_leave(call: Call | None) -> str | None:
-    """Why Keras runs a call that heed could run, as part of a sentence; None if heed runs it."""
+    """Return why Keras runs a call that heed could run, as part of a sentence; None if heed runs it."""
     # Who has chosen an implementation gets it.
     if call is None or get_implementation() != AUTO:
         return None
@@ -112,7 +112,7 @@ def reason_to_leave(call: Call | None) -> str | None:
 
 
 def is_asked() -> bool:
-    """Whether any call may be left here and now: not where everything is computed on the CPU."""
+    """Return whether any call may be left here and now: not where everything is computed on the CPU."""
     return get_implementation() == AUTO and current().device_of() != CPU
 
 

@@ -34,7 +34,7 @@ _is_split: ContextVar[bool] = ContextVar("heed_split_sequence", default=False)
 
 @contextmanager
 def split_across_workers() -> Iterator[None]:
-    """Dot-product attention in the block is over a sequence split across workers, as `split_sequence` does.
+    """Let dot-product attention in the block be over a sequence split across workers, as `split_sequence` does.
 
     Masks are over the whole sequence. Without workers it changes nothing.
     """
@@ -51,7 +51,7 @@ def _is_split_here() -> bool:
 
 
 def splits_sequences() -> bool:
-    """Whether attention here is over sequences split across several workers."""
+    """Return whether attention here is over sequences split across several workers."""
     return _is_split_here() and current().worker()[1] > 1
 
 
@@ -158,12 +158,12 @@ def _remember_choices() -> Restore:
 
 
 def allows_native() -> bool:
-    """Whether the choice allows native code: the kernels and the decoder engine."""
+    """Return whether the choice allows native code: the kernels and the decoder engine."""
     return get_implementation() in (AUTO, NATIVE)
 
 
 def uses_native() -> bool:
-    """Whether the native kernels run calls without special options here and now."""
+    """Return whether the native kernels run calls without special options here and now."""
     return _select(None)[0] == NATIVE
 
 

@@ -139,7 +139,7 @@ class Mask:
 
     @classmethod
     def dense(cls, array: Any) -> Mask:
-        """Any mask: True (or a non-zero integer) means "attend".
+        """Mask any pairs: True (or a non-zero integer) means "attend".
 
         Args:
             array: booleans or integers that broadcast to (B, N, T, S); for additive attention to (B, T, S).
@@ -221,7 +221,7 @@ class Mask:
     def visible(
         self, queries: Span, keys: Span, query_length: Size, key_length: Size
     ) -> Any | None:
-        """One block: booleans of rank 4 that broadcast to (B, N, t, s), or None for "everything"."""
+        """Return one block: booleans of rank 4 that broadcast to (B, N, t, s), or None for "everything"."""
         block = None
         for rule in self.rules:
             allowed = rule.visible(queries, keys, query_length, key_length)
@@ -229,7 +229,7 @@ class Mask:
         return block
 
     def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Size, Size]:
-        """Bounds 0 <= lo <= hi <= S outside which these queries see no key."""
+        """Return bounds 0 <= lo <= hi <= S outside which these queries see no key."""
         return mask_rules.key_range(self.rules, queries, query_length, key_length)
 
     def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Mask:
@@ -243,7 +243,7 @@ class Mask:
         return mask_rules.classify_block(self.rules, queries, keys, query_length, key_length)
 
     def classify(self, queries: mask_rules.Blocks, keys: mask_rules.Blocks) -> mask_rules.Verdict:
-        """Whether some pair of each block may be allowed, and whether all are: booleans of rank 4.
+        """Return whether some pair of each block may be allowed, and whether all are: booleans of rank 4.
 
         They broadcast to (B, N, blocks of queries, blocks of keys). Each `align` must be a position.
         """

@@ -129,7 +129,7 @@ def _least(*limits: Any) -> Any:
 
 
 def axis_letters(axes: Sequence[int]) -> str:
-    """Axes of (B, N, T, S) as letters, for a message."""
+    """Return axes of (B, N, T, S) as letters, for a message."""
     return ", ".join("BNTS"[axis] for axis in axes)
 
 
@@ -141,12 +141,12 @@ def offset(align: Any, query_length: Size, key_length: Size) -> Any:
 
 
 def as_column(x: Any) -> Any:
-    """(B,) to (B, 1, 1, 1); scalars as they are."""
+    """Map (B,) to (B, 1, 1, 1); scalars as they are."""
     return ops.reshape(x, (-1, 1, 1, 1)) if ops.is_tensor(x) and len(x.shape) == 1 else x
 
 
 def _bounds(x: Any) -> tuple[Any, Any]:
-    """Smallest and largest value of an int or tensor."""
+    """Return smallest and largest value of an int or tensor."""
     if not ops.is_tensor(x) or len(x.shape) == 0:
         return x, x
     return ops.min(x, initial=_INT32.max), ops.max(x, initial=_INT32.min)
@@ -158,7 +158,7 @@ def _at(field: Any, entry: Any) -> Any:
 
 
 def _from(begin: Size, length: Any) -> Any:
-    """How much of a length is left from a position on, 0 or more."""
+    """Return how much of a length is left from a position on, 0 or more."""
     return maximum(0, length - begin)
 
 
@@ -244,7 +244,7 @@ class MaskRule:
         return [(name, getattr(self, name)) for name in names]
 
     def batched(self) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
-        """Its tensors with one entry per batch entry: name, tensor, and its axes of (B, N, T, S)."""
+        """Yield its tensors with one entry per batch entry: name, tensor, and its axes of (B, N, T, S)."""
         for name, axes in self.axes.items():
             x = getattr(self, name)
             if not is_plain(x) and len(x.shape):
@@ -256,11 +256,11 @@ class MaskRule:
         return {"kind": type(self).__name__, **values}
 
     def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:
-        """Booleans of rank 4 that broadcast to (B, N, t, s)."""
+        """Return booleans of rank 4 that broadcast to (B, N, t, s)."""
         raise NotImplementedError
 
     def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:
-        """(lo, hi): these queries see no key before lo or from hi on."""
+        """Return (lo, hi): these queries see no key before lo or from hi on."""
         return 0, key_length
 
     def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:
@@ -271,7 +271,7 @@ class MaskRule:
         return dataclasses.replace(self, align=align)  # type: ignore[type-var]
 
     def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:
-        """Whether it allows one pair; its numbers must be plain, or tensors (B,), `align` a position."""
+        """Tell whether it allows one pair; its numbers must be plain, or tensors (B,), `align` a position."""
         raise NotImplementedError
 
     def classify(self, queries: Blocks, keys: Blocks) -> Verdict:
@@ -761,7 +761,7 @@ def put_together(outlines: Sequence[Outline], tensors: Sequence[Any]) -> list[Ma
 
 
 def is_plain(field: Any) -> bool:
-    """Whether a field of a rule is a plain value, not a tensor."""
+    """Return whether a field of a rule is a plain value, not a tensor."""
     return field is None or isinstance(field, (int, str))
 
 

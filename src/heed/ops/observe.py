@@ -31,7 +31,7 @@ def set_watcher(watcher: Watcher) -> Iterator[None]:
 
 @constant_while_tracing
 def is_watched() -> bool:
-    """Whether a watcher is active in this thread."""
+    """Return whether a watcher is active in this thread."""
     return _watcher.get() is not None
 
 

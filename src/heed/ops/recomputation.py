@@ -85,13 +85,13 @@ class ForwardPass:
             yield
 
     def remember_state(self, generator: Any) -> None:
-        """Remembers the state of a generator before its first draw in a program."""
+        """Remember the state of a generator before its first draw in a program."""
         if self._outside_programs and generator not in self._states:
             with self._outside_programs():
                 self._states[generator] = _state(generator)
 
     def remember(self, source: Hashable, drawn: Any) -> None:
-        """Remembers a draw."""
+        """Remember a draw."""
         self._drawn.setdefault(source, []).append(drawn)
 
 

@@ -37,7 +37,7 @@ _KINDS: dict[str, dict[str, Any]] = {
 
 
 def check_scaling(scaling: Any) -> dict[str, Any] | None:
-    """All options of a scaling, with its `kind`, or None.
+    """Return all options of a scaling, with its `kind`, or None.
 
     Args:
         scaling: None, or a dictionary with `kind` and options, see `rotary_embedding`.
@@ -78,7 +78,7 @@ def check_scaling(scaling: Any) -> dict[str, Any] | None:
 
 
 def depends_on_length(scaling: Mapping[str, Any] | None) -> bool:
-    """Whether the frequencies depend on the length of the text."""
+    """Return whether the frequencies depend on the length of the text."""
     return scaling is not None and scaling["kind"] == "dynamic"
 
 

@@ -50,7 +50,7 @@ def sizes(x: Any) -> list[Size]:
 
 
 def is_static(*values: Size) -> bool:
-    """Whether all sizes are known while tracing."""
+    """Return whether all sizes are known while tracing."""
     return all(isinstance(value, int) for value in values)
 
 
@@ -70,7 +70,7 @@ def ceil_div(a: Size, b: Size) -> Size:
 
 
 def slice_axis(x: Any, axis: int, begin: Size, length: Size) -> Any:
-    """`x[..., begin:begin + length, ...]` with a fixed length, as XLA needs it."""
+    """Return `x[..., begin:begin + length, ...]` with a fixed length, as XLA needs it."""
     shape = sizes(x)
     axis %= len(shape)
     if is_static(begin, length, shape[axis]) and begin == 0 and length == shape[axis]:

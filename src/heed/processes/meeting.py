@@ -34,7 +34,7 @@ class Meeting:
         self._cluster, self._guests, self._host = cluster, guests, host
 
     def follow(self, act: Callable[[], object]) -> None:
-        """Worker 0 acts, and the others wait until it has.
+        """Let worker 0 act, and the others wait until it has.
 
         Args:
             act: what worker 0 does; not called on the others.

@@ -92,7 +92,7 @@ def run_demo(
 
 
 def _choose_examples(evaluation: Evaluation) -> list[Answer]:
-    """Ten answers spread over languages and lengths; the digits of the last all differ."""
+    """Return ten answers spread over languages and lengths; the digits of the last all differ."""
     answers = list(evaluation.answers)
     step = max(1, len(answers) // _EXAMPLES)
     chosen = answers[::step][:_EXAMPLES]

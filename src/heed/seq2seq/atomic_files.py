@@ -40,7 +40,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 @contextlib.contextmanager
 def lock(path: Path, held: str) -> Iterator[None]:
-    """Locks a file in the block; the system releases it when the process ends, however it ends.
+    """Lock a file in the block; the system releases it when the process ends, however it ends.
 
     It locks nothing on systems and file systems without locks.
 

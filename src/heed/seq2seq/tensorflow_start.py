@@ -26,7 +26,7 @@ def start_tensorflow(threads: int | None = None) -> None:
 
 
 def start_keras(threads: int | None = None) -> None:
-    """As `start_tensorflow`, with the backend that Keras is configured to use.
+    """Do as `start_tensorflow`, with the backend that Keras is configured to use.
 
     Args:
         threads: the most threads of a computation, 1 or more; None leaves that to the backend.

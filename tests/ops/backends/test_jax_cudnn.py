@@ -32,7 +32,7 @@ calls: list[dict[str, Any]] = []
 
 
 def stand_in(query: Any, key: Any, value: Any, *, implementation: str, **options: Any) -> Any:
-    """JAX' function on cuDNN: finite operands of half precision, one derivative."""
+    """Return JAX' function on cuDNN: finite operands of half precision, one derivative."""
     assert implementation == "cudnn"
     assert query.dtype in (jnp.float16, jnp.bfloat16)
     calls.append(options)
@@ -93,7 +93,7 @@ CALLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def first(tensors: list[jax.Array], options: dict[str, Any], upstream: Any = None) -> list[Any]:
-    """Output and gradients."""
+    """Return output and gradients."""
     output, pull = jax.vjp(lambda *x: ops.dot_product_attention(*x, **options), *tensors)
     if upstream is None:
         upstream = jnp.linspace(-1, 1, output.size).reshape(output.shape)

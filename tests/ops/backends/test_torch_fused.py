@@ -59,7 +59,7 @@ def stand_in(
     scale: float,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """`varlen_attn`, sequence by sequence."""
+    """Return `varlen_attn`, sequence by sequence."""
     assert enable_gqa == (query.shape[1] != key.shape[1])
     assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
     group = query.shape[1] // key.shape[1]
@@ -194,7 +194,7 @@ CALLS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 
 
 def first(tensors: list[torch.Tensor], options: dict[str, Any]) -> list[torch.Tensor]:
-    """Output and gradients."""
+    """Return output and gradients."""
     output = ops.dot_product_attention(*tensors, **options)
     upstream = torch.linspace(-1, 1, output.numel()).to(output).reshape(output.shape)
     return [output, *torch.autograd.grad(output, tensors, upstream)]
@@ -631,7 +631,7 @@ def assert_block_mask(
     blocks = (shape.B, shape.N, -(-shape.T // width), -(-shape.S // width))
 
     def lists(mask: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Which blocks are partial, and which are full."""
+        """Return which blocks are partial, and which are full."""
         found = []
         for counts, columns in (
             (mask.kv_num_blocks, mask.kv_indices),

@@ -91,7 +91,7 @@ class Grammar:
 
 @st.composite
 def scores(draw: Any, depth: int = 4) -> Program:
-    """Programs that modify the score."""
+    """Return programs that modify the score."""
     grammar = Grammar(draw)
     value = grammar.number(depth)
     instructions, places = finish(grammar.builder.instructions, [value, NONE])
@@ -100,7 +100,7 @@ def scores(draw: Any, depth: int = 4) -> Program:
 
 @st.composite
 def masks(draw: Any, depth: int = 4, ranges: Place | None = None) -> Program:
-    """Programs that say which pairs count."""
+    """Return programs that say which pairs count."""
     grammar = Grammar(draw, with_score=False, ranges=ranges)
     value = grammar.boolean(depth)
     instructions, places = finish(grammar.builder.instructions, [NONE, value])
@@ -114,7 +114,7 @@ def captures(seed: int) -> list[Any]:
 
 
 def leaves(seed: int) -> dict[str, Any]:
-    """All pairs, with random scores."""
+    """Return all pairs, with random scores."""
     rng = np.random.default_rng(seed + 1)
     grid = np.meshgrid(*(np.arange(n, dtype="int32") for n in SIZES), indexing="ij", sparse=True)
     return {"SCORE": rng.normal(size=SIZES), **dict(zip(INDICES, grid, strict=True))}

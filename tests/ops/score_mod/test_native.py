@@ -22,7 +22,7 @@ BACKEND = keras.backend.backend()
 
 
 def arrays() -> list[np.ndarray]:
-    """Query, key, value, a table by distance, a temperature, and a bias (N, T, S)."""
+    """Return query, key, value, a table by distance, a temperature, and a bias (N, T, S)."""
     rng = np.random.default_rng(0)
     sizes = [(B, T, N, H), (B, S, K, H), (B, S, K, H), (T + S,), (), (N, T, S)]
     return [rng.normal(size=size).astype("float32") for size in sizes]
@@ -35,7 +35,7 @@ SOME_KEYS = np.random.default_rng(2).random(S) < 0.8
 def attend(
     query: Any, key: Any, value: Any, table: Any, temperature: Any, bias: Any, **options: Any
 ) -> Any:
-    """Output and log-sum-exp of an attention whose score and mask are functions of captured arrays."""
+    """Return output and log-sum-exp of an attention whose score and mask are functions of captured arrays."""
     flat = ops.reshape(bias, (-1,))
 
     def score_mod(score: Any, b: Any, n: Any, i: Any, j: Any) -> Any:

@@ -11,7 +11,7 @@ SETTINGS = {"run": "fake", "beam_size": 1}
 
 
 def translate(shard):
-    """Upper case; an empty line stays empty, and "bad" cannot be translated."""
+    """Return upper case; an empty line stays empty, and "bad" cannot be translated."""
     lines = shard.lines()
     output = "".join("\n" if line == "bad" else f"{line.upper()}\n" for line in lines)
     problems = [
@@ -23,7 +23,7 @@ def translate(shard):
 
 
 def here(_, shards):
-    """Workers: in this process, one shard after the other."""
+    """Yield workers: in this process, one shard after the other."""
     yield from map(translate, shards)
 
 
@@ -55,7 +55,7 @@ def mortal(folder, signals):
 
 
 def write_corpus(folder):
-    """Three files: of many lines, of none, and without an end of the last line."""
+    """Return three files: of many lines, of none, and without an end of the last line."""
     folder.mkdir()
     (folder / "a.txt").write_text("".join(f"line {i}\n" for i in range(9)) + "\nbad\n")
     (folder / "b.txt").write_text("")

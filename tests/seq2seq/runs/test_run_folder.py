@@ -197,7 +197,7 @@ def test_json_is_readable_by_people(tmp_path, task):
 
 
 def opened(path):
-    """Everything that is read of a folder without its weights."""
+    """Return everything that is read of a folder without its weights."""
     run = RunFolder.open(path)
     return run.options, run.task().to_config(), run.task().files(), read_model_config(run)
 

@@ -27,7 +27,7 @@ def ask(client, *texts, **fields):
 
 
 def refused(answer, status, *parts):
-    """Whether a request got this status and one line that holds the parts."""
+    """Return whether a request got this status and one line that holds the parts."""
     assert answer.status_code == status, answer.text
     (detail,) = answer.json().values()
     assert "\n" not in detail

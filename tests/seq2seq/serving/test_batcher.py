@@ -40,7 +40,7 @@ def run(of, **options):
 
 
 async def busy(batcher, worker):
-    """Occupies the worker, so that what follows waits."""
+    """Occupy the worker, so that what follows waits."""
     first = batcher.submit("first", [0])
     while not worker.batches:
         await asyncio.sleep(0.001)

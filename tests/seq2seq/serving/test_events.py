@@ -21,7 +21,7 @@ from tests.seq2seq.serving.test_server import Client, _connections_close  # noqa
 
 
 def events_of(text):
-    """Pairs of an event's name and data."""
+    """Return pairs of an event's name and data."""
     found = []
     for part in text.split("\n\n")[:-1]:
         fields = dict(line.split(": ", 1) for line in part.split("\n"))

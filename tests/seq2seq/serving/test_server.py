@@ -58,7 +58,7 @@ class Client:
         return self._file.read(1) == b""
 
     def rest(self):
-        """All that comes until the server closes the connection."""
+        """Return all that comes until the server closes the connection."""
         return self._file.read()
 
     def close(self):

@@ -37,7 +37,7 @@ WORDS = {
 
 
 def sentences(name, count):
-    """Different sentences of a writing system; Chinese and Thai have no spaces."""
+    """Return different sentences of a writing system; Chinese and Thai have no spaces."""
     words = WORDS[name]
     space = "" if name in ("chinese", "thai") else " "
     return [
@@ -137,7 +137,7 @@ def test_nothing_is_lost_from_the_check_to_the_page(run, tmp_path, capsys):
 
 
 def stop_and_resume(path, start_again, straight, monkeypatch):
-    """Trains a run again, with a stop; it ends with the same bits."""
+    """Train a run again, with a stop; it ends with the same bits."""
     stopped = start_again(path)
     with monkeypatch.context() as patch:
         stop_at(patch, 10, CrashError())

@@ -245,7 +245,7 @@ def test_no_worker_outlives_a_job_that_is_killed(tmp_path):
 
 
 def pair(tmp_path, *words, others=(), shared=False, addresses=None):
-    """Two workers; without shared storage each has a folder of its own."""
+    """Return two workers; without shared storage each has a folder of its own."""
     addresses = addresses or local_addresses(2)
     jobs = []
     for rank in range(2):

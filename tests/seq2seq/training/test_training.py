@@ -477,7 +477,7 @@ train(RunFolder.open(sys.argv[1]), progress=True)
 
 
 def killed_at(run, record, wait=0.0):
-    """Trains in another process and kills it once metrics.jsonl holds so many records."""
+    """Train in another process and kill it once metrics.jsonl holds so many records."""
     with subprocess.Popen(
         [sys.executable, "-c", KILLED, str(run.path)], stderr=subprocess.DEVNULL
     ) as process:

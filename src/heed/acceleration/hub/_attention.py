@@ -154,7 +154,7 @@ def find_change(owner: type, known: Attention, package: ModuleType) -> str | Non
 
 
 def _find_override(layer: Any, known: Attention, methods: Mapping[str, Any]) -> str | None:
-    """Why a layer computes something else than its class did when it was patched, or None."""
+    """Return why a layer computes something else than its class did when it was patched, or None."""
     for name, original in methods.items():
         if name in vars(layer) or getattr(type(layer), name, None) is not original:
             return f"{type(layer).__name__} overrides `{name}`"

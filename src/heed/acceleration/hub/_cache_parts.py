@@ -21,7 +21,7 @@ _NOTE = "_heed_part_of_cache"
 
 
 class CacheParts(StandIn):
-    """Stands for `keras.ops.stack(parts, axis)`.
+    """Stand for `keras.ops.stack(parts, axis)`.
 
     Args:
         parts: tensors, or other `CacheParts`, of one shape and dtype.
@@ -81,5 +81,5 @@ def mark_as_part(x: Any) -> Any:
 
 
 def is_part(x: Any) -> bool:
-    """Whether `x` is a part of a cache, or consists of such parts."""
+    """Return whether `x` is a part of a cache, or consists of such parts."""
     return isinstance(x, CacheParts) or _notes.read(x, _NOTE, False)

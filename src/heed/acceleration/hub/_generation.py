@@ -58,7 +58,7 @@ class _ArgumentsReadError(Exception):
 
 
 class Generate:
-    """Stands for a model's `generate_function`.
+    """Stand for a model's `generate_function`.
 
     Args:
         model: of KerasHub.

@@ -10,7 +10,7 @@ _by_id: dict[str, dict[int, Any]] = {}
 
 
 def attach(x: Any, name: str, value: Any) -> None:
-    """Attaches a value to a tensor, under a name."""
+    """Attach a value to a tensor, under a name."""
     try:
         setattr(x, name, value)
     except AttributeError:

@@ -49,7 +49,7 @@ NAME, _BEAMS = f"{PACKAGE}.samplers.Sampler", f"{PACKAGE}.samplers.BeamSampler"
 
 
 def _reason_to_leave(cache: Any, model: Any) -> str | None:
-    """Why a cache stays one tensor, or None."""
+    """Return why a cache stays one tensor, or None."""
     if reason := reason_to_leave(model):
         return reason
     shape = tuple(getattr(cache, "shape", ()))
@@ -58,7 +58,7 @@ def _reason_to_leave(cache: Any, model: Any) -> str | None:
 
 
 def call_sampler(original: Function) -> Function:
-    """`Sampler.__call__`, with the cache in parts."""
+    """Replace `Sampler.__call__`, with the cache in parts."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -121,7 +121,7 @@ def _repeat_source(source: Any, beams: int) -> tuple[Any, ...]:
 
 
 def make_generate_function(original: Function) -> Function:
-    """`CausalLM.make_generate_function`, which `generate` calls first; patches the class of the model."""
+    """Replace `CausalLM.make_generate_function`, which `generate` calls first; patch the class of the model."""
 
     @functools.wraps(original)
     def accelerated(self: Any) -> Any:
@@ -134,7 +134,7 @@ def make_generate_function(original: Function) -> Function:
 
 
 def generate_step(original: Function) -> Function:
-    """`generate_step` of a model, which reads no more of the prompts than necessary."""
+    """Replace `generate_step` of a model, which reads no more of the prompts than necessary."""
 
     @functools.wraps(original)
     def accelerated(self: Any, inputs: Any, stop_token_ids: Any = None) -> Any:
@@ -224,7 +224,7 @@ def _patch_prompts(cls: type) -> None:
 
 
 def run_loop(original: Function) -> Function:
-    """`Sampler.run_loop`, which all samplers call."""
+    """Replace `Sampler.run_loop`, which all samplers call."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -265,7 +265,7 @@ def stack(x: Any, axis: int = 0) -> Any | None:
 
 
 def slice_update(original: Function) -> Function:
-    """As in Keras, in place where it can be; a part of a cache stays one."""
+    """Update as Keras does, in place where it can be; a part of a cache stays one."""
 
     @functools.wraps(original)
     def accelerated(inputs: Any, start_indices: Any, updates: Any) -> Any:
@@ -325,7 +325,7 @@ def transpose(original: Function) -> Function:
 
 
 def matmul(x1: Any, x2: Any) -> Any | None:
-    """Multiplies rows (..., K) by weights (K, N)."""
+    """Multiply rows (..., K) by weights (K, N)."""
     table = _notes.read(x2, _NOTE)
     x1, x2 = ops.convert_to_tensor(x1), ops.convert_to_tensor(x2)
     if len(x1.shape) < 2 or len(x2.shape) != 2:
@@ -335,7 +335,7 @@ def matmul(x1: Any, x2: Any) -> Any | None:
 
 
 def einsum(subscripts: str, *operands: Any, **kwargs: Any) -> Any | None:
-    """Multiplies rows by weights, if the summed axes come last in the rows."""
+    """Multiply rows by weights, if the summed axes come last in the rows."""
     terms = subscripts.replace(" ", "").replace("->", ",").split(",")
     if len(operands) != 2 or kwargs or len(terms) != 3 or "." in subscripts:
         return None
@@ -361,7 +361,7 @@ def einsum(subscripts: str, *operands: Any, **kwargs: Any) -> Any | None:
 def _multiply(
     x: Any, weights: Any, inner: int, outer: tuple[int, ...], transposed: bool = False
 ) -> Any | None:
-    """Multiplies (..., *inner) by (G, K, N) to (..., *outer); None if Keras is faster."""
+    """Multiply (..., *inner) by (G, K, N) to (..., *outer); None if Keras is faster."""
     if None in x.shape or None in weights.shape or x.dtype != weights.dtype:
         return None
     kept = tuple(x.shape[: len(x.shape) - inner])
@@ -373,13 +373,13 @@ def _multiply(
 
 
 def _has_many_rows(x: Any, inner: int) -> bool:
-    """Whether there are too many rows, or unknown numbers of them, for the product of few rows."""
+    """Return whether there are too many rows, or unknown numbers of them, for the product of few rows."""
     kept = x.shape[: len(x.shape) - inner]
     return None in kept or math.prod(kept) > 16
 
 
 def _multiply_flat(x: Any, weights: Any, inner: int) -> Any:
-    """Multiplies (..., *inner) by (*inner, *outer) as two matrices, not one product for each item of a batch."""
+    """Multiply (..., *inner) by (*inner, *outer) as two matrices, not one product for each item of a batch."""
     kept, outer = ops.shape(x)[: len(x.shape) - inner], tuple(weights.shape[inner:])
     under = math.prod(weights.shape[:inner])
     rows = ops.reshape(x, (-1, under))
@@ -392,7 +392,7 @@ def convert_input(self: Any, x: Any, autocast: bool, dtype: Any) -> Any | None:
 
 
 def is_backend_tensor_or_symbolic(x: Any, allow_none: bool = False) -> bool | None:
-    """Lets a stand-in pass as a tensor among a layer's arguments, also by position and inside `**kwargs`."""
+    """Let a stand-in pass as a tensor among a layer's arguments, also by position and inside `**kwargs`."""
     return True if isinstance(x, StandIn) else None
 
 
@@ -403,7 +403,7 @@ def shape(x: Any) -> tuple[Any, ...] | None:
 
 
 def repeat(x: Any, repeats: Any, axis: int | None = None) -> Any | None:
-    """Repeats the rows of a cache in parts, without a copy."""
+    """Repeat the rows of a cache in parts, without a copy."""
     if isinstance(x, CacheParts) and type(repeats) is int and axis == 0 and None not in x.shape:
         return x.repeat(repeats)
     return None

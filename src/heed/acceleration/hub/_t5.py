@@ -83,7 +83,7 @@ def call(
     cache_update_index: Any,
     training: bool | None,
 ) -> Any:
-    """`call` of KerasHub's layer."""
+    """Replace `call` of KerasHub's layer."""
     query = _split_heads(self, self.query_projector(hidden_states))
     source = hidden_states if key_value_states is None else key_value_states
     key, value, cache = _project_source(self, source, cache, cache_update_index)

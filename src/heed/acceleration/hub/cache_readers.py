@@ -100,7 +100,7 @@ def find_owner(cls: type, name: str) -> type:
 
 
 def reason_to_leave(model: Any) -> str | None:
-    """Why a model's cache stays as it is, or None."""
+    """Return why a model's cache stays as it is, or None."""
     cls, package = type(model), sys.modules[PACKAGE]
     names = [name for name in READINGS if hasattr(cls, name)]
     for name in names:
@@ -113,6 +113,6 @@ def reason_to_leave(model: Any) -> str | None:
 
 
 def is_foreign(owner: type, name: str, package: ModuleType) -> bool:
-    """Whether somebody else than KerasHub defines the method of a class, or has replaced it."""
+    """Return whether somebody else than KerasHub defines the method of a class, or has replaced it."""
     patch = Patch(owner, name, Replacement(lambda original: original), package=package)
     return patch.find_problem() is not None

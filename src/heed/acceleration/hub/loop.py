@@ -18,7 +18,7 @@ _prompt_length: ContextVar[Any] = ContextVar("heed_length_of_a_prompt", default=
 
 
 def is_decoding() -> bool:
-    """Whether the caller is part of a step of such a loop."""
+    """Return whether the caller is part of a step of such a loop."""
     return _is_decoding.get()
 
 
@@ -28,13 +28,13 @@ patches: list[SleepingPatch] = []
 
 @contextmanager
 def enter() -> Iterator[None]:
-    """Enters the loop, in this thread."""
+    """Enter the loop, in this thread."""
     with awake(patches), set_here(_is_decoding, True):
         yield
 
 
 def pause() -> AbstractContextManager[None]:
-    """Disables the decoding replacements inside the block."""
+    """Disable the decoding replacements inside the block."""
     return set_here(_is_decoding, False)
 
 

@@ -56,14 +56,14 @@ class Hub(importlib.abc.MetaPathFinder):
         return *prompt_patches.values(), *self._patches
 
     def install(self) -> None:
-        """Patches the modules that are loaded, and the others when they load."""
+        """Patch the modules that are loaded, and the others when they load."""
         sys.meta_path.insert(0, self)
         for name, module in tuple(sys.modules.items()):
             if _is_watched(name) and module is not None:
                 self.patch(module)
 
     def uninstall(self) -> None:
-        """Undoes `install`."""
+        """Undo `install`."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         for patch in self.patches:

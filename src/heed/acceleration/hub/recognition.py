@@ -112,7 +112,7 @@ def _named(layer: Any) -> str:
 
 
 def _require_unhooked(layer: Any) -> None:
-    """PyTorch's modules may have hooks, which change what they return."""
+    """Look for hooks of PyTorch's modules, which change what they return."""
     for hooks in ("_forward_hooks", "_forward_pre_hooks"):
         if getattr(layer, hooks, None):
             raise LeftToKerasError(f"{_named(layer)} has hooks of PyTorch")

@@ -15,7 +15,7 @@ from heed.acceleration.hub.stand_in import StandIn
 
 
 class RepeatedRows(StandIn):
-    """Stands for `keras.ops.repeat(tensor, repeats, axis=0)`.
+    """Stand for `keras.ops.repeat(tensor, repeats, axis=0)`.
 
     Args:
         tensor: (B, ...) with known sizes.

@@ -9,7 +9,7 @@ from keras import ops
 
 
 class StandIn(ABC):
-    """Stands for a tensor, to which the framework of Keras' backend converts it."""
+    """Stand for a tensor, to which the framework of Keras' backend converts it."""
 
     @property
     @abstractmethod

@@ -43,7 +43,7 @@ _LAYERS = {
 
 
 def _class(name: str) -> Any:
-    """Heed's class of this name from Keras' registry: models import this package, not the other way round."""
+    """Return heed's class of this name from Keras' registry: models import this package, not the other way round."""
     return keras.saving.get_registered_object(f"heed>{name}")
 
 
@@ -54,7 +54,7 @@ def _kind(model: Any) -> str | None:
 
 
 def unsupported_reasons(model: Any, options: dict[str, Any]) -> list[str]:
-    """Why the engine does not decode this model with these options of `generate`; empty if it does."""
+    """Return why the engine does not decode this model with these options of `generate`; empty if it does."""
     reasons = [*machine_reasons(), *_of_call(options)]
     kind = _kind(model)
     if kind is None:
@@ -79,7 +79,7 @@ def machine_reasons() -> list[str]:
 
 
 def encoder_reasons(model: Any) -> list[str]:
-    """Why the graph encodes the sources of a model that the engine decodes; empty if the engine encodes them."""
+    """Return why the graph encodes the sources of a model that the engine decodes; empty if the engine encodes them."""
     if _kind(model) == "LanguageModel":
         return []
     reasons = [*_of_stack(model.encoder, "TransformerEncoder")]
@@ -102,7 +102,7 @@ def _of_call(options: dict[str, Any]) -> Iterator[str]:
 
 
 def _of_stack(stack: Any, kind: str) -> Iterator[str]:
-    """Why the engine does not run a decoder or an encoder, one of `_LAYERS`: above all, changed layers."""
+    """Yield why the engine does not run a decoder or an encoder, one of `_LAYERS`: above all, changed layers."""
     for part, classes in _parts(stack, kind):
         if type(part) not in classes:
             names = " or ".join(x.__name__ for x in classes)
@@ -156,7 +156,7 @@ def _parts(stack: Any, kind: str) -> Iterator[tuple[Any, tuple[type, ...]]]:
 
 
 def _of_block(stack: Any, block: Any) -> Iterator[str]:
-    """Why the engine does not run one layer of a stack."""
+    """Yield why the engine does not run one layer of a stack."""
     hidden, up, back = feed_forward(block)
     activation = activation_name(hidden)
     if activation not in ACTIVATIONS:

@@ -26,7 +26,7 @@ PROJECTIONS = ("query", "key", "value", "output")
 
 
 def attentions(block: Any) -> list[tuple[Any, Any]]:
-    """Pairs of attention and normalisation: of a layer's own sequence, then of a decoder layer's encoded one."""
+    """Return pairs of attention and normalisation: of a layer's own sequence, then of a decoder layer's encoded one."""
     if hasattr(block, "attention"):
         return [(block.attention, block.attention_norm)]
     pairs = [(block.self_attention, block.self_attention_norm)]
@@ -42,7 +42,7 @@ def feed_forward(block: Any) -> tuple[Any, Any, Any]:
 
 
 def head_sizes(attention: MultiHeadAttention) -> dict[str, int]:
-    """N, K, H and V."""
+    """Return n, K, H and V."""
     return {
         "heads": attention.num_heads,
         "kv_heads": attention.num_key_value_heads,
@@ -52,7 +52,7 @@ def head_sizes(attention: MultiHeadAttention) -> dict[str, int]:
 
 
 def activation_name(layer: Any) -> str:
-    """Keras' name of a layer's activation; the name of any other function in brackets."""
+    """Return Keras' name of a layer's activation; the name of any other function in brackets."""
     name = getattr(layer.activation, "__name__", str(layer.activation))
     if layer.activation is None:
         return "linear"

@@ -158,7 +158,7 @@ def _specs() -> Any:
 
 
 def _specify(model: Any, longest: int) -> Any:
-    """CTranslate2's specification of the model, with weights and without tokens."""
+    """Return CTranslate2's specification of the model, with weights and without tokens."""
     specs = _specs()
     decoder = _specify_decoder(model.decoder, longest)
     if isinstance(model, LanguageModel):
@@ -262,7 +262,7 @@ def _set_attention(spec: Any, attention: Any, norm: Any) -> None:
 
 
 def _set_heads(spec: Any, projections: Sequence[Any]) -> None:
-    """Stacks projections to heads, with kernels (D, heads, H), in one table (features, D)."""
+    """Stack projections to heads, with kernels (D, heads, H), in one table (features, D)."""
     kernels = [_array(one.kernel) for one in projections]
     spec.weight = np.concatenate([kernel.reshape(len(kernel), -1).T for kernel in kernels])
     if projections[0].bias is not None:

@@ -195,7 +195,7 @@ def _conversion_error(error: Exception, noise: str, functions: Mapping[str, Any]
 
 
 def _resource_error(error: AssertionError) -> ExportError:
-    """Names the resource, such as a lookup table, that TensorFlow cannot save."""
+    """Name the resource, such as a lookup table, that TensorFlow cannot save."""
     found = re.search(r"Trackable referencing this tensor = <(?:\w+\.)*(\w+)", str(error))
     return ExportError(
         f"LiteRT supports tensors only, no {found[1] if found else 'resource'}. Nearest: the model without its lookup "

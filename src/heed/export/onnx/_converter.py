@@ -247,12 +247,12 @@ def _constants(op: Op, function: Any) -> dict[str, Any]:
 
 
 def _small(shape: Shape) -> bool:
-    """Whether a tensor of this shape may be a constant of the file."""
+    """Return whether a tensor of this shape may be a constant of the file."""
     return shape is not None and math.prod(_FOLDED if n is None else n for n in shape) < _FOLDED
 
 
 def _unsupported_reason(op: Op) -> str:
-    """Why an operation cannot be converted; "" if it can."""
+    """Return why an operation cannot be converted; "" if it can."""
     if op.kind.startswith("Heed"):
         return "it is native; trace the model with the exportable implementation"
     if op.kind.startswith("TensorList"):

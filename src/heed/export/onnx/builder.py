@@ -139,7 +139,7 @@ class Builder:
             self.nodes, self._casts, self._made = outer, casts, made
 
     def cast(self, x: Input, dtype: Any) -> Input:
-        """`x` in another dtype; undoes an earlier `narrow`."""
+        """Return `x` in another dtype; undo an earlier `narrow`."""
         dtype = np.dtype(dtype)
         if isinstance(x, Value):
             if x.dtype == dtype:
@@ -163,14 +163,14 @@ class Builder:
         return result
 
     def where(self, condition: Input, x: Input, y: Input, dtype: Any) -> str:
-        """`x` where `condition`, else `y`; onnxruntime has no Where of booleans."""
+        """Return `x` where `condition`, else `y`; onnxruntime has no Where of booleans."""
         if np.dtype(dtype) != bool:
             return self.node("Where", condition, x, y)
         otherwise = self.node("And", self.node("Not", condition), y)
         return self.node("Or", self.node("And", condition, x), otherwise)
 
     def reduce(self, kind: str, x: Input, axes: Sequence[int], keep: bool) -> str:
-        """ReduceSum, ReduceMean, ...; before opset 18, axes are an attribute of all but ReduceSum."""
+        """Add ReduceSum, ReduceMean, ...; before opset 18, axes are an attribute of all but ReduceSum."""
         if kind == "ReduceSum" or self.opset >= 18:
             return self.node(kind, x, list(axes), keepdims=int(keep), noop_with_empty_axes=1)
         if not axes:
@@ -195,7 +195,7 @@ class Builder:
 
 
 def dtype_of(tensor: Any) -> Any:
-    """NumPy's dtype of a TensorFlow tensor; object if it holds no numbers."""
+    """Return NumPy's dtype of a TensorFlow tensor; object if it holds no numbers."""
     if tensor.dtype in (tf.resource, tf.variant, tf.string):
         return np.dtype(object)
     return np.dtype(tensor.dtype.as_numpy_dtype)
@@ -207,5 +207,5 @@ def shape_of(tensor: Any) -> Shape:
 
 
 def element_type(dtype: Any) -> int:
-    """ONNX's number for a dtype."""
+    """Return ONNX's number for a dtype."""
     return onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))

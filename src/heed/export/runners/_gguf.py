@@ -58,7 +58,7 @@ class Context:
         self._length, self._read = length, 0
 
     def restart(self) -> None:
-        """Forgets the tokens that it has read."""
+        """Forget the tokens that it has read."""
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
         self._read = 0
 

@@ -47,7 +47,7 @@ class FusedOps(Protocol):
     """
 
     def cross_entropy(self, logits: Any, labels: Any, smoothing: float, ignored: int) -> Any:
-        """Losses (...) in the type of computation; see `softmax_cross_entropy`.
+        """Return losses (...) in the type of computation; see `softmax_cross_entropy`.
 
         Args:
             logits: (..., C).
@@ -136,7 +136,7 @@ class Backend(Protocol):
         """
 
     def is_tensor(self, x: Any) -> bool:
-        """Whether `x` is a dense tensor of the backend: no variable, sparse tensor or array."""
+        """Return whether `x` is a dense tensor of the backend: no variable, sparse tensor or array."""
 
     def convert_to_tensor(self, x: Any) -> Any:
         """Return an argument as a tensor; integers beyond those of the backend are clamped."""
@@ -148,7 +148,7 @@ class Backend(Protocol):
         """Return the dtype of the widest integers that tensors hold."""
 
     def require(self, x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
-        """`x`; fails with `text` and the named numbers when it is computed, unless the condition holds."""
+        """Return `x`; fails with `text` and the named numbers when it is computed, unless the condition holds."""
 
     def compile_graph(self, function: _F, variables: Callable[[], list[Any]] = list) -> _F:
         """Return a function of tensors as one graph, compiled on its first call; within a graph, the function itself.
@@ -161,7 +161,7 @@ class Backend(Protocol):
     def compile_graph_when_repeated(
         self, function: _F, variables: Callable[[], list[Any]] = list
     ) -> _F:
-        """As `compile_graph`, for a function of a dictionary of tensors; the first call runs without a graph.
+        """Do as `compile_graph`, for a function of a dictionary of tensors; the first call runs without a graph.
 
         For functions that may run only once and are quick without a graph.
         """
@@ -170,13 +170,13 @@ class Backend(Protocol):
         """Return whether numbers of tensors cannot be read, as while code is traced."""
 
     def has_dynamic_shapes(self) -> bool:
-        """Whether sizes may depend on values: not where a compiler needs fixed ones."""
+        """Return whether sizes may depend on values: not where a compiler needs fixed ones."""
 
     def is_unknown_size(self, x: Any) -> bool:
         """Return whether `x` is a symbolic size, not a number or a tensor."""
 
     def has_values(self, x: Any) -> bool:
-        """Whether the numbers of a tensor can be read here and now."""
+        """Return whether the numbers of a tensor can be read here and now."""
 
     def without_gradients(self) -> AbstractContextManager[Any]:
         """Return a context in which nothing is recorded for gradients, unless a tape of the caller's records it."""
@@ -206,7 +206,7 @@ class Backend(Protocol):
         """Return an object with the named implementation's `attend`, for a sequence split across workers."""
 
     def use_threads(self, count: int) -> None:
-        """Limits the number of threads, if nothing has run yet."""
+        """Limit the number of threads, if nothing has run yet."""
 
     def is_tracing(self) -> bool:
         """Return whether code is traced or transformed here: then tensors may have no numbers."""

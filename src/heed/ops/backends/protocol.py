@@ -37,4 +37,4 @@ class Implementation(Protocol):
     def statistics(
         self, spec: AttentionSpec, tensors: Tensors, *, keys: Sequence[int]
     ) -> tuple[Any, Any, Any]:
-        """Entropy (B, N, T), distance (B, N, T) and mass (B, N, T, len(keys)); see `AttentionStatistics`."""
+        """Return entropy (B, N, T), distance (B, N, T) and mass (B, N, T, len(keys)); see `AttentionStatistics`."""

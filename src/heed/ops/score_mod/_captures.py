@@ -199,7 +199,7 @@ def _global_names(code: types.CodeType) -> Iterator[str]:
 
 
 def _is_constant(x: Any) -> bool:
-    """Whether an object is a module, class or function of a package that never changes it."""
+    """Return whether an object is a module, class or function of a package that never changes it."""
     if isinstance(x, types.ModuleType):
         name = x.__name__
     elif isinstance(x, types.FunctionType):

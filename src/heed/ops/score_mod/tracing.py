@@ -215,7 +215,7 @@ def _dtype(kind: Type) -> str:
 
 
 def _holds_tensors(expression: Expression) -> bool:
-    """Whether an array came up while the function was traced, and so belongs to this call alone."""
+    """Return whether an array came up while the function was traced, and so belongs to this call alone."""
     if isinstance(expression, Applied):
         given = [*keras.tree.flatten((list(expression.args), expression.kwargs))]
         given += vars(expression.operation).values()

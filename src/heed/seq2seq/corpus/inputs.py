@@ -154,7 +154,7 @@ def find_inputs(pattern: Path) -> list[Path]:
 
 
 def is_pattern(path: Path) -> bool:
-    """Whether the path has wildcards."""
+    """Return whether the path has wildcards."""
     return glob.has_magic(str(path))
 
 

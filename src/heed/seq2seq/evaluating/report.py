@@ -229,7 +229,7 @@ def _list_notes(evaluation: Evaluation) -> list[str]:
 
 
 def _count_bins(answers: Sequence[Answer], scores: Sequence[float]) -> list[list[int]]:
-    """For each bin of chrF how many answers are in it, and how many of them are right; 100 is in the last one."""
+    """Count for each bin of chrF the answers in it, and the right ones of them; 100 is in the last one."""
     bins = [[0, 0] for _ in range(_BINS)]
     for answer, score in zip(answers, scores, strict=True):
         own = bins[min(_BINS - 1, int(score * _BINS / 100))]

@@ -93,7 +93,7 @@ class _Replica:
         self._app = make_app(self._service, Hosts(allowed_hosts, addresses=True))
 
     async def __call__(self, request: Any) -> Any:
-        """Answers a request of Starlette."""
+        """Answer a request of Starlette."""
         from starlette.responses import Response
 
         status, headers, body = 500, [], bytearray()

@@ -59,7 +59,7 @@ class HubPreset:
         self.values: dict[str, Any] = self._config.to_dict()
 
     def same_vocabulary(self, kind: type[Task], chosen: Collection[str] = ()) -> dict[str, Any]:
-        """Arguments of a task's `create` that give it the tokens of the preset. See `Task.same_vocabulary`.
+        """Return arguments of a task's `create` that give it the tokens of the preset. See `Task.same_vocabulary`.
 
         Raises:
             TaskError: if the task is not of text.
@@ -85,7 +85,7 @@ class HubPreset:
         return [variable.numpy() for variable in model.weights], 0
 
     def make_model(self) -> Transformer:
-        """Heed's model with the weights and the vocabulary of the preset."""
+        """Return heed's model with the weights and the vocabulary of the preset."""
         model = build_model(self.architecture, self._config, seed=0)
         for variable, value in self._conversion.weights(self, self._backbone, model):
             array = np.asarray(value, np.float32)
@@ -93,7 +93,7 @@ class HubPreset:
         return model
 
     def select_tokens(self, table: Any) -> _Array:
-        """Rows of a table by heed's token ids: an unknown token that the preset lacks gets their mean."""
+        """Return rows of a table by heed's token ids: an unknown token that the preset lacks gets their mean."""
         table = np.asarray(table, np.float32)
         rows = [self._tokenizer.library_id(i) for i in range(self._tokenizer.vocabulary_size)]
         rows[START_ID] = self._start

@@ -37,7 +37,7 @@ class Origin(Protocol):
     def values(self) -> Mapping[str, Any]: ...  # noqa: D102
 
     def same_vocabulary(self, kind: type[Task], chosen: Collection[str] = ()) -> dict[str, Any]:
-        """Arguments of a task's `create` that give it the tokens of the model. See `Task.same_vocabulary`."""
+        """Return arguments of a task's `create` that give it the tokens of the model. See `Task.same_vocabulary`."""
 
     def list_tokens(self) -> dict[str, list[str]]:
         """Return the tokens of both sides by id, without the reserved ones."""
@@ -55,16 +55,16 @@ class RunOrigin:
         self.values: Mapping[str, Any] = run.config["model"]
 
     def same_vocabulary(self, kind: type[Task], chosen: Collection[str] = ()) -> dict[str, Any]:
-        """See `Origin`."""
+        """Return the options that give a new task the same tokens, as `Origin` says."""
         task = self._run.task()
         return task.same_vocabulary(chosen) if isinstance(task, kind) else {}
 
     def list_tokens(self) -> dict[str, list[str]]:
-        """See `Origin`."""
+        """List the tokens of both sides, as `Origin` says."""
         return list_tokens(self._run.task())
 
     def load_weights(self) -> tuple[list[np.ndarray], int]:
-        """See `Origin`."""
+        """Load the weights and their step, as `Origin` says."""
         from heed.seq2seq.runs.trained_model import load_model
 
         model, which = load_model(self._run)

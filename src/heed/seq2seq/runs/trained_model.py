@@ -73,7 +73,7 @@ def build_model(name: str, config: Config, seed: int, precision: str = "float32"
 
 @contextmanager
 def _seed_keras(seed: int) -> Iterator[None]:
-    """Seeds Keras' initializers and dropout, whose seeds it draws with `random`, in the block."""
+    """Seed Keras' initializers and dropout, whose seeds it draws with `random`, in the block."""
     state = random.getstate()
     random.seed(seed)
     try:
@@ -164,7 +164,7 @@ def make_divergence_error(run: RunFolder, what: str) -> TaskError:
 
 
 def are_finite(values: Sequence[Any]) -> bool:
-    """Whether no value is NaN or infinity."""
+    """Return whether no value is NaN or infinity."""
     return all(bool(np.isfinite(value).all()) for value in values)
 
 

@@ -69,7 +69,7 @@ class Batcher(Generic[Item, Result]):
         return len(self._waiting)
 
     def is_alive(self) -> bool:
-        """Whether the worker thread runs."""
+        """Return whether the worker thread runs."""
         return self._thread.is_alive()
 
     def submit(self, kind: Hashable, items: Sequence[Item]) -> list[asyncio.Future[Result]]:
@@ -135,7 +135,7 @@ class Batcher(Generic[Item, Result]):
 
     @staticmethod
     def _deliver(batch: Sequence[_Waiting[Item]], results: Sequence[Any]) -> None:
-        """Delivers results on their event loops, with one call for each loop."""
+        """Deliver results on their event loops, with one call for each loop."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
         for one, result in zip(batch, results, strict=True):
             by_loop.setdefault(one.future.get_loop(), []).append((one.future, result))

@@ -137,7 +137,7 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses the last request, after the answers to the requests before it."""
+        """Refuse the last request, after the answers to the requests before it."""
         if self._refusal is not None or self.transport.is_closing():
             return
         self._refusal = msg
@@ -147,7 +147,7 @@ class Connection(HttpToolsProtocol):
             super().send_400_response(msg)
 
     def _is_read(self) -> bool:
-        """Whether the request under way is still being read: no other waits before it."""
+        """Return whether the request under way is still being read: no other waits before it."""
         return not self.pipeline and self.cycle.more_body
 
     def on_response_complete(self) -> None:

@@ -81,7 +81,7 @@ class TranslateRequest(BaseModel):
 
 
 def limit_request(options: ServingOptions) -> type[TranslateRequest]:
-    """`TranslateRequest` with the limits of a server.
+    """Return `TranslateRequest` with the limits of a server.
 
     Example:
         >>> schema = limit_request(ServingOptions(max_texts=2)).model_json_schema()
@@ -227,5 +227,5 @@ def describe_error(error: ValidationError) -> str:
 
 
 def is_json_error(error: ValidationError) -> bool:
-    """Whether the body is not JSON at all."""
+    """Return whether the body is not JSON at all."""
     return error.errors(include_url=False)[0]["type"] == "json_invalid"

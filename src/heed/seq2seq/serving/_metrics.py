@@ -84,7 +84,7 @@ class RequestCounter:
         self._app, self._metrics, self._paths = app, metrics, paths
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answers a request."""
+        """Answer a request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         begin, status = time.perf_counter(), 500

@@ -88,7 +88,7 @@ def choose_all_examples(
 
 
 def choose_examples(task: Task) -> list[str]:
-    """Texts of a run's evaluation: whole sentences if there are some, as long as a short line.
+    """Return texts of a run's evaluation: whole sentences if there are some, as long as a short line.
 
     Example:
         >>> from heed.seq2seq import NumbersTask

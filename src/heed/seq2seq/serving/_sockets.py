@@ -45,7 +45,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(listener: socket.socket) -> bool:
-    """Whether only this machine can reach it."""
+    """Return whether only this machine can reach it."""
     return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
 
 

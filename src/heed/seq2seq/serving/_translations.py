@@ -147,7 +147,7 @@ class Translations:
         return Attention(**drawing_of(seen.capture, seen.tokens))
 
     def warm_up(self, options: DecodingOptions) -> None:
-        """Compiles for requests with these options, for any number and length of texts."""
+        """Compile for requests with these options, for any number and length of texts."""
         for name, translator in self.translators.items():
             translator.warm_up(options=_request_whole_beam(options))
             if name in self._readers:
@@ -160,7 +160,7 @@ def _blank(one: Text) -> TranslatedText:
 
 
 def _request_whole_beam(options: DecodingOptions) -> DecodingOptions:
-    """Options that return the whole beam: one compiled program for each width."""
+    """Return options that return the whole beam: one compiled program for each width."""
     if options.beam_size == 1:
         return options
     return dataclasses.replace(options, n_best=options.beam_size, scores=True)

@@ -85,7 +85,7 @@ class Service:
         return self._end is not None
 
     def stop(self) -> None:
-        """Refuses new requests; those taken already have `drain` seconds from now."""
+        """Refuse new requests; those taken already have `drain` seconds from now."""
         if self._end is None:
             self._end = time.monotonic() + self.options.drain
 
@@ -94,11 +94,11 @@ class Service:
         return max(0.0, (self._end or 0.0) - time.monotonic())
 
     def warm_up(self) -> None:
-        """Compiles for usual requests, so that none waits for it."""
+        """Compile for usual requests, so that none waits for it."""
         self.translations.warm_up(self.decoding)
 
     async def translate(self, request: Request) -> Response:
-        """Answers a request.
+        """Answer a request.
 
         Raises:
             HTTPException: with the status of the failure.

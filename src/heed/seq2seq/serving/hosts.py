@@ -57,7 +57,7 @@ class Hosts:
         return hosts
 
     def __contains__(self, host: str) -> bool:
-        """Whether the server answers to this value of the Host header."""
+        """Return whether the server answers to this value of the Host header."""
         name = parse_host(host)
         if name is None:
             return False
@@ -83,7 +83,7 @@ class HostFilter:
         self._app, self._hosts = app, hosts
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answers a request."""
+        """Answer a request."""
         if scope["type"] == "http" and (refusal := self._refusal(scope)):
             status, detail = refusal
             answer = JSONResponse({"detail": detail}, status, {"Connection": "close"})

@@ -38,7 +38,7 @@ _ZEROS_KEY = 0x7A65726F
 
 
 def is_held_out(numbers: ArrayLike) -> NDArray[np.bool_]:
-    """Says which numbers are kept out of training, in all languages alike.
+    """Say which numbers are kept out of training, in all languages alike.
 
     A hash of the number decides: 5 % of the numbers of 100 or more; 0 to 99 are never held out.
 
@@ -61,7 +61,7 @@ def is_held_out(numbers: ArrayLike) -> NDArray[np.bool_]:
 
 @lru_cache(maxsize=1)
 def _held_out_order() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """All held-out numbers in a fixed scrambled order: those below 10,000, and the others."""
+    """Return all held-out numbers in a fixed scrambled order: those below 10,000, and the others."""
     everything = np.arange(LARGEST + 1)
     chosen = everything[is_held_out(everything)]
     chosen = chosen[permutation(len(chosen), _ORDER_KEY)]
@@ -85,7 +85,7 @@ def evaluation_numbers() -> NDArray[np.int64]:
 
 
 def validation_numbers() -> NDArray[np.int64]:
-    """512 held-out numbers to validate on during training; none is in :func:`evaluation_numbers`.
+    """Return 512 held-out numbers to validate on during training; none is in :func:`evaluation_numbers`.
 
     Returns:
         (512,) int64.

@@ -162,7 +162,7 @@ class NumbersTask(Task):
         return [0, *range(len(ids) - 1, 0, -1)]
 
     def source_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
-        """Each digit is a word; the language is not text."""
+        """Take each digit for a word; the language is not text."""
         digits = self.source_labels(ids)[1:]
         return [None, *range(len(digits) - 1, -1, -1)], digits[::-1]
 

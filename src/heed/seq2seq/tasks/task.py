@@ -190,7 +190,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def validation_batches(self) -> list[Batch]:
-        """Held-out pairs to validate on during training."""
+        """Return held-out pairs to validate on during training."""
 
     def validation_texts(self) -> list[tuple[list[int], str]]:
         """Return the source ids and the reference text of each validation pair."""
@@ -201,7 +201,7 @@ class Task(abc.ABC):
         ]
 
     def same_vocabulary(self, chosen: Collection[str] = ()) -> dict[str, Any]:
-        """Arguments of `create` that give a new task this one's tokens; empty if it has them anyway.
+        """Return arguments of `create` that give a new task this one's tokens; empty if it has them anyway.
 
         Args:
             chosen: options that are set already; the result is empty if one of them determines the tokens.
@@ -212,10 +212,10 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def evaluation_items(self) -> list[Item]:
-        """Held-out pairs to evaluate a finished run on; none is a validation pair."""
+        """Return held-out pairs to evaluate a finished run on; none is a validation pair."""
 
     def extra_evaluations(self) -> dict[str, list[Item]]:
-        """More pairs to evaluate a finished run on, by name; training may have drawn them."""
+        """Return more pairs to evaluate a finished run on, by name; training may have drawn them."""
         return {}
 
     def check_language(self, language: str | None) -> None:

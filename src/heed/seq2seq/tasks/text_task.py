@@ -375,7 +375,7 @@ class TextTask(Task):
         return _Training(places[fits], lengths[fits], int(np.count_nonzero(~fits)))
 
     def _measure_lengths(self, places: NDArray[np.uint32]) -> NDArray[np.uint16]:
-        """(P, 2), the tokens of each side: counted, or in a large corpus estimated from its letters."""
+        """Return (P, 2), the tokens of each side: counted, or in a large corpus estimated from its letters."""
         out = np.empty((len(places), 2), np.uint16)
         blocks = [slice(first, first + _BLOCK) for first in range(0, len(places), _BLOCK)]
         if len(places) <= _COUNTED:
@@ -499,7 +499,7 @@ class TextTask(Task):
     def _spread_links(
         self, batch: Batch, pairs: Sequence[Pair], lines: Sequence[str]
     ) -> NDArray[np.float32]:
-        """(B, T, S): the source tokens that each target token should attend to."""
+        """Return (B, T, S): the source tokens that each target token should attend to."""
         attention = np.zeros((*batch.target.shape, batch.source.shape[1]), np.float32)
         for n, (pair, line) in enumerate(zip(pairs, lines, strict=True)):
             source, source_words = self.source_words(_unpad(batch.source[n]))

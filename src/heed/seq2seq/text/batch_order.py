@@ -59,7 +59,7 @@ class BatchOrder:
         self._batches = functools.lru_cache(maxsize=2)(self._cut)  # this pool and the next
 
     def batch(self, step: int) -> NDArray[np.int64]:
-        """(B,) int64, the pairs of a step, 0 or more."""
+        """Return (B,) int64, the pairs of a step, 0 or more."""
         while self._ends[-1] <= step:
             self._ends.append(self._ends[-1] + self._count(len(self._ends) - 1))
         pool = bisect.bisect_right(self._ends, step) - 1

@@ -42,7 +42,7 @@ def count_catalogs(where: Iterable[Path] | None = None) -> dict[str, int]:
 
 
 def read_pairs(language: str, where: Iterable[Path] | None = None) -> list[Pair]:
-    """English messages and their translations, each English one once.
+    """Return English messages and their translations, each English one once.
 
     Messages with placeholders, markup or several lines, of more than 200 letters, or equal in both languages are left
     out.

@@ -95,7 +95,7 @@ class Corpus:
                 yield Entry(number, source, target)
 
     def _parse(self, lines: tuple[Any, ...]) -> Pair:
-        """Both sides of a line of each file; a ValueError describes a bad one."""
+        """Return both sides of a line of each file; a ValueError describes a bad one."""
         if _NO_LINE in lines:
             all_ = "both" if len(lines) == 2 else "all"
             missing = self.files[lines.index(_NO_LINE)]

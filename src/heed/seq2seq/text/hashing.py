@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 
 def mix(values: ArrayLike) -> NDArray[np.uint64]:
-    """Scrambles 64-bit integers with the output function of SplitMix64.
+    """Scramble 64-bit integers with the output function of SplitMix64.
 
     Args:
         values: integers of any shape, taken modulo 2**64.

@@ -58,7 +58,7 @@ class PairStore:
         return sum(self.counts)
 
     def forget_sources(self) -> None:
-        """Frees the memory of `sources`, once the held-out pairs are known."""
+        """Free the memory of `sources`, once the held-out pairs are known."""
         self.sources = self.sources[:0].copy()
 
     def corpus_of(self, places: ArrayLike) -> NDArray[np.int64]:

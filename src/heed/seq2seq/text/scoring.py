@@ -71,7 +71,7 @@ def load_sacrebleu(what: str) -> Any:
 
 
 def choose_bleu_tokenizer(references: Sequence[str], wanted: str = AUTO) -> str:
-    """Chooses sacrebleu's tokenizer for BLEU by the script of the references.
+    """Choose sacrebleu's tokenizer for BLEU by the script of the references.
 
     Chinese takes "zh", Japanese "ja-mecab", Korean "ko-mecab"; Thai, Lao, Khmer, Burmese, Tibetan and mixtures take
     "flores200"; "char" replaces those that this machine lacks. Every other script takes "13a".
@@ -113,7 +113,7 @@ def choose_bleu_tokenizer(references: Sequence[str], wanted: str = AUTO) -> str:
 
 
 def choose_metrics(references: Sequence[str], bleu_tokenizer: str = AUTO) -> Metrics:
-    """Chooses the metrics for some references.
+    """Choose the metrics for some references.
 
     BLEU counts sequences of up to four tokens. It is 0 for every text without any, so it is left out unless a tenth
     of the references has four tokens.

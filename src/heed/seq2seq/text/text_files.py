@@ -86,7 +86,7 @@ def unpack(path: Path, folder: Path) -> Path:
 
 @contextlib.contextmanager
 def name_file(path: Path | str) -> Iterator[None]:
-    """Names the file in the errors of a damaged one.
+    """Name the file in the errors of a damaged one.
 
     Raises:
         TaskError: if what the block reads cannot be unpacked.

@@ -81,7 +81,7 @@ def spread(
 
 
 def mark_members(words: Sequence[int | None], count: int) -> NDArray[np.float32]:
-    """(count, tokens): 1 where a token is part of a word."""
+    """Return (count, tokens): 1 where a token is part of a word."""
     numbers = np.array([-1 if word is None else word for word in words], np.int64)
     return (np.arange(count)[:, None] == numbers).astype(np.float32)
 

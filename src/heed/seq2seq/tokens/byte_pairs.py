@@ -90,7 +90,7 @@ class BytePairTokenizer(Tokenizer):
 
     @property
     def unknown_text(self) -> str:
-        """See `Tokenizer`."""
+        """Return the text of an unknown token."""
         return " ⁇ "
 
     def _ids(self, text: str) -> Iterable[int]:
@@ -100,7 +100,7 @@ class BytePairTokenizer(Tokenizer):
         return itertools.chain([self._begin], map(self._ours_of.__getitem__, ids))
 
     def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
-        """See `Tokenizer`."""
+        """Turn rows of ids into texts, as `Tokenizer` says."""
         return [self._decode(cut_at_end(row)) for row in rows]
 
     def _decode(self, ids: Iterable[int]) -> str:
@@ -117,7 +117,7 @@ class BytePairTokenizer(Tokenizer):
         return "<unk>" if i == UNKNOWN_ID else name_token(self._tokens[i])
 
     def words(self, ids: Iterable[int]) -> tuple[list[int | None], list[str]]:
-        """See `Tokenizer`."""
+        """Split ids into words, as `Tokenizer` says."""
         texts = (i for i in range(RESERVED, self._first_tag) if i != self._begin)
         known = {UNKNOWN_ID, *texts}
         return group_words([self._label(i) if i in known else None for i in map(int, ids)])

@@ -111,7 +111,7 @@ class Tokenizer:
     def train(
         cls, lines: Iterable[str], vocabulary_size: int | None = None, unit: str = "subword"
     ) -> Tokenizer:
-        """Learns a vocabulary from lines of text; the same lines give the same one.
+        """Learn a vocabulary from lines of text; the same lines give the same one.
 
         Args:
             lines: text, one sentence each.
@@ -148,7 +148,7 @@ class Tokenizer:
 
     @classmethod
     def _learn_default(cls, lines: Sequence[str]) -> Tokenizer:
-        """Learns as many subwords as the text has enough examples of."""
+        """Learn as many subwords as the text has enough examples of."""
         counts = _count_characters(lines)
         needed = RESERVED + len(counts)
         merges = max(_FIRST_MERGES, counts.total() // _LETTERS_A_TOKEN)
@@ -162,7 +162,7 @@ class Tokenizer:
 
     @classmethod
     def _learn(cls, kept: Sequence[str], size: int, unit: str) -> Tokenizer:
-        """Learns a vocabulary of at most this size."""
+        """Learn a vocabulary of at most this size."""
         size = min(size, _LARGEST)
         rare = _find_rare(kept, size) if unit == "subword" else ""
         try:
@@ -203,7 +203,7 @@ class Tokenizer:
         return self._first_tag + self.tags.index(name)
 
     def holds(self, letter: str) -> bool:
-        """Whether some token holds the letter, or bytes spell it."""
+        """Return whether some token holds the letter, or bytes spell it."""
         return self._letters is None or letter in self._letters
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -227,7 +227,7 @@ class Tokenizer:
         return [self._our_ids[i] for i in self._processor.encode(text)]
 
     def counts(self, texts: Sequence[str]) -> NDArray[np.uint16]:
-        """(N,) the number of ids of each text, the end token included, at most 65,535."""
+        """Return (N,) the number of ids of each text, the end token included, at most 65,535."""
         counts = (1 + sum(1 for _ in self._ids(text)) for text in self._normalize(texts))
         most = np.iinfo(np.uint16).max
         return np.fromiter((min(count, most) for count in counts), np.uint16, len(texts))
@@ -343,7 +343,7 @@ def _find_rare(lines: Sequence[str], size: int) -> str:
 
 
 def _train_model(lines: Sequence[str], vocabulary_size: int, unit: str, rare: str) -> bytes:
-    """Learns a model; the characters in `rare` are spelled in bytes."""
+    """Learn a model; the characters in `rare` are spelled in bytes."""
     known = set().union(*lines)
     free = (letter for letter in map(chr, _PRIVATE) if letter not in known)
     stand_ins = {letter: next(free) for letter in _OF_LIBRARY if letter in known}

@@ -66,7 +66,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a training writes such a number; TensorBoard takes no larger integers."""
+    """Return whether a training writes such a number; TensorBoard takes no larger integers."""
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, int) and abs(value) < _LARGEST

@@ -281,7 +281,7 @@ class TrainingStep:
 
 
 def _compile(function: Callable[..., Any], signature: tuple[tf.TensorSpec, ...] | None) -> Any:
-    """Compiles the function to a graph, without AutoGraph: no Python condition depends on a tensor."""
+    """Compile the function to a graph, without AutoGraph: no Python condition depends on a tensor."""
     return tf.function(
         function, input_signature=signature, autograph=False, reduce_retracing=signature is None
     )
@@ -311,7 +311,7 @@ def _adam(
     gradient: tf.Tensor,
     scalars: tf.Tensor,
 ) -> tf.Operation:
-    """Adam as one operation for each variable: separate ones make the whole step a quarter longer."""
+    """Return Adam as one operation for each variable: separate ones make the whole step a quarter longer."""
     cast = [tf.cast(scalar, weight.dtype) for scalar in tf.unstack(scalars)]
     return tf.raw_ops.ResourceApplyAdam(
         var=weight.handle,

@@ -292,7 +292,7 @@ class _Training:
         )
 
     def _is_written(self) -> bool:
-        """Whether the final weights are there; damaged ones are noted, to be written again."""
+        """Return whether the final weights are there; damaged ones are noted, to be written again."""
         if not self._run.weights.exists():
             return False
         try:

@@ -60,7 +60,7 @@ class Alignment:
 def align(
     model: Any, task: Task, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
 ) -> list[Alignment]:
-    """Aligns each source with its translation.
+    """Align each source with its translation.
 
     Args:
         model: a `Transformer`, or a `RecurrentTranslator`, whose only attention is used.
@@ -84,7 +84,7 @@ def align(
 
 
 def _compute_attention(model: Any, sources: Any, targets: Any) -> NDArray[np.float32]:
-    """(B, T, S): the attention in the step that writes each target token."""
+    """Return (B, T, S): the attention in the step that writes each target token."""
     inputs = pad_rows([[START_ID, *target] for target in targets])
     memory = model.encode_source(model.check_source(pad_rows(sources)))
     return np.asarray(model.decode_all(inputs, memory, return_alignment=True)[1])

@@ -52,7 +52,7 @@ class TranslationAttention:
     cut: bool = False
 
     def draw(self, path: Path, note: Callable[[str], object] = warnings.warn) -> Path:
-        """Draws the cross-attention, the mean over all heads and each head, to a .png, .svg or .pdf file.
+        """Draw the cross-attention, the mean over all heads and each head, to a .png, .svg or .pdf file.
 
         Args:
             path: the file.
@@ -126,7 +126,7 @@ class AttentionReader:
         self._scores = current().compile_graph(scores) if compiled else scores
 
     def warm_up(self) -> None:
-        """Compiles for sources and targets of any length: TensorFlow generalises from two."""
+        """Compile for sources and targets of any length: TensorFlow generalises from two."""
         for length in (1, 2):
             ids = np.full((1, length), END_ID, np.int32)
             self._scores({"source": ids, "target": ids})

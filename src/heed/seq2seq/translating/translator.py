@@ -249,7 +249,7 @@ class Translator:
         return Translation(whole, ids, alignment=aligned)
 
     def warm_up(self, prefix: Sequence[int] = (), options: DecodingOptions | None = None) -> None:
-        """Compiles decoding for rows of any number and length, without changing later samples."""
+        """Compile decoding for rows of any number and length, without changing later samples."""
         batches, options = self._batches, options or self.options
         for rows in ([[END_ID]], [[END_ID] * 9] * 2):  # TensorFlow generalises from two sizes
             self._decode(rows, len(rows), prefix, options)

@@ -41,7 +41,7 @@ def _if(op: Op, g: Builder) -> Converted:
 
 @converts("While", "StatelessWhile")
 def _while(op: Op, g: Builder) -> Converted:
-    """ONNX's Loop, which carries only changing values; its body reads the rest from outside."""
+    """Return ONNX's Loop, which carries only changing values; its body reads the rest from outside."""
     body = op.converter.function(op.source, "body").graph
     condition = op.converter.function(op.source, "cond").graph
     pairs = zip(body.inputs, body.outputs, strict=True)
@@ -85,7 +85,7 @@ def _while(op: Op, g: Builder) -> Converted:
 
 
 def _is_unchanged(given: Any, result: Any) -> bool:
-    """Whether an output of a graph is its input `given`."""
+    """Return whether an output of a graph is its input `given`."""
     while result is not given and result.op.type == "Identity":
         result = result.op.inputs[0]
     return result is given

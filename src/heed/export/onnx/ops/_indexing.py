@@ -39,7 +39,7 @@ def _where(op: Op, g: Builder) -> Converted:
 
 @converts("OneHot")
 def _one_hot(op: Op, g: Builder) -> Converted:
-    """ONNX's own operator counts negative indices from the end; in TensorFlow they give no entry."""
+    """Gather: ONNX's own operator counts negative indices from the end; in TensorFlow they give no entry."""
     indices, depth, on, off = op.inputs
     axis = op.attribute("axis") % (op.rank() + 1)
     places = g.node(
@@ -93,7 +93,7 @@ def _reverse_sequence(op: Op, g: Builder) -> Converted:
 
 @converts("StridedSlice")
 def _strided_slice(op: Op, g: Builder) -> Converted:
-    """x[a:b:c, i, ..., None]: first slices, then single indices, which remove axes, then new axes."""
+    """Return x[a:b:c, i, ..., None]: first slices, then single indices, which remove axes, then new axes."""
     x: Input = op.inputs[0]
     rank, count = op.rank(), op.inputs[1].shape[0]
     masks = {

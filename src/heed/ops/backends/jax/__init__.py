@@ -46,7 +46,7 @@ def as_written(function: _F) -> _F:
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether `x` is an array of JAX, or stands for one while tracing: no variable or array of NumPy."""
+    """Return whether `x` is an array of JAX, or stands for one while tracing: no variable or array of NumPy."""
     return isinstance(x, jax.Array)
 
 
@@ -110,7 +110,7 @@ def compile_graph(
 def compile_graph_when_repeated(
     function: Callable[[Any], Any], variables: Callable[[], list[Any]] = list
 ) -> Callable[[Any], Any]:
-    """As `compile_graph`, from the first call on."""
+    """Do as `compile_graph`, from the first call on."""
     return compile_graph(function, variables)
 
 
@@ -120,7 +120,7 @@ def has_dynamic_shapes() -> bool:
 
 
 def use_threads(count: int) -> None:
-    """Limits the threads of XLA and of the native kernels, if JAX has not run yet."""
+    """Limit the threads of XLA and of the native kernels, if JAX has not run yet."""
     os.environ["NPROC"] = str(count)
 
 
@@ -145,12 +145,12 @@ def hides_values() -> bool:
 
 
 def is_unknown_size(x: Any) -> bool:
-    """Whether `x` is a symbolic dimension, as of inputs of a functional model of Keras."""
+    """Return whether `x` is a symbolic dimension, as of inputs of a functional model of Keras."""
     return jax.export.is_symbolic_dim(x)
 
 
 def has_values(x: Any) -> bool:
-    """Whether the numbers of an array can be read: not while tracing."""
+    """Return whether the numbers of an array can be read: not while tracing."""
     return not isinstance(x, jax.core.Tracer)
 
 
@@ -182,7 +182,7 @@ def gradients(compute: Callable[[Callable[[Any], Any]], Any]) -> list[Any]:
 
 
 def worker() -> tuple[int, int]:
-    """(0, 1): a sequence is split across workers on TensorFlow only."""
+    """Return (0, 1): a sequence is split across workers on TensorFlow only."""
     return 0, 1
 
 

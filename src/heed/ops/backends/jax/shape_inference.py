@@ -9,7 +9,7 @@ from heed.ops.spec import AttentionSpec, Tensors
 
 
 def has_symbols(tensors: Tensors) -> bool:
-    """Whether a size of query, key or value is a symbol.
+    """Return whether a size of query, key or value is a symbol.
 
     Raises:
         ValueError: if it is one, but the caller will not only read shapes (`jax.export` has such sizes, too).

@@ -408,7 +408,7 @@ def prepare(
     axis = spec.heads_axis
 
     def split(x: Any) -> Any:
-        """(B, heads, T or S, features) in the spec's dtype."""
+        """Return (B, heads, T or S, features) in the spec's dtype."""
         if x is None:
             return None
         x = ops.cast(x, spec.dtype)

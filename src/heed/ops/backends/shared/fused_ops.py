@@ -73,7 +73,7 @@ class PlainFusedOps:
 
 
 def _widen(x: Any) -> Any:
-    """`x` in the type of computation."""
+    """Return `x` in the type of computation."""
     return ops.cast(x, checks.compute_type(checks.dtype_of(x)))
 
 

@@ -100,7 +100,7 @@ class Group(NamedTuple):
         return Span(self.keys[0], self.width) if len({*self.keys}) == 1 else None
 
     def moves_like(self, other: Group) -> bool:
-        """Whether both have the same keys for all their blocks, or neither has."""
+        """Return whether both have the same keys for all their blocks, or neither has."""
         return self.fixed_keys == other.fixed_keys
 
 

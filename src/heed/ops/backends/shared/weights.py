@@ -59,7 +59,7 @@ def some_weights(
 
 
 def runs(chosen: Sequence[int] | None, length: Any) -> list[Span]:
-    """Chosen positions as spans of consecutive ones: one span of all for None, an empty one for none."""
+    """Return chosen positions as spans of consecutive ones: one span of all for None, an empty one for none."""
     if chosen is None:
         return [Span(0, length)]
     found: list[Span] = []
@@ -72,7 +72,7 @@ def runs(chosen: Sequence[int] | None, length: Any) -> list[Span]:
 
 
 def take(x: Any, indices: Sequence[int], axis: int) -> Any:
-    """Chosen entries along an axis; an empty list is one of integers, too."""
+    """Return chosen entries along an axis; an empty list is one of integers, too."""
     return ops.take(x, ops.convert_to_tensor(list(indices), "int32"), axis=axis)
 
 
@@ -120,7 +120,7 @@ def _pick_heads(block: Block, heads: Sequence[int]) -> Block:
 
 
 def _pick(x: Any, heads: Sequence[int], split: tuple[int, int]) -> Any:
-    """Chosen heads of (B, K or 1, G or 1, t, s) as (B, len(heads), 1, t, s); unchanged without heads."""
+    """Return chosen heads of (B, K or 1, G or 1, t, s) as (B, len(heads), 1, t, s); unchanged without heads."""
     if x is None or (x.shape[1] == 1 and x.shape[2] == 1 and split != (1, 1)):
         return x
     batch, _, _, rows, columns = sizes(x)

@@ -71,7 +71,7 @@ def block_sizes() -> dict[str, int]:
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether `x` is a dense tensor: no variable, sparse tensor or array."""
+    """Return whether `x` is a dense tensor: no variable, sparse tensor or array."""
     return isinstance(x, tf.Tensor)
 
 
@@ -158,7 +158,7 @@ def hides_values() -> bool:
 
 
 def has_dynamic_shapes() -> bool:
-    """Whether sizes may depend on values: everywhere but under XLA."""
+    """Return whether sizes may depend on values: everywhere but under XLA."""
     return not library.compiled_by_xla()
 
 
@@ -168,7 +168,7 @@ def is_unknown_size(x: Any) -> bool:
 
 
 def has_values(x: Any) -> bool:
-    """Whether the numbers of a tensor can be read: not in a graph."""
+    """Return whether the numbers of a tensor can be read: not in a graph."""
     return hasattr(x, "numpy")
 
 
@@ -208,7 +208,7 @@ def across_workers(name: str) -> Any:
 
 
 def use_threads(count: int) -> None:
-    """Limits the threads of TensorFlow and the native ops; RuntimeError once TensorFlow has started."""
+    """Limit the threads of TensorFlow and the native ops; RuntimeError once TensorFlow has started."""
     tf.config.threading.set_intra_op_parallelism_threads(count)
     tf.config.threading.set_inter_op_parallelism_threads(count)
 

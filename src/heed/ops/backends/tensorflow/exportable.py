@@ -51,7 +51,7 @@ def attention(
     bias: tf.Tensor | None,
     expression: Expression,
 ) -> tf.Tensor:
-    """Attention of scaled products.
+    """Return attention of scaled products.
 
     Args:
         query: (B, N, T, H).
@@ -85,7 +85,7 @@ def replace_attention(function: Core) -> Iterator[None]:
 
 @contextlib.contextmanager
 def grow_caches() -> Iterator[Callable[[tf.Tensor, Size], tf.Tensor]]:
-    """Lets caches (B, P, ...) of P entries grow inside the `with` block: updates are appended.
+    """Let caches (B, P, ...) of P entries grow inside the `with` block: updates are appended.
 
     Yields a function of a cache and the number of entries to be written, which returns the cache with room for them,
     for models that read its length. Writing into that tensor appends to the original cache.
@@ -109,7 +109,7 @@ class Exportable(Portable):
     """Attention in operations that converters of graphs know."""
 
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
-        """Dropout is unsupported."""
+        """Refuse dropout."""
         return ["it has no dropout"] if spec is not None and spec.dropout else []
 
     def attend(
@@ -168,7 +168,7 @@ class ExportableFusedOps(PortableFusedOps):
 
 
 def _with_heads(x: tf.Tensor, spec: AttentionSpec) -> tf.Tensor:
-    """(B, heads, T or S, features) in the spec's dtype."""
+    """Return (B, heads, T or S, features) in the spec's dtype."""
     x = tf.cast(x, spec.dtype)
     if spec.heads_axis is None:
         return tf.expand_dims(x, 1)
@@ -183,7 +183,7 @@ def _without_heads(x: tf.Tensor, spec: AttentionSpec) -> tf.Tensor:
 
 
 def _swap_heads(x: tf.Tensor, heads_axis: int) -> tf.Tensor:
-    """(B, T, N, H) to (B, N, T, H), and back."""
+    """Map (B, T, N, H) to (B, N, T, H), and back."""
     if x.shape[heads_axis] == 1:
         # LiteRT's converter fails where an axis is transposed and then squeezed.
         return tf.expand_dims(tf.squeeze(x, heads_axis), 3 - heads_axis)
@@ -193,7 +193,7 @@ def _swap_heads(x: tf.Tensor, heads_axis: int) -> tf.Tensor:
 def _visible(
     spec: AttentionSpec, query: tf.Tensor, key: tf.Tensor
 ) -> tuple[tf.Tensor | None, bool]:
-    """Booleans that broadcast to (B, N, T, S), or None; and whether a causal mask is added."""
+    """Return booleans that broadcast to (B, N, T, S), or None; and whether a causal mask is added."""
     if spec.mask is None:
         return None, False
     rules = spec.mask.rules
@@ -229,7 +229,7 @@ def _bias(
 def _scores(
     query: tf.Tensor, key: tf.Tensor, bias: tf.Tensor | None, expression: Expression
 ) -> tf.Tensor:
-    """(B, N, T, S)."""
+    """Return (B, N, T, S)."""
     scaled = query * tf.constant(expression.score.scale, query.dtype)
     products = _unfold(tf.matmul(_fold(scaled, key), key, transpose_b=True), query)
     scores = expression.score.cap(products)
@@ -243,7 +243,7 @@ def _other_scores(
     key: tf.Tensor,
     visible: tf.Tensor | None,
 ) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """(B, N, T, S), finite, and the visible pairs, without those that bias or score hide."""
+    """Return (B, N, T, S), finite, and the visible pairs, without those that bias or score hide."""
     attention, operands = prepare(spec, tensors)
     found = attention.scores(attention.whole(operands, guarded=False), None)
     scores = attention.join_heads(found)
@@ -266,7 +266,7 @@ def _weights(
 
 
 def _softmax(scores: tf.Tensor, visible: tf.Tensor | None, is_causal: bool) -> tf.Tensor:
-    """(B, N, T, S), 0 where nothing is visible."""
+    """Return (B, N, T, S), 0 where nothing is visible."""
     visible = _with_causal(scores, visible, is_causal)
     if visible is None:
         return tf.nn.softmax(scores)
@@ -275,7 +275,7 @@ def _softmax(scores: tf.Tensor, visible: tf.Tensor | None, is_causal: bool) -> t
 
 
 def _lse(scores: tf.Tensor, visible: tf.Tensor | None, is_causal: bool) -> tf.Tensor:
-    """(B, N, T), -inf where nothing is visible."""
+    """Return (B, N, T), -inf where nothing is visible."""
     visible = _with_causal(scores, visible, is_causal)
     if visible is None:
         return tf.reduce_logsumexp(scores, axis=-1)
@@ -295,12 +295,12 @@ def _with_causal(scores: tf.Tensor, visible: tf.Tensor | None, is_causal: bool) 
 
 
 def _apply_weights(weights: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """Weights (B, N, T, S) and value (B, K, S, V) to (B, N, T, V)."""
+    """Map weights (B, N, T, S) and value (B, K, S, V) to (B, N, T, V)."""
     return _unfold(tf.matmul(_fold(weights, value), value), weights)
 
 
 def _fold(x: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-    """(B, N, T, X) to (B, K, N / K * T, X): one product serves all query heads of a key head."""
+    """Map (B, N, T, X) to (B, K, N / K * T, X): one product serves all query heads of a key head."""
     if x.shape[1] == key.shape[1]:
         return x
     batch, heads, rows, width = sizes(x)
@@ -309,7 +309,7 @@ def _fold(x: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
 
 
 def _unfold(x: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """(B, K, N / K * T, X) to (B, N, T, X), with N and T of `like` (B, N, T, ...)."""
+    """Map (B, K, N / K * T, X) to (B, N, T, X), with N and T of `like` (B, N, T, ...)."""
     if x.shape[1] == like.shape[1]:
         return x
     batch, heads, rows, _ = sizes(like)

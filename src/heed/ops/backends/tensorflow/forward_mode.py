@@ -12,7 +12,7 @@ from tensorflow.python import pywrap_tfe
 
 
 def has_tangents(tensors: Iterable[Any]) -> bool:
-    """Whether an accumulator watches one of the tensors; None is no tensor."""
+    """Return whether an accumulator watches one of the tensors; None is no tensor."""
     _, tangents = pywrap_tfe.TFE_Py_PackJVPs([x for x in tensors if x is not None])
     return bool(tangents)
 

@@ -76,7 +76,7 @@ def convert_to_tensor(x: Any) -> Any:
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether `x` is a dense tensor: no variable, array, sparse, nested or quantized tensor."""
+    """Return whether `x` is a dense tensor: no variable, array, sparse, nested or quantized tensor."""
     return (
         isinstance(x, torch.Tensor)
         and x.layout == torch.strided
@@ -85,7 +85,7 @@ def is_tensor(x: Any) -> bool:
 
 
 def kind_of(query: Any, key: Any, value: Any) -> Any:
-    """Shapes, dtypes and layouts of plain tensors; None for others, and while torch.compile traces."""
+    """Return shapes, dtypes and layouts of plain tensors; None for others, and while torch.compile traces."""
     if is_recorded() or not (type(query) in PLAIN and type(key) in PLAIN and type(value) in PLAIN):
         return None
     return (
@@ -101,7 +101,7 @@ def widest_integer() -> str:
 
 
 def require(x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
-    """`x`; a ValueError of `text` and the named numbers unless the condition holds, or has no value."""
+    """Return `x`; a ValueError of `text` and the named numbers unless the condition holds, or has no value."""
     if has_values(condition) and not bool(condition):
         raise ValueError(text + ", ".join(f"{name}={number}" for name, number in numbers.items()))
     return x
@@ -117,7 +117,7 @@ def compile_graph(
 def compile_graph_when_repeated(
     function: Callable[[Any], Any], variables: Callable[[], list[Any]] = list
 ) -> Callable[[Any], Any]:
-    """As `compile_graph`."""
+    """Do as `compile_graph` of the protocol; nothing is compiled."""
     return compile_graph(function)
 
 
@@ -125,7 +125,7 @@ hides_values = is_recorded
 
 
 def has_dynamic_shapes() -> bool:
-    """Whether sizes may depend on values: everywhere but under torch.compile."""
+    """Return whether sizes may depend on values: everywhere but under torch.compile."""
     return not torch.compiler.is_compiling()
 
 
@@ -160,7 +160,7 @@ def gradients(compute: Callable[[Callable[[Any], Any]], Any]) -> list[Any]:
 
 
 def worker() -> tuple[int, int]:
-    """(0, 1): a sequence is split across workers on TensorFlow only."""
+    """Return (0, 1): a sequence is split across workers on TensorFlow only."""
     return 0, 1
 
 
@@ -170,7 +170,7 @@ def across_workers(name: str) -> Implementation:
 
 
 def use_threads(count: int) -> None:
-    """Limits the threads of PyTorch and of the native kernels."""
+    """Limit the threads of PyTorch and of the native kernels."""
     torch.set_num_threads(count)
 
 

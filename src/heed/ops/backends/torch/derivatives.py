@@ -346,7 +346,7 @@ def _map(
         )
 
     def join(x: Any, dim: int | None, kind: str) -> Any:
-        """(M * B, ...)."""
+        """Return (M * B, ...)."""
         if x is None:
             return None
         x = x.expand(count, *x.shape) if dim is None else x.movedim(dim, 0)

@@ -45,19 +45,19 @@ def is_observed() -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether `torch.func` transforms this call, or forward mode may carry tangents through it."""
+    """Return whether `torch.func` transforms this call, or forward mode may carry tangents through it."""
     return are_transforms_active() or forward_ad._current_level >= 0
 
 
 def legacy_vmap_level() -> int:
-    """How many of the mappings are open that PyTorch uses for `is_grads_batched` and in `gradcheck`."""
+    """Return how many of the mappings are open that PyTorch uses for `is_grads_batched` and in `gradcheck`."""
     level = torch._C._vmapmode_increment_nesting()
     torch._C._vmapmode_decrement_nesting()
     return level - 1
 
 
 def have_memory(tensors: Iterable[torch.Tensor | None]) -> bool:
-    """Whether all tensors keep their numbers in memory of the CPU."""
+    """Return whether all tensors keep their numbers in memory of the CPU."""
     for x in tensors:  # noqa: SIM110  (a third of the time of `all`)
         if x is not None and not (type(x) in PLAIN and x.is_cpu):
             return False
@@ -70,7 +70,7 @@ def is_recorded() -> bool:
 
 
 def has_values(x: Any) -> bool:
-    """Whether the numbers of a tensor can be read here and now."""
+    """Return whether the numbers of a tensor can be read here and now."""
     if is_recorded():
         return False
     if not isinstance(x, torch.Tensor):

@@ -59,7 +59,7 @@ class _Ranges(NamedTuple):
         return self.first <= self.last
 
     def hold_any(self, flags: jax.Array) -> jax.Array:
-        """Whether a flag (B, heads, positions) holds in the range: (B, heads, length)."""
+        """Return whether a flag (B, heads, positions) holds in the range: (B, heads, length)."""
         count = jnp.pad(jnp.cumsum(flags.astype(jnp.int32), -1), ((0, 0), (0, 0), (1, 0)))
         last = jnp.maximum(self.last, self.first - 1) + 1
         shape = (*flags.shape[:2], self.last.shape[-1])
@@ -197,7 +197,7 @@ _gradients.defvjp(_gradients_forward, _gradients_backward)
 
 
 def _call(spec: AttentionSpec, options: dict[str, Any]) -> Callable[..., jax.Array]:
-    """Attention by cuDNN as a function of query, key and value in the layout of the spec."""
+    """Return attention by cuDNN as a function of query, key and value in the layout of the spec."""
     product: Any = spec.score.product
 
     def call(*operands: jax.Array) -> jax.Array:
@@ -214,17 +214,17 @@ def _call(spec: AttentionSpec, options: dict[str, Any]) -> Callable[..., jax.Arr
 
 
 def _by_head(spec: AttentionSpec, x: jax.Array) -> jax.Array:
-    """From the layout of the spec to (B, N, ...), and back."""
+    """Bring the layout of the spec to (B, N, ...), and back."""
     return jnp.swapaxes(x, 1, 2) if spec.layout == "BTNH" else x
 
 
 def _fill(spec: AttentionSpec, where: jax.Array, x: jax.Array, number: float) -> jax.Array:
-    """`x` with a number in the rows (B or 1, N or 1, T) where the condition holds."""
+    """Return `x` with a number in the rows (B or 1, N or 1, T) where the condition holds."""
     return jnp.where(_by_head(spec, where)[..., None], jnp.asarray(number, x.dtype), x)
 
 
 def _nonfinite(spec: AttentionSpec, x: jax.Array) -> jax.Array:
-    """Whether the vectors (B, heads, length) hold nonfinite numbers."""
+    """Return whether the vectors (B, heads, length) hold nonfinite numbers."""
     return _by_head(spec, ~jnp.isfinite(x).all(-1))
 
 
@@ -234,7 +234,7 @@ def _substitutes(operands: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def _bad_rows(spec: AttentionSpec, problem: _Problem, operands: Sequence[jax.Array]) -> jax.Array:
-    """Which rows see a nonfinite number: (B, N, T)."""
+    """Return which rows see a nonfinite number: (B, N, T)."""
     query, key, value = (_nonfinite(spec, x) for x in operands)
     found = problem.of_rows.hold_any(key | value)
     found = jnp.repeat(found, spec.queries_per_kv, axis=1)

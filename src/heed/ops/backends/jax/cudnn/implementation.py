@@ -55,7 +55,7 @@ class Cudnn(Portable):
 
 
 def _reasons_against(spec: AttentionSpec, widest: int) -> list[str]:
-    """Why cuDNN does not give heed's result, as sentences."""
+    """Return why cuDNN does not give heed's result, as sentences."""
     product = spec.score.product
     if product is None:
         return ["cuDNN's attention has dot products only, without functions"]
@@ -78,7 +78,7 @@ def _reasons_against(spec: AttentionSpec, widest: int) -> list[str]:
 
 
 def _is_taken(spec: AttentionSpec) -> bool:
-    """Whether cuDNN has the mask."""
+    """Return whether cuDNN has the mask."""
     if spec.mask is None:
         return True
     length, keys = spec.lengths

@@ -30,7 +30,7 @@ _SOFTMAX = 4
 
 
 def forward(form: Form, arrays: Several) -> tuple[jax.Array, ...]:
-    """Output, log-sum-exp and the numbers for the backward pass."""
+    """Return output, log-sum-exp and the numbers for the backward pass."""
     return _mapped(_forward, _forward_folded, form)(arrays)
 
 
@@ -110,7 +110,7 @@ def _one_by_one(call: Callable[..., Any], batched: Any, arrays: Any) -> Any:
 
 
 def _fold(x: Any, is_batched: bool, count: int, rows: int | None = None) -> Any:
-    """(M, B, ...) or (B, ...) to (M * B, ...), where `rows` replaces a B of 1."""
+    """Return (M, B, ...) or (B, ...) to (M * B, ...), where `rows` replaces a B of 1."""
     if not is_batched:
         x = jnp.broadcast_to(x, (count, *x.shape))
     if rows is not None and x.shape[1] != rows:
@@ -121,7 +121,7 @@ def _fold(x: Any, is_batched: bool, count: int, rows: int | None = None) -> Any:
 def _fold_all(
     form: Form, first: int, count: int, batched: Any, arrays: Several, every_bias: bool = False
 ) -> list[Any]:
-    """All arrays of a call with the mapped axis as part of the batch.
+    """Return all arrays of a call with the mapped axis as part of the batch.
 
     Args:
         first: the number of arrays before the operands.
@@ -130,7 +130,7 @@ def _fold_all(
     rows = arrays[0].shape[1 if batched[0] else 0]
 
     def operand(place: int, x: Any, is_batched: bool) -> Any:
-        """Unchanged where one entry serves all."""
+        """Return unchanged where one entry serves all."""
         if x.ndim == int(is_batched):  # a number of a mask
             x = x[..., None]
         always = every_bias and place == form.header.bias
@@ -150,7 +150,7 @@ def _unfold(x: Any, count: int) -> Any:
 
 
 def _fold_softmax(x: Any, is_batched: bool, count: int) -> Any:
-    """(M, 2 B N T), two parts for each entry, to (2 M B N T,), each part of all entries."""
+    """Map (M, 2 B N T), two parts for each entry, to (2 M B N T,), each part of all entries."""
     x = x if is_batched else jnp.broadcast_to(x, (count, *x.shape))
     return jnp.swapaxes(x.reshape(count, 2, -1), 0, 1).reshape(-1)
 

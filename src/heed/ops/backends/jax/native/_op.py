@@ -22,7 +22,7 @@ Several = Sequence[jax.Array]
 
 
 def run(spec: AttentionSpec, tensors: Tensors) -> tuple[jax.Array, jax.Array]:
-    """Output and log-sum-exp; differentiable any number of times in reverse mode."""
+    """Return output and log-sum-exp; differentiable any number of times in reverse mode."""
     form, of_mask = write(spec, tensors)
     output, lse, _ = _run(form, tensors[:3], operands(tensors, of_mask))
     return output, lse

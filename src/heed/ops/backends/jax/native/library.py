@@ -16,7 +16,7 @@ TARGETS = ("heed_xla_forward", "heed_xla_backward", "heed_xla_bias_gradient")
 
 @functools.cache
 def load() -> tuple[Any, str]:
-    """JAX's module of custom calls, with those of heed registered, and the reason if that is not possible."""
+    """Return JAX's module of custom calls, with those of heed registered, and the reason if that is not possible."""
     path, (library, reason) = core.library_path("xla"), core.load()
     if path is None or library is None:
         return None, reason or core.NOT_BUILT

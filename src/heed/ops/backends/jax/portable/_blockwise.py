@@ -51,7 +51,7 @@ class Extras(NamedTuple):
 
 
 def blockwise(attention: BlockAttention, operands: Operands) -> tuple[jax.Array, jax.Array]:
-    """Output (B, K, G, T, V) and log-sum-exp (B, K, G, T, 1), differentiable any number of times."""
+    """Return output (B, K, G, T, V) and log-sum-exp (B, K, G, T, 1), differentiable any number of times."""
     kind, extras = _split(attention)
     # Otherwise GPUs and TPUs round the factors of float32 products.
     with jax.default_matmul_precision("highest"):
@@ -87,7 +87,7 @@ def _whole(kind: Kind, extras: Extras) -> BlockAttention:
 def _loop(
     attention: BlockAttention, whole: Block, share: int, step: Any, carry: Any
 ) -> tuple[Any, list[Any]]:
-    """`carry, rows = step(carry, block)` for all blocks: the last carry, and the rows joined along T."""
+    """Return `carry, rows = step(carry, block)` for all blocks: the last carry, and the rows joined along T."""
     found = []
     for group in plan.groups(attention, share):
 
@@ -107,7 +107,7 @@ def _loop(
 
 
 def _join_blocks(x: jax.Array) -> jax.Array:
-    """(blocks, B, K, G, t, x) to (B, K, G, T, x)."""
+    """Map (blocks, B, K, G, t, x) to (B, K, G, T, x)."""
     count, batch, heads, queries_per_kv, rows, width = x.shape
     return jnp.moveaxis(x, 0, 3).reshape(batch, heads, queries_per_kv, count * rows, width)
 
@@ -165,7 +165,7 @@ def _backward(
 
 
 def _begins(bias: Any, queries: Span, keys: Span) -> tuple[Any, ...]:
-    """Where a block begins in the last two axes of the bias, of which one of length 1 serves all."""
+    """Return where a block begins in the last two axes of the bias, of which one of length 1 serves all."""
     if bias is None:
         return 0, 0
     return tuple(

@@ -160,7 +160,7 @@ def _of_dropout(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
 
 @register_gradient("HeedProduct")
 def _of_product(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
-    """In plain TensorFlow, for second derivatives."""
+    """Compute in plain TensorFlow, for second derivatives."""
     x, weights = op.inputs
     letters = "gnk" if _read(ProductSettings, op).transposed else "gkn"
     return [
@@ -171,7 +171,7 @@ def _of_product(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
 
 @register_gradient("HeedCacheWrite")
 def _of_cache_write(op: tf.Operation, gradient: tf.Tensor) -> list[Any]:
-    """Overwritten entries of the cache get 0; the update gets the gradient of its entries."""
+    """Give overwritten entries of the cache 0; the update gets the gradient of its entries."""
     cache, update, index = op.inputs
     length, written = tf.shape(cache)[1], tf.shape(update)
     index = tf.clip_by_value(index, 0, length - written[1])

@@ -32,7 +32,7 @@ def _load() -> tuple[Any, str]:
 
 
 def ops() -> Any:
-    """TensorFlow's Python wrappers of the native ops."""
+    """Return TensorFlow's Python wrappers of the native ops."""
     return _load()[0]
 
 
@@ -43,12 +43,12 @@ def machine_reasons() -> tuple[str, ...]:
 
 
 def is_eager() -> bool:
-    """Whether ops run at once here. Takes less time than `tf.executing_eagerly`."""
+    """Return whether ops run at once here. Takes less time than `tf.executing_eagerly`."""
     return context.context()._thread_local_data.is_eager
 
 
 def compiled_by_xla() -> bool:
-    """Whether the current trace is for XLA, which cannot compile the native ops."""
+    """Return whether the current trace is for XLA, which cannot compile the native ops."""
     return not is_eager() and control_flow_util.GraphOrParentsInXlaContext(
         tf.compat.v1.get_default_graph()
     )

@@ -37,7 +37,7 @@ def run(spec: AttentionSpec, tensors: Tensors) -> Several:
 
 
 def part_gradients(spec: AttentionSpec, tensors: Tensors, **received: tf.Tensor) -> Several:
-    """Gradients of query, key and value, from results over these and other keys.
+    """Return gradients of query, key and value, from results over these and other keys.
 
     Args:
         spec, tensors: of dot-product attention.
@@ -116,7 +116,7 @@ def _first(op: tf.Operation, output_gradient: Any, lse_gradient: Any, _: Any) ->
 
 @exempt
 def _second(op: tf.Operation, *cotangents: tf.Tensor, of_bias: bool) -> Any:
-    """`of_bias`: whether the op computes the gradient of the bias of scores alone."""
+    """Return `of_bias`: whether the op computes the gradient of the bias of scores alone."""
     inputs, incoming, others = op.inputs[:3], op.inputs[5:7], op.inputs[7:]
     form = _form_of(op)
     trained, attention = differentiable(form, inputs, others)

@@ -99,7 +99,7 @@ def _of_group(group: plan.Group) -> Part:
 
 
 def _of_any_length(attention: BlockAttention, share: int, compiled: bool) -> Part:
-    """Blocks of one size, which compilers know, and keys of any number, which they refuse."""
+    """Return blocks of one size, which compilers know, and keys of any number, which they refuse."""
     length, keys = attention.lengths
     block = maximum(1, minimum(length, plan.most_queries(attention, maximum(1, keys), share)))
 

@@ -32,7 +32,7 @@ class Demands:
         *,
         or_one: bool = False,
     ) -> None:
-        """Demands `have == want`, or `have == 1` if `or_one`, unless both are known."""
+        """Demand `have == want`, or `have == 1` if `or_one`, unless both are known."""
         if is_static(have, want) or have is want or (or_one and is_static(have) and have == 1):
             return
         met = tf.equal(have, want)
@@ -45,14 +45,14 @@ class Demands:
         self._checks.append(check)
 
     def broadcast(self, name: str, x: tf.Tensor, target: Sequence[Size]) -> None:
-        """Demands that `x` broadcasts to (B, N, T, S) = `target`, as in NumPy."""
+        """Demand that `x` broadcasts to (B, N, T, S) = `target`, as in NumPy."""
         for axis in range(1, x.shape.rank + 1):
             self.equal(
                 "broadcast to (B, N, T, S)", size(x, -axis), target[-axis], name, x, or_one=True
             )
 
     def before(self, x: tf.Tensor) -> tf.Tensor:
-        """`x`, which now fails unless all demands so far are met."""
+        """Return `x`, which now fails unless all demands so far are met."""
         if not self._checks:
             return x
         with tf.control_dependencies(self._checks):

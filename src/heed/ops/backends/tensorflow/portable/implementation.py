@@ -36,7 +36,7 @@ class Portable:
     """Attention in plain TensorFlow, block by block."""
 
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
-        """None: it runs everywhere."""
+        """Return None: it runs everywhere."""
         return []
 
     def attend(

@@ -146,7 +146,7 @@ class PortableBlocks:
 
 
 def _from_heads(spec: AttentionSpec, x: tf.Tensor) -> tf.Tensor:
-    """(B, N, T, V) in the layout of the spec."""
+    """Return (B, N, T, V) in the layout of the spec."""
     return tf.transpose(x, (0, 2, 1, 3)) if spec.heads_axis == 2 else x
 
 
@@ -158,7 +158,7 @@ class _Split:
     attention: BlockAttention
 
     def rows(self, x: tf.Tensor) -> tf.Tensor:
-        """(B, N, T) to (B, K, G, T, 1)."""
+        """Map (B, N, T) to (B, K, G, T, 1)."""
         shape = tf.shape(x)
         return tf.reshape(x, tf.stack([shape[0], *self.attention.heads, shape[2], 1]))
 

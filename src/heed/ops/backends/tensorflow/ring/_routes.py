@@ -73,13 +73,13 @@ class Plan:
                 yield Move(stretch, self.place(stretch, route.steps), route.owner)
 
     def queries_of(self, worker: int, stretch: int) -> list[int]:
-        """Which of a worker's two stretches of queries (0 or 1) attend to a stretch of keys."""
+        """Return which of a worker's two stretches of queries (0 or 1) attend to a stretch of keys."""
         own = stretches_of(worker, self.workers)
         return [half for half, queries in enumerate(own) if (queries, stretch) in self.pairs]
 
 
 def make_plan(workers: int, sees: Callable[[int, int], bool]) -> Plan:
-    """Plans from `sees(stretch of queries, stretch of keys)`."""
+    """Plan from `sees(stretch of queries, stretch of keys)`."""
     count = range(2 * workers)
     pairs = frozenset((i, j) for i in count for j in count if sees(i, j))
     needed = [{owner_of(i, workers) for i in count if (i, j) in pairs} for j in count]

@@ -107,7 +107,7 @@ class _Ring:
     blocks: Blocks
 
     def attend(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Output and log-sum-exp, differentiable once."""
+        """Return output and log-sum-exp, differentiable once."""
 
         @custom_gradient
         def op(*inputs: tf.Tensor) -> Any:
@@ -286,7 +286,7 @@ class _Travel:
         self._last: list[tf.Tensor] = []
 
     def turns(self, own: dict[int, Several]) -> Iterator[tuple[int, dict[int, Several]]]:
-        """For each turn its number and the keys and values of the stretches that the worker holds.
+        """Yield for each turn its number and the keys and values of the stretches that the worker holds.
 
         The messages of a turn wait for the computations of the turn before the last: two turns' keys are in memory.
         """

@@ -70,7 +70,7 @@ def send(x: tf.Tensor, worker: Worker, to: int) -> list[tf.Tensor]:
 
 
 def receive(like: tf.Tensor, worker: Worker, sender: int) -> tf.Tensor:
-    """Receives a tensor of the shape and dtype of `like`."""
+    """Receive a tensor of the shape and dtype of `like`."""
     kind = _SAME_BITS.get(like.dtype, like.dtype)
     pieces: list[tf.Tensor] = []
     for _, length in _pieces(like):

@@ -168,7 +168,7 @@ def _with_positions(mask: Mask, batch: int, length: int, keys: int, device: Any)
 
 
 def _in_order(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many blocks each row of blocks has, and the columns, those that it has first and in order."""
+    """Return how many blocks each row of blocks has, and the columns, those that it has first and in order."""
     chosen = blocks.to(torch.int32)
     columns = torch.argsort(chosen, dim=-1, descending=True, stable=True)
     return chosen.sum(-1, dtype=torch.int32), columns.to(torch.int32).contiguous()

@@ -96,7 +96,7 @@ def run(call: Expression, spec: AttentionSpec, tensors: Tensors, repair: bool) -
 
 
 def note_failure(call: Call, spec: AttentionSpec, error: Exception) -> None:
-    """Remembers that such a call cannot be compiled, and warns."""
+    """Remember that such a call cannot be compiled, and warn."""
     reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     _failures[_kind_of(call, spec)[0]] = reason
     warnings.warn(
@@ -114,7 +114,7 @@ def has_triton() -> bool:
 
 
 def failure_of(call: Call, spec: AttentionSpec) -> str | None:
-    """Why such a call could not be compiled; None if it was not tried, or could."""
+    """Return why such a call could not be compiled; None if it was not tried, or could."""
     if torch.compiler.is_compiling():
         return None
     return _failures.get(_kind_of(call, spec)[0]) if _failures else None

@@ -43,22 +43,22 @@ def ask_finite(tensors: Iterable[torch.Tensor | None]) -> Callable[[], bool]:
 
 
 def is_recording() -> bool:
-    """Whether a GPU's work is recorded, so that nobody can wait for an answer."""
+    """Return whether a GPU's work is recorded, so that nobody can wait for an answer."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def holds_nonfinite(x: torch.Tensor) -> torch.Tensor:
-    """Whether each vector along the last axis holds a nonfinite number."""
+    """Return whether each vector along the last axis holds a nonfinite number."""
     return ~torch.isfinite(x).all(-1)
 
 
 def finite(x: torch.Tensor) -> torch.Tensor:
-    """`x` with 0 in place of nonfinite numbers."""
+    """Return `x` with 0 in place of nonfinite numbers."""
     return torch.where(torch.isfinite(x), x, 0.0)
 
 
 def fill_rows(where: torch.Tensor, x: torch.Tensor, number: float) -> torch.Tensor:
-    """`x` with a number in the vectors where the condition holds."""
+    """Return `x` with a number in the vectors where the condition holds."""
     return torch.where(where[..., None], number, x)
 
 

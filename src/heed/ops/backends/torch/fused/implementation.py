@@ -18,7 +18,7 @@ def machine_reasons() -> tuple[str, ...]:
 
 
 def is_on_gpu(x: torch.Tensor) -> bool:
-    """Whether a tensor is where the kernels run: a GPU may be there, but not be used."""
+    """Return whether a tensor is where the kernels run: a GPU may be there, but not be used."""
     return x.is_cuda
 
 
@@ -56,12 +56,12 @@ class Fused(Portable):
 
 @torch.compiler.assume_constant_result
 def _is_changed() -> bool:
-    """As `is_transformed`, where torch.compile traces, too: it runs transformations while it does."""
+    """Tell what `is_transformed` tells, where torch.compile traces, too: it runs transformations while it does."""
     return is_transformed()
 
 
 def _reasons_against(spec: AttentionSpec) -> list[str]:
-    """Why no fused call gives heed's result, as sentences."""
+    """Return why no fused call gives heed's result, as sentences."""
     product = spec.score.base_product
     if product is None:
         return ["PyTorch's fused attention has dot products only"]

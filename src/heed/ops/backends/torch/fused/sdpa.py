@@ -87,7 +87,7 @@ class Sdpa:
 
 
 def _ends_at_last_key(spec: AttentionSpec) -> bool:
-    """Whether it has no mask, or the last query sees all keys, and each one before it one key less."""
+    """Return whether it has no mask, or the last query sees all keys, and each one before it one key less."""
     if spec.mask is None:
         return True
     lengths: Any = spec.lengths

@@ -251,7 +251,7 @@ def backward(
 def _check_kept(
     plan: Plan, tensors: Tensors, output: torch.Tensor, statistics: torch.Tensor
 ) -> None:
-    """Refuses what a hook of saved tensors has given back, if the core would read past its memory."""
+    """Refuse what a hook of saved tensors has given back, if the core would read past its memory."""
     kept = (*tensors[:3], output, statistics)
     shapes = (*plan.shapes, plan.output_shape, (plan.statistics,))
     dtypes = (*[plan.dtype] * 4, plan.compute)

@@ -30,7 +30,7 @@ from heed.ops.spec import AttentionSpec, Tensors
 def run(
     spec: AttentionSpec, tensors: Tensors, return_lse: bool
 ) -> tuple[torch.Tensor, OptionalTensor]:
-    """Output, and the log-sum-exp if requested; differentiable twice."""
+    """Return output, and the log-sum-exp if requested; differentiable twice."""
     if torch.compiler.is_compiling():
         if functions(spec):  # whose programs are no values that torch.compile knows
             return _run_in_python(spec, tensors, return_lse)
@@ -65,7 +65,7 @@ _is_transformed_while_compiling = torch.compiler.assume_constant_result(is_trans
 
 
 def _have_memory(spec: AttentionSpec, tensors: Tensors) -> bool:
-    """Whether the core can read all operands, those of the mask too.
+    """Return whether the core can read all operands, those of the mask too.
 
     Raises:
         ValueError: if they are on several devices.
@@ -83,7 +83,7 @@ def _have_memory(spec: AttentionSpec, tensors: Tensors) -> bool:
 
 
 def _forward(spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, ...]:
-    """Output, log-sum-exp in memory of its own, and the statistics for the backward pass."""
+    """Return output, log-sum-exp in memory of its own, and the statistics for the backward pass."""
     output, statistics, plan = _call.forward(spec, tensors)
     return output, _call.lse_of(plan, statistics).clone(), statistics
 
@@ -162,7 +162,7 @@ class _Call(NamedTuple):
         return read(self.form, self.query, self.key, self.value, self.operands)
 
     def trained(self) -> list[torch.Tensor]:
-        """Query, key, value, and the operands that get gradients."""
+        """Return query, key, value, and the operands that get gradients."""
         return [*self[2:5], *(self.operands[place] for place in self.form.trained_places)]
 
     def gradients(self, found: Sequence[Any]) -> list[Any]:

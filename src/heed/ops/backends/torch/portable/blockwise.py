@@ -136,14 +136,14 @@ def _leaf(x: torch.Tensor | None) -> torch.Tensor | None:
 def _prepare_with(
     spec: AttentionSpec, tensors: Tensors, trained: Several
 ) -> tuple[BlockAttention, Operands]:
-    """`prepare` with other tensors in place of the trained ones, in the order of `gradients`."""
+    """Return `prepare` with other tensors in place of the trained ones, in the order of `gradients`."""
     tensors = tensors._replace(**dict(zip(_TRAINED, trained, strict=False)))
     attention, operands = prepare(spec, tensors)
     return attention, operands._replace(others=tuple(trained[len(_TRAINED) :]))
 
 
 def _rows_of(spec: AttentionSpec, operands: Operands, incoming: Several) -> list[torch.Tensor]:
-    """Gradients of output and log-sum-exp in the shapes of a block: (B, K, G, T, V) and (B, K, G, T, 1)."""
+    """Return gradients of output and log-sum-exp in the shapes of a block: (B, K, G, T, V) and (B, K, G, T, 1)."""
     query = operands.query
     shape = query.shape[:4]
     output, lse = incoming

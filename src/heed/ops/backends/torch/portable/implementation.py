@@ -20,7 +20,7 @@ class Portable:
     """Attention in plain PyTorch, block by block."""
 
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
-        """None: it runs everywhere."""
+        """Return None: it runs everywhere."""
         return []
 
     def attend(
