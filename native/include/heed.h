@@ -35,7 +35,7 @@
 
 // The version of this interface, raised whenever a struct, a function or a meaning changes. A program fits the library
 // that it runs with if heed_version() == HEED_VERSION.
-#define HEED_VERSION 7
+#define HEED_VERSION 8
 
 // The dtype of query, key, value, output and their gradients.
 enum HeedDtype { HEED_FLOAT32 = 0, HEED_FLOAT64 = 1, HEED_BFLOAT16 = 2, HEED_FLOAT16 = 3 };
