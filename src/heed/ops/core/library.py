@@ -9,7 +9,7 @@ from ctypes import c_char_p, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
-VERSION = 7
+VERSION = 8
 NOT_BUILT = (
     "this installation of heed has no native library: it comes from the wheel for other systems, "
     "or was built without a C++ compiler"
