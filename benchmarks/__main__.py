@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import shlex
@@ -11,18 +12,17 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks import picture, processes, report
 from benchmarks.cases import Case
 from benchmarks.instruction_sets import environment
-from benchmarks.peers import PEERS, Peer, instruction_sets
+from benchmarks.peers import PEERS, Peer
 from benchmarks.processes import Machine, Sides, UnavailableError
 from benchmarks.results import Record, Row, describe_environment, name_results
 from benchmarks.suites import SUITES, Suite, heeds_of
 
 # Options of suites of cases only.
-_OF_CASES = ("case", "peers", "instruction_sets", "no_time", "no_memory", "picture")
+_OF_CASES = ("case", "peers", "no_time", "no_memory", "picture")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,16 +32,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     chosen = _choose(options.suites, parser)
     _check(options, chosen, parser)
-    command = shlex.join(["python", "-m", "benchmarks", *words])
-    records = [_read(name, options) for name in chosen] if options.no_run else None
-    if records is None:
-        about = describe_environment(command, options.threads, options.instruction_set)
+    if options.no_run:
+        records = [Record.read(_file(name, options)) for name in chosen]
+    else:
+        command = shlex.join(["python", "-m", "benchmarks", *words])
+        held_to = options.instruction_set
+        about = describe_environment(command, options.threads, held_to)
+        if held_to not in (None, about["instruction_set"]):
+            parser.error(f"--instruction-set must be one of this machine's, got {held_to}")
         records = [Record(name, {**about}) for name in chosen]
     if options.markdown is not None:  # before the minutes of measuring
         try:
-            page = options.markdown.read_text(encoding="utf-8")
             for record in records:
-                report.fill(page, report.section_of(record.suite, record.about), "")
+                report.fill(options.markdown.read_text(encoding="utf-8"), record, "")
         except (OSError, ValueError) as error:
             parser.error(f"--markdown: {error}")
     passed = True
@@ -49,12 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.no_run:
             Run(record, options).measure(names)
             passed = passed and record.passed
-        suite = SUITES[record.suite]
-        print(f"\n## {record.suite}: {suite.description}\n\n{report.tables(record)}\n", flush=True)
+        found = report.tables(record)
+        print(f"\n## {record.suite}: {SUITES[record.suite].description}\n\n{found}\n", flush=True)
         if options.markdown is not None:
-            report.write_into(options.markdown, record)
+            page = options.markdown.read_text(encoding="utf-8")
+            options.markdown.write_text(report.fill(page, record, found), encoding="utf-8")
         if options.picture is not None:
-            print(f"picture: {picture.draw(record, options.picture)}")
+            picture.draw(record, options.picture)
     return 0 if passed else 1
 
 
@@ -76,28 +80,23 @@ def _choose(words: Sequence[str], parser: argparse.ArgumentParser) -> dict[str, 
 def _check(
     options: argparse.Namespace, chosen: dict[str, list[str]], parser: argparse.ArgumentParser
 ) -> None:
+    """End with an error for options that do not go together, or not on this machine."""
     has_rows = [name for name in chosen if SUITES[name].measurements]
     for name in _OF_CASES if has_rows else ():
         if getattr(options, name) not in ("", None, False):
             parser.error(f"--{name.replace('_', '-')} is for suites of cases, not {has_rows[0]}")
     if options.seconds is not None and len(has_rows) < len(chosen):
         parser.error("--seconds is for measurements that are no cases")
-    if options.seconds is not None and not options.seconds > 0:
-        parser.error(f"--seconds must be above 0, got {options.seconds:g}")
     if options.peers and not any(PEERS[name].is_heed for name in options.peers):
         parser.error("--peers must name a side of heed: the others are compared with it")
-    for name, least in (("rounds", 2 if has_rows else 1), ("threads", 1)):
+    for name in ("rounds", "threads", "seconds"):
         value = getattr(options, name)
-        if value is not None and value < least:
-            parser.error(f"--{name} must be at least {least}, got {value}")
+        if value is not None and not value > 0:
+            parser.error(f"--{name} must be above 0, got {value:g}")
+    if has_rows and options.rounds == 1:
+        parser.error("--rounds must be at least 2 for measurements that are no cases")
     if options.before is not None:
         options.before = _find_other_heed(options.before, parser)
-    held_to = options.instruction_set
-    if held_to is not None and not options.no_run and held_to not in instruction_sets():
-        known = ", ".join(instruction_sets())
-        parser.error(f"--instruction-set must be one of this machine's ({known}), got {held_to}")
-    if held_to is not None and options.instruction_sets:
-        parser.error("--instruction-set and --instruction-sets exclude each other")
 
 
 def _find_other_heed(before: str, parser: argparse.ArgumentParser) -> str:
@@ -135,69 +134,36 @@ def _parser() -> argparse.ArgumentParser:
         description=f"{__doc__}\n\nsuites, and what some of them measure:\n{suites}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "suites",
-        nargs="+",
-        metavar="SUITE",
-        help="see above; a suite's measurements may follow it: 'backends torch jax'",
-    )
-    parser.add_argument(
-        "--case", default="", metavar="TEXT", help="only cases whose names contain this: 'fwd (1'"
-    )
-    parser.add_argument(
-        "--peers", nargs="+", choices=list(PEERS), metavar="PEER", help="only these: %(choices)s"
-    )
-    parser.add_argument(
-        "--rounds", type=int, help="samples of each side (default: 25, fewer for slow suites)"
-    )
-    parser.add_argument(
-        "--threads", type=int, default=2, help="threads of each side (default %(default)s)"
-    )
-    itself = parser.add_mutually_exclusive_group()
-    itself.add_argument(
-        "--before",
-        metavar="PYTHON",
-        help="compare heed with this interpreter's heed, such as that of the commit before",
-    )
-    itself.add_argument(
-        "--instruction-sets",
-        action="store_true",
-        help="compare heed's own kernels for each instruction set that this machine has",
-    )
-    parser.add_argument(
-        "--instruction-set",
-        metavar="NAME",
-        help="hold heed and all its peers to this one, such as avx2; the results go to SUITE-NAME.json",
-    )
-    parser.add_argument("--no-time", action="store_true", help="measure no time")
-    parser.add_argument("--no-memory", action="store_true", help="measure no memory")
-    parser.add_argument(
-        "--seconds", type=float, help="end each measurement after so long, and keep its rows"
-    )
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=Path(__file__).parent / "results",
-        metavar="FOLDER",
-        help="folder of SUITE.json with all samples (default benchmarks/results)",
-    )
-    parser.add_argument("--update", action="store_true", help="keep the rest of SUITE.json")
-    parser.add_argument("--no-run", action="store_true", help="measure nothing; read SUITE.json")
-    parser.add_argument(
-        "--markdown", type=Path, metavar="PAGE", help="write the tables into their place in PAGE"
-    )
-    parser.add_argument(
-        "--picture", type=Path, metavar="PNG", help="plot time and memory over T (suite long)"
-    )
+    add = parser.add_argument
+    each = "see above; a suite's measurements may follow it: 'backends torch jax'"
+    add("suites", nargs="+", metavar="SUITE", help=each)
+    add("--case", default="", metavar="TEXT", help="only cases whose names contain this: 'fwd (1'")
+    add("--peers", nargs="+", choices=[*PEERS], metavar="PEER", help="only these: %(choices)s")
+    rounds = "samples of each side (default: 25, fewer for slow suites)"
+    add("--rounds", type=int, help=rounds)
+    add("--threads", type=int, default=2, help="of each side (default %(default)s)")
+    before = "compare heed with this interpreter's heed, such as that of the commit before"
+    add("--before", metavar="PYTHON", help=before)
+    held_to = "hold heed and all its peers to this one, such as avx2; results go to SUITE-NAME.json"
+    add("--instruction-set", metavar="NAME", help=held_to)
+    add("--no-time", action="store_true", help="measure no time")
+    add("--no-memory", action="store_true", help="measure no memory")
+    seconds = "end each measurement after so long, and keep its rows"
+    add("--seconds", type=float, help=seconds)
+    results = "folder of SUITE.json with all samples (default benchmarks/results)"
+    folder = Path(__file__).parent / "results"
+    add("--results", type=Path, default=folder, metavar="FOLDER", help=results)
+    add("--update", action="store_true", help="keep the rest of SUITE.json")
+    add("--no-run", action="store_true", help="measure nothing; read SUITE.json")
+    markdown = "write the tables into their place in PAGE"
+    add("--markdown", type=Path, metavar="PAGE", help=markdown)
+    plot = "plot time and memory over T (suite long)"
+    add("--picture", type=Path, metavar="PNG", help=plot)
     return parser
 
 
 def _file(name: str, options: argparse.Namespace) -> Path:
     return options.results / f"{name_results(name, options.instruction_set)}.json"
-
-
-def _read(name: str, options: argparse.Namespace) -> Record:
-    return Record.read(_file(name, options))
 
 
 class Run:
@@ -228,7 +194,7 @@ class Run:
 
     def _sides(self, case: Case) -> dict[str, Peer]:
         options = self._options
-        if options.before is not None or options.instruction_sets:
+        if options.before is not None:
             return heeds_of(case, options.peers, options.before)
         return self._suite.peers_of(case, options.peers)
 
@@ -252,19 +218,19 @@ class Run:
             self._save(f"{case.name}: {report.summarize(found)}")
 
     def _measure_rows(self, name: str) -> None:
-        measurement, before = self._suite.measurements[name], self._options.before
-        pythons = [None] if before is None else [None, before]
-        running = [self._machine.start_measurement(measurement, python) for python in pythons]
-        try:
-            for found in processes.measure_rows(
-                measurement.target, self._rounds, running, self._options.seconds
-            ):
-                self._add(found)
-        except UnavailableError as error:
-            self._add(f"{name}: {error}")
-        finally:
-            for process in running:
-                process.close()
+        measurement, options = self._suite.measurements[name], self._options
+        with contextlib.ExitStack() as stack:
+            running = [
+                stack.enter_context(self._machine.start_measurement(measurement, python))
+                for python in ([None] if options.before is None else [None, options.before])
+            ]
+            try:
+                for found in processes.measure_rows(
+                    measurement.target, self._rounds, running, options.seconds
+                ):
+                    self._add(found)
+            except UnavailableError as error:
+                self._add(f"{name}: {error}")
 
     def _add(self, found: Row | str) -> None:
         if isinstance(found, Row):
@@ -275,7 +241,7 @@ class Run:
             self._record.problems.append(text)
         self._save(text)
 
-    def _save(self, text: Any) -> None:
+    def _save(self, text: str) -> None:
         print(f"  {text}", file=sys.stderr, flush=True)
         self._record.write(self._file)
         page = report.tables(self._record)

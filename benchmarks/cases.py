@@ -30,8 +30,8 @@ class Case:
         window: the number of keys that a query of a causal attention sees, itself included; None for all.
         padded: whether the items have fewer valid keys than S, see `key_lengths`.
         dtype: "float32" or "bfloat16".
-        chain: the number of attentions in a row, in one graph for sides with graphs, each with the output of the one
-            before as its query. The time is then that of one more, without the call of the graph.
+        chain: the number of forward passes in a row, in one graph for sides with graphs, each with the output of the
+            one before as its query. The time is then that of one more, without the call of the graph.
         beams: for "generate", the number of hypotheses of a beam search; 1 is greedy.
         weights: for "generate", how weights are stored, "float32" or "int8".
     """
@@ -51,17 +51,6 @@ class Case:
     chain: int = 1
     beams: int = 1
     weights: str = "float32"
-
-    def __post_init__(self) -> None:
-        if self.window is not None and not self.causal:
-            raise ValueError("`window` must come with `causal`. Received: causal=False")
-        if self.chain > 1 and (
-            self.kind in ("layer", "model", "generate", "continue", "training") or self.backward
-        ):
-            raise ValueError(
-                "`chain` must come with the forward pass of an op. "
-                f"Received: kind={self.kind!r}, backward={self.backward}"
-            )
 
     @property
     def name(self) -> str:

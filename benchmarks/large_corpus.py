@@ -7,11 +7,9 @@ training does after an interruption; it must be the same.
 
 from __future__ import annotations
 
-import json
+import contextlib
+import functools
 import os
-import resource
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,6 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.results import Row
+from benchmarks.worker import peak_memory
+from heed.processes.child import Channel, Child
 
 _PAIRS = 20_000 if os.environ.get("HEED_BENCHMARK_SMALLER") else 10_000_000
 _BATCHES, _LATER = 300, 50_000
@@ -44,8 +44,8 @@ def _write(folder: Path, pairs: int) -> None:
                 )
 
 
-def _measure_here(folder: Path, again: bool) -> dict[str, float | str]:
-    """Measure seconds to the first batch, milliseconds per later batch and peak memory in MiB, in this process."""
+def _measure_here(folder: Path, again: bool, channel: Channel) -> None:
+    """Send seconds to the first batch, milliseconds per later batch and peak memory in MiB, of this process."""
     begin = time.perf_counter()
     from heed import seq2seq
     from heed.seq2seq.tasks.task import Task
@@ -59,7 +59,7 @@ def _measure_here(folder: Path, again: bool) -> dict[str, float | str]:
         task = seq2seq.RunFolder.open(folder / "run").task()
     batch = task.training_batch(0, _LATER if again else 0, 64)
     first = time.perf_counter() - begin
-    results: dict[str, float | str] = {"seconds to the first batch": round(first, 1)}
+    results = {"seconds to the first batch": round(first, 1)}
     if not again:
         begin = time.perf_counter()
         for step in range(1, _BATCHES):
@@ -67,9 +67,8 @@ def _measure_here(folder: Path, again: bool) -> dict[str, float | str]:
         each = 1e3 * (time.perf_counter() - begin) / (_BATCHES - 1)
         results["milliseconds per batch of 64"] = round(each, 2)
         batch = task.training_batch(0, _LATER, 64)
-    results["peak memory, MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-    results["batch"] = batch.target.tobytes().hex()
-    return results
+    results["peak memory, MiB"] = peak_memory()
+    channel.send((results, batch.target.tobytes()))
 
 
 def measure(rounds: int) -> Iterator[Row]:
@@ -78,18 +77,13 @@ def measure(rounds: int) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as name:
         _write(Path(name), _PAIRS)
         size = sum(path.stat().st_size for path in Path(name).iterdir())
+        note = f"{_PAIRS:,} pairs, {size / 1e6:,.0f} MB"
         batches = set()
-        for title in ("a new run", "the run again"):
-            command = [sys.executable, "-m", "benchmarks.large_corpus", name, title]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            results = json.loads(done.stdout.splitlines()[-1])
-            batches.add(results.pop("batch"))
+        for title, again in (("a new run", False), ("the run again", True)):
+            child = Child(functools.partial(_measure_here, Path(name), again))
+            with contextlib.closing(child):
+                results, batch = child.receive()
+            batches.add(batch)
             for figure, value in results.items():
-                yield Row(
-                    f"{title}: {figure}", value, note=f"{_PAIRS:,} pairs, {size / 1e6:,.0f} MB"
-                )
+                yield Row(f"{title}: {figure}", value, note=note)
         yield Row(f"different batches of step {_LATER:,}", len(batches), 1, at_most=True)
-
-
-if __name__ == "__main__":
-    print(json.dumps(_measure_here(Path(sys.argv[1]), sys.argv[2] == "the run again")))

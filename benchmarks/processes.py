@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import itertools
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from benchmarks.peers import THREADS, Peer
 from benchmarks.results import Result, Row, read_row
 from benchmarks.suites import Measurement
 from benchmarks.turns import take_turns
+from benchmarks.worker import free_memory
 
 ROOT = Path(__file__).parents[1]
 # A round is as many calls as fit, at least one: long enough for the clock, short enough that a burst of other work
@@ -36,7 +38,7 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-2}
 
 
 class UnavailableError(Exception):
-    """A side or a measurement cannot run: its package is missing, or it fails."""
+    """A side or a measurement cannot run: its package is missing, it fails, or its results differ from heed's."""
 
 
 class Machine(NamedTuple):
@@ -58,11 +60,9 @@ class Machine(NamedTuple):
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "CUDA_VISIBLE_DEVICES": "-1",  # CPU against CPU
             "JAX_PLATFORMS": "cpu",
-            **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", THREADS), count),
+            **dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", THREADS), count),
         }
-        process = Process({**self.limits, **fixed, **peer.environment}, peer.python)
-        process.send(do="load", target=peer.target)
-        return process
+        return Process({**self.limits, **fixed, **peer.environment}, peer.python)
 
     def start_measurement(self, measurement: Measurement, python: str | None = None) -> Process:
         """Start the process of a measurement, on whatever device its framework takes."""
@@ -76,7 +76,9 @@ class Machine(NamedTuple):
 
 
 class Process:
-    """A worker, which answers one order after another.
+    """A worker, which answers one order after another. A context manager, which ends it.
+
+    It is no `heed.processes.child.Child`: with `--before` its heed is another one, which may have no such class.
 
     Args:
         environment: environment variables beside those of this process.
@@ -97,40 +99,30 @@ class Process:
             env=variables,
             cwd=ROOT,
         )
-        self._unread = 0
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._process.communicate()  # closes its pipes
+        self._errors.close()
 
     @property
     def is_alive(self) -> bool:
         """Whether the process is running."""
         return self._process.poll() is None
 
-    def send(self, **order: Any) -> None:
-        """Send an order and wait for nothing: sides load their libraries, which takes seconds, at the same time."""
-        if self._process.stdin is None:
-            raise RuntimeError("the process has no pipes")
-        # If the process has ended, reading its answer will tell.
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(order) + "\n")
-            self._process.stdin.flush()
-        self._unread += 1
-
     def ask(self, **order: Any) -> dict[str, Any]:
         """Send an order and wait for its answer.
 
         Raises:
-            UnavailableError: if the process has ended or reports an error, to this order or one before.
+            UnavailableError: if the process has ended or reports an error.
         """
-        self.send(**order)
-        answer: dict[str, Any] = {}
-        while self._unread:
-            self._unread -= 1
-            answer = self._receive()
-        return answer
-
-    def _receive(self) -> dict[str, Any]:
-        if self._process.stdout is None:
-            raise RuntimeError("the process has no pipes")
-        line = self._process.stdout.readline()
+        orders, answers = self._process.stdin, self._process.stdout
+        with contextlib.suppress(BrokenPipeError):  # it has ended: there is no answer
+            print(json.dumps(order), file=orders, flush=True)
+        line = answers.readline()  # type: ignore[union-attr]
         if not line:
             status = self._process.wait()
             self._errors.seek(0)
@@ -145,21 +137,8 @@ class Process:
         """End the process whatever it does."""
         self._process.kill()
 
-    def close(self) -> None:
-        """Let the process end."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._errors.close()
 
-
-class Sides:
+class Sides(contextlib.ExitStack):
     """The processes of a run, started on first use. A context manager, which ends them.
 
     Args:
@@ -167,25 +146,15 @@ class Sides:
     """
 
     def __init__(self, start: Callable[[Peer], Process]) -> None:
+        super().__init__()
         self._start = start
-        self._started: dict[tuple[Any, ...], Process] = {}
+        self._started: dict[str, Process] = {}
 
-    def __enter__(self) -> Sides:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for side in self._started.values():
-            side.close()
-
-    def of(self, peer: Peer) -> Process:
+    def of(self, name: str, peer: Peer) -> Process:
         """Return the peer's process; a new one if it has ended."""
-        options = (*peer.options.items(), *peer.environment.items())
-        key = (peer.target, peer.python, *options)
-        side = self._started.get(key)
+        side = self._started.get(name)
         if side is None or not side.is_alive:
-            if side is not None:
-                side.close()
-            side = self._started[key] = self._start(peer)
+            side = self._started[name] = self.enter_context(self._start(peer))
         return side
 
 
@@ -205,100 +174,76 @@ def time_case(
     Returns:
         A result for each side.
     """
-    results = {name: Result(problem=too_large(peer, case)) for name, peer in peers.items()}
-    peers = {name: peer for name, peer in peers.items() if results[name].problem is None}
-    sides = {name: processes.of(peer) for name, peer in peers.items()}
-    seconds = _prepare(case, peers, sides, results)
-    slowest = max([ROUND_SECONDS, *seconds.values()])
-    rounds = min(rounds, max(LEAST_ROUNDS, int(CASE_SECONDS / slowest)))
-
-    def sample(name: str) -> Callable[[], None]:
-        calls, result = max(1, int(ROUND_SECONDS / seconds[name])), results[name]
-
-        def run() -> None:
-            if result.problem is None:
-                try:
-                    answer = sides[name].ask(do="round", calls=calls)
-                except UnavailableError as error:
-                    result.problem = str(error)
-                    return
-                result.samples.append(answer["seconds"])
-                result.probes.append(answer["probe"])
-
-        return run
-
-    take_turns([sample(name) for name in seconds], rounds)
-    return results
-
-
-def _prepare(
-    case: Case, peers: dict[str, Peer], sides: dict[str, Process], results: dict[str, Result]
-) -> dict[str, float]:
-    """Warm all sides up and compare their results with heed's.
-
-    Returns:
-        The seconds of a call for each side that can be timed.
-    """
-    seconds = {}
+    results = {name: Result() for name in peers}
+    seconds: dict[str, float] = {}  # of a call
+    expected: dict[Case, list[np.ndarray]] = {}  # heed's results
     own = next(name for name, peer in peers.items() if peer.is_heed)
+    # The case itself comes last, because a process is timed on the last one.
+    alternatives = {peer.computes(case) for peer in peers.values()} - {case}
     with tempfile.TemporaryDirectory(prefix="heed-benchmark-") as folder:
-        file = Path(folder) / "results.npz"
 
         def run(name: str, case: Case) -> tuple[float, list[np.ndarray]]:
-            order = {"target": peers[name].target, "options": peers[name].options}
-            answer = sides[name].ask(do="prepare", **order, case=case.to_dict(), results=str(file))
+            peer, file = peers[name], str(Path(folder, "results.npz"))
+            order = {"target": peer.target, "options": peer.options, "case": case.to_dict()}
+            answer = processes.of(name, peer).ask(do="prepare", **order, results=file)
             with np.load(file) as arrays:
                 return answer["seconds"], [arrays[key] for key in arrays.files]
 
-        expected = {}
-        try:
-            # The case itself comes last, because the process is timed on the last one.
-            for other in {peer.computes(case) for peer in peers.values()} - {case}:
-                _, expected[other] = run(own, other)
-            seconds[own], expected[case] = run(own, case)
-        except UnavailableError as error:
-            results[own].problem = str(error)
-        for name, peer in peers.items():
-            if name == own:
-                continue
-            other = peer.computes(case)
-            results[name].instead = other.name if other != case else None
-            if other not in expected:
-                results[name].problem = f"there is no result of {own} to compare with"
-                continue
+        for name in sorted(peers, key=lambda name: name != own):
+            peer, result = peers[name], results[name]
+            computed = peer.computes(case)
+            result.instead = computed.name if computed != case else None
             try:
-                once, arrays = run(name, other)
+                check_memory(peer, case)
+                if name == own:
+                    expected = {other: run(own, other)[1] for other in alternatives}
+                elif computed not in expected:
+                    raise UnavailableError(f"there is no result of {own} to compare with")
+                once, arrays = run(name, computed)
+                if not peer.is_limit:
+                    check_results(arrays, expected.setdefault(computed, arrays), case.dtype)
+                seconds[name] = once
+            except UnavailableError as error:
+                result.problem = str(error)
+
+    def sample(name: str) -> None:
+        if results[name].problem is None:
+            calls = max(1, int(ROUND_SECONDS / seconds[name]))
+            try:
+                answer = processes.of(name, peers[name]).ask(do="round", calls=calls)
+                results[name].samples.append(answer["seconds"])
             except UnavailableError as error:
                 results[name].problem = str(error)
-                continue
-            if not peer.is_limit:
-                results[name].problem = describe_difference(arrays, expected[other], case.dtype)
-            if results[name].problem is None:
-                seconds[name] = once
-    return seconds
+
+    slowest = max([ROUND_SECONDS, *seconds.values()])
+    rounds = min(rounds, max(LEAST_ROUNDS, int(CASE_SECONDS / slowest)))
+    take_turns([functools.partial(sample, name) for name in seconds], rounds)
+    return results
 
 
-def describe_difference(
-    actual: list[np.ndarray], expected: list[np.ndarray], dtype: str
-) -> str | None:
-    """Describe how results differ from the expected ones; None if only by rounding.
+def check_results(actual: list[np.ndarray], expected: list[np.ndarray], dtype: str) -> None:
+    """Check that results differ from the expected ones only by rounding.
 
     Args:
         actual: output and gradients.
         expected: heed's output and gradients.
         dtype: the dtype of the computation.
+
+    Raises:
+        UnavailableError: if they differ more.
     """
     shapes, wanted = ([array.shape for array in arrays] for arrays in (actual, expected))
     if shapes != wanted:
-        return f"its results have shapes {shapes}, heed's {wanted}"
+        raise UnavailableError(f"its results have shapes {shapes}, heed's {wanted}")
     # Gradients are compared relative to the largest of all: that of a key's bias is 0 but for rounding.
     for name, first, last in (("output", 0, 1), ("gradients", 1, len(expected))):
         pairs = list(zip(actual[first:last], expected[first:last], strict=True))
         error = _largest(one - other for one, other in pairs)
         size = _largest(other for _, other in pairs)
         if not error <= TOLERANCE[dtype] * size:  # also true for NaN
-            return f"its {name} differs from heed's by {error:.3g}, where the largest is {size:.3g}"
-    return None
+            raise UnavailableError(
+                f"its {name} differs from heed's by {error:.3g}, where the largest is {size:.3g}"
+            )
 
 
 def _largest(arrays: Iterable[np.ndarray]) -> float:
@@ -309,42 +254,31 @@ def measure_memory(
     case: Case, peers: dict[str, Peer], start: Callable[[Peer], Process]
 ) -> dict[str, Result]:
     """Measure the peak memory that each side adds for one case, each in a new process."""
-    results = {}
+    results = {name: Result() for name in peers}
     # A small case of the same kind loads the libraries first.
     keys = None if case.keys is None else 64
     warm_up = dataclasses.replace(case, batch=1, heads=1, key_heads=None, length=64, keys=keys)
     for name, peer in peers.items():
-        results[name] = result = Result(problem=too_large(peer, case))
-        if result.problem is not None:
-            continue
-        side = start(peer)
+        order = {"target": peer.target, "options": peer.options, "case": case.to_dict()}
         try:
-            order = {"target": peer.target, "options": peer.options, "case": case.to_dict()}
-            answer = side.ask(do="memory", **order, warm_up=warm_up.to_dict())
-            result.added_mib = answer["peak"] - answer["base"] - answer["gradients"]
+            check_memory(peer, case)
+            with start(peer) as side:
+                answer = side.ask(do="memory", **order, warm_up=warm_up.to_dict())
+            results[name].added_mib = answer["peak"] - answer["base"] - answer["gradients"]
         except UnavailableError as error:
-            result.problem = str(error)
-        finally:
-            side.close()
+            results[name].problem = str(error)
     return results
 
 
-def too_large(peer: Peer, case: Case) -> str | None:
-    """Return why a side that builds the scores cannot run: it would need more memory than is free."""
-    needed = case.score_tensors * case.score_bytes
-    free = _free_bytes()
-    if not peer.builds_scores or free is None or needed < free:
-        return None
-    return f"needs about {needed / 2**30:.0f} GiB of memory, {free / 2**30:.0f} GiB are free"
+def check_memory(peer: Peer, case: Case) -> None:
+    """Check that the memory that is free suffices for a side that builds the scores.
 
-
-def _free_bytes() -> int | None:
-    """Return the memory that is available; None if the system does not tell."""
-    file = Path("/proc/meminfo")
-    if not file.exists():
-        return None
-    found = re.search(r"^MemAvailable:\s*(\d+) kB", file.read_text(), re.MULTILINE)
-    return int(found.group(1)) * 1024 if found else None
+    Raises:
+        UnavailableError: if it does not.
+    """
+    needed, free = case.score_tensors * case.score_bytes / 2**30, free_memory() / 1024
+    if peer.builds_scores and needed > free:
+        raise UnavailableError(f"needs about {needed:.0f} GiB of memory, {free:.0f} GiB are free")
 
 
 def measure_rows(
@@ -355,17 +289,15 @@ def measure_rows(
     Args:
         target: "module:function" in `benchmarks`.
         rounds: the number of samples of each side.
-        processes: one, or two with different heeds: a row of the first then has the second's figures too. The two take
-            turns at each round, and only one of them runs at a time.
+        processes: one, or two with different heeds: the rows of the first then come at the end, with the second's
+            figures. The two take turns at each round, and only one of them runs at a time.
         seconds: ends the processes after so long; None for never.
 
     Raises:
         UnavailableError: if the first process fails or takes too long.
     """
-    expired = threading.Event()
 
     def expire() -> None:
-        expired.set()
         for process in processes:
             process.kill()
 
@@ -375,44 +307,39 @@ def measure_rows(
     try:
         order = {"do": "measure", "target": f"benchmarks.{target}", "rounds": rounds}
         for process in processes:
-            process.send(**order, pauses=len(processes) > 1)
-        yield from _join(*map(_steps, processes))
+            process.ask(**order, pauses=len(processes) > 1)
+        steps = [*map(_steps, processes)]
+        yield from _join(*steps) if len(steps) > 1 else steps[0]
     except UnavailableError as error:
-        if not expired.is_set():
+        if not limit.finished.is_set():
             raise
         raise UnavailableError(f"it took longer than {seconds:g} s") from error
     finally:
         limit.cancel()
 
 
-_END = object()
-
-
-def _steps(process: Process) -> Iterator[Row | str | None]:
+def _steps(process: Process) -> Iterator[Any]:
     """Yield each row and each problem, and None for each pause."""
     while "end" not in (answer := process.ask(do="go")):
         yield read_row(answer["row"]) if "row" in answer else answer.get("problem")
 
 
-def _join(own: Iterator[Any], *others: Iterator[Any]) -> Iterator[Row | str]:
-    """Yield what the first heed finds, with the other's figures of the same rows."""
-    other = next(iter(others), iter(()))
-    before: dict[str, Row] = {}
-    found: Any = None
-    while found is not _END:
-        found = theirs = None
-        while found is None or theirs is None:
-            found = next(own, _END) if found is None else found
-            try:
-                theirs = next(other, _END) if theirs is None else theirs
-            except UnavailableError as error:
-                theirs = str(error)
-        if isinstance(theirs, Row):
-            before[theirs.name] = theirs
-        elif isinstance(theirs, str):
-            yield f"the other heed: {theirs}"
+def _join(own: Iterator[Any], other: Iterator[Any]) -> Iterator[Row | str]:
+    """Return what the first heed finds, with the other's figures of the same rows, once both have ended."""
+
+    def whole(steps: Iterator[Any]) -> Iterator[Any]:
+        """Yield the steps, and the error if there is one."""
+        try:
+            yield from steps
+        except UnavailableError as error:
+            yield str(error)
+
+    pairs = [*itertools.zip_longest(whole(own), whole(other))]
+    before = {theirs.name: theirs for _, theirs in pairs if isinstance(theirs, Row)}
+    yield from (f"the other heed: {theirs}" for _, theirs in pairs if isinstance(theirs, str))
+    for found, _ in pairs:
         if isinstance(found, Row) and found.name in before:
             known = before[found.name]
             found = dataclasses.replace(found, before=(known.value, known.seconds))
-        if found is not _END:
+        if found is not None:
             yield found

@@ -1,15 +1,13 @@
-"""Writes the tables of a run, and puts them into a page."""
+"""The tables of a run, in Markdown, and their place in a page."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.peers import PEERS, REGISTER_PEAK, named
-from benchmarks.results import Record, Result, Results, Row, median, name_results
+from benchmarks.peers import BEFORE, PEERS, REGISTER_PEAK, named
+from benchmarks.results import Record, Result, Results, Row, name_results
 from benchmarks.suites import OWN, SUITES, Bar, MemoryBar
 
 SHAPE = {
@@ -23,10 +21,19 @@ SHAPE = {
 }
 SHARE = "share of peak"  # of the register peak
 MARKS = {True: "yes", False: "**no**", None: "not measured"}
+_PACKAGES = {
+    "TensorFlow": "tensorflow",
+    "Keras": "keras",
+    "PyTorch": "torch",
+    "JAX": "jax",
+    "CTranslate2": "ctranslate2",
+    "llama-cpp-python": "llama_cpp",
+    "NumPy": "numpy",
+    "Python": "python",
+}
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The result of a bar; None for values that were not measured.
 
     Args:
@@ -60,104 +67,62 @@ def judge(bar: Bar, times: Results) -> Verdict:
     return Verdict(bar, _seconds(OWN[bar.case.kind], by_side), fastest, known.get(fastest or ""))
 
 
-def section_of(suite: str, about: dict[str, Any]) -> str:
-    """Return the name of a run's section in a page."""
-    in_use = about["instruction_set"]
-    return name_results(suite, in_use if in_use in SUITES[suite].sections else about["held_to"])
-
-
 def tables(record: Record) -> str:
     """Return all tables of a run, and how it was made, in Markdown."""
-    suite = SUITES[record.suite]
-    compares_heeds = any(named(name).is_variant for name in _names([*record.times, *record.memory]))
-    parts = []
-    if suite.bars and not compares_heeds:
-        bars = [bar.on(record.about["instruction_set"]) for bar in suite.bars]
+    suite, about = SUITES[record.suite], record.about
+    held = ", to which heed and its peers are held" if about["held_to"] else ""
+    commit = f", commit {about['commit']}" if about["commit"] else ""
+    parts = [f"**{about['instruction_set']}**{held}: {about['processor']}{commit}"]
+    names, rows = _names([*record.times, *record.memory]), record.rows
+    if suite.bars and not any(name.endswith(BEFORE) for name in names):
+        bars = [bar.on(about["instruction_set"]) for bar in suite.bars]
         parts += [bar_table(bars, record.times)] if record.times else []
-        parts += [memory_bar_table(suite.memory_bars, record.memory)] if record.memory else []
+        rows = [*memory_rows(suite.memory_bars, record.memory), *rows]
     else:
         for kind, shape in SHAPE.items():
             times = [entry for entry in record.times if entry[0].kind == kind]
             memory = [entry for entry in record.memory if entry[0].kind == kind]
-            parts += [time_table(times, shape)] if times else []
-            parts += [memory_table(memory, shape)] if memory else []
-    parts += [row_table(record.rows)] if record.rows else []
+            parts += [side_table(times, shape, "ms")] if times else []
+            parts += [side_table(memory, shape, "MiB")] if memory else []
+    parts += [row_table(rows)] if rows else []
     notes = _notes(record.times) + _notes(record.memory)
-    return "\n\n".join(
-        [_heading(record.about), *parts, *record.problems, *notes, describe_run(record)]
-    )
-
-
-def _heading(about: dict[str, Any]) -> str:
-    """Return the instruction set, processor and commit of a run."""
-    held = ", to which heed and its peers are held" if about["held_to"] else ""
-    commit = f", commit {about['commit']}" if about["commit"] else ""
-    return f"**{about['instruction_set']}**{held}: {about['processor']}{commit}"
+    return "\n\n".join([*parts, *record.problems, *notes, describe_run(record)])
 
 
 def describe_run(record: Record) -> str:
-    """Return the command, machine and versions, and how many samples were disturbed."""
-    about = record.about
-    total, aside, kept = record.samples()
+    """Return the command, machine and versions."""
+    about, note = record.about, SUITES[record.suite].note
     packages = [f"heed {about['heed']}" + (f" at {about['commit']}" if about["commit"] else "")]
-    packages += [
-        f"{name} {about.get(key, 'not installed')}"
-        for name, key in (
-            ("TensorFlow", "tensorflow"),
-            ("Keras", "keras"),
-            ("PyTorch", "torch"),
-            ("JAX", "jax"),
-            ("CTranslate2", "ctranslate2"),
-            ("llama-cpp-python", "llama_cpp"),
-            ("NumPy", "numpy"),
-            ("Python", "python"),
-        )
-    ]
-    samples = f" Of {total} samples, {aside} were set aside as disturbed" if total else ""
-    if samples:
-        samples += f"; {kept} others were disturbed but count." if kept else "."
-    note = SUITES[record.suite].note
+    packages += [f"{name} {about.get(key, 'not installed')}" for name, key in _PACKAGES.items()]
     gpu = f"{about['gpu']}; " if about.get("gpu") else ""
     return (
         f"`{about['command']}` on {about['day']}; {gpu}{about['processor']}, {about['cores']} cores, "
         f"{about['threads']} threads per side; heed's implementation: {about['implementation']} "
-        f"({about['instruction_set']}); {_describe_peak(about['register_peak'])}; "
-        f"{', '.join(packages)}.{samples}{f' {note}.' if note else ''}"
+        f"({about['instruction_set']}); register peak {about['register_peak']}; "
+        f"{', '.join(packages)}.{f' {note}.' if note else ''}"
     )
-
-
-def _describe_peak(rates: dict[str, float] | str) -> str:
-    if isinstance(rates, str):
-        return f"register peak not measured: {rates}"
-    each = [
-        f"{rate:.0f} GF/s with {count} thread{'s' * (count != '1')}"
-        for count, rate in rates.items()
-    ]
-    return f"register peak {', '.join(each)}"
 
 
 def row_table(rows: Sequence[Row]) -> str:
     """Return figures of measurements with their bars; beside another heed's, if there are any."""
     two = any(row.before for row in rows)
-    head = ["", "measured", *(["before", "heed's time before / now"] if two else []), "bar", ""]
-    lines = [head, ["---", *["---:"] * (len(head) - 2), "---"]]
-    words = {True: "met", False: "missed", None: ""}
+    header = ["", "measured", *(["before", "heed's time before / now"] if two else []), "bar", ""]
+    words, lines = {True: "met", False: "missed", None: ""}, []
     for row in rows:
         bound = "" if row.bar is None else f"{'<=' if row.at_most else '>='} {row.bar:.3g}"
         line = [row.name, f"{row.value:.3g} {row.unit}".strip()]
         if two:
             value, seconds = row.before or (None, None)
             line.append("" if value is None else f"{value:.3g}")
-            line.append(_ratio(seconds / row.seconds) if seconds and row.seconds else "")
+            line.append(_ratio(seconds, row.seconds) if seconds and row.seconds else "")
         lines.append([*line, bound, "; ".join(filter(None, [words[row.met], row.note]))])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return _markdown(header, lines)
 
 
 def bar_table(chosen: Sequence[Bar], times: Results) -> str:
-    """For each bar heed's time, the peer's, their ratio, and whether the bar is met.
+    """Return heed's time, the peer's, their ratio, and whether it is met, for each bar whose case was measured.
 
-    Beside these heed's share of the register peak, and the share of attention in the time of whole models. A run of
-    some cases (`--case`) has the bars of these.
+    Beside these stand heed's share of the register peak, and the share of attention in the time of whole models.
     """
     header = ["case", "to beat", "heed, ms", "peer, ms", "ratio", "bar", "met"]
     by_case = dict(times)
@@ -172,12 +137,13 @@ def bar_table(chosen: Sequence[Bar], times: Results) -> str:
     for verdict, peak, rest in zip(verdicts, peaks, rests, strict=True):
         row = [verdict.bar.case.name, _to_beat(verdict)]
         row += [_milliseconds(verdict.heed), _milliseconds(verdict.seconds)]
-        row += [_ratio(verdict.ratio), f"{verdict.bar.at_least:g}", MARKS[verdict.met]]
+        row += [_ratio(verdict.seconds, verdict.heed), f"{verdict.bar.at_least:g}"]
+        row += [MARKS[verdict.met]]
         row += [_share_of_peak(peak, verdict.heed)] if any(peaks) else []
         if any(rests):
             row += [_share(rest, verdict.heed), _share(rest, verdict.seconds)]
         rows.append(row)
-    return _markdown(header, rows, texts=2)
+    return _markdown(header, rows)
 
 
 def _share_of_peak(peak: float | None, heed: float | None) -> str:
@@ -195,114 +161,91 @@ def _to_beat(verdict: Verdict) -> str:
     title = " or ".join(PEERS[name].title for name in names)
     if all(PEERS[name].is_limit for name in verdict.bar.peers):
         return f"the {title if verdict.peer else title.partition(' of ')[0]}"
-    peer = PEERS[names[0]]
-    if peer.computes(verdict.bar.case) != verdict.bar.case:
-        return f"{title}, all keys"
-    return title
+    same = PEERS[names[0]].computes(verdict.bar.case) == verdict.bar.case
+    return title if same else f"{title}, all keys"
 
 
-def memory_bar_table(bars: Sequence[MemoryBar], memory: Results) -> str:
-    """For each bar on memory, or on its share of a peer's, whether it is met."""
-    by_case, rows = dict(memory), []
-    shares = any(bar.peer for bar in bars)
+def memory_rows(bars: Sequence[MemoryBar], memory: Results) -> list[Row]:
+    """Return the row of each bar on memory, or on its share of a peer's, that was measured."""
+    rows = []
     for bar in bars:
-        sides = by_case.get(bar.case, {})
-        own = sides.get(OWN[bar.case.kind], Result())
-        peer = sides.get(bar.peer or "", Result())
-        value, cells = own.added_mib, [bar.case.name, _mebibytes(own)]
-        if shares:
-            known = own.added_mib is not None and peer.added_mib
-            value = own.added_mib / peer.added_mib if known else None  # type: ignore[operator]
-            # Rounded up, so that 0.49 means at most 0.49.
-            rounded = "-" if value is None else f"{math.ceil(value * 100) / 100:.2f}"
-            cells += [_mebibytes(peer), rounded]
-        met = None if value is None else value < bar.below
-        rows.append([*cells, f"below {bar.below:g}", MARKS[met]])
-    middle = ["peer, MiB", "share"] if shares else []
-    return _markdown(["memory of case", "heed, MiB added", *middle, "bar", "met"], rows)
+        sides = dict(memory).get(bar.case, {})
+        own = sides.get(OWN[bar.case.kind], Result()).added_mib
+        peer = sides.get(bar.peer or "", Result()).added_mib
+        name = f"memory of {bar.case.name}"
+        if own is not None and peer:
+            note = f"heed {own:.0f} MiB, peer {peer:.0f} MiB"
+            rows.append(Row(f"{name}, share of the peer's", own / peer, bar.below, True, note=note))
+        elif own is not None and bar.peer is None:
+            rows.append(Row(name, own, bar.below, at_most=True, unit="MiB"))
+    return rows
 
 
-def time_table(results: Results, shape: str) -> str:
-    """Return milliseconds and share of the peak of heed, and of each peer with the ratio peer / heed, in Markdown."""
+def side_table(results: Results, shape: str, unit: str) -> str:
+    """Return what each side takes, in Markdown.
+
+    For times, heed's share of the peak and the ratios peer / heed stand beside them; memory is what a side adds to its
+    process beyond inputs and gradients.
+
+    Args:
+        results: times or memory.
+        shape: the meaning of the numbers in a case's name.
+        unit: "ms" for times, "MiB" for memory.
+    """
     own, *peers = sorted(_names(results), key=lambda name: not named(name).is_heed)
-    header = [f"time of {shape}", f"{named(own).title}, ms"]
-    has_peak = any(_seconds(REGISTER_PEAK, by_side) for _, by_side in results)
-    header += [SHARE] if has_peak else []
+    has_peak, is_time = REGISTER_PEAK in peers, unit == "ms"
     peers = [name for name in peers if name != REGISTER_PEAK]
+    header = [f"{'time' if is_time else 'memory'} of {shape}", f"{named(own).title}, {unit}"]
+    header += [SHARE] if has_peak else []
     for name in peers:
-        header += [f"{named(name).title}, ms", "ratio"]
+        header += [f"{named(name).title}, {unit}", *(["ratio"] if is_time else [])]
     rows = []
     for case, by_side in results:
         heed = _seconds(own, by_side)
-        cells = [case.name, _milliseconds(heed)]
+        cells = [case.name, _show(by_side.get(own, Result()))]
         cells += [_share_of_peak(_seconds(REGISTER_PEAK, by_side), heed)] if has_peak else []
         for name in peers:
-            seconds = _seconds(name, by_side)
-            mark = "*" if name in by_side and by_side[name].instead else ""
-            ratio = _ratio(seconds / heed if seconds and heed else None)
-            cells += [_milliseconds(seconds) + mark, ratio]
+            result = by_side.get(name, Result())
+            cells += [_show(result) + "*" * bool(result.instead)]
+            cells += [_ratio(result.seconds, heed)] if is_time else []
         rows.append(cells)
     return _markdown(header, rows)
 
 
-def memory_table(results: Results, shape: str) -> str:
-    """Return MiB that each side adds to its process beyond inputs and gradients, in Markdown."""
-    names = _names(results)
-    header = [f"memory of {shape}", *(f"{named(name).title}, MiB" for name in names)]
-    rows = [
-        [case.name, *(_mebibytes(by_side.get(name, Result())) for name in names)]
-        for case, by_side in results
-    ]
-    return _markdown(header, rows)
-
-
 def summarize(by_side: dict[str, Result]) -> str:
-    """Return the results of all sides of one case in one line."""
-    figures = []
-    for name, result in by_side.items():
-        seconds = median(result, by_side)
-        if result.added_mib is not None:
-            figures.append(f"{name} {result.added_mib:.0f} MiB")
-        else:
-            figures.append(f"{name} {_milliseconds(seconds)}{' ms' if seconds else ''}")
-    return ", ".join(figures)
+    """Return the results of all sides of one case in one line, in ms or MiB."""
+    return ", ".join(f"{name} {_show(result)}" for name, result in by_side.items())
 
 
-def fill(page: str, name: str, text: str) -> str:
-    """Put a suite's tables into a page, between the two lines that name the section.
+def fill(page: str, record: Record, text: str) -> str:
+    """Put a run's tables into a page, between the two lines that name its suite.
 
     Args:
         page: Markdown with `<!-- figures: NAME -->` and `<!-- end of figures: NAME -->`.
-        name: the section.
+        record: the run. NAME is its suite, with the instruction set that it is held to or has a section for.
         text: the tables.
 
     Raises:
         ValueError: if the page does not have both lines, once each.
     """
+    in_use, held_to = record.about["instruction_set"], record.about["held_to"]
+    has_section = in_use in SUITES[record.suite].sections
+    name = name_results(record.suite, in_use if has_section else held_to)
     first, last = f"<!-- figures: {name} -->\n", f"<!-- end of figures: {name} -->"
-    before, found, rest = page.partition(first)
-    _, ended, after = rest.partition(last)
-    if not found or not ended or first in after or last in after:
+    if page.count(first) != 1 or page.count(last) != 1:
         raise ValueError(f"the page must have the lines {first.strip()} and {last} once each")
-    return f"{before}{first}{text}\n{last}{after}"
-
-
-def write_into(path: Path, record: Record) -> None:
-    """Fill a file's section for the record's suite."""
-    page = path.read_text(encoding="utf-8")
-    section = section_of(record.suite, record.about)
-    path.write_text(fill(page, section, tables(record)), encoding="utf-8")
+    before, _, rest = page.partition(first)
+    return f"{before}{first}{text}\n{last}{rest.partition(last)[2]}"
 
 
 def _names(results: Results) -> list[str]:
-    """Return the sides of all cases, in the order of `PEERS`; heed's variants as they came."""
-    known = dict.fromkeys(name for _, by_side in results for name in by_side)
-    order = {name: place for place, name in enumerate(PEERS)}
-    return sorted(known, key=lambda name: order.get(name, len(order)))
+    """Return the sides of all cases, in the order of `PEERS`."""
+    known = {name for _, by_side in results for name in by_side}
+    return sorted(known, key=lambda name: ([*PEERS].index(name.removesuffix(BEFORE)), name))
 
 
 def _seconds(name: str, by_side: dict[str, Result]) -> float | None:
-    return median(by_side[name], by_side) if name in by_side else None
+    return by_side.get(name, Result()).seconds
 
 
 def _notes(results: Results) -> list[str]:
@@ -325,26 +268,16 @@ def _milliseconds(seconds: float | None) -> str:
     return f"{seconds * 1e3:.{2 if seconds >= 1e-4 else 4}f}"
 
 
-def _mebibytes(result: Result) -> str:
-    return f"{result.added_mib:.0f}" if result.added_mib is not None else "-"
+def _show(result: Result) -> str:
+    return _milliseconds(result.seconds) if result.added_mib is None else f"{result.added_mib:.0f}"
 
 
-def _ratio(ratio: float | None) -> str:
-    """Return rounded down, so that 1.20 means at least 1.2."""
-    return f"{math.floor(ratio * 100) / 100:.2f}" if ratio is not None else "-"
+def _ratio(seconds: float | None, heed: float | None) -> str:
+    """Return the ratio rounded down, so that 1.20 means at least 1.2."""
+    return f"{math.floor(seconds / heed * 100) / 100:.2f}" if seconds and heed else "-"
 
 
-def _markdown(header: list[str], rows: list[list[str]], texts: int = 1) -> str:
-    """Return a table whose first `texts` columns are left-aligned texts, and whose others are numbers."""
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-
-    def line(cells: list[str]) -> str:
-        padded = [
-            cell.ljust(width) if column < texts else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
-        return "| " + " | ".join(padded) + " |"
-
-    rule = ["-" * width for width in widths[:texts]]
-    rule += ["-" * (width - 1) + ":" for width in widths[texts:]]
-    return "\n".join([line(header), line(rule), *(line(row) for row in rows)])
+def _markdown(header: list[str], rows: list[list[Any]]) -> str:
+    """Return a table whose first and last columns are texts, and whose others are numbers."""
+    rule = ["---", *["---:"] * (len(header) - 2), "---"]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *rows))

@@ -1,4 +1,4 @@
-"""The results of a run: samples, which of them count, and their JSON file."""
+"""The results of a run: samples, the figures that they give, and their JSON file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -20,8 +21,13 @@ from benchmarks.cases import Case
 from benchmarks.instruction_sets import environment
 from benchmarks.register_peak import measure_rates
 
-# A sample is disturbed if its probe took this many times the case's fastest probe.
-DISTURBED = 1.4
+
+def quartile(samples: list[float], number: int = 1) -> float:
+    """Return a quartile of samples: the lower one for a machine that others disturb, or 2 for the median."""
+    if len(samples) < 2:
+        return samples[0]
+    # Of two samples the lower quartile would lie below both.
+    return max(min(samples), statistics.quantiles(samples, n=4)[number - 1])
 
 
 @dataclass(frozen=True)
@@ -62,42 +68,23 @@ class Result:
 
     Args:
         samples: seconds per call, one for each round.
-        probes: seconds of the probe of each sample.
         added_mib: peak memory beyond inputs and gradients, for memory cases.
         instead: the name of the case that the side computed instead.
         problem: why there is no result.
     """
 
     samples: list[float] = field(default_factory=list)
-    probes: list[float] = field(default_factory=list)
     added_mib: float | None = None
     instead: str | None = None
     problem: str | None = None
 
-    def undisturbed(self, quickest: float) -> list[float]:
-        """Return the samples with fast probes; at least the better half of all."""
-        pairs = sorted(zip(self.probes, self.samples, strict=True))
-        kept = max(len(pairs) - self.disturbed(quickest), (len(pairs) + 1) // 2)
-        return [sample for _, sample in pairs[:kept]]
-
-    def disturbed(self, quickest: float) -> int:
-        """Return the number of samples with slow probes."""
-        return sum(probe > DISTURBED * quickest for probe in self.probes)
+    @property
+    def seconds(self) -> float | None:
+        """The lower quartile of the samples; None without any."""
+        return quartile(self.samples) if self.samples else None
 
 
 Results = list[tuple[Case, dict[str, Result]]]
-
-
-def quickest_probe(by_side: dict[str, Result]) -> float:
-    """Return the fastest probe of a case, in seconds: that of the undisturbed machine."""
-    return min((probe for result in by_side.values() for probe in result.probes), default=0.0)
-
-
-def median(result: Result, by_side: dict[str, Result]) -> float | None:
-    """Return the median of a side's undisturbed samples, in seconds; None without samples."""
-    if not result.samples:
-        return None
-    return statistics.median(result.undisturbed(quickest_probe(by_side)))
 
 
 @dataclass
@@ -128,24 +115,11 @@ class Record:
 
     def add_row(self, row: Row) -> None:
         """Add a row, or replace the one of its name."""
-        names = [known.name for known in self.rows]
-        place = names.index(row.name) if row.name in names else len(names)
-        self.rows[place : place + 1] = [row]
+        _put(self.rows, row, lambda known: known.name == row.name)
 
     def add(self, where: str, case: Case, by_side: dict[str, Result]) -> None:
-        """Add a case's results, or replace earlier ones.
-
-        Args:
-            where: "times" or "memory".
-            case: the case.
-            by_side: the results of the sides.
-        """
-        results: Results = getattr(self, where)
-        for place, (known, _) in enumerate(results):
-            if known == case:
-                results[place] = (case, by_side)
-                return
-        results.append((case, by_side))
+        """Add a case's results to "times" or "memory", or replace earlier ones."""
+        _put(getattr(self, where), (case, by_side), lambda known: known[0] == case)
 
     def take_over(self, earlier: Record) -> None:
         """Take over the results of an earlier run.
@@ -164,40 +138,37 @@ class Record:
             self.about[key] = before if now in before else f"{before}, {now}"
         self.times, self.memory, self.rows = earlier.times, earlier.memory, earlier.rows
 
-    def samples(self) -> tuple[int, int, int]:
-        """Count all samples, those set aside as disturbed, and disturbed ones that still count."""
-        total = aside = kept = 0
-        for _, by_side in self.times:
-            quickest = quickest_probe(by_side)
-            for result in by_side.values():
-                left_out = len(result.samples) - len(result.undisturbed(quickest))
-                total += len(result.samples)
-                aside += left_out
-                kept += result.disturbed(quickest) - left_out
-        return total, aside, kept
-
     def write(self, path: Path) -> None:
         """Write everything as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        record: dict[str, Any] = {"suite": self.suite, "about": self.about}
+        record = dataclasses.asdict(self)
         for where in ("times", "memory"):
-            record[where] = [_to_json(*entry) for entry in getattr(self, where)]
-        record["rows"] = [dataclasses.asdict(row) for row in self.rows]
-        record["problems"] = self.problems
+            names = [case.name for case, _ in getattr(self, where)]
+            record[where] = [
+                {"name": name, "case": case, "sides": sides}
+                for name, (case, sides) in zip(names, record[where], strict=True)
+            ]
         path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> Record:
         """Read what `write` wrote."""
         record = json.loads(path.read_text(encoding="utf-8"))
-        return cls(
-            record["suite"],
-            record["about"],
-            [_from_json(entry) for entry in record["times"]],
-            [_from_json(entry) for entry in record["memory"]],
-            [read_row(row) for row in record.get("rows", ())],
-            record.get("problems", []),
-        )
+        for where in ("times", "memory"):
+            record[where] = [
+                (
+                    Case(**entry["case"]),
+                    {name: Result(**side) for name, side in entry["sides"].items()},
+                )
+                for entry in record[where]
+            ]
+        return cls(**{**record, "rows": [read_row(row) for row in record["rows"]]})
+
+
+def _put(entries: list[Any], entry: Any, is_same: Callable[[Any], bool]) -> None:
+    """Replace the entry that is the same one, or append it."""
+    place = next((place for place, known in enumerate(entries) if is_same(known)), len(entries))
+    entries[place : place + 1] = [entry]
 
 
 def read_row(fields: dict[str, Any]) -> Row:
@@ -209,22 +180,6 @@ def read_row(fields: dict[str, Any]) -> Row:
 def name_results(suite: str, instruction_set: str | None) -> str:
     """Return the name of a suite's results, such as `bars` or `bars-avx2`."""
     return suite if instruction_set is None else f"{suite}-{instruction_set}"
-
-
-def _to_json(case: Case, by_side: dict[str, Result]) -> dict[str, Any]:
-    sides = {
-        name: {"median_seconds": median(result, by_side), **dataclasses.asdict(result)}
-        for name, result in by_side.items()
-    }
-    return {"name": case.name, "case": case.to_dict(), "sides": sides}
-
-
-def _from_json(entry: dict[str, Any]) -> tuple[Case, dict[str, Result]]:
-    fields = [each.name for each in dataclasses.fields(Result)]
-    sides = {
-        name: Result(**{key: side[key] for key in fields}) for name, side in entry["sides"].items()
-    }
-    return Case(**entry["case"]), sides
 
 
 def describe_environment(
@@ -253,33 +208,22 @@ def describe_environment(
     return {
         "command": command,
         "day": time.strftime("%Y-%m-%d"),
-        "commit": _commit(),
+        "commit": _say("git", "describe", "--always", "--dirty"),
         "processor": model,
         "cores": cores,
         "threads": threads,
         "held_to": instruction_set,
-        "gpu": _gpu(),
+        "gpu": _say("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"),
         "register_peak": measure_rates(versions["instruction_set"], threads),
         **versions,
-        "torch": _version("torch"),
-        "jax": _version("jax"),
         "ctranslate2": _version("ctranslate2"),
         "llama_cpp": _version("llama-cpp-python"),
         "numpy": _version("numpy"),
     }
 
 
-def _commit() -> str:
-    """Return the commit of the sources, or "" outside a git checkout."""
-    return _say("git", "describe", "--always", "--dirty")
-
-
-def _gpu() -> str:
-    """Return the name and the driver of the GPU, or ""."""
-    return _say("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
-
-
 def _say(*command: str) -> str:
+    """Return what a command says, or "" where it fails: outside a git checkout, without a GPU."""
     folder = Path(__file__).parent
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)

@@ -16,7 +16,6 @@ import itertools
 import json
 import os
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,11 +27,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import numpy as np
+
 from benchmarks.results import Row
 from benchmarks.worker import memory_of
 
 _SMALLER = bool(os.environ.get("HEED_BENCHMARK_SMALLER"))
 _ALONE, _TEXTS, _LONGEST = 500, 200, 60
+Pipes = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _CLIENTS, _REQUESTS = (4, 200) if _SMALLER else (32, 10_000)
 
 
@@ -59,38 +61,22 @@ class Figures:
 
     def percentile(self, percent: int) -> float:
         """Return a percentile of the latencies, in milliseconds."""
-        return 1e3 * statistics.quantiles(self.latencies, n=100)[percent - 1]
+        return 1e3 * float(np.percentile(self.latencies, percent))
 
 
-class Client:
-    """One connection to a server."""
-
-    def __init__(self, url: str) -> None:
-        self._where = urlsplit(url)
-
-    async def open(self) -> Client:
-        """Connect; return the client."""
-        self._reader, self._writer = await asyncio.open_connection(
-            self._where.hostname, self._where.port
-        )
-        return self
-
-    async def ask(self, text: str) -> tuple[int, str]:
-        """Return the status, and the translation or the error."""
-        body = json.dumps({"texts": [text]}).encode()
-        self._writer.write(
-            b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
-        )
-        head = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower()
-        length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
-        answer = json.loads(await self._reader.readexactly(length))
-        status = int(head.split(" ", 2)[1])
-        return status, answer["translations"][0]["text"] if status == 200 else str(answer)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._writer.close()
+async def ask(pipes: Pipes, text: str) -> tuple[int, str]:
+    """Return the status, and the translation or the error, that a server answers on an open connection."""
+    reader, writer = pipes
+    body = json.dumps({"texts": [text]}).encode()
+    writer.write(
+        b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    )
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
+    answer = json.loads(await reader.readexactly(length))
+    status = int(head.split(" ", 2)[1])
+    return status, answer["translations"][0]["text"] if status == 200 else str(answer)
 
 
 async def ask_all(
@@ -105,11 +91,11 @@ async def ask_all(
         known: the translations; new ones are added.
         rate: requests per second of all clients together, at random times; None sends each after the last answer.
     """
-    figures, queue = Figures(), iter(texts)
-    opened = [await Client(url).open() for _ in range(clients)]
+    figures, queue, where = Figures(), iter(texts), urlsplit(url)
+    opened = [await asyncio.open_connection(where.hostname, where.port) for _ in range(clients)]
     pause = random.Random(0)
 
-    async def work(client: Client) -> None:
+    async def work(pipes: Pipes) -> None:
         free = due = time.perf_counter()
         for text in queue:
             due = free if rate is None else due + pause.expovariate(rate / clients)
@@ -117,7 +103,7 @@ async def ask_all(
             if due > free:
                 await asyncio.sleep(due - free)
                 sent = time.perf_counter()  # a late timer does not count
-            status, answer = await client.ask(text)
+            status, answer = await ask(pipes, text)
             free = time.perf_counter()
             figures.latencies.append(free - sent)
             figures.statuses[status] += 1
@@ -126,8 +112,8 @@ async def ask_all(
     begin = time.perf_counter()
     await asyncio.gather(*map(work, opened))
     figures.seconds = time.perf_counter() - begin
-    for client in opened:
-        client.close()
+    for _, writer in opened:
+        writer.close()
     return figures
 
 
@@ -171,17 +157,17 @@ def _measure(run: Path) -> Iterator[Row]:
     known: dict[str, str] = {}
     with _serving(run) as (url, process):
 
-        def ask(count: int, clients: int, rate: float | None = None) -> Figures:
+        def send(count: int, clients: int, rate: float | None = None) -> Figures:
             return asyncio.run(ask_all(url, requested[:count], clients, known, rate))
 
-        ask(_ALONE, 1)
-        ask(_REQUESTS // 10, _CLIENTS)
+        send(_ALONE, 1)
+        send(_REQUESTS // 10, _CLIENTS)
         before = memory_of(process)
-        alone = ask(_ALONE, 1)
+        alone = send(_ALONE, 1)
         several = f"{_CLIENTS} clients"
-        ways = {"one at a time": alone, f"{several}, all at once": ask(_REQUESTS, _CLIENTS)}
+        ways = {"one at a time": alone, f"{several}, all at once": send(_REQUESTS, _CLIENTS)}
         for times in (2.0, 4.0):
-            paced = ask(_REQUESTS // 2, _CLIENTS, times * alone.rate)
+            paced = send(_REQUESTS // 2, _CLIENTS, times * alone.rate)
             ways[f"{several}, paced {times:g} times"] = paced
         after = memory_of(process)
     single = alone.percentile(50)

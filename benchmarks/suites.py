@@ -7,18 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from benchmarks.cases import Case
-from benchmarks.peers import (
-    BEFORE,
-    OPTIONS,
-    PEERS,
-    REGISTER_PEAK,
-    WITH,
-    Peer,
-    instruction_sets,
-    named,
-)
+from benchmarks.peers import BEFORE, OPTIONS, PEERS, REGISTER_PEAK, Peer, named
 
-SGEMM = ("sgemm-torch", "sgemm-tensorflow", "sgemm-numpy")
 NARROW = ("avx2", "neon", "baseline")
 ALL_SETS = (*NARROW, "avx512", "avx512_bf16", "amx")
 ADDITIVE = ("additive-naive", "additive-keras")
@@ -123,15 +113,11 @@ class Suite:
         return {name: x for name, x in PEERS.items() if name in wanted and x.kind == case.kind}
 
 
-def heeds_of(case: Case, chosen: Sequence[str] | None, before: str | None) -> dict[str, Peer]:
-    """Return heed's side of a case, and the same with another interpreter's heed or with each instruction set."""
+def heeds_of(case: Case, chosen: Sequence[str] | None, before: str) -> dict[str, Peer]:
+    """Return heed's side of a case, and the same with another interpreter's heed."""
     for name, peer in PEERS.items():
         if peer.is_heed and peer.kind == case.kind and (chosen is None or name in chosen):
-            if before is not None:
-                return {name: peer, name + BEFORE: replace(named(name + BEFORE), python=before)}
-            known = instruction_sets() if peer.has_kernels else []
-            variants = {name + WITH + one: named(name + WITH + one) for one in known}
-            return {name: peer, **variants} if variants else {}
+            return {name: peer, name + BEFORE: replace(named(name + BEFORE), python=before)}
     return {}
 
 
@@ -174,7 +160,7 @@ BARS = [
     Bar(Case(1, 8, 4096, 64, causal=True, backward=True), ("naive",), 3.0),
     Bar(Case(8, 1, 128, 256, kind="additive", backward=True), ADDITIVE, 25.0),
     Bar(Case(4, 1, 512, 256, kind="additive", backward=True), ADDITIVE, 25.0),
-    Bar(Case(*LONG), SGEMM, 0.9),
+    Bar(Case(*LONG), ("sgemm",), 0.9),
 ]
 # Whole models, stock and accelerated.
 DECODER, LONG_DECODER = (2, 12, 1024, 64), (1, 12, 4096, 64)
@@ -188,8 +174,7 @@ MODEL_BARS = [
 
 # Decoding whole texts with one model, the same weights on all sides; and a step of its training.
 CTRANSLATE2 = ("ctranslate2", "ctranslate2-together")
-KERAS_TRAINING = ("keras-training", "keras-training-xla", "hub-training", "hub-training-xla")
-TRAINING = (*KERAS_TRAINING, "torch-training")
+TRAINING = ("hub-training", "hub-training-xla")
 _TEXTS: dict[str, Any] = {"heads": 4, "length": 32, "head_dim": 64, "keys": 32, "kind": "generate"}
 # A GPT-2 of width 768 continues prompts, by a few tokens and until its cache is long.
 CONTINUED = [Case(8, 12, new, 64, keys=32, kind="continue") for new in (64, 480)]
@@ -307,13 +292,13 @@ SUITES = {
     "backends": Suite(
         "heed on PyTorch and JAX against their own attention",
         measurements={
-            "torch": Measurement("backend_torch:measure", "torch"),
-            "torch-call": Measurement("backend_torch:measure_call", "torch"),
-            "jax": Measurement("backend_jax:measure", "jax"),
-            "jax-memory": Measurement("backend_jax:measure_memory", "jax"),
-            "torch-gpt2": Measurement("backend_gpt2:measure", "torch"),
-            "jax-gpt2": Measurement("backend_gpt2:measure", "jax"),
-            "jax-generate": Measurement("backend_gpt2:measure_generate", "jax"),
+            "torch": Measurement("backends:measure_torch", "torch"),
+            "torch-call": Measurement("backends:measure_call", "torch"),
+            "jax": Measurement("backends:measure_jax", "jax"),
+            "jax-memory": Measurement("backends:measure_memory", "jax"),
+            "torch-gpt2": Measurement("backends:measure_gpt2", "torch"),
+            "jax-gpt2": Measurement("backends:measure_gpt2", "jax"),
+            "jax-generate": Measurement("backends:measure_generate", "jax"),
         },
         rounds=15,
         sections=ALL_SETS,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import math
-import statistics
 import time
+import timeit
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from benchmarks import results
 from benchmarks.results import Row
 
 T = TypeVar("T")
@@ -53,21 +54,12 @@ def alternate(
         whole += calls * seconds
     rounds = max(2, min(rounds, int(min(budget / whole, 1e9))))
     gc.collect()
-    gc.disable()
-    try:
-        samples = take_turns(runs, rounds)
-    finally:
-        gc.enable()
-    # Of two samples the lower quartile would lie below both.
-    return [max(min(x), statistics.quantiles(x, n=4)[quartile - 1]) for x in samples]
+    return [results.quartile(x, quartile) for x in take_turns(runs, rounds)]
 
 
 def seconds_of(run: Callable[[], Any], calls: int) -> float:
-    """Return the mean seconds of so many calls in a row."""
-    start = time.perf_counter()
-    for _ in range(calls):
-        run()
-    return (time.perf_counter() - start) / calls
+    """Return the mean seconds of so many calls in a row, without collections of garbage."""
+    return timeit.timeit(run, timer=time.perf_counter, number=calls) / calls
 
 
 def ratio(

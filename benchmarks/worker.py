@@ -1,10 +1,9 @@
 """Runs one side, or one measurement, in a process of its own, by orders in JSON lines: `python -m benchmarks.worker`.
 
-    {"do": "load", "target": "module:function"}
-    {"do": "prepare", "target": ..., "options": {}, "case": {...}, "results": "file.npz"}
+    {"do": "prepare", "target": "module:function", "options": {}, "case": {...}, "results": "file.npz"}
                               makes inputs and graph, runs it, writes the results  -> {"seconds": 0.021}
     {"do": "round", "calls": 3}
-                              seconds per call, and of the `Probe`  -> {"seconds": 0.02, "probe": 0.0011}
+                              seconds per call  -> {"seconds": 0.02}
     {"do": "memory", "target": ..., "options": {}, "case": {...}, "warm_up": {...}}
                               in MiB  -> {"base": 412.0, "peak": 655.1, "gradients": 48.0}
     {"do": "measure", "target": ..., "rounds": 9, "pauses": false}
@@ -19,13 +18,13 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import math
 import os
 import re
 import resource
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,39 +36,14 @@ from benchmarks.peers import Prepared, threads
 from benchmarks.results import Row
 
 _STATUS = Path("/proc/self/status")
-# Libraries' idle threads spin for some milliseconds, which must disturb neither the probe nor the next side.
+# Libraries' idle threads spin for some milliseconds, which must not disturb the next side.
 SETTLE_SECONDS = 0.01
 # After a first call as long as this, no second one is needed to warm up.
 SLOW_SECONDS = 2.0
 
 
-class Probe:
-    """A fixed computation on as many cores as a side uses.
-
-    It takes longer than usual while other work disturbs the machine.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._pool = ThreadPoolExecutor(count)
-        # Small enough for a core's own caches. NumPy releases the GIL.
-        self._arrays = [np.linspace(-1, 1, 2**15, dtype=np.float32) for _ in range(count)]
-        self._results = [np.empty_like(array) for array in self._arrays]
-        self.seconds()
-
-    def seconds(self) -> float:
-        """Return the seconds until the last core is done, about a millisecond."""
-        each = (self._arrays, self._results)
-        return turns.seconds_of(lambda: list(self._pool.map(self._work, *each)), 1)
-
-    @staticmethod
-    def _work(array: np.ndarray, result: np.ndarray) -> None:
-        for _ in range(80):
-            np.exp(array, out=result)
-
-
-def time_round(prepared: Prepared, calls: int, probe: Probe) -> dict[str, float]:
-    """Return the mean seconds of `calls` calls in a row, and the slower of the probes before and after."""
-    before = probe.seconds()
+def time_round(prepared: Prepared, calls: int) -> float:
+    """Return the mean seconds of `calls` calls in a row."""
     seconds = 0.0
     for run, sign in ((prepared.run, 1), (prepared.base, -1)):
         if run is not None:
@@ -77,16 +51,14 @@ def time_round(prepared: Prepared, calls: int, probe: Probe) -> dict[str, float]
                 run()  # the side before has filled the caches
             seconds += sign * turns.seconds_of(run, calls)
     time.sleep(SETTLE_SECONDS)
-    return {"seconds": seconds * prepared.portion, "probe": max(before, probe.seconds())}
+    return seconds * prepared.portion
 
 
-def first_runs(prepared: Prepared, results: str | None) -> float:
+def first_runs(prepared: Prepared, results: str) -> float:
     """Warm up, write the first results, and return the seconds of one call."""
     found: list[Any] = []
     seconds = turns.seconds_of(lambda: found.append(prepared.run()), 1)
-    if results is not None:
-        np.savez(results, *prepared.arrays(found[0]))
-    found.clear()
+    np.savez(results, *prepared.arrays(found.pop()))
     if seconds < SLOW_SECONDS:
         prepared.run()
         seconds = turns.seconds_of(prepared.run, 1)
@@ -112,17 +84,19 @@ def peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
-def _from_status(name: str, process: int | str = "self") -> float:
-    text = Path(f"/proc/{process}/status").read_text(encoding="ascii")
-    found = re.search(rf"^{name}:\s*(\d+) kB", text, re.MULTILINE)
-    if found is None:
-        raise RuntimeError(f"no {name} of process {process}")
-    return int(found.group(1)) / 1024
+def _from_status(name: str, file: str | Path = _STATUS) -> float:
+    text = Path(file).read_text(encoding="ascii")
+    return int(re.search(rf"^{name}:\s*(\d+) kB", text, re.MULTILINE).group(1)) / 1024  # type: ignore[union-attr]
 
 
 def memory_of(process: int) -> float:
     """Return the resident memory of another process, in MiB."""
-    return _from_status("VmRSS", process)
+    return _from_status("VmRSS", f"/proc/{process}/status")
+
+
+def free_memory() -> float:
+    """Return the memory that is free, in MiB; infinity if the system does not tell."""
+    return _from_status("MemAvailable", "/proc/meminfo") if _STATUS.exists() else math.inf
 
 
 def find(target: str) -> Any:
@@ -140,14 +114,10 @@ class Worker:
 
     def __init__(self, answers: Any) -> None:
         self._answers = answers
-        count = threads() or os.cpu_count() or 1
-        if threads() and hasattr(
-            os, "sched_setaffinity"
-        ):  # also limits libraries without a setting
+        count = threads()
+        if count and hasattr(os, "sched_setaffinity"):  # also limits libraries without a setting
             os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
-        self._probe: Probe | None = None
-        self._count = count
-        self._prepared: Prepared | None = None
+        self._prepared: Any = None
         self._rows: Iterator[Row | str] = iter(())
 
     def answer(self, do: str, **order: Any) -> None:
@@ -158,22 +128,15 @@ class Worker:
             answer = {"error": f"{type(error).__name__}: {error}"}
         self._answers.write(json.dumps(answer) + "\n")
 
-    def _load(self, target: str) -> dict[str, Any]:
-        importlib.import_module(target.partition(":")[0])
-        return {"ok": True}
-
     def _prepare(
-        self, target: str, options: dict[str, Any], case: dict[str, Any], results: str | None = None
+        self, target: str, options: dict[str, Any], case: dict[str, Any], results: str
     ) -> dict[str, Any]:
         self._prepared = None  # the previous case's inputs go first
         self._prepared = find(target)(Case(**case), **options)
         return {"seconds": first_runs(self._prepared, results)}
 
     def _round(self, calls: int) -> dict[str, Any]:
-        if self._prepared is None:
-            return {"error": "no case is prepared"}
-        self._probe = self._probe or Probe(self._count)
-        return time_round(self._prepared, calls, self._probe)
+        return {"seconds": time_round(self._prepared, calls)}
 
     def _memory(
         self, target: str, options: dict[str, Any], case: dict[str, Any], warm_up: dict[str, Any]

@@ -1,4 +1,4 @@
-"""The statistics of the benchmarks: turns, medians, disturbed samples, ratios, bars."""
+"""The statistics of the benchmarks: turns, quartiles, ratios, bars."""
 
 import dataclasses
 import importlib.util
@@ -16,9 +16,16 @@ import pytest
 from benchmarks import processes, report, turns
 from benchmarks.__main__ import main
 from benchmarks.cases import Case
-from benchmarks.peers import OPTIONS, Peer, Prepared, repeat, without_window
-from benchmarks.processes import Machine, Sides, describe_difference, measure_rows, time_case
-from benchmarks.results import Record, Result, Row, median
+from benchmarks.peers import Peer, Prepared, repeat, without_window
+from benchmarks.processes import (
+    Machine,
+    Sides,
+    UnavailableError,
+    check_results,
+    measure_rows,
+    time_case,
+)
+from benchmarks.results import Record, Result, Row
 from benchmarks.suites import SUITES, Bar
 from benchmarks.worker import time_round
 
@@ -26,8 +33,8 @@ CASE = Case(1, 2, 8, 4)
 ROOT = Path(__file__).parents[1]
 
 
-def timed(*seconds, probe=0.1):
-    return Result(samples=list(seconds), probes=[probe] * len(seconds))
+def timed(*seconds):
+    return Result(samples=list(seconds))
 
 
 def test_sides_take_turns_and_the_order_changes():
@@ -44,6 +51,9 @@ def test_a_time_is_a_quartile_of_rounds_within_a_budget():
     pauses = iter([0.021, 0.021, 0.021, 0.06])
     (two,) = turns.alternate(lambda: time.sleep(next(pauses)), rounds=2)
     assert two >= 0.021  # not below both samples
+    assert timed(1.0, 9.0, 1.1, 1.2).seconds == pytest.approx(1.025)  # others disturb the machine
+    assert timed(2.0).seconds == 2.0
+    assert timed().seconds is None
     calls = []
     turns.alternate(lambda: calls.append(quick()), slow, rounds=99, budget=0.2)
     assert len(calls) <= 2 + 3
@@ -54,32 +64,11 @@ def test_a_time_is_a_quartile_of_rounds_within_a_budget():
     assert row.note.endswith("; more")
 
 
-def test_disturbed_samples_are_set_aside():
-    result = Result(samples=[1.0, 9.0, 1.1, 1.2], probes=[0.1, 0.5, 0.1, 0.1])
-    assert median(result, {"heed": result}) == pytest.approx(1.1)
-    # A side disturbed all the time still has a figure: the better half of its samples.
-    worse = Result(samples=[3.0, 4.0, 9.0, 9.0], probes=[0.2, 0.21, 0.5, 0.5])
-    by_side = {"heed": result, "worse": worse}
-    assert median(worse, by_side) == pytest.approx(3.5)
-    assert median(Result(problem="no"), {}) is None
-    assert Record("ops", {}, [(CASE, by_side)]).samples() == (8, 3, 2)
-
-
-class Probe:
-    def __init__(self, *seconds):
-        self.left = list(seconds)
-
-    def seconds(self):
-        return self.left.pop(0)
-
-
-def test_a_round_has_the_slower_probe_and_the_time_of_one_more(monkeypatch):
+def test_a_round_has_the_time_of_one_more(monkeypatch):
     runs = []
     prepared = Prepared(lambda: runs.append(1), list, 1e9)
-    assert time_round(prepared, 3, Probe(0.1, 0.4))["probe"] == 0.4
-    assert time_round(prepared, 1, Probe(0.3, 0.2))["probe"] == 0.3
-    assert len(runs) == 3 + 1 + 1  # one to warm up where there are several
-    assert time_round(prepared, 1, Probe(0, 0))["seconds"] > 1  # times the portion
+    assert time_round(prepared, 3) > 1  # times the portion
+    assert len(runs) == 1 + 3  # one to warm up where there are several
     clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
     monkeypatch.setattr(turns, "time", clock)
 
@@ -90,26 +79,29 @@ def test_a_round_has_the_slower_probe_and_the_time_of_one_more(monkeypatch):
         return run
 
     alone = Prepared.chain(CASE, make, list)
-    assert time_round(alone, 2, Probe(0, 0))["seconds"] == pytest.approx(0.007)
+    assert time_round(alone, 2) == pytest.approx(0.007)
     chain = Prepared.chain(dataclasses.replace(CASE, chain=11), make, list)
-    assert time_round(chain, 2, Probe(0, 0))["seconds"] == pytest.approx(0.002)
+    assert time_round(chain, 2) == pytest.approx(0.002)
     assert repeat(lambda x, y: 2 * x + y, 3)(1, 1) == 15
 
 
 def test_differences_are_noticed():
     right = [np.ones((2, 3)), np.zeros(2), np.full(2, 50.0)]
 
-    def difference(index, value, dtype="float32"):
-        changed = [value if i == index else array for i, array in enumerate(right)]
-        return describe_difference(changed, right, dtype)
+    def check(index, value, dtype="float32"):
+        check_results([value if i == index else x for i, x in enumerate(right)], right, dtype)
 
-    assert describe_difference(right, right, "float32") is None
-    assert difference(1, np.full(2, 1e-4)) is None  # beside 50 it is nothing
-    assert "gradients differs" in difference(1, np.full(2, 0.1))
-    assert "output differs" in difference(0, np.full((2, 3), 1.001))
-    assert difference(0, np.full((2, 3), 1.001), "bfloat16") is None
-    assert "output differs" in difference(0, np.full((2, 3), np.nan))
-    assert "shapes" in describe_difference(right[:2], right, "float32")
+    check_results(right, right, "float32")
+    check(1, np.full(2, 1e-4))  # beside 50 it is nothing
+    check(0, np.full((2, 3), 1.001), "bfloat16")
+    for index, value, found in [
+        (1, np.full(2, 0.1), "gradients differs"),
+        (0, np.full((2, 3), 1.001), "output differs"),
+        (0, np.full((2, 3), np.nan), "output differs"),
+        (0, np.zeros(2), "shapes"),
+    ]:
+        with pytest.raises(UnavailableError, match=found):
+            check(index, value)
 
 
 def test_bars_are_met_or_missed():
@@ -174,7 +166,7 @@ def test_sides_are_timed_in_processes_of_their_own_if_they_compute_the_same(tmp_
     assert "differs from heed's by 0.001, where the largest is 1" in results["naive"].problem
     assert "a_module_that_is_not_there" in results["jax"].problem
     assert results["torch"].instead == "causal fwd (1, 2, 8, 4)"
-    quick, slow = (median(results[name], results) for name in ("heed", "torch"))
+    quick, slow = (results[name].seconds for name in ("heed", "torch"))
     assert 0.002 <= quick < 0.008 <= slow
 
 
@@ -185,10 +177,10 @@ def test_two_heeds_take_turns_at_each_round_and_a_row_has_the_figures_of_both():
         def __init__(self, name, *answers):
             self.name, self.answers = name, [*answers, {"end": True}]
 
-        def send(self, **order):
-            assert order["pauses"]
-
-        def ask(self, **order):
+        def ask(self, do, **order):
+            if do == "measure":
+                assert order["pauses"]
+                return {}
             asked.append(self.name)
             answer = self.answers.pop(0)
             if answer is None:
@@ -204,15 +196,15 @@ def test_two_heeds_take_turns_at_each_round_and_a_row_has_the_figures_of_both():
     own = Heed("a", {"pause": True}, row("x", 1.0), row("y", 2.0), row("z", 3.0))
     other = Heed("b", *[{"pause": True}] * 2, row("x", 4.0), {"problem": "no y"}, None)
     rows = [*measure_rows("module", 9, [own, other])]
-    assert "".join(asked) == "ababb" + "ab" + "ab" + "a"
+    assert "".join(asked) == "ab" * 5
     assert [one if isinstance(one, str) else (one.name, one.before) for one in rows] == [
-        ("x", (0.25, 4.0)),
         "the other heed: no y",
-        ("y", None),
         "the other heed: it has no such function",
+        ("x", (0.25, 4.0)),
+        ("y", None),
         ("z", None),
     ]
-    first = report.row_table([rows[0]]).splitlines()
+    first = report.row_table([rows[2]]).splitlines()
     assert first[2] == "| x | 1 | 0.25 | 4.00 |  |  |"
 
 
@@ -249,31 +241,19 @@ def test_each_suite_has_sides_bars_and_one_place_on_a_page():
             assert f"def {function}(" in Path(found.origin).read_text(encoding="utf-8")
     unnamed = {"quick", "backends", "language_models", "scale", "serving", "large_corpus"}
     for name in sections - unnamed:
-        assert "the figures" in report.fill(text, name, "the figures")
+        suite, _, held_to = name.partition("-")
+        about = {"instruction_set": held_to or "amx", "held_to": held_to or None}
+        record = Record(suite, about)
+        assert "the figures" in report.fill(text, record, "the figures")
     with pytest.raises(ValueError, match="once each"):
-        report.fill(text, "op", "")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIONS)
-def test_each_option_leaves_as_many_pairs_as_its_time_counts(name):
-    from benchmarks.peers import tensorflow_ops
-    from heed import ops
-
-    case = Case(2, 4, 256, 8)
-    given = tensorflow_ops.options_of(case, name)
-    query = np.random.default_rng(0).normal(size=(2, 4, 256, 8)).astype("float32")
-    given.pop("dropout", None)
-    weights = ops.attention_weights(query, query, layout="BNTH", **given).numpy()
-    share = 1.0 if name == "dense" else (weights > 0).mean()
-    assert tensorflow_ops.visible_share(case, name) == pytest.approx(share)
+        report.fill("", Record("ops", {"instruction_set": "amx", "held_to": None}), "")
 
 
 TINY = [
     *(("gpu", name, 6) for name in SUITES["gpu"].measurements),
     *(("language_models", name, 1) for name in ("several", "tensorflow")),
     *(("score_mods", name, 1) for name in SUITES["score_mods"].measurements),
-    ("backends", "jax-gpt2", 1),
+    *(("backends", name, 1) for name in ("torch", "torch-call", "jax", "jax-memory", "jax-gpt2")),
     ("serving", "serving", 14),
     ("large_corpus", "large_corpus", 6),
 ]
@@ -301,7 +281,7 @@ def test_quick_run(tmp_path, capsys):
     sides = [side for entry in written["times"] for side in entry["sides"].items()]
     for name, side in sides:
         if side["problem"] is None or "ModuleNotFoundError" not in side["problem"]:
-            assert side["median_seconds"] > 0, (name, side["problem"])
+            assert side["samples"], (name, side["problem"])
     assert "| padded fwd+bwd (2, 4/2, 256, 64) " in capsys.readouterr().out
 
 

@@ -7,15 +7,10 @@ cannot be imported is reported and left out.
 
 from __future__ import annotations
 
-import ctypes
-import dataclasses
 import importlib
-import importlib.util
-import itertools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,9 +21,7 @@ THREADS = "HEED_BENCHMARK_THREADS"
 REGISTER_PEAK = "register-peak"
 # Ends the name of heed's side with the heed of another interpreter.
 BEFORE = "-before"
-# Comes between the name of heed's side and an instruction set.
-WITH = "-with-"
-# Options of the suite "options"; see `tensorflow_ops.heed_option`.
+# Options of the suite "options": those of `tensorflow_ops.heed_option`.
 OPTIONS = (
     "causal", "window", "padding", "segments", "dense", "bias", "alibi", "soft-cap", "dropout"
 )  # fmt: skip
@@ -81,11 +74,6 @@ def repeat(attention: Callable[..., Any], count: int) -> Callable[..., Any]:
     return run
 
 
-def same_case(case: Case) -> Case:
-    """For peers that compute every case."""
-    return case
-
-
 def without_window(case: Case) -> Case:
     """For peers without windows, which compute the whole causal attention instead."""
     return replace(case, window=None)
@@ -107,8 +95,6 @@ class Peer:
         is_heed: whether it is heed; the others are compared with the first such side of a run.
         is_limit: whether it has no result to compare: a speed of the machine, a model without its attention or with
             its own weights. Its memory is not measured.
-        is_variant: whether it is another heed; it is compared only with heed, and --peers does not take it.
-        has_kernels: whether it is heed with kernels for each instruction set.
         builds_scores: whether it builds the whole score tensor, and so needs memory for it.
         computes: maps a case to the one that it computes instead.
         options: more arguments of the function.
@@ -121,10 +107,8 @@ class Peer:
     kind: str = "dot-product"
     is_heed: bool = False
     is_limit: bool = False
-    is_variant: bool = False
-    has_kernels: bool = False
     builds_scores: bool = False
-    computes: Callable[[Case], Case] = same_case
+    computes: Callable[[Case], Case] = lambda case: case
     options: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     python: str | None = None
@@ -138,39 +122,35 @@ def _heed(target: str, kind: str = "dot-product", title: str = "heed", **more: A
     return _peer(title, target, kind, is_heed=True, **more)
 
 
-def _rate(title: str, library: str) -> Peer:
-    # By default OpenBLAS' idle threads spin for a tenth of a second.
-    environment = {"OPENBLAS_THREAD_TIMEOUT": "10"}
-    more: dict[str, Any] = {"is_limit": True, "environment": environment}
-    return _peer(f"sgemm rate of {title}", f"sgemm:prepare_{library}", **more)
-
-
 _SCORES: dict[str, Any] = {"builds_scores": True}
 _LIMIT: dict[str, Any] = {"is_limit": True}
 _XLA: dict[str, Any] = {"is_limit": True, "options": {"xla": True}}
 PEERS: dict[str, Peer] = {
-    "heed": _heed("tensorflow_ops:heed", has_kernels=True),
+    "heed": _heed("tensorflow_ops:heed"),
     "heed-portable": _heed("tensorflow_ops:heed_portable", title="heed portable"),
-    "torch": _peer("PyTorch SDPA", "torch_sides:attention", computes=without_window),
-    "jax": _peer("JAX", "jax_op", **_SCORES),
+    "torch": _peer(
+        "PyTorch SDPA",
+        "frameworks:torch",
+        computes=without_window,
+        environment={"KERAS_BACKEND": "torch"},
+    ),
+    "jax": _peer("JAX", "frameworks:jax", environment={"KERAS_BACKEND": "jax"}, **_SCORES),
     "naive": _peer("naive TensorFlow", "tensorflow_ops:naive", **_SCORES),
     "keras-op": _peer("keras.ops", "tensorflow_ops:keras_op", **_SCORES),
-    "sgemm-torch": _rate("PyTorch", "torch"),
-    "sgemm-tensorflow": _rate("TensorFlow", "tensorflow"),
-    "sgemm-numpy": _rate("NumPy", "numpy"),
+    "sgemm": _peer("sgemm rate of TensorFlow", "tensorflow_ops:sgemm", **_LIMIT),
     REGISTER_PEAK: Peer("register peak", "benchmarks.register_peak", is_limit=True),
     "heed-eager": _peer("heed, no graph", "tensorflow_ops:heed_eager", computes=one_plain_call),
     "matmul": _peer("tf.matmul node", "tensorflow_ops:matmul_node", **_LIMIT),
-    "heed-additive": _heed("tensorflow_ops:heed_additive", "additive", has_kernels=True),
+    "heed-additive": _heed("tensorflow_ops:heed_additive", "additive"),
     "additive-naive": _peer(
         "naive TensorFlow", "tensorflow_ops:naive_additive", "additive", **_SCORES
     ),
     "additive-keras": _peer(
         "Keras AdditiveAttention", "tensorflow_ops:keras_additive", "additive", **_SCORES
     ),
-    "heed-layer": _heed("tensorflow_ops:heed_layer", "layer", "heed layer", has_kernels=True),
+    "heed-layer": _heed("tensorflow_ops:heed_layer", "layer", "heed layer"),
     "keras-layer": _peer("keras layer", "tensorflow_ops:keras_layer", "layer", **_SCORES),
-    "heed-model": _heed("models:accelerated", "model", "accelerated", has_kernels=True),
+    "heed-model": _heed("models:accelerated", "model", "accelerated"),
     "keras-model": _peer("stock Keras", "models:stock", "model", **_SCORES),
     "heed-generate": _heed("texts:heed", "generate"),
     # Each thread decodes a part of the texts, or all threads work together on all texts.
@@ -188,13 +168,8 @@ PEERS: dict[str, Peer] = {
     "hub-gpt2": _peer("KerasHub GPT-2", "gpt2:stock", "continue"),
     "heed-training": _heed("heed_training", "training"),
     # Models with weights of their own.
-    "keras-training": _peer("stock Keras", "training:keras", "training", **_LIMIT, **_SCORES),
-    "keras-training-xla": _peer(
-        "stock Keras with XLA", "training:keras", "training", **_XLA, **_SCORES
-    ),
     "hub-training": _peer("KerasHub", "training:keras_hub", "training", **_LIMIT),
     "hub-training-xla": _peer("KerasHub with XLA", "training:keras_hub", "training", **_XLA),
-    "torch-training": _peer("PyTorch nn.Transformer", "torch_sides:training", "training", **_LIMIT),
     "model-rest": _peer("without attention", "models:without_attention", "model", **_LIMIT),
     # The same attention with one more option, for which there is no result to compare with.
     **{
@@ -207,15 +182,11 @@ PEERS: dict[str, Peer] = {
 
 
 def named(name: str) -> Peer:
-    """Return a peer, or heed's with another heed or with an instruction set."""
-    own, together, instruction_set = name.removesuffix(BEFORE).partition(WITH)
-    peer = PEERS[own]
-    if own == name:
-        return peer
-    suffix = f" on {instruction_set}" if together else " before"
-    environment = {"HEED_INSTRUCTION_SET": instruction_set} if together else peer.environment
-    more: dict[str, Any] = {"is_heed": False, "is_variant": True, "environment": environment}
-    return dataclasses.replace(peer, title=peer.title + suffix, **more)
+    """Return a peer, or heed's side with another heed."""
+    own = PEERS[name.removesuffix(BEFORE)]
+    if not name.endswith(BEFORE):
+        return own
+    return replace(own, title=f"{own.title} before", is_heed=False)
 
 
 def find_in(name: str, *modules: str) -> Any:
@@ -226,24 +197,6 @@ def find_in(name: str, *modules: str) -> Any:
         except (ImportError, AttributeError):
             continue
     raise ImportError(f"this heed has no {name} in {', '.join(modules)}")
-
-
-def instruction_sets() -> list[str]:
-    """Return the native library's instruction sets from the one in use on, best first. Imports no framework."""
-    package = importlib.util.find_spec("heed")
-    folders = (package and package.submodule_search_locations) or []
-    for file in (Path(folder) / "_lib" / "libheed_core.so" for folder in folders):
-        if file.exists():
-            library = ctypes.CDLL(str(file))
-            if not hasattr(library, "heed_instruction_set_name"):
-                return []  # an older heed, in a process of `--before`
-            ask, in_use = library.heed_instruction_set_name, library.heed_instruction_set
-            ask.restype = in_use.restype = ctypes.c_char_p
-            names = [
-                name.decode() for name in itertools.takewhile(bool, map(ask, itertools.count()))
-            ]
-            return names[names.index(in_use().decode()) :]
-    return []
 
 
 def threads() -> int | None:

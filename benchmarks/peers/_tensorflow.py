@@ -9,17 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.cases import Case
-from benchmarks.peers import Prepared, _inputs, repeat, threads
-
-
-def set_threads() -> None:
-    """Set the run's number of threads, for TensorFlow and heed's kernels."""
-    count = threads()
-    if count is not None and count != tf.config.threading.get_intra_op_parallelism_threads():
-        tf.config.threading.set_intra_op_parallelism_threads(count)
-
-
-set_threads()  # before anything makes a tensor
+from benchmarks.peers import Prepared, _inputs, repeat
 
 
 def make_graph(

@@ -14,11 +14,6 @@ from benchmarks.peers import Prepared
 
 VOCABULARY, LAYERS = 8000, 4
 
-if keras.config.backend() == "tensorflow":
-    from benchmarks.peers import _tensorflow
-
-    _tensorflow.set_threads()
-
 
 def backbone_of(heads: int, width: int, longest: int) -> Any:
     """Return KerasHub's GPT-2 with fixed random weights, for `longest` tokens."""

@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from benchmarks.cases import Case
-from benchmarks.peers import Prepared, _tensorflow, _training, find_in
-from heed.models import Transformer, TransformerConfig
+from benchmarks.peers import Prepared, _training, find_in, texts
 from heed.seq2seq import TrainingOptions
-
-_tensorflow.set_threads()
 
 
 def prepare(case: Case) -> Prepared:
     """At a learning rate of 0 the weights stay the same, and so does the work of each step."""
-    keras.utils.set_random_seed(0)
     tf.config.experimental.enable_op_determinism()
-    width = case.heads * case.head_dim
-    config = TransformerConfig(
-        _training.VOCABULARY,
-        _training.VOCABULARY,
-        width=width,
-        num_heads=case.heads,
-        encoder_layers=_training.LAYERS,
-        decoder_layers=_training.LAYERS,
-        feed_forward_width=4 * width,
-        dropout=_training.DROPOUT,
-        attention_dropout=_training.DROPOUT,
-        tie_embeddings=False,
-    )
-    model = Transformer(config)
-    model.build()
+    model = texts.make_model(case, dropout=_training.DROPOUT, attention_dropout=_training.DROPOUT)
     options = TrainingOptions(clip_norm=_training.CLIP_NORM)
     make_step = find_in(
         "TrainingStep", "seq2seq.training._step", "seq2seq.training.step", "seq2seq.training_step"

@@ -10,9 +10,7 @@ from keras import layers
 
 import heed
 from benchmarks.cases import MODEL_LAYERS, Case
-from benchmarks.peers import Prepared, _tensorflow
-
-_tensorflow.set_threads()
+from benchmarks.peers import Prepared
 
 VOCABULARY = 8000
 DROPOUT = 0.1

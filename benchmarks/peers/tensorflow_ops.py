@@ -16,8 +16,6 @@ from benchmarks.peers import Prepared, _inputs
 from benchmarks.peers._tensorflow import make_graph, visible
 from heed import Mask, ops
 
-_WINDOW = 128
-
 
 def heed(case: Case) -> Prepared:
     """Call heed as users do, with rules instead of a mask array. Inputs are (B, N, T, H), as for PyTorch."""
@@ -57,13 +55,17 @@ def heed_eager(case: Case) -> Prepared:
     )
 
 
-def options_of(case: Case, name: str) -> dict[str, Any]:
-    """Return the arguments of the op for one of `OPTIONS`."""
+def heed_option(case: Case, name: str) -> Prepared:
+    """Do as `heed`, with one more option.
+
+    The time is divided by the share of visible pairs: with a mask that hides half of the pairs, the same figure means
+    half the time. A dense mask has to be read whole.
+    """
     T, S, N = case.length, case.key_length, case.heads
     rng = np.random.default_rng(0)
-    given: dict[str, Any] = {
-        "causal": {"is_causal": True},
-        "window": {"mask": Mask.window(_WINDOW - 1, 0)},
+    options: dict[str, dict[str, Any]] = {
+        "causal": {"mask": Mask.causal()},
+        "window": {"mask": Mask.window(127, 0)},
         "padding": {"mask": Mask.lengths([S // 2] * case.batch)},
         "segments": {"mask": Mask.segments([np.arange(S) // (S // 4)] * case.batch)},
         "dense": {"mask": tf.constant(rng.random((1, 1, T, S)) < 0.9)},
@@ -72,34 +74,15 @@ def options_of(case: Case, name: str) -> dict[str, Any]:
         "soft-cap": {"soft_cap": 30.0},
         "dropout": {"dropout": 0.1, "seed": 1},
     }
-    return given[name]
-
-
-def visible_share(case: Case, name: str) -> float:
-    """Return the share of pairs that a rule leaves; 1 if each pair must be computed."""
-    T = case.length
-    shares = {
-        "causal": (T + 1) / (2 * T),
-        "window": (_WINDOW * T - _WINDOW * (_WINDOW - 1) / 2) / T**2,
-        "padding": 0.5,
-        "segments": 0.25,
-    }
-    return shares.get(name, 1.0)
-
-
-def heed_option(case: Case, name: str) -> Prepared:
-    """Do as `heed`, with one more option.
-
-    The time is divided by the share of visible pairs: with a mask that hides half of the pairs, the same figure means
-    half the time.
-    """
-    given = options_of(case, name)
+    given = options[name]
+    mask = given.get("mask")
+    share = float(mask.kept_fraction(T, S)) if isinstance(mask, Mask) else 1.0
 
     def attention(query, key, value):  # type: ignore[no-untyped-def]
         return ops.dot_product_attention(query, key, value, layout="BNTH", **given)
 
     prepared = make_graph(attention, case, "BNTH")
-    return dataclasses.replace(prepared, portion=prepared.portion / visible_share(case, name))
+    return dataclasses.replace(prepared, portion=prepared.portion / share)
 
 
 def naive(case: Case) -> Prepared:
@@ -147,6 +130,15 @@ def matmul_node(case: Case) -> Prepared:
         return lambda: graph(square)
 
     return Prepared.chain(case, make, lambda product: [np.asarray(product)])
+
+
+def sgemm(case: Case) -> Prepared:
+    """Multiply two float32 matrices, and return the time of the case's products at this rate."""
+    size = 4096
+    left, right = tf.random.normal((2, size, size))
+    product = tf.function(tf.matmul, autograph=False)
+    portion = case.operations / (2.0 * size**3)
+    return Prepared(lambda: product(left, right), lambda found: [np.asarray(found)], portion)
 
 
 def heed_additive(case: Case) -> Prepared:

@@ -10,26 +10,21 @@ import keras
 import numpy as np
 
 from benchmarks.cases import Case
-from benchmarks.peers import Prepared, _tensorflow, threads
+from benchmarks.peers import Prepared, threads
+from benchmarks.peers._training import FIRST_WORD, LAYERS, VOCABULARY, batch
 from heed import models
 
-VOCABULARY, LAYERS = 8000, 3
-# Lower ids are padding, start, end and unknown, in each side's own order.
-FIRST_WORD = 4
 # Added to the scores of special tokens, so that no side ends early.
 NEVER = -1e4
-
-_tensorflow.set_threads()
 
 
 def sources(case: Case) -> np.ndarray:
     """Return token ids (B, S), none of them padding."""
-    shape = (case.batch, case.key_length)
-    return np.random.default_rng(0).integers(FIRST_WORD, VOCABULARY, shape).astype("int32")
+    return batch(case)[0]
 
 
-def make_model(case: Case) -> models.Transformer:
-    """Return a heed model with fixed random weights, which never ends a text early."""
+def make_model(case: Case, **options: Any) -> models.Transformer:
+    """Return a heed model with fixed random weights; `options` are those of its config."""
     keras.utils.set_random_seed(0)
     width = case.heads * case.head_dim
     config = models.TransformerConfig(
@@ -41,9 +36,16 @@ def make_model(case: Case) -> models.Transformer:
         decoder_layers=LAYERS,
         feed_forward_width=4 * width,
         tie_embeddings=False,
+        **options,
     )
     made = models.Transformer(config)
     made.build()
+    return made
+
+
+def make_endless(case: Case) -> models.Transformer:
+    """Return a heed model which never ends a text early."""
+    made = make_model(case)
     made.decoder.output_layer.bias.assign(np.where(np.arange(VOCABULARY) < FIRST_WORD, NEVER, 0.0))
     return made
 
@@ -56,7 +58,7 @@ def to_comparable(case: Case, tokens: Any) -> np.ndarray:
 
 def heed(case: Case) -> Prepared:
     """Decode greedily, or by beam search without a length penalty, as all texts have the same length."""
-    model, texts = make_model(case), sources(case)
+    model, texts = make_endless(case), sources(case)
     options: dict[str, Any] = {"max_length": case.length, "weights": case.weights}
     if case.beams > 1:
         options |= {"method": "beam", "beam_size": case.beams, "length_penalty": 0.0}
@@ -79,7 +81,7 @@ def ctranslate2(case: Case, together: bool = False) -> Prepared:
     together = together or case.batch == 1
     with tempfile.TemporaryDirectory(prefix="heed-benchmark-") as folder:
         longest = max(case.length, case.key_length)
-        write(make_model(case), folder, quantization=case.weights, longest=longest)
+        write(make_endless(case), folder, quantization=case.weights, longest=longest)
         translator = ctranslate2.Translator(
             folder,
             inter_threads=1 if together else count,
