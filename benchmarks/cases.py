@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 SIZES = {"float32": 4, "bfloat16": 2}
 MODEL_LAYERS = 4
@@ -118,11 +117,6 @@ class Case:
         return self.operations * pairs / (self.batch * self.length * self.key_length)
 
     @property
-    def has_register_peak(self) -> bool:
-        """Whether its products are float32 multiply-adds, so that the register peak limits them."""
-        return self.kind == "dot-product" and self.dtype == "float32"
-
-    @property
     def score_bytes(self) -> int:
         """Size of the float32 score tensor, which heed never builds: (B, N, T, S); (B, T, S, U) for additive."""
         units = self.head_dim if self.kind == "additive" else self.heads
@@ -135,10 +129,6 @@ class Case:
             # Each layer keeps attention weights before and after dropout.
             return 3 * MODEL_LAYERS + 1
         return 7
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields, for JSON."""
-        return asdict(self)
 
 
 def _pair(query: int, key: int | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import json
@@ -13,6 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -184,7 +184,7 @@ def time_case(
 
         def run(name: str, case: Case) -> tuple[float, list[np.ndarray]]:
             peer, file = peers[name], str(Path(folder, "results.npz"))
-            order = {"target": peer.target, "options": peer.options, "case": case.to_dict()}
+            order = {"target": peer.target, "options": peer.options, "case": asdict(case)}
             answer = processes.of(name, peer).ask(do="prepare", **order, results=file)
             with np.load(file) as arrays:
                 return answer["seconds"], [arrays[key] for key in arrays.files]
@@ -212,6 +212,7 @@ def time_case(
             try:
                 answer = processes.of(name, peers[name]).ask(do="round", calls=calls)
                 results[name].samples.append(answer["seconds"])
+                results[name].bases.append(answer["base"])
             except UnavailableError as error:
                 results[name].problem = str(error)
 
@@ -257,13 +258,13 @@ def measure_memory(
     results = {name: Result() for name in peers}
     # A small case of the same kind loads the libraries first.
     keys = None if case.keys is None else 64
-    warm_up = dataclasses.replace(case, batch=1, heads=1, key_heads=None, length=64, keys=keys)
+    warm_up = replace(case, batch=1, heads=1, key_heads=None, length=64, keys=keys)
     for name, peer in peers.items():
-        order = {"target": peer.target, "options": peer.options, "case": case.to_dict()}
+        order = {"target": peer.target, "options": peer.options, "case": asdict(case)}
         try:
             check_memory(peer, case)
             with start(peer) as side:
-                answer = side.ask(do="memory", **order, warm_up=warm_up.to_dict())
+                answer = side.ask(do="memory", **order, warm_up=asdict(warm_up))
             results[name].added_mib = answer["peak"] - answer["base"] - answer["gradients"]
         except UnavailableError as error:
             results[name].problem = str(error)
@@ -340,6 +341,6 @@ def _join(own: Iterator[Any], other: Iterator[Any]) -> Iterator[Row | str]:
     for found, _ in pairs:
         if isinstance(found, Row) and found.name in before:
             known = before[found.name]
-            found = dataclasses.replace(found, before=(known.value, known.seconds))
+            found = replace(found, before=(known.value, known.seconds))
         if found is not None:
             yield found

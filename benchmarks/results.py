@@ -68,20 +68,22 @@ class Result:
 
     Args:
         samples: seconds per call, one for each round.
+        bases: seconds of what is subtracted from each.
         added_mib: peak memory beyond inputs and gradients, for memory cases.
         instead: the name of the case that the side computed instead.
         problem: why there is no result.
     """
 
     samples: list[float] = field(default_factory=list)
+    bases: list[float] = field(default_factory=list)
     added_mib: float | None = None
     instead: str | None = None
     problem: str | None = None
 
     @property
     def seconds(self) -> float | None:
-        """The lower quartile of the samples; None without any."""
-        return quartile(self.samples) if self.samples else None
+        """The lower quartile of the samples, less that of the bases; None without any."""
+        return quartile(self.samples) - quartile(self.bases) if self.samples else None
 
 
 Results = list[tuple[Case, dict[str, Result]]]

@@ -108,7 +108,8 @@ class Suite:
             wanted = [OWN[case.kind], *rivals]
         elif not wanted:
             wanted = [name for name, peer in PEERS.items() if not peer.is_limit]
-        if chosen is None and case.has_register_peak:
+        # The peak limits products that are float32 multiply-adds.
+        if chosen is None and (case.kind, case.dtype) == ("dot-product", "float32"):
             wanted = [*wanted, REGISTER_PEAK]
         return {name: x for name, x in PEERS.items() if name in wanted and x.kind == case.kind}
 

@@ -3,7 +3,7 @@
     {"do": "prepare", "target": "module:function", "options": {}, "case": {...}, "results": "file.npz"}
                               makes inputs and graph, runs it, writes the results  -> {"seconds": 0.021}
     {"do": "round", "calls": 3}
-                              seconds per call  -> {"seconds": 0.02}
+                              seconds per call, and of what is subtracted  -> {"seconds": 0.02, "base": 0.0}
     {"do": "memory", "target": ..., "options": {}, "case": {...}, "warm_up": {...}}
                               in MiB  -> {"base": 412.0, "peak": 655.1, "gradients": 48.0}
     {"do": "measure", "target": ..., "rounds": 9, "pauses": false}
@@ -42,16 +42,15 @@ SETTLE_SECONDS = 0.01
 SLOW_SECONDS = 2.0
 
 
-def time_round(prepared: Prepared, calls: int) -> float:
-    """Return the mean seconds of `calls` calls in a row."""
-    seconds = 0.0
-    for run, sign in ((prepared.run, 1), (prepared.base, -1)):
-        if run is not None:
-            if calls > 1:
-                run()  # the side before has filled the caches
-            seconds += sign * turns.seconds_of(run, calls)
+def time_round(prepared: Prepared, calls: int) -> dict[str, float]:
+    """Return the mean seconds of `calls` calls in a row, and those of the base, 0 without one."""
+    seconds = []
+    for run in (prepared.run, prepared.base):
+        if run is not None and calls > 1:
+            run()  # the side before has filled the caches
+        seconds.append(0.0 if run is None else turns.seconds_of(run, calls) * prepared.portion)
     time.sleep(SETTLE_SECONDS)
-    return seconds * prepared.portion
+    return {"seconds": seconds[0], "base": seconds[1]}
 
 
 def first_runs(prepared: Prepared, results: str) -> float:
@@ -136,7 +135,7 @@ class Worker:
         return {"seconds": first_runs(self._prepared, results)}
 
     def _round(self, calls: int) -> dict[str, Any]:
-        return {"seconds": time_round(self._prepared, calls)}
+        return time_round(self._prepared, calls)
 
     def _memory(
         self, target: str, options: dict[str, Any], case: dict[str, Any], warm_up: dict[str, Any]

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def timed(*seconds):
-    return Result(samples=list(seconds))
+    return Result(samples=list(seconds), bases=[0.0] * len(seconds))
 
 
 def test_sides_take_turns_and_the_order_changes():
@@ -67,7 +67,7 @@ def test_a_time_is_a_quartile_of_rounds_within_a_budget():
 def test_a_round_has_the_time_of_one_more(monkeypatch):
     runs = []
     prepared = Prepared(lambda: runs.append(1), list, 1e9)
-    assert time_round(prepared, 3) > 1  # times the portion
+    assert time_round(prepared, 3)["seconds"] > 1  # times the portion
     assert len(runs) == 1 + 3  # one to warm up where there are several
     clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
     monkeypatch.setattr(turns, "time", clock)
@@ -79,9 +79,12 @@ def test_a_round_has_the_time_of_one_more(monkeypatch):
         return run
 
     alone = Prepared.chain(CASE, make, list)
-    assert time_round(alone, 2) == pytest.approx(0.007)
+    assert time_round(alone, 2) == pytest.approx({"seconds": 0.007, "base": 0.0})
     chain = Prepared.chain(dataclasses.replace(CASE, chain=11), make, list)
-    assert time_round(chain, 2) == pytest.approx(0.002)
+    found = time_round(chain, 2)
+    assert found["seconds"] - found["base"] == pytest.approx(0.002)
+    # A base that others disturbed does not make the difference smaller.
+    assert Result([3.0, 3.0, 3.0], [1.0, 1.0, 2.9]).seconds == pytest.approx(2.0)
     assert repeat(lambda x, y: 2 * x + y, 3)(1, 1) == 15
 
 

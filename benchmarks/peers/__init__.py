@@ -75,12 +75,12 @@ def repeat(attention: Callable[..., Any], count: int) -> Callable[..., Any]:
 
 
 def without_window(case: Case) -> Case:
-    """For peers without windows, which compute the whole causal attention instead."""
+    """Return the whole causal attention, for peers without windows."""
     return replace(case, window=None)
 
 
 def one_plain_call(case: Case) -> Case:
-    """For peers without a graph, which compute a single forward pass, plain or causal."""
+    """Return a single forward pass, plain or causal, for peers without a graph."""
     return replace(case, chain=1, backward=False, padded=False, window=None)
 
 

@@ -11,7 +11,7 @@ from heed.seq2seq import TrainingOptions
 
 
 def prepare(case: Case) -> Prepared:
-    """At a learning rate of 0 the weights stay the same, and so does the work of each step."""
+    """Train at a learning rate of 0: the weights stay the same, and so does the work of each step."""
     tf.config.experimental.enable_op_determinism()
     model = texts.make_model(case, dropout=_training.DROPOUT, attention_dropout=_training.DROPOUT)
     options = TrainingOptions(clip_norm=_training.CLIP_NORM)

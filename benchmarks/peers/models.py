@@ -68,7 +68,7 @@ def stock(case: Case, attention: type[layers.Layer] = layers.MultiHeadAttention)
 
 
 def tokens(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids (B, T), and which are real; in a padded case an eighth to seven eighths of each item, half of all."""
+    """Return token ids (B, T), and which are real: all, or in a padded case an eighth to seven eighths of an item."""
     ids = np.random.default_rng(0).integers(1, VOCABULARY, (case.batch, case.length))
     lengths = np.full(case.batch, case.length)
     if case.padded:
@@ -78,7 +78,7 @@ def tokens(case: Case) -> tuple[np.ndarray, np.ndarray]:
 
 
 def decoder(case: Case, attention: type[layers.Layer]) -> keras.Model:
-    """Like GPT-2: pre-norm, causal, with logits of the next token."""
+    """Build a model like GPT-2: pre-norm, causal, with logits of the next token."""
     ids, x, width = _embed(case)
     for _ in range(MODEL_LAYERS):
         normed = layers.LayerNormalization()(x)
@@ -91,7 +91,7 @@ def decoder(case: Case, attention: type[layers.Layer]) -> keras.Model:
 
 
 def encoder(case: Case, attention: type[layers.Layer]) -> keras.Model:
-    """Like BERT: post-norm, and id 0 is padding.
+    """Build a model like BERT: post-norm, and id 0 is padding.
 
     Each layer gets the mask as an argument, as in KerasHub, because stock Keras loses an implicit mask on the way.
     """

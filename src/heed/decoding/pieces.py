@@ -40,7 +40,7 @@ def write_pieces(
                 text = certain
     if not whole.startswith(text):
         raise UnstableTextError(
-            "must give the beginning of a text for the beginning of its ids. "
+            "must be prefix-stable: more ids may only append text. "
             f"Received: {whole!r} after {text!r}"
         )
     if len(whole) > len(text):

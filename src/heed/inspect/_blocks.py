@@ -56,7 +56,7 @@ _CROSS = ("cross", "encode", "context")
 
 
 def is_attention(layer: Any) -> bool:
-    """Whether a softmax inside this layer gives attention weights, by the name of its class or of a base class."""
+    """Return whether a softmax inside this layer gives attention weights, by the name of a class of it."""
     return _is_named(layer, "attention")
 
 

@@ -114,7 +114,7 @@ class LocationAwareAttention(AdditiveAttention):
         training: bool | None = None,
         cache: Any = None,
     ) -> Any:
-        """Attend; see the class for the arguments."""
+        """Attend to the values; the class describes the arguments."""
         self._check_location(query, value, cache, previous_weights)
 
         context, weights = self._attend(

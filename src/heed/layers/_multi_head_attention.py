@@ -226,8 +226,8 @@ class MultiHeadAttention(AttentionLayer):
         grouped = self._num_key_value_heads != self._num_heads
         if self._shared_projection and (grouped or self._value_dim != self._key_dim):
             raise ValueError(
-                "`shared_projection` makes each head's query, key and value one: `num_key_value_heads` must be "
-                "`num_heads` and `value_dim` be `key_dim`, or neither be given. Received: "
+                "`shared_projection=True` needs `num_key_value_heads` equal to `num_heads` and `value_dim` equal to "
+                "`key_dim`, or neither given. Received: "
                 f"num_heads={self._num_heads}, num_key_value_heads={self._num_key_value_heads}, "
                 f"key_dim={self._key_dim}, value_dim={self._value_dim}"
             )
@@ -414,7 +414,7 @@ class MultiHeadAttention(AttentionLayer):
         cache: Any = None,
         cache_index: Any = None,
     ) -> Any:
-        """Attend; see the class for the arguments."""
+        """Attend to the values; the class describes the arguments."""
         request = ScoresRequest.parse(return_attention_scores)
         query_mask = masks.check_positions(query_mask, query, "query_mask")
         value_mask = masks.check_positions(value_mask, value, "value_mask")

@@ -171,7 +171,7 @@ def from_keras(layer: keras.layers.Layer) -> MultiHeadAttention:
 
 
 def _find_override(layer: Any) -> str | None:
-    """Why a multi-head attention of Keras computes another attention than its config says; None if it does not."""
+    """Return why a multi-head attention of Keras computes another attention than its config says, or None."""
     multi, grouped = keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention
     base = multi if isinstance(layer, multi) else grouped
     methods = "_compute_attention", "call"

@@ -77,7 +77,7 @@ class SingleHeadAttention(AttentionLayer):
         use_causal_mask: bool = False,
         cache: Any = None,
     ) -> Any:
-        """Attend; see the class for the arguments."""
+        """Attend to the values; the class describes the arguments."""
         output, scores = self._attend(
             query,
             value,

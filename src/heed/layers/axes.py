@@ -165,7 +165,7 @@ class AttentionAxes:
         return ops.reshape(ops.broadcast_to(x, broadcast), merged)
 
     def check_positions(self, shape: Shape, tensor: Shape, name: str) -> bool:
-        """Whether a mask has one value per position; with one attention axis it may be (B, T), for all free axes.
+        """Tell whether a mask has one value per position; with one attention axis it may be (B, T), for all free axes.
 
         Args:
             shape: of the mask: one value per position of the tensor, or (B, T).

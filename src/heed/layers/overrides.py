@@ -42,7 +42,7 @@ def find_override(layer: Any, base: type, names: Iterable[str]) -> str | None:
 def find_multi_head_override(
     layer: Any, base: type, axes: AttentionAxes, *names: str
 ) -> str | None:
-    """Why a `MultiHeadAttention` or `GroupQueryAttention` computes another attention than Keras' class; None if not.
+    """Return why a `MultiHeadAttention` or `GroupQueryAttention` computes another attention than Keras' class, or None.
 
     Args:
         layer: may be unbuilt, or a subclass without some of the parts.
@@ -59,7 +59,7 @@ def find_multi_head_override(
 
 
 def is_pointwise(dense: Any) -> bool:
-    """Whether a projection is known to compute each position from the features of that position alone, unobserved."""
+    """Return whether a projection surely computes each position from its own features alone, unobserved."""
     if getattr(dense, "quantization_mode", None) or getattr(dense, "activity_regularizer", None):
         return False  # which may look at the whole tensor
     if not any(is_plain(dense, cls) for cls in (keras.layers.Dense, keras.layers.EinsumDense)):
@@ -88,14 +88,14 @@ def is_plain(part: Any, cls: type) -> bool:
 
 
 def is_replaceable(part: Any, cls: type) -> bool:
-    """Whether heed may compute in place of a softmax or dropout layer: a plain one that nothing else observes."""
+    """Return whether heed may replace a softmax or dropout layer: a plain one that nothing else observes."""
     whole = getattr(part, "noise_shape", None) is None
     return whole and is_plain(part, cls) and part.activity_regularizer is None
 
 
 @functools.lru_cache(maxsize=1024)
 def _is_of_keras(function: Any) -> bool:
-    """Whether a function, and each that it wraps, is Keras' own, or one that heed has replaced; or there is none."""
+    """Return whether a function and each that it wraps are Keras' own or replaced by heed; or there is none."""
     if function is None or is_entry(function):
         return True
     code = getattr(function, "__code__", None)

@@ -116,7 +116,7 @@ class Ensemble:
         return _mean(logits), states, *(sum(x) / len(x) for x in alignments)
 
     def decode_all(self, tokens: Any, memory: Any, return_alignment: bool = False) -> Any:
-        """Scores of the token after each, see `Decodable`; the alignment is the mean over models, see `Aligning`."""
+        """Return scores of the token after each (see `Decodable`); the alignment is the mean over models."""
         wanted = {"return_alignment": True} if return_alignment else {}
         parts = zip(self.models, memory, strict=True)
         found = [model.decode_all(tokens, known, **wanted) for model, known in parts]

@@ -575,7 +575,7 @@ def _check_mask_integers(name: str, tensor: Any, value: Any, over_scores: bool) 
 
 
 def _is_look_ahead(mask: Any, xp: Any) -> Any:
-    """Whether booleans are the inverted look-ahead mask of tutorials (1 means "ignore"), with or without padding.
+    """Return whether booleans are a look-ahead mask of tutorials, inverted (1 means "ignore"), padded or not.
 
     Read as 1 = attend, each query would see the keys after it, but neither itself nor the first key, which nobody
     means. An inverted padding mask cannot be recognized.

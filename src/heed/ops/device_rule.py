@@ -98,7 +98,7 @@ class Call(NamedTuple):
 
 @functools.cache
 def _any_array() -> Mask:
-    """Stand for every array: implementations do not ask what it holds."""
+    """Return a stand-in for every array: implementations do not ask what it holds."""
     return Mask.dense(np.ones((1, 1, 1, 1), bool))
 
 

@@ -59,7 +59,7 @@ class Mask:
 
     @classmethod
     def causal(cls, align: Any = "top_left") -> Mask:
-        """Key j is visible to query i if j <= i + a.
+        """Let query i see key j if j <= i + a.
 
         Args:
             align: the key position of query 0, see `Mask`.
@@ -68,7 +68,7 @@ class Mask:
 
     @classmethod
     def window(cls, left: int | None, right: int | None, align: Any = "top_left") -> Mask:
-        """Key j is visible to query i if i + a - left <= j <= i + a + right.
+        """Let query i see key j if i + a - left <= j <= i + a + right.
 
         Args:
             left: how many keys a query sees before its own position, 0 or more; None for all.
@@ -82,7 +82,7 @@ class Mask:
 
     @classmethod
     def lengths(cls, key_lengths: Any, query_lengths: Any = None) -> Mask:
-        """Key j is visible in batch entry b if j < key_lengths[b] (right padding is ignored).
+        """Let queries see key j of batch entry b if j < key_lengths[b] (right padding is ignored).
 
         Args:
             key_lengths: (B,) integers >= 0; a length beyond S means all keys, 0 none.
@@ -97,7 +97,7 @@ class Mask:
 
     @classmethod
     def segments(cls, query_ids: Any, key_ids: Any = None) -> Mask:
-        """Key j is visible to query i if their segment numbers are equal (several texts packed into one row).
+        """Let query i see key j if their segment numbers are equal (several texts packed into one row).
 
         Args:
             query_ids: (B, T) integers that int32 holds.
@@ -110,7 +110,7 @@ class Mask:
 
     @classmethod
     def prefix(cls, n: Any, align: Any = "top_left") -> Mask:
-        """Key j is visible to query i if j < n or j <= i + a: a prefix seen by all, then causal.
+        """Let query i see key j if j < n or j <= i + a: a prefix seen by all, then causal.
 
         Args:
             n: length of the prefix, an integer >= 0 or (B,) of them; beyond S it means all keys.
@@ -120,7 +120,7 @@ class Mask:
 
     @classmethod
     def dilated(cls, step: int, align: Any = "top_left") -> Mask:
-        """Key j is visible to query i if (i + a - j) mod step = 0: every step-th key, counted from its own.
+        """Let query i see key j if (i + a - j) mod step = 0: every step-th key, counted from its own.
 
         Args:
             step: an integer in [1, 2^29]; 1 means all keys.
@@ -139,7 +139,7 @@ class Mask:
 
     @classmethod
     def dense(cls, array: Any) -> Mask:
-        """Mask any pairs: True (or a non-zero integer) means "attend".
+        """Let queries see the pairs of an array: True (or a non-zero integer) means "attend".
 
         Args:
             array: booleans or integers that broadcast to (B, N, T, S); for additive attention to (B, T, S).
@@ -160,7 +160,7 @@ class Mask:
 
     @classmethod
     def where(cls, function: Callable[..., Any]) -> Mask:
-        """Key j is visible to query i if function(batch, head, query, key) is true.
+        """Let query i see key j if function(batch, head, query, key) is true.
 
         The function is traced once, and blocks of which its bounds say that they hold no pair are never computed.
         See [score functions](../score_mod.md).

@@ -85,7 +85,7 @@ class Blocks(NamedTuple):
         return cls(first, _up_to(first + (width - 1), length), width, length)
 
     def split(self, x: Any, axis: int) -> Any:
-        """(..., length, ...) as (..., blocks, width, ...): the last position is repeated where a block ends earlier."""
+        """Return (..., length, ...) as (..., blocks, width, ...); short blocks repeat the last position."""
         count = ceil_div(self.length, self.width)
         positions = ops.arange(count * self.width, dtype="int32")
         full = ops.take(x, _up_to(positions, self.length), axis=axis)

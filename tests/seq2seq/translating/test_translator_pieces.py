@@ -117,7 +117,7 @@ def test_any_ids_of_any_tokenizer(seed):
 def test_a_task_that_takes_text_back_is_named():
     task = Written(Tokenizer.train(["a b"], 20))
     task.decode = lambda rows: [" ".join(map(str, sorted(row))) for row in rows]
-    with pytest.raises(TaskError, match=r"`decode` .*must give the beginning"):
+    with pytest.raises(TaskError, match=r"`decode` .*prefix-stable"):
         task.pieces([5, 4])
 
 

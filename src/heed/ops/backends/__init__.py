@@ -126,7 +126,7 @@ class Backend(Protocol):
         """Return the function (without arguments), whose result is a constant of code that is traced."""
 
     def device_of(self, x: Any = None) -> str:
-        """Where attention of this tensor is computed, or without one where Keras computes: "CPU", "GPU" or "TPU"."""
+        """Return where attention of a tensor is computed, without one where Keras is: "CPU", "GPU" or "TPU"."""
 
     def keras_kernel(self, call: Any) -> KerasKernel | None:
         """Name the fused kernel of `keras.ops.dot_product_attention` on such a device; None if it builds the scores.

@@ -58,7 +58,7 @@ class Metrics:
         self._queue.set(self._waiting())
 
     def text(self) -> bytes:
-        """All metrics in Prometheus' format; those of this process alone if the files of others cannot be read."""
+        """Return all metrics in Prometheus' format; those of this process alone if others' files cannot be read."""
         self.update()
         try:
             return generate_latest(self._registry)

@@ -138,7 +138,7 @@ class NumbersTask(Task):
         return self._make_items(number_words.evaluation_numbers().tolist())
 
     def extra_evaluations(self) -> dict[str, list[Item]]:
-        """All numbers below 1,000, which people try first, in each language. Nearly all of them are trained on."""
+        """Return all numbers below 1,000, which people try first, in each language; most are trained on."""
         return {f"numbers below {_SHORT:,}": self._make_items(range(_SHORT))}
 
     def _make_items(self, chosen: Iterable[int]) -> list[Item]:

@@ -233,7 +233,7 @@ class Tokenizer:
         return np.fromiter((min(count, most) for count in counts), np.uint16, len(texts))
 
     def median_uses(self, texts: Sequence[str]) -> float:
-        """How often a token of several characters comes in texts, the median; an unknown token comes once each time."""
+        """Return the median of how often a token of several characters comes in texts; an unknown one comes once."""
         counts = Counter(itertools.chain.from_iterable(map(self._ids, self._normalize(texts))))
         several = [n for i, n in counts.items() if len(self._label(i).strip(_SPACE)) > 1]
         return float(np.median([*several, *[1] * counts[UNKNOWN_ID]] or [0]))
@@ -378,7 +378,7 @@ def _train_model(lines: Sequence[str], vocabulary_size: int, unit: str, rare: st
 
 
 def _check_splits_at_spaces(model: SentencePieceModel) -> bool:
-    """Whether the tokens of a text are certainly those of its words, separated by single spaces, one after the other.
+    """Return whether the tokens of a text are certainly those of its words, one after the other, between single spaces.
 
     That holds if the text is not normalised, words are marked where they begin, no piece has that mark further on, and
     segmentation is by rules: of two equally likely unigram paths rounding may choose another in a whole sentence.

@@ -87,7 +87,7 @@ def widest_integer() -> str:
 
 
 def require(x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
-    """`x`; a ValueError of `text` and the named numbers unless the condition holds. Not checked while tracing."""
+    """Return `x`, or raise a ValueError of `text` and the named numbers if the condition fails; not while tracing."""
     if not isinstance(condition, jax.core.Tracer) and not bool(condition):
         raise ValueError(text + ", ".join(f"{name}={number}" for name, number in numbers.items()))
     return x

@@ -93,7 +93,7 @@ def widest_integer() -> str:
 
 
 def require(x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
-    """`x`; an InvalidArgumentError of `text` and the named numbers when the graph runs, unless the condition holds."""
+    """Return `x`; if the condition fails, the graph raises an InvalidArgumentError of `text` and the numbers."""
     data: list[Any] = [text]
     for name, number in numbers.items():
         data += [f"{name}=", number]

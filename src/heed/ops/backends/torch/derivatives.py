@@ -74,7 +74,7 @@ def spread(gradients: Sequence[Any]) -> list[Any]:
 
 
 def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Any:
-    """`function.apply`, without binding the inputs to names where no transformation needs it: that takes most time."""
+    """Call `function.apply`; bind the inputs to names, which takes most time, only for transformations."""
     if is_observed():
         if are_transforms_active():
             return function.apply(*inputs)

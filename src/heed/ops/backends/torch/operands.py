@@ -40,7 +40,7 @@ are_transforms_active = torch._C._are_functorch_transforms_active
 
 
 def is_observed() -> bool:
-    """Whether something records or transforms the operations of this thread, and so must see them as operations."""
+    """Return whether something records or transforms the operations of this thread, so must see them."""
     return bool(_active_keys().raw_repr() & _UNUSUAL_BITS)
 
 
@@ -65,7 +65,7 @@ def have_memory(tensors: Iterable[torch.Tensor | None]) -> bool:
 
 
 def is_recorded() -> bool:
-    """Whether PyTorch records operations: sizes may be symbols, and code must not depend on numbers of tensors."""
+    """Return whether PyTorch records operations: sizes may be symbols, and tensors have no numbers to act on."""
     return torch.compiler.is_compiling() or bool(_active_keys().raw_repr() & _RECORDING_BITS)
 
 

@@ -56,7 +56,7 @@ def compiled_by_xla() -> bool:
 
 @functools.cache
 def threads() -> int:
-    """TensorFlow's setting, 0 for "all that this process may use". Reading it starts the runtime, which fixes it."""
+    """Return TensorFlow's setting, 0 for "all of this process". Reading it starts the runtime, which fixes it."""
     machine_reasons()
     return tf.config.threading.get_intra_op_parallelism_threads()
 

@@ -26,7 +26,7 @@ Several = Sequence[tf.Tensor]
 
 
 def run(spec: AttentionSpec, tensors: Tensors) -> Several:
-    """Output, log-sum-exp, and row_max and row_sum in the kernels' units, flat; the first two differentiable twice."""
+    """Return output and log-sum-exp, differentiable twice, and row_max and row_sum in the kernels' units, flat."""
     call = _Call.of(spec, tensors)
     results = library.ops().heed_attention(
         *tensors[:3], operands=operands(tensors, call.added), form=call.form, C=call.dtype

@@ -46,7 +46,7 @@ class Part:
     overlaps: bool = False
 
     def continues(self, other: Part) -> bool:
-        """Whether sums over its keys can go on from those of another part, as all keys there are at its begin."""
+        """Return whether sums over its keys can continue those of another part: all keys there are at its begin."""
         own, before = self.fixed_keys, other.fixed_keys
         if own is None or before is None or not is_static(*own, *before):
             return False

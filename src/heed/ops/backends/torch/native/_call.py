@@ -195,7 +195,7 @@ def backward(
     wanted: Sequence[bool],
     strides: torch.memory_format = torch.preserve_format,
 ) -> list[torch.Tensor | None]:
-    """Gradients of query, key, value, bias (or None), score vector (or None), and the score's operands (or None).
+    """Return gradients of query, key, value, and of bias, score vector and the score's operands (or None).
 
     Args:
         spec, tensors, output, statistics: those of `forward`. Hooks may have kept them in other strides meanwhile.
