@@ -56,7 +56,7 @@ class ObservedAttention(WeightRows, Protocol):
 
     @property
     def replaced_rows(self) -> frozenset[int]:
-        """See the class."""
+        """The queries whose weights have been replaced."""
         ...
 
     @property
