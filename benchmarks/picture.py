@@ -30,12 +30,14 @@ def draw(record: Record, path: Path) -> None:
 
     times: Lines = {}
     memory: Lines = {}
-    for found, lines in ((record.times, times), (record.memory, memory)):
-        for case, by_side in found:
-            for name, result in by_side.items():
-                value = result.added_mib if result.seconds is None else 1e3 * result.seconds
-                if value is not None:  # a logarithmic axis has no 0
-                    lines.setdefault(name, []).append((case.length, max(value, 1e-3)))
+    for case, by_side in record.times:
+        for name, result in by_side.items():
+            if result.seconds is not None:
+                times.setdefault(name, []).append((case.length, 1e3 * result.seconds))
+    for case, by_side in record.memory:
+        for name, result in by_side.items():
+            if result.added_mib is not None:  # a logarithmic axis has no 0
+                memory.setdefault(name, []).append((case.length, max(result.added_mib, 0.5)))
     case, about = record.times[0][0], record.about
     canvas = Figure(figsize=(11, 5.2), layout="constrained", dpi=150)
     left, right = canvas.subplots(1, 2)
