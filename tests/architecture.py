@@ -207,7 +207,7 @@ def modules_of(package: Path) -> dict[str, Path]:
 
 
 def wrong_doors(package: Path) -> list[str]:
-    """One line for each module whose name begins with `_` though another folder imports it, or the other way round.
+    """Return a line for each module whose name begins with `_` though another folder imports it, or the reverse.
 
     And for each that has the name of a standard one, or of a package that heed imports.
     """
@@ -312,7 +312,7 @@ def _defined(path: Path) -> list[str]:
 
 
 def _private_reads(package: Path) -> Iterator[str]:
-    """Each read of `x._name`, x not being self, where only classes of other parts have such an attribute or method."""
+    """Yield each read of `x._name`, x not being self, where only classes of other parts have that attribute."""
     reads, owners = [], defaultdict(set)
     for path in sorted(package.rglob("*.py")):
         relative = path.relative_to(package)

@@ -281,7 +281,7 @@ def _definitions(nodes: list[ast.AST]) -> Iterator[str]:
 
 
 def _uses(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
-    """Each private module or name imported from one, as "module.name", and private attribute, also those in strings."""
+    """Yield each private module or name imported from one, as "module.name", and private attribute, in strings too."""
     pieces = {id(x) for node in nodes if isinstance(node, ast.JoinedStr) for x in ast.walk(node)}
     for node in nodes:
         names: list[str] = []

@@ -47,7 +47,7 @@ class Backward:
 
 
 def _wide(array: Any) -> Array:
-    """As float64; longdouble stays, for a reference more exact than float64."""
+    """Return as float64; longdouble stays, for a reference more exact than float64."""
     array = np.asarray(array)
     return array if array.dtype == np.longdouble else array.astype(np.float64)
 
@@ -293,7 +293,7 @@ def _rows(array: Any) -> list[tuple[int, ...]]:
 def cross_entropy(
     logits: Any, labels: Any, smoothing: float = 0.0, ignored: int | None = None
 ) -> Array:
-    """-sum_c target_c log softmax(logits)_c, the target 1 - e + e/C at the label and e/C elsewhere; 0 if ignored."""
+    """Return -sum_c target_c log softmax(logits)_c, the target 1 - e + e/C at the label, else e/C; 0 if ignored."""
     logits, labels = _wide(logits), np.asarray(labels)
     losses = np.zeros(labels.shape)
     for row in _rows(logits):

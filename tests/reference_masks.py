@@ -31,7 +31,7 @@ def _fill(batch: int, queries: int, keys: int, rule: Callable[[int, int, int], b
 
 
 def causal(batch: int, queries: int, keys: int, align: Any = "top_left") -> Array:
-    """Key j is visible to query i if j <= i + a."""
+    """Let query i see key j if j <= i + a."""
     start = resolve_align(align, batch, queries, keys)
     return _fill(batch, queries, keys, lambda b, i, j: j <= i + start[b])
 
@@ -57,7 +57,7 @@ def window(
 
 
 def dilated(batch: int, queries: int, keys: int, step: int, align: Any = "top_left") -> Array:
-    """Key j is visible to query i if step divides i + a - j."""
+    """Let query i see key j if step divides i + a - j."""
     start = resolve_align(align, batch, queries, keys)
     return _fill(batch, queries, keys, lambda b, i, j: (i + start[b] - j) % step == 0)
 
@@ -76,13 +76,13 @@ def lengths(
 
 
 def segments(batch: int, queries: int, keys: int, query_ids: Any, key_ids: Any = None) -> Array:
-    """Key j is visible to query i where their segment numbers are equal."""
+    """Let query i see key j where their segment numbers are equal."""
     other = query_ids if key_ids is None else key_ids
     return _fill(batch, queries, keys, lambda b, i, j: bool(query_ids[b][i] == other[b][j]))
 
 
 def prefix(batch: int, queries: int, keys: int, n: Any, align: Any = "top_left") -> Array:
-    """j < n (everyone sees the prefix) or j <= i + a (causal after it)."""
+    """Let query i see key j if j < n (everyone sees the prefix) or j <= i + a (causal after it)."""
     start = resolve_align(align, batch, queries, keys)
     size = np.broadcast_to(np.asarray(n), (batch,))
     return _fill(batch, queries, keys, lambda b, i, j: bool(j < size[b] or j <= i + start[b]))

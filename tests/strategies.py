@@ -300,7 +300,7 @@ def masks(
 
 
 def no_mask(shape: Shape) -> MaskCase:
-    """No mask at all: `mask=None`."""
+    """Return no mask at all: `mask=None`."""
     everything = np.ones((shape.B, shape.N, shape.T, shape.S), bool)
     return MaskCase("none", lambda: None, everything)
 

@@ -184,7 +184,7 @@ def attention_model() -> keras.Model:
 
 
 def graphs_after(build: Callable[[], keras.Model], monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many of its graphs a model leaves that was trained, used and deleted; of its variables none may stay."""
+    """Return how many of its graphs a model that was trained, used and deleted leaves; no variable may stay."""
     monkeypatch.setattr(Note, "graphs", [])
     model = build()
     model.compile("adam", "mse", jit_compile=False)

@@ -17,7 +17,7 @@ PAIRS = "".join(f"wort {n}\tword {n}\n" for n in range(60)).encode()
 
 
 def fails(result, status, message):
-    """Whether a command ended with this status and one line that holds the message."""
+    """Return whether a command ended with this status and one line that holds the message."""
     code, out, err = result
     assert code == status, err
     assert not out

@@ -68,7 +68,7 @@ class Fading:
         return faded @ self.variables[1] + memory["features"][:, None]
 
     def log_probabilities(self, source: Any, tokens: Any) -> np.ndarray:
-        """Of the token after these, in float64 NumPy, without padding and start."""
+        """Return the log probabilities of the token after these, in float64 NumPy, without padding and start."""
         table, output, features = (np.asarray(x).astype(float) for x in self.variables)
         total = np.zeros(4)
         for token in [START, *tokens]:

@@ -152,7 +152,7 @@ def test_a_sampled_row_depends_on_its_own_number_only():
 
 
 def assert_greedy(model, source, tokens, given=0):
-    """Each token after `given` ones, (B,) or a number, is the best: up to the end, then padding."""
+    """Check that each token after `given` ones, (B,) or a number, is the best: up to the end, then padding."""
     best = allowed_log_probabilities(model, source, tokens).argmax(axis=-1)
     place = np.arange(tokens.shape[1])
     written = place < lengths_of(tokens)[:, None]

@@ -36,7 +36,7 @@ CAUSAL = np.tril(np.ones((T, T), bool))
 
 
 def assert_rows(weights: np.ndarray) -> None:
-    """Each row sums to 1 or 0."""
+    """Check that each row sums to 1 or 0."""
     sums = weights.astype(np.float64).sum(-1)
     # Each weight is rounded, and so is the sum by which it was divided; a power is off by a few roundings.
     assert_sum(sums, np.round(sums), weights.shape[-1] + 8, 1)

@@ -146,7 +146,7 @@ def check_config(case: LayerCase) -> None:
 
 
 def check_files(case: LayerCase, folder: Path) -> None:
-    """Weights come back from .keras and .weights.h5, into a fresh process' objects as well."""
+    """Check that weights come back from .keras and .weights.h5, into a fresh process' objects as well."""
     model = case.functional()
     arrays = case.draw()
     expected = model(arrays)
@@ -306,7 +306,7 @@ def check_mask_propagation(case: LayerCase) -> None:
 
 
 def check_scores(case: LayerCase) -> None:
-    """Asking for scores changes no bit of the output."""
+    """Check that asking for scores changes no bit of the output."""
     layer = case.make()
     arrays = case.draw()
     plain = case.run(layer, arrays)

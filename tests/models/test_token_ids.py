@@ -34,7 +34,7 @@ WRONG: tuple[tuple[Any, str], ...] = (
 
 
 def models() -> dict[str, tuple[Any, Any]]:
-    """Of each argument that holds tokens or segments: a call with it."""
+    """Return a call with each argument that holds tokens or segments."""
     transformer, language_model = small_model(source_vocabulary_size=9), small_language_model()
     recurrent = RecurrentTranslator(RecurrentTranslatorConfig(9, 9, width=8))
     masked = MaskedLanguageModel(MaskedLanguageModelConfig(9, **SIZES))

@@ -159,7 +159,7 @@ def pages(size: int) -> np.ndarray:
 
 
 def protect(address: int, size: int) -> None:
-    """From now on the library's process dies when it touches these pages."""
+    """Let the library's process die when it touches these pages from now on."""
     library = emulated.library or ctypes.CDLL(None, use_errno=True)
     if library.mprotect(c_void_p(address), c_size_t(size), 0) != 0:
         raise OSError("a page could not be protected")

@@ -253,7 +253,7 @@ class Stack:
         return Norm(gamma, self.numbers(width) if self.biased else None, root_mean_square)
 
     def attention(self, width: int, window: int) -> Attention:
-        """To what has this width."""
+        """Draw an attention to vectors of this width."""
         attended = self.heads * self.value_dim
         dense = {
             "query": self.dense(self.width, self.heads * self.head_dim),
@@ -354,7 +354,7 @@ class Stack:
     def attend(
         self, how: Attention, x: Any, queries: Any, keys: Any, values: Any, hidden: Any, bias: Any
     ) -> np.ndarray:
-        """Of (T, N, H), (S, K, H), (S, K, V), a bias (N, T, S); 0 where all is hidden."""
+        """Attend for (T, N, H), (S, K, H), (S, K, V), a bias (N, T, S); 0 where all is hidden."""
         keys, values = (np.repeat(x, self.heads // self.kv_heads, axis=1) for x in (keys, values))
         scale = how.scale or 1 / np.sqrt(self.head_dim)
         scores = np.einsum("tnh,snh->nts", queries, keys) * scale
@@ -384,7 +384,7 @@ class Stack:
         return x.reshape(len(x), x.shape[1] // width, width)
 
     def scores(self, tokens: Any, call: Call, b: int) -> np.ndarray:
-        """Of the tokens that follow each of these."""
+        """Return those of the tokens that follow each of these."""
         encoded = call.visible_source(self, b)
         length, offset = len(tokens), call.length - 1
         later = np.triu(np.ones((length, length), bool), 1)
@@ -590,7 +590,7 @@ def check(problem: bytes | None) -> None:
 
 
 def assert_best(stack: Stack, call: Call, tokens: np.ndarray) -> None:
-    """Each token is the best one after those before it, but for rounding; rows end once and are padded.
+    """Check that each token is the best one after those before it, but for rounding; rows end once and are padded.
 
     A number between two that a format has may become either.
     """
@@ -610,7 +610,7 @@ def assert_best(stack: Stack, call: Call, tokens: np.ndarray) -> None:
 
 
 def assert_drawn(stack: Stack, call: Call, tokens: np.ndarray) -> None:
-    """Each token is the one that its number in [0, 1) draws, but for rounding."""
+    """Check that each token is the one that its number in [0, 1) draws, but for rounding."""
     for b, row in enumerate(tokens):
         following = stack.scores([START, *row[:-1]], call, b)
         for t, (token, scores) in enumerate(zip(row, following, strict=True)):

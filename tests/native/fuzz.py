@@ -56,7 +56,7 @@ class Guards:
         return block[64 : 64 + count].view(dtype).reshape(full)[part].transpose(back)
 
     def check(self) -> None:
-        """Nothing but the results was written to."""
+        """Check that nothing but the results was written to."""
         for block, inside in self.made:
             if np.any(block[~inside] != GUARD):
                 raise AssertionError("bytes outside of a result were written to")
@@ -99,7 +99,7 @@ class PageEnds:
 
 
 def _check_passes(call: core.Call, problem: Any, threads: Sequence[int] = (2, 2)) -> None:
-    """Forward and backward equal the reference; the backward pass gets the results of the forward pass."""
+    """Check that forward and backward equal the reference; the backward pass gets the results of the forward pass."""
     output, lse = call.forward(threads[0])
     problem.check_forward(output, lse)
     received = output, problem.d_out, problem.d_lse, threads[1]
@@ -109,7 +109,7 @@ def _check_passes(call: core.Call, problem: Any, threads: Sequence[int] = (2, 2)
 
 
 def page_end(library: Any, seed: int, draw: Draw = draw, kind: type[core.Call] = core.Call) -> None:
-    """Nothing beyond the last number of any array is read or written to."""
+    """Check that nothing beyond the last number of any array is read or written to."""
     rng = np.random.default_rng(seed)
     problem, ends = draw(rng), PageEnds(rng)
     ends.place(problem)
@@ -117,7 +117,7 @@ def page_end(library: Any, seed: int, draw: Draw = draw, kind: type[core.Call] =
 
 
 def legal(library: Any, seed: int, draw: Draw = draw, kind: type[core.Call] = core.Call) -> None:
-    """Results equal the reference, nothing else is written to, the inputs stay as they were."""
+    """Check that results equal the reference, nothing else is written to, the inputs stay as they were."""
     rng = np.random.default_rng(seed)
     problem = draw(rng)
     guards = Guards(rng)
@@ -274,7 +274,7 @@ def _refuses(run: Callable[[int], Any], mistake: Callable, rng: np.random.Genera
 
 
 def large(library: Any, seed: int) -> None:
-    """Results of large scores equal the reference, or their weights sum to 1."""
+    """Check that results of large scores equal the reference, or their weights sum to 1."""
     rng = np.random.default_rng(seed)
     problem = fuzz_large.draw(rng)
     call = core.Call(library, *problem.inputs, **problem.options)
@@ -288,7 +288,7 @@ def large(library: Any, seed: int) -> None:
 
 
 def additive_large(library: Any, seed: int) -> None:
-    """As `large`."""
+    """Do as `large`."""
     rng = np.random.default_rng(seed)
     problem = fuzz_large.draw_additive(rng)
     call = core.AdditiveCall(library, *problem.inputs, **problem.options)
@@ -298,7 +298,7 @@ def additive_large(library: Any, seed: int) -> None:
 
 
 def additive_illegal(library: Any, seed: int) -> None:
-    """As `illegal`."""
+    """Do as `illegal`."""
     rng = np.random.default_rng(seed)
     problem = fuzz_additive.draw(rng, empty=False)
     mistake = fuzz_additive.MISTAKES[seed % len(fuzz_additive.MISTAKES)]
@@ -314,7 +314,7 @@ def additive_illegal(library: Any, seed: int) -> None:
 
 
 def rows_legal(library: Any, seed: int) -> None:
-    """As `legal`, for the fused row-wise ops."""
+    """Do as `legal`, for the fused row-wise ops."""
     rng = np.random.default_rng(seed)
     guards = Guards(rng)
     rows.check(library, rng, guards)
@@ -322,13 +322,13 @@ def rows_legal(library: Any, seed: int) -> None:
 
 
 def rows_page_end(library: Any, seed: int) -> None:
-    """As `page_end`."""
+    """Do as `page_end`."""
     rng = np.random.default_rng(seed)
     rows.check(library, rng, PageEnds(rng))
 
 
 def decode(library: Any, seed: int) -> None:
-    """Tokens are those of the definition, with one thread and with others; no array is touched beyond its end."""
+    """Check that any number of threads gives the tokens of the definition; no array is touched beyond its end."""
     rng = np.random.default_rng(seed)
     search = seed % 3
     sizes = {
@@ -373,14 +373,14 @@ def decode(library: Any, seed: int) -> None:
 
 
 def programs(library: Any, seed: int) -> None:
-    """As `legal`, for programs of scores."""
+    """Do as `legal`, for programs of scores."""
     guards = Guards(np.random.default_rng(seed))
     fuzz_programs.check(library, seed, make=guards)
     guards.check()
 
 
 def programs_page_end(library: Any, seed: int) -> None:
-    """As `page_end`: captured arrays, too."""
+    """Do as `page_end`: captured arrays, too."""
     ends = PageEnds(np.random.default_rng(seed))
     fuzz_programs.check(library, seed, ends, ends.copy)
 

@@ -125,7 +125,7 @@ def _heads(call: Call, rng: np.random.Generator) -> None:
 
 
 def _scores(call: Call, rng: np.random.Generator) -> None:
-    """Fields that only dot-product attention has."""
+    """Return fields that only dot-product attention has."""
     a = call.attention
     fields = (
         (a.scoring, "scale", 0.5),

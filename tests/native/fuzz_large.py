@@ -76,7 +76,7 @@ class Problem:
         _check_lse(lse, wanted.lse)
 
     def check_weights(self, weights: np.ndarray, wanted: np.ndarray | None = None) -> None:
-        """(B, N, T, S), without dropout."""
+        """Check weights (B, N, T, S), without dropout."""
         step = 2.0**-52 if weights.dtype == np.float64 else 2.0**-23
         _close(weights.sum(-1), np.where(self.seen, 1.0, 0.0), 64 * step, "sum of weights")
         if self.exact:
@@ -179,7 +179,7 @@ def draw(rng: np.random.Generator, dtypes: tuple[Any, ...] = DTYPES, most: int =
 def _exact_scores(
     rng: np.random.Generator, dtype: np.dtype, shape: tuple[int, ...], sizes: list[tuple[int, ...]]
 ) -> tuple[np.ndarray, np.ndarray, float, np.ndarray | None, float]:
-    """Query, key, scale, bias or None, and slope of ALiBi: all scores are whole numbers of one unit below 2^24."""
+    """Return query, key, scale, bias or None, and ALiBi slope: all scores are whole numbers of one unit below 2^24."""
     query, key = (rng.integers(-3, 4, size).astype(float) for size in sizes)
     powers = {FLOAT16: 4, np.dtype(ml_dtypes.bfloat16): 30}
     exponent = int(rng.integers(-2, powers.get(dtype, 40)))

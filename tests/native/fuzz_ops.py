@@ -127,7 +127,7 @@ def good_rows(rng: np.random.Generator) -> tuple[str, dict[str, Any]]:
 
 
 def spoil(rng: np.random.Generator, arguments: dict[str, Any]) -> None:
-    """One change, which may or may not make the call wrong."""
+    """Make one change, which may or may not make the call wrong."""
     name = str(rng.choice(sorted(arguments)))
     value = arguments[name]
     if name == "form":

@@ -124,7 +124,7 @@ class Problem:
             self._close(actual, getattr(wanted, name), where, 1, f"gradient of {name}")
 
     def check_bias(self, gradient: np.ndarray) -> None:
-        """Of a call whose options have a bias."""
+        """Check the gradient of a bias among the options."""
         if self.wild or self.nonfinite.any():
             return
         wanted = reference.dot_product_attention_backward(
@@ -249,7 +249,7 @@ def random_rule(
 
 
 def poison(rng: np.random.Generator, tensors: list[np.ndarray]) -> None:
-    """NaN, infinity and denormal numbers in a few places."""
+    """Put NaN, infinity and denormal numbers in a few places."""
     for x in tensors:
         info = ml_dtypes.finfo(x.dtype)
         special = [np.nan, np.inf, -np.inf, float(info.smallest_subnormal), -float(info.tiny) / 2]

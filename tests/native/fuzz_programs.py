@@ -89,7 +89,7 @@ class Expected:
 
 
 def assert_close(actual: np.ndarray, expected: np.ndarray, what: str, terms: int = 1) -> None:
-    """Equal but for the roundings of the dtype, in sums of so many terms."""
+    """Check that results are equal but for the roundings of the dtype, in sums of so many terms."""
     finite = np.isfinite(expected)
     np.testing.assert_array_equal(np.isfinite(actual), finite, err_msg=what)
     largest = max(1.0, float(np.max(np.abs(expected[finite]), initial=0.0)))
@@ -103,7 +103,7 @@ def check(
     make: Callable[..., np.ndarray] = core.filled,
     copy: Callable[[np.ndarray], np.ndarray] = np.copy,
 ) -> None:
-    """Forward and backward are right, with masks, biases and grouped heads, through tiles and rows.
+    """Check that forward and backward are right, with masks, biases and grouped heads, through tiles and rows.
 
     Args:
         make: makes the arrays that results are written to.
@@ -199,7 +199,7 @@ def malformed(program: Any, rng: np.random.Generator) -> None:
 
 
 def check_malformed(library: Any, seed: int) -> None:
-    """Whatever a field holds: an error message, or results; never a read out of bounds."""
+    """Check that whatever a field holds gives an error message, or results; never a read out of bounds."""
     rng = np.random.default_rng(seed)
     *arrays, d_out = tensors((1, 2, 9, 11), 1, seed, np.float32)
     for _ in range(20):

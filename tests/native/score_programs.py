@@ -212,7 +212,7 @@ def evaluate(
     score: np.ndarray | None = None,
     upstream: np.ndarray | None = None,
 ) -> list[np.ndarray]:
-    """All values of a list for scores (B, N, T, S). What no score enters has the compute type, as in the core."""
+    """Return all values of a list for scores (B, N, T, S). Without a score they have the compute type."""
     names = ("BATCH", "HEAD", "QUERY", "KEY")
     indices = {
         name: np.arange(shape[axis], dtype=np.int32).reshape(

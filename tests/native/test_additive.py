@@ -152,7 +152,7 @@ def test_scores_too_many_to_keep_are_made_again(library) -> None:
 
 
 def check_range(library: Any, query: np.ndarray, key: np.ndarray) -> None:
-    """Output and all gradients are exact to a few roundings, whatever the tanh is computed by."""
+    """Check that output and all gradients are exact to a few roundings, whatever the tanh is computed by."""
     units = query.shape[2]
     value, d_out = np.random.default_rng(1).normal(size=(2, *key.shape[:2], 3)).astype(query.dtype)
     d_out = d_out[:, : query.shape[1]]

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the n
 def random_rules(
     rng: np.random.Generator, batch: int, queries: int, keys: int
 ) -> tuple[list[dict[str, Any]], np.ndarray]:
-    """Up to three rules of a mask, and the booleans (B, 1, T, S) that they mean."""
+    """Return up to three rules of a mask, and the booleans (B, 1, T, S) that they mean."""
     i, j = np.arange(queries)[:, None], np.arange(keys)[None]
     rules: list[dict[str, Any]] = []
     mask = np.ones((batch, 1, queries, keys), bool)

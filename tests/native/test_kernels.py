@@ -35,7 +35,7 @@ def tensors(
 def assert_reference(
     library: Any, arrays: list[np.ndarray], rules: Any = (), **options: Any
 ) -> None:
-    """Forward and backward are the reference's."""
+    """Check that forward and backward are the reference's."""
     mask = options.pop("mask", None)
     query, key, value, d_out = arrays
     call = core.Call(library, query, key, value, rules=rules, **options)

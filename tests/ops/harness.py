@@ -138,7 +138,7 @@ def check_against_reference(
     seed: int = 0,
     lse_cotangent: bool = True,
 ) -> None:
-    """Output, log-sum-exp and all gradients of one problem agree with the reference."""
+    """Check that output, log-sum-exp and all gradients of one problem agree with the reference."""
     inputs = shape.inputs(seed, dtype)
     rng = np.random.default_rng(seed + 1)
     d_out = cast(rng.normal(size=(shape.B, shape.T, shape.N, shape.V)), dtype)

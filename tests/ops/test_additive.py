@@ -50,7 +50,7 @@ def check(
     block: tuple[int, int] = (64, 64),
     dropout: float = 0.0,
 ) -> None:
-    """Output, log-sum-exp, weights and all gradients agree with the reference."""
+    """Check that output, log-sum-exp, weights and all gradients agree with the reference."""
     options: dict[str, Any] = {"dropout": dropout, "seed": 3} if dropout else {}
     expected_options: dict[str, Any] = {"dropout": dropout}
     if case is not None:

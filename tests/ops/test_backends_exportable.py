@@ -39,7 +39,7 @@ def check(
     dtype: str = "float64",
     layout: str = "BTNH",
 ) -> None:
-    """Output, log-sum-exp and weights agree with the reference."""
+    """Check that output, log-sum-exp and weights agree with the reference."""
     inputs = shape.inputs(0, dtype)
     passed = op_options(options or {}, dtype)
     if case is not None:

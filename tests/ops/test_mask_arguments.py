@@ -125,7 +125,7 @@ def test_segment_numbers_that_would_fall_together_are_refused() -> None:
 
 
 def look_ahead(length: int, dtype: str = "int32") -> np.ndarray:
-    """As tutorials write it: 1 = ignore."""
+    """Return it as tutorials write it: 1 = ignore."""
     return (1 - np.tril(np.ones((length, length)))).astype(dtype)
 
 

@@ -64,7 +64,7 @@ def _refuse(*_: Any) -> Any:
 
 @pytest.fixture
 def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine with a Hopper GPU."""
+    """Let heed see a machine with a Hopper GPU."""
     calls.clear()
     monkeypatch.setattr(implementation, "compute_capability", lambda: (9, 0))
     monkeypatch.setattr(library, "machine_reasons", lambda: ("JAX computes on a GPU",))

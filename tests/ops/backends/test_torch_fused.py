@@ -82,7 +82,7 @@ def stand_in(
 
 @pytest.fixture
 def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine with a GPU, with small blocks."""
+    """Let heed see a machine with a GPU, with small blocks."""
     reason = ("there is a GPU, and the native kernels are for CPUs",)
     for place, name, new in (
         (implementation, "machine_reasons", lambda: ()),
@@ -617,7 +617,7 @@ def test_the_blocks_of_functions_are_those_that_their_bounds_show(
 def assert_block_mask(
     case: strategies.MaskCase, shape: strategies.Shape, width: int, exact: bool
 ) -> None:
-    """Blocks that are computed as a whole are those that are full; all that show a pair are computed."""
+    """Check that blocks that are computed as a whole are those that are full; all that show a pair are computed."""
     dense = np.broadcast_to(case.dense, (shape.B, shape.N, shape.T, shape.S))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_block_mask, "WIDTH", width)

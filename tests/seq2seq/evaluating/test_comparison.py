@@ -60,7 +60,7 @@ def test_pairs_that_are_given(tmp_path):
 
 
 def evaluation_of(references, share, seed):
-    """Answers in which so many words are wrong."""
+    """Return answers in which so many words are wrong."""
     chance = random.Random(seed)
     answers = [
         Answer(

@@ -34,7 +34,7 @@ def translator(finished_run):
 
 
 def evaluation_of(*said, **figures):
-    """Answers with what is right, each with the tokens of "12 -> ..."; their sources are "0", "1", ..."""
+    """Return answers with what is right, each with the tokens of "12 -> ..."; their sources are "0", "1", ..."""
     answers = [
         Answer(str(i), text, reference, "en", SOURCE, [6, 7, END_ID])
         for i, (text, reference) in enumerate(said)
