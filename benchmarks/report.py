@@ -159,8 +159,8 @@ def _to_beat(verdict: Verdict) -> str:
     """Return the peer, with a remark if it computed another case."""
     names = [verdict.peer] if verdict.peer else list(verdict.bar.peers)
     title = " or ".join(PEERS[name].title for name in names)
-    if all(PEERS[name].is_limit for name in verdict.bar.peers):
-        return f"the {title if verdict.peer else title.partition(' of ')[0]}"
+    if verdict.bar.case.kind == "dot-product" and PEERS[names[0]].is_limit:
+        return f"the {title}"
     same = PEERS[names[0]].computes(verdict.bar.case) == verdict.bar.case
     return title if same else f"{title}, all keys"
 

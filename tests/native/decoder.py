@@ -384,7 +384,7 @@ class Stack:
         return x.reshape(len(x), x.shape[1] // width, width)
 
     def scores(self, tokens: Any, call: Call, b: int) -> np.ndarray:
-        """Return those of the tokens that follow each of these."""
+        """Return the scores of the tokens that follow each of these."""
         encoded = call.visible_source(self, b)
         length, offset = len(tokens), call.length - 1
         later = np.triu(np.ones((length, length), bool), 1)
