@@ -85,6 +85,7 @@ def assert_stock(model: keras.Model) -> None:
 
 OPTIONS: list[dict[str, Any]] = [
     {"norm_first": False, "use_bias": False, "sliding_window": 2},
+    {"parallel": True},
     *slow(
         [
             {
