@@ -43,7 +43,6 @@ from heed.ops import set_implementation
 from heed.ops.backends import current
 from heed.ops.core.decoder import Decoding, PackedDecoder, Stack
 from heed.ops.core.description import (
-    ACTIVATIONS,
     Batch,
     Dense,
     Norm,

@@ -88,8 +88,8 @@ class TokensConfig(SpecialTokens, LayersConfig):
             not needs_even or self.head_dim % 2 == 0, even, "width", "num_heads", "key_dim"
         )
         within = (self.rotary_dim or 0) <= self.head_dim
-        names = ("width", "num_heads", "key_dim")
-        self._require(within, "be at most the width of a head", "rotary_dim", *names)
+        sizes = ("width", "num_heads", "key_dim")
+        self._require(within, "be at most the width of a head", "rotary_dim", *sizes)
         local = self.rotary_local_base is None or self.sliding_window is not None
         names = ("rotary_local_base", "sliding_window")
         self._require(local, "be None where there is no `sliding_window`", *names)
