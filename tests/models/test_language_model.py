@@ -270,11 +270,11 @@ def in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("changes", "method"),
     [
-        ({"num_key_value_heads": 1, "sinks": True, "sliding_window": 3}, "greedy"),
         (
-            {"rotary_local_base": 3.0, "rotary_pattern": 3, "rotary_dim": 2, "parallel": True}
-            | {"score_scale": 1.7, "sliding_window": 3, "sliding_window_pattern": 2, "layers": 3},
-            "beam",
+            {"num_key_value_heads": 1, "sinks": True, "sliding_window": 3, "layers": 3}
+            | {"rotary_local_base": 3.0, "sliding_window_pattern": 2, "rotary_pattern": 3}
+            | {"rotary_dim": 2, "score_scale": 1.7, "parallel": True},
+            "greedy",
         ),
         ({"position": "relative", "norm_first": False}, "beam"),
         pytest.param({"position": "learned", "layers": 2}, "sample", marks=slow),

@@ -58,9 +58,9 @@ class HeadPositions:
                 "`rotary_dim` must be at most `key_dim`, the features of a head. "
                 f"Received: rotary_dim={rotary_dim}, key_dim={min(key_widths.each)}"
             )
-        self._rotary_dim = key_widths.widest if rotary_dim is None else rotary_dim
+        self._turned = key_widths.widest if rotary_dim is None else rotary_dim
         self._base = {"max_wavelength": rotary_base}
-        self.options = _resolve(position, self._rotary_dim, self._base)
+        self.options = _resolve(position, self._turned, self._base)
         self._num_heads, self._key_widths = num_heads, key_widths
         self._bias: RelativePositionBias | None = None
 
@@ -118,7 +118,7 @@ class HeadPositions:
                 "have those of the queries where `rotary_key_positions` is not given. "
                 f"Received: {name}.shape={shape}"
             )
-        widths, turned = self._key_widths, self._rotary_dim
+        widths, turned = self._key_widths, self._turned
         if not widths.equal or turned % 2:
             raise ValueError(
                 f"`key_dim` must be one even number, as `{name}` rotate pairs. "
