@@ -418,6 +418,10 @@ def _other_norm(model: Any) -> None:
     _layer(model)._feedforward_layer_norm.axis = [1]
 
 
+def _another_layer(model: Any) -> None:
+    model.backbone.transformer_layers.append(_layer(model))
+
+
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "self_attention is a Own, not KerasHub's CachedMultiHeadAttention": _subclassed_attention,
     "transformer_layer_1 has its own `call`": _own_call,
@@ -427,6 +431,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "the engine has no Own": _own_sampler,
     "the sampler has temperature=-1.0": _hot,
     "feedforward_layer_norm normalises other axes": _other_norm,
+    "the backbone has 3 layers and num_layers=2": _another_layer,
 }
 
 

@@ -105,7 +105,7 @@ def test_a_part_of_the_features_is_rotated_by_a_base_of_its_own(turned: int | No
 
 
 def test_more_features_than_there_are_cannot_be_rotated() -> None:
-    with pytest.raises(ValueError, match=r"`rotary_dim` must be at most.*=8, key_dim=6"):
+    with pytest.raises(ValueError, match="`rotary_dim` must be at most"):
         MultiHeadAttention(4, 6, rotary_dim=8)
     wide = MultiHeadAttention(2, 5, rotary_dim=4, position="rotary")  # the rest may be odd
     assert wide(*randoms(X, X)).shape == X
