@@ -305,7 +305,7 @@ OF_LANGUAGE_MODELS: tuple[dict[str, Any], ...] = (
     {"qkv_bias": True},
     {"sliding_window_pattern": 2},
     {"score_scale": 1.7},
-    {"rotary_base": 7.0, "rotary_dim": 2},
+    {"rotary_base": 7.0, "rotary_dim": 4},
     {"sliding_window_pattern": 2, "rotary_local_base": 3.0},
     {"rotary_pattern": 2},
     {"rotary_dim": 0},
@@ -315,6 +315,7 @@ OF_LANGUAGE_MODELS: tuple[dict[str, Any], ...] = (
 _TOGETHER = {name: x for one in OF_LANGUAGE_MODELS[:-3] for name, x in one.items()} | {
     "norm_first": True,
     "parallel": True,
+    "rotary_pattern": 3,  # after a layer of each base
 }
 
 
@@ -328,6 +329,9 @@ _TOGETHER = {name: x for one in OF_LANGUAGE_MODELS[:-3] for name, x in one.items
 )
 def test_options_of_language_models_are_those_of_the_graph(changes: dict[str, Any]) -> None:
     shared = {"layers": 3, "normalization": "rms", "sliding_window": 2, "use_bias": False}
+    shared["key_dim"] = (
+        8  # two pairs of features to rotate: the first one turns the same whatever the base
+    )
     plain = {"norm_first": changes.get("norm_first", True)}
     models = [small_language_model(**shared, **x) for x in (changes, plain)]
     assert explain_generate(models[0]).implementation == "engine"

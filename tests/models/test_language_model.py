@@ -273,7 +273,7 @@ def in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             {"num_key_value_heads": 1, "sinks": True, "sliding_window": 3, "layers": 3}
             | {"rotary_local_base": 3.0, "sliding_window_pattern": 2, "rotary_pattern": 3}
-            | {"rotary_dim": 2, "score_scale": 1.7, "parallel": True},
+            | {"key_dim": 8, "rotary_dim": 4, "score_scale": 1.7, "parallel": True},
             "greedy",
         ),
         ({"position": "relative", "norm_first": False}, "beam"),
