@@ -43,7 +43,6 @@ from heed.ops import set_implementation
 from heed.ops.backends import current
 from heed.ops.core.decoder import Decoding, PackedDecoder, Stack
 from heed.ops.core.description import (
-    ACTIVATIONS,
     Batch,
     Dense,
     Norm,
@@ -213,7 +212,7 @@ TAKEN: dict[str, Any] = {
     "dropout": [0.5],
     "attention_dropout": [0.5],
     # The formulas of all are compared in tests/native/test_decoder.py.
-    "activation": ["gelu", "silu", ACTIVATIONS[-1]],
+    "activation": ["gelu", "silu", "tanh"],
     "norm_first": [False],
     "position": list(POSITIONS),
     "max_length": [7],
@@ -223,6 +222,8 @@ TAKEN: dict[str, Any] = {
     "share_embeddings": [True],
     "logit_soft_cap": [0.5],
     "sliding_window_pattern": [2],
+    "rotary_local_base": [5.0],
+    "rotary_pattern": [2],
     "pad_id": [5],
     "start_id": [6],
     "end_id": [4],
@@ -239,12 +240,17 @@ TAKEN: dict[str, Any] = {
     "sinks": [True],
     "score_mod": [None],
     "post_norms": [False],
+    "score_scale": [1.5],
+    "rotary_base": [7.0],
+    "rotary_dim": [2, 0],
+    "parallel": [False],
 }
 # What the graph decodes, with the value in the reason.
 NAMED = {
     "activation": ["softmax", "mish"],
     "score_mod": ["test_engine>farther_is_less"],
     "post_norms": [True],  # of a layer with cross-attention
+    "parallel": [True],
 }
 
 
@@ -255,9 +261,11 @@ def farther_is_less(score: Any, batch: Any, head: Any, query: Any, key: Any) -> 
 
 def varied(**changes: Any) -> Any:
     """Return a model with these changes, and those that they need to make sense."""
+    if any(name.startswith("rotary_") for name in changes):
+        changes["position"] = "rotary"
     if "key_dim" in changes and changes["key_dim"] % 2 and changes.get("position") == "rotary":
         changes["position"] = "alibi"
-    if changes.get("sliding_window_pattern"):
+    if changes.get("sliding_window_pattern") or changes.get("rotary_local_base"):
         changes.setdefault("sliding_window", 2)
     if changes.get("share_embeddings"):
         changes["target_vocabulary_size"] = changes.setdefault("source_vocabulary_size", 11)
@@ -296,19 +304,34 @@ OF_LANGUAGE_MODELS: tuple[dict[str, Any], ...] = (
     {"logit_soft_cap": 0.7},
     {"qkv_bias": True},
     {"sliding_window_pattern": 2},
+    {"score_scale": 1.7},
+    {"rotary_base": 7.0, "rotary_dim": 4},
+    {"sliding_window_pattern": 2, "rotary_local_base": 3.0},
+    {"rotary_pattern": 2},
+    {"rotary_dim": 0},
+    {"parallel": True},
+    {"parallel": True, "post_norms": True, "position": "alibi"},
 )
+_TOGETHER = {name: x for one in OF_LANGUAGE_MODELS[:-3] for name, x in one.items()} | {
+    "norm_first": True,
+    "parallel": True,
+    "rotary_pattern": 3,  # after a layer of each base
+}
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {name: x for one in OF_LANGUAGE_MODELS for name, x in one.items() if name != "norm_first"},
+        _TOGETHER,
         *(pytest.param(x, marks=slow) for x in OF_LANGUAGE_MODELS),
     ],
     ids=str,
 )
 def test_options_of_language_models_are_those_of_the_graph(changes: dict[str, Any]) -> None:
     shared = {"layers": 3, "normalization": "rms", "sliding_window": 2, "use_bias": False}
+    shared["key_dim"] = (
+        8  # two pairs of features to rotate: the first one turns the same whatever the base
+    )
     plain = {"norm_first": changes.get("norm_first", True)}
     models = [small_language_model(**shared, **x) for x in (changes, plain)]
     assert explain_generate(models[0]).implementation == "engine"

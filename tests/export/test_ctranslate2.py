@@ -310,6 +310,11 @@ def test_quantization(quantization: str, smaller: float, tmp_path: Path) -> None
         ({"soft_cap": 3.0}, r"soft_cap=3\.0"),
         ({"sliding_window": 4}, "sliding_window=4"),
         ({"sinks": True}, "sinks=True"),
+        ({"parallel": True, "score_scale": 0.5}, r"score_scale=0\.5, parallel=True"),
+        (
+            {"position": "rotary", "rotary_base": 9.0, "rotary_dim": 2, "rotary_pattern": 2},
+            r"rotary_base=9\.0, rotary_dim=2, rotary_pattern=2",
+        ),
         ({"qk_norm": True}, "qk_norm=True"),
         ({"value_dim": 5}, "value_dim=5 beside heads of width 6"),
         ({"activation": "mish"}, "activation='mish'"),

@@ -67,6 +67,7 @@ OWN: dict[str, dict[str, Any]] = {
     "biases": {"use_bias": True, "scale_embeddings": False},
     "head norms": {"qk_norm": True, "key_dim": 6},
     "three biases": {"qkv_bias": True, "sliding_window": 16, "sliding_window_pattern": 2},
+    "base and scale": {"rotary_base": 500.0, "score_scale": 0.7},
 }
 OTHERS = {"own logits": "qwen2", "head norms": "qwen3", "three biases": "qwen2"}
 
@@ -167,6 +168,12 @@ def test_rows_that_are_no_multiple_of_a_block_stay_exact(tmp_path: Path) -> None
     ("changes", "name"),
     [
         ({"activation": "gelu"}, "activation='gelu'"),
+        ({"rotary_dim": 4, "parallel": True}, "rotary_dim=4, parallel=True"),
+        ({"rotary_pattern": 2}, "layers without positions"),
+        (
+            {"rotary_local_base": 9.0, "sliding_window": 16, "sliding_window_pattern": 2},
+            "rotations by layer",
+        ),
         *slow(
             [
                 ({"position": "alibi"}, "position='alibi'"),

@@ -72,6 +72,45 @@ def test_the_options_of_the_rotation() -> None:
     assert_close(layer(x, x), layer.output_dense(expected))
 
 
+@pytest.mark.parametrize("turned", [2, 0, None])
+def test_a_part_of_the_features_is_rotated_by_a_base_of_its_own(turned: int | None) -> None:
+    """Against the formula in float64, with another scale too; whether the layer or the call gives positions."""
+    layer = built(rotary_base=50.0, rotary_dim=turned, score_scale=0.7)
+    x = randoms(X)[0]
+    P = 6 if turned is None else turned
+    angles = np.arange(6)[:, None, None] * 50.0 ** (-np.arange(0, P, 2) / max(P, 1))
+
+    def rotate(heads: Any) -> np.ndarray:
+        heads = np.asarray(heads, "float64")
+        one, two, rest = np.split(heads, [P // 2, P], axis=-1)
+        sine, cosine = np.sin(angles), np.cos(angles)
+        return np.concatenate([one * cosine - two * sine, one * sine + two * cosine, rest], -1)
+
+    scores = np.einsum("btnh,bsnh->bnts", rotate(layer.query_dense(x)), rotate(layer.key_dense(x)))
+    weights = np.exp(0.7 * scores)
+    weights /= weights.sum(-1, keepdims=True)
+    values = np.asarray(layer.value_dense(x), "float64")
+    heads = np.einsum("bnts,bsnh->btnh", weights, values).astype("float32")
+    given = {"rotary_positions": np.arange(6), "return_attention_scores": True}
+    output, found = layer(x, x, **given)
+    assert_close(output, layer.output_dense(heads))
+    assert_close(found, weights.astype("float32"))
+    options = json.loads(json.dumps({**layer.get_config(), "position": "rotary"}))
+    for _ in range(2):
+        own = MultiHeadAttention.from_config(options)
+        own.build(X, X)
+        own.set_weights(layer.get_weights())
+        assert_close(own(x, x), output)
+        options = json.loads(json.dumps(own.get_config()))
+
+
+def test_more_features_than_there_are_cannot_be_rotated() -> None:
+    with pytest.raises(ValueError, match="`rotary_dim` must be at most"):
+        MultiHeadAttention(4, 6, rotary_dim=8)
+    wide = MultiHeadAttention(2, 5, rotary_dim=4, position="rotary")  # the rest may be odd
+    assert wide(*randoms(X, X)).shape == X
+
+
 DYNAMIC = {"kind": "dynamic", "original_length": 4}
 
 

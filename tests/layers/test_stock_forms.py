@@ -85,6 +85,7 @@ def assert_stock(model: keras.Model) -> None:
 
 OPTIONS: list[dict[str, Any]] = [
     {"norm_first": False, "use_bias": False, "sliding_window": 2},
+    {"parallel": True},
     *slow(
         [
             {
@@ -245,7 +246,8 @@ def test_a_transformer(options: dict[str, Any]) -> None:
 
 
 def test_a_language_model() -> None:
-    language = LanguageModel(LanguageModelConfig(13, **config(position="sinusoidal")))
+    options = config(position="sinusoidal", parallel=True)
+    language = LanguageModel(LanguageModelConfig(13, **options))
     stock = replace_attention(language, by="keras")
     assert_stock(stock)
     np.testing.assert_allclose(stock(TARGET), language(TARGET), atol=ATOL)

@@ -93,6 +93,23 @@ def test_what_a_part_adds_is_normalised_too(norm_first):
 
 
 @pytest.mark.parametrize("make", [encoder, decoder])
+def test_parallel_parts_read_the_input(make):
+    layer = make(parallel=True)
+    arguments = {"encoded": ENCODED} if make is decoder else {"use_causal_mask": True}
+    result = layer(X, **arguments)
+    layer.feed_forward_norm.gamma.assign(np.linspace(0.5, 2, X.shape[-1]))
+    fed = (norm(X) * np.linspace(0.5, 2, X.shape[-1])).astype("float32")
+    assert np.abs(np.asarray(layer(X, **arguments)) - np.asarray(result)).max() > 0.1
+    attention = layer.attention if make is encoder else layer.self_attention
+    normed = norm(X).astype("float32")
+    x = X + np.asarray(attention(normed, normed, use_causal_mask=True))
+    if make is decoder:
+        x = x + np.asarray(layer.encoded_attention(norm(x).astype("float32"), ENCODED))
+    expected = x + np.asarray(layer.feed_forward(fed))
+    np.testing.assert_allclose(layer(X, **arguments), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [encoder, decoder])
 def test_options_reach_the_parts_and_the_config(make):
     layer = make(gated=True, qk_norm=True, sinks=True, normalization="rms")
     args = (X, ENCODED) if make is decoder else (X,)

@@ -56,6 +56,8 @@ CHANGED: dict[str, Any] = {
     "scale_embeddings": [False],
     "logit_soft_cap": [0.5],
     "sliding_window_pattern": [2],
+    "rotary_local_base": [5.0],
+    "rotary_pattern": [2],
     "normalize_embeddings": [True],
     "pad_id": [5],
     "start_id": [6],
@@ -72,6 +74,10 @@ CHANGED: dict[str, Any] = {
     "gated": [True],
     "qk_norm": [True],
     "sinks": [True],
+    "score_scale": [1.5],
+    "rotary_base": [7.0],
+    "rotary_dim": [2, 0],
+    "parallel": [True],
     "score_mod": ["test_language_model>farther_is_less"],
 }
 CASES = [{name: value} for name, values in CHANGED.items() for value in values]
@@ -86,6 +92,8 @@ def varied(**changes: Any) -> Any:
     """Return a model with these changes, and those that they need to make sense."""
     if "sliding_window_pattern" in changes:
         changes |= {"sliding_window": 2, "layers": 2}
+    if "rotary_local_base" in changes:
+        changes |= {"sliding_window": 2}
     if "width" in changes or "num_heads" in changes:
         changes.setdefault("position", "alibi")  # rotary positions want heads of an even width
     return small_language_model(seed=4, **changes)
@@ -262,7 +270,12 @@ def in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("changes", "method"),
     [
-        ({"num_key_value_heads": 1, "sinks": True, "sliding_window": 3}, "greedy"),
+        (
+            {"num_key_value_heads": 1, "sinks": True, "sliding_window": 3, "layers": 3}
+            | {"rotary_local_base": 3.0, "sliding_window_pattern": 2, "rotary_pattern": 3}
+            | {"key_dim": 8, "rotary_dim": 4, "score_scale": 1.7, "parallel": True},
+            "greedy",
+        ),
         ({"position": "relative", "norm_first": False}, "beam"),
         pytest.param({"position": "learned", "layers": 2}, "sample", marks=slow),
     ],
@@ -399,6 +412,23 @@ def test_empty_batches_and_prompts_of_no_tokens() -> None:
         ({"sliding_window": 0}, "`sliding_window` must .*Received: sliding_window=0"),
         ({"dropout": 1.0}, "`dropout` must .*Received: dropout=1.0"),
         ({"sinks": 1}, "`sinks` must be True or False.*sinks=1"),
+        ({"rotary_dim": 3}, "`rotary_dim` must be an even integer .*rotary_dim=3"),
+        ({"rotary_dim": 6}, "`rotary_dim` must be at most the width .*rotary_dim=6"),
+        ({"rotary_base": 0}, "`rotary_base` must be a .*rotary_base=0"),
+        ({"rotary_local_base": 9.0}, "`rotary_local_base` must be None .*sliding_window=None"),
+        (
+            {"rotary_base": 9.0, "position": "alibi"},
+            "`rotary_base` must have its default .*rotary_base=9.0",
+        ),
+        (
+            {"rotary_pattern": 2, "position": "learned"},
+            "`rotary_pattern` must have its default .*rotary_pattern=2",
+        ),
+        ({"score_scale": 0.0}, "`score_scale` must be a .*score_scale=0.0"),
+        (
+            {"parallel": True, "norm_first": False},
+            "`parallel` must be False .*parallel=True, norm_first=False",
+        ),
         ({"normalization": "batch"}, "`normalization` must be one of .*'batch'"),
         ({"activation": "no"}, "`activation` must be the name .*activation='no'"),
     ],

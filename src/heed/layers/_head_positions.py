@@ -34,16 +34,33 @@ class HeadPositions:
         position: see `MultiHeadAttention`.
         num_heads: N.
         key_widths: the widths H of the query and key heads.
+        rotary_base: of the rotation, unless `position` has a `max_wavelength`.
+        rotary_dim: how many features are rotated, the first ones; None: all H.
 
     Attributes:
         options: all options of `position`, with its `kind`, or None.
 
     Raises:
-        ValueError: for an unknown kind, option or scaling, or an odd H that cannot be rotated.
+        ValueError: for an unknown kind, option or scaling, or an odd H that cannot be rotated; or for more features to
+            rotate than there are.
     """
 
-    def __init__(self, position: Any, num_heads: int, key_widths: HeadWidths) -> None:
-        self.options = _resolve(position, key_widths.widest)
+    def __init__(
+        self,
+        position: Any,
+        num_heads: int,
+        key_widths: HeadWidths,
+        rotary_base: float = 10_000.0,
+        rotary_dim: int | None = None,
+    ) -> None:
+        if rotary_dim is not None and rotary_dim > min(key_widths.each):
+            raise ValueError(
+                "`rotary_dim` must be at most `key_dim`, the features of a head. "
+                f"Received: rotary_dim={rotary_dim}, key_dim={min(key_widths.each)}"
+            )
+        self._turned = key_widths.widest if rotary_dim is None else rotary_dim
+        self._base = {"max_wavelength": rotary_base}
+        self.options = _resolve(position, self._turned, self._base)
         self._num_heads, self._key_widths = num_heads, key_widths
         self._bias: RelativePositionBias | None = None
 
@@ -101,13 +118,19 @@ class HeadPositions:
                 "have those of the queries where `rotary_key_positions` is not given. "
                 f"Received: {name}.shape={shape}"
             )
-        widths = self._key_widths
-        if not widths.equal or widths.widest % 2:
+        widths, turned = self._key_widths, self._turned
+        if not widths.equal or turned % 2:
             raise ValueError(
                 f"`key_dim` must be one even number, as `{name}` rotate pairs. "
                 f"Received: key_dim={widths.widest if widths.equal else widths.each}"
             )
-        return rotary_embedding(x, positions, **(rotary or {}), length=length)
+        if not turned:
+            return x
+        options = {**self._base, **(rotary or {}), "length": length}
+        if turned == widths.widest:
+            return rotary_embedding(x, positions, **options)
+        first = rotary_embedding(x[..., :turned], positions, **options)
+        return ops.concatenate([first, x[..., turned:]], axis=-1)
 
     def score_terms(
         self, queries: Any, keys: Any, start: Any, position_bias: Any, alibi_slopes: Any
@@ -126,7 +149,7 @@ class HeadPositions:
         return {name: value for name, value in terms.items() if value is not None}
 
 
-def _resolve(position: Any, key_dim: int) -> dict[str, Any] | None:
+def _resolve(position: Any, key_dim: int, base: dict[str, Any]) -> dict[str, Any] | None:
     if position is None:
         return None
     given = {"kind": position} if isinstance(position, str) else position
@@ -147,5 +170,6 @@ def _resolve(position: Any, key_dim: int) -> dict[str, Any] | None:
         )
     resolved = {**_KINDS[kind], **given}
     if kind == "rotary":
+        resolved = {**resolved, **base, **given}
         resolved["scaling"] = check_scaling(resolved["scaling"])
     return resolved

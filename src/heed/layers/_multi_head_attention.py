@@ -212,7 +212,11 @@ class MultiHeadAttention(AttentionLayer):
         self.seed = check_integer("seed", seed, least=None, optional=True)
         self._num_key_value_heads = config.num_key_value_heads or config.num_heads
         self._set_score_options(config)
-        self._head_positions = HeadPositions(position, self._num_heads, self._key_widths)
+        self._head_positions = HeadPositions(
+            position, self._num_heads, self._key_widths, config.rotary_base, config.rotary_dim
+        )
+        self.rotary_base, self.rotary_dim = config.rotary_base, config.rotary_dim
+        self.score_scale = config.score_scale
         self._position = self._head_positions.options
         self._qk_norm, self._sinks = config.qk_norm, config.sinks
         self._qkv_bias = config.qkv_bias
@@ -513,7 +517,7 @@ class MultiHeadAttention(AttentionLayer):
         mask = attention_mask
         if not isinstance(mask, Mask):
             mask = masks.over_scores(masks.check_scores(mask), axes, query, key, heads)
-        options = self._score_options()
+        options = {**self._score_options(), "scale": self.score_scale}
         if first_query is not None:
             options["score_mod"] = _score_functions.shift(options["score_mod"], first_query)
         output, scores = many_heads(
@@ -605,7 +609,8 @@ class MultiHeadAttention(AttentionLayer):
         rotated = self._head_positions.rotate(
             projected, positions, start, length, "rotary_positions"
         )
-        return self._key_widths.rescale(rotated)
+        # A `score_scale` is that of all heads, whatever their widths.
+        return rotated if self.score_scale is not None else self._key_widths.rescale(rotated)
 
     def _keys(
         self, key: Any, positions: Any, start: Any = 0, length: Any = None, shared: Any = None

@@ -118,10 +118,17 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
         self.feed_forward_dropout = self._make_dropout(1, "feed_forward_dropout")
 
     def _step(
-        self, x: Any, part: Callable[[Any], Any], norm: Any, dropout: Any, training: bool | None
+        self,
+        x: Any,
+        part: Callable[[Any], Any],
+        norm: Any,
+        dropout: Any,
+        training: bool | None,
+        read: Any = None,
     ) -> tuple[Any, ...]:
-        """Add a part to the sequence; return the sum and the other outputs of the part."""
-        result = part(norm(x) if self.norm_first else x)
+        """Add a part to the sequence; return the sum and the other outputs of the part, which reads `read`, or x."""
+        read = x if read is None else read
+        result = part(norm(read) if self.norm_first else read)
         change, *rest = result if isinstance(result, (tuple, list)) else (result,)
         post_norm = self.post_norm(norm)
         if post_norm is not None:
@@ -131,12 +138,12 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
             x = norm(x)
         return x, *rest
 
-    def _feed_forward_step(self, x: Any, training: bool | None) -> Any:
+    def _feed_forward_step(self, x: Any, inputs: Any, training: bool | None) -> Any:
         def part(x: Any) -> Any:
             return self.feed_forward(x, training=training)
 
         norm, dropout = self.feed_forward_norm, self.feed_forward_dropout
-        return self._step(x, part, norm, dropout, training)[0]
+        return self._step(x, part, norm, dropout, training, inputs if self.parallel else x)[0]
 
 
 @keras.saving.register_keras_serializable(package="heed")
@@ -147,6 +154,7 @@ class TransformerEncoderLayer(_TransformerLayer):
     Pre-norm (`norm_first=True`): `x = x + attention(norm(x)); x = x + feed_forward(norm(x))`.
     Post-norm: `x = norm(x + attention(x)); x = norm(x + feed_forward(x))`.
     With `post_norms`, another normalisation of what is added: `x = x + post_norm(attention(norm(x)))` (Gemma 2).
+    With `parallel`, both parts read the input: `x + attention(norm(x)) + feed_forward(other_norm(x))` (GPT-NeoX).
 
     Args:
         num_heads: Number of query heads N, a positive integer.
@@ -227,7 +235,7 @@ class TransformerEncoderLayer(_TransformerLayer):
         x, *scores = self._step(
             inputs, attend, self.attention_norm, self.attention_dropout_layer, training
         )
-        return pack_outputs(self._feed_forward_step(x, training), *scores)
+        return pack_outputs(self._feed_forward_step(x, inputs, training), *scores)
 
 
 @keras.saving.register_keras_serializable(package="heed")
@@ -396,7 +404,7 @@ class TransformerDecoderLayer(_TransformerLayer):
             )
             if scores is not None:
                 scores["cross"] = rest[0]
-        return pack_outputs(self._feed_forward_step(x, training), scores, cache)
+        return pack_outputs(self._feed_forward_step(x, inputs, training), scores, cache)
 
     def _attend_encoded(self, query: Any, encoded: Any, cached: Any, **arguments: Any) -> Any:
         """Return the outputs of the cross-attention without its cache."""

@@ -68,6 +68,16 @@ _SCORE_FUNCTION = Range(
     _check_score_mod,
 )
 _ACTIVATION = Range('an activation of Keras or its name, such as "silu"', _check_activation)
+
+
+def _check_rotary_dim(name: str, value: Any) -> int | None:
+    number = check_integer(name, value, optional=True)
+    if number is not None and number % 2:
+        raise ValueError(f"`{name}` must be {_EVEN.text}. Received: {name}={value!r}")
+    return number
+
+
+_EVEN = Range("an even integer from 0 or None", _check_rotary_dim)
 _WINDOW = Range(
     "a positive integer or None",
     functools.partial(check_integer, least=1, most=math.inf, optional=True),
@@ -102,12 +112,19 @@ class LayerConfig(Config):
     use_bias: bool = _option(True, FLAG, "biases in the dense layers", "attention", "feed_forward")
     qkv_bias: bool = _option(
         False, FLAG, "biases of query, key and value without use_bias too", "attention")
+    score_scale: float | None = _option(
+        None, POSITIVE_OR_NONE, "multiplies dot products of queries and keys in place of 1/sqrt(key_dim)", "attention")
     soft_cap: float | None = _option(
         None, POSITIVE_OR_NONE, "c bounds attention scores x to c tanh(x / c)", "attention", "scores")
     score_mod: Callable[..., Any] | str | None = _option(  # noqa: RUF009  (a frozen field)
         None, _SCORE_FUNCTION, "changes each attention score: a function of it, or its registered name",
         "attention", "scores", in_text=False)
     sliding_window: int | None = _option(None, _WINDOW, "self-attention sees tokens nearer than this")
+    rotary_base: float = _option(10_000.0, POSITIVE, "base of the frequencies of rotary positions", "attention")
+    rotary_dim: int | None = _option(
+        None, _EVEN, "rotary positions turn this many features of a head, the first ones, not all", "attention")
+    parallel: bool = _option(
+        False, FLAG, "the feed-forward part reads the input of the layer, as the attention does")
     post_norms: bool = _option(False, FLAG, "normalise what each part adds to its input too")
     normalization: str = _option("layer", one_of(("layer", "rms")), "kind of normalisation: layer or rms")
     norm_epsilon: float = _option(1e-6, POSITIVE, "added to the variance by the normalisations")
@@ -120,6 +137,8 @@ class LayerConfig(Config):
         super().__post_init__()
         N, K = self.num_heads, self.num_key_value_heads
         self._require(N % (K or N) == 0, "divide `num_heads`", "num_key_value_heads", "num_heads")
+        apart = "be False where sums are normalised"
+        self._require(self.norm_first or not self.parallel, apart, "parallel", "norm_first")
 
     def layer_options(self) -> dict[str, Any]:
         """Return the options by name, as a layer's constructor takes them."""

@@ -388,9 +388,11 @@ def _step(
     norm: Any,
     dropout: Any,
     training: bool | None,
+    read: Any = None,
 ) -> tuple[Any, ...]:
-    """Apply a part of a Transformer layer with its residual connection and normalisation."""
-    result = part(copy.normalize(x, norm, layer) if layer.norm_first else x)
+    """Apply a part of a Transformer layer, which reads `read` or x, with its residual connection and normalisation."""
+    read = x if read is None else read
+    result = part(copy.normalize(read, norm, layer) if layer.norm_first else read)
     change, *rest = result if isinstance(result, (tuple, list)) else (result,)
     if (post_norm := layer.post_norm(norm)) is not None:
         change = copy.normalize(change, post_norm, layer)
@@ -400,12 +402,15 @@ def _step(
     return (x if layer.norm_first else copy.normalize(x, norm, layer)), *rest
 
 
-def _feed_forward_step(copy: StockCopy, layer: Any, x: Any, training: bool | None) -> Any:
+def _feed_forward_step(
+    copy: StockCopy, layer: Any, x: Any, inputs: Any, training: bool | None
+) -> Any:
     def part(x: Any) -> Any:
         return _feed_forward(copy, layer.feed_forward, x, training, f"{layer.name}_")
 
     norm, dropout = layer.feed_forward_norm, layer.feed_forward_dropout
-    return _step(copy, layer, x, part, norm, dropout, training)[0]
+    read = inputs if layer.parallel else x
+    return _step(copy, layer, x, part, norm, dropout, training, read)[0]
 
 
 def _call_arguments(layer: Any, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -430,7 +435,7 @@ def _encoder_layer(copy: StockCopy, layer: Any, *args: Any, **kwargs: Any) -> An
 
     norm, dropout, training = layer.attention_norm, layer.attention_dropout_layer, given["training"]
     x, *scores = _step(copy, layer, given["inputs"], part, norm, dropout, training)
-    return pack_outputs(_feed_forward_step(copy, layer, x, training), *scores)
+    return pack_outputs(_feed_forward_step(copy, layer, x, given["inputs"], training), *scores)
 
 
 @stock_form(TransformerDecoderLayer)
@@ -458,7 +463,7 @@ def _decoder_layer(copy: StockCopy, layer: Any, *args: Any, **kwargs: Any) -> An
         x, *scores = _step(copy, layer, x, to_encoded, norm, dropout, training)
         if found is not None:
             found["cross"] = scores[0]
-    return pack_outputs(_feed_forward_step(copy, layer, x, training), found)
+    return pack_outputs(_feed_forward_step(copy, layer, x, given["inputs"], training), found)
 
 
 @stock_form(FeedForward)

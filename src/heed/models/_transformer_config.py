@@ -30,6 +30,8 @@ class TransformerConfig(TokensConfig):
         logit_soft_cap: c bounds logits x to c tanh(x / c), as in Gemma 2; None leaves them as they are.
         sliding_window_pattern: n: every n-th layer sees the whole sequence, the others `sliding_window` (2: Gemma 2, 6:
             Gemma 3). None: all layers are alike.
+        rotary_local_base: `rotary_base` of the layers with a `sliding_window` (Gemma 3). None: all layers have one.
+        rotary_pattern: n: every n-th layer has no rotary positions (4: SmolLM3). None: all layers have them.
         share_embeddings: Whether source and target share one table (their vocabularies must have the same size).
         pad_id: Token id of padding. Nothing attends to padding of the source.
         start_id: First token id of a target.

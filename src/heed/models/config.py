@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-from heed.config import COUNT, COUNT_OR_NONE, FLAG, INDEX, Config, one_of, option
+from heed.config import COUNT, COUNT_OR_NONE, FLAG, INDEX, POSITIVE_OR_NONE, Config, one_of, option
 from heed.layers.layer_config import LayerConfig
 
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative")
+_OF_ROTATION = ("rotary_base", "rotary_dim", "rotary_local_base", "rotary_pattern")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,11 @@ class LayersConfig(LayerConfig):
         has_window = self.sliding_window_pattern is None or self.sliding_window is not None
         names = ("sliding_window_pattern", "sliding_window")
         self._require(has_window, "be None where there is no `sliding_window`", *names)
+        for name in _OF_ROTATION:
+            is_default = getattr(self, name, None) == getattr(type(self), name, None)
+            turns = getattr(self, "position", None) == "rotary"
+            apart = 'have its default where `position` is not "rotary"'
+            self._require(turns or is_default, apart, name)
 
     def options_of_layer(self, index: int) -> dict[str, Any]:
         """Return the options of one layer of the stack."""
@@ -71,16 +77,33 @@ class TokensConfig(SpecialTokens, LayersConfig):
     tie_embeddings: bool = option(True, FLAG)
     scale_embeddings: bool = option(True, FLAG)
     normalize_embeddings: bool = option(False, FLAG)
+    rotary_local_base: float | None = option(None, POSITIVE_OR_NONE)
+    rotary_pattern: int | None = option(None, COUNT_OR_NONE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         even = "be an even multiple of `num_heads` for rotary positions, or `key_dim` be even"
-        is_rotary = self.position == "rotary"
+        needs_even = self.position == "rotary" and self.rotary_dim is None
         self._require(
-            not is_rotary or self.head_dim % 2 == 0, even, "width", "num_heads", "key_dim"
+            not needs_even or self.head_dim % 2 == 0, even, "width", "num_heads", "key_dim"
         )
+        within = (self.rotary_dim or 0) <= self.head_dim
+        sizes = ("width", "num_heads", "key_dim")
+        self._require(within, "be at most the width of a head", "rotary_dim", *sizes)
+        local = self.rotary_local_base is None or self.sliding_window is not None
+        names = ("rotary_local_base", "sliding_window")
+        self._require(local, "be None where there is no `sliding_window`", *names)
         even = "be even for sinusoidal positions"
         self._require(self.position != "sinusoidal" or self.width % 2 == 0, even, "width")
+
+    def options_of_layer(self, index: int) -> dict[str, Any]:
+        """Return the options of one layer of the stack."""
+        options, every = super().options_of_layer(index), self.rotary_pattern
+        if options["sliding_window"] is not None and self.rotary_local_base is not None:
+            options["rotary_base"] = self.rotary_local_base
+        if every is not None and index % every == every - 1:
+            options["rotary_dim"] = 0
+        return options
 
     @property
     def longest_target(self) -> int | None:

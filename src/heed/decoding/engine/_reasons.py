@@ -13,6 +13,8 @@ from heed.decoding.engine.describe import (
     attentions,
     feed_forward,
     head_sizes,
+    own_attentions,
+    rotary_bases,
 )
 from heed.layers import (
     FeedForward,
@@ -122,6 +124,11 @@ def _of_stack(stack: Any, kind: str) -> Iterator[str]:
     output = getattr(stack, "output_layer", None)
     if output is not None and activation_name(output) != "linear":
         yield f"{output.name} has an activation, {activation_name(output)!r}"
+    widths = {x.rotary_dim or x.key_dim for x in own_attentions(stack) if x.rotary_dim != 0}
+    if stack.config.position == "rotary" and len(widths) > 1:
+        yield f"layers rotate different numbers of features, {sorted(widths)}"
+    if kind == "TransformerEncoder" and len(rotary_bases(stack)) > 1:
+        yield f"layers of the encoder have different values of rotary_base, {rotary_bases(stack)}"
     for block in stack.blocks:
         if reasons := [*_of_block(stack, block)]:
             yield from reasons
@@ -178,6 +185,8 @@ def _of_block(stack: Any, block: Any) -> Iterator[str]:
     functions = [x.score_mod for x, _ in attentions(block) if x.score_mod is not None]
     if functions:
         yield f"{block.name} has score_mod={functions[0]!r}, a function of Python"
+    if len(attentions(block)) > 1 and block.parallel:
+        yield f"{block.name} has parallel={block.parallel} and cross-attention"
     if len(attentions(block)) > 1 and block.post_norms:
         yield f"{block.name} has post_norms={block.post_norms} and cross-attention"
     if len(attentions(block)) > 1 and block.encoded_attention.sliding_window is not None:

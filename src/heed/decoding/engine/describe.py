@@ -71,39 +71,53 @@ def describe_decoder(decoder: Any, weights: str) -> DecoderStack:
 
 def describe_stack(stack: Any, weights: str, logits: Dense | None = None) -> DecoderStack:
     """Return an encoder, or with `logits` a decoder."""
-    tokens = stack.embedding.tokens
+    tokens, bases = stack.embedding.tokens, rotary_bases(stack)
     return DecoderStack(
         **head_sizes(attentions(stack.blocks[0])[0][0]),
         embedding=tokens.embeddings,
         embedding_scale=tokens.width**0.5 if tokens.scale else 1.0,
         embedding_norm=_norm(stack.embedding.norm),
         final_norm=_norm(stack.final_norm),
-        layers=tuple(map(_layer, stack.blocks)),
+        layers=tuple(_layer(block, bases) for block in stack.blocks),
         weights=weights,
         logits=logits,
+        rotary_dim=next((x.rotary_dim for x in own_attentions(stack) if x.rotary_dim), None),
     )
 
 
-def _layer(block: Any) -> DecoderLayer:
+def own_attentions(stack: Any) -> list[MultiHeadAttention]:
+    """Return the self-attention of each layer."""
+    return [attentions(block)[0][0] for block in stack.blocks]
+
+
+def rotary_bases(stack: Any) -> list[float]:
+    """Return the bases by which layers rotate queries and keys, each once: one table of the engine each."""
+    if stack.config.position != "rotary":
+        return []
+    return list(dict.fromkeys(x.rotary_base for x in own_attentions(stack) if x.rotary_dim != 0))
+
+
+def _layer(block: Any, bases: list[float]) -> DecoderLayer:
     hidden, up, back = feed_forward(block)
     (own, own_norm), *cross = attentions(block)
     return DecoderLayer(
         norm_first=block.norm_first,
         activation=activation_name(hidden),
         self_norm=_norm(own_norm),
-        self_attention=_attention(own),
+        self_attention=_attention(own, bases),
         feed_forward_norm=_norm(block.feed_forward_norm),
+        parallel=block.parallel,
         hidden=_dense(hidden),
         up=_dense(up),
         back=_dense(back),
         self_post_norm=_norm(block.post_norm(own_norm)),
         feed_forward_post_norm=_norm(block.post_norm(block.feed_forward_norm)),
         cross_norm=_norm(cross[0][1]) if cross else None,
-        cross_attention=_attention(cross[0][0]) if cross else None,
+        cross_attention=_attention(cross[0][0], []) if cross else None,
     )
 
 
-def _attention(attention: MultiHeadAttention) -> DecoderAttention:
+def _attention(attention: MultiHeadAttention, bases: list[float]) -> DecoderAttention:
     options = {option.name: getattr(attention, option.name) for option in fields(ScoreOptions)}
     if options["sliding_window"]:
         options["sliding_window"] = min(options["sliding_window"], _MOST_KEYS)
@@ -112,6 +126,10 @@ def _attention(attention: MultiHeadAttention) -> DecoderAttention:
         gate=_dense(attention.gate_dense),
         query_norm=_norm(attention.query_norm),
         key_norm=_norm(attention.key_norm),
+        scale=attention.score_scale,
+        rotation=None
+        if attention.rotary_dim == 0 or not bases
+        else bases.index(attention.rotary_base),
         **options,
     )
 
@@ -138,12 +156,13 @@ def describe_positions(stack: Any, length: Any, start: Any, room: Any) -> Positi
     if embedding.positions is not None:
         table = embedding.positions(ops.zeros((1, length, config.width)))[0]
     arguments = embedding.attention_arguments(1, room, start)
-    if "rotary_positions" in arguments:
+    if bases := rotary_bases(stack):
         # Rotated by an angle, (1, 0) becomes its cosine and its sine.
-        half = attentions(stack.blocks[0])[0][0].key_dim // 2
-        ones = ops.ones((1, length, 1, half))
+        attention = next(x for x in own_attentions(stack) if x.rotary_dim != 0)
+        ones = ops.ones((1, length, 1, (attention.rotary_dim or attention.key_dim) // 2))
         pairs = ops.concatenate([ones, ops.zeros_like(ones)], axis=-1)
-        rotation = rotary_embedding(pairs)[0, :, 0]
+        tables = [rotary_embedding(pairs, max_wavelength=base)[0, :, 0] for base in bases]
+        rotation = ops.stack(tables) if len(tables) > 1 else tables[0]
     if "alibi_slopes" in arguments:
         distances = ops.abs(ops.arange(room, dtype="int32") - start)
         bias = -ops.expand_dims(arguments["alibi_slopes"], 1) * ops.cast(distances, "float32")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from heed.acceleration.hub.families import describe
 from heed.acceleration.hub.recognition import LeftToKerasError
 from heed.acceleration.hub.tokenizer import UNUSED, Tokenizer, describe_tokenizer
-from heed.decoding.engine.describe import describe_decoder, describe_positions
+from heed.decoding.engine.describe import describe_decoder, describe_positions, rotary_bases
 from heed.export.errors import ExportError, ExportOptionError
 from heed.export.formats import FORMATS, ExportJob
 from heed.files import temporary_path
@@ -365,10 +365,12 @@ def _read_model(model: Any) -> LanguageModelData:
     reasons = [] if config.position == "rotary" else [f"position={config.position!r}"]
     if config.score_mod is not None:
         reasons.append(f"score_mod={config.score_mod!r}")
-    rotations = []
-    if not reasons:
-        table = describe_positions(decoder, 2, 1, 2).rotation
-        rotations = [Rotation.read(keras.ops.convert_to_numpy(table), _WAVELENGTH)]
+    rotations: list[Rotation] = []
+    bases = [] if reasons else rotary_bases(decoder)
+    if bases:
+        table = keras.ops.convert_to_numpy(describe_positions(decoder, 2, 1, 2).rotation)
+        pairs = zip(table.reshape(len(bases), *table.shape[-2:]), bases, strict=True)
+        rotations = [Rotation.read(one, base) for one, base in pairs]
     stack = describe_decoder(decoder, "float32")
     return LanguageModelData(model.name, stack, tuple(rotations), None, tuple(reasons))
 

@@ -21,6 +21,8 @@ MODEL = [
         if field.metadata["in_text"]
     ),
     Setting("sliding_window_pattern", int, "every n-th layer sees all, the others the window"),
+    Setting("rotary_local_base", float, "rotary_base of layers with a sliding window"),
+    Setting("rotary_pattern", int, "every n-th layer has no rotary positions"),
     Setting("logit_soft_cap", float, "c bounds logits x to c tanh(x / c)"),
     Setting("position", str, "sinusoidal, learned, rotary, alibi or relative"),
     Setting("max_length", int, "longest sequence of learned positions"),

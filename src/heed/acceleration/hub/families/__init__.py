@@ -86,4 +86,8 @@ def describe(model: Any) -> Description:
     """
     function, backbone = find_family(type(model))
     require(model, class_name(type(model)))
-    return function(require(model.backbone, backbone))
+    found = function(require(model.backbone, backbone))
+    layers, count = len(found.stack.layers), model.backbone.num_layers
+    if layers != count:  # KerasHub's loop goes by either of them
+        raise LeftToKerasError(f"the backbone has {layers} layers and num_layers={count}")
+    return found
