@@ -58,10 +58,16 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.numprocesses, option.dist = "auto", "worksteal"
 
 
+def pytest_collectstart() -> None:
+    """Search no imported module for garbage: that takes a third of the time of collection."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Exempt the objects of the imported libraries, which stay to the end, from garbage collection."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(20_000, 20, 20)
 
 

@@ -21,6 +21,7 @@ Example:
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,7 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+@functools.cache
 def _public_names(part: str) -> list[str]:
     """Return the names in a part's `__all__`, read from its source: importing it would load TensorFlow."""
     import ast

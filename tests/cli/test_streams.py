@@ -80,13 +80,16 @@ def test_an_output_that_is_full_or_has_no_reader(run_path, monkeypatch, capsys):
 
 
 def test_a_process_of_its_own_says_nothing_but_the_answer(run_path):
-    """TensorFlow's C++ side writes to stderr while it loads. Standard input is closed, the threads are limited."""
+    """TensorFlow's C++ side writes to stderr while it loads. Standard input is closed, the threads are limited.
+
+    What it loads is exempt from garbage collection, which is on again.
+    """
     program = (
-        "import sys\n"
+        "import gc, sys\n"
         "from heed.cli import main\n"
         f"status = main(['translate', {str(run_path)!r}, '5', '--device-threads', '1'])\n"
         "from heed.ops.backends.tensorflow.native import library\n"
-        "print(status, library.threads())\n"
+        "print(status, library.threads(), gc.isenabled(), gc.get_freeze_count() > 10**5)\n"
     )
     environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
     done = subprocess.run(
@@ -95,7 +98,7 @@ def test_a_process_of_its_own_says_nothing_but_the_answer(run_path):
     )  # fmt: skip
     assert done.stderr.startswith("heed: the translation is cut at 20 tokens")
     assert done.stderr.count("\n") == 1
-    assert done.stdout.splitlines()[1:] == ["0 1"]
+    assert done.stdout.splitlines()[1:] == ["0 1 True True"]
 
 
 def test_typing_at_a_terminal(run_path, monkeypatch, capsys):

@@ -8,7 +8,7 @@ and NumPy version.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -179,7 +179,12 @@ def spell(number: int, language: str = "en") -> str:
         from num2words import num2words
     except ImportError:
         raise TaskError(f"numbers need the num2words library: {how_to_install('demo')}") from None
-    return str(num2words(int(number), lang=language))
+    return _write(num2words, int(number), language)
+
+
+@lru_cache(2**14)  # a tokenizer's sample is the same for each task, and validation for each run
+def _write(num2words: Callable[..., object], number: int, language: str) -> str:
+    return str(num2words(number, lang=language))
 
 
 def check_languages(languages: str | Sequence[str]) -> tuple[str, ...]:
