@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "../../include/heed.h"
@@ -41,7 +42,7 @@ std::optional<Failed> failure_of(const Function& function) {
 // Reads structs from bytes, one after the other. `requirement`: the error if they are too short, or go on at `end`.
 class Reader {
  public:
-  Reader(const std::string& bytes, const char* requirement)
+  Reader(std::string_view bytes, const char* requirement)
       : at_(bytes.data()), rest_(bytes.size()), requirement_(requirement) {}
 
   size_t rest() const { return rest_; }
@@ -92,30 +93,28 @@ Type type_of(const int (&numbers)[n], int number) {
   return static_cast<Type>(std::find(numbers, numbers + n, number) - numbers);
 }
 
-// The sizes of an array, without an allocation: a small op would take as long for those as for its work.
+// The sizes of an array. Few of them need no allocation, and the arrays of a call together little memory: a small op
+// would take as long for those as for its work.
 class Shape {
  public:
   Shape() = default;
   Shape(std::initializer_list<int64_t> sizes) : Shape(sizes.begin(), sizes.end()) {}
-  Shape(const int64_t* first, const int64_t* last) : rank_(std::min(last - first, kMostAxes)) {
-    std::copy(first, first + rank_, sizes_);
-  }
-  Shape(const Shape& other) : Shape(other.begin(), other.end()) {}
-  Shape& operator=(const Shape& other) {
-    rank_ = other.rank_;
-    std::copy(other.begin(), other.end(), sizes_);
-    return *this;
+  Shape(const int64_t* first, const int64_t* last) : Shape(of_rank(last - first)) { std::copy(first, last, begin()); }
+  static Shape of_rank(int64_t rank) {
+    Shape shape;
+    shape.rank_ = rank;
+    if (rank > kFew) shape.many_.resize(static_cast<size_t>(rank));
+    return shape;
   }
 
   int64_t rank() const { return rank_; }
-  const int64_t* begin() const { return sizes_; }
-  const int64_t* end() const { return sizes_ + rank_; }
-  int64_t& operator[](int64_t axis) { return sizes_[axis]; }
-  int64_t operator[](int64_t axis) const { return sizes_[axis]; }
-  int64_t& back() { return sizes_[rank_ - 1]; }
-  int64_t back() const { return sizes_[rank_ - 1]; }
-  void push_back(int64_t size) { sizes_[rank_++] = size; }
-  void pop_back() { --rank_; }
+  int64_t* begin() { return rank_ > kFew ? many_.data() : few_; }
+  const int64_t* begin() const { return rank_ > kFew ? many_.data() : few_; }
+  const int64_t* end() const { return begin() + rank_; }
+  int64_t& operator[](int64_t axis) { return begin()[axis]; }
+  int64_t operator[](int64_t axis) const { return begin()[axis]; }
+  int64_t& back() { return begin()[rank_ - 1]; }
+  int64_t back() const { return begin()[rank_ - 1]; }
   int64_t count() const {
     int64_t numbers = 1;
     for (int64_t n : *this) numbers = times(numbers, n);
@@ -128,14 +127,15 @@ class Shape {
   // "shape (2, 3)"
   std::string text() const {
     std::string text = "shape (";
-    for (int64_t axis = 0; axis < rank_; ++axis) text += (axis ? ", " : "") + std::to_string(sizes_[axis]);
+    for (int64_t axis = 0; axis < rank_; ++axis) text += (axis ? ", " : "") + std::to_string((*this)[axis]);
     return text + ")";
   }
   std::string received() const { return ". Received: " + text(); }
 
  private:
-  static constexpr int64_t kMostAxes = 254;  // no framework has more
-  int64_t rank_ = 0, sizes_[kMostAxes];
+  static constexpr int64_t kFew = 6;
+  int64_t rank_ = 0, few_[kFew] = {};
+  std::vector<int64_t> many_;  // in place of `few_` if there are more
 };
 
 // Contiguous numbers, which others hold.

@@ -10,6 +10,8 @@
 // share a size agree on it, and that operands are there.
 #pragma once
 
+#include <memory>
+
 #include "array.h"
 
 namespace heed {
@@ -49,7 +51,7 @@ class Form {
  public:
   Header header{};
 
-  explicit Form(const std::string& bytes) {
+  explicit Form(std::string_view bytes) {
     Reader reader(bytes, "`form` must hold a header, its rules and its program");
     reader.read(&header).read(rules_, header.rules);
     if (header.layout < kLengthFirst || header.layout > kNoHeads) fail("`form` must name a layout");
@@ -97,6 +99,17 @@ class Form {
   std::vector<HeedScatter> scatters_;
   std::vector<HeedInstruction> forward_, derivative_;
 };
+
+// The form of these bytes, until this thread asks for another one: most calls have that of the call before.
+inline const Form& form_of(std::string_view bytes) {
+  thread_local std::string last;
+  thread_local std::unique_ptr<const Form> form;
+  if (!form || bytes != last) {
+    form = std::make_unique<const Form>(bytes);
+    last = bytes;
+  }
+  return *form;
+}
 
 class Call {
  public:
@@ -231,7 +244,7 @@ class Call {
     }
     const int32_t place = attention.rule_count++;
     if (place >= HEED_MAX_RULES) return;  // heed_check refuses so many, by their number
-    HeedMaskRule& rule = rules_[place];
+    HeedMaskRule& rule = rules_[place] = {};
     rule.kind = static_cast<int32_t>(std::min<int64_t>(from.kind, INT32_MAX));
     rule.left = from.left, rule.right = from.right, rule.align = align;
     rule.first = integers(from.first_in, numbers + 1), rule.second = integers(from.second_in, nullptr);
@@ -254,7 +267,7 @@ class Call {
   const Array* const arrays_;
   const Array* const operands_;
   int64_t operand_count_ = 0;
-  HeedMaskRule rules_[HEED_MAX_RULES] = {};
+  HeedMaskRule rules_[HEED_MAX_RULES];
   HeedProgram program_ = {};
   std::vector<HeedCapture> captures_;
 };

@@ -22,7 +22,7 @@ struct Allocator {
 
 using Pass = void (*)(const Call&, const Allocator&, int threads);
 
-std::string read_form(const std::vector<Array>& arrays) {
+std::string_view read_form(const std::vector<Array>& arrays) {
   if (arrays.empty() || arrays.back().type != kInt64) fail("an attention must have a form");
   const Array& form = arrays.back();
   return {static_cast<const char*>(form.data), sizeof(int64_t) * static_cast<size_t>(form.shape.count())};
@@ -36,10 +36,10 @@ template <Pass pass, size_t extra>
 void run(void* form, TF_OpKernelContext* context) {
   guarded(context, [&] {
     const Status status;
-    const std::vector<Tensor> inputs = inputs_of(context, status);
-    const std::vector<Array> arrays(inputs.begin(), inputs.end());
-    const std::unique_ptr<const Form> last(form ? nullptr : new Form(read_form(arrays)));
-    const Form& of = last ? *last : *static_cast<const Form*>(form);
+    std::vector<Array> arrays(static_cast<size_t>(TF_NumInputs(context)));
+    int i = 0;
+    for (Array& x : arrays) x = input_of(context, status, i++);  // the context holds them as long as the op runs
+    const Form& of = form ? *static_cast<const Form*>(form) : form_of(read_form(arrays));
     const Call call(of, arrays.data(), arrays.size(), extra);
     pass(call, Allocator{context, status}, thread_count(of.header.threads));
   });

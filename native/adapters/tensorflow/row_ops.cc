@@ -50,14 +50,11 @@ class RowCall {
   const HeedRows& rows() const { return rows_; }
   const Shape& shape() const { return first_.shape; }
   // The shapes of one number, and of two, for each row.
-  Shape row_shape() const {
-    Shape result = shape();
-    result.pop_back();
-    return result;
-  }
+  Shape row_shape() const { return {shape().begin(), shape().end() - 1}; }
   Shape pair_shape() const {
-    Shape result{2};
-    for (int64_t size : row_shape()) result.push_back(size);
+    Shape result = Shape::of_rank(shape().rank());
+    result[0] = 2;
+    std::copy(shape().begin(), shape().end() - 1, result.begin() + 1);
     return result;
   }
   Type type() const { return first_.type; }

@@ -29,9 +29,11 @@ struct Tensor : Array {
   Tensor() = default;
   explicit Tensor(TF_Tensor* of) : tensor(of) {
     type = type_of(kDataTypes, TF_TensorType(of));
-    for (int axis = 0; axis < TF_NumDims(of); ++axis) shape.push_back(TF_Dim(of, axis));
+    shape = Shape::of_rank(TF_NumDims(of));
+    for (int axis = 0; axis < shape.rank(); ++axis) shape[axis] = TF_Dim(of, axis);
     data = TF_TensorData(of);
   }
+  Tensor(TF_Tensor* of, Type type, const Shape& shape) : Array{type, shape, TF_TensorData(of)}, tensor(of) {}
 };
 
 struct Status : Owned<TF_Status> {
@@ -52,9 +54,9 @@ inline std::vector<Tensor> inputs_of(TF_OpKernelContext* context, const Status& 
   return inputs;
 }
 
-inline Tensor result_of(const Status& status, TF_Tensor* tensor) {
+inline TF_Tensor* result_of(const Status& status, TF_Tensor* tensor) {
   if (!status.ok() || !tensor) throw Failed{"out of memory for the result", true};
-  return Tensor(tensor);
+  return tensor;
 }
 
 // Allocates an output. TensorFlow ends the process if an int64 cannot count the numbers.
@@ -64,8 +66,9 @@ inline Tensor allocated(TF_OpKernelContext* context, const Status& status, int i
     if (__builtin_mul_overflow(numbers, n, &numbers))
       fail("a result must have less than 2^63 numbers. Received: inputs that make its " + shape.text());
   const size_t bytes = static_cast<size_t>(numbers) * bytes_of(type);
-  return result_of(status, TF_AllocateOutput(context, index, kDataTypes[type], shape.begin(),
-                                             static_cast<int>(shape.rank()), bytes, status.get()));
+  TF_Tensor* made = TF_AllocateOutput(context, index, kDataTypes[type], shape.begin(), static_cast<int>(shape.rank()),
+                                      bytes, status.get());
+  return {result_of(status, made), type, shape};
 }
 
 // A result in the memory of the input `over` if no one else uses it, and whether it is. The caller must not hold that
@@ -73,9 +76,8 @@ inline Tensor allocated(TF_OpKernelContext* context, const Status& status, int i
 inline std::pair<Tensor, bool> allocated_over(TF_OpKernelContext* context, const Status& status, int over, int index,
                                               const Shape& shape) {
   int taken = -1;
-  Tensor made =
-      result_of(status, TF_ForwardInputOrAllocateOutput(context, &over, 1, index, shape.begin(),
-                                                        static_cast<int>(shape.rank()), &taken, status.get()));
+  Tensor made(result_of(status, TF_ForwardInputOrAllocateOutput(context, &over, 1, index, shape.begin(),
+                                                                static_cast<int>(shape.rank()), &taken, status.get())));
   return {std::move(made), taken == over};
 }
 

@@ -18,10 +18,10 @@ Array read(const XLA_FFI_Args& list, int64_t i) {
   return {type_of(kDataTypes, x.dtype), Shape(x.dims, x.dims + x.rank), x.data};
 }
 
-std::string read_form(const XLA_FFI_Attrs& attributes) {
+std::string_view read_form(const XLA_FFI_Attrs& attributes) {
   for (int64_t i = 0; i < attributes.size; ++i) {
     const XLA_FFI_ByteSpan& name = *attributes.names[i];
-    if (std::string(name.ptr, name.len) != "form" || attributes.types[i] != kXlaArray) continue;
+    if (std::string_view(name.ptr, name.len) != "form" || attributes.types[i] != kXlaArray) continue;
     const auto& array = *static_cast<const XLA_FFI_Array*>(attributes.attrs[i]);
     if (array.dtype == kXlaInt64) return {static_cast<const char*>(array.data), sizeof(int64_t) * array.size};
   }
@@ -71,8 +71,9 @@ XLA_FFI_Error* handle(const XLA_FFI_CallFrame* frame) {
   if (answers_metadata(frame)) return nullptr;
   const auto failed = failure_of([&] {
     std::vector<Array> arrays;
+    arrays.reserve(static_cast<size_t>(frame->args.size));
     for (int64_t i = 0; i < frame->args.size; ++i) arrays.push_back(read(frame->args, i));
-    const Form form(read_form(frame->attrs));
+    const Form& form = form_of(read_form(frame->attrs));
     pass(Call(form, arrays.data(), arrays.size(), extra), Results{frame->rets}, thread_count(*frame));
   });
   if (!failed) return nullptr;

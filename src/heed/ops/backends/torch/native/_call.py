@@ -157,12 +157,15 @@ def _attention(plan: Plan, tensors: Tensors) -> bytes:
 
 def _readable(tensors: Tensors) -> Tensors:
     """Return the tensors as the core reads them: features side by side, vectors in order."""
-    query, key, value, *others = tensors
+    query, key, value = map(readable, tensors[:3])
     if tensors[3:] != _ALONE:
         of_bias = resolved if tensors.score_vector is None else in_order  # a vector, as the others
         functions = of_bias, in_order, in_order, in_order
-        others = [None if x is None else of(x) for of, x in zip(functions, others, strict=True)]
-    return Tensors(readable(query), readable(key), readable(value), *others)
+        others = zip(functions, tensors[3:], strict=True)
+        return Tensors(query, key, value, *(None if x is None else of(x) for of, x in others))
+    if query is tensors[0] and key is tensors[1] and value is tensors[2]:
+        return tensors
+    return Tensors(query, key, value)
 
 
 def forward(spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor, Plan]:
