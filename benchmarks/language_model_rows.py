@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import gc
 import os
 import statistics
@@ -12,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ _BITS = {"float32": 32, "int8": 8.5, "int4": 4.5}
 _DECODING = {"float32": 1.0, "int8": 1.0, "int4": 0.95}
 _BACKENDS = {
     "tensorflow": ("TensorFlow (XLA)", 4.0),
-    "jax": ("JAX", 8.0),
+    "jax": ("JAX", 4.0),
     "torch": ("PyTorch", 8.0),
 }
 
@@ -79,6 +79,14 @@ class Sizes(NamedTuple):
 WHOLE = Sizes()
 TINY = Sizes(600, 2, 4, 2, 16, 96, 8, (8, 16), (2, 4), 4, 24, 4, 5, 2)
 SIZES = TINY if SMALLER else WHOLE
+# A model that trains for about a minute.
+TRAINED = SIZES._replace(
+    vocabulary=min(SIZES.vocabulary, 1000),
+    layers=min(SIZES.layers, 4),
+    heads=4,
+    kv_heads=2,
+    feed_forward=704,
+)
 
 
 def bar(value: float) -> float | None:
@@ -124,17 +132,23 @@ def seconds_of(run: Callable[..., Any], *arguments: Any) -> float:
     return time.perf_counter() - start
 
 
-@functools.cache
-def read_rate() -> float:
-    """Return the bytes that the machine's cores read from memory in a second, all of them together."""
-    count = int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
-    size = 2**22 if SMALLER else 2**26
-    arrays = [np.ones(size, np.float32) for _ in range(count)]
-    with ThreadPoolExecutor(count) as pool:
-        best = min(
-            seconds_of(lambda: list(pool.map(lambda x: np.dot(x, x), arrays))) for _ in range(7)
-        )
-    return 4.0 * size * count / best
+class Reading:
+    """Reads so many bytes from memory, the machine's cores together; it takes turns with what reads weights."""
+
+    def __init__(self, size: float) -> None:
+        count = int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
+        self._arrays = [np.ones(max(1, int(size / 4 / count)), np.int32) for _ in range(count)]
+        self._pool = ThreadPoolExecutor(count)  # NumPy releases the GIL
+        self.size = sum(array.nbytes for array in self._arrays)
+
+    def __call__(self) -> None:
+        """Read all bytes once."""
+        list(self._pool.map(np.max, self._arrays))
+
+
+def bytes_a_token(weights: str) -> float:
+    """Return the bytes of weights that a token reads in a format."""
+    return SIZES.read_a_token * _BITS[weights] / 8
 
 
 def accelerate_in(model: Any, weights: str) -> Any:
@@ -152,33 +166,48 @@ def require_engine(acceleration: Any) -> None:
 
 
 def measure_generate(rounds: int) -> Iterator[Row | str]:
-    """Yield `generate` of KerasHub, accelerated and stock."""
+    """Yield `generate` of KerasHub, accelerated in float32 and in int8, and stock."""
     title, least = _BACKENDS[keras.config.backend()]
-    stock, fast = make_model(), make_model()
-    fast.set_weights(stock.get_weights())
-    acceleration = heed.accelerate(fast)
+    stock = make_model()
+    fast = {"float32": make_model(), "int8": make_model()}
+    for model in fast.values():
+        model.set_weights(stock.get_weights())
+    acceleration = {weights: accelerate_in(model, weights) for weights, model in fast.items()}
+    read = Reading(bytes_a_token("float32"))
     few, more = SIZES.portion
     for length in SIZES.lengths:
         room = SIZES.prompt + length
         # Stock KerasHub reads the whole room whatever the prompt is, and each token costs the same.
         short, long = (prompts(room - count, room=room) for count in (few, more))
-        same = (generate(stock, long) == generate(fast, long)).all()
-        require_engine(acceleration)
+        expected, same = generate(stock, long), {}
+        for weights, model in fast.items():
+            same[weights] = np.mean((generate(model, long) == expected)[:, -more:])
+            require_engine(acceleration[weights])
         inputs = prompts(SIZES.prompt, room=room)
-        times: list[list[float]] = [[], [], []]
-        for _ in range(max(2, rounds - 1)):
-            times[0].append(seconds_of(generate, stock, short))
-            times[1].append(seconds_of(generate, stock, long))
-            if length == SIZES.lengths[0] or not times[2]:
-                times[2].append(seconds_of(generate, fast, inputs))
-        start, end, ours = map(statistics.median, times)
+        sides = [partial(generate, stock, short), partial(generate, stock, long), read]
+        sides += [partial(generate, model, inputs) for model in fast.values()]
+        times: list[list[float]] = [[] for _ in sides]
+        for turn in range(max(2, rounds - 1)):
+            # Many tokens are a sample large enough.
+            some = sides if turn == 0 or length == SIZES.lengths[0] else sides[:3]
+            for side, found in zip(some, times, strict=False):
+                found.append(seconds_of(side))
+        start, end, reading, *ours = map(statistics.median, times)
         theirs = start + (length - few) * max(end - start, 0) / (more - few)
-        note = (
-            f"{length / ours:.1f} and {length / theirs:.1f} tokens a second"
-            f"{'' if same else '; OTHER TOKENS'}"
-        )
-        name = f"{title}: `generate` of {length} tokens, accelerated against stock KerasHub"
-        yield Row(name, theirs / ours, bar(least), unit="times", note=note)
+        what = f"{title}: `generate` of {length} tokens, "
+        for weights, took in zip(fast, ours, strict=True):
+            note = f"{length / took:.1f} and {length / theirs:.1f} tokens a second"
+            if weights != "float32":
+                note += f"; {same[weights]:.0%} of {more} tokens the same"
+            elif same[weights] < 1:
+                note += "; OTHER TOKENS"
+            name = f"{what}accelerated in {weights} against stock KerasHub"
+            yield Row(name, theirs / took, bar(least), unit="times", note=note)
+        rate = read.size / reading
+        most = rate / bytes_a_token("float32")
+        note = f"{most:.1f} tokens a second: {bytes_a_token('float32') / 1e9:.2f} GB a token at {rate / 1e9:.1f} GB/s"
+        name = f"{what}the most that memory allows in float32 against stock KerasHub"
+        yield Row(name, most * theirs / length, unit="times", note=note)
 
 
 def measure_float32(rounds: int) -> Iterator[Row | str]:
@@ -248,11 +277,13 @@ def _against_llama_cpp(
 
     same = np.mean(generate(model, one)[0] == decode(SIZES.decoded))
     first = prompts(SIZES.prompt, room=SIZES.prompt + 1)
-    ours, theirs, our_start, their_start = alternate(
+    memory = Reading(bytes_a_token(weights))
+    ours, theirs, our_start, their_start, reading = alternate(
         lambda: generate(model, one),
         lambda: decode(SIZES.decoded),
         lambda: generate(model, first),
         lambda: decode(1),
+        memory,
         rounds=rounds,
         quartile=2,
     )
@@ -261,20 +292,17 @@ def _against_llama_cpp(
         (SIZES.decoded - 1) / max(whole - start, 1e-9)
         for whole, start in ((ours, our_start), (theirs, their_start))
     ]
-    note = f"{rates[0]:.1f} and {rates[1]:.1f} tokens a second; {same:.0%} the same tokens"
+    note = f"{rates[0]:.1f} and {rates[1]:.1f} tokens a second; {same:.0%} the same tokens{beyond_limit()}"
     name = f"{weights}: decoding, against llama.cpp {_PEERS[weights]}"
     yield Row(name, rates[0] / rates[1], bar(_DECODING[weights]), unit="times", note=note)
-    rate = SIZES.read_a_token * _BITS[weights] / 8 * rates[0]
-    yield Row(
-        f"{weights}: share of the memory's bandwidth in decoding",
-        rate / read_rate(),
-        bar(0.75),
-        note=f"{rate / 1e9:.1f} of {read_rate() / 1e9:.1f} GB/s",
-    )
+    rate, most = bytes_a_token(weights) * rates[0], memory.size / reading
+    name = f"{weights}: share of the memory's bandwidth in decoding"
+    note = f"{rate / 1e9:.1f} of {most / 1e9:.1f} GB/s"
+    yield Row(name, rate / most, bar(0.75), note=note)
     ours, theirs = alternate(
         lambda: generate(model, read), read_theirs, rounds=max(2, rounds - 1), quartile=2
     )
-    note = f"{SIZES.read / ours:.0f} and {SIZES.read / theirs:.0f} tokens a second"
+    note = f"{SIZES.read / ours:.0f} and {SIZES.read / theirs:.0f} tokens a second{beyond_limit()}"
     name = f"{weights}: reading {SIZES.read} tokens, against llama.cpp {_PEERS[weights]}"
     yield Row(name, theirs / ours, bar(1.0), unit="times", note=note)
     context.close()
@@ -290,6 +318,15 @@ def llama_cpp_context(model: Any, weights: str, length: int) -> Any:
         file = Path(folder) / "model.gguf"
         gguf.write(model, file, precision=_PRECISIONS[weights])
         return Context(file, length, threads)
+
+
+def beyond_limit() -> str:
+    """Return what notes say where heed is held to AVX2 and llama.cpp, which cannot be, was built for more."""
+    import llama_cpp
+
+    built = "AVX512 = 1" in llama_cpp.llama_print_system_info().decode()
+    held = os.environ.get("HEED_INSTRUCTION_SET") in {"avx2", "baseline"}
+    return "; llama.cpp is built for AVX-512" if built and held else ""
 
 
 def settled_memory() -> float:
@@ -339,13 +376,53 @@ def plant_outliers(model: Any) -> None:
         scale(layer._feedforward_output_dense.kernel, np.s_[:, channel], factor)
 
 
-def outlier_model(sizes: Sizes, planted: bool = True) -> tuple[Any, Any]:
+def made_texts(count: int, length: int, vocabulary: int, seed: int) -> np.ndarray:
+    """Return texts (count, length) of words of one to four tokens, each followed by one of four others."""
+    language = np.random.default_rng(0)
+    words = [
+        language.integers(3, vocabulary, language.integers(1, 5)).tolist()
+        for _ in range(vocabulary // 5)
+    ]
+    followers = language.integers(0, len(words), (len(words), 4))
+    drawn = np.random.default_rng(seed)
+    texts = np.empty((count, length), np.int32)
+    for text in texts:
+        word, tokens = drawn.integers(len(words)), []
+        for follower in drawn.choice(4, length, p=[0.5, 0.25, 0.125, 0.125]):
+            tokens.extend(words[word])
+            word = followers[word, follower]
+        text[:] = tokens[:length]
+    return texts
+
+
+def train(model: Any, sizes: Sizes) -> float:
+    """Train a model on made texts. Returns how often it finds the next token of others."""
+    steps, batch, length = 3 if SMALLER else 200, 32, 33
+    texts = made_texts(steps * batch, length, sizes.vocabulary, 1)
+    inputs, targets = (
+        lambda x: {"token_ids": x[:, :-1], "padding_mask": np.ones_like(x[:, :-1])},
+        lambda x: x[:, 1:],
+    )
+    model.compile(
+        keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(3e-3, steps)),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        sampler="greedy",
+    )
+    model.fit(inputs(texts), targets(texts), batch_size=batch, verbose=0, shuffle=False)
+    others = made_texts(100, length, sizes.vocabulary, 2)
+    logits = model.predict(inputs(others), verbose=0)
+    return float(np.mean((logits.argmax(-1) == targets(others))[:, 7:]))
+
+
+def outlier_model(sizes: Sizes, planted: bool = True, weights: Any = None) -> tuple[Any, Any]:
     """Return a model whose hidden states have a large channel if it is `planted`, stock and to be accelerated.
 
-    The norms divide by the RMS of all channels, so the large channel changes what the model computes; both have it.
+    Its consumers, the norms' scales, are divided by what the channel is multiplied by. The norms divide by the RMS of
+    all channels, so the large channel changes what the model computes; both have it.
     """
     models = make_model(sizes), make_model(sizes)
-    models[1].set_weights(models[0].get_weights())
+    for model in models:
+        model.set_weights(models[0].get_weights() if weights is None else weights)
     for model in models if planted else ():
         plant_outliers(model)
         for layer in model.backbone.transformer_layers:
@@ -362,36 +439,58 @@ def _scale_norm(norm: Any) -> None:
 
 
 def measure_outliers(rounds: int) -> Iterator[Row | str]:
-    """Tokens in 8 bits of a model with a planted outlier and of the same model without; distributions of the first."""
+    """Tokens in 8 bits of models with a planted outlier and of the same without; distributions of one."""
     del rounds
-    sizes = SIZES._replace(layers=min(SIZES.layers, 4))
+    trained = make_model(TRAINED)
+    right = train(trained, TRAINED)
+    sizes, start = SIZES._replace(layers=min(SIZES.layers, 4)), 8
+    about = f"trained: it finds {right:.0%} of the next tokens of other texts"
+    beginnings = made_texts(TRAINED.texts, start, TRAINED.vocabulary, 3)
     for planted in (True, False):
-        yield from _tokens_in_8_bits(sizes, planted)
+        models = outlier_model(TRAINED, planted, trained.get_weights())
+        yield from _tokens_in_8_bits(TRAINED, models, "trained weights", planted, beginnings, about)
+    beginnings = prompts(*[start] * sizes.texts, room=start, sizes=sizes)["token_ids"]
+    for planted in (True, False):
+        models = outlier_model(sizes, planted)
+        yield from _tokens_in_8_bits(sizes, models, "random weights", planted, beginnings)
     yield from attempt("the KL of int8", _divergence(sizes))
 
 
-def _tokens_in_8_bits(sizes: Sizes, planted: bool) -> Iterator[Row | str]:
-    """Yield how many of the greedy tokens of float32 heed's int8 and llama.cpp's Q8_0 choose, after the same tokens."""
-    what = "a channel of the hidden states times 100" if planted else "no channel enlarged"
-    plain, rounded = outlier_model(sizes, planted)
+def _tokens_in_8_bits(
+    sizes: Sizes,
+    models: tuple[Any, Any],
+    weights: str,
+    planted: bool,
+    beginnings: np.ndarray,
+    about: str = "",
+) -> Iterator[Row | str]:
+    """Yield the share of float32's greedy tokens that other formats choose after the same tokens."""
+    what = f"{weights}, {'a channel of the hidden states times 100' if planted else 'no channel enlarged'}"
+    plain, rounded = models
     exact = heed.accelerate(plain)
-    start = 8
+    start = beginnings.shape[1]
     room = start + sizes.steps
-    texts = generate(plain, prompts(*[start] * sizes.texts, room=room, sizes=sizes))
+    given = prompts(*[start] * sizes.texts, room=room, sizes=sizes)
+    given["token_ids"][:, :start] = beginnings
+    texts = generate(plain, given)
     require_engine(exact)
-    accelerate_in(rounded, "int8")
 
     def row(name: str, found: list[np.ndarray], least: float | None = None) -> Row:
         share = 100 * float(np.mean(np.stack(found, 1) == texts[:, start:]))
-        note = f"{sizes.texts * sizes.steps:,} tokens, {sizes.layers} layers"
+        note = f"{sizes.texts * sizes.steps:,} tokens, {sizes.layers} layers of width {sizes.width}"
+        note = "; ".join(filter(None, [note, about]))
         return Row(f"{name}, {what}: greedy tokens of float32", share, least, unit="%", note=note)
 
-    ours = []
-    for end in range(start + 1, room + 1):
-        known = np.broadcast_to(np.arange(end) < end - 1, (sizes.texts, end))
-        inputs = {"token_ids": np.where(known, texts[:, :end], 0), "padding_mask": known}
-        ours.append(generate(rounded, inputs)[:, -1])
-    yield row("int8", ours, bar(99.0) if planted else None)
+    # bfloat16 shows what rounding changes that no outlier makes worse.
+    for form, least in (("int8", bar(99.0) if planted else None), ("bfloat16", None)):
+        with accelerate_in(rounded, form) as acceleration:
+            ours = []
+            for end in range(start + 1, room + 1):
+                known = np.broadcast_to(np.arange(end) < end - 1, (sizes.texts, end))
+                inputs = {"token_ids": np.where(known, texts[:, :end], 0), "padding_mask": known}
+                ours.append(generate(rounded, inputs)[:, -1])
+            require_engine(acceleration)
+        yield row(form, ours, least)
 
     def of_llama_cpp() -> Iterator[Row]:
         context = llama_cpp_context(plain, "int8", room)

@@ -7,15 +7,15 @@
 namespace heed {
 namespace HEED_ISA {
 
-// function(begin, end, worker) for ranges of `count` things that make up [0, count), on the threads of a team. `work`:
-// the multiplications of one thing; `together`: things that are faster in one range. A stage of a team costs about a
-// microsecond, so less than kLeast stays on one thread.
+inline constexpr int64_t kMostRanges = 64;
+
+// function(begin, end, worker) for ranges of `count` things that make up [0, count), at most `most` of them, on the
+// threads of a team. `work`: the multiplications of one thing. A stage of a team costs about a microsecond, so less
+// than kLeast stays on one thread.
 template <class Function>
-inline void share_ranges(Team* team, int count, int64_t work, const Function& function, int together = 1) {
-  constexpr int64_t kLeast = 1 << 16, kMostRanges = 64;
+inline void share_ranges(Team* team, int count, int64_t work, const Function& function, int64_t most = kMostRanges) {
+  constexpr int64_t kLeast = 1 << 16;
   if (!team || count < 2 || work * count < 2 * kLeast) return function(0, count, 0);
-  const int64_t threads = threads_of(*team), rounds = (count + threads * together - 1) / (threads * together);
-  const int64_t most = together > 1 ? threads * rounds : kMostRanges;
   struct Ranges {
     const Function& function;
     int count;
@@ -48,7 +48,13 @@ inline void apply_dense_panels(Team* team, const PackedDense& dense, Matrix x, i
         finish(c, columns);
       }
     };
-    share_ranges(team, panels, int64_t{rows} * dense.inputs * kPanel, multiply, kTogether);
+    // Few rows wait for memory, which a thread reads faster in long ranges: it prefetches what it reads itself.
+    constexpr int64_t kRangesOfThread = 4;
+    const int64_t threads = team ? threads_of(*team) : 1;
+    const int64_t most = kTogether > 1          ? threads * ((panels + threads * kTogether - 1) / (threads * kTogether))
+                         : rows <= Sizes::kRows ? threads * kRangesOfThread
+                                                : kMostRanges;
+    share_ranges(team, panels, int64_t{rows} * dense.inputs * kPanel, multiply, most);
   });
 }
 

@@ -5,8 +5,8 @@
 namespace heed {
 namespace HEED_ISA {
 
-// Some rows of y = x W for some vectors of columns, from column `at` of the panel on. Each vector of weights prefetches
-// kAhead cache lines of the next panel, from `ahead` on.
+// Some rows of y = x W for some vectors of columns, from column `at` of the panel on. Each step of weights prefetches
+// kAhead cache lines from `ahead` on; if that is as many as it has, each block prefetches the lines of its factors too.
 template <class Steps, int kOffset, int kRows, int kVectors, int kAhead>
 HEED_BYTES_TARGET inline void block_tile(HEED_BYTES, Matrix x, const char* weights, int columns,
                                          const BlockRange& range, int at, Matrix y, const char* ahead) {
@@ -40,6 +40,11 @@ HEED_BYTES_TARGET inline void block_tile(HEED_BYTES, Matrix x, const char* weigh
 #pragma GCC unroll 8
           for (int v = 0; v < kVectors; ++v) sum[r][v] = HEED_BYTES::add_products(sum[r][v], four, w[v][j]);
         }
+    }
+    constexpr int kFactors = 2 * kVectors * kLanes<float>;  // bytes, which follow the steps
+    if constexpr (kAhead == kVectors * kFour / 64) {
+      for (int i = 0; i < kFactors; i += 64) __builtin_prefetch(ahead + i);
+      ahead += kFactors;
     }
     weights += int64_t{columns} * Steps::kBytes;
     V factor[kVectors];

@@ -287,7 +287,7 @@ namespace heed {
 namespace HEED_ISA {
 
 #if defined(HEED_DOT_BYTES) || defined(HEED_PAIR_BYTES)
-// Some blocks of y = x W for one panel; with kPrefetch, the next panel is at `next`.
+// Some blocks of y = x W for one panel; with kPrefetch, it prefetches from `next` on.
 template <class Steps, int kOffset, bool kPrefetch, class Bytes>
 inline void block_panel(Bytes bytes, Matrix x, int rows, const char* weights, const BlockRange& range, Matrix y,
                         int columns, const char* next) {
@@ -303,7 +303,9 @@ inline void block_panel(Bytes bytes, Matrix x, int rows, const char* weights, co
 template <class Steps, class Format>
 inline void byte_product(const Blocks<Format>& dense, int first, Matrix x, int rows, Matrix y, int columns) {
   const char* weights = dense.panel(first);
-  const char* next = weights + int64_t{dense.count} * Steps::kBytes * columns;
+  // Few rows wait for memory: they prefetch what they read soon. More rows prefetch the next panel while they compute.
+  constexpr int kSoon = 8192;
+  const char* next = weights + (rows <= Sizes::kRows ? int64_t{kSoon} : int64_t{dense.count} * Steps::kBytes * columns);
   const BlockRange all{0, dense.count, dense.count, dense.factor + first};
   with_bytes<Format>([&](auto bytes) {
     block_panel<Steps, Format::template kOffset<decltype(bytes)>, true>(bytes, x, rows, weights, all, y, columns, next);
