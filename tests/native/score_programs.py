@@ -421,7 +421,8 @@ class Draw:
             p.keep = self.boolean(write, 3)
         back = Writer(p.derivative)
         both: tuple[str | int, ...] = ("SCORE", "UPSTREAM")
-        if len(p.forward) < 120 and rng.random() < 0.6:  # as Python writes it: with values of the forward pass
+        # As Python writes it: with values of the forward pass.
+        if len(p.forward) < 120 and rng.random() < 0.6:
             floats = [i for i in range(unhidden) if p.forward[i].type == FLOAT]
             p.derivative.extend(p.forward)
             both += tuple(int(i) for i in rng.choice(floats, min(6, len(floats)), replace=False))
