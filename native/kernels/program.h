@@ -468,7 +468,8 @@ class ProgramRun {
     queries_ = queries.length, keys_ = keys.length;
     rows_ = across == kOnQuery ? keys_ : queries_;
     // Rows of tiles fill the buffers; of the other layout, whose rows are longer, there is one.
-    const int strip = static_cast<int>(max(1, kStripRows / max(1, code.slots[kOnPair])));
+    const int strip =
+        static_cast<int>(max(1, (code.follows_lines ? kLineRows : kStripRows) / max(1, code.slots[kOnPair])));
     rows_in_strip_ = across != kOnQuery ? 1 : strip < kLanes<Real> ? strip : strip / kLanes<Real> * kLanes<Real>;
     vectors_ = round_up(across == kOnQuery ? queries.length : keys.length, kLanes<Real>) / kLanes<Real>;
     const int down_vectors = round_up(rows_, kLanes<Real>) / kLanes<Real>;
@@ -552,7 +553,8 @@ class ProgramRun {
 
  private:
   // Rows of all buffers of pairs together: so many of a tile take 8 KiB of the first-level cache, beside the scores.
-  static constexpr int kStripRows = 32;
+  // Where captured arrays are transposed, squares need more rows.
+  static constexpr int kStripRows = 32, kLineRows = 64;
   static constexpr int kAxis = kKeyBlock > kQueryTile ? kKeyBlock : kQueryTile;
 
   struct Buffers {
@@ -568,7 +570,7 @@ class ProgramRun {
         : nothing(arena.take<Real>(code.slots[kOnNothing] * kLanes<Real>)),
           query(arena.take<Real>(code.slots[kOnQuery] * kAxis)),
           key(arena.take<Real>(code.slots[kOnKey] * kAxis)),
-          pair(arena.take<Real>(max(kStripRows * kQueryTile, code.slots[kOnPair] * kAxis))),
+          pair(arena.take<Real>(max(kLineRows * kQueryTile, code.slots[kOnPair] * kAxis))),
           spreads(arena.take<Real>(code.spread_slots * kAxis * kLanes<Real>)),
           places(arena.take<Operand>(code.count)),
           pairs(arena.take<ReadyStep>(code.count)),
