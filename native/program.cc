@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
+#include <cstring>
 
 #include "kernels/registry.h"
 #include "refusal.h"
@@ -21,6 +22,19 @@ Operands operands_of(const HeedAttention& a, const HeedInstruction& x) {
   if (x.opcode == HEED_OP_LOAD) return {1, {x.a, 0, 0}};
   const OperationNeeds* needs = kernels_for(a).operation_needs(x.opcode);
   return {needs ? needs->operands : 0, {x.a, x.b, x.c}};
+}
+
+// The instructions that some values need, these included; those with a number in `kept`, unless it is empty, need none.
+std::vector<bool> needed_by(const HeedAttention& a, const HeedInstructions& list, const std::vector<int32_t>& roots,
+                            const std::vector<int32_t>& kept = {}) {
+  std::vector<bool> needed(static_cast<size_t>(list.count));
+  for (int32_t root : roots) needed[static_cast<size_t>(root)] = true;
+  for (int32_t i = list.count - 1; i >= 0; --i) {
+    if (!needed[static_cast<size_t>(i)] || (!kept.empty() && kept[static_cast<size_t>(i)] >= 0)) continue;
+    const Operands operands = operands_of(a, list.data[i]);
+    for (int k = 0; k < operands.count; ++k) needed[static_cast<size_t>(operands.of[k])] = true;
+  }
+  return needed;
 }
 
 bool is_leaf(int32_t opcode) { return opcode < HEED_OP_NEG && opcode != HEED_OP_LOAD; }
@@ -47,14 +61,9 @@ class ListCheck {
 
   // Whether value `index` is computed of the score.
   bool reads_score(int32_t index) const {
-    std::vector<bool> needed(static_cast<size_t>(list_.count));
-    needed[static_cast<size_t>(index)] = true;
-    for (int32_t i = index; i >= 0; --i) {
-      if (!needed[static_cast<size_t>(i)]) continue;
-      if (list_.data[i].opcode == HEED_OP_SCORE) return true;
-      const Operands operands = operands_of(a_, list_.data[i]);
-      for (int k = 0; k < operands.count; ++k) needed[static_cast<size_t>(operands.of[k])] = true;
-    }
+    const std::vector<bool> needed = needed_by(a_, list_, {index});
+    for (int32_t i = 0; i < list_.count; ++i)
+      if (needed[static_cast<size_t>(i)] && list_.data[i].opcode == HEED_OP_SCORE) return true;
     return false;
   }
 
@@ -185,15 +194,15 @@ void Planned::plan(const HeedProgram& p) {
   plan.capture_count = p.capture_count;
   plan.is_double = attention_.dtype == HEED_FLOAT64;
   plan.modifies = p.score >= 0;
-  plan.score_step = plan.keep_step = plan.gradient_step = -1;
-  std::vector<int32_t> step_of;
+  plan.score_step = plan.keep_step = plan.gradient_step = plan.kept_score = -1;
+  std::vector<int32_t> step_of, score_step_of;
   if (p.score >= 0) {
-    plan.score = code(p.forward, {p.score}, {}, &step_of);
-    plan.score_step = step_of[static_cast<size_t>(p.score)];
+    plan.score = code(p.forward, {p.score}, {}, {}, &score_step_of);
+    plan.score_step = score_step_of[static_cast<size_t>(p.score)];
     summarise(plan.score);
   }
   if (p.keep >= 0) {
-    plan.keep = code(p.forward, {p.keep}, {}, &step_of);
+    plan.keep = code(p.forward, {p.keep}, {}, {}, &step_of);
     plan.keep_step = step_of[static_cast<size_t>(p.keep)];
     summarise(plan.keep);
   }
@@ -204,15 +213,67 @@ void Planned::plan(const HeedProgram& p) {
     results.push_back(p.scatters[s].gradient);
     indices.push_back(p.scatters[s].index);
   }
-  plan.derivative = code(p.derivative, results, indices, &step_of);
+  plan.derivative = code(p.derivative, results, indices, keep(p, score_step_of, results, indices), &step_of);
   if (p.score_gradient >= 0) plan.gradient_step = step_of[static_cast<size_t>(p.score_gradient)];
   summarise(plan.derivative);
-  const auto is_score = [](const Step& step) { return step.opcode == HEED_OP_SCORE; };
-  plan.derives_from_score = std::any_of(plan.derivative.steps, plan.derivative.steps + plan.derivative.count, is_score);
   plan.scatter_count = p.scatter_count;
   for (int32_t s = 0; s < p.scatter_count; ++s)
     plan.scatters[s] = {p.scatters[s].capture, step_of[static_cast<size_t>(p.scatters[s].index)],
                         step_of[static_cast<size_t>(p.scatters[s].gradient)]};
+}
+
+// Decides which values of the score's code the backward pass keeps, so that the derivative need not compute them again.
+// Returns their numbers by instruction of the derivative, -1 elsewhere.
+std::vector<int32_t> Planned::keep(const HeedProgram& p, const std::vector<int32_t>& score_step_of,
+                                   const std::vector<int32_t>& results, const std::vector<int32_t>& indices) {
+  const auto at = [](int32_t i) { return static_cast<size_t>(i); };
+  // The instruction of the forward pass with the same value, or -1; of several the first.
+  std::vector<int32_t> first(at(p.forward.count)), same(at(p.derivative.count));
+  const auto find = [&](const HeedInstruction& x, int32_t count, const std::vector<int32_t>& numbers) {
+    const Operands operands = operands_of(attention_, x);
+    for (int32_t i = 0; i < count; ++i) {
+      const HeedInstruction& y = p.forward.data[i];
+      bool equal = x.opcode == y.opcode && x.type == y.type;
+      if (x.opcode == HEED_OP_LOAD) equal &= x.capture == y.capture;
+      if (x.opcode == HEED_OP_CONSTANT) equal &= std::memcmp(&x.constant, &y.constant, sizeof x.constant) == 0;
+      const Operands others = operands_of(attention_, y);
+      for (int k = 0; equal && k < operands.count; ++k) equal = numbers[at(operands.of[k])] == first[at(others.of[k])];
+      if (equal) return i;
+    }
+    return int32_t{-1};
+  };
+  for (int32_t i = 0; i < p.forward.count; ++i) {
+    const int32_t earlier = find(p.forward.data[i], i, first);
+    first[at(i)] = earlier < 0 ? i : earlier;
+  }
+  for (int32_t i = 0; i < p.derivative.count; ++i) same[at(i)] = find(p.derivative.data[i], p.forward.count, same);
+
+  // What is known of the indices of scatters would be lost.
+  const std::vector<bool> of_index = needed_by(attention_, p.derivative, indices);
+  std::vector<int32_t> kept(at(p.derivative.count), -1);
+  std::vector<bool> needed(at(p.derivative.count));
+  for (int32_t root : results) needed[at(root)] = true;
+  for (int32_t root : indices) needed[at(root)] = true;
+  int others = 0;
+  for (int32_t i = p.derivative.count - 1; i >= 0; --i) {
+    if (!needed[at(i)]) continue;
+    const HeedInstruction& x = p.derivative.data[i];
+    if (x.opcode == HEED_OP_SCORE) {
+      if (plan_.kept_score < 0) plan_.kept_score = plan_.kept_count++;
+      kept[at(i)] = plan_.kept_score;
+      continue;
+    }
+    const int32_t step = same[at(i)] < 0 ? -1 : score_step_of[at(same[at(i)])];
+    if (step >= 0 && !of_index[at(i)] && x.type == HEED_FLOAT && plan_.score.steps[step].dependence == kOnPair) {
+      int32_t& number = steps_.front()[at(step)].kept;
+      if (number < 0 && others < kMostKept) number = plan_.kept_count++, ++others;
+      kept[at(i)] = number;
+      if (number >= 0) continue;
+    }
+    const Operands operands = operands_of(attention_, x);
+    for (int k = 0; k < operands.count; ++k) needed[at(operands.of[k])] = true;
+  }
+  return kept;
 }
 
 // Of the arrays that bounds of a code's values ask for.
@@ -225,26 +286,61 @@ void Planned::summarise(const Code& code) {
   }
 }
 
-// The instructions that `results` and `indices` of scatters need, as steps; `step_of` gets their numbers.
+// The instructions that `results` and `indices` of scatters need, as steps; `step_of` gets their numbers. Those with a
+// number in `kept`, unless it is empty, are read and not computed.
 Code Planned::code(const HeedInstructions& list, const std::vector<int32_t>& results,
-                   const std::vector<int32_t>& indices, std::vector<int32_t>* step_of) {
+                   const std::vector<int32_t>& indices, const std::vector<int32_t>& kept,
+                   std::vector<int32_t>* step_of) {
   std::vector<int32_t> roots = results;
   roots.insert(roots.end(), indices.begin(), indices.end());
   const auto at = [](int32_t i) { return static_cast<size_t>(i); };
-  std::vector<bool> needed(at(list.count));
-  for (int32_t root : roots) needed[at(root)] = true;
-  for (int32_t i = list.count - 1; i >= 0; --i) {
-    if (!needed[at(i)]) continue;
+  const std::vector<bool> needed = needed_by(attention_, list, roots, kept);
+  // How many read a value; of results and indices there are more.
+  std::vector<int32_t> readers(at(list.count));
+  for (int32_t root : roots) readers[at(root)] = 2;
+  for (int32_t i = 0; i < list.count; ++i) {
     const Operands operands = operands_of(attention_, list.data[i]);
-    for (int k = 0; k < operands.count; ++k) needed[at(operands.of[k])] = true;
+    for (int k = 0; needed[at(i)] && k < operands.count; ++k) ++readers[at(operands.of[k])];
   }
   Code code = {};
   std::vector<Step>& steps = steps_.emplace_back();
   step_of->assign(at(list.count), -1);
+  // The step of a value of pairs that an operation gives to one reader alone, or null.
+  const auto inner = [&](int32_t opcode, int32_t operand) -> Step* {
+    if (list.data[operand].opcode != opcode || readers[at(operand)] != 1) return nullptr;
+    Step& step = steps[at((*step_of)[at(operand)])];
+    return step.opcode == opcode && step.dependence == kOnPair ? &step : nullptr;
+  };
+  // Makes a step that of its only reader as well, and returns whether it could.
+  const auto join = [&](const HeedInstruction& x) {
+    if (x.type != HEED_FLOAT) return false;
+    if (x.opcode == HEED_OP_ABS) {
+      Step* difference = inner(HEED_OP_SUB, x.a);
+      if (difference) difference->opcode = kAbsDifference;
+      return difference != nullptr;
+    }
+    if (x.opcode != HEED_OP_ADD && x.opcode != HEED_OP_SUB) return false;
+    const bool is_score = list.data[x.a].opcode == HEED_OP_SCORE;
+    Step* product = is_score ? inner(HEED_OP_MUL, x.b) : nullptr;
+    const int32_t score = (*step_of)[at(x.a)];
+    if (!product || &steps[at(score)] > product) return false;
+    product->opcode = x.opcode == HEED_OP_ADD ? kScoreAndProduct : kScoreLessProduct;
+    product->operand_count = 3;
+    product->operands[2] = score;
+    return true;
+  };
   for (int32_t i = 0; i < list.count; ++i) {
     if (!needed[at(i)]) continue;
-    const HeedInstruction& x = list.data[i];
-    Step step = {x.opcode, x.type, x.type, x.capture, x.constant, 0, {}, kOnNothing, 0, -1};
+    HeedInstruction x = list.data[i];
+    const int32_t number = kept.empty() ? -1 : kept[at(i)];
+    if (number >= 0) x.opcode = HEED_OP_SCORE;
+    if (join(x)) {
+      int32_t& step = (*step_of)[at(x.opcode == HEED_OP_ABS ? x.a : x.b)];
+      (*step_of)[at(i)] = step;
+      step = -1;
+      continue;
+    }
+    Step step = {x.opcode, x.type, x.type, x.capture, x.constant, 0, {}, kOnNothing, 0, -1, number};
     int dependence = x.opcode == HEED_OP_QUERY                                   ? kOnQuery
                      : x.opcode == HEED_OP_KEY                                   ? kOnKey
                      : x.opcode == HEED_OP_SCORE || x.opcode == HEED_OP_UPSTREAM ? kOnPair

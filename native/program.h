@@ -24,7 +24,9 @@ class Planned {
   void plan(const HeedProgram& program);
   void add_rule(int32_t kind);
   Code code(const HeedInstructions& instructions, const std::vector<int32_t>& results,
-            const std::vector<int32_t>& indices, std::vector<int32_t>* step_of);
+            const std::vector<int32_t>& indices, const std::vector<int32_t>& kept, std::vector<int32_t>* step_of);
+  std::vector<int32_t> keep(const HeedProgram& program, const std::vector<int32_t>& score_step_of,
+                            const std::vector<int32_t>& results, const std::vector<int32_t>& indices);
   void summarise(const Code& code);
   Summary summary(const HeedCapture& capture);
 

@@ -38,7 +38,7 @@ template <class Products>
 struct BackwardScratch {
   typedef typename Products::Real Real;
   QueryTile<Real> tiles[kTilesTogether];
-  Real *weights, *weight_gradients, *slope, *raw, *factors, *key_copy, *value_copy;
+  Real *weights, *weight_gradients, *slope, *kept, *factors, *key_copy, *value_copy;
   uint64_t* hidden;  // a word for each key
   char *products, *program;
 
@@ -55,7 +55,7 @@ struct BackwardScratch {
     weight_gradients = arena.take<Real>(kQueryTile * kKeyBlock);
     slope = arena.take<Real>(kQueryTile * kKeyBlock);
     factors = arena.take<Real>(kQueryTile * kKeyBlock);
-    raw = arena.take<Real>(a.program ? kQueryTile * kKeyBlock : 0);
+    kept = arena.take<Real>(a.program ? plan_of(a)->kept_count * kQueryTile * kKeyBlock : 0);
     hidden = arena.take<uint64_t>(kKeyBlock);
     key_copy = arena.take<Real>(kKeyBlock * h);
     value_copy = arena.take<Real>(kKeyBlock * v);
@@ -214,8 +214,8 @@ inline void block_gradients(const HeedAttention& a, const BackwardScratch<Produc
   products.scores(tile, p, of_keys, strips, s.weights);
   for (int x = 0; p.any_idle && x < p.queries.length; ++x)
     for (int y = 0; p.row_max[x] == kInfinity<Real> && y < keys.length; ++y) s.weights[y * kQueryTile + x] = 0;
-  const Real unit = apply_score_mods<Real>(a, block, columns, mask, s.hidden, products.unit(), s.weights, s.slope,
-                                           a.program && plan_of(a)->derives_from_score ? s.raw : nullptr);
+  const Real unit =
+      apply_score_mods<Real>(a, block, columns, mask, s.hidden, products.unit(), s.weights, s.slope, s.kept);
   for (int x = 0; p.any_idle && a.program && x < p.queries.length; ++x)  // 1 / 0, say
     for (int y = 0; p.row_max[x] == kInfinity<Real> && y < keys.length; ++y) s.weights[y * kQueryTile + x] = 0;
   products.weight_gradients(tile, p, of_keys, strips, s.weight_gradients);
@@ -237,7 +237,7 @@ inline void derive_block(const HeedAttention& a, const BackwardScratch<Products>
   for (int x = 0; p.any_nonfinite && x < p.queries.length; ++x)
     for (int y = 0; p.nonfinite[x] && y < block.keys.length; ++y)
       if (sees(mask, s.hidden, y, x)) s.weight_gradients[y * kQueryTile + x] = kNaN<Real>;
-  derive_scores<Real>(*plan, block, s.raw, capture_sums, s.weight_gradients);
+  derive_scores<Real>(*plan, block, s.kept, capture_sums, s.weight_gradients);
 }
 
 // The same, and adds to the gradients of queries, keys and values.

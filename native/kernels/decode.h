@@ -150,8 +150,8 @@ inline void apply_score_mods_to_row(const HeedAttention& a, const Block& block, 
     each([&](int, V product) { return score(product); });
   }
   if (const Plan* plan = plan_of(a); plan && plan->modifies)
-    modify_scores(*plan, {block.b, block.n, {block.queries.begin + x, 1}, block.keys, block.program}, kRowLayout,
-                  scores);
+    modify_scores<Real>(*plan, {block.b, block.n, {block.queries.begin + x, 1}, block.keys, block.program}, kRowLayout,
+                        scores, nullptr);
   if (a.bias.data) {
     const int64_t* s = a.bias.stride;
     const Real* from = static_cast<const Real*>(a.bias.data) + block.b * s[0] + block.n * s[1] +

@@ -604,6 +604,39 @@ struct Where {
   }
 };
 
+// ---- Two in one, see plan.h
+
+struct AbsDifference {
+  static constexpr int kCode = kAbsDifference;
+  static constexpr Needs kNeeds{"", 2, kFloats, Needs::kAsInput};
+  template <class K>
+  static HEED_INLINE Floats<K> of(Floats<K> a, Floats<K> b) {
+    return absolute<typename K::Real>(a - b);
+  }
+  static Bounds bounds(Bounds a, Bounds b) { return Abs::bounds(Sub::bounds(a, b)); }
+};
+
+// Nothing is known of a score.
+struct ScoreAndProduct {
+  static constexpr int kCode = kScoreAndProduct;
+  static constexpr Needs kNeeds{"", 3, kFloats, Needs::kAsInput};
+  template <class K>
+  static HEED_INLINE Floats<K> of(Floats<K> a, Floats<K> b, Floats<K> c) {
+    return c + a * b;
+  }
+  static Bounds bounds(int type) { return unknown(type); }
+};
+
+struct ScoreLessProduct {
+  static constexpr int kCode = kScoreLessProduct;
+  static constexpr Needs kNeeds{"", 3, kFloats, Needs::kAsInput};
+  template <class K>
+  static HEED_INLINE Floats<K> of(Floats<K> a, Floats<K> b, Floats<K> c) {
+    return c - a * b;
+  }
+  static Bounds bounds(int type) { return unknown(type); }
+};
+
 // All operations, and the mapping from a code to its struct.
 template <class... All>
 struct OperationList {
@@ -617,7 +650,7 @@ using Operations = OperationList<Neg, Abs, Sign, Sqrt, Rsqrt, Exp, Expm1, Log, L
                                  Relu, Sin, Cos, Erf, Floor, Ceil, Round, Square, Reciprocal, Add, Sub, Mul, Div, Pow,
                                  Min, Max, FloorDiv, Mod, And, Or, Xor, Not, Shl, Shr, Eq, Ne, Lt, Le, Gt, Ge, Where,
                                  ToFloat, ToInt, ToBool, IsNan, IsInf, IsFinite>;
-inline constexpr int kOperationCodes = HEED_OP_ISFINITE + 1;
+using TwoInOne = OperationList<AbsDifference, ScoreAndProduct, ScoreLessProduct>;
 
 // What an operation takes; null for what has no operands or is unknown.
 inline const OperationNeeds* operation_needs(int32_t code) {

@@ -12,6 +12,14 @@ namespace heed {
 // What the value of a step depends on. What does not depend on both is computed once for many pairs.
 enum Dependence : uint8_t { kOnNothing = 0, kOnQuery = 1, kOnKey = 2, kOnPair = 3 };
 
+// Codes of steps beside `HeedOpcode`: two operations on floats of pairs in one pass.
+enum : int32_t {
+  kAbsDifference = HEED_OP_ISFINITE + 1,  // |a - b|
+  kScoreAndProduct,                       // c + a * b
+  kScoreLessProduct,                      // c - a * b
+  kStepCodes
+};
+
 // An instruction that some result needs. `operands` are earlier steps, in the order of a, b, c.
 struct Step {
   int32_t opcode;
@@ -23,6 +31,7 @@ struct Step {
   Dependence dependence;
   int32_t slot;    // the buffer of its values, among those of its dependence
   int32_t spread;  // of a value of queries or keys alone that pairs need: the number among those, else -1
+  int32_t kept;    // of a value of pairs that the backward pass keeps for the derivative: its number, else -1
 };
 
 // The instructions that some results need, in order.
@@ -47,12 +56,17 @@ struct Summary {
   int levels;  // the last one is short; 0: there is no summary
 };
 
+// How many values the backward pass keeps at most, beside the score before: a block of numbers each.
+inline constexpr int kMostKept = 4;
+
 struct Plan {
   const HeedCapture* captures;
   int32_t capture_count;
   bool is_double;
-  bool modifies;            // whether there is a score
-  bool derives_from_score;  // whether the derivative reads the score before
+  bool modifies;  // whether there is a score
+  // In the backward pass the code of the score keeps so many values of a block for the derivative, where SCORE stands
+  // for each of them: for the score before, if `kept_score` is its number (else -1), and for values of `score`.
+  int32_t kept_count, kept_score;
   Code score, keep, derivative;
   int32_t score_step, keep_step, gradient_step;  // the results: steps of these codes, or -1
   int32_t scatter_count;

@@ -5,6 +5,8 @@
 // them, what depends on neither once.
 #pragma once
 
+#include <type_traits>
+
 #include "arena.h"
 #include "block.h"
 #include "operations.h"
@@ -38,13 +40,15 @@ inline Bounds bounds_by(Bounds (*of)(Bounds, Bounds, Bounds), const Bounds* x, i
 
 typedef Bounds (*BoundsFunction)(const Bounds*, int type);
 struct BoundsFunctions {
-  BoundsFunction of[kOperationCodes] = {};
+  BoundsFunction of[kStepCodes] = {};
 
   constexpr BoundsFunctions() {
-    Operations::each([this](auto operation) {
+    const auto add = [this](auto operation) {
       typedef decltype(operation) Operation;
       of[Operation::kCode] = [](const Bounds* x, int type) { return bounds_by(&Operation::bounds, x, type); };
-    });
+    };
+    Operations::each(add);
+    TwoInOne::each(add);
   }
 };
 inline constexpr BoundsFunctions kBoundsFunctions;
@@ -293,19 +297,20 @@ struct Typed<K, HEED_FLOAT> {
 template <class K, class Operation, int kType>
 void run_operation(const ReadyStep& s, int first, int rows, int vectors) {
   typedef typename Typed<K, kType>::Vector V;
-  typedef typename K::I I;
+  typedef std::conditional_t<std::is_same_v<Operation, Where>, typename K::I, V> First;
   constexpr OperationNeeds kNeeds = Operation::kNeeds;
-  const Operand *a = s.operands, *b = a + 1, *c = a + 2;
-  const ptrdiff_t a_step = a->column, b_step = b->column, c_step = c->column;
-  for (int y = 0; y < rows; ++y) {
-    const char *from_a = a->at(first, y), *from_b = kNeeds.operands > 1 ? b->at(first, y) : nullptr;
-    const char* from_c = kNeeds.operands > 2 ? c->at(first, y) : nullptr;
-    char* to = s.result.at(first, y);
-    const auto put = [&](auto value) __attribute__((always_inline)) {
-      store(to, value);
-      to += sizeof(value);
-    };
-    for (int v = 0; v < vectors; ++v, from_a += a_step) {
+  constexpr bool kUnrolled = !std::is_base_of_v<NoBounds, Operation>;  // others take longer than their loop
+  const Operand &a = s.operands[0], &b = s.operands[1], &c = s.operands[2];
+  const char *row_a = a.at(first, 0), *row_b = b.at(first, 0), *row_c = c.at(first, 0);
+  char* row = s.result.at(first, 0);
+  for (int y = 0; y < rows; ++y, row_a += a.row, row_b += b.row, row_c += c.row, row += s.result.row) {
+    const char *from_a = row_a, *from_b = row_b, *from_c = row_c;
+    char* to = row;
+    const auto compute = [&]() __attribute__((always_inline)) {
+      const auto put = [&](auto value) __attribute__((always_inline)) {
+        store(to, value);
+        to += sizeof(value);
+      };
       if constexpr (kNeeds.operands == 1) {
         V x = load_as<V>(from_a);
         if constexpr (kType == HEED_BOOL && kNeeds.result != OperationNeeds::kBool &&
@@ -314,12 +319,19 @@ void run_operation(const ReadyStep& s, int first, int rows, int vectors) {
         put(Operation::template of<K>(x));
       } else if constexpr (kNeeds.operands == 2) {
         put(Operation::template of<K>(load_as<V>(from_a), load_as<V>(from_b)));
-        from_b += b_step;
       } else {
-        put(Operation::template of<K>(load_as<I>(from_a), load_as<V>(from_b), load_as<V>(from_c)));
-        from_b += b_step, from_c += c_step;
+        put(Operation::template of<K>(load_as<First>(from_a), load_as<V>(from_b), load_as<V>(from_c)));
       }
+      from_a += a.column, from_b += b.column, from_c += c.column;
+    };
+    int v = 0;
+    for (; kUnrolled && v + 4 <= vectors; v += 4) {
+      compute();
+      compute();
+      compute();
+      compute();
     }
+    for (; v < vectors; ++v) compute();
   }
 }
 
@@ -398,19 +410,21 @@ void run_load_columns(const ReadyStep& s, int first, int rows, int vectors) {
 // The functions of all operations, by code and type of the last operand; of LOAD by the type of its value.
 template <class K>
 struct StepFunctions {
-  StepFunction of[kOperationCodes][3] = {};
+  StepFunction of[kStepCodes][3] = {};
 
   constexpr StepFunctions() {
     of[HEED_OP_LOAD][HEED_FLOAT] = run_load<K, HEED_FLOAT>;
     of[HEED_OP_LOAD][HEED_INT] = run_load<K, HEED_INT>;
     of[HEED_OP_LOAD][HEED_BOOL] = run_load<K, HEED_BOOL>;
-    Operations::each([this](auto operation) {
+    const auto add = [this](auto operation) {
       typedef decltype(operation) Operation;
       constexpr uint32_t kInputs = Operation::kNeeds.inputs;
       if constexpr (kInputs & kFloats) of[Operation::kCode][HEED_FLOAT] = run_operation<K, Operation, HEED_FLOAT>;
       if constexpr (kInputs & kInts) of[Operation::kCode][HEED_INT] = run_operation<K, Operation, HEED_INT>;
       if constexpr (kInputs & kBools) of[Operation::kCode][HEED_BOOL] = run_operation<K, Operation, HEED_BOOL>;
-    });
+    };
+    Operations::each(add);
+    TwoInOne::each(add);
   }
 };
 template <class K>
@@ -422,6 +436,12 @@ struct ScoreLayout {
   int row;            // numbers from one row to the next
 };
 inline constexpr ScoreLayout kTileLayout = {kOnQuery, kQueryTile}, kRowLayout = {kOnKey, kKeyBlock};
+
+// A block of kept values, by its number.
+template <class Real>
+HEED_INLINE Real* kept_block(Real* kept, int number) {
+  return kept + number * (kKeyBlock * kQueryTile);
+}
 
 // Runs a code for one block.
 template <class Real>
@@ -438,16 +458,18 @@ class ProgramRun {
   }
 
   // `scores`, with this layout, and `upstream` are read by `strips`; null if the code does not read them. The values
-  // of step `in_place`, the last one, take the place of the scores.
+  // of step `in_place`, the last one, take the place of the scores. `kept`, unless null, holds the blocks of kept
+  // values: without scores these are read, else written, but for the score before.
   ProgramRun(const Plan& plan, const Code& code, const Block& block, ScoreLayout layout, const Real* scores,
-             const Real* upstream, int in_place = -1)
+             const Real* kept, const Real* upstream, int in_place = -1)
       : code_(code), arena_(block.program), buffers_(code, arena_) {
     const Dependence across = layout.across, down = across == kOnQuery ? kOnKey : kOnQuery;
     const Span keys = block.keys, queries = block.queries;
     queries_ = queries.length, keys_ = keys.length;
     rows_ = across == kOnQuery ? keys_ : queries_;
     // Rows of tiles fill the buffers; of the other layout, whose rows are longer, there is one.
-    const int strip = static_cast<int>(max(1, kStripRows / max(1, code.slots[kOnPair])));
+    const int strip =
+        static_cast<int>(max(1, (code.follows_lines ? kLineRows : kStripRows) / max(1, code.slots[kOnPair])));
     rows_in_strip_ = across != kOnQuery ? 1 : strip < kLanes<Real> ? strip : strip / kLanes<Real> * kLanes<Real>;
     vectors_ = round_up(across == kOnQuery ? queries.length : keys.length, kLanes<Real>) / kLanes<Real>;
     const int down_vectors = round_up(rows_, kLanes<Real>) / kLanes<Real>;
@@ -459,14 +481,18 @@ class ProgramRun {
       Operand& place = buffers_.places[i];
       char* slot = buffers_.slot(step.dependence, step.slot, rows_in_strip_, layout.row);
       const ptrdiff_t row = vector * (layout.row / kLanes<Real>);
-      if (i == in_place)
+      if (kept && step.kept >= 0)
+        place = whole_block(kept_block(kept, step.kept), row, vector);
+      else if (i == in_place)
         place = whole_block(scores, row, vector);
       else if (step.dependence == kOnPair)
         place = {slot, row, vector, false};
       else
         place = {slot, 0, step.dependence == kOnNothing ? 0 : vector, true};
       switch (step.opcode) {
-        case HEED_OP_SCORE: place = whole_block(scores, row, vector); continue;
+        case HEED_OP_SCORE:
+          if (scores) place = whole_block(scores, row, vector);
+          continue;
         case HEED_OP_UPSTREAM: place = whole_block(upstream, row, vector); continue;
         case HEED_OP_CONSTANT: set_constant(slot, step); continue;
         case HEED_OP_BATCH: store(slot, I{} + static_cast<int32_t>(block.b)); continue;
@@ -526,8 +552,9 @@ class ProgramRun {
   }
 
  private:
-  // Rows of all buffers of pairs together: so many of a tile take 16 KiB of the first-level cache.
-  static constexpr int kStripRows = 64;
+  // Rows of all buffers of pairs together: so many of a tile take 8 KiB of the first-level cache, beside the scores.
+  // Where captured arrays are transposed, squares need more rows.
+  static constexpr int kStripRows = 32, kLineRows = 64;
   static constexpr int kAxis = kKeyBlock > kQueryTile ? kKeyBlock : kQueryTile;
 
   struct Buffers {
@@ -543,7 +570,7 @@ class ProgramRun {
         : nothing(arena.take<Real>(code.slots[kOnNothing] * kLanes<Real>)),
           query(arena.take<Real>(code.slots[kOnQuery] * kAxis)),
           key(arena.take<Real>(code.slots[kOnKey] * kAxis)),
-          pair(arena.take<Real>(max(kStripRows * kQueryTile, code.slots[kOnPair] * kAxis))),
+          pair(arena.take<Real>(max(kLineRows * kQueryTile, code.slots[kOnPair] * kAxis))),
           spreads(arena.take<Real>(code.spread_slots * kAxis * kLanes<Real>)),
           places(arena.take<Operand>(code.count)),
           pairs(arena.take<ReadyStep>(code.count)),
@@ -649,28 +676,37 @@ size_t program_bytes(const HeedAttention& a) {
 }
 
 // Replaces scores of a block, at most `columns` numbers a row, by those that the program makes of them; -inf for
-// HEED_MASK_VALUE or less, 0 beyond the last query.
+// HEED_MASK_VALUE or less, 0 beyond the last query. Keeps values of `plan.score` in `kept`, unless null.
 template <class Real>
-inline void modify_scores(const Plan& plan, const Block& block, ScoreLayout layout, Real* scores) {
+inline void modify_scores(const Plan& plan, const Block& block, ScoreLayout layout, Real* scores, const Real* kept) {
+  typedef Vector<Real> V;
   // The step of the result is the last one.
-  const bool in_place = plan.score.steps[plan.score_step].dependence == kOnPair;
-  const ProgramRun<Real> run(plan, plan.score, block, layout, scores, nullptr, in_place ? plan.score_step : -1);
+  const Step& last = plan.score.steps[plan.score_step];
+  const bool in_place = last.dependence == kOnPair && !(kept && last.kept >= 0);
+  const ProgramRun<Real> run(plan, plan.score, block, layout, scores, kept, nullptr, in_place ? plan.score_step : -1);
   const Operand modified = run.values(plan.score_step);
-  const auto hides = [](Vector<Real> score) { return score <= static_cast<Real>(HEED_MASK_VALUE); };
+  const auto lesser = [](V a, V b) { return a < b ? a : b; };  // b where a is not a number
+  const auto hides = [](V score) { return score <= static_cast<Real>(HEED_MASK_VALUE); };
   const int vectors = run.vectors(), idle = layout.across == kOnQuery ? block.queries.length : vectors * kLanes<Real>;
   run.strips([&](int first, int rows) {
+    V least[4] = {broadcast(kInfinity<Real>), *least, *least, *least};
     for (int y = 0; y < rows; ++y) {
       const char* from = modified.at(first, y);
       Real* to = scores + (first + y) * layout.row;
       for (int v = 0; !in_place && v < vectors; ++v, from += modified.column)
-        store(to + v * kLanes<Real>, load_as<Vector<Real>>(from));
-      decltype(hides(Vector<Real>{})) hidden{};
-      for (int v = 0; v < vectors; ++v) hidden |= hides(load(to + v * kLanes<Real>));
-      for (int v = 0; any(hidden) && v < vectors; ++v) {
-        const Vector<Real> score = load(to + v * kLanes<Real>);
-        store(to + v * kLanes<Real>, hides(score) ? broadcast(-kInfinity<Real>) : score);
-      }
+        store(to + v * kLanes<Real>, load_as<V>(from));
+      int v = 0;
+      for (; v + 4 <= vectors; v += 4)
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) least[i] = lesser(load(to + (v + i) * kLanes<Real>), least[i]);
+      for (; v < vectors; ++v) *least = lesser(load(to + v * kLanes<Real>), *least);
       for (int x = idle; x < vectors * kLanes<Real>; ++x) to[x] = 0;
+    }
+    const bool any_hides = any(hides(lesser(lesser(least[0], least[1]), lesser(least[2], least[3]))));
+    for (int y = 0; any_hides && y < rows; ++y) {
+      Real* to = scores + (first + y) * layout.row;
+      for (int v = 0; v < vectors; ++v, to += kLanes<Real>)
+        store(to, hides(load(to)) ? broadcast(-kInfinity<Real>) : load(to));
     }
   });
 }
@@ -680,7 +716,7 @@ template <class Real>
 inline void hide_by_program(const Plan& plan, const Block& block, uint64_t* hidden) {
   typedef typename Kit<Real>::I I;
   const Real* none = nullptr;
-  const ProgramRun<Real> run(plan, plan.keep, block, kTileLayout, none, none);
+  const ProgramRun<Real> run(plan, plan.keep, block, kTileLayout, none, none, none);
   const Operand keep = run.values(plan.keep_step);
   run.strips([&](int first, int rows) {
     for (int y = 0; y < rows; ++y) {

@@ -132,10 +132,11 @@ class ScatterRun {
   Sum* sums_;
 };
 
-// Turns `gradients` of the modified scores of a block into those of the scores `raw`, in place, and adds those of
-// captured arrays to `sums`, one for each of them, or null. Pairs with gradient 0 add nothing.
+// Turns `gradients` of the modified scores of a block into those of the scores before, in place, from the blocks of
+// `kept` values, and adds those of captured arrays to `sums`, one for each of them, or null. Pairs with gradient 0 add
+// nothing.
 template <class Real>
-inline void derive_scores(const Plan& plan, const Block& block, const Real* raw, const CaptureSum* sums,
+inline void derive_scores(const Plan& plan, const Block& block, const Real* kept, const CaptureSum* sums,
                           Real* gradients) {
   typedef Vector<Real> V;
   const bool keeps_gradients =
@@ -146,7 +147,7 @@ inline void derive_scores(const Plan& plan, const Block& block, const Real* raw,
     adds |= sum.gradient || sum.sums;
   }
   if (keeps_gradients && !adds) return;
-  const ProgramRun<Real> run(plan, plan.derivative, block, kTileLayout, raw, gradients);
+  const ProgramRun<Real> run(plan, plan.derivative, block, kTileLayout, nullptr, kept, gradients);
   run.strips([&](int first, int rows) {
     for (int i = 0; adds && i < plan.scatter_count; ++i) {
       const Plan::Scatter& scatter = plan.scatters[i];

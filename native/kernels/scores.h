@@ -75,10 +75,11 @@ inline void add_bias(const HeedAttention& a, const Block& block, int columns, Re
 
 // Turns products, scores[y][x] of a block, into scores, and applies program, bias, ALiBi and mask, in place. The true
 // products are `unit` times the given numbers; returns the unit of the results. For the backward pass, unless null:
-// writes the derivative by the products to `slope`, unless scores are plain, and what the program reads to `raw`.
+// writes the derivative by the products to `slope`, unless scores are plain, and the blocks of values that the plan
+// keeps to `kept`.
 template <class Real>
 inline Real apply_score_mods(const HeedAttention& a, const Block& block, int columns, BlockMask mask,
-                             const uint64_t* hidden, Real unit, Real* scores, Real* slope, Real* raw) {
+                             const uint64_t* hidden, Real unit, Real* scores, Real* slope, Real* kept) {
   typedef Vector<Real> V;
   const Span queries = block.queries, keys = block.keys;
   if (!is_plain(a.scoring)) {
@@ -92,13 +93,14 @@ inline Real apply_score_mods(const HeedAttention& a, const Block& block, int col
     unit = 1;
   }
   if (const Plan* plan = plan_of(a); plan && plan->modifies) {
+    Real* const raw = kept && plan->kept_score >= 0 ? kept_block(kept, plan->kept_score) : nullptr;
     for (int y = 0; y < keys.length && (raw || unit != 1); ++y)
       for (int x = 0; x < columns; x += kLanes<Real>) {
         const V score = load(scores + y * kQueryTile + x) * unit;
         store(scores + y * kQueryTile + x, score);
         if (raw) store(raw + y * kQueryTile + x, score);
       }
-    modify_scores(*plan, block, kTileLayout, scores);
+    modify_scores(*plan, block, kTileLayout, scores, kept);
     unit = 1;
   }
   if (a.bias.data) {

@@ -349,11 +349,12 @@ class Draw:
         """Return a float value in [-1, 1]."""
         return write(str(self.rng.choice(["TANH", "SIN", "COS", "ERF", "SIGMOID"])), x)
 
-    def float(self, write: Writer, depth: int, leaves: tuple[str, ...]) -> int:
-        """Return a float value of order 1, of these leaves among others."""
+    def float(self, write: Writer, depth: int, leaves: tuple[str | int, ...]) -> int:
+        """Return a float value of order 1, of these leaves and earlier values among others."""
 
         def leaf() -> int:
-            return write.leaf(str(self.rng.choice(leaves)))
+            found = leaves[self.rng.integers(len(leaves))]
+            return write.leaf(found) if isinstance(found, str) else found
 
         def load() -> int:
             capture = int(self.rng.integers(0, 4))
@@ -412,13 +413,19 @@ class Draw:
         p, rng = self.program, self.rng
         write = Writer(p.forward)
         p.score = write("ADD", write.leaf("SCORE"), self.float(write, depth, ("SCORE",)))
+        unhidden = len(p.forward)
         if rng.random() < 0.2:  # hides keys
             low = write.constant(float(rng.choice([-np.inf, -1e30, -2e30])))
             p.score = write("WHERE", self.boolean(write, 1), p.score, low)
         if keep and rng.random() < 0.6:
             p.keep = self.boolean(write, 3)
         back = Writer(p.derivative)
-        both = ("SCORE", "UPSTREAM")
+        both: tuple[str | int, ...] = ("SCORE", "UPSTREAM")
+        # As Python writes it: with values of the forward pass.
+        if len(p.forward) < 120 and rng.random() < 0.6:
+            floats = [i for i in range(unhidden) if p.forward[i].type == FLOAT]
+            p.derivative.extend(p.forward)
+            both += tuple(int(i) for i in rng.choice(floats, min(6, len(floats)), replace=False))
         p.score_gradient = back("MUL", back.leaf("UPSTREAM"), self.float(back, depth - 1, both))
         for capture in rng.permutation(4)[: rng.integers(0, 5)]:
             gradient = back("MUL", back.leaf("UPSTREAM"), self.float(back, 2, both))

@@ -418,6 +418,13 @@ FAULTS = (
         (f"{_PROGRAMS}::test_gradients_of_captured_arrays",),
     ),
     Fault(
+        "all values that the backward pass keeps lie in one block",
+        f"{_KERNELS}/program.h",
+        "return kept + number * (kKeyBlock * kQueryTile);",
+        "return kept;",
+        (f"{_PROGRAMS}::test_random_programs",),
+    ),
+    Fault(
         "a hidden pair adds what its derivative gives, NaN or not",
         f"{_KERNELS}/program_backward.h",
         "store(to, is_zero ? V{} : load(to) == 0 ? V{} : load_as<V>(from));",
