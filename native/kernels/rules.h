@@ -7,8 +7,6 @@
 // A new rule is a struct here, its name in `MaskRules` below, and its kind in heed.h.
 #pragma once
 
-#include <type_traits>
-
 #include "program.h"
 
 namespace heed {
@@ -364,7 +362,7 @@ inline int64_t last_empty_block(const HeedAttention& a, const Block& block, int6
   for (int r = 0; r < a.rule_count; ++r)
     MaskRules::with(a.rules[r].kind, [&](auto rule) {
       typedef decltype(rule) Rule;
-      if constexpr (std::is_base_of_v<Judged<Rule>, Rule>) {
+      if constexpr (__is_base_of(Judged<Rule>, Rule)) {
         bool grows = true;
         for (int64_t step = 1; step > 0 && at < end; step = grows ? 2 * step : step / 2) {
           const int64_t next = min(at + step, end);
