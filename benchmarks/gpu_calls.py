@@ -10,7 +10,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from benchmarks.gpu_device import has_gpu, make_step, measure_peak, to_device, to_host
+from benchmarks.gpu_device import (
+    has_gpu,
+    make_step,
+    measure_peak,
+    time_parts,
+    to_device,
+    to_host,
+)
 from benchmarks.results import Row
 from benchmarks.turns import attempt, ratio
 from heed import Mask, explain_dispatch, ops
@@ -19,6 +26,8 @@ from heed import Mask, explain_dispatch, ops
 _TOLERANCE = 4e-2
 # Seconds of timing for a row: one that is slow by mistake must not cost the others their turn.
 _BUDGET = 3.0
+# The same for what a row compiles.
+ROW_SECONDS = 40.0
 _TITLES = {"torch": "PyTorch", "jax": "JAX"}
 
 
@@ -113,9 +122,10 @@ def measure(rounds: int) -> Iterator[Row | str]:
     for backward in (False, True):
         for case in CASES:
             if backend in case.bars:
-                yield from attempt(_title(case, backward), _compare(case, backward, rounds))
+                rows = _compare(case, backward, rounds)
+                yield from attempt(_title(case, backward), rows, ROW_SECONDS)
     if backend == "torch":
-        yield from attempt("memory of grouped heads", _measure_memory(CASES[3]))
+        yield from attempt("memory of grouped heads", _measure_memory(CASES[3]), ROW_SECONDS)
 
 
 def _sizes(case: Case) -> tuple[int, int, int, int, int]:
@@ -179,6 +189,17 @@ def _compare(case: Case, backward: bool, rounds: int) -> Iterator[Row]:
         budget=_BUDGET,
         note=f"heed ran {ran}",
     )
+    if keras.config.backend() == "torch":
+        yield from _time_parts(_title(case, backward), {"heed": heed, "peer": stock})
+
+
+def _time_parts(title: str, steps: dict[str, Callable[..., Any]]) -> Iterator[Row]:
+    """Yield what a time consists of, where there is a GPU."""
+    for name, step in steps.items():
+        if (parts := time_parts(step)) is not None:
+            in_python, on_gpu = (1e3 * seconds for seconds in parts)
+            note = f"on the GPU alone {on_gpu:.3g} ms"
+            yield Row(f"{title}, {name} in Python until launched", in_python, unit="ms", note=note)
 
 
 def _measure_memory(case: Case) -> Iterator[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -84,11 +85,12 @@ def _make_torch_step(
     wait = torch.cuda.synchronize if has_gpu() else lambda: None
     leaves = [x.detach().requires_grad_(upstream is not None) for x in tensors]
 
-    def step() -> tuple[Any, ...]:
+    def step(*, waits: bool = True) -> tuple[Any, ...]:
         with torch.set_grad_enabled(upstream is not None):
             output = function(*leaves, *extra)
         found = () if upstream is None else torch.autograd.grad(output, leaves, upstream)
-        wait()
+        if waits:
+            wait()
         return (output.detach(), *found)
 
     return step
@@ -109,6 +111,39 @@ def _make_tensorflow_step(
         return output, *tape.gradient(output, tensors, upstream)
 
     return lambda: run(list(tensors), upstream, list(extra))
+
+
+# A while in which the host can launch a whole step.
+_SLEEP_CYCLES = 10**8
+_TRIES = 5
+
+
+def time_parts(step: Callable[..., Any]) -> tuple[float, float] | None:
+    """Return the seconds in Python until all of a step is launched, and those on the GPU alone.
+
+    Args:
+        step: of `make_step`, on PyTorch.
+
+    Returns: the least of some tries; None without a GPU.
+    """
+    if not has_gpu():
+        return None
+    import torch
+
+    in_python, on_gpu = [], []
+    for _ in range(_TRIES):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start = time.perf_counter()
+        step(waits=False)
+        in_python.append(time.perf_counter() - start)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(_SLEEP_CYCLES)  # until then the GPU does not wait for the host
+        begin.record()
+        step(waits=False)
+        end.record()
+        torch.cuda.synchronize()
+        on_gpu.append(begin.elapsed_time(end) / 1e3)
+    return min(in_python), min(on_gpu)
 
 
 def measure_peak(

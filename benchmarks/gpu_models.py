@@ -10,6 +10,7 @@ import keras_hub
 import numpy as np
 
 import heed
+from benchmarks.gpu_calls import ROW_SECONDS
 from benchmarks.gpu_device import has_gpu
 from benchmarks.results import Row
 from benchmarks.turns import attempt, ratio
@@ -64,7 +65,7 @@ MODELS: dict[str, tuple[Callable[[], Any], int, int]] = {
 def measure(rounds: int) -> Iterator[Row | str]:
     """Yield the rows of all models."""
     for name in MODELS:
-        yield from attempt(name, _measure_model(name, rounds))
+        yield from attempt(name, _measure_model(name, rounds), ROW_SECONDS)
 
 
 def _build(name: str) -> Any:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import math
+import signal
 import time
 import timeit
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from benchmarks import results
@@ -82,9 +84,44 @@ def _readable(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
 
 
-def attempt(what: str, rows: Iterator[Row | str]) -> Iterator[Row | str]:
-    """Yield the rows; if one fails, what it was and why instead of the rest."""
+class _OutOfTimeError(BaseException):
+    """A row takes too long. No library takes it for an error of its own."""
+
+
+def attempt(
+    what: str, rows: Iterator[Row | str], seconds: float | None = None
+) -> Iterator[Row | str]:
+    """Yield the rows; if one fails, what it was and why instead of the rest.
+
+    Args:
+        what: the rows are about.
+        rows: to be yielded.
+        seconds: of each row; None for no limit. It ends what runs in Python, such as compilers; needs the main thread.
+    """
+    while True:
+        try:
+            with nullcontext() if seconds is None else _limit(seconds):
+                row = next(rows)
+        except StopIteration:
+            return
+        except _OutOfTimeError:
+            yield f"{what}: it took longer than {seconds:g} s"
+            return
+        except Exception as error:
+            yield f"{what}: {type(error).__name__}: {error}"[:300]
+            return
+        yield row
+
+
+@contextmanager
+def _limit(seconds: float) -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        raise _OutOfTimeError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        yield from rows
-    except Exception as error:
-        yield f"{what}: {type(error).__name__}: {error}"[:300]
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -64,6 +64,23 @@ def test_a_time_is_a_quartile_of_rounds_within_a_budget():
     assert row.note.endswith("; more")
 
 
+def test_a_row_that_takes_too_long_or_fails_ends_its_case():
+    def measure(last):
+        yield "one"
+        time.sleep(0.03)
+        yield "two"
+        last()
+
+    def fail():
+        raise RuntimeError("no")
+
+    for last, problem in (
+        (lambda: time.sleep(9), "case: it took longer than 0.2 s"),
+        (fail, "case: RuntimeError: no"),
+    ):
+        assert [*turns.attempt("case", measure(last), 0.2)] == ["one", "two", problem]
+
+
 def test_a_round_has_the_time_of_one_more(monkeypatch):
     runs = []
     prepared = Prepared(lambda: runs.append(1), list, 1e9)

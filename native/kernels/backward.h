@@ -240,11 +240,12 @@ inline void derive_block(const HeedAttention& a, const BackwardScratch<Products>
   derive_scores<Real>(*plan, block, s.kept, capture_sums, s.weight_gradients);
 }
 
-// The same, and adds to the gradients of queries, keys and values.
+// The same, and adds to the gradients of queries, keys and values. Returns the last block of keys that is done with it:
+// this one, or empty ones after it.
 template <class Real, class Products>
-void tile_against_keys(const HeedAttention& a, const BackwardScratch<Products>& s, Products& products, int tile,
-                       int64_t b, const KeyBlock<Real>& of_keys, Real* key_gradient, Real* value_gradient,
-                       const CaptureSum* capture_sums) {
+int64_t tile_against_keys(const HeedAttention& a, const BackwardScratch<Products>& s, Products& products, int tile,
+                          int64_t b, const KeyBlock<Real>& of_keys, Real* key_gradient, Real* value_gradient,
+                          const CaptureSum* capture_sums) {
   const QueryTile<Real>& p = s.tiles[tile];
   const Span keys = of_keys.keys;
   const int head_dim = static_cast<int>(a.head_dim), value_dim = static_cast<int>(a.value_dim);
@@ -252,20 +253,21 @@ void tile_against_keys(const HeedAttention& a, const BackwardScratch<Products>& 
   const int columns = round_up(p.queries.length, kLanes<Real>), rows = p.queries.length;
   const Block block{b, p.n, p.queries, keys, s.program};
   const BlockMask mask = classify_block(a, block, s.hidden);
-  if (mask == BlockMask::kEmpty) return;
+  const int64_t at = keys.begin / kKeyBlock;
+  if (mask == BlockMask::kEmpty) return last_empty_block(a, block, at, p.hi);
   const VisiblePairs<Real> pairs(block, Products::kStrips ? mask : BlockMask::kFull, s.hidden, columns);
   block_gradients(a, s, products, tile, block, of_keys, mask, pairs.strips);
   derive_block(a, s, p, block, mask, capture_sums);
   if (!is_plain(a.scoring)) multiply(s.weight_gradients, s.slope, keys.length, columns);
   products.add(tile, p, of_keys, pairs, s.weights, s.weight_gradients, key_gradient + keys.begin * key_row,
                value_gradient + keys.begin * value_row);
-  if (!p.any_nonfinite) return;
-  for (int x = 0; x < rows; ++x)
+  for (int x = 0; p.any_nonfinite && x < rows; ++x)
     for (int y = 0; p.nonfinite[x] && y < keys.length; ++y)
       if (sees(mask, s.hidden, y, x)) {
         for (int c = 0; c < head_dim; ++c) key_gradient[(keys.begin + y) * key_row + c] = kNaN<Real>;
         for (int c = 0; c < value_dim; ++c) value_gradient[(keys.begin + y) * value_row + c] = kNaN<Real>;
       }
+  return at;
 }
 
 template <class Stored, class Products, class Real = typename Products::Real>
@@ -295,7 +297,7 @@ void backward(const HeedAttention& a, const HeedBackward& pass, const uint8_t* f
   const auto head_of = [=](int64_t piece) { return kv_head * queries_per_kv + piece / tiles; };
   for (int64_t piece = part; piece < queries_per_kv * tiles; piece += parts * kTilesTogether) {
     int together = 0;
-    int64_t lo = a.key_length, hi = 0;
+    int64_t lo = a.key_length, hi = 0, done[kTilesTogether];
     for (int64_t at = piece; at < queries_per_kv * tiles && together < kTilesTogether; at += parts, ++together) {
       if (const int64_t next = at + parts; next < queries_per_kv * tiles) {
         const Span queries = query_tile(a, next % tiles);
@@ -306,23 +308,30 @@ void backward(const HeedAttention& a, const HeedBackward& pass, const uint8_t* f
       QueryTile<Real>& p = s.tiles[together];
       prepare_tile<Stored>(a, pass, b, head_of(at), at % tiles, p);
       products.load_tile(together, p);
+      done[together] = -1;
       if (p.lo < p.hi) lo = min(lo, p.lo), hi = max(hi, p.hi);
     }
     for (int64_t at = lo / kKeyBlock; at * kKeyBlock < hi; ++at) {
+      const auto is_due = [&](int i) {
+        return at > done[i] && block_keys(at, s.tiles[i].lo, s.tiles[i].hi).length > 0;
+      };
+      bool due = false;
+      for (int i = 0; i < together; ++i) due |= is_due(i);
+      if (!due) continue;
       const Span whole = block_keys(at, 0, a.key_length);
       const bool has_nonfinite = block_has_nonfinite(a, finite, b, kv_head, at);
       const KeyBlock<Real> block = load_keys<Stored>(a, s, products, b, kv_head, whole, has_nonfinite);
       for (int i = 0; i < together; ++i) {
         const QueryTile<Real>& p = s.tiles[i];
-        if (block_keys(at, p.lo, p.hi).length <= 0) continue;
+        if (!is_due(i)) continue;
         const Span keys = block_keys(a, at, p.lo, p.hi, Products::kKeyUnit);
         const ptrdiff_t skipped = keys.begin - whole.begin;
         const KeyBlock<Real> of_keys{keys,
                                      {block.key.data + skipped * block.key.row, block.key.row, 1},
                                      {block.value.data + skipped * block.value.row, block.value.row, 1},
                                      has_nonfinite};
-        tile_against_keys<Real>(a, s, products, i, b, of_keys, static_cast<Real*>(key_gradient),
-                                static_cast<Real*>(value_gradient), capture_sums);
+        done[i] = tile_against_keys<Real>(a, s, products, i, b, of_keys, static_cast<Real*>(key_gradient),
+                                          static_cast<Real*>(value_gradient), capture_sums);
       }
     }
     for (int i = 0; i < together; ++i) {

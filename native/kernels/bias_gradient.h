@@ -29,7 +29,10 @@ inline void visit_blocks(const HeedAttention& a, const HeedBackward& pass, const
           const Span keys = block_keys(a, at, p.lo, p.hi, Products::kKeyUnit);
           const Block block{b, n, p.queries, keys, s.program};
           const BlockMask mask = classify_block(a, block, s.hidden);
-          if (mask == BlockMask::kEmpty) continue;
+          if (mask == BlockMask::kEmpty) {
+            at = last_empty_block(a, block, at, p.hi);
+            continue;
+          }
           const bool has_nonfinite = block_has_nonfinite(a, finite, b, kv_head, at);
           const KeyBlock<Real> of_keys = load_keys<Stored>(a, s, products, b, kv_head, keys, has_nonfinite);
           const Strips<Real> strips(block, Products::kStrips ? mask : BlockMask::kFull, s.hidden,

@@ -233,7 +233,11 @@ bool decode_split(const HeedAttention& a, Nonfinite mode, int64_t b, int64_t kv_
     const BlockMask of_all = alike
                                  ? classify_block(a, {b, kv_head * queries_per_kv, queries, keys, s.program}, s.hidden)
                                  : BlockMask::kPartial;
-    if (of_all == BlockMask::kEmpty || (!alike && rules_out(a, {b, 0, queries, keys}))) continue;
+    if (of_all == BlockMask::kEmpty) {
+      at = last_empty_block(a, {b, kv_head * queries_per_kv, queries, keys}, at, hi);
+      continue;
+    }
+    if (!alike && rules_out(a, {b, 0, queries, keys})) continue;
     const bool has_nonfinite = mode == Nonfinite::kGuarded && !block_is_finite<Stored>(a, b, kv_head, keys);
     const Stored* key = row<Stored>(a.key, b, keys.begin, kv_head);
     const Stored* value = row<Stored>(a.value, b, keys.begin, kv_head);

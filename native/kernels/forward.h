@@ -343,7 +343,10 @@ bool forward_tile(const HeedAttention& a, const HeedForward& results, Nonfinite 
     const Span keys = block_keys(a, at, lo, hi, Products::kKeyUnit);
     const Block block{b, n, queries, keys, s.program};
     const BlockMask mask = classify_block(a, block, s.hidden);
-    if (mask == BlockMask::kEmpty) continue;
+    if (mask == BlockMask::kEmpty) {
+      at = last_empty_block(a, block, at, hi);
+      continue;
+    }
     const bool has_nonfinite = mode == Nonfinite::kGuarded && (finite ? block_has_nonfinite(a, finite, b, kv_head, at)
                                                                       : !block_is_finite<Stored>(a, b, kv_head, keys));
     if (has_nonfinite) mark_nonfinite<Stored>(a, block, kv_head, mask, s.hidden, nonfinite);

@@ -237,9 +237,12 @@ struct Judged {
       (hides(middle, end) ? end = *hi = middle : first = middle);
     }
   }
+  // Of the queries and the head of a block, and its keys or others.
   static Bounds judge(const HeedMaskRule& rule, const Block& block) {
-    const PairRange range{block.b,          block.n,         block.n, block.queries.begin, block.last_query(),
-                          block.keys.begin, block.last_key()};
+    return judge(rule, block, block.keys.begin, block.last_key());
+  }
+  static Bounds judge(const HeedMaskRule& rule, const Block& block, int64_t first_key, int64_t last_key) {
+    const PairRange range{block.b, block.n, block.n, block.queries.begin, block.last_query(), first_key, last_key};
     const Plan& plan = plan_of(rule);
     return bounds_of_step(plan, Rule::code(plan), Rule::result(plan), range);
   }
@@ -350,6 +353,28 @@ inline BlockMask classify_block(const HeedAttention& a, const Block& block, uint
   const uint64_t queries = bits_below(block.queries.length);
   if (!(seen & queries)) return BlockMask::kEmpty;
   return hides & queries ? BlockMask::kPartial : BlockMask::kFull;
+}
+
+// The last of the blocks of keys after block `at`, which is empty, up to which the verdicts of a program hide all keys
+// before `hi`; `at` if there is none. It gallops: a long run of empty blocks costs few verdicts.
+inline int64_t last_empty_block(const HeedAttention& a, const Block& block, int64_t at, int64_t hi) {
+  const int64_t end = (hi - 1) / kKeyBlock;
+  for (int r = 0; r < a.rule_count; ++r)
+    MaskRules::with(a.rules[r].kind, [&](auto rule) {
+      typedef decltype(rule) Rule;
+      if constexpr (__is_base_of(Judged<Rule>, Rule)) {
+        bool grows = true;
+        for (int64_t step = 1; step > 0 && at < end; step = grows ? 2 * step : step / 2) {
+          const int64_t next = min(at + step, end);
+          const int64_t last_key = min((next + 1) * kKeyBlock, hi) - 1;
+          if (Rule::hides(Rule::judge(a.rules[r], block, (at + 1) * kKeyBlock, last_key)))
+            at = next;
+          else
+            grows = false;
+        }
+      }
+    });
+  return at;
 }
 
 // Whether query x sees key y of a block that is not empty.

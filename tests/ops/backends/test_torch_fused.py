@@ -308,7 +308,9 @@ HIDDEN = {
 }
 FUNCTION = {
     "mask": Mask.where(lambda b, h, i, j: (j <= i + 2) & (j > i - 2) & (j + 7 * b < 11)),
-    "score_mod": lambda s, b, h, i, j: keras_ops.where(j == 5, keras_ops.exp(s), s),
+    "score_mod": lambda s, b, h, i, j: keras_ops.where(
+        j == 5, keras_ops.exp(s), keras_ops.where(j == 3, -1e31, s)
+    ),
 }
 
 

@@ -72,3 +72,9 @@ def test_torch_compile_leaves_functions_to_python() -> None:
         strict=True,
     ):
         tolerances.assert_gradients(found, expected, "float32")
+
+    def attend(x: Any) -> Any:
+        return dot_product_attention(x, x, x, score_mod=near)
+
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="compile without fullgraph=True"):
+        torch.compile(attend, backend="eager", fullgraph=True)(given[1])

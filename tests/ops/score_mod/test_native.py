@@ -112,6 +112,36 @@ def test_second_derivatives(_: int) -> None:
     both(lambda: gradients(of_gradients, tensors()))
 
 
+def test_empty_blocks_between_others_are_skipped() -> None:
+    """Runs of them, of any length, between blocks with pairs: no pair of these is left out."""
+    query, key = 130, 1500
+    rng = np.random.default_rng(3)
+    arrays = [rng.normal(size=(1, length, 1, H)).astype("float32") for length in (query, key, key)]
+    given = [ops.convert_to_tensor(x) for x in arrays]
+    given = [x.requires_grad_() for x in given] if BACKEND == "torch" else given
+
+    def keep(b: Any, n: Any, i: Any, j: Any) -> Any:
+        return (
+            (j < 4) | ((j > i + 290) & (j < i + 300)) | ((j > 1250 - i) & (j < 1255)) | (j == 700)
+        )
+
+    i, j = np.ogrid[:query, :key]
+    array = keep(0, 0, i, j)
+
+    def compute(mask: Any) -> list[Any]:
+        def loss(*x: Any) -> Any:
+            return ops.sum(ops.square(dot_product_attention(*x, mask=mask)))
+
+        return [dot_product_attention(*given, mask=mask), *gradients(loss, given)]
+
+    with heed.set_implementation("native"):
+        assert_alike(compute(Mask.where(keep)), compute(array))
+        one = [given[0][:, :1], *given[1:]]
+        assert_alike(
+            *([dot_product_attention(*one, mask=x)] for x in (Mask.where(keep), array[:1]))
+        )
+
+
 def test_heads_first_and_dropout() -> None:
     def compute() -> list[Any]:
         query, key, value, *rest = (

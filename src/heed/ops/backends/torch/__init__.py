@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from heed.ops.backends.torch.fused.flex import Flex
 from heed.ops.backends.torch.fused.implementation import Fused
 from heed.ops.backends.torch.fused.sdpa import Sdpa
 from heed.ops.backends.torch.fused.varlen import Varlen
+from heed.ops.backends.torch.graph_breaks import in_python
 from heed.ops.backends.torch.native.implementation import Native
 from heed.ops.backends.torch.operands import (
     PLAIN,
@@ -58,7 +60,7 @@ def as_written(function: _F) -> _F:
 
 
 constant_while_tracing = torch.compiler.assume_constant_result
-tracing.decorate(torch.compiler.disable)
+tracing.decorate(functools.partial(in_python, what="functions of scores and masks"))
 
 
 def convert_to_tensor(x: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
+from heed.ops.backends.torch.graph_breaks import in_python
 from heed.ops.backends.torch.operands import (
     are_transforms_active,
     is_observed,
@@ -53,13 +54,15 @@ class Kernel(Protocol):
         """
 
 
-@torch.compiler.disable
-def attend(
+def _attend(
     kernel: Kernel, spec: AttentionSpec, tensors: Tensors, return_lse: bool
 ) -> tuple[torch.Tensor, OptionalTensor]:
     """Return the output, and the log-sum-exp if requested. `torch.compile` leaves the call to Python."""
     output, lse, _ = _apply(_Attention, spec, kernel, return_lse, *tensors, *rest_of(spec))
     return output, lse
+
+
+attend = in_python(_attend, "this call")
 
 
 def rest_of(spec: AttentionSpec) -> Sequence[torch.Tensor]:

@@ -11,6 +11,7 @@ import torch
 from heed.ops.backends.torch.fused import _compiling
 from heed.ops.backends.torch.fused._nonfinite import ask_finite, is_recording
 from heed.ops.backends.torch.fused._protocol import Call, CannotRun, Results
+from heed.ops.backends.torch.graph_breaks import in_python
 from heed.ops.backends.torch.portable import blockwise
 from heed.ops.core.form import functions
 from heed.ops.spec import AttentionSpec, Tensors
@@ -29,7 +30,7 @@ def attend(call: Call, spec: AttentionSpec, tensors: Tensors, return_lse: bool) 
     return output, lse if return_lse else None
 
 
-_attend_in_python = torch.compiler.disable(attend)
+_attend_in_python = in_python(attend, "functions of scores and masks")
 
 
 class _Pass(NamedTuple):

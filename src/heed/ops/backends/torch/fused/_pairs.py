@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -105,7 +106,8 @@ def score_of(
     """Return the modified score of a pair from (score, is_bad, entry, head, i, j), and whether it counts.
 
     `is_bad` says that the query or the key is nonfinite, None that arithmetic decides. The score of a bad pair, or one
-    that the function makes nonfinite, has `MARK` in it.
+    that the function makes nonfinite, is `MARK`. Then the score of a pair that the function hides is -inf, and counts:
+    the gradient of a row that is NaN reaches all keys that the mask shows.
 
     Args:
         score: of a function.
@@ -127,14 +129,15 @@ def score_of(
         # Decides what is hidden, and gets no gradient.
         true = result(score)
         counts = ~(true <= HIDING_SCORE)
-        if sees is not None:
-            counts = counts & sees(entry, head, i, j)
+        sees_pair = True if sees is None else sees(entry, head, i, j)
+        counts = counts & sees_pair
         found = result(score, counts)
         if is_bad is None:
             return found, counts
-        # A product with 0, whose gradient is NaN where that of the row is.
-        found = torch.where(torch.isfinite(found), found, 0.0 * score)
         is_bad = is_bad | ~(torch.isfinite(true) | (true <= HIDING_SCORE))
-        return found + torch.where(is_bad, MARK, 0.0), counts | is_bad
+        found = torch.where(torch.isfinite(found), found, 0.0) + torch.where(is_bad, MARK, 0.0)
+        found = torch.where(counts | is_bad, found, -math.inf)
+        # A product with 0, whose gradient is NaN where that of the row is.
+        return found + 0.0 * torch.where(torch.isfinite(score), score, 0.0), sees_pair
 
     return modify

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 
 from heed.ops.backends.torch import derivatives
 from heed.ops.backends.torch.derivatives import TRAINED, OptionalTensor
+from heed.ops.backends.torch.graph_breaks import in_python
 from heed.ops.backends.torch.native import _call
 from heed.ops.backends.torch.operands import (
     are_transforms_active,
@@ -51,7 +52,7 @@ def run(
     return output, _call.lse_of(plan, statistics) if return_lse else None
 
 
-_run_in_python = torch.compiler.disable(run)
+_run_in_python = in_python(run, "functions of scores and masks")
 
 
 def _requires_grad(tensors: Sequence[OptionalTensor]) -> bool:
