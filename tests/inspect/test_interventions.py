@@ -516,7 +516,10 @@ def test_edits_gradients_and_scores_of_keras_hub(name, accelerated):
         with intervene(Edit(scored, "zero", edges=[(3, 0)])):
             other = circuit_scores(capture(model, inputs, size=None), tokens)
         assert (other - scores).ranking("duplicate")[0].layer == scored
-        labels = {x: tuple(list(map(str, range(n))) for n in w.shape[2:]) for x, w in found.weights.items()}
+        labels = {
+            x: tuple(list(map(str, range(n))) for n in w.shape[2:])
+            for x, w in found.weights.items()
+        }
         html = page(found, labels, scores=scores, lens=logit_lens(model, inputs)).html
         assert "Circuit scores" in html
 
@@ -524,7 +527,7 @@ def test_edits_gradients_and_scores_of_keras_hub(name, accelerated):
 def check_edits_of_places(model, inputs, found):
     """Check each kind of change by the values that a capture inside it records."""
     heads = [x for x in found.residual if x.endswith("heads")][-1]
-    output = [x for x in found.residual if x.endswith("/output")][0]
+    output = next(x for x in found.residual if x.endswith("/output"))
     plain = to_numpy(model(inputs, training=False))
     for place in (heads, output):
         before = found.residual[place]
@@ -542,7 +545,9 @@ def check_edits_of_places(model, inputs, found):
             if wanted is None:
                 count = before.shape[0] * before.shape[1]
                 sums = before.mean((0, 1), dtype=np.float64), np.abs(before).mean((0, 1))
-                assert_sum(new, *(np.broadcast_to(x, new.shape) for x in (sums[0],)), count, sums[1])
+                assert_sum(
+                    new, *(np.broadcast_to(x, new.shape) for x in (sums[0],)), count, sums[1]
+                )
             else:
                 np.testing.assert_array_equal(new, wanted[:, 2])
             same = np.array_equal(to_numpy(after.outputs), plain)
@@ -552,7 +557,9 @@ def check_edits_of_places(model, inputs, found):
 def check_edges(model, inputs, found, layer):
     """Check that an edge is hidden, patched and edited, and no other query changes."""
     before = found.weights[layer]
-    visible = [tuple(x) for x in np.argwhere((before[:, 0] > 0).all(0)) if before[:, :, x[0]].min() < 1]
+    visible = [
+        tuple(x) for x in np.argwhere((before[:, 0] > 0).all(0)) if before[:, :, x[0]].min() < 1
+    ]
     (i, j) = max(visible, key=lambda x: (x[0] > x[1], x))
     rest = [x for x in range(before.shape[2]) if x != i]
 

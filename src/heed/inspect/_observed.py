@@ -49,14 +49,13 @@ class ObservedAttention(WeightRows, Protocol):
 
     Attributes:
         output: the tensor that the model uses next: the result, or the weights themselves.
-        replaced_rows: the queries whose weights have been replaced.
     """
 
     output: Any
 
     @property
     def replaced_rows(self) -> frozenset[int]:
-        """See the class."""
+        """Name the queries whose weights have been replaced."""
         ...
 
     @property
