@@ -72,6 +72,8 @@ def test_the_lens_refuses_what_does_not_exist():
         logit_lens(model, x, layers="block_1")
     with pytest.raises(ValueError, match=r"`positions` must be in \[0, 6\)"):
         logit_lens(model, x, positions=[6])
+    with pytest.raises(TypeError, match=r"`positions` must be a list of integers.*positions=3"):
+        logit_lens(model, x, positions=3)
     with pytest.raises(ValueError, match="`model` must have blocks of a Transformer"):
         logit_lens(MultiHeadAttention(2, 4), x, call_arguments={"value": x})
 
@@ -232,6 +234,8 @@ def test_value_norms_by_hand(kind):
         norms.append(weights * np.linalg.norm(vectors, axis=-1)[:, :, None])
     # Sums over the features, over those of the heads and over the features again; the bias, and the weight.
     assert_sum(found, norms[0], 2 * D + projection[..., 0].size + 4, norms[1])
+    nothing = value_norms(layer, x[:, :0], call_arguments={"value": y})["a"]
+    assert nothing.shape == (len(x), 2, 0, 7)
 
 
 def test_value_norms_refuse_gated_heads():

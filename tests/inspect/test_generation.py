@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import heed
-from heed.inspect import capture, capture_generation, circuit_scores, plot_heads
+from heed.inspect import Lens, capture, capture_generation, circuit_scores, plot_heads
 from heed.inspect._generation import label_tokens
 
 WORDS = ["<pad>", "<s>", "▁one", "▁two", "▁three", "</s>"]
@@ -93,6 +93,9 @@ def test_each_step_is_a_capture_of_its_row() -> None:
     np.testing.assert_array_equal(found.inputs["token_ids"], [[1, 2, 3, 4, 4, 4]])
     scores = circuit_scores(whole, found.inputs["token_ids"])
     assert "Circuit scores" in found.page(scores=scores).html
+    lens = Lens({"layer/output": np.eye(6)[None]}, tuple(range(6)))
+    assert ">▁two</b> " in found.page(lens=lens).html
+    assert ">3!</b> " in found.page(lens=lens, token_name="{}!".format).html
     assert whole.residual["heads"].shape == (1, 6, 2, 4)
     with pytest.raises(ValueError, match=r"`number` must be in \[0, 3\).*Received: number=3"):
         found.step(3)

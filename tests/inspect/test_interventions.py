@@ -15,12 +15,16 @@ from heed.inspect import (
     Edit,
     ablate,
     capture,
+    circuit_scores,
+    contrast,
     gradient_times_attention,
     intervene,
     logit_lens,
+    page,
     patching_effects,
 )
 from heed.layers import AdditiveAttention, MultiHeadAttention
+from tests.inspect.families import FAMILIES, LENGTH, family
 from tests.inspect.models import MODELS, D, T, attended, chain, expected, sequence
 from tests.inspect.models import projected as projected_inputs
 from tests.inspect.test_residual import Block, own_model
@@ -482,3 +486,116 @@ def test_gradients_refuse_bad_arguments():
         gradient_times_attention(model, x, None)
     with pytest.raises(ValueError, match="`layers` must name"):
         gradient_times_attention(model, x, keras.ops.sum, layers=["nothing"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accelerated", [False, True], ids=["", "accelerated"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_edits_gradients_and_scores_of_keras_hub(name, accelerated):
+    """`test_attribution` tries the lens, attribution, patches and knockouts of the same models."""
+    with family(name, accelerated) as (model, inputs):
+        tokens = None
+        for option in ("decoder_token_ids", "token_ids"):
+            if name != "vit" and option in inputs:
+                tokens = np.stack([np.resize(ids[:3], LENGTH) for ids in inputs[option]])
+                inputs = {**inputs, option: tokens}
+                break
+        found = capture(model, inputs, residual=True, size=None)
+        check_edits_of_places(model, inputs, found)
+        layer = list(found.weights)[-1]
+        for layer in {found.kinds[x]: x for x in found}.values():  # one of each kind
+            check_edges(model, inputs, found, layer)
+        # A norm behind the attention lets nearly all change happen where the weights are nearly 0.
+        check_gradients(model, inputs, layer, sums_up=name != "gemma")
+        if tokens is None:
+            with pytest.raises(ValueError, match="`capture` must have whole self-attention"):
+                circuit_scores(found, [1, 1])
+            return
+        scores = circuit_scores(found, tokens)
+        assert set(scores.scores["previous"]) == {x for x in found if found.kinds[x] != "cross"}
+        scored = list(scores.scores["duplicate"])[-1]
+        with intervene(Edit(scored, "zero", edges=[(3, 0)])):
+            other = circuit_scores(capture(model, inputs, size=None), tokens)
+        assert (other - scores).ranking("duplicate")[0].layer == scored
+        labels = {
+            x: tuple(list(map(str, range(n))) for n in w.shape[2:])
+            for x, w in found.weights.items()
+        }
+        html = page(found, labels, scores=scores, lens=logit_lens(model, inputs)).html
+        assert "Circuit scores" in html
+
+
+def check_edits_of_places(model, inputs, found):
+    """Check each kind of change by the values that a capture inside it records."""
+    heads = [x for x in found.residual if x.endswith("heads")][-1]
+    output = next(x for x in found.residual if x.endswith("/output"))
+    plain = to_numpy(model(inputs, training=False))
+    at = 2 if isinstance(inputs, dict) else 0  # a class is read from the first position
+    for place in (heads, output):
+        before = found.residual[place]
+        for change, wanted in [
+            ("zero", np.zeros_like(before)),
+            ("mean", None),
+            ("resample", before[::-1]),
+            ("patch", before),
+            (lambda x: -x, -before),
+        ]:
+            run = found if change == "patch" else None
+            with intervene(Edit(place.removesuffix("/heads"), change, positions=[at], run=run)):
+                after = capture(model, inputs, residual=True)
+            new = after.residual[place][:, at]
+            if wanted is None:
+                count = before.shape[0] * before.shape[1]
+                sums = before.mean((0, 1), dtype=np.float64), np.abs(before).mean((0, 1))
+                assert_sum(
+                    new, *(np.broadcast_to(x, new.shape) for x in (sums[0],)), count, sums[1]
+                )
+            else:
+                np.testing.assert_array_equal(new, wanted[:, at])
+            same = np.array_equal(to_numpy(after.outputs), plain)
+            assert same == (change == "patch"), (place, change)
+
+
+def check_edges(model, inputs, found, layer):
+    """Check that an edge is hidden, patched and edited, and no other query changes."""
+    before = found.weights[layer]
+    visible = [
+        tuple(x) for x in np.argwhere((before[:, 0] > 0).all(0)) if before[:, :, x[0]].min() < 1
+    ]
+    (i, j) = max(visible, key=lambda x: (x[0] > x[1], x))
+    rest = [x for x in range(before.shape[2]) if x != i]
+
+    def run(change, run=None):
+        with intervene(Edit(layer, change, edges=[(i, j)], run=run)):
+            return capture(model, inputs, size=None).weights[layer]
+
+    hidden = run("zero")
+    assert not hidden[:, :, i, j].any()
+    others = np.delete(before[:, :, i], j, axis=-1).astype(np.float64)
+    wanted = np.insert(others / others.sum(-1, keepdims=True), j, 0, axis=-1)
+    assert_statistics(hidden[:, :, i], wanted, "float32")
+    edited = run(lambda w: w / 2)
+    assert_statistics(edited[:, :, i, j], before[:, :, i, j] / 2, "float32")
+    assert_statistics(run("patch", found), before, "float32")
+    for new in (hidden, edited):
+        assert_statistics(new[:, :, rest], before[:, :, rest], "float32")
+
+
+def check_gradients(model, inputs, layer, sums_up):
+    """Check that the integrals of a layer sum to what its attention adds, up to the error of the points taken."""
+    target = contrast(3, against=1)
+    sums = []
+    for steps in (8, 24):
+        shares = gradient_times_attention(model, inputs, target, steps=steps, layers=[layer])
+        sums.append(shares[layer].sum(dtype=np.float64))
+    with intervene(Edit(layer, "zero")):
+        without = number(target(model(inputs, training=False)))
+    whole = number(target(model(inputs, training=False)))
+    terms = shares[layer].size
+    rounding = sum_rounding(terms, np.abs(shares[layer]).sum() + abs(whole) + abs(without))
+    error = abs(sums[1] - (whole - without))
+    assert np.isfinite(error)
+    assert not sums_up or error < abs(sums[1] - sums[0]) + rounding
+    once = gradient_times_attention(model, inputs, target)
+    assert all(np.isfinite(x).all() for x in once.values())
+    assert once[layer].any()

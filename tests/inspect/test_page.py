@@ -263,7 +263,7 @@ def test_tables_of_circuits_and_of_the_lens():
     logits = np.log([[[0.5, 0.25, 0.15, 0.1], [0.1, 0.1, 0.2, 0.6]]])
     lens = Lens({"x/input": logits, "x/output": logits[:, ::-1]}, (2, 4))
     made = page(capture, words(6), scores=scores, lens=lens, token_name="<b \n".__getitem__)
-    assert rows_of_table(made.html, "Circuit scores") == [["<a>, head 1", "0.40", "0.00", "1.00"]]
+    assert rows_of_table(made.html, "Circuit scores") == [["<a>, head 0", "0.40", "0.00", "1.00"]]
     first, second = "< 0.50 b 0.25 ␣ 0.15", "⏎ 0.60 ␣ 0.20 < 0.10"
     assert rows_of_table(made.html, "Logit lens") == [
         ["2 w2", first, second],

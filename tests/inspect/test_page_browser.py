@@ -50,9 +50,9 @@ def looking(shift, weight=0.9):
 
 
 def planted():
-    """Return layers a and b: a/1 attends 3 ahead, a/2 attends 5 ahead, b is causal and attends to the previous token.
+    """Return layers a and b: a/0 attends 3 ahead, a/1 attends 5 ahead, b is causal and attends to the previous token.
 
-    Thumbnails: the mean of a, a/1, a/2, the mean of b, b/1, b/2.
+    Thumbnails: the mean of a, a/0, a/1, the mean of b, b/0, b/1.
     """
     before = np.eye(T, k=-1, dtype="float32")
     before[0, 0] = 1
@@ -141,7 +141,7 @@ def test_the_matrix_is_the_weights(show):
     row, column = 2.5 / T, 5.5 / T
     assert colour_of(tab, column, row) == pytest.approx(COLOURS[1], abs=26)  # 0.9, not 1
     assert colour_of(tab, row, column)[0] < COLOURS[0][0] - 8, "a weak weight is darker than none"
-    tab.locator("#grid button").nth(4).click()  # b, head 1: causal
+    tab.locator("#grid button").nth(4).click()  # b, head 0: causal
     assert colour_of(tab, 1.5 / T, 2.5 / T) == COLOURS[1]
     assert colour_of(tab, 0.5 / T, 2.5 / T) == COLOURS[0]
     assert colour_of(tab, 5.5 / T, 2.5 / T) is None, "later keys are left clear"
@@ -171,15 +171,15 @@ def test_filters_of_layer_head_and_kind(show):
     tab.locator("#layer").select_option("b")
     assert heads.count() == 3
     assert name.inner_text().startswith("b, mean of 2 heads")
-    tab.locator("#head").select_option("2")
+    tab.locator("#head").select_option("1")
     assert heads.count() == 1
-    assert name.inner_text().startswith("b, head 2")
+    assert name.inner_text().startswith("b, head 1")
     tab.locator("#kind").select_option("self-attention")
     assert heads.count() == 0
     assert tab.locator("#none").is_visible()
     tab.locator("#layer").select_option("all")
     assert heads.count() == 1
-    assert name.inner_text().split() == ["a,", "head", "2", "self-attention"]
+    assert name.inner_text().split() == ["a,", "head", "1", "self-attention"]
 
 
 def test_the_threshold_hides_weak_weights(show):
@@ -219,11 +219,11 @@ def test_the_keyboard_reaches_everything(show):
     assert tab.evaluate(outline) == "solid"
     press("ArrowDown")
     press("ArrowRight")
-    assert tab.locator("#name").inner_text().startswith("b, head 1")
+    assert tab.locator("#name").inner_text().startswith("b, head 0")
     press("ArrowRight")
     press("ArrowRight")
     press("ArrowUp")
-    assert tab.locator("#name").inner_text().startswith("a, head 2")
+    assert tab.locator("#name").inner_text().startswith("a, head 1")
     press("Home")
     assert tab.locator("#name").inner_text().startswith("a, mean of 2 heads")
     press("ArrowRight")
@@ -389,7 +389,7 @@ def test_an_encoder_and_a_decoder_begin_with_the_cross_attention(show):
     arrays = {"encoder": random_weights(1, 1, 3, 3), "cross": cross}
     capture = Capture(arrays, {"encoder": "self", "cross": "cross"})
     tab = show(capture, words(4), key_tokens=words(3, "k"))
-    assert tab.locator("#name").inner_text().startswith("cross, head 1")
+    assert tab.locator("#name").inner_text().startswith("cross, head 0")
     tab.locator("#rows li").nth(3).hover()
     assert readout(tab) == "w3 attends to k1 1.00"
     tab.locator("#grid button").nth(0).click()
@@ -422,7 +422,7 @@ def test_rows_without_weights_and_some_rows_of_some_heads(show):
         {"a": w}, {"a": "self"}, heads={"a": [2, 9]}, rows={"a": [0, 4, 8]}, lengths={"a": (10, 10)}
     )
     tab = show(capture, words(10))
-    assert tab.locator("#grid .head").all_inner_texts() == ["mean", "3", "10"]
+    assert tab.locator("#grid .head").all_inner_texts() == ["mean", "2", "9"]
     assert tab.locator("#rows li").all_inner_texts() == ["w0", "w4", "w8"]
     tab.locator("#grid button").nth(1).click()
     tab.locator("#rows li").nth(1).hover()
@@ -454,7 +454,7 @@ def test_the_mean_of_heads_comes_first(show):
     assert tab.locator("#grid button").count() == 2
     tab.locator("#head").select_option("all")
     one = Capture({"a": looking(3)}, {"a": "self"})
-    assert show(one, words(T)).locator("#name").inner_text().startswith("a, head 1")
+    assert show(one, words(T)).locator("#name").inner_text().startswith("a, head 0")
 
 
 def test_a_phone(show):
@@ -511,10 +511,13 @@ def test_tables_below_the_heads(show, width, touch):
     assert lens.evaluate("e => e === document.activeElement")
     assert lens.evaluate("e => getComputedStyle(e).outlineStyle") == "solid"
     assert lens.evaluate("e => e.scrollWidth > e.clientWidth")
+    position = lens.locator("tbody th").first
+    left = position.bounding_box()["x"]
     tab.keyboard.press("ArrowRight")
     for _ in range(15):  # frames of a smooth scroll
         on_screen(tab)
     assert lens.evaluate("e => e.scrollLeft") > 0
+    assert position.bounding_box()["x"] == left, "the position of a row stays in sight"
 
 
 @pytest.mark.parametrize("colours", ["light", "dark"])

@@ -352,8 +352,8 @@ def _attribute_heads(heads: Seen, g: Floats) -> Floats | None:
 
 def _project_heads(projection: Any, place: Place, x: Any) -> list[Floats]:
     """Return what a projection makes of each head (B, T, N, V) alone, without its bias: N times (B, T, D)."""
-    B, T, N, _ = x.shape
-    shape = (B, T, -1) if len(place.raw_shape) == 3 else x.shape
+    B, T, N, V = x.shape
+    shape = (B, T, N * V) if len(place.raw_shape) == 3 else x.shape
     if len(place.raw_shape) > 4:
         shape = place.raw_shape
     with current().without_gradients():
@@ -362,7 +362,7 @@ def _project_heads(projection: Any, place: Place, x: Any) -> list[Floats]:
         for head in range(N):
             alone = ops.where((np.arange(N) == head)[:, None], x, ops.zeros((), x.dtype))
             y = _widen(projection(ops.reshape(alone, shape))) - nothing
-            found.append(y.reshape(B, T, -1))
+            found.append(y.reshape(B, T, y.shape[-1]))
     return found
 
 
@@ -419,6 +419,9 @@ def value_norms(
                     "Layers must project their heads by a layer that heed knows by its name, such as `output_dense`. "
                     f"Received: {names[full]!r}, without one"
                 )
+            if not w.size:
+                norms[names[full]] = w
+                continue
             attention = seen.place.attention
             if isinstance(attention, FusedAttention):
                 if not _is_sum(seen.x, [attention.heads]):
@@ -488,7 +491,8 @@ def gradient_times_attention(
     Raises:
         ValueError, TypeError: as `capture`, or if L is not a scalar tensor.
 
-    Numerics: the points are those of Gauss and Legendre, exact for polynomials of degree 2 steps - 1 in a.
+    Numerics: the points are those of Gauss and Legendre, exact for polynomials of degree 2 steps - 1 in a. Where a
+        layer normalises the output of its attention (Gemma 2), L changes near a = 0 only, and the sum misses it.
 
     Source: Chefer et al., "Generic Attention-Model Explainability for Interpreting Bi-Modal and Encoder-Decoder
         Transformers", 2021, who keep the positive part and average over heads; Hao et al., "Self-Attention

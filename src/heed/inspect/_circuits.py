@@ -99,7 +99,8 @@ def circuit_scores(capture: Capture, tokens: Any) -> CircuitScores:
 
     Args:
         capture: of a decoder, with whole weights (`size=None`) of all rows; other layers than self-attention of T
-            tokens are left out. `repeated_tokens` are the best inputs.
+            tokens are left out. Of an encoder-decoder model capture the decoder's `layers`: an encoder that reads as
+            many tokens would be scored on those of the decoder. `repeated_tokens` are the best inputs.
         tokens: (B, T) or (T,) integers, the inputs of the capture.
 
     Returns:

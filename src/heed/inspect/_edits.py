@@ -69,8 +69,8 @@ class Edit:
             raise TypeError(f"`run` must be a Capture. Received: {type(self.run).__name__}")
         if self.change == "patch" and self.run is None:
             raise ValueError('`run` must be given for change="patch". Received: run=None')
-        self.heads = _to_integers("heads", self.heads)
-        self.positions = _to_integers("positions", self.positions)
+        self.heads = _names.to_integers("heads", self.heads)
+        self.positions = _names.to_integers("positions", self.positions)
         if self.edges is not None:
             edges = np.array([tuple(edge) for edge in self.edges])
             if edges.ndim != 2 or edges.shape[1] != 2 or edges.dtype.kind not in "iu":
@@ -369,14 +369,6 @@ def check_source(
             f"Received: {tuple(source.shape)} for {tuple(x.shape)} at {name!r}"
         )
     return source
-
-
-def _to_integers(option: str, given: Any) -> tuple[int, ...] | None:
-    if given is None:
-        return None
-    if isinstance(given, str) or not isinstance(given, (Sequence, np.ndarray, range)):
-        raise TypeError(f"`{option}` must be a list of integers. Received: {option}={given!r}")
-    return tuple(_names.to_integer(option, i) for i in given)
 
 
 def _check_range(option: str, chosen: Any, limit: int, place: Place) -> NDArray[Any] | None:

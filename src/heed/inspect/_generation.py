@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ class Generation:
         inputs: what the model read at last, (1, T) arrays by name, such as "token_ids": for `logit_lens(model, inputs)`
             and `circuit_scores(capture, inputs["token_ids"])`.
         steps: the row of each step, in order; step n wrote the token `tokens[steps[n] + 1]`.
+        token_name: returns the label of a token of the vocabulary. Default: its number.
     """
 
     text: str
@@ -43,6 +44,7 @@ class Generation:
     capture: Capture
     inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     steps: range = range(0)
+    token_name: Callable[[int], str] = str
 
     def step(self, number: int) -> Capture:
         """Return the attention of one step: the row that wrote a token, of the layers that ran in the step.
@@ -90,12 +92,13 @@ class Generation:
         Args:
             path, title: as for `heed.inspect.page`. The default title is the text.
             step: which step, as for `step`. Default: all rows.
-            **tables: `scores`, `lens` and `token_name`, as for `heed.inspect.page`.
+            **tables: `scores`, `lens` and `token_name`, as for `heed.inspect.page`. By default a lens names the tokens
+                as the axes do.
         """
         title = self.text if title is None else title
         seen = self.capture if step is None else self.step(step)
         labels = {name: self.layer_tokens[name] for name in seen}
-        return page(seen, labels, path, title=title, **tables)
+        return page(seen, labels, path, title=title, **{"token_name": self.token_name, **tables})
 
     def __repr__(self) -> str:
         source = "" if self.source_tokens is None else f" from {len(self.source_tokens)}"
@@ -158,7 +161,9 @@ def capture_generation(
     source = inputs.get("encoder_token_ids")
     steps = range(max(1, seen["prompt_length"]) - 1, len(ids) - 1)
     sources = None if source is None else label(source[0])
-    return Generation(text, label(ids), sources, found, inputs, steps)
+    return Generation(
+        text, label(ids), sources, found, inputs, steps, lambda token: label([token])[0]
+    )
 
 
 def _check_model(model: Any) -> Any:

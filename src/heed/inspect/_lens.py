@@ -116,9 +116,9 @@ def logit_lens(
 
 
 def _check_positions(positions: Sequence[int] | None, shape: tuple[int, ...]) -> tuple[int, ...]:
-    if positions is None:
+    chosen = _names.to_integers("positions", positions)
+    if chosen is None:
         return tuple(range(shape[1]))
-    chosen = tuple(_names.to_integer("positions", i) for i in positions)
     length = shape[1] if len(shape) > 2 else 0
     if not chosen or min(chosen) < 0 or max(chosen) >= length:
         raise ValueError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from heed.number_checks import integer
 
 
@@ -75,3 +77,16 @@ def to_integer(option: str, value: Any) -> int:
     if number is None:
         raise TypeError(f"`{option}` must be an integer. Received: {option}={value!r}")
     return number
+
+
+def to_integers(option: str, given: Any) -> tuple[int, ...] | None:
+    """Return the values of an option as ints, None as it is.
+
+    Raises:
+        TypeError: if it is no list, or one value is not an integer.
+    """
+    if given is None:
+        return None
+    if isinstance(given, str) or not isinstance(given, (Sequence, np.ndarray)):
+        raise TypeError(f"`{option}` must be a list of integers. Received: {option}={given!r}")
+    return tuple(to_integer(option, i) for i in given)

@@ -49,7 +49,6 @@ class ObservedAttention(WeightRows, Protocol):
 
     Attributes:
         output: the tensor that the model uses next: the result, or the weights themselves.
-        replaced_rows: the queries whose weights have been replaced.
     """
 
     output: Any

@@ -40,8 +40,8 @@ def scores_table(scores: CircuitScores) -> str:
         for head in range(len(row)):
             values = [float(scores.scores[kind][name][head]) for kind in SCORES]
             cells = (_cell(f"{x:{'+' if scores.compared else ''}.2f}", x) for x in values)
-            # Heads have the numbers that the page has above.
-            rows.append(_row(f"{html.escape(name)}, head {head + 1}", cells))
+            place = html.escape(name).replace("/", "/<wbr>")  # where a narrow window may break it
+            rows.append(_row(f"{place}, head {head}", cells))
     note = _DIFFERENCES_NOTE if scores.compared else _SCORES_NOTE
     return _section("scores", "Circuit scores", note, ["head", *SCORES], rows)
 

@@ -80,14 +80,14 @@ def test_attention_opens_switches_and_closes(show):
     tab.locator("#layer").select_option("encoder 1")
     assert tab.locator("#name").inner_text().startswith("encoder 1, mean of 2 heads")
     tab.locator("#grid button").nth(2).click()
-    assert tab.locator("#name").inner_text().startswith("encoder 1, head 2")
+    assert tab.locator("#name").inner_text().startswith("encoder 1, head 1")
     tab.locator("#rows li").nth(1).hover()
     assert tab.locator("#readout").inner_text().startswith("1 attends to")
     button = second.get_by_role("button", name="Show attention")
     button.click()
     second.locator("#grid button[aria-selected=true]").wait_for()
     assert tab.locator("#grid").count() == 1, "one at a time"
-    assert tab.locator("#name").inner_text().startswith("encoder 1, head 2"), "it stays chosen"
+    assert tab.locator("#name").inner_text().startswith("encoder 1, head 1"), "it stays chosen"
     assert tab.locator("[aria-expanded=true]").count() == 1
     button.click()
     tab.locator("#grid").wait_for(state="detached")

@@ -68,12 +68,12 @@ def test_words_heads_and_layers(show, live):
     tab.locator("#keys li").nth(2).hover()
     assert tab.locator("#readout").inner_text().startswith("2 is attended to by")
     tab.locator("#grid button").nth(2).click()
-    assert tab.locator("#name").inner_text().startswith("encoder 1, head 2")
+    assert tab.locator("#name").inner_text().startswith("encoder 1, head 1")
     tab.locator("#threshold").fill("40")
     tab.locator("#layer").select_option("encoder 1")
     type_in(tab, "4")
     assert tab.locator("#keys li").all_inner_texts() == ["en", *"1234"]
-    assert tab.locator("#name").inner_text().startswith("encoder 1, head 2"), "it stays chosen"
+    assert tab.locator("#name").inner_text().startswith("encoder 1, head 1"), "it stays chosen"
     assert tab.locator("#threshold").input_value() == "40"
     assert tab.locator("#layer option:checked").inner_text() == "encoder 1"
     assert tab.locator("#grid button").count() == 3

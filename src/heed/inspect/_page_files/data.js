@@ -80,7 +80,7 @@ function mean(heads) {
   return { layer, l, column: MEAN, number: MEAN, highest, whole: { codes, T, S }, pooled: new Map() };
 }
 
-const nameOf = ({ number, layer }) => (number === MEAN ? `mean of ${layer.heads.length} heads` : `head ${number + 1}`);
+const nameOf = ({ number, layer }) => (number === MEAN ? `mean of ${layer.heads.length} heads` : `head ${number}`);
 
 // Returns a function that removes the leading and trailing folders that all names share.
 function labels(names) {

@@ -18,7 +18,7 @@ function makeHeads(data, state, select, changed, kept) {
   // For each filter, the property of a head that it compares, and its choices.
   const filters = {
     layer: [(head) => head.l, data.layers.map((layer, l) => [l, layer.name])],
-    head: [(head) => head.number, numbersOf(data.heads).map((n) => [n, n === MEAN ? "mean" : n + 1])],
+    head: [(head) => head.number, numbersOf(data.heads).map((n) => [n, n === MEAN ? "mean" : n])],
     kind: [(head) => head.layer.kind, Object.entries(KINDS).filter(([kind]) => data.layers.some((layer) => layer.kind === kind))],
   };
   const passes = (head) => Object.entries(filters).every(([id, [of]]) => $(id).value === "" || $(id).value === String(of(head)));
@@ -48,7 +48,7 @@ function makeHeads(data, state, select, changed, kept) {
     $("none").hidden = heads.length > 0;
     if (heads.length) {
       grid.append(element("span", {}));
-      for (const n of numbers) grid.append(element("span", { className: "head", textContent: n === MEAN ? "mean" : n + 1, ariaHidden: "true" }));
+      for (const n of numbers) grid.append(element("span", { className: "head", textContent: n === MEAN ? "mean" : n, ariaHidden: "true" }));
     }
     let row = null, last = null;
     for (const head of heads) {
