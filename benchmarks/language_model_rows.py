@@ -184,7 +184,11 @@ def measure_generate(rounds: int) -> Iterator[Row | str]:
             same[weights] = np.mean((generate(model, long) == expected)[:, -more:])
             require_engine(acceleration[weights])
         inputs = prompts(SIZES.prompt, room=room)
-        sides = [partial(generate, stock, short), partial(generate, stock, long), read]
+        sides: list[Callable[[], object]] = [
+            partial(generate, stock, short),
+            partial(generate, stock, long),
+            read,
+        ]
         sides += [partial(generate, model, inputs) for model in fast.values()]
         times: list[list[float]] = [[] for _ in sides]
         for turn in range(max(2, rounds - 1)):

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
+import keras
+
 from heed.acceleration.hub._fingerprints import FINGERPRINTS
 from heed.acceleration.hub.cache_readers import PACKAGE
 from heed.layers.overrides import find_override
@@ -65,6 +67,44 @@ def require(layer: Any, name: str) -> Any:
             raise LeftToKerasError(f"{_named(layer)} has its own `{own}`")
     _require_unhooked(layer)
     return layer
+
+
+def find_foreign_attention(model: Any) -> str | None:
+    """Name what of a model's layers with attention is defined by others than Keras and KerasHub; None if nothing is.
+
+    Such a layer may see other positions than its mask lets it see.
+    """
+    for layer in model._flatten_layers(include_self=False):
+        parts = (cls for part in layer._flatten_layers() for cls in type(part).__mro__)
+        if not any("Attention" in cls.__name__ for cls in parts):
+            continue
+        for cls in type(layer).__mro__:
+            if issubclass(cls, keras.layers.Layer) and _origin(cls.__module__) not in _KNOWN:
+                return f"{_named(layer)} is a {cls.__name__}"
+            for name, function in _functions(cls):
+                own = vars(layer).get(name, function)
+                if not (_is_known(function) and (own is function or _is_known(own))):
+                    return f"{_named(layer)} has its own `{name}`"
+    return None
+
+
+_KNOWN = {"keras", PACKAGE, "heed", "tensorflow", "torch", "jax", "builtins"}
+
+
+def _origin(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _is_known(function: Any) -> bool:
+    """Return whether a function and each that it wraps are of Keras, KerasHub, heed or a framework."""
+    while function is not None:
+        names = getattr(function, "__globals__", None)
+        if names is None and not inspect.isroutine(function):
+            return False  # an object that is called
+        if names is not None and _origin(names["__name__"]) not in _KNOWN:
+            return False
+        function = getattr(function, "__wrapped__", None)
+    return True
 
 
 def require_keras(layer: Any, cls: type, *methods: str) -> Any:
