@@ -505,8 +505,11 @@ def test_edits_gradients_and_scores_of_keras_hub(name, accelerated):
         layer = list(found.weights)[-1]
         for layer in {found.kinds[x]: x for x in found}.values():  # one of each kind
             check_edges(model, inputs, found, layer)
-        # A norm behind the attention lets nearly all change happen where the weights are nearly 0.
-        check_gradients(model, inputs, layer, sums_up=name != "gemma")
+        # Behind a norm, L changes while the weights are below the root of its epsilon: 400 points meet that, 24 do not.
+        for part in model._flatten_layers():
+            if part.name == "post_attention_norm":
+                part.epsilon = 0.01
+        check_gradients(model, inputs, layer)
         if tokens is None:
             with pytest.raises(ValueError, match="`capture` must have whole self-attention"):
                 circuit_scores(found, [1, 1])
@@ -581,7 +584,7 @@ def check_edges(model, inputs, found, layer):
         assert_statistics(new[:, :, rest], before[:, :, rest], "float32")
 
 
-def check_gradients(model, inputs, layer, sums_up):
+def check_gradients(model, inputs, layer):
     """Check that the integrals of a layer sum to what its attention adds, up to the error of the points taken."""
     target = contrast(3, against=1)
     sums = []
@@ -593,9 +596,7 @@ def check_gradients(model, inputs, layer, sums_up):
     whole = number(target(model(inputs, training=False)))
     terms = shares[layer].size
     rounding = sum_rounding(terms, np.abs(shares[layer]).sum() + abs(whole) + abs(without))
-    error = abs(sums[1] - (whole - without))
-    assert np.isfinite(error)
-    assert not sums_up or error < abs(sums[1] - sums[0]) + rounding
+    assert abs(sums[1] - (whole - without)) < abs(sums[1] - sums[0]) + rounding
     once = gradient_times_attention(model, inputs, target)
     assert all(np.isfinite(x).all() for x in once.values())
     assert once[layer].any()
