@@ -37,7 +37,10 @@ class Kernel(Protocol):
     def forward(
         self, spec: AttentionSpec, tensors: Tensors
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return output, log-sum-exp, and a vector for `backward`: numbers for each of B, N and T."""
+        """Return output, log-sum-exp, and a vector for `backward`: numbers for each of B, N and T.
+
+        The log-sum-exp may be a part of the vector.
+        """
 
     def backward(
         self,
@@ -158,7 +161,8 @@ class _Attention(torch.autograd.Function):
     def forward(spec: AttentionSpec, kernel: Kernel, return_lse: bool, *inputs: Any) -> Any:
         spec = _with_rest(spec, inputs[_OPERANDS:])
         output, lse, statistics = kernel.forward(spec, Tensors(*inputs[:_OPERANDS]))
-        return output, lse if return_lse else None, statistics
+        # PyTorch differentiates no result that shares its memory with another.
+        return output, lse.clone() if return_lse else None, statistics
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -172,15 +173,39 @@ def forward(spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, torch.
     """Return the output; log-sum-exp and softmax, one after the other, in one vector; and the plan."""
     plan = plan_of(spec, tensors)
     tensors = _readable(tensors)
-    query = tensors.query
-    output = query.new_empty(plan.output_shape)
-    statistics = query.new_empty(plan.statistics, dtype=plan.compute)
-    call = _attention(plan, tensors)
-    lse = statistics.data_ptr()
-    softmax = lse + plan.rows * statistics.element_size()
-    results = _FORWARD.pack(output.data_ptr(), *plan.output_strides, lse, softmax)
-    check(load()[0].heed_forward(call, results, torch.get_num_threads()))
+    output = tensors.query.new_empty(plan.output_shape)
+    statistics = tensors.query.new_empty(plan.statistics, dtype=plan.compute)
+    _run(plan, tensors, output, statistics.data_ptr())
     return output, statistics, plan
+
+
+class _Scratch(threading.local):
+    """Memory of a thread for statistics that nobody wants, which is quicker than a new tensor."""
+
+    def __init__(self) -> None:
+        self.memory = ctypes.create_string_buffer(1 << 16)
+        self.address = ctypes.addressof(self.memory)
+
+
+_scratch = _Scratch()
+
+
+def forward_alone(spec: AttentionSpec, tensors: Tensors) -> torch.Tensor:
+    """Return the output as `forward` does, without the statistics."""
+    plan = plan_of(spec, tensors)
+    if plan.statistics * plan.compute.itemsize > len(_scratch.memory):
+        return forward(spec, tensors)[0]
+    tensors = _readable(tensors)
+    output = tensors.query.new_empty(plan.output_shape)
+    _run(plan, tensors, output, _scratch.address)
+    return output
+
+
+def _run(plan: Plan, tensors: Tensors, output: torch.Tensor, lse: int) -> None:
+    """Let the core write the output, and the statistics at the address `lse`."""
+    softmax = lse + plan.rows * plan.compute.itemsize
+    results = _FORWARD.pack(output.data_ptr(), *plan.output_strides, lse, softmax)
+    check(load()[0].heed_forward(_attention(plan, tensors), results, torch.get_num_threads()))
 
 
 def lse_of(plan: Plan, statistics: torch.Tensor) -> torch.Tensor:

@@ -47,9 +47,11 @@ def run(
     if observed or not has_memory:
         return _run_op(spec, tensors, return_lse)
     if torch.is_grad_enabled() and _requires_grad((*tensors, *spec.score.operands)):
-        return derivatives.attend(KERNEL, spec, tensors, return_lse)
+        return derivatives.attend(_EAGER_KERNEL, spec, tensors, return_lse)
+    if not return_lse:
+        return _call.forward_alone(spec, tensors), None
     output, statistics, plan = _call.forward(spec, tensors)
-    return output, _call.lse_of(plan, statistics) if return_lse else None
+    return output, _call.lse_of(plan, statistics)
 
 
 _run_in_python = in_python(run, "functions of scores and masks")
@@ -121,7 +123,16 @@ class _Kernel:
         )
 
 
+class _EagerKernel(_Kernel):
+    """The native kernels, for a call of which `run` knows that they can read it and nothing observes it."""
+
+    def forward(self, spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, ...]:
+        output, statistics, plan = _call.forward(spec, tensors)
+        return output, _call.lse_of(plan, statistics), statistics
+
+
 KERNEL: Any = _Kernel()
+_EAGER_KERNEL: Any = _EagerKernel()
 
 
 def _in_places(tensors: Tensors, found: Iterator[Any], trained: Sequence[bool]) -> list[Any]:
