@@ -5,8 +5,6 @@
 // them, what depends on neither once.
 #pragma once
 
-#include <type_traits>
-
 #include "arena.h"
 #include "block.h"
 #include "operations.h"
@@ -294,12 +292,22 @@ struct Typed<K, HEED_FLOAT> {
   typedef typename K::F Vector;
 };
 
+// The first operand of an operation: a condition of `Where`, else a value as the result is.
+template <class K, class Operation, class V>
+struct FirstOperand {
+  typedef V Vector;
+};
+template <class K, class V>
+struct FirstOperand<K, Where, V> {
+  typedef typename K::I Vector;
+};
+
 template <class K, class Operation, int kType>
 void run_operation(const ReadyStep& s, int first, int rows, int vectors) {
   typedef typename Typed<K, kType>::Vector V;
-  typedef std::conditional_t<std::is_same_v<Operation, Where>, typename K::I, V> First;
+  typedef typename FirstOperand<K, Operation, V>::Vector First;
   constexpr OperationNeeds kNeeds = Operation::kNeeds;
-  constexpr bool kUnrolled = !std::is_base_of_v<NoBounds, Operation>;  // others take longer than their loop
+  constexpr bool kUnrolled = !__is_base_of(NoBounds, Operation);  // others take longer than their loop
   const Operand &a = s.operands[0], &b = s.operands[1], &c = s.operands[2];
   const char *row_a = a.at(first, 0), *row_b = b.at(first, 0), *row_c = c.at(first, 0);
   char* row = s.result.at(first, 0);
