@@ -24,7 +24,7 @@ with clean_up_on_signals():
 
 @pytest.fixture
 def _heard_hangup():
-    """These tests themselves may run under `nohup`."""
+    """Hear hangups, as the tests themselves may run under `nohup`."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
