@@ -697,7 +697,8 @@ inline void modify_scores(const Plan& plan, const Block& block, ScoreLayout layo
   const auto hides = [](V score) { return score <= static_cast<Real>(HEED_MASK_VALUE); };
   const int vectors = run.vectors(), idle = layout.across == kOnQuery ? block.queries.length : vectors * kLanes<Real>;
   run.strips([&](int first, int rows) {
-    V least[4] = {broadcast(kInfinity<Real>), *least, *least, *least};
+    V least[4];
+    for (V& x : least) x = broadcast(kInfinity<Real>);
     for (int y = 0; y < rows; ++y) {
       const char* from = modified.at(first, y);
       Real* to = scores + (first + y) * layout.row;

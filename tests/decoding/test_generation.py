@@ -14,6 +14,7 @@ from heed.decoding._incremental_decoder import DecodingState, IncrementalDecoder
 from heed.decoding._sampling import draw
 from heed.models import Transformer, explain_generate, generate
 from heed.models.config import POSITIONS
+from heed.ops.backends import current
 from tests.backend import on_tensorflow, tf
 from tests.decoding.scores import allowed_log_probabilities, log_probabilities
 from tests.graphs import allocated, traced
@@ -853,3 +854,10 @@ def test_more_results_than_there_are(options, message):
 def test_several_results_of_no_rows():
     tokens, scores = scored(small_model(), sources()[:0], method="beam", num_results=2)
     assert (tokens.shape, scores.shape) == ((0, 2, 8), (0, 2))
+
+
+def test_inputs_of_a_repeated_graph_go_by_their_names():
+    run = current().compile_graph_when_repeated(lambda x: x["source"] - 2.0 * x["prompt"])
+    for size in (1, 2, 3):  # first called directly, then as one graph
+        inputs = {"source": keras.ops.ones((size,)), "prompt": keras.ops.zeros((size,))}
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(run(inputs)), np.ones(size))

@@ -27,6 +27,34 @@ from heed.layers.normalization import NORMALIZATIONS
 from heed.number_checks import check_integer
 
 
+def residual_step(
+    x: Any,
+    read: Any,
+    part: Callable[[Any], Any],
+    norm: Any,
+    post_norm: Callable[[Any], Any] | None,
+    add: Callable[[Any, Any], Any],
+    norm_first: bool,
+) -> tuple[Any, ...]:
+    """Add what a part of a Transformer layer makes of `read` to x; return the sum and the other outputs of the part.
+
+    Args:
+        x: (B, T, D).
+        read: (B, T, D), normalised first if `norm_first`.
+        part: returns a sequence (B, T, D), or a tuple that begins with one.
+        norm: normalises what is read, or the sum.
+        post_norm: normalises what is added; None: nothing does.
+        add: adds the change to x, after dropout.
+        norm_first: normalise what is read, not the sum.
+    """
+    result = part(norm(read) if norm_first else read)
+    change, *rest = result if isinstance(result, (tuple, list)) else (result,)
+    if post_norm is not None:
+        change = post_norm(change)
+    x = add(x, change)
+    return (x if norm_first else norm(x)), *rest
+
+
 class _TransformerLayer(SequenceLayer, AttentionLayer):
     """The base of both layers: their arguments, their parts, and the step around each part."""
 
@@ -127,16 +155,12 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
         read: Any = None,
     ) -> tuple[Any, ...]:
         """Add a part to the sequence; return the sum and the other outputs of the part, which reads `read`, or x."""
+
+        def add(x: Any, change: Any) -> Any:
+            return dropout.add(x, change, training)
+
         read = x if read is None else read
-        result = part(norm(read) if self.norm_first else read)
-        change, *rest = result if isinstance(result, (tuple, list)) else (result,)
-        post_norm = self.post_norm(norm)
-        if post_norm is not None:
-            change = post_norm(change)
-        x = dropout.add(x, change, training)
-        if not self.norm_first:
-            x = norm(x)
-        return x, *rest
+        return residual_step(x, read, part, norm, self.post_norm(norm), add, self.norm_first)
 
     def _feed_forward_step(self, x: Any, inputs: Any, training: bool | None) -> Any:
         def part(x: Any) -> Any:

@@ -21,7 +21,11 @@ from heed.layers._embedding import TokenEmbedding
 from heed.layers._feed_forward import FeedForward
 from heed.layers._multi_head_attention import MultiHeadAttention
 from heed.layers._positions import LearnedPositions, SinusoidalPositions
-from heed.layers._transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
+from heed.layers._transformer_layers import (
+    TransformerDecoderLayer,
+    TransformerEncoderLayer,
+    residual_step,
+)
 from heed.layers.attend import pack_outputs
 from heed.layers.dropout import Dropout
 from heed.layers.flat_dense import FlatDense, FlatEinsumDense
@@ -391,15 +395,17 @@ def _step(
     read: Any = None,
 ) -> tuple[Any, ...]:
     """Apply a part of a Transformer layer, which reads `read` or x, with its residual connection and normalisation."""
-    read = x if read is None else read
-    result = part(copy.normalize(read, norm, layer) if layer.norm_first else read)
-    change, *rest = result if isinstance(result, (tuple, list)) else (result,)
-    if (post_norm := layer.post_norm(norm)) is not None:
-        change = copy.normalize(change, post_norm, layer)
-    change = copy.drop(change, dropout, layer, training)
-    add = copy.layer(layer, f"{norm.name.removesuffix('_norm')}_add", keras.layers.Add)
-    x = add([x, change])
-    return (x if layer.norm_first else copy.normalize(x, norm, layer)), *rest
+
+    def normalize_by(norm: Any) -> Callable[[Any], Any] | None:
+        return None if norm is None else lambda y: copy.normalize(y, norm, layer)
+
+    def add(x: Any, change: Any) -> Any:
+        change = copy.drop(change, dropout, layer, training)
+        name = f"{norm.name.removesuffix('_norm')}_add"
+        return copy.layer(layer, name, keras.layers.Add)([x, change])
+
+    norms = normalize_by(norm), normalize_by(layer.post_norm(norm))
+    return residual_step(x, x if read is None else read, part, *norms, add, layer.norm_first)
 
 
 def _feed_forward_step(

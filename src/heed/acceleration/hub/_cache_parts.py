@@ -21,7 +21,7 @@ _NOTE = "_heed_part_of_cache"
 
 
 class CacheParts(StandIn):
-    """Stand for `keras.ops.stack(parts, axis)`.
+    """A stand-in for `keras.ops.stack(parts, axis)`.
 
     Args:
         parts: tensors, or other `CacheParts`, of one shape and dtype.

@@ -58,7 +58,7 @@ class _ArgumentsReadError(Exception):
 
 
 class Generate:
-    """Stand for a model's `generate_function`.
+    """A stand-in for a model's `generate_function`.
 
     Args:
         model: of KerasHub.

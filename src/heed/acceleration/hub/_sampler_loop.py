@@ -38,7 +38,7 @@ from heed.acceleration.hub.cache_readers import (
     find_reading,
     reason_to_leave,
 )
-from heed.acceleration.hub.recognition import find_foreign_attention
+from heed.acceleration.hub.recognition import has_foreign_attention
 from heed.acceleration.hub.repeated import RepeatedRows
 from heed.acceleration.hub.stand_in import StandIn
 from heed.keras_modules import backend_module
@@ -162,7 +162,7 @@ def _find_prompt_mask(model: Any, inputs: Any) -> Any | None:
         or not isinstance(inputs, dict)
         or set(inputs) != set(reading.inputs)
         or getattr(type(sampler).__call__, "__qualname__", "") not in _SAMPLERS
-        or find_foreign_attention(model) is not None
+        or has_foreign_attention(model)
     ):
         return None
     return inputs[reading.prompt_mask]

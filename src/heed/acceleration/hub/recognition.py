@@ -69,8 +69,8 @@ def require(layer: Any, name: str) -> Any:
     return layer
 
 
-def find_foreign_attention(model: Any) -> str | None:
-    """Name what of a model's layers with attention is defined by others than Keras and KerasHub; None if nothing is.
+def has_foreign_attention(model: Any) -> bool:
+    """Return whether others than Keras and KerasHub define what some layer with attention does.
 
     Such a layer may see other positions than its mask lets it see.
     """
@@ -80,12 +80,12 @@ def find_foreign_attention(model: Any) -> str | None:
             continue
         for cls in type(layer).__mro__:
             if issubclass(cls, keras.layers.Layer) and _origin(cls.__module__) not in _KNOWN:
-                return f"{_named(layer)} is a {cls.__name__}"
+                return True
             for name, function in _functions(cls):
                 own = vars(layer).get(name, function)
                 if not (_is_known(function) and (own is function or _is_known(own))):
-                    return f"{_named(layer)} has its own `{name}`"
-    return None
+                    return True
+    return False
 
 
 _KNOWN = {"keras", PACKAGE, "heed", "tensorflow", "torch", "jax", "builtins"}

@@ -15,7 +15,7 @@ from heed.acceleration.hub.stand_in import StandIn
 
 
 class RepeatedRows(StandIn):
-    """Stand for `keras.ops.repeat(tensor, repeats, axis=0)`.
+    """A stand-in for `keras.ops.repeat(tensor, repeats, axis=0)`.
 
     Args:
         tensor: (B, ...) with known sizes.

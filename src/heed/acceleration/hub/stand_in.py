@@ -9,7 +9,7 @@ from keras import ops
 
 
 class StandIn(ABC):
-    """Stand for a tensor, to which the framework of Keras' backend converts it."""
+    """What stands for a tensor, to which the framework of Keras' backend converts it."""
 
     @property
     @abstractmethod

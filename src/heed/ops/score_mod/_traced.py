@@ -47,7 +47,7 @@ class _Users(list):
 
 
 class _Source:
-    """Stand for the operation that made a leaf."""
+    """What stands for the operation that made a leaf."""
 
     def __init__(self, lower: Lower):
         self._outbound_nodes = _Users(lower)

@@ -87,8 +87,7 @@ def resolved(x: torch.Tensor) -> torch.Tensor:
 
 def readable(x: torch.Tensor) -> torch.Tensor:
     """Return the tensor with its numbers in memory, and features side by side: copied only if it must be."""
-    if x.is_neg() or x._is_zerotensor():
-        return resolved(x)
+    x = resolved(x)
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
