@@ -85,8 +85,8 @@ FAULTS = (
     Fault(
         "post-norm normalises before the sum",
         f"{_LAYERS}/_transformer_layers.py",
-        "        if not self.norm_first:\n            x = norm(x)\n",
-        "",
+        "    x = add(x, change)\n    return (x if norm_first else norm(x)), *rest",
+        "    x = add(x, change if norm_first else norm(change))\n    return x, *rest",
         (f"{_OF_LAYERS}/test_transformer_layers.py",),
     ),
     Fault(
