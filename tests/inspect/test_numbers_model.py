@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from heed.inspect import capture, plot_alignment
+from tests.backend import on_tensorflow
 
 UNITS = "one two three four five six seven eight nine".split()
 TENS = "ten twenty thirty forty fifty sixty seventy eighty ninety".split()
@@ -27,6 +28,7 @@ def rings(translator, number: int) -> list[tuple[str, str, int]]:
     return [(w, labels[ringed[t]], ringed[t]) for t, w in enumerate(shown) if w in DIGIT]
 
 
+@on_tensorflow  # which trains it
 @pytest.mark.slow
 def test_words_read_the_digits_that_they_name(tmp_path):
     from heed.seq2seq import NumbersTask, Translator, start_run, train
