@@ -133,17 +133,29 @@ def seconds_of(run: Callable[..., Any], *arguments: Any) -> float:
 
 
 class Reading:
-    """Reads so many bytes from memory, the machine's cores together; it takes turns with what reads weights."""
+    """Measures how fast the machine's cores together read so many bytes; it takes turns with what reads weights.
+
+    Attributes:
+        rates: of each turn, in bytes a second: that of its fastest reading, as a limit is what can be reached.
+    """
 
     def __init__(self, size: float) -> None:
         count = int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
         self._arrays = [np.ones(max(1, int(size / 4 / count)), np.int32) for _ in range(count)]
         self._pool = ThreadPoolExecutor(count)  # NumPy releases the GIL
-        self.size = sum(array.nbytes for array in self._arrays)
+        self.rates: list[float] = []
 
     def __call__(self) -> None:
-        """Read all bytes once."""
+        """Take one turn."""
+        size = sum(array.nbytes for array in self._arrays)
+        self.rates.append(size / min(seconds_of(self._read) for _ in range(5)))
+
+    def _read(self) -> None:
         list(self._pool.map(np.max, self._arrays))
+
+    def rate(self) -> float:
+        """Return the median of the rates."""
+        return statistics.median(self.rates)
 
 
 def bytes_a_token(weights: str) -> float:
@@ -196,7 +208,7 @@ def measure_generate(rounds: int) -> Iterator[Row | str]:
             some = sides if turn == 0 or length == SIZES.lengths[0] else sides[:3]
             for side, found in zip(some, times, strict=False):
                 found.append(seconds_of(side))
-        start, end, reading, *ours = map(statistics.median, times)
+        start, end, _, *ours = map(statistics.median, times)
         theirs = start + (length - few) * max(end - start, 0) / (more - few)
         what = f"{title}: `generate` of {length} tokens, "
         for weights, took in zip(fast, ours, strict=True):
@@ -207,7 +219,7 @@ def measure_generate(rounds: int) -> Iterator[Row | str]:
                 note += "; OTHER TOKENS"
             name = f"{what}accelerated in {weights} against stock KerasHub"
             yield Row(name, theirs / took, bar(least), unit="times", note=note)
-        rate = read.size / reading
+        rate = read.rate()
         most = rate / bytes_a_token("float32")
         note = f"{most:.1f} tokens a second: {bytes_a_token('float32') / 1e9:.2f} GB a token at {rate / 1e9:.1f} GB/s"
         name = f"{what}the most that memory allows in float32 against stock KerasHub"
@@ -282,7 +294,7 @@ def _against_llama_cpp(
     same = np.mean(generate(model, one)[0] == decode(SIZES.decoded))
     first = prompts(SIZES.prompt, room=SIZES.prompt + 1)
     memory = Reading(bytes_a_token(weights))
-    ours, theirs, our_start, their_start, reading = alternate(
+    ours, theirs, our_start, their_start, _ = alternate(
         lambda: generate(model, one),
         lambda: decode(SIZES.decoded),
         lambda: generate(model, first),
@@ -299,7 +311,7 @@ def _against_llama_cpp(
     note = f"{rates[0]:.1f} and {rates[1]:.1f} tokens a second; {same:.0%} the same tokens{beyond_limit()}"
     name = f"{weights}: decoding, against llama.cpp {_PEERS[weights]}"
     yield Row(name, rates[0] / rates[1], bar(_DECODING[weights]), unit="times", note=note)
-    rate, most = bytes_a_token(weights) * rates[0], memory.size / reading
+    rate, most = bytes_a_token(weights) * rates[0], memory.rate()
     name = f"{weights}: share of the memory's bandwidth in decoding"
     note = f"{rate / 1e9:.1f} of {most / 1e9:.1f} GB/s"
     yield Row(name, rate / most, bar(0.75), note=note)
