@@ -7,6 +7,7 @@ tangents, come from the portable form.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeAlias
@@ -28,6 +29,7 @@ from heed.ops.spec import AttentionSpec, Tensors
 OptionalTensor: TypeAlias = "torch.Tensor | None"
 # The places in `Tensors` of the operands that get gradients.
 TRAINED = (0, 1, 2, 3, 6)
+_of_trained = operator.itemgetter(*TRAINED)
 _OPERANDS = len(Tensors._fields)
 
 
@@ -35,11 +37,11 @@ class Kernel(Protocol):
     """Computes an attention and its gradients, of tensors that nothing transforms."""
 
     def forward(
-        self, spec: AttentionSpec, tensors: Tensors
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self, spec: AttentionSpec, tensors: Tensors, return_lse: bool
+    ) -> tuple[torch.Tensor, OptionalTensor, torch.Tensor]:
         """Return output, log-sum-exp, and a vector for `backward`: numbers for each of B, N and T.
 
-        The log-sum-exp may be a part of the vector.
+        The log-sum-exp may be a part of the vector, or None where it is not requested.
         """
 
     def backward(
@@ -57,15 +59,17 @@ class Kernel(Protocol):
         """
 
 
-def _attend(
+def attend(
     kernel: Kernel, spec: AttentionSpec, tensors: Tensors, return_lse: bool
 ) -> tuple[torch.Tensor, OptionalTensor]:
     """Return the output, and the log-sum-exp if requested. `torch.compile` leaves the call to Python."""
+    if torch.compiler.is_compiling():
+        return _attend_in_python(kernel, spec, tensors, return_lse)
     output, lse, _ = _apply(_Attention, spec, kernel, return_lse, *tensors, *rest_of(spec))
     return output, lse
 
 
-attend = in_python(_attend, "this call")
+_attend_in_python = in_python(attend, "this call")
 
 
 def rest_of(spec: AttentionSpec) -> Sequence[torch.Tensor]:
@@ -143,15 +147,16 @@ def _in_places(gradients: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
 def _alive(saved: Sequence[Any]) -> Sequence[Any]:
     """Return saved tensors without the wrappers of transformations that have ended, as after `torch.func.vjp`."""
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    if not any(x is not None and wrapped(x) for x in saved):
-        return saved
-    return [None if x is None else torch._C._functorch.unwrap_if_dead(x) for x in saved]
+    for x in saved:
+        if x is not None and wrapped(x):
+            unwrap = torch._C._functorch.unwrap_if_dead
+            return [None if x is None else unwrap(x) for x in saved]
+    return saved
 
 
 def _trained(spec: AttentionSpec, tangents: Sequence[Any]) -> list[Any]:
     """Return those of the trained operands, of one for each operand, tensor of the mask and operand of the score."""
-    others = _split_rest(spec, tangents[_OPERANDS:])[1]
-    return [*(tangents[place] for place in TRAINED), *others]
+    return [*_of_trained(tangents), *_split_rest(spec, tangents[_OPERANDS:])[1]]
 
 
 class _Attention(torch.autograd.Function):
@@ -160,9 +165,10 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(spec: AttentionSpec, kernel: Kernel, return_lse: bool, *inputs: Any) -> Any:
         spec = _with_rest(spec, inputs[_OPERANDS:])
-        output, lse, statistics = kernel.forward(spec, Tensors(*inputs[:_OPERANDS]))
+        operands = Tensors(*inputs[:_OPERANDS])
+        output, lse, statistics = kernel.forward(spec, operands, return_lse)
         # PyTorch differentiates no result that shares its memory with another.
-        return output, lse.clone() if return_lse else None, statistics
+        return output, lse.clone() if return_lse and lse is not None else None, statistics
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -177,11 +183,12 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, output_gradient: Any, lse_gradient: Any, _: Any) -> Any:
         *inputs, output, statistics = _alive(ctx.saved_tensors)
         wanted = _trained(ctx.spec, ctx.needs_input_grad[3:])
-        received = output.detach(), statistics, output_gradient, lse_gradient
+        received = statistics, output_gradient, lse_gradient
+        arguments = ctx.spec, ctx.kernel, wanted
         if torch.is_grad_enabled() or is_transformed() or is_observed():
-            found = _apply(_Gradient, ctx.spec, ctx.kernel, wanted, *received, *inputs)
+            found = _apply(_Gradient, *arguments, output.detach(), *received, *inputs)
         else:
-            found = _Gradient.forward(ctx.spec, ctx.kernel, wanted, *received, *inputs)
+            found = _Gradient.forward(*arguments, output, *received, *inputs)
         return None, None, None, *_in_places(found, inputs)
 
     @staticmethod

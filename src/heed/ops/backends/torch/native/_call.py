@@ -7,6 +7,7 @@ between them. `ctypes` passes bytes much quicker than structures.
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 import threading
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 from heed.ops.backends.torch.operands import (
-    have_memory,
+    PLAIN,
+    are_readable,
     in_order,
     readable,
     resolved,
@@ -35,6 +37,7 @@ _OPERANDS = struct.Struct("=QqqqQqqqQqqq")
 _QUERY = structs.Attention.query.offset
 _REST = _QUERY + _OPERANDS.size
 _FORWARD = struct.Struct("=QqqqQQ")
+_BACKWARD = struct.Struct("=QqqqQQqqqQQqqqQqqqQqqqQQQ")
 
 
 class Plan(NamedTuple):
@@ -51,8 +54,7 @@ class Plan(NamedTuple):
         rows: B * N * T.
         statistics: how many numbers log-sum-exp and softmax take.
         compute: the dtype of scores and sums.
-        dtype: of query, key, value and output.
-        shapes: of query, key and value.
+        kept_forms: shape and dtype of query, key, value, output and statistics, which wait for the backward pass.
         captured: of each captured array of the functions, how many numbers its gradient has; None where it gets none.
     """
 
@@ -66,8 +68,7 @@ class Plan(NamedTuple):
     rows: int
     statistics: int
     compute: torch.dtype
-    dtype: torch.dtype
-    shapes: tuple[tuple[int, ...], ...]
+    kept_forms: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     captured: tuple[int | None, ...]
 
 
@@ -100,7 +101,10 @@ def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
     numbers = tuple(operands[x - first].numel() if x in trained else None for x in captured)
     sizes: Any = (spec.batch, spec.heads, spec.lengths, spec.widths)  # known: no graphs
     batch, (heads, _), (T, _), (_, V) = sizes
-    call = describe(form, _DTYPES[tensors.query.dtype], *sizes)
+    dtype, compute = tensors.query.dtype, _COMPUTE[spec.dtype]
+    output_shape = (*tensors.query.shape[:-1], V)
+    shapes = (*(tuple(x.shape) for x in tensors[:3]), output_shape)
+    call = describe(form, _DTYPES[dtype], *sizes)
     kept = fill(call, form, place)
     softmax = load()[0].heed_softmax_size(ctypes.byref(call))
     rows = batch * heads * T
@@ -110,14 +114,13 @@ def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
         packed[_REST:],
         [*operands, *kept],
         (0, spec.length_axis, spec.heads_axis or 0),
-        (*tensors.query.shape[:-1], V),
+        output_shape,
         (T * heads * V, V, T * V) if spec.layout == "BNTH" else (T * heads * V, heads * V, V),
         spec.lse_shape,
         rows,
         rows + softmax,
-        _COMPUTE[spec.dtype],
-        tensors.query.dtype,
-        tuple(tuple(x.shape) for x in tensors[:3]),
+        compute,
+        (*((shape, dtype) for shape in shapes), ((rows + softmax,), compute)),
         numbers,
     )
 
@@ -158,22 +161,19 @@ def _attention(plan: Plan, tensors: Tensors) -> bytes:
 
 def _readable(tensors: Tensors) -> Tensors:
     """Return the tensors as the core reads them: features side by side, vectors in order."""
-    query, key, value = map(readable, tensors[:3])
-    if tensors[3:] != _ALONE:
-        of_bias = resolved if tensors.score_vector is None else in_order  # a vector, as the others
-        functions = of_bias, in_order, in_order, in_order
-        others = zip(functions, tensors[3:], strict=True)
-        return Tensors(query, key, value, *(None if x is None else of(x) for of, x in others))
-    if query is tensors[0] and key is tensors[1] and value is tensors[2]:
-        return tensors
-    return Tensors(query, key, value)
+    if tensors[3:] == _ALONE:
+        return tensors if are_readable(tensors[:3]) else Tensors(*map(readable, tensors[:3]))
+    of_bias = resolved if tensors.score_vector is None else in_order  # a vector, as the others
+    functions = of_bias, in_order, in_order, in_order
+    others = (None if x is None else of(x) for of, x in zip(functions, tensors[3:], strict=True))
+    return Tensors(*map(readable, tensors[:3]), *others)
 
 
 def forward(spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor, Plan]:
     """Return the output; log-sum-exp and softmax, one after the other, in one vector; and the plan."""
     plan = plan_of(spec, tensors)
     tensors = _readable(tensors)
-    output = tensors.query.new_empty(plan.output_shape)
+    output = tensors.query.new_empty(*plan.output_shape)  # quicker than of a tuple
     statistics = tensors.query.new_empty(plan.statistics, dtype=plan.compute)
     _run(plan, tensors, output, statistics.data_ptr())
     return output, statistics, plan
@@ -196,7 +196,7 @@ def forward_alone(spec: AttentionSpec, tensors: Tensors) -> torch.Tensor:
     if plan.statistics * plan.compute.itemsize > len(_scratch.memory):
         return forward(spec, tensors)[0]
     tensors = _readable(tensors)
-    output = tensors.query.new_empty(plan.output_shape)
+    output = tensors.query.new_empty(*plan.output_shape)  # quicker than of a tuple
     _run(plan, tensors, output, _scratch.address)
     return output
 
@@ -237,43 +237,42 @@ def backward(
     tensors = _readable(tensors)
     output, statistics = readable(output), in_order(statistics)
     output_gradient = readable(output_gradient)
-    call = _attention(plan, tensors)
-    query = tensors.query
     gradients = [torch.empty_like(x, memory_format=strides) for x in tensors[:3]]
-    order = plan.order
-    run = structs.Backward(
-        structs.Tensor(*_place(output, order)),
-        statistics.data_ptr() + plan.rows * statistics.element_size(),
-        structs.Tensor(*_place(output_gradient, order)),
-    )
     if lse_gradient is not None:
         lse_gradient = in_order(lse_gradient.to(plan.compute))
-        run.lse_gradient = lse_gradient.data_ptr()
-    run.query_gradient, run.key_gradient, run.value_gradient = (
-        structs.Tensor(*_place(x, order)) for x in gradients
-    )
-    library, threads = load()[0], torch.get_num_threads()
+    empty = functools.partial(tensors.query.new_empty, dtype=plan.compute)
     of_bias = of_vector = None
     if tensors.score_vector is not None:
-        of_vector, of_bias = (torch.empty_like(tensors.score_vector) for _ in range(2))
-        run.score_vector_gradient, run.bias_gradient = of_vector.data_ptr(), of_bias.data_ptr()
-    of_captured = [
-        query.new_empty(n, dtype=plan.compute) if is_wanted and n is not None else None
-        for n, is_wanted in zip(plan.captured, wanted[5:], strict=False)
-    ]
-    addresses = [None if x is None else x.data_ptr() for x in of_captured]
-    pointers = (ctypes.c_void_p * max(1, len(plan.captured)))(*addresses)
-    run.capture_gradients = ctypes.addressof(pointers)
-    results = ctypes.byref(run)
+        of_vector, of_bias = (empty(tensors.score_vector.shape) for _ in range(2))
+    elif tensors.bias is not None and wanted[3]:
+        of_bias = empty(tensors.bias.shape)
+    captured = zip(plan.captured, wanted[5:], strict=False)
+    of_captured = [empty(n) if is_wanted and n is not None else None for n, is_wanted in captured]
+    pointers = (ctypes.c_void_p * len(plan.captured))(*map(_address, of_captured))
+    order = plan.order
+    results = _BACKWARD.pack(
+        *_place(output, order),
+        statistics.data_ptr() + plan.rows * plan.compute.itemsize,
+        *_place(output_gradient, order),
+        _address(lse_gradient),
+        *_place(gradients[0], order),
+        *_place(gradients[1], order),
+        *_place(gradients[2], order),
+        _address(of_vector),
+        _address(of_bias),
+        ctypes.addressof(pointers) if plan.captured else 0,
+    )
+    call, library, threads = _attention(plan, tensors), load()[0], torch.get_num_threads()
     check(library.heed_backward(call, results, threads))
     if tensors.score_vector is not None:
         return [*gradients, None if tensors.bias is None else of_bias, of_vector]
-    if tensors.bias is not None and wanted[3]:
-        of_bias = query.new_empty(tensors.bias.shape, dtype=plan.compute)
-        run.bias_gradient = of_bias.data_ptr()
-        if of_bias.numel():  # an empty one has no address, which would mean that there is none
-            check(library.heed_bias_gradient(call, results, threads))
+    if of_bias is not None and of_bias.numel():
+        check(library.heed_bias_gradient(call, results, threads))
     return [*gradients, of_bias, None, *of_captured[: len(spec.score.operands)]]
+
+
+def _address(x: torch.Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
 
 
 def _check_kept(
@@ -281,10 +280,8 @@ def _check_kept(
 ) -> None:
     """Refuse what a hook of saved tensors has given back, if the core would read past its memory."""
     kept = (*tensors[:3], output, statistics)
-    shapes = (*plan.shapes, plan.output_shape, (plan.statistics,))
-    dtypes = (*[plan.dtype] * 4, plan.compute)
-    for x, shape, dtype in zip(kept, shapes, dtypes, strict=True):
-        if tuple(x.shape) != shape or x.dtype != dtype or not have_memory([x]):
+    for x, (shape, dtype) in zip(kept, plan.kept_forms, strict=True):
+        if x.shape != shape or x.dtype != dtype or type(x) not in PLAIN or not x.is_cpu:
             raise ValueError(
                 "Hooks of saved tensors must give back tensors on the CPU of the shape and dtype that they got. "
                 f"Received: shape={tuple(x.shape)}, dtype={x.dtype} on {x.device} for shape={shape}, dtype={dtype}"

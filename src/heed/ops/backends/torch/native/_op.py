@@ -46,7 +46,7 @@ def run(
         return derivatives.attend(KERNEL, spec, tensors, return_lse)
     if observed or not has_memory:
         return _run_op(spec, tensors, return_lse)
-    if torch.is_grad_enabled() and _requires_grad((*tensors, *spec.score.operands)):
+    if torch.is_grad_enabled() and (_requires_grad(tensors) or _requires_grad(spec.score.operands)):
         return derivatives.attend(_EAGER_KERNEL, spec, tensors, return_lse)
     if not return_lse:
         return _call.forward_alone(spec, tensors), None
@@ -85,7 +85,9 @@ def _have_memory(spec: AttentionSpec, tensors: Tensors) -> bool:
     return False
 
 
-def _forward(spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, ...]:
+def _forward(
+    spec: AttentionSpec, tensors: Tensors
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return output, log-sum-exp in memory of its own, and the statistics for the backward pass."""
     output, statistics, plan = _call.forward(spec, tensors)
     return output, _call.lse_of(plan, statistics).clone(), statistics
@@ -94,7 +96,9 @@ def _forward(spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, ...]:
 class _Kernel:
     """The native kernels."""
 
-    def forward(self, spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, ...]:
+    def forward(
+        self, spec: AttentionSpec, tensors: Tensors, return_lse: bool
+    ) -> tuple[torch.Tensor, OptionalTensor, torch.Tensor]:
         # Recorded below a transformation, as in `torch.func.linearize`.
         if is_observed() or not have_memory(tensors):
             return torch.ops.heed.attention(*_Call.of(spec, tensors))
@@ -126,9 +130,11 @@ class _Kernel:
 class _EagerKernel(_Kernel):
     """The native kernels, for a call of which `run` knows that they can read it and nothing observes it."""
 
-    def forward(self, spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, ...]:
+    def forward(
+        self, spec: AttentionSpec, tensors: Tensors, return_lse: bool
+    ) -> tuple[torch.Tensor, OptionalTensor, torch.Tensor]:
         output, statistics, plan = _call.forward(spec, tensors)
-        return output, _call.lse_of(plan, statistics), statistics
+        return output, _call.lse_of(plan, statistics) if return_lse else None, statistics
 
 
 KERNEL: Any = _Kernel()

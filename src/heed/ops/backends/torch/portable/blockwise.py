@@ -93,7 +93,9 @@ def tangent(spec: AttentionSpec, tensors: Tensors, tangents: Several) -> list[to
 class _Kernel:
     """The portable kernel. The backward pass computes all it needs again."""
 
-    def forward(self, spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, ...]:
+    def forward(
+        self, spec: AttentionSpec, tensors: Tensors, return_lse: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         output, lse = forward(spec, tensors)
         return output, lse, lse.new_empty(0)
 
