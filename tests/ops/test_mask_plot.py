@@ -6,6 +6,7 @@ import io
 
 import numpy as np
 import pytest
+from keras import ops
 
 from heed import Mask
 
@@ -15,7 +16,7 @@ def test_the_picture_is_the_mask(T, S):
     mask = Mask.window(2, 1, "bottom_right") & Mask.lengths([S - 1])
     figure = mask.plot(T, S)
     (image,) = figure.axes[0].get_images()
-    allowed = mask.to_dense(T, S).numpy()[0, 0]
+    allowed = ops.convert_to_numpy(mask.to_dense(T, S))[0, 0]
     np.testing.assert_array_equal(np.asarray(image.get_array()), allowed)
     hidden, seen = image.to_rgba(np.array([[False, True]]))[0, :, :3] @ [0.2126, 0.7152, 0.0722]
     assert hidden - seen > 0.5
