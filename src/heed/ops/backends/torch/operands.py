@@ -78,25 +78,27 @@ def has_values(x: Any) -> bool:
     return not (x.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(x))
 
 
+def _is_lazy(x: torch.Tensor) -> bool:
+    """Return whether the tensor has no memory, or other numbers than its memory."""
+    return x.is_neg() or x._is_zerotensor()
+
+
 def resolved(x: torch.Tensor) -> torch.Tensor:
     """Return the tensor with its numbers in memory, at any strides: copied only if it must be."""
-    if x.is_neg() or x._is_zerotensor():
-        return x.clone(memory_format=torch.contiguous_format)
-    return x
+    return x.clone(memory_format=torch.contiguous_format) if _is_lazy(x) else x
+
+
+def are_readable(tensors: Iterable[torch.Tensor]) -> bool:
+    """Return whether all tensors have their numbers in memory, and features side by side."""
+    for x in tensors:  # noqa: SIM110  (a third of the time of `all`)
+        if (x.stride()[-1] != 1 and x.shape[-1] != 1) or _is_lazy(x):
+            return False
+    return True
 
 
 def readable(x: torch.Tensor) -> torch.Tensor:
     """Return the tensor with its numbers in memory, and features side by side: copied only if it must be."""
-    x = resolved(x)
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
-def are_readable(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether `readable` would return all tensors as they are."""
-    for x in tensors:  # noqa: SIM110  (a third of the time of `all`)
-        if (x.stride()[-1] != 1 and x.shape[-1] != 1) or x.is_neg() or x._is_zerotensor():
-            return False
-    return True
+    return x if are_readable((x,)) else in_order(x)
 
 
 def in_order(x: torch.Tensor) -> torch.Tensor:

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 from heed.ops.backends.torch.operands import (
-    PLAIN,
     are_readable,
+    have_memory,
     in_order,
     readable,
     resolved,
@@ -32,12 +32,25 @@ _DTYPES = {getattr(torch, name): name for name in structs.DTYPES}
 _COMPUTE = {"float32": torch.float32, "float64": torch.float64}
 # The other operands of an attention that has none.
 _ALONE = (None, None, None, None)
-# Three of `HeedTensor`, and where they are.
-_OPERANDS = struct.Struct("=QqqqQqqqQqqq")
+
+
+def _packer(*structures: type[ctypes.Structure]) -> struct.Struct:
+    """Return what packs the numbers of structures, whose fields all have 64 bits, one after the other."""
+
+    def codes(structure: Any) -> str:
+        if issubclass(structure, ctypes.Structure):
+            return "".join(codes(kind) for _, kind in structure._fields_)
+        return {ctypes.c_void_p: "Q", ctypes.c_int64: "q"}[structure]
+
+    return struct.Struct("=" + "".join(map(codes, structures)))
+
+
+# Query, key and value, and where they are.
+_OPERANDS = _packer(*[structs.Tensor] * 3)
 _QUERY = structs.Attention.query.offset
 _REST = _QUERY + _OPERANDS.size
-_FORWARD = struct.Struct("=QqqqQQ")
-_BACKWARD = struct.Struct("=QqqqQQqqqQQqqqQqqqQqqqQQQ")
+_FORWARD = _packer(structs.Forward)
+_BACKWARD = _packer(structs.Backward)
 
 
 class Plan(NamedTuple):
@@ -266,7 +279,7 @@ def backward(
     check(library.heed_backward(call, results, threads))
     if tensors.score_vector is not None:
         return [*gradients, None if tensors.bias is None else of_bias, of_vector]
-    if of_bias is not None and of_bias.numel():
+    if of_bias is not None and of_bias.numel():  # an empty one has no address
         check(library.heed_bias_gradient(call, results, threads))
     return [*gradients, of_bias, None, *of_captured[: len(spec.score.operands)]]
 
@@ -280,8 +293,9 @@ def _check_kept(
 ) -> None:
     """Refuse what a hook of saved tensors has given back, if the core would read past its memory."""
     kept = (*tensors[:3], output, statistics)
+    are_here = have_memory(kept)
     for x, (shape, dtype) in zip(kept, plan.kept_forms, strict=True):
-        if x.shape != shape or x.dtype != dtype or type(x) not in PLAIN or not x.is_cpu:
+        if x.shape != shape or x.dtype != dtype or not (are_here or have_memory([x])):
             raise ValueError(
                 "Hooks of saved tensors must give back tensors on the CPU of the shape and dtype that they got. "
                 f"Received: shape={tuple(x.shape)}, dtype={x.dtype} on {x.device} for shape={shape}, dtype={dtype}"
