@@ -59,17 +59,15 @@ class Kernel(Protocol):
         """
 
 
-def attend(
+def _attend(
     kernel: Kernel, spec: AttentionSpec, tensors: Tensors, return_lse: bool
 ) -> tuple[torch.Tensor, OptionalTensor]:
     """Return the output, and the log-sum-exp if requested. `torch.compile` leaves the call to Python."""
-    if torch.compiler.is_compiling():
-        return _attend_in_python(kernel, spec, tensors, return_lse)
     output, lse, _ = _apply(_Attention, spec, kernel, return_lse, *tensors, *rest_of(spec))
     return output, lse
 
 
-_attend_in_python = in_python(attend, "this call")
+attend = in_python(_attend, "this call")
 
 
 def rest_of(spec: AttentionSpec) -> Sequence[torch.Tensor]:
