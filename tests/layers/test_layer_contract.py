@@ -18,7 +18,7 @@ from heed.layers import (
     TransformerDecoderLayer,
     TransformerEncoderLayer,
 )
-from tests.backend import on_tensorflow
+from tests.backend import BACKEND, on_tensorflow
 from tests.layers import contract
 from tests.layers.contract import LayerCase, Tensor
 
@@ -229,6 +229,7 @@ def test_training(case):
     contract.check_training(case)
 
 
+@pytest.mark.skipif(BACKEND == "torch", reason="PyTorch has no XLA")
 @pytest.mark.slow
 @by_default("encoder")  # compiling takes seconds
 def test_training_under_xla(case):
