@@ -85,7 +85,7 @@ NAMES = {
     "tensorflow:__internal__": "EagerTensor",
     "tensorflow:constant(0)": "_datatype_enum _shape_tuple",
     "tensorflow:lite.TFLiteConverter([], None)": "_experimental_calibrate_only",
-    "torch": "_C _add_batch_dim _dynamo _remove_batch_dim",
+    "torch": "_C _add_batch_dim _dynamo _foreach_norm _remove_batch_dim",
     "torch:Tensor": "_is_zerotensor",
     "torch:nn.Module()": "_forward_hooks _forward_pre_hooks _modules",
     "torch._C": "DispatchKey DispatchKeySet _are_functorch_transforms_active "

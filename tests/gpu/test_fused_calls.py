@@ -55,7 +55,13 @@ CALLS: dict[str, dict[str, tuple[str, int, Any]]] = {
         "lengths": ("varlen_attn", N, lambda: {"mask": Mask.lengths([T, 170])}),
         "lengths of both": ("varlen_attn", N, lambda: {"mask": Mask.lengths([T, 0], [T, 90])}),
         "window": ("flex_attention", K, lambda: {"mask": Mask.window(70, 0)}),
-        "segments": ("flex_attention", N, lambda: {"mask": Mask.segments(ids()) & Mask.causal()}),
+        "segments": ("varlen_attn", N, lambda: {"mask": Mask.segments(ids()) & Mask.causal()}),
+        "a window of sides": ("varlen_attn", N, lambda: {"mask": Mask.window(70, 31)}),
+        "segments, grouped": (
+            "flex_attention",
+            K,
+            lambda: {"mask": Mask.segments(ids()) & Mask.causal()},
+        ),
         "several": (
             "flex_attention",
             K,

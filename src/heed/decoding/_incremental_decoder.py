@@ -79,8 +79,9 @@ class IncrementalDecoder:
         if not use_cache:
             self._memory = self.of_beams(self._memory)
         # Padding and the start token never follow a token.
-        self._forbidden = np.zeros(self.config.target_vocabulary_size, "float32")
-        self._forbidden[[self.config.pad_id, self.config.start_id]] = _IMPOSSIBLE
+        forbidden = np.zeros(self.config.target_vocabulary_size, "float32")
+        forbidden[[self.config.pad_id, self.config.start_id]] = _IMPOSSIBLE
+        self._forbidden = ops.convert_to_tensor(forbidden)
 
     def start(self, prompt: Any = None) -> tuple[Any, DecodingState]:
         """Return the first tokens to read, (rows,), and the state before them.

@@ -208,6 +208,11 @@ class MaskRule:
         return None
 
     @property
+    def segment_ids(self) -> Any:
+        """The numbers (B, T) of the segments of queries and keys alike, if it shows each its own segment; else None."""
+        return None
+
+    @property
     def is_causal(self) -> bool:
         """Whether it shows query i the keys up to i, and nothing else."""
         return False
@@ -450,6 +455,10 @@ class Segments(MaskRule):
 
     query_ids: Any
     key_ids: Any
+
+    @property
+    def segment_ids(self) -> Any:  # noqa: D102
+        return self.query_ids if self.query_ids is self.key_ids else None
 
     def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
         query_ids = slice_axis(self.query_ids, 1, *queries)

@@ -6,8 +6,10 @@ uncompiled form of `flex_attention`, which builds the scores, that of the compil
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +20,7 @@ from tests.backend import BACKEND
 if BACKEND != "torch":
     pytest.skip("is about PyTorch", allow_module_level=True)
 
+import hypothesis
 import numpy as np
 import torch
 from hypothesis import given
@@ -34,6 +37,7 @@ from heed.ops.backends.torch.fused import (
     implementation,
     varlen,
 )
+from heed.ops.backends.torch.fused._sequences import Ranges
 from heed.ops.backends.torch.native import implementation as native
 from heed.ops.mask import as_mask
 from heed.ops.scores import DotScore, FunctionScore
@@ -57,6 +61,7 @@ def stand_in(
     max_k: int,
     *,
     scale: float,
+    window_size: tuple[int, int] = (-1, -1),
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """Return `varlen_attn`, sequence by sequence."""
@@ -73,7 +78,12 @@ def stand_in(
             x[first:last].transpose(0, 1).repeat_interleave(group, 0).float() for x in (key, value)
         )
         if last > first:
-            rows = torch.softmax(scale * rows @ keys.mT, -1) @ values
+            left, right = (max_q + max_k if x < 0 else x for x in window_size)
+            distance = torch.arange(last - first) - torch.arange(end - begin)[:, None]
+            distance = distance - ((last - first) - (end - begin))
+            hidden = (distance < -left) | (distance > right)
+            scores = (scale * rows @ keys.mT).masked_fill(hidden, -torch.inf)
+            rows = torch.softmax(scores, -1) @ values
         else:
             rows = torch.zeros_like(rows)
         parts.append(rows.transpose(0, 1))
@@ -94,7 +104,7 @@ def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (_block_mask, "WIDTH", 4),
         (_compiling, "has_triton", lambda: False),
         (varlen, "varlen_attn", stand_in),
-        (varlen, "ARGUMENTS", ("scale", "enable_gqa")),
+        (varlen, "ARGUMENTS", ("scale", "window_size", "enable_gqa")),
         # It refuses gradients on CPUs.
         (flex_module, "_validate_device", lambda *_: None),
     ):
@@ -147,6 +157,18 @@ CALLS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         {"mask": Mask.lengths([30, 4], [7, 3]), "layout": "BNTH"},
     ),
     "window": ("flex_attention", "float32", {}, {"mask": Mask.window(3, 1)}),
+    "window to the last key": (
+        "varlen_attn",
+        "float16",
+        {},
+        {"mask": Mask.window(3, 1, "bottom_right") & Mask.window(None, 0, "bottom_right")},
+    ),
+    "documents": (
+        "varlen_attn",
+        "bfloat16",
+        {"keys": T, "layout": "BNTH"},
+        {"mask": Mask.segments(IDS) & Mask.causal(), "layout": "BNTH"},
+    ),
     "lengths of float32": ("flex_attention", "float32", {}, {"mask": Mask.lengths([11, 0])}),
     "segments": ("flex_attention", "float32", {}, {"mask": Mask.segments(IDS, KEY_IDS)}),
     "dense": ("flex_attention", "float32", {"kv_heads": N}, {"mask": RANDOM}),
@@ -304,6 +326,8 @@ PLACES = {"query": (0, [(1, 8), (0, 3)]), "key": (1, [(1, 10), (0, 3)]), "value"
 HIDDEN = {
     "sdpa": {"mask": Mask.causal("bottom_right")},
     "varlen_attn": {"mask": Mask.lengths([11, 4], [9, 7])},
+    "varlen_attn, window": {"mask": Mask.window(4, 1, "bottom_right")},
+    "varlen_attn, documents": {"mask": Mask.segments(IDS) & Mask.window(None, 1)},
     "flex_attention": {"mask": Mask.window(3, 0, "bottom_right") & Mask.lengths([11, 4])},
 }
 FUNCTION = {
@@ -319,18 +343,19 @@ FUNCTION = {
 @pytest.mark.parametrize("place", PLACES)
 def test_nonfinite_numbers_reach_the_rows_that_see_them(name: str, place: str) -> None:
     (operand, positions), options = PLACES[place], HIDDEN.get(name, FUNCTION)
-    name = name if name in HIDDEN else "flex_attention"
+    keys = T if "documents" in name else S
+    name = name.partition(",")[0] if name in HIDDEN else "flex_attention"
     dtype = "float32" if name == "flex_attention" else "float16"
-    tensors = inputs(dtype)
+    tensors = inputs(dtype, keys=keys)
     assert heed.explain_dispatch(*tensors, **options).implementation == name
     with torch.no_grad():
-        for position, number in zip(positions, (torch.nan, -torch.inf), strict=False):
-            tensors[operand][(*position, 1, 2)] = number
+        for (entry, position), number in zip(positions, (torch.nan, -torch.inf), strict=False):
+            tensors[operand][entry, min(position, keys - 1), 1, 2] = number
     assert_as_portable(first, tensors, options, dtype)
 
 
 @pytest.mark.usefixtures("with_gpu")
-@pytest.mark.parametrize("name", ["sdpa", "flex_attention"])
+@pytest.mark.parametrize("name", HIDDEN)
 def test_a_nonfinite_gradient_reaches_the_keys_of_its_row(name: str) -> None:
     def run(tensors: list[torch.Tensor], options: dict[str, Any]) -> list[torch.Tensor]:
         output = ops.dot_product_attention(*tensors, **options)
@@ -339,7 +364,8 @@ def test_a_nonfinite_gradient_reaches_the_keys_of_its_row(name: str) -> None:
         return list(torch.autograd.grad(output, tensors, upstream))
 
     dtype = "float32" if name == "flex_attention" else "float16"
-    assert_as_portable(run, inputs(dtype), HIDDEN[name], dtype)
+    keys = T if "documents" in name else S
+    assert_as_portable(run, inputs(dtype, keys=keys), HIDDEN[name], dtype)
 
 
 @pytest.mark.usefixtures("with_gpu")
@@ -373,6 +399,53 @@ def test_the_sequences_that_varlen_attn_gets(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("with_gpu")
+def test_segments_that_change_in_place_are_read_again() -> None:
+    tensors = [x.detach() for x in inputs("float16", keys=T)]
+    ids = torch.tensor(IDS, dtype=torch.int32)
+    mask = Mask.segments(ids)
+
+    def check(name: str) -> None:
+        assert heed.explain_dispatch(*tensors, mask=mask).implementation == name
+        found = ops.dot_product_attention(*tensors, mask=mask)
+        with heed.set_implementation("portable"):
+            expected = ops.dot_product_attention(*tensors, mask=Mask.segments(ids.clone()))
+        torch.testing.assert_close(found, expected, atol=2e-3, rtol=2e-3)
+
+    check("varlen_attn")
+    ids[0, 2] = 0
+    check("varlen_attn")
+    ids.data[0, 3] = 0  # which PyTorch does not count
+    check("varlen_attn")
+    ids.data[0, 8] = 0  # scattered, which is noticed when it is too late for `flex_attention`
+    check("varlen_attn")
+    check("flex_attention")
+
+
+@given(data=st.data())
+def test_ranges_are_what_the_mask_shows(data: st.DataObject) -> None:
+    shape = data.draw(strategies.shapes((4, 4)))
+    shape = dataclasses.replace(shape, S=max(shape.T, shape.S))
+    window = strategies.window_masks(shape, "bottom_right")
+    case = data.draw(st.one_of(strategies.lengths_masks(shape), window))
+    if data.draw(st.booleans()):
+        shape = dataclasses.replace(shape, S=shape.T)
+        window = strategies.window_masks(shape, "bottom_right")
+        case = data.draw(strategies.segments_masks(shape)) & data.draw(window)
+    described: Any = types.SimpleNamespace(
+        mask=as_mask(case.build()), lengths=(shape.T, shape.S), cache={}
+    )
+    ranges = Ranges.of(described)
+    hypothesis.assume(ranges is not None)
+    first_key, end_key, first_query, end_query = ranges.reach(shape.T, shape.S, "cpu")
+    dense = np.broadcast_to(case.dense, (shape.B, 1, shape.T, shape.S))[:, 0]
+    j, i = np.arange(shape.S), np.arange(shape.T)[:, None]
+    keys = (j >= first_key.numpy()[..., None]) & (j < end_key.numpy()[..., None])
+    np.testing.assert_array_equal(np.broadcast_to(keys, dense.shape), dense)
+    queries = (i >= first_query.numpy()[:, None]) & (i < end_query.numpy()[:, None])
+    np.testing.assert_array_equal(np.broadcast_to(queries, dense.shape), dense)
+
+
+@pytest.mark.usefixtures("with_gpu")
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -400,6 +473,8 @@ def test_shapes_dtypes_and_masks_that_one_call_does_not_take() -> None:
     query, key, value = (x.detach() for x in inputs(kv_heads=N))
     half = [x.half() for x in (query, key, value)]
     lengths = {"mask": Mask.lengths([4, 5])}
+    square = [x[:, :T] for x in half]
+    scattered = np.array([[0, 0, 1, 1, 1, 2, 2, 2, 2], [3, 3, 1, 1, 1, 3, 2, 2, 2]])
 
     def double(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
         return 2 * score
@@ -414,7 +489,11 @@ def test_shapes_dtypes_and_masks_that_one_call_does_not_take() -> None:
         ((query, key, value), end, "sdpa", "the mask in memory"),
         ((query, key[:, :5], value[:, :5]), end, "sdpa", "no mask but a causal one"),
         ((query, key, value), lengths, "varlen_attn", "float16 and bfloat16"),
-        (half, end | {"soft_cap": 2.0}, "varlen_attn", "no mask but lengths"),
+        (half, {"mask": Mask.prefix(2)}, "varlen_attn", "no mask but lengths, a window"),
+        (half, {"mask": Mask.window(3, 0)}, "varlen_attn", "no mask but lengths, a window"),
+        (half, {"mask": Mask.segments(IDS, KEY_IDS)}, "varlen_attn", "no mask but lengths"),
+        (square, {"mask": Mask.segments(scattered)}, "varlen_attn", "one run of positions"),
+        (square, {"mask": Mask.segments(IDS) & Mask.lengths([4, 5])}, "varlen_attn", "no mask"),
         (half, lengths | {"soft_cap": 2.0}, "varlen_attn", "no scores but scaled products"),
         (half, lengths | {"alibi_slopes": SLOPES}, "varlen_attn", "no ALiBi"),
         (half, lengths | {"score_mod": double}, "varlen_attn", "no scores but scaled products"),

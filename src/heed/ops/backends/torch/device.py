@@ -10,6 +10,13 @@ import torch
 from heed.ops.backends import CPU
 
 
+@torch.compiler.assume_constant_result
+@functools.cache
+def has_cuda() -> bool:
+    """Return whether PyTorch has a GPU of CUDA or ROCm. PyTorch counts the devices at each question."""
+    return torch.cuda.is_available()
+
+
 @functools.cache
 def _has_accelerator() -> bool:
     if hasattr(torch, "accelerator"):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from heed.ops.backends.torch.fused import _compiling
-from heed.ops.backends.torch.fused._nonfinite import ask_finite, is_recording
+from heed.ops.backends.torch.fused._nonfinite import ask, is_recording
 from heed.ops.backends.torch.fused._protocol import Call, CannotRun, Results
 from heed.ops.backends.torch.graph_breaks import in_python
 from heed.ops.backends.torch.portable import blockwise
@@ -24,9 +24,15 @@ def attend(call: Call, spec: AttentionSpec, tensors: Tensors, return_lse: bool) 
             return _attend_in_python(call, spec, tensors, return_lse)
         output, lse = call.compute(spec, tensors, spec.mask is not None)
     else:
-        bare = dataclasses.replace(spec, score=spec.score.with_operands(()))
-        operands = *tensors[:3], *spec.score.operands
-        output, lse = _Attention.apply(call, bare, tensors.slopes, *operands)
+        bare, operands = spec, tensors[:3]
+        if spec.score.operands:
+            bare = dataclasses.replace(spec, score=spec.score.with_operands(()))
+            operands = *operands, *spec.score.operands
+        if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
+            output, lse = _Attention.apply(call, bare, tensors.slopes, *operands)
+        else:
+            trained = [False] * len(operands)
+            output, lse = _run_safely(call, bare, tensors.slopes, operands, trained).results
     return output, lse if return_lse else None
 
 
@@ -56,7 +62,9 @@ def _run(
     repair: bool,
     trained: Sequence[bool],
 ) -> _Pass:
-    leaves = [x.detach().requires_grad_(y) for x, y in zip(operands, trained, strict=True)]
+    leaves = [
+        x.detach().requires_grad_(y) if y else x for x, y in zip(operands, trained, strict=True)
+    ]
     spec, tensors = _whole(spec, slopes, leaves)
     with torch.set_grad_enabled(any(trained)):
         results = call.compute(spec, tensors, repair)
@@ -67,8 +75,9 @@ def _whole(
     spec: AttentionSpec, slopes: Any, operands: Sequence[torch.Tensor]
 ) -> tuple[AttentionSpec, Tensors]:
     query, key, value, *others = operands
-    score = spec.score.with_operands(tuple(others))
-    return dataclasses.replace(spec, score=score), Tensors(query, key, value, slopes=slopes)
+    if others:
+        spec = dataclasses.replace(spec, score=spec.score.with_operands(tuple(others)))
+    return spec, Tensors(query, key, value, slopes=slopes)
 
 
 def _run_safely(
@@ -84,9 +93,13 @@ def _run_safely(
     # A function may make nonfinite scores of finite numbers.
     if is_recording() or spec.score.program is not None:
         return _run(call, spec, slopes, operands, True, trained)
-    are_finite = ask_finite(operands)
+    wait = ask(operands, call.assumed(spec))
     found = _run(call, spec, slopes, operands, False, trained)
-    return found if are_finite() else _run(call, spec, slopes, operands, True, trained)
+    answer = wait()
+    if not answer.are_equal:
+        call.forget(spec)
+        return _run_safely(call, spec, slopes, operands, trained)
+    return found if answer.are_finite else _run(call, spec, slopes, operands, True, trained)
 
 
 def _gradients(
@@ -106,6 +119,31 @@ def _gradients(
             )
         )
     return tuple(next(found) if x.requires_grad else None for x in leaves)
+
+
+def _first_gradients(
+    ctx: Any,
+    done: _Pass | None,
+    slopes: Any,
+    operands: Sequence[torch.Tensor],
+    incoming: Sequence[torch.Tensor | None],
+) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of the operands, with repair if a mask hides numbers and some are nonfinite."""
+
+    def run(repair: bool) -> _Pass:
+        return _run(ctx.call, ctx.spec, slopes, operands, repair, ctx.wanted)
+
+    may_need_repair = ctx.spec.mask is not None and not ctx.repaired
+    if may_need_repair and is_recording():
+        done = run(True)
+        may_need_repair = False
+    wait = ask(incoming) if may_need_repair else None
+    done = run(ctx.repaired) if done is None else done
+    found = _gradients(done.leaves, done.results, incoming)
+    if wait is not None and not wait().are_finite:
+        done = run(True)
+        found = _gradients(done.leaves, done.results, incoming)
+    return found
 
 
 class _Attention(torch.autograd.Function):
@@ -132,15 +170,10 @@ class _Attention(torch.autograd.Function):
         if torch.is_grad_enabled():
             found = _Gradient.apply(ctx.call, ctx.spec, ctx.wanted, slopes, *incoming, *operands)
         else:
-            repair = ctx.repaired or (
-                ctx.spec.mask is not None and (is_recording() or not ask_finite(incoming)())
-            )
             # A compiled graph can be differentiated only once.
             done, ctx.found = ctx.found, None
             try:
-                if done is None or done.repaired != repair:
-                    done = _run(ctx.call, ctx.spec, slopes, operands, repair, ctx.wanted)
-                found = _gradients(done.leaves, done.results, incoming)
+                found = _first_gradients(ctx, done, slopes, operands, incoming)
             except _compiling.failures() as error:
                 if not isinstance(error, CannotRun):
                     _compiling.note_failure(ctx.call, ctx.spec, error)
@@ -160,7 +193,7 @@ class _Gradient(torch.autograd.Function):
         ctx.save_for_backward(slopes, *inputs)
         incoming = [None if x is None else x.detach() for x in inputs[:2]]
         repair = spec.mask is not None and (
-            spec.score.program is not None or not ask_finite(inputs)()
+            spec.score.program is not None or not ask(inputs)().are_finite
         )
         found = _run(call, spec, slopes, inputs[2:], repair, wanted)
         return _gradients(found.leaves, found.results, incoming)

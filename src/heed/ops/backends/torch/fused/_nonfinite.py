@@ -8,43 +8,62 @@ the kernels: (B, N, T, H), (B, K, S, H).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
+from heed.ops.backends.torch.device import has_cuda
 
-def ask_finite(tensors: Iterable[torch.Tensor | None]) -> Callable[[], bool]:
-    """Start to ask whether the tensors hold finite numbers alone; return a function that waits for the answer.
+Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
+
+
+class Answer(NamedTuple):
+    """What is known of tensors.
+
+    Attributes:
+        are_finite: whether they hold finite numbers alone.
+        are_equal: whether those of each pair are equal.
+    """
+
+    are_finite: bool
+    are_equal: bool
+
+
+def ask(tensors: Iterable[torch.Tensor | None], pairs: Pairs = ()) -> Callable[[], Answer]:
+    """Start to ask whether tensors are finite, and those of pairs equal; return a function that waits for the answer.
 
     A GPU goes on meanwhile with what it is given after this.
     """
+    read = [x for x in tensors if x is not None and x.numel()]
     # One reading of each tensor, without a tensor of booleans.
-    largest = [
-        torch.linalg.vector_norm(x, math.inf).float()
-        for x in tensors
-        if x is not None and x.numel()
-    ]
-    if not largest:
-        return lambda: True
-    found = torch.isfinite(torch.stack(largest)).all()
-    if not found.is_cuda:
-        return lambda: bool(found)
-    answer = torch.empty((), dtype=torch.bool, pin_memory=True)
-    answer.copy_(found, non_blocking=True)
-    here = torch.cuda.Event()
-    here.record()
+    numbers = [*torch._foreach_norm(read, math.inf)] if read else []
+    if any(x.dtype != numbers[0].dtype for x in numbers):
+        numbers = [x.float() for x in numbers]
+    numbers += [(x != y).any().to(numbers[0].dtype) for x, y in pairs]
+    if not numbers:
+        return lambda: Answer(True, True)
+    found = torch.stack(numbers)
+    here = None
+    if found.is_cuda:
+        answer = torch.empty_like(found, device="cpu", pin_memory=True)
+        found = answer.copy_(found, non_blocking=True)
+        here = torch.cuda.Event()
+        here.record()
 
-    def wait() -> bool:
-        here.synchronize()
-        return bool(answer)
+    def wait() -> Answer:
+        if here is not None:
+            here.synchronize()
+        known = found.tolist()
+        count = len(read)
+        return Answer(all(map(math.isfinite, known[:count])), not any(known[count:]))
 
     return wait
 
 
 def is_recording() -> bool:
     """Return whether a GPU's work is recorded, so that nobody can wait for an answer."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return has_cuda() and torch.cuda.is_current_stream_capturing()
 
 
 def holds_nonfinite(x: torch.Tensor) -> torch.Tensor:
@@ -71,27 +90,6 @@ class Substitutes(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
         return finite(query), finite(key), finite(value)
-
-    @staticmethod
-    def backward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
-        return query, key, fill_rows(torch.isnan(key).any(-1), value, torch.nan)
-
-
-class Poisoned(torch.autograd.Function):
-    """Query, key and value with NaN in whole queries and keys that hold, or whose value holds, a nonfinite number.
-
-    Where a kernel reads no hidden key, arithmetic carries NaN to all features of the rows that see one, and back to the
-    queries and keys. The value's gradient is NaN where the key's is: the kernel has weights of 0 in such rows.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
-        bad_keys = holds_nonfinite(key) | holds_nonfinite(value)
-        return (
-            fill_rows(holds_nonfinite(query), query, torch.nan),
-            fill_rows(bad_keys, key, torch.nan),
-            value.view_as(value),
-        )
 
     @staticmethod
     def backward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
@@ -126,45 +124,78 @@ class RepairedRows(torch.autograd.Function):
         )
 
 
-class CausalOperands(torch.autograd.Function):
-    """Finite query, key and value under a causal mask that ends at the last key.
+class Reach(NamedTuple):
+    """Which keys each query sees, and by which queries each key is seen: from the first one to the end.
 
-    Also returns zeros (B, N, T), whose gradient `CausalRows` makes 1 in rows that turn to NaN, and which rows see a
-    nonfinite number.
+    Attributes:
+        first_key, end_key: (B or 1, T).
+        first_query, end_query: (B or 1, S).
+    """
+
+    first_key: torch.Tensor
+    end_key: torch.Tensor
+    first_query: torch.Tensor
+    end_query: torch.Tensor
+
+
+def _any_between(x: torch.Tensor, first: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+    """Return (B, N, n), whether some of (B, N, m) holds from `first` (B or 1, n) to `end`."""
+    counts = torch.nn.functional.pad(torch.cumsum(x, -1), (1, 0))
+    before, until = (
+        counts.gather(-1, place[:, None].expand(*x.shape[:2], -1)) for place in (first, end)
+    )
+    return until > before  # not where the end is before the first
+
+
+def substitute(
+    operands: Sequence[torch.Tensor], reach: Reach
+) -> tuple[Sequence[torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]:
+    """Return finite query, key and value, and what writes NaN into the rows of their attention that see another."""
+    *found, rows, bad = _SeenOperands.apply(*operands, *reach)
+    sees = (reach.end_key > reach.first_key)[:, None]
+    return found, lambda output: _SeenRows.apply(output, rows, bad, sees)
+
+
+class _SeenOperands(torch.autograd.Function):
+    """Finite query, key and value under a mask that shows each query one range of keys.
+
+    Also returns zeros (B, N, T), whose gradient `_SeenRows` makes 1 in rows that turn to NaN, and which rows do: they
+    see a nonfinite number, or hold one and see a key.
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
-        ctx.end, ctx.group = key.shape[2] - query.shape[2], query.shape[1] // key.shape[1]
+    def forward(ctx: Any, query: Any, key: Any, value: Any, *reach: Any) -> Any:
+        ctx.save_for_backward(*reach)
+        ctx.group = query.shape[1] // key.shape[1]
+        first, end = Reach(*reach)[:2]
         bad_keys = holds_nonfinite(key) | holds_nonfinite(value)
-        seen = torch.cumsum(bad_keys, -1)[..., ctx.end :] > 0
-        bad = holds_nonfinite(query) | seen.repeat_interleave(ctx.group, 1)
+        seen = _any_between(bad_keys, first, end).repeat_interleave(ctx.group, 1)
+        bad = seen | (holds_nonfinite(query) & (end > first)[:, None])
         ctx.mark_non_differentiable(bad)
         rows = torch.zeros_like(bad, dtype=torch.float32)
         return finite(query), finite(key), finite(value), rows, bad
 
     @staticmethod
     def backward(ctx: Any, query: Any, key: Any, value: Any, rows: Any, _: Any) -> Any:
-        # Key j is seen by the rows from j - end on.
-        later = torch.cumsum(rows.flip(-1), -1).flip(-1)
-        first = later[..., :1].expand(*later.shape[:-1], ctx.end)
-        hit = torch.cat([first, later], -1).unflatten(1, (-1, ctx.group)).sum(2) > 0
-        return tuple(
-            fill_rows(where, x, torch.nan)
-            for where, x in ((rows > 0, query), (hit, key), (hit, value))
+        first, end = Reach(*ctx.saved_tensors)[2:]
+        bad = rows > 0
+        hit = _any_between(bad, first, end).unflatten(1, (-1, ctx.group)).any(2)
+        found = (
+            fill_rows(where, x, torch.nan) for where, x in ((bad, query), (hit, key), (hit, value))
         )
+        return *found, None, None, None, None
 
 
-class CausalRows(torch.autograd.Function):
+class _SeenRows(torch.autograd.Function):
     """The output with NaN in bad rows. In the backward pass, what these receive reaches no kernel."""
 
     @staticmethod
-    def forward(ctx: Any, output: Any, rows: Any, bad: Any) -> Any:
-        ctx.save_for_backward(bad)
+    def forward(ctx: Any, output: Any, rows: Any, bad: Any, sees: Any) -> Any:
+        ctx.save_for_backward(bad, sees)
         return fill_rows(bad, output, torch.nan)
 
     @staticmethod
     def backward(ctx: Any, incoming: Any) -> Any:
-        (bad,) = ctx.saved_tensors
-        bad = bad | holds_nonfinite(incoming)
-        return fill_rows(bad, incoming, 0.0), bad.to(torch.float32), None
+        bad, sees = ctx.saved_tensors
+        bad = bad | (holds_nonfinite(incoming) & sees)
+        return fill_rows(bad | ~sees, incoming, 0.0), bad.to(torch.float32), None, None

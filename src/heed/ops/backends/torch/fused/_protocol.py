@@ -6,6 +6,7 @@ from typing import Protocol, TypeAlias
 
 import torch
 
+from heed.ops.backends.torch.fused._nonfinite import Pairs
 from heed.ops.spec import AttentionSpec, Tensors
 
 Results: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
@@ -16,7 +17,7 @@ class CannotRun(RuntimeError):  # noqa: N818  (no error to users)
 
 
 class Call(Protocol):
-    """A fused call of PyTorch.
+    """A fused call of PyTorch. Unless it says otherwise, it assumes nothing.
 
     Attributes:
         name: of the implementation.
@@ -31,6 +32,14 @@ class Call(Protocol):
 
     def reasons_against(self, spec: AttentionSpec) -> list[str]:
         """Return why it does not give heed's result, as sentences about the call."""
+
+    def assumed(self, spec: AttentionSpec) -> Pairs:
+        """Return pairs of tensors that have to be equal for a result to count."""
+        return ()
+
+    def forget(self, spec: AttentionSpec) -> None:
+        """Forget what was assumed of a call, whose pairs differ."""
+        return
 
     def compute(self, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
         """Return the output in the layout of the spec and the log-sum-exp, or None for that.

@@ -20,7 +20,7 @@ from heed.ops.backends.torch.fused._nonfinite import (
     is_recording,
 )
 from heed.ops.backends.torch.fused._pairs import MARK, captures_of, remember, score_of
-from heed.ops.backends.torch.fused._protocol import Results
+from heed.ops.backends.torch.fused._protocol import Call, Results
 from heed.ops.core.form import functions
 from heed.ops.mask import Mask
 from heed.ops.spec import AttentionSpec, Tensors
@@ -44,7 +44,7 @@ def _machine_reasons() -> tuple[str, ...]:
     return () if _compiling.has_triton() else ("flex_attention needs Triton",)
 
 
-class Flex:
+class Flex(Call):
     """`flex_attention`."""
 
     name = FLEX

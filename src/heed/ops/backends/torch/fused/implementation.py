@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from heed.ops.backends.torch.device import has_cuda
 from heed.ops.backends.torch.fused import _attention
 from heed.ops.backends.torch.fused._protocol import Call, CannotRun
 from heed.ops.backends.torch.operands import is_observed, is_transformed
@@ -14,7 +15,7 @@ from heed.ops.spec import AttentionSpec, Tensors
 @torch.compiler.assume_constant_result
 def machine_reasons() -> tuple[str, ...]:
     """Return why no fused kernel is used on this machine, as sentences."""
-    return () if torch.cuda.is_available() else ("PyTorch has no GPU for its fused attention",)
+    return () if has_cuda() else ("PyTorch has no GPU for its fused attention",)
 
 
 def is_on_gpu(x: torch.Tensor) -> bool:

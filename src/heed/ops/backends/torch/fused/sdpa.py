@@ -12,8 +12,9 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from heed.ops.backends import SDPA
-from heed.ops.backends.torch.fused._nonfinite import CausalOperands, CausalRows
-from heed.ops.backends.torch.fused._protocol import CannotRun, Results
+from heed.ops.backends.torch.fused._nonfinite import substitute
+from heed.ops.backends.torch.fused._protocol import Call, CannotRun, Results
+from heed.ops.backends.torch.fused._sequences import Ranges
 from heed.ops.mask_rules import Band
 from heed.ops.spec import AttentionSpec, Tensors
 
@@ -27,7 +28,7 @@ _WIDEST = 256
 _HAS_GROUPS = "enable_gqa" in (scaled_dot_product_attention.__doc__ or "")
 
 
-class Sdpa:
+class Sdpa(Call):
     """`scaled_dot_product_attention`."""
 
     name = SDPA
@@ -70,19 +71,21 @@ class Sdpa:
         options: dict[str, Any] = {"scale": product.scale}
         if spec.heads[0] != spec.heads[1]:
             options["enable_gqa"] = True
-        bad = rows = None
-        if repair:
-            query, key, value, rows, bad = CausalOperands.apply(query, key, value)
+        sizes: Any = spec.lengths
+        length, keys = sizes
+        ranges = Ranges.of(spec) if repair else None
+        if ranges is not None:
+            reach = ranges.reach(length, keys, query.device)
+            (query, key, value), finish = substitute((query, key, value), reach)
         if spec.mask is not None:
-            length, keys = spec.lengths
             if length == keys:
                 options["is_causal"] = True
             else:
                 options["attn_mask"] = causal_lower_right(length, keys)
         with _fused_kernels():
             output = scaled_dot_product_attention(query, key, value, **options)
-        if repair:
-            output = CausalRows.apply(output, rows, bad)
+        if ranges is not None:
+            output = finish(output)
         return output.transpose(1, 2) if spec.layout == "BTNH" else output, None
 
 
