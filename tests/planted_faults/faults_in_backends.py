@@ -55,14 +55,6 @@ FAULTS = (
         "torch",
     ),
     Fault(
-        "varlen_attn sees keys of padding",
-        f"{_TORCH}/fused/_sequences.py",
-        "shown = shown.clamp(0, keys)",
-        "shown = shown.clamp(keys, keys)",
-        (f"{_FUSED}::test_the_sequences_that_varlen_attn_gets",),
-        "torch",
-    ),
-    Fault(
         "a segment that is scattered counts as one run",
         f"{_TORCH}/fused/_sequences.py",
         "if segments.shape[1] == rows.size:",

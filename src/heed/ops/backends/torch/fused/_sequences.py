@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from heed.ops.backends.torch.fused._nonfinite import Reach, is_recording
 from heed.ops.mask import Mask
-from heed.ops.mask_rules import Band, MaskRule
+from heed.ops.mask_rules import Band
 from heed.ops.spec import AttentionSpec
 
 _MOST_KEPT = 64
@@ -39,12 +39,12 @@ class Ranges(NamedTuple):
 
     Attributes:
         band: a window, or lengths.
-        rule: of segments, or None.
-        runs: of the rule, or None.
+        ids: (B, T), the numbers of segments, or None.
+        runs: of the segments, or None.
     """
 
     band: Band
-    rule: MaskRule | None = None
+    ids: torch.Tensor | None = None
     runs: Runs | None = None
 
     @classmethod
@@ -68,8 +68,8 @@ class Ranges(NamedTuple):
         length, keys = spec.lengths
         rules = spec.mask.rules
         segments = [rule for rule in rules if rule.segment_ids is not None]
-        band = Mask([x for x in rules if x not in segments] if segments else rules)
-        found = band.as_band(length, keys)
+        mask = Mask([x for x in rules if x.segment_ids is None]) if segments else spec.mask
+        found = mask.as_band(length, keys)
         if found is None or len(segments) > 1:
             return None
         has_lengths = (found.key_lengths, found.query_lengths) != (None, None)
@@ -77,8 +77,9 @@ class Ranges(NamedTuple):
             return None
         if not segments:
             return cls(found)
-        runs = None if has_lengths or length != keys else read_runs(segments[0])
-        return None if runs is None else cls(found, segments[0], runs)
+        ids = segments[0].segment_ids
+        runs = None if has_lengths or length != keys else read_runs(ids)
+        return None if runs is None else cls(found, ids, runs)
 
     @property
     def window(self) -> tuple[int, int]:
@@ -199,31 +200,30 @@ def _make_ends(batch: int, length: int, numbers: tuple[int, ...], device: Any) -
     ]
 
 
-# By rule, as long as it lives.
-_known: weakref.WeakKeyDictionary[MaskRule, Runs] = weakref.WeakKeyDictionary()
+# By the numbers of segments, as long as that tensor lives.
+_known = WeakTensorKeyDictionary()
 
 
-def read_runs(rule: MaskRule) -> Runs | None:
-    """Return the runs of a rule of segments; None if one is scattered, or nobody can look.
+def read_runs(ids: torch.Tensor) -> Runs | None:
+    """Return the runs of segments, (B, T); None if one is scattered, or nobody can look.
 
-    The first look at a rule waits for its numbers. Later ones trust PyTorch's count of changes, so
+    The first look at a tensor waits for its numbers. Later ones trust PyTorch's count of changes, so
     before a result counts the numbers have to be compared with those that were read.
     """
-    ids = rule.segment_ids
     if torch.compiler.is_compiling() or ids.is_meta or is_recording():
         return None
     version = None if ids.is_inference() else ids._version
-    runs = _known.get(rule)
+    runs: Runs | None = _known.get(ids)
     if runs is None or runs.version != version:
-        runs = _known[rule] = _read(ids, version)
+        runs = _known[ids] = _read(ids, version)
     return None if runs.ends is None else runs
 
 
 def forget(spec: AttentionSpec) -> None:
     """Read the segments of a call anew at the next look."""
-    spec.cache.pop(Ranges, None)
-    for rule in () if spec.mask is None else spec.mask.rules:
-        _known.pop(rule, None)
+    ranges = spec.cache.pop(Ranges, None)
+    if ranges is not None and ranges.ids is not None:
+        _known.pop(ranges.ids, None)
 
 
 def _read(ids: torch.Tensor, version: int | None) -> Runs:

@@ -59,9 +59,9 @@ class Varlen(Call):
     def assumed(self, spec: AttentionSpec) -> Pairs:
         """Return the segments' numbers now, and as they were when their runs were read."""
         ranges = Ranges.of(spec)
-        if ranges is None or ranges.runs is None:
+        if ranges is None or ranges.ids is None or ranges.runs is None:
             return ()
-        return [(ranges.rule.segment_ids, ranges.runs.ids)]  # type: ignore[union-attr]
+        return [(ranges.ids, ranges.runs.ids)]
 
     def forget(self, spec: AttentionSpec) -> None:
         forget(spec)
