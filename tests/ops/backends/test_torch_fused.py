@@ -30,14 +30,15 @@ from keras import ops as keras_ops
 import heed
 from heed import Mask, ops
 from heed.ops.backends.torch.fused import (
+    _attention,
     _block_mask,
     _compiling,
     _pairs,
+    _sequences,
     flex,
     implementation,
     varlen,
 )
-from heed.ops.backends.torch.fused._sequences import Ranges
 from heed.ops.backends.torch.native import implementation as native
 from heed.ops.mask import as_mask
 from heed.ops.scores import DotScore, FunctionScore
@@ -421,6 +422,24 @@ def test_segments_that_change_in_place_are_read_again() -> None:
     check("flex_attention")
 
 
+@pytest.mark.usefixtures("with_gpu")
+def test_nothing_that_a_recording_makes_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that records a graph computes nothing yet."""
+    monkeypatch.setattr(_sequences, "is_recording", lambda: True)
+    monkeypatch.setattr(_attention, "is_recording", lambda: True)
+    _sequences._kept_ends.cache_clear()
+    tensors = [x.detach() for x in inputs("float16", keys=T)]
+    assert_as_portable(
+        lambda x, options: [ops.dot_product_attention(*x, **options)],
+        tensors,
+        {"mask": Mask.window(3, 0)},
+        "float16",
+    )
+    assert not _sequences._kept_ends.cache_info().currsize
+    documents = {"mask": Mask.segments(IDS)}  # whose numbers nobody can read
+    assert heed.explain_dispatch(*tensors, **documents).implementation == "flex_attention"
+
+
 @given(data=st.data())
 def test_ranges_are_what_the_mask_shows(data: st.DataObject) -> None:
     shape = data.draw(strategies.shapes((4, 4)))
@@ -434,7 +453,7 @@ def test_ranges_are_what_the_mask_shows(data: st.DataObject) -> None:
     described: Any = types.SimpleNamespace(
         mask=as_mask(case.build()), lengths=(shape.T, shape.S), cache={}
     )
-    ranges = Ranges.of(described)
+    ranges = _sequences.Ranges.of(described)
     hypothesis.assume(ranges is not None)
     first_key, end_key, first_query, end_query = ranges.reach(shape.T, shape.S, "cpu")
     dense = np.broadcast_to(case.dense, (shape.B, 1, shape.T, shape.S))[:, 0]

@@ -171,7 +171,7 @@ def _ends(batch: int, length: int, parts: tuple[Any, ...], device: Any) -> torch
         device: of the call.
     """
     numbers = tuple(x if isinstance(x, int) else 0 for x in parts)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_recording():  # which would make a tensor without numbers
         ends = _make_ends(batch, length, numbers, device)
     else:
         stream = torch.cuda.current_stream(device).stream_id if device.type == "cuda" else None
