@@ -97,6 +97,14 @@ def test_implicit_masks():
     np.testing.assert_array_equal(output._keras_mask, explicit & (ids != 0))
 
 
+def test_a_single_state_leaves_no_dimension_behind():
+    state, value = randoms((2, 6), (2, 7, 6))
+    output, scores = DotProductAttention()(state, value, return_attention_scores=True)
+    sequence = DotProductAttention()(state[:, None], value, return_attention_scores=True)
+    np.testing.assert_array_equal(sequence[0][:, 0], output)
+    np.testing.assert_array_equal(sequence[1][:, 0], scores)
+
+
 def test_dropout():
     layer = DotProductAttention(dropout=0.4, seed=3)
     arrays = randoms((2, 30, 6), (2, 40, 6))

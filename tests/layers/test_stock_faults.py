@@ -1,4 +1,4 @@
-"""The faults of stock Keras and of the tutorials, each present in stock code and absent from heed.
+"""The faults of stock Keras, each present there and absent from heed. `test_tutorial_faults.py` has those of tutorials.
 
 heed is checked first. Where the installed Keras no longer has the fault, the rest is skipped.
 """
@@ -19,7 +19,7 @@ from heed.layers import (
 from heed.ops import mask_rules
 from tests import reference
 from tests.backend import on_tensorflow, tf, vjp
-from tests.layers.stock import assert_close, pair, randomise, randoms
+from tests.layers.stock import assert_close, pair, randoms
 
 SELF = [(2, 5, 8), (2, 5, 8)]
 CROSS = [(2, 5, 8), (2, 7, 8)]
@@ -296,65 +296,3 @@ def test_additive_attention_is_bahdanaus():
     stock = keras.layers.AdditiveAttention()
     with pytest.raises(Exception):  # noqa: B017
         stock([query, value])
-
-
-# The tutorials.
-
-
-def test_a_masked_row_is_not_uniform():
-    """-1e9 added to every score of a row leaves its softmax as it was."""
-    scores = randoms((1, 4))[0]
-    weights = keras.ops.softmax(keras.ops.convert_to_tensor(scores + np.float32(-1e9)))
-    assert np.all(np.asarray(weights) > 0)  # the tutorials' masked row attends to everything
-    with np.errstate(over="ignore"):
-        assert np.isinf(np.float16(-1e9))
-
-    x = randoms((1, 4, 8))[0]
-    output, ours = DotProductAttention()(
-        x, x, value_mask=np.zeros((1, 4), bool), return_attention_scores=True
-    )
-    assert np.all(np.asarray(ours) == 0)
-    assert np.all(np.asarray(output) == 0)
-
-
-def test_the_scale_is_that_of_one_head():
-    """sqrt(num_heads * key_dim) is too large."""
-    layer = MultiHeadAttention(4, 6)
-    query, value = randoms((2, 5, 8), (2, 7, 8))
-    layer.build(query.shape, value.shape)
-    randomise(layer)
-    heads = [np.asarray(d(x)) for d, x in ((layer.query_dense, query), (layer.key_dense, value))]
-    _, scores = layer(query, value, return_attention_scores=True)
-    for width, same in ((6, True), (24, False)):
-        weights = reference.dot_product_attention(*heads, heads[1], scale=width**-0.5).weights
-        assert np.allclose(scores, weights, atol=1e-5) is same
-
-
-def test_values_may_have_another_width_than_keys():
-    """The tutorials split the heads of the values by the keys' width."""
-    for value_dim in (1, 3, 9):
-        layer = MultiHeadAttention(2, 4, value_dim=value_dim)
-        assert layer(*randoms((2, 5, 8), (2, 7, 6), (2, 7, 3))).shape == (2, 5, 8)
-        assert layer.value_dense.kernel.shape == (6, 2, value_dim)
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [AdditiveAttention(4), LuongAttention("general"), LuongAttention(), DotProductAttention()],
-)
-def test_a_single_state_leaves_no_dimension_behind(layer):
-    """The tutorials test the rank of the query after they expanded it."""
-    state, value = randoms((2, 6), (2, 7, 6))
-    output, scores = layer(state, value, return_attention_scores=True)
-    assert output.shape == (2, 6)
-    assert scores.shape == (2, 7)
-    sequence = layer(state[:, None], value, return_attention_scores=True)
-    np.testing.assert_array_equal(sequence[0][:, 0], output)
-    np.testing.assert_array_equal(sequence[1][:, 0], scores)
-
-
-@pytest.mark.parametrize("query_length", [1, 4, 6])
-def test_the_output_is_as_long_as_the_query(query_length):
-    """An encoder cannot change the length: labels of length 6 need queries of length 6."""
-    query, value = randoms((2, query_length, 8), (2, 5, 8))
-    assert MultiHeadAttention(2, 4)(query, value).shape == (2, query_length, 8)

@@ -255,6 +255,7 @@ def test_the_engine_reads_long_prompts_at_once() -> None:
     changes = {"layers": 2, "num_key_value_heads": 1, "sliding_window": 50, "sinks": True}
     model = small_language_model(seed=4, vocabulary_size=40, **changes)
     prompt = prompts(4, 80, 1, 40)
+    prompt[1, :70] = 9  # the graph reads at once what all rows have
     prompt[2:, 66:] = prompt[0, 66:]
     prompt[2:, :66] = 7
     mine, graphs = by_both(model, prompt, 83, method="beam")

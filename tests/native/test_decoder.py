@@ -560,11 +560,10 @@ def test_rows_depend_neither_on_threads_nor_on_each_other(
 @pytest.mark.parametrize(
     ("search", "read", "pack"),
     [
-        ({}, 9, "float32"),
-        ({"beams": 3}, 70, "float32"),  # so long that they share the heads, too
-        *slow([({"sampling": {"top_k": 5}}, 9, "float32")]),
-        *slow(itertools.product(SEARCHES, [70], ["float32", "bfloat16", "int8"])),
-        *slow([({}, 9, "streamed")]),
+        ({}, 70, "float32"),  # so long that they share the heads, too
+        *slow(itertools.product(SEARCHES[1:], [9, 70], ["float32"])),
+        *slow(itertools.product(SEARCHES, [70], ["bfloat16", "int8"])),
+        *slow(itertools.product([{}], [9], ["float32", "streamed"])),
     ],
     ids=str,
 )

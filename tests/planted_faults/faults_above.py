@@ -121,6 +121,13 @@ FAULTS = (
         (f"{_OF_SEQ2SEQ}/translating/test_translator.py",),
     ),
     Fault(
+        "the references are scored against the translations",
+        f"{_SEQ2SEQ}/text/scoring.py",
+        "metric.corpus_score(translations, [references])",
+        "metric.corpus_score(references, [translations])",
+        (f"{_OF_SEQ2SEQ}/text/test_scoring.py",),
+    ),
+    Fault(
         "pieces of a message are joined in another order",
         "src/heed/ops/backends/tensorflow/ring/workers.py",
         "tf.concat(pieces, 0)",

@@ -57,7 +57,8 @@ def test_each_architecture_has_all_presets():
 def test_what_is_chosen_comes_before_the_preset_and_that_before_the_recipe(tmp_path):
     def model(**options):
         task = tiny.numbers("en")
-        run = start_run(tmp_path / str(len(list(tmp_path.iterdir()))), task, **options)
+        run = start_run(tmp_path / str(len(list(tmp_path.iterdir()))), task, steps=7, **options)
+        assert run.options.steps == 7
         return run.config["model"]
 
     assert model()["width"] == 128

@@ -1,5 +1,7 @@
 """Scores: the tokenizer of BLEU by script, texts that are too short for it, unknown tokens."""
 
+import math
+
 import pytest
 import sacrebleu
 
@@ -67,6 +69,13 @@ def test_a_tokenizer_that_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(sacrebleu, "BLEU", missing)
     with pytest.raises(TaskError, match=r"pip install 'sacrebleu\[ja\]'"):
         choose_bleu_tokenizer([], "ja-mecab")
+
+
+def test_the_references_are_what_translations_are_measured_against():
+    """Right words, half of them: the length alone costs a factor of e."""
+    references = ["one two three four five six seven eight"]
+    half = choose_metrics(references).score(["one two three four"], references)
+    assert half["BLEU"] == pytest.approx(100 / math.e)
 
 
 @pytest.mark.parametrize("long", [0, 1, 2])
