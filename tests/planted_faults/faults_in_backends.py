@@ -55,14 +55,6 @@ FAULTS = (
         "torch",
     ),
     Fault(
-        "a segment that is scattered counts as one run",
-        f"{_TORCH}/fused/_sequences.py",
-        "if segments.shape[1] == rows.size:",
-        "if segments.shape[1] <= rows.size:",
-        (f"{_FUSED}::test_shapes_dtypes_and_masks_that_one_call_does_not_take",),
-        "torch",
-    ),
-    Fault(
         "segments that changed count as they were read",
         f"{_TORCH}/fused/_attention.py",
         "if not answer.are_equal:",
