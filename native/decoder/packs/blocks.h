@@ -124,7 +124,8 @@ struct Blocks {
   }
 
   // Sets the factors of the inputs, by their largest weights in a sample of the outputs. A column whose weights are far
-  // above those of most, as one that writes a channel of large numbers, counts as much as most do: it would decide alone.
+  // above those of most, as one that writes a channel of large numbers, counts as much as most do: else it would decide
+  // alone.
   template <class Each>
   void prepare(const PackedDense& to, const Each& each) const {
     bool is_given = false;
