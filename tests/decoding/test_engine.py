@@ -646,9 +646,9 @@ def test_channels_of_large_numbers_cost_integers_nothing() -> None:
     kinds = ("float32", "int8", "int4")
     before = [decode(model, source, weights=kind) for kind in kinds]
 
-    def multiply(variable: Any, factor: float) -> None:
+    def multiply(variable: Any, factor: float, place: Any = 3) -> None:
         changed = np.array(keras.ops.convert_to_numpy(variable))
-        changed[3] *= factor
+        changed[place] *= factor
         variable.assign(changed)
 
     def plant(norm: Any, *consumers: Any) -> None:
@@ -665,6 +665,10 @@ def test_channels_of_large_numbers_cost_integers_nothing() -> None:
         )
         plant(block.encoded_attention_norm, block.encoded_attention.query_dense)
         plant(block.feed_forward_norm, part.hidden_dense)
+        # A column of large weights must not decide which inputs are scaled.
+        multiply(part.hidden_dense.kernel, 128, np.s_[:, 3])
+        multiply(part.hidden_dense.bias, 128)
+        multiply(part.output_dense.kernel, 1 / 128)
     for kind, expected in zip(kinds, before, strict=True):
         np.testing.assert_array_equal(decode(model, source, weights=kind), expected)
 

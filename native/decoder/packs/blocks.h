@@ -123,19 +123,26 @@ struct Blocks {
     return added;
   }
 
-  // Sets the factors of the inputs, by their largest weights in a sample of the outputs.
+  // Sets the factors of the inputs, by their largest weights in a sample of the outputs. A column whose weights are far
+  // above those of most, as one that writes a channel of large numbers, counts as much as most do: else it would decide
+  // alone.
   template <class Each>
   void prepare(const PackedDense& to, const Each& each) const {
     bool is_given = false;
-    const int stride = 1 + (to.outputs - 1) / 256;
-    int column = 0;
-    each([&](const auto& weight) {
-      is_given = is_given || weight.kWhole;
-      if (column++ % stride == 0)
-        for (int64_t k = 0; k < to.inputs; ++k) {
-          const float magnitude = __builtin_fabsf(weight(k));
-          if (magnitude > input_factor[k]) input_factor[k] = magnitude;
-        }
+    each([&](const auto& weight) { is_given = is_given || weight.kWhole; });
+    float largest[kSample];  // of a column
+    int columns = 0;
+    for_sample(to, each, [&](const auto& weight) {
+      const float found = largest_of(weight, to.inputs);
+      if (found > 0) largest[columns++] = found;
+    });
+    const float usual = median_of(largest, columns);
+    for_sample(to, each, [&](const auto& weight) {
+      const float found = largest_of(weight, to.inputs), share = found > kFar * usual ? usual / found : 1;
+      for (int64_t k = 0; k < to.inputs; ++k) {
+        const float magnitude = __builtin_fabsf(weight(k)) * share;
+        if (magnitude > input_factor[k]) input_factor[k] = magnitude;
+      }
     });
     for (int b = 0; b < count; ++b) {
       float* of_block = input_factor + b * kBlock;
@@ -143,7 +150,7 @@ struct Blocks {
       const float median = median_of(of_block, inputs);
       for (int i = 0; i < kBlock; ++i) {
         int exponent = 0;
-        if (of_block[i] > 0 && of_block[i] < median / 8 && !is_given)
+        if (of_block[i] > 0 && of_block[i] < median / kFar && !is_given)
           __builtin_frexpf(of_block[i] / median * 1.41421356f, &exponent), --exponent;
         of_block[i] = __builtin_ldexpf(1, exponent < -60 ? -60 : exponent);
       }
@@ -180,6 +187,30 @@ struct Blocks {
   }
 
  private:
+  static constexpr int kSample = 256;  // columns
+  static constexpr float kFar = 8;     // times as large
+
+  // Calls use(weight) for a sample of the columns.
+  template <class Each, class Use>
+  static void for_sample(const PackedDense& to, const Each& each, const Use& use) {
+    const int stride = 1 + (to.outputs - 1) / kSample;
+    int column = 0;
+    each([&](const auto& weight) {
+      if (column++ % stride == 0) use(weight);
+    });
+  }
+
+  // The largest magnitude of a column; NaN is none.
+  template <class Weight>
+  static float largest_of(const Weight& weight, int64_t inputs) {
+    float largest = 0;
+    for (int64_t k = 0; k < inputs; ++k) {
+      const float magnitude = __builtin_fabsf(weight(k));
+      largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest;
+  }
+
   // The smallest number that at least half of them do not exceed.
   static float median_of(const float* numbers, int count) {
     for (int i = 0; i < count; ++i) {
@@ -187,7 +218,7 @@ struct Blocks {
       for (int j = 0; j < count; ++j) below += numbers[j] < numbers[i], up_to += numbers[j] <= numbers[i];
       if (2 * below < count && 2 * up_to >= count) return numbers[i];
     }
-    return 0;  // never: NaN is none of them
+    return 0;  // of none; NaN is none of them
   }
 
   // Packs whole numbers as they are. The factor of the column is the largest one.
