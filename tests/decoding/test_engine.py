@@ -374,6 +374,9 @@ def test_tokens_are_those_of_the_graph_whatever_is_combined(
     if data.draw(st.booleans()):
         row = st.lists(st.integers(0, config.target_vocabulary_size - 1), min_size=3, max_size=3)
         prompt = data.draw(st.lists(row, min_size=4, max_size=4))
+    if method["method"] == "sample" and config.logit_soft_cap:
+        # Scores at the cap are equal, and rounding decides which of them are the likeliest.
+        method = {**method, "top_k": None, "top_p": None}
     mine, graphs = by_both(model, batch, prompt=prompt, **method)
     other = (mine != graphs).any(axis=1)
     if method["method"] == "beam" and other.any():

@@ -168,13 +168,6 @@ FAULTS = (
         (_DECODER,),
     ),
     Fault(
-        "one column of large weights decides which inputs are scaled",
-        "native/decoder/packs/blocks.h",
-        "found > kFar * usual ? usual / found : 1;",
-        "1;",
-        (_ENGINE,),
-    ),
-    Fault(
         "sums of 16-bit products begin again with every piece of the weights",
         "native/decoder/packs/block_products.h",
         "const V before = b == 0 ?",
