@@ -47,7 +47,7 @@ def run(
     if observed or not has_memory:
         return _run_op(spec, tensors, return_lse)
     if torch.is_grad_enabled() and (_requires_grad(tensors) or _requires_grad(spec.score.operands)):
-        return derivatives.attend(_EAGER_KERNEL, spec, tensors, return_lse)
+        return derivatives.attend_unobserved(_EAGER_KERNEL, spec, tensors, return_lse)
     if not return_lse:
         return _call.forward_alone(spec, tensors), None
     output, statistics, plan = _call.forward(spec, tensors)
