@@ -13,7 +13,7 @@ if BACKEND != "torch":
     pytest.skip("is about PyTorch", allow_module_level=True)
 
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -328,6 +328,12 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @given(st.tuples(*[st.sampled_from(sorted(VIEWS))] * 3))
+@example(("negated", "parameter", "parameter"))
+@example(("parameter", "negated", "parameter"))
+@example(("parameter", "parameter", "negated"))
+@example(("zeros", "parameter", "parameter"))
+@example(("parameter", "zeros", "parameter"))
+@example(("parameter", "parameter", "zeros"))
 def test_views_are_read_by_their_numbers(names: tuple[str, ...]) -> None:
     views = [VIEWS[name](x) for name, x in zip(names, inputs(), strict=True)]
     copies = [x.as_subclass(torch.Tensor).detach().clone() for x in views]
