@@ -87,6 +87,15 @@ def test_second_derivatives_of_both_implementations_agree() -> None:
         assert_same(native, second())
 
 
+def test_the_log_sum_exp_may_be_changed_in_place() -> None:
+    def first(change: Any) -> list[torch.Tensor]:
+        tensors = inputs()
+        output, lse = ops.dot_product_attention(*tensors, return_lse=True)
+        return list(torch.autograd.grad(change(lse).sum() + output.sin().sum(), tensors))
+
+    assert_same(first(lambda x: x.mul_(2)), first(lambda x: x * 2))
+
+
 def test_autocast_keeps_the_dtype_that_it_chose() -> None:
     dense = torch.nn.Linear(32, 32)
     with torch.autocast("cpu", torch.bfloat16):
