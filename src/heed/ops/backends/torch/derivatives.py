@@ -71,9 +71,12 @@ attend = in_python(_attend, "this call")
 
 
 def attend_unobserved(
-    kernel: Kernel, spec: AttentionSpec, tensors: Tensors, return_lse: bool
+    kernel: Any, spec: AttentionSpec, tensors: Tensors, return_lse: bool
 ) -> tuple[torch.Tensor, OptionalTensor]:
-    """Do as `attend`, quicker, for a call that nothing records or transforms."""
+    """Do as `attend`, quicker, where nothing records or transforms the call and all tensors have memory.
+
+    `kernel.forward_unobserved` does as `Kernel.forward` there.
+    """
     if may_be_compiled():
         return attend(kernel, spec, tensors, return_lse)
     return _record((spec, tensors), kernel, return_lse, *tensors, *rest_of(spec))
@@ -216,9 +219,9 @@ class _Unobserved(torch.autograd.Function):
     """`_Attention` without what transformations need: statistics are no result, and `call` holds the tensors too."""
 
     @staticmethod
-    def forward(ctx: Any, call: Any, kernel: Kernel, return_lse: bool, *inputs: Any) -> Any:
+    def forward(ctx: Any, call: Any, kernel: Any, return_lse: bool, *inputs: Any) -> Any:
         spec, tensors = call
-        output, lse, statistics = kernel.forward(spec, tensors, return_lse)
+        output, lse, statistics = kernel.forward_unobserved(spec, tensors, return_lse)
         ctx.spec, ctx.kernel = spec, kernel
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, output, statistics)

@@ -26,7 +26,7 @@ _DTYPES = {getattr(torch, name): name for name in structs.DTYPES}
 _COMPUTE = {"float32": torch.float32, "float64": torch.float64}
 # The other operands of an attention that has none.
 _ALONE = (None, None, None, None)
-_SCRATCH = 1 << 16  # bytes
+_FEW = 1 << 13
 
 
 def _packer(*structures: type[ctypes.Structure]) -> struct.Struct:
@@ -59,10 +59,8 @@ class Plan(NamedTuple):
         output_shape: of the output.
         output_strides: of its batch, rows and heads.
         lse_shape: of the log-sum-exp.
-        rows: B * N * T.
-        softmax_at: the bytes of the log-sum-exp, before the softmax.
+        lse_bytes: the size of the log-sum-exp.
         statistics: how many numbers log-sum-exp and softmax take.
-        are_few: whether they fit into `_Scratch`.
         compute: the dtype of scores and sums.
         kept_forms: shape and dtype of query, key, value, output and statistics, which wait for the backward pass.
         captured: of each captured array of the functions, how many numbers its gradient has; None where it gets none.
@@ -75,10 +73,8 @@ class Plan(NamedTuple):
     output_shape: tuple[int, ...]
     output_strides: tuple[int, int, int]
     lse_shape: tuple[int, ...]
-    rows: int
-    softmax_at: int
+    lse_bytes: int
     statistics: int
-    are_few: bool
     compute: torch.dtype
     kept_forms: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     captured: tuple[int | None, ...]
@@ -129,10 +125,8 @@ def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
         output_shape,
         (T * heads * V, V, T * V) if spec.layout == "BNTH" else (T * heads * V, heads * V, V),
         spec.lse_shape,
-        rows,
         rows * compute.itemsize,
         rows + softmax,
-        (rows + softmax) * compute.itemsize <= _SCRATCH,
         compute,
         (*((shape, dtype) for shape in shapes), ((rows + softmax,), compute)),
         numbers,
@@ -145,23 +139,18 @@ def _place(x: torch.Tensor, order: tuple[int, int, int]) -> tuple[int, int, int,
     return x.data_ptr(), strides[order[0]], strides[order[1]], strides[order[2]]
 
 
-def _attention(plan: Plan, tensors: Tensors, is_readable: bool = False) -> tuple[bytes, Tensors]:
-    """Return a `HeedAttention` and the tensors that it points to: these, or copies of what the core cannot read.
-
-    Args:
-        plan, tensors: of a call.
-        is_readable: whether the tensors are from `_readable`.
-    """
+def _attention(plan: Plan, tensors: Tensors, are_readable: bool = False) -> tuple[bytes, Tensors]:
+    """Return a `HeedAttention` and the tensors that it points to: these, or copies of what the core cannot read."""
     query, key, value, *_ = tensors
     batch, rows, heads = plan.order
     q, k, v = query.stride(), key.stride(), value.stride()
     at_q, at_k, at_v = query.data_ptr(), key.data_ptr(), value.data_ptr()
     is_alone = tensors[3:] == _ALONE
-    if not is_readable:  # most are at a glance; tensors of zeros without memory have no address
+    if not are_readable:  # most are at a glance; tensors of zeros without memory have no address
         side_by_side = q[-1] == k[-1] == v[-1] == 1
         lazy = query.is_neg() or key.is_neg() or value.is_neg()
         if not (is_alone and side_by_side and at_q and at_k and at_v) or lazy:
-            return _attention(plan, _readable(tensors), is_readable=True)
+            return _attention(plan, _readable(tensors), are_readable=True)
     # fmt: off
     operands = _OPERANDS.pack(
         at_q, q[batch], q[rows], q[heads],
@@ -199,19 +188,25 @@ def _readable(tensors: Tensors) -> Tensors:
     return Tensors(*map(readable, tensors[:3]), *others)
 
 
-def forward(spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor, Plan]:
-    """Return the output; log-sum-exp and softmax, one after the other, in one vector; and the plan."""
+def forward(
+    spec: AttentionSpec, tensors: Tensors, return_lse: bool
+) -> tuple[torch.Tensor, Any, torch.Tensor]:
+    """Return the output, the log-sum-exp if requested, and the vector that begins with it and ends with the softmax."""
     plan = plan_of(spec, tensors)
     call, tensors = _attention(plan, tensors)
     statistics = tensors.query.new_empty(plan.statistics, dtype=plan.compute)
-    return _run(plan, call, tensors, statistics.data_ptr()), statistics, plan
+    output = _run(plan, call, tensors, statistics.data_ptr())
+    if not return_lse:
+        return output, None, statistics
+    rows = plan.lse_bytes // plan.compute.itemsize
+    return output, statistics[:rows].view(plan.lse_shape), statistics
 
 
 class _Scratch(threading.local):
     """Memory of a thread for statistics that nobody wants, which is quicker than a new tensor."""
 
     def __init__(self) -> None:
-        self.memory = ctypes.create_string_buffer(_SCRATCH)
+        self.memory = (ctypes.c_double * _FEW)()
         self.address = ctypes.addressof(self.memory)
 
 
@@ -221,8 +216,8 @@ _scratch = _Scratch()
 def forward_alone(spec: AttentionSpec, tensors: Tensors) -> torch.Tensor:
     """Return the output as `forward` does, without the statistics."""
     plan = plan_of(spec, tensors)
-    if not plan.are_few:
-        return forward(spec, tensors)[0]
+    if plan.statistics > _FEW:
+        return forward(spec, tensors, False)[0]
     call, tensors = _attention(plan, tensors)
     return _run(plan, call, tensors, _scratch.address)
 
@@ -230,15 +225,9 @@ def forward_alone(spec: AttentionSpec, tensors: Tensors) -> torch.Tensor:
 def _run(plan: Plan, call: bytes, tensors: Tensors, lse: int) -> torch.Tensor:
     """Return the output; let the core write the statistics at the address `lse`."""
     output = tensors.query.new_empty(*plan.output_shape)  # quicker than of a tuple
-    softmax = lse + plan.softmax_at
-    results = _FORWARD.pack(output.data_ptr(), *plan.output_strides, lse, softmax)
+    results = _FORWARD.pack(output.data_ptr(), *plan.output_strides, lse, lse + plan.lse_bytes)
     check(load()[0].heed_forward(call, results, torch.get_num_threads()))
     return output
-
-
-def lse_of(plan: Plan, statistics: torch.Tensor) -> torch.Tensor:
-    """Return the log-sum-exp (B, N, T), or (B, T) for additive attention."""
-    return statistics[: plan.rows].view(plan.lse_shape)
 
 
 def backward(
@@ -280,7 +269,7 @@ def backward(
     order = plan.order
     results = _BACKWARD.pack(
         *_place(output, order),
-        statistics.data_ptr() + plan.softmax_at,
+        statistics.data_ptr() + plan.lse_bytes,
         *_place(output_gradient, order),
         _address(lse_gradient),
         *_place(gradients[0], order),
