@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -183,8 +183,8 @@ class Dispatch:
         return f"{self.implementation}: {'; '.join(self.reasons)}"
 
 
-def _select(spec: AttentionSpec | None) -> tuple[str, tuple[str, ...]]:
-    """Return the name of the implementation, and the reasons; see `explain`."""
+def _select(spec: AttentionSpec | None) -> tuple[str, Sequence[str]]:
+    """Return the name of the implementation, and the reasons against the ones before it; see `explain`."""
     choice, known = get_implementation(), current().IMPLEMENTATIONS
     if choice == PORTABLE:
         return choice, ("chosen with heed.set_implementation",)
@@ -194,12 +194,12 @@ def _select(spec: AttentionSpec | None) -> tuple[str, tuple[str, ...]]:
             break
         reasons = known[name].unsupported_reasons(spec)
         if not reasons:
-            return name, (*against, f"the {name} kernels support this call")
+            return name, against
         # Implementations of one device may share reasons.
         against += [reason for reason in reasons if reason not in against]
     if choice != AUTO:
         raise ValueError(f"The {choice} implementation cannot run this call: {'; '.join(against)}")
-    return PORTABLE, tuple(against)
+    return PORTABLE, against
 
 
 def explain(spec: AttentionSpec | None = None) -> Dispatch:
@@ -208,7 +208,10 @@ def explain(spec: AttentionSpec | None = None) -> Dispatch:
     Raises:
         ValueError: if the chosen implementation does not support the call.
     """
-    return Dispatch(*_select(spec))
+    name, reasons = _select(spec)
+    if name != PORTABLE:
+        reasons = (*reasons, f"the {name} kernels support this call")
+    return Dispatch(name, tuple(reasons))
 
 
 def select_implementation(spec: AttentionSpec) -> Implementation:

@@ -13,7 +13,7 @@ if BACKEND != "torch":
     pytest.skip("is about PyTorch", allow_module_level=True)
 
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -318,6 +318,7 @@ def conjugate(x: torch.Tensor) -> torch.Tensor:
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "negated": conjugate,
+    "dense negated": lambda x: conjugate(x).as_strided(x.shape, x.stride()),
     "strided": lambda x: torch.stack([x, x], -1)[..., 0],
     "permuted": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),
     "parameter": lambda x: torch.nn.Parameter(x, requires_grad=False),
@@ -328,6 +329,12 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @given(st.tuples(*[st.sampled_from(sorted(VIEWS))] * 3))
+@example(("dense negated", "parameter", "parameter"))
+@example(("parameter", "dense negated", "parameter"))
+@example(("parameter", "parameter", "dense negated"))
+@example(("zeros", "parameter", "parameter"))
+@example(("parameter", "zeros", "parameter"))
+@example(("parameter", "parameter", "zeros"))
 def test_views_are_read_by_their_numbers(names: tuple[str, ...]) -> None:
     views = [VIEWS[name](x) for name, x in zip(names, inputs(), strict=True)]
     copies = [x.as_subclass(torch.Tensor).detach().clone() for x in views]

@@ -165,10 +165,11 @@ def reasons_against(spec: AttentionSpec | None, of_machine: Sequence[str]) -> li
     if of_machine or spec is None:
         return [*of_machine]
     reasons = [*spec.score.core_reasons]
-    if found := functions(spec):
+    rules = () if spec.mask is None else spec.mask.rules
+    if (rules or spec.score.program is not None) and (found := functions(spec)):
         reasons += program.reasons_against([x.program for x in found])
-    if spec.mask is not None and len(spec.mask.rules) > MOST_RULES:
-        count = sum(rule.program is None for rule in spec.mask.rules)
+    if len(rules) > MOST_RULES:
+        count = sum(rule.program is None for rule in rules)
         if count > MOST_RULES:
             reasons.append(f"the mask has {count} rules, the native kernels take {MOST_RULES}")
     if 0 in spec.widths:

@@ -87,14 +87,12 @@ def is_tensor(x: Any) -> bool:
 
 
 def kind_of(query: Any, key: Any, value: Any) -> Any:
-    """Return shapes, dtypes and layouts of plain tensors; None for others, and while torch.compile traces."""
+    """Return shapes and dtypes of plain tensors; None for others, and while torch.compile traces."""
     if is_recorded() or not (type(query) in PLAIN and type(key) in PLAIN and type(value) in PLAIN):
         return None
-    return (
-        *(query.shape, query.dtype, query.layout),
-        *(key.shape, key.dtype, key.layout),
-        *(value.shape, value.dtype, value.layout),
-    )
+    if not (query.layout is key.layout is value.layout is torch.strided):
+        return None
+    return query.shape, query.dtype, key.shape, key.dtype, value.shape, value.dtype
 
 
 def widest_integer() -> str:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from heed.ops.backends.torch.graph_breaks import in_python
+from heed.ops.backends.torch.graph_breaks import in_python, may_be_compiled
 from heed.ops.backends.torch.operands import (
     are_transforms_active,
     is_observed,
@@ -70,9 +70,23 @@ def _attend(
 attend = in_python(_attend, "this call")
 
 
+def attend_unobserved(
+    kernel: Any, spec: AttentionSpec, tensors: Tensors, return_lse: bool
+) -> tuple[torch.Tensor, OptionalTensor]:
+    """Do as `attend`, quicker, where nothing records or transforms the call and all tensors have memory.
+
+    `kernel.forward_unobserved` does as `Kernel.forward` there.
+    """
+    if may_be_compiled():
+        return attend(kernel, spec, tensors, return_lse)
+    return _record((spec, tensors), kernel, return_lse, *tensors, *rest_of(spec))
+
+
 def rest_of(spec: AttentionSpec) -> Sequence[torch.Tensor]:
     """Return the tensors of the mask, then the operands of the score."""
-    rules = [] if spec.is_plain or spec.mask is None else take_apart(spec.mask.rules)[0]
+    if spec.is_plain:
+        return ()
+    rules = [] if spec.mask is None else take_apart(spec.mask.rules)[0]
     return (*rules, *spec.score.operands)
 
 
@@ -199,6 +213,26 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, dims: Any, *inputs: Any) -> Any:
         return _map(_Attention, 3, "", "rrs", info.batch_size, dims, inputs)
+
+
+class _Unobserved(torch.autograd.Function):
+    """`_Attention` without what transformations need: statistics are no result, and `call` holds the tensors too."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Any, kernel: Any, return_lse: bool, *inputs: Any) -> Any:
+        spec, tensors = call
+        output, lse, statistics = kernel.forward_unobserved(spec, tensors, return_lse)
+        ctx.spec, ctx.kernel = spec, kernel
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, output, statistics)
+        return output, lse if lse is None else lse.clone()  # of the statistics' memory
+
+    @staticmethod
+    def backward(ctx: Any, output_gradient: Any, lse_gradient: Any) -> Any:
+        return _Attention.backward(ctx, output_gradient, lse_gradient, None)
+
+
+_record = super(torch.autograd.Function, _Unobserved).apply  # see `_apply`
 
 
 class _Gradient(torch.autograd.Function):

@@ -9,7 +9,14 @@ from typing import Any, TypeVar
 import torch
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+# Newer than the oldest PyTorch that heed runs on.
+_find_compiler: Any = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", object)
 _SAYS_WHY = "reason" in inspect.signature(torch.compiler.disable).parameters
+
+
+def may_be_compiled() -> bool:
+    """Return whether `torch.compile` may take over functions that are called here."""
+    return _find_compiler() is not None
 
 
 def in_python(function: _F, what: str) -> _F:

@@ -15,13 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from heed.ops.backends.torch.operands import (
-    are_readable,
-    have_memory,
-    in_order,
-    readable,
-    resolved,
-)
+from heed.ops.backends.torch.operands import have_memory, in_order, readable, resolved
 from heed.ops.core import structs
 from heed.ops.core.attention import Place, describe, fill
 from heed.ops.core.form import write
@@ -32,6 +26,7 @@ _DTYPES = {getattr(torch, name): name for name in structs.DTYPES}
 _COMPUTE = {"float32": torch.float32, "float64": torch.float64}
 # The other operands of an attention that has none.
 _ALONE = (None, None, None, None)
+_FEW = 1 << 13
 
 
 def _packer(*structures: type[ctypes.Structure]) -> struct.Struct:
@@ -64,7 +59,7 @@ class Plan(NamedTuple):
         output_shape: of the output.
         output_strides: of its batch, rows and heads.
         lse_shape: of the log-sum-exp.
-        rows: B * N * T.
+        lse_bytes: the size of the log-sum-exp.
         statistics: how many numbers log-sum-exp and softmax take.
         compute: the dtype of scores and sums.
         kept_forms: shape and dtype of query, key, value, output and statistics, which wait for the backward pass.
@@ -78,7 +73,7 @@ class Plan(NamedTuple):
     output_shape: tuple[int, ...]
     output_strides: tuple[int, int, int]
     lse_shape: tuple[int, ...]
-    rows: int
+    lse_bytes: int
     statistics: int
     compute: torch.dtype
     kept_forms: tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -130,7 +125,7 @@ def _make_plan(spec: AttentionSpec, tensors: Tensors) -> Plan:
         output_shape,
         (T * heads * V, V, T * V) if spec.layout == "BNTH" else (T * heads * V, heads * V, V),
         spec.lse_shape,
-        rows,
+        rows * compute.itemsize,
         rows + softmax,
         compute,
         (*((shape, dtype) for shape in shapes), ((rows + softmax,), compute)),
@@ -144,21 +139,34 @@ def _place(x: torch.Tensor, order: tuple[int, int, int]) -> tuple[int, int, int,
     return x.data_ptr(), strides[order[0]], strides[order[1]], strides[order[2]]
 
 
-def _attention(plan: Plan, tensors: Tensors) -> bytes:
-    """Return a `HeedAttention` of tensors from `_readable`."""
-    query, key, value, bias, slopes, seed, score_vector = tensors
+def _attention(plan: Plan, tensors: Tensors, are_readable: bool = False) -> tuple[bytes, Tensors]:
+    """Return a `HeedAttention` and the tensors that it points to: these, or copies of what the core cannot read."""
+    query, key, value, *_ = tensors
     batch, rows, heads = plan.order
     q, k, v = query.stride(), key.stride(), value.stride()
+    at_q, at_k, at_v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+    is_alone = tensors[3:] == _ALONE
+    if not are_readable:  # most are at a glance; tensors of zeros without memory have no address
+        side_by_side = q[-1] == k[-1] == v[-1] == 1
+        lazy = query.is_neg() or key.is_neg() or value.is_neg()
+        if not (is_alone and side_by_side and at_q and at_k and at_v) or lazy:
+            return _attention(plan, _readable(tensors), are_readable=True)
+    # fmt: off
     operands = _OPERANDS.pack(
-        *(query.data_ptr(), q[batch], q[rows], q[heads]),
-        *(key.data_ptr(), k[batch], k[rows], k[heads]),
-        *(value.data_ptr(), v[batch], v[rows], v[heads]),
+        at_q, q[batch], q[rows], q[heads],
+        at_k, k[batch], k[rows], k[heads],
+        at_v, v[batch], v[rows], v[heads],
     )
+    # fmt: on
     whole = plan.before + operands + plan.after
-    if tensors[3:] == _ALONE:
-        return whole
+    return whole if is_alone else _with_others(whole, tensors), tensors
+
+
+def _with_others(whole: bytes, tensors: Tensors) -> bytes:
+    """Return a `HeedAttention` with the operands besides query, key and value."""
     packed = bytearray(whole)
     call = structs.Attention.from_buffer(packed)
+    _, _, _, bias, slopes, seed, score_vector = tensors
     if score_vector is not None:
         call.score_vector = score_vector.data_ptr()
         call.unit_bias = None if bias is None else bias.data_ptr()
@@ -174,29 +182,31 @@ def _attention(plan: Plan, tensors: Tensors) -> bytes:
 
 def _readable(tensors: Tensors) -> Tensors:
     """Return the tensors as the core reads them: features side by side, vectors in order."""
-    if tensors[3:] == _ALONE:
-        return tensors if are_readable(tensors[:3]) else Tensors(*map(readable, tensors[:3]))
     of_bias = resolved if tensors.score_vector is None else in_order  # a vector, as the others
     functions = of_bias, in_order, in_order, in_order
     others = (None if x is None else of(x) for of, x in zip(functions, tensors[3:], strict=True))
     return Tensors(*map(readable, tensors[:3]), *others)
 
 
-def forward(spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor, Plan]:
-    """Return the output; log-sum-exp and softmax, one after the other, in one vector; and the plan."""
+def forward(
+    spec: AttentionSpec, tensors: Tensors, return_lse: bool
+) -> tuple[torch.Tensor, Any, torch.Tensor]:
+    """Return the output, the log-sum-exp if requested, and the vector that begins with it and ends with the softmax."""
     plan = plan_of(spec, tensors)
-    tensors = _readable(tensors)
-    output = tensors.query.new_empty(*plan.output_shape)  # quicker than of a tuple
+    call, tensors = _attention(plan, tensors)
     statistics = tensors.query.new_empty(plan.statistics, dtype=plan.compute)
-    _run(plan, tensors, output, statistics.data_ptr())
-    return output, statistics, plan
+    output = _run(plan, call, tensors, statistics.data_ptr())
+    if not return_lse:
+        return output, None, statistics
+    rows = plan.lse_bytes // plan.compute.itemsize
+    return output, statistics[:rows].view(plan.lse_shape), statistics
 
 
 class _Scratch(threading.local):
     """Memory of a thread for statistics that nobody wants, which is quicker than a new tensor."""
 
     def __init__(self) -> None:
-        self.memory = ctypes.create_string_buffer(1 << 16)
+        self.memory = (ctypes.c_double * _FEW)()
         self.address = ctypes.addressof(self.memory)
 
 
@@ -206,24 +216,18 @@ _scratch = _Scratch()
 def forward_alone(spec: AttentionSpec, tensors: Tensors) -> torch.Tensor:
     """Return the output as `forward` does, without the statistics."""
     plan = plan_of(spec, tensors)
-    if plan.statistics * plan.compute.itemsize > len(_scratch.memory):
-        return forward(spec, tensors)[0]
-    tensors = _readable(tensors)
+    if plan.statistics > _FEW:
+        return forward(spec, tensors, False)[0]
+    call, tensors = _attention(plan, tensors)
+    return _run(plan, call, tensors, _scratch.address)
+
+
+def _run(plan: Plan, call: bytes, tensors: Tensors, lse: int) -> torch.Tensor:
+    """Return the output; let the core write the statistics at the address `lse`."""
     output = tensors.query.new_empty(*plan.output_shape)  # quicker than of a tuple
-    _run(plan, tensors, output, _scratch.address)
+    results = _FORWARD.pack(output.data_ptr(), *plan.output_strides, lse, lse + plan.lse_bytes)
+    check(load()[0].heed_forward(call, results, torch.get_num_threads()))
     return output
-
-
-def _run(plan: Plan, tensors: Tensors, output: torch.Tensor, lse: int) -> None:
-    """Let the core write the output, and the statistics at the address `lse`."""
-    softmax = lse + plan.rows * plan.compute.itemsize
-    results = _FORWARD.pack(output.data_ptr(), *plan.output_strides, lse, softmax)
-    check(load()[0].heed_forward(_attention(plan, tensors), results, torch.get_num_threads()))
-
-
-def lse_of(plan: Plan, statistics: torch.Tensor) -> torch.Tensor:
-    """Return the log-sum-exp (B, N, T), or (B, T) for additive attention."""
-    return statistics[: plan.rows].view(plan.lse_shape)
 
 
 def backward(
@@ -247,7 +251,7 @@ def backward(
     """
     plan = plan_of(spec, tensors)
     _check_kept(plan, tensors, output, statistics)
-    tensors = _readable(tensors)
+    call, tensors = _attention(plan, tensors)
     output, statistics = readable(output), in_order(statistics)
     output_gradient = readable(output_gradient)
     gradients = [torch.empty_like(x, memory_format=strides) for x in tensors[:3]]
@@ -265,7 +269,7 @@ def backward(
     order = plan.order
     results = _BACKWARD.pack(
         *_place(output, order),
-        statistics.data_ptr() + plan.rows * plan.compute.itemsize,
+        statistics.data_ptr() + plan.lse_bytes,
         *_place(output_gradient, order),
         _address(lse_gradient),
         *_place(gradients[0], order),
@@ -275,7 +279,7 @@ def backward(
         _address(of_bias),
         ctypes.addressof(pointers) if plan.captured else 0,
     )
-    call, library, threads = _attention(plan, tensors), load()[0], torch.get_num_threads()
+    library, threads = load()[0], torch.get_num_threads()
     check(library.heed_backward(call, results, threads))
     if tensors.score_vector is not None:
         return [*gradients, None if tensors.bias is None else of_bias, of_vector]

@@ -22,6 +22,7 @@ from heed.ops.backends.torch.operands import (
     is_observed,
     is_transformed,
     legacy_vmap_level,
+    require_grad,
 )
 from heed.ops.backends.torch.portable import blockwise
 from heed.ops.core.form import Form, functions, operands, read, trained_operands, write
@@ -46,22 +47,14 @@ def run(
         return derivatives.attend(KERNEL, spec, tensors, return_lse)
     if observed or not has_memory:
         return _run_op(spec, tensors, return_lse)
-    if torch.is_grad_enabled() and (_requires_grad(tensors) or _requires_grad(spec.score.operands)):
-        return derivatives.attend(_EAGER_KERNEL, spec, tensors, return_lse)
+    if torch.is_grad_enabled() and (require_grad(tensors) or require_grad(spec.score.operands)):
+        return derivatives.attend_unobserved(KERNEL, spec, tensors, return_lse)
     if not return_lse:
         return _call.forward_alone(spec, tensors), None
-    output, statistics, plan = _call.forward(spec, tensors)
-    return output, _call.lse_of(plan, statistics)
+    return _call.forward(spec, tensors, True)[:2]
 
 
 _run_in_python = in_python(run, "functions of scores and masks")
-
-
-def _requires_grad(tensors: Sequence[OptionalTensor]) -> bool:
-    for x in tensors:  # noqa: SIM110  (a third of the time of `any`)
-        if x is not None and x.requires_grad:
-            return True
-    return False
 
 
 _is_transformed_while_compiling = torch.compiler.assume_constant_result(is_transformed)
@@ -85,16 +78,10 @@ def _have_memory(spec: AttentionSpec, tensors: Tensors) -> bool:
     return False
 
 
-def _forward(
-    spec: AttentionSpec, tensors: Tensors
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return output, log-sum-exp in memory of its own, and the statistics for the backward pass."""
-    output, statistics, plan = _call.forward(spec, tensors)
-    return output, _call.lse_of(plan, statistics).clone(), statistics
-
-
 class _Kernel:
     """The native kernels."""
+
+    forward_unobserved = staticmethod(_call.forward)
 
     def forward(
         self, spec: AttentionSpec, tensors: Tensors, return_lse: bool
@@ -102,7 +89,7 @@ class _Kernel:
         # Recorded below a transformation, as in `torch.func.linearize`.
         if is_observed() or not have_memory(tensors):
             return torch.ops.heed.attention(*_Call.of(spec, tensors))
-        return _forward(spec, tensors)
+        return _call.forward(spec, tensors, return_lse)
 
     def backward(
         self,
@@ -127,18 +114,7 @@ class _Kernel:
         )
 
 
-class _EagerKernel(_Kernel):
-    """The native kernels, for a call of which `run` knows that they can read it and nothing observes it."""
-
-    def forward(
-        self, spec: AttentionSpec, tensors: Tensors, return_lse: bool
-    ) -> tuple[torch.Tensor, OptionalTensor, torch.Tensor]:
-        output, statistics, plan = _call.forward(spec, tensors)
-        return output, _call.lse_of(plan, statistics) if return_lse else None, statistics
-
-
 KERNEL: Any = _Kernel()
-_EAGER_KERNEL: Any = _EagerKernel()
 
 
 def _in_places(tensors: Tensors, found: Iterator[Any], trained: Sequence[bool]) -> list[Any]:
@@ -210,7 +186,8 @@ def _attention_op(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     spec, tensors = _Call(*arguments).read()
     if tensors.query.device.type != "cpu":
         raise NotImplementedError("heed's native kernels are for tensors on a CPU")
-    return _forward(spec, tensors)
+    output, lse, statistics = _call.forward(spec, tensors, True)
+    return output, lse.clone(), statistics
 
 
 @_attention_op.register_fake
