@@ -440,6 +440,21 @@ def test_nothing_that_a_recording_makes_is_kept(monkeypatch: pytest.MonkeyPatch)
     assert heed.explain_dispatch(*tensors, **documents).implementation == "flex_attention"
 
 
+@pytest.mark.usefixtures("with_gpu")
+def test_lengths_that_change_in_place_mean_0_below_it_and_forbid_a_backward_pass() -> None:
+    lengths = torch.tensor([11, 4], dtype=torch.int32)
+    mask = Mask.lengths(lengths)
+    lengths[1] = -1
+    tensors = inputs("float16")
+    with torch.no_grad():
+        tensors[1][0, 3] = torch.nan
+    assert_as_portable(first, tensors, {"mask": mask}, "float16")
+    output = ops.dot_product_attention(*tensors, mask=mask)
+    lengths[1] = 4
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
 @given(data=st.data())
 def test_ranges_are_what_the_mask_shows(data: st.DataObject) -> None:
     shape = data.draw(strategies.shapes((4, 4)))
@@ -511,6 +526,12 @@ def test_shapes_dtypes_and_masks_that_one_call_does_not_take() -> None:
         (half, {"mask": Mask.prefix(2)}, "varlen_attn", "no mask but lengths, a window"),
         (half, {"mask": Mask.window(3, 0)}, "varlen_attn", "no mask but lengths, a window"),
         (half, {"mask": Mask.segments(IDS, KEY_IDS)}, "varlen_attn", "no mask but lengths"),
+        (
+            [half[0][:, :1], *(x[:, :, :2] for x in half[1:])],
+            lengths,
+            "varlen_attn",
+            "single query",
+        ),
         (square, {"mask": Mask.segments(scattered)}, "varlen_attn", "one run of positions"),
         (square, {"mask": Mask.segments(IDS) & Mask.lengths([4, 5])}, "varlen_attn", "no mask"),
         (half, lengths | {"soft_cap": 2.0}, "varlen_attn", "no scores but scaled products"),

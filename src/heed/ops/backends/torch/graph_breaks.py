@@ -10,7 +10,7 @@ import torch
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 # Newer than the oldest PyTorch that heed runs on.
-_find_compiler: Any = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", object)
+_find_compiler: Any = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: True)
 _SAYS_WHY = "reason" in inspect.signature(torch.compiler.disable).parameters
 
 

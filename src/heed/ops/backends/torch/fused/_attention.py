@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from heed.ops.backends.torch.derivatives import rest_of
 from heed.ops.backends.torch.fused import _compiling
 from heed.ops.backends.torch.fused._nonfinite import ask, is_recording
 from heed.ops.backends.torch.fused._protocol import Call, CannotRun, Results
@@ -160,13 +161,14 @@ class _Attention(torch.autograd.Function):
         ctx.call, ctx.spec = call, spec
         if trained:
             ctx.found, ctx.repaired = found, found.repaired
-            ctx.save_for_backward(slopes, *operands)
+            # Those of the mask only so that PyTorch refuses a backward pass after they changed in place.
+            ctx.save_for_backward(slopes, *operands, *rest_of(spec))
         output, lse = found.results
         return output.detach(), None if lse is None else lse.detach()
 
     @staticmethod
     def backward(ctx: Any, *incoming: Any) -> Any:
-        slopes, *operands = ctx.saved_tensors
+        slopes, *operands = ctx.saved_tensors[: 1 + len(ctx.wanted)]
         if torch.is_grad_enabled():
             found = _Gradient.apply(ctx.call, ctx.spec, ctx.wanted, slopes, *incoming, *operands)
         else:
@@ -190,10 +192,11 @@ class _Gradient(torch.autograd.Function):
         ctx: Any, call: Call, spec: AttentionSpec, wanted: Any, slopes: Any, *inputs: Any
     ) -> Any:
         ctx.spec = spec
-        ctx.save_for_backward(slopes, *inputs)
+        ctx.count = 1 + len(inputs)
+        ctx.save_for_backward(slopes, *inputs, *rest_of(spec))
         incoming = [None if x is None else x.detach() for x in inputs[:2]]
         repair = spec.mask is not None and (
-            spec.score.program is not None or not ask(inputs)().are_finite
+            is_recording() or spec.score.program is not None or not ask(inputs)().are_finite
         )
         found = _run(call, spec, slopes, inputs[2:], repair, wanted)
         return _gradients(found.leaves, found.results, incoming)
@@ -202,7 +205,7 @@ class _Gradient(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *cotangents: Any) -> Any:
         slopes, *incoming = ctx.saved_tensors[:3]
-        spec, tensors = _whole(ctx.spec, slopes, ctx.saved_tensors[3:])
+        spec, tensors = _whole(ctx.spec, slopes, ctx.saved_tensors[3 : ctx.count])
         given = [*cotangents[:3], None, None, *cotangents[3:]]
         second = blockwise.second(spec, tensors, incoming, given)
         return *[None] * 4, *second[-2:], *second[:3], *second[5:-2]

@@ -46,10 +46,11 @@ def ask(tensors: Iterable[torch.Tensor | None], pairs: Pairs = ()) -> Callable[[
     found = torch.stack(numbers)
     here = None
     if found.is_cuda:
+        stream = torch.cuda.current_stream(found.device)  # of that device, not of the current one
         answer = torch.empty_like(found, device="cpu", pin_memory=True)
         found = answer.copy_(found, non_blocking=True)
         here = torch.cuda.Event()
-        here.record()
+        here.record(stream)
 
     def wait() -> Answer:
         if here is not None:

@@ -17,7 +17,7 @@ class CannotRun(RuntimeError):  # noqa: N818  (no error to users)
 
 
 class Call(Protocol):
-    """A fused call of PyTorch. Unless it says otherwise, it assumes nothing.
+    """A fused call of PyTorch. By default it assumes nothing of its tensors.
 
     Attributes:
         name: of the implementation.

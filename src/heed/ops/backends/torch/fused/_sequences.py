@@ -38,7 +38,7 @@ class Ranges(NamedTuple):
     """A mask that shows each query one range of keys: those of its run that are in the band.
 
     Attributes:
-        band: a window, or lengths.
+        band: a window, or lengths from 0 to those of the axes; with segments a window or nothing.
         ids: (B, T), the numbers of segments, or None.
         runs: of the segments, or None.
     """
@@ -49,7 +49,7 @@ class Ranges(NamedTuple):
 
     @classmethod
     def of(cls, spec: AttentionSpec) -> Ranges | None:
-        """Return the mask of a call as ranges that follow the diagonal to the last key; None for any other.
+        """Return the mask of a call as ranges, a window as one that ends at the last key; None for any other.
 
         A call that is not compiled reads its segments once, or until `forget`.
         """
@@ -76,7 +76,13 @@ class Ranges(NamedTuple):
         if found.has_window and (has_lengths or keys < length or found.align != keys - length):
             return None
         if not segments:
-            return cls(found)
+            # Where values are unknown, a negative length means 0.
+            return cls(
+                found._replace(
+                    key_lengths=_clamp(found.key_lengths, keys),
+                    query_lengths=_clamp(found.query_lengths, length),
+                )
+            )
         ids = segments[0].segment_ids
         runs = None if has_lengths or length != keys else read_runs(ids)
         return None if runs is None else cls(found, ids, runs)
@@ -100,11 +106,10 @@ class Ranges(NamedTuple):
         if shown is None:
             query_ends = _ends(batch, length, (), device)
             return Layout(query_ends, _ends(batch, keys, (), device), length, keys)
-        shown = shown.clamp(0, keys)
         of_queries: tuple[Any, ...] = (length,)
         of_keys: tuple[Any, ...] = (shown,)
         if valid is not None:
-            of_queries, of_keys = (valid.clamp(0, length), length), (shown, shown)
+            of_queries, of_keys = (valid, length), (shown, shown)
         query_ends = _ends(batch, length, of_queries, device)
         return Layout(query_ends, _ends(batch, keys, of_keys, device), length, keys)
 
@@ -153,6 +158,10 @@ class Layout(NamedTuple):
     most_keys: int
 
 
+def _clamp(lengths: torch.Tensor | None, most: int) -> torch.Tensor | None:
+    return None if lengths is None else lengths.clamp(0, most)
+
+
 def _range(
     place: torch.Tensor, before: int | None, after: int | None, length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -171,7 +180,7 @@ def _ends(batch: int, length: int, parts: tuple[Any, ...], device: Any) -> torch
         device: of the call.
     """
     numbers = tuple(x if isinstance(x, int) else 0 for x in parts)
-    if torch.compiler.is_compiling() or is_recording():  # which would make a tensor without numbers
+    if torch.compiler.is_compiling() or is_recording():  # a recorded tensor has no numbers to keep
         ends = _make_ends(batch, length, numbers, device)
     else:
         stream = torch.cuda.current_stream(device).stream_id if device.type == "cuda" else None

@@ -46,6 +46,8 @@ class Varlen(Call):
             or width > _WIDEST,
             "does not promise grouped heads in this version of PyTorch": grouped
             and "enable_gqa" not in ARGUMENTS,
+            # Its kernel then takes the group for queries, of as many sequences as batch entries.
+            "takes no single query with grouped heads": grouped and spec.lengths[0] == 1,
         }
         reasons = [f"varlen_attn {reason}" for reason, holds in found.items() if holds]
         # Last, as a look at segments waits for a GPU.
