@@ -216,7 +216,10 @@ class _Attention(torch.autograd.Function):
 
 
 class _Unobserved(torch.autograd.Function):
-    """`_Attention` without what transformations need: statistics are no result, and `call` holds the tensors too."""
+    """`_Attention` without what transformations need: statistics are no result.
+
+    `call` holds the spec and the tensors, which are inputs only for their gradients.
+    """
 
     @staticmethod
     def forward(ctx: Any, call: Any, kernel: Any, return_lse: bool, *inputs: Any) -> Any:

@@ -13,6 +13,7 @@ from heed.ops.backends.torch.fused import _compiling
 from heed.ops.backends.torch.fused._nonfinite import ask, is_recording
 from heed.ops.backends.torch.fused._protocol import Call, CannotRun, Results
 from heed.ops.backends.torch.graph_breaks import in_python
+from heed.ops.backends.torch.operands import require_grad
 from heed.ops.backends.torch.portable import blockwise
 from heed.ops.core.form import functions
 from heed.ops.spec import AttentionSpec, Tensors
@@ -29,7 +30,7 @@ def attend(call: Call, spec: AttentionSpec, tensors: Tensors, return_lse: bool) 
         if spec.score.operands:
             bare = dataclasses.replace(spec, score=spec.score.with_operands(()))
             operands = *operands, *spec.score.operands
-        if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
+        if torch.is_grad_enabled() and require_grad(operands):
             output, lse = _Attention.apply(call, bare, tensors.slopes, *operands)
         else:
             trained = [False] * len(operands)
@@ -152,17 +153,13 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: Call, spec: AttentionSpec, slopes: Any, *operands: Any) -> Any:
-        wanted = ctx.needs_input_grad[3:]
-        trained = any(wanted)
         # Query, key and value have gradients together.
-        ctx.wanted = [trained] * 3 + list(wanted[3:])
+        ctx.wanted = [True] * 3 + list(ctx.needs_input_grad[6:])
         found = _run_safely(call, spec, slopes, operands, ctx.wanted)
         ctx.set_materialize_grads(False)
-        ctx.call, ctx.spec = call, spec
-        if trained:
-            ctx.found, ctx.repaired = found, found.repaired
-            # Those of the mask only so that PyTorch refuses a backward pass after they changed in place.
-            ctx.save_for_backward(slopes, *operands, *rest_of(spec))
+        ctx.call, ctx.spec, ctx.found, ctx.repaired = call, spec, found, found.repaired
+        # Those of the mask only so that PyTorch refuses a backward pass after they changed in place.
+        ctx.save_for_backward(slopes, *operands, *rest_of(spec))
         output, lse = found.results
         return output.detach(), None if lse is None else lse.detach()
 

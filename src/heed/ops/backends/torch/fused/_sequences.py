@@ -216,8 +216,8 @@ _known = WeakTensorKeyDictionary()
 def read_runs(ids: torch.Tensor) -> Runs | None:
     """Return the runs of segments, (B, T); None if one is scattered, or nobody can look.
 
-    The first look at a tensor waits for its numbers. Later ones trust PyTorch's count of changes, so
-    before a result counts the numbers have to be compared with those that were read.
+    The first look at a tensor waits for its numbers. Later ones trust PyTorch's count of changes, so before a result
+    counts, the numbers have to be compared with those that were read.
     """
     if torch.compiler.is_compiling() or ids.is_meta or is_recording():
         return None

@@ -21,6 +21,7 @@ from heed.ops.backends.torch.fused._nonfinite import (
 )
 from heed.ops.backends.torch.fused._pairs import MARK, captures_of, remember, score_of
 from heed.ops.backends.torch.fused._protocol import Call, Results
+from heed.ops.backends.torch.operands import require_grad
 from heed.ops.core.form import functions
 from heed.ops.mask import Mask
 from heed.ops.spec import AttentionSpec, Tensors
@@ -65,7 +66,7 @@ class Flex(Call):
             f"gains nothing below {SHORTEST} queries or keys": min(lengths) < SHORTEST,
             "adds gradients of captured arrays in no fixed order, which "
             "`torch.use_deterministic_algorithms` forbids": _is_deterministic()
-            and any(x.requires_grad for x in spec.score.operands),
+            and require_grad(spec.score.operands),
         }
         reasons = [f"flex_attention {reason}" for reason, holds in found.items() if holds]
         failure = _compiling.failure_of(self, spec)
