@@ -39,7 +39,7 @@ def task():
     ("options", "message"),
     [
         ({"batch_size": 4, "batch_tokens": 100}, "leave out --batch-tokens"),
-        ({"steps": 10**8}, "`steps` must be below 100,000,000"),
+        ({"steps": 10**8}, "`steps` must be at most 99,999,999"),
         ({"steps": 0}, "`steps` must be"),
         ({"width": 7}, "`num_heads` must divide"),
         ({"alignment_weight": 1.0}, "give --alignment too"),

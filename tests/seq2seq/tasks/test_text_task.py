@@ -178,7 +178,7 @@ def test_pairs_with_line_breaks_are_held_out_whole(tmp_path):
     task = reloaded(made)
     assert task.to_config() == made.to_config()
     items = task.evaluation_items()
-    held_out = {item.text for item in items} | {source for source, _ in task._validation.pairs}
+    held_out = {item.text for item in items} | {source for source, *_ in task._validation}
     assert held_out < {source for source, _ in pairs}
     assert len(items) == 4
     assert len(held_out) == 8

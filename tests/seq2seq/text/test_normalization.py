@@ -44,5 +44,5 @@ def test_white_space_is_all_that_python_knows():
 
 
 def test_forms_that_there_are_not():
-    with pytest.raises(TaskError, match=r"one of nfc, nfkc, none.*'NFC'"):
+    with pytest.raises(TaskError, match=r"one of 'nfc', 'nfkc', 'none'.*='NFC'"):
         find_form("NFC")

@@ -53,7 +53,7 @@ def test_a_tokenizer_that_is_named(tmp_path, monkeypatch):
 
     assert choose_bleu_tokenizer(TEXTS["Chinese"][0], "intl") == "intl"
     assert set(scoring.BLEU_TOKENIZERS) - {"auto"} <= set(sacrebleu.BLEU.TOKENIZERS)
-    with pytest.raises(TaskError, match=r"one of auto, 13a, .*'ja'"):
+    with pytest.raises(TaskError, match=r"one of 'auto', '13a', .*='ja'"):
         choose_bleu_tokenizer([], "ja")
     monkeypatch.setattr("sacrebleu.utils.SACREBLEU_DIR", str(tmp_path))
     with pytest.raises(TaskError, match=r"flores200 needs .*, which sacrebleu downloads with: "):

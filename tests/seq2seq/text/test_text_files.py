@@ -68,8 +68,8 @@ def test_a_program_may_wait_for_the_answer_to_a_line():
 )
 def test_what_is_no_text_is_refused(data, what, tmp_path):
     (tmp_path / "a").write_bytes(data)
-    with pytest.raises(TaskError, match=f"a is {what}"):
-        open_text(tmp_path / "a")
+    with pytest.raises(TaskError, match=f"a is {what}"), open_text(tmp_path / "a"):
+        pass
 
 
 def test_lines_of_a_pipe_are_read_in_any_order(tmp_path):

@@ -133,7 +133,7 @@ def test_words_that_come_once_are_unknown_and_the_most_frequent_are_kept():
 def test_characters():
     tokenizer = Tokenizer.train(["aab", "aac"] * 3, 7, "character")
     assert set(tokenizer.pieces(range(4, 7))) < {"▁", "a", "b", "c"}
-    with pytest.raises(TaskError, match=r"`unit` must .*Received: 'b"):
+    with pytest.raises(TaskError, match=r"`unit` must .*Received: unit='b"):
         Tokenizer.train(["a"], 100, "byte")
 
 
@@ -194,8 +194,14 @@ def test_given_tokenizers_are_used_as_they_are(tmp_path):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"vocabulary": "both"}, "`vocabulary` must be one of separate, shared. Received: 'both'"),
-        ({"unit": "byte"}, "`unit` must be one of subword, word, character. Received: 'byte'"),
+        (
+            {"vocabulary": "both"},
+            "`vocabulary` must be one of 'separate', 'shared'. Received: vocabulary='both'",
+        ),
+        (
+            {"unit": "byte"},
+            "`unit` must be one of 'subword', 'word', 'character'. Received: unit='byte'",
+        ),
         ({"source_tokenizer": "good"}, "`source_tokenizer` needs a `target_tokenizer` too"),
         ({"target_tokenizer": "good"}, "`target_tokenizer` needs a `source_tokenizer` too"),
         ({"source_tokenizer": "good", "unit": "word"}, "`unit` is that of the given tokenizer"),

@@ -125,8 +125,8 @@ def test_sentences_that_are_too_long_are_not_cut_silently(tmp_path, capsys, eage
     lines = source.read_text().splitlines()
     run = start_run(tmp_path / "plain", TextTask.create(source, target, 60), **tiny.TINY)
     assert run.task().notes() == []
-    validation = [source for source, _ in run.task()._validation.pairs]
-    evaluation = [source for source, _ in run.task()._evaluation.pairs]
+    validation = [source for source, *_ in run.task()._validation]
+    evaluation = [source for source, *_ in run.task()._evaluation]
     training = [x for x in lines if x not in validation and x not in evaluation]
     # Where a sentence goes depends on its source: the targets become long.
     translations = target.read_text().splitlines()

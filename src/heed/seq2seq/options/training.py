@@ -24,17 +24,10 @@ from heed.seq2seq.options.user_config import UserConfig
 from heed.seq2seq.text.scoring import AUTO, BLEU_TOKENIZERS
 
 SCHEDULES = ("cosine", "inverse_sqrt", "constant")
-_MOST_STEPS = 10**8  # the names of checkpoints have room for eight digits
-
-
-def _check_steps(name: str, value: Any) -> int:
-    number: int = check_integer(name, value, least=1)
-    if number >= _MOST_STEPS:
-        raise ValueError(f"`{name}` must be below {_MOST_STEPS:,}. Received: {name}={number}")
-    return number
-
-
-_STEPS = Range("an integer from 1 to 99,999,999", _check_steps)
+# The names of checkpoints have room for eight digits.
+_STEPS = Range(
+    "an integer from 1 to 99,999,999", functools.partial(check_integer, least=1, most=99_999_999)
+)
 _KEEP = Range("an integer from 2", functools.partial(check_integer, least=2))
 
 

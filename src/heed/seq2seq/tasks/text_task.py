@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,11 +52,12 @@ _LANGUAGE = re.compile(r"[^\W_][\w-]*")
 _Ids = tuple[list[int], list[int]]  # of a source and of its target
 
 
-class _HeldOut(NamedTuple):
-    """Held-out pairs, and the language of each target: None if targets are in one unnamed language."""
+class _Pair(NamedTuple):
+    """A sentence, its translation, and the language of that: None if all are in one unnamed language."""
 
-    pairs: list[Pair]
-    languages: list[str | None]
+    source: str
+    target: str
+    language: str | None
 
 
 class _Entry(NamedTuple):
@@ -268,20 +269,16 @@ class TextTask(Task):
         parts = parallel_text.split(store.sources, held_out=held_out_entries.count([]))
         numbers = itertools.count(1)
 
-        def held_out(corpora: list[_Entry]) -> _HeldOut:
+        def held_out(corpora: list[_Entry]) -> list[_Pair]:
             if corpora:
-                pairs = [
-                    (pair, one.language)
+                return [
+                    _Pair(*pair, one.language)
                     for one in corpora
                     for pair in _read_pairs(one.corpus, normalizer)
                 ]
-                return _HeldOut(*map(list, zip(*pairs, strict=True)))
             places = np.flatnonzero(parts == next(numbers))
-            of = store.corpus_of(places).tolist()
-            found = zip(
-                store.pairs(places), (entries[number].language for number in of), strict=True
-            )
-            return _HeldOut(*map(list, zip(*dict.fromkeys(found), strict=True)))
+            found = zip(store.pairs(places), store.corpus_of(places).tolist(), strict=True)
+            return list(dict.fromkeys(_Pair(*pair, entries[of].language) for pair, of in found))
 
         parts_held_out = [held_out(corpora) for corpora in held_out_entries]
         places = _select_training_places(store, parts_held_out, normalizer)
@@ -337,7 +334,7 @@ class TextTask(Task):
     def description(self) -> str:
         """The files, and how many pairs they hold."""
         files = " and ".join(map(str, self._corpora))
-        held_out = len(self._validation.pairs) + len(self._evaluation.pairs)
+        held_out = len(self._validation) + len(self._evaluation)
         languages = f" in {', '.join(self.languages)}" if self.languages else ""
         return (
             f"{self._config['pairs']:,} sentence pairs of {files}{languages}, "
@@ -407,8 +404,7 @@ class TextTask(Task):
                 self._training.too_long
             ),
             f"cut to {self._longest} tokens a side for validation": sum(
-                max(map(len, pair)) > self._longest
-                for pair in self._encode_pairs(*self._validation)
+                max(map(len, pair)) > self._longest for pair in self._encode_pairs(self._validation)
             ),
         }
         notes = [
@@ -421,49 +417,23 @@ class TextTask(Task):
                 f"{rare:,} rare characters are spelled in bytes, as the vocabulary does not hold all: a larger "
                 "--vocabulary-size does"
             )
-        notes += self._warn_of_long_tokens()
+        # The training text, or a sample of it.
+        places = self._training.places
+        sample = self._store.pairs(places[_sample_places(len(places), _BLOCK)])
+        tokenizers = (self.source_subwords, self.subwords)
+        sides = list(zip(_SIDES, tokenizers, zip(*sample, strict=True), strict=True))
+        notes += filter(None, itertools.starmap(_warn_of_long_tokens, sides))
         if len(self._training.places) > _COUNTED:
             notes.append(
                 "lengths are estimated from letters: pairs that turn out to be too long are left out"
             )
-        return notes + self._describe_unknown()
+        shares = {side: share_unknown(one.encode(texts)) for side, one, texts in sides}
+        return [*notes, *filter(None, [describe_unknown(shares)])]
 
-    def _describe_unknown(self) -> list[str]:
-        """Return the share of unknown tokens in the training text, or in a sample of it."""
-        places = self._training.places
-        sample = self._store.pairs(places[_sample_places(len(places), _BLOCK)])
-        tokenizers = (self.source_subwords, self.subwords)
-        shares = {
-            side: share_unknown(tokenizer.encode(texts))
-            for side, tokenizer, texts in zip(
-                _SIDES, tokenizers, zip(*sample, strict=True), strict=True
-            )
-        }
-        return [line for line in [describe_unknown(shares)] if line]
-
-    def _warn_of_long_tokens(self) -> Iterator[str]:
-        """Warn of each side whose tokens are nearly sentences, which cannot be learned from a few examples."""
-        places = self._training.places[_sample_places(len(self._training.places), _BLOCK)]
-        texts = zip(*self._store.pairs(places), strict=True)
-        tokenizers = (self.source_subwords, self.subwords)
-        for side, one, lines in zip(_SIDES, tokenizers, texts, strict=True):
-            letters, tokens = np.mean([*map(len, lines)]), one.counts(lines).mean() - 1
-            if (
-                tokens < _FEW_TOKENS
-                and letters >= _FEW_LETTERS
-                and one.median_uses(lines) < _FEW_USES
-            ):
-                option = "--unit character" if one.unit == "word" else "a smaller --vocabulary-size"
-                yield (
-                    f"tokens of the {side} are nearly sentences ({tokens:.1f} tokens for {letters:.0f} letters), and "
-                    f"half of them come less than {_FEW_USES} times: try {option}"
-                )
-
-    def _encode_pairs(self, pairs: Sequence[Pair], languages: Iterable[str | None]) -> list[_Ids]:
-        sources = self.source_subwords.encode([source for source, _ in pairs])
-        sources = [self._add_language(*one) for one in zip(sources, languages, strict=True)]
-        targets = self.subwords.encode([target for _, target in pairs])
-        return list(zip(sources, targets, strict=True))
+    def _encode_pairs(self, pairs: Sequence[_Pair]) -> list[_Ids]:
+        sources, targets, languages = zip(*pairs, strict=True)
+        ids = map(self._add_language, self.source_subwords.encode(sources), languages)
+        return list(zip(ids, self.subwords.encode(targets), strict=True))
 
     def _add_language(self, ids: list[int], language: str | None) -> list[int]:
         """Put the token of the requested language before the ids of a source, if there is a choice."""
@@ -482,9 +452,9 @@ class TextTask(Task):
         order = self._order(seed, size, tokens)
         for attempt in range(_MOST_TRIES):
             places = self._training.places[order.batch(step + attempt)]
-            languages = [self._of_corpora[number] for number in self._store.corpus_of(places)]
-            pairs = self._store.pairs(places)
-            ids = self._encode_pairs(pairs, languages)
+            found = zip(self._store.pairs(places), self._store.corpus_of(places), strict=True)
+            pairs = [_Pair(*pair, self._of_corpora[number]) for pair, number in found]
+            ids = self._encode_pairs(pairs)
             # Estimated lengths let some long pairs through; very rarely all of a batch.
             kept = [n for n, pair in enumerate(ids) if max(map(len, pair)) <= self._longest]
             if kept:
@@ -497,7 +467,7 @@ class TextTask(Task):
         raise TaskError(f"{_MOST_TRIES:,} batches have no pair of at most {self._longest} tokens")
 
     def _spread_links(
-        self, batch: Batch, pairs: Sequence[Pair], lines: Sequence[str]
+        self, batch: Batch, pairs: Sequence[_Pair], lines: Sequence[str]
     ) -> NDArray[np.float32]:
         """Return (B, T, S): the source tokens that each target token should attend to."""
         attention = np.zeros((*batch.target.shape, batch.source.shape[1]), np.float32)
@@ -505,8 +475,9 @@ class TextTask(Task):
             source, source_words = self.source_words(_unpad(batch.source[n]))
             target, target_words = self.target_words(_unpad(batch.target[n]))
             # Text that contains "▁" has other words by its tokens than by its spaces.
-            if [len(source_words), len(target_words)] == [len(split_words(text)) for text in pair]:
-                rows = spread(read_links(line, *pair), source, target)
+            counts = [len(split_words(text)) for text in pair[:2]]
+            if [len(source_words), len(target_words)] == counts:
+                rows = spread(read_links(line, *pair[:2]), source, target)
                 attention[n, : rows.shape[0], : rows.shape[1]] = rows
         return attention
 
@@ -520,7 +491,7 @@ class TextTask(Task):
     def validation_batches(self) -> list[Batch]:
         """Return the validation pairs, cut to the longest length and grouped by length."""
         most = self._longest
-        pairs = [(s[:most], t[:most]) for s, t in self._encode_pairs(*self._validation)]
+        pairs = [(s[:most], t[:most]) for s, t in self._encode_pairs(self._validation)]
         pairs.sort(key=lambda pair: len(pair[1]))
         return [
             _make_batch(pairs[i : i + _VALIDATION_BATCH])
@@ -529,8 +500,8 @@ class TextTask(Task):
 
     def validation_texts(self) -> list[tuple[list[int], str]]:
         """Return the source ids of the validation pairs, cut to the longest length, and their uncut translations."""
-        pairs = zip(self._encode_pairs(*self._validation), self._validation.pairs, strict=True)
-        return [(self._cut(ids), self.normalize_target(target)) for (ids, _), (_, target) in pairs]
+        pairs = zip(self._encode_pairs(self._validation), self._validation, strict=True)
+        return [(self._cut(ids), self.normalize_target(one.target)) for (ids, _), one in pairs]
 
     def normalize_target(self, text: str) -> str:
         """Return the text in the form in which the run writes it."""
@@ -547,16 +518,16 @@ class TextTask(Task):
 
     def evaluation_items(self) -> list[Item]:
         """Return the evaluation pairs, grouped by language; sources that are too long are cut and marked."""
-        pairs = zip(self._encode_pairs(*self._evaluation), *self._evaluation, strict=True)
+        pairs = zip(self._encode_pairs(self._evaluation), self._evaluation, strict=True)
         return [
             Item(
                 self._cut(ids),
-                source,
-                self.normalize_target(target),
-                language or "text",
+                one.source,
+                self.normalize_target(one.target),
+                one.language or "text",
                 cut=len(ids) > self._longest,
             )
-            for (ids, _), (source, target), language in pairs
+            for (ids, _), one in pairs
         ]
 
     def _cut(self, ids: list[int]) -> list[int]:
@@ -721,38 +692,45 @@ def _name_tag(language: str) -> str:
     return f"to {language}"
 
 
-def _encode_held_out(part: _HeldOut) -> bytes:
+def _encode_held_out(part: Sequence[_Pair]) -> bytes:
     """Return an object a line, as text may hold line breaks itself."""
-    rows = (
-        dict(zip(_SIDES, pair, strict=True)) | ({} if language is None else {"language": language})
-        for pair, language in zip(*part, strict=True)
-    )
+    rows = ({k: v for k, v in one._asdict().items() if v is not None} for one in part)
     return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows).encode()
 
 
-def _decode_held_out(part: str, read: Callable[[str], bytes], _: bool) -> _HeldOut:
+def _decode_held_out(part: str, read: Callable[[str], bytes], _: bool) -> list[_Pair]:
     rows = [json.loads(line) for line in read(f"{part}.jsonl").splitlines()]
-    return _HeldOut(
-        [(str(row["source"]), str(row["target"])) for row in rows],
-        [row.get("language") for row in rows],
-    )
+    return [_Pair(str(row["source"]), str(row["target"]), row.get("language")) for row in rows]
 
 
-def _read_held_out_lines(part: str, read: Callable[[str], bytes], languages: bool) -> _HeldOut:
+def _read_held_out_lines(part: str, read: Callable[[str], bytes], languages: bool) -> list[_Pair]:
     """Return the held-out pairs of a run of an earlier version."""
 
     def lines(name: str) -> list[str]:
         return read(f"{part}.{name}.txt").decode().split("\n")[:-1]
 
-    pairs = list(zip(*map(lines, _SIDES), strict=True))
-    return _HeldOut(pairs, lines("language") if languages else [None] * len(pairs))  # type: ignore[arg-type]
+    sources, targets = map(lines, _SIDES)
+    of = lines("language") if languages else [None] * len(sources)
+    return [_Pair(*one) for one in zip(sources, targets, of, strict=True)]
+
+
+def _warn_of_long_tokens(side: str, tokenizer: Tokenizer, texts: Sequence[str]) -> str:
+    """Return a warning if tokens are nearly sentences, which cannot be learned from a few examples; else ""."""
+    letters, tokens = np.mean([*map(len, texts)]), tokenizer.counts(texts).mean() - 1
+    if tokens >= _FEW_TOKENS or letters < _FEW_LETTERS or tokenizer.median_uses(texts) >= _FEW_USES:
+        return ""
+    option = "--unit character" if tokenizer.unit == "word" else "a smaller --vocabulary-size"
+    return (
+        f"tokens of the {side} are nearly sentences ({tokens:.1f} tokens for {letters:.0f} letters), and "
+        f"half of them come less than {_FEW_USES} times: try {option}"
+    )
 
 
 def _select_training_places(
-    store: PairStore, held_out: Iterable[_HeldOut], normalizer: Normalizer | None
+    store: PairStore, held_out: Iterable[Sequence[_Pair]], normalizer: Normalizer | None
 ) -> NDArray[np.uint32]:
     """Return the places of the pairs whose sources are in no held-out part."""
-    sources = [source for part in held_out for source, _ in part.pairs]
+    sources = [one.source for part in held_out for one in part]
     if normalizer is None:
         hashes = hash_texts(sources)
     else:

@@ -36,7 +36,7 @@ class LineFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = open_seekable(path)
+        self._file = _open_seekable(path)
         weakref.finalize(self, self._file.close)
         self._raw = cast(io.RawIOBase, self._file.raw)  # a buffer would read more than a line
         self._lock = threading.Lock()  # a file has one position
@@ -92,17 +92,16 @@ def _count_lines(file: io.BufferedReader) -> int:
     return count + (last != b"\n")
 
 
-def open_seekable(path: Path) -> io.BufferedReader:
-    """Open the text of a file, or of a temporary copy of it if it is compressed or a pipe. See `open_text`."""
-    file = open_text(path)
-    if isinstance(file, io.BufferedReader) and file.seekable():
-        return file
-    copy = tempfile.TemporaryFile(prefix="heed-")  # noqa: SIM115 (who opened it closes it)
-    try:
-        with file:
+def _open_seekable(path: Path) -> io.BufferedReader:
+    """Open the text of a file, or of a temporary copy of it if it is compressed or a pipe."""
+    with open_text(path) as file:
+        if isinstance(file, io.BufferedReader) and file.seekable():
+            return path.open("rb")
+        copy = tempfile.TemporaryFile(prefix="heed-")  # noqa: SIM115 (who opened it closes it)
+        try:
             shutil.copyfileobj(file, copy, 1 << 20)
-        copy.flush()  # lines are read past its buffer
-    except BaseException:
-        copy.close()
-        raise
+            copy.flush()  # lines are read past its buffer
+        except BaseException:
+            copy.close()
+            raise
     return cast(io.BufferedReader, copy)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import hashlib
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ import numpy as np
 
 from heed.seq2seq.text.corpus import Corpus
 from heed.seq2seq.text.normalization import UNUSABLE, Normalizer
+from heed.seq2seq.text.pair_store import hash_sentences
 from heed.seq2seq.text.parallel_text import LEAST_PAIRS
 
 _MAX_NUMBERS = 5  # line numbers of a finding
@@ -84,8 +84,8 @@ def check_corpus(corpus: Corpus) -> CorpusReport:
     """
     findings: dict[str, Finding] = {}
     lines = 0
-    pairs: set[bytes] = set()
-    sources: set[bytes] = set()
+    pairs: set[int] = set()
+    sources: set[int] = set()
     numbers, lengths = array.array("L"), array.array("I")
     normalize = Normalizer("NFC", UNUSABLE)
 
@@ -108,7 +108,7 @@ def check_corpus(corpus: Corpus) -> CorpusReport:
             continue
         numbers.append(number)
         lengths.extend((len(source), len(target)))
-        pair_hash, source_hash = _hash(source, target), _hash(source)
+        pair_hash, source_hash = hash_sentences([f"{source}\0{target}", source]).tolist()
         if pair_hash in pairs:
             add(number, "repeated on both sides")
         elif source_hash in sources:
@@ -145,9 +145,3 @@ def _find_uneven(numbers: Sequence[int], lengths: Sequence[int]) -> list[int]:
     shorter, longer = np.minimum(expected, target), np.maximum(expected, target)
     uneven = (longer > _UNLIKE * shorter) & (np.maximum(source, target) > _FEW_WORDS)
     return np.asarray(numbers)[uneven].tolist()
-
-
-def _hash(*sides: str) -> bytes:
-    """Return a hash of sentences, the same for those that differ in white space only."""
-    text = "\n".join(" ".join(side.split()) for side in sides)
-    return hashlib.blake2b(text.encode(), digest_size=8).digest()

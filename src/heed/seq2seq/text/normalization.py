@@ -7,8 +7,8 @@ import re
 import unicodedata
 from typing import NamedTuple
 
-from heed.errors import UsageError
-from heed.suggestions import nearest
+from heed.config import one_of
+from heed.errors import convert_value_errors
 
 _FORMS = {"nfc": "NFC", "nfkc": "NFKC", "none": None}  # Unicode's names
 # White space other than U+0020: tabs, line breaks, no-break and wide spaces.
@@ -53,11 +53,8 @@ def find_form(name: str) -> str | None:
     Raises:
         TaskError: if there is no such form.
     """
-    if name not in _FORMS:
-        like = nearest(str(name), _FORMS)
-        raise UsageError(
-            f"`unicode_form` must be one of {', '.join(_FORMS)}. Received: {name!r}{like}"
-        )
+    with convert_value_errors():
+        one_of(_FORMS).check("unicode_form", name)
     return _FORMS[name]
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heed.errors import TaskError, UsageError
+from heed.config import one_of
+from heed.errors import TaskError, convert_value_errors
 from heed.install import how_to_install
-from heed.suggestions import nearest
 
 AUTO = "auto"
 # The tokenizers of BLEU. "auto" chooses one by the script of the references.
@@ -19,9 +19,8 @@ BLEU_TOKENIZERS = (
 _EXTRAS = {"ja-mecab": "sacrebleu[ja]", "ko-mecab": "sacrebleu[ko]"}
 _ORDER = 4  # tokens in the longest sequence that BLEU counts
 _LEAST_LONG = 0.1  # share of the references that must have so many
-_LEAST_SHARE = (
-    0.1  # of the words that a script must have; a character of the scripts below counts as one
-)
+# Share of the words that a script must have; a character of the scripts below counts as one.
+_LEAST_SHARE = 0.1
 # Scripts without spaces between words, or whose words hold particles, by the tokenizer that splits them.
 _SCRIPTS = {
     "ja-mecab": r"[\p{Hiragana}\p{Katakana}]",
@@ -89,10 +88,8 @@ def choose_bleu_tokenizer(references: Sequence[str], wanted: str = AUTO) -> str:
         >>> choose_bleu_tokenizer(["我们明天去北京"], "char")
         'char'
     """
-    if wanted not in BLEU_TOKENIZERS:
-        known = ", ".join(BLEU_TOKENIZERS)
-        like = nearest(str(wanted), BLEU_TOKENIZERS)
-        raise UsageError(f"`bleu_tokenizer` must be one of {known}. Received: {wanted!r}{like}")
+    with convert_value_errors():
+        one_of(BLEU_TOKENIZERS).check("bleu_tokenizer", wanted)
     if wanted != AUTO:
         if lack := _find_lack(wanted):
             raise TaskError(f"`bleu_tokenizer` {wanted} needs {lack}")

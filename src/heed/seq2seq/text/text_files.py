@@ -28,29 +28,20 @@ _OTHERS = {
 }
 
 
-def open_text(path: Path) -> IO[bytes]:
-    """Open a file's bytes, decompressed if they begin as gzip's do, whatever its name.
+@contextlib.contextmanager
+def open_text(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file's bytes in the block, decompressed if they begin as gzip's do, whatever its name.
 
     Raises:
         OSError: if it cannot be read.
         TaskError: if it is compressed by another program, or UTF-16.
     """
-    file = path.open("rb")
-    try:
-        return read_text(file, str(path), closes=True)
-    except BaseException:
-        file.close()
-        raise
+    with path.open("rb") as file:
+        yield read_text(file, str(path))
 
 
-def read_text(file: IO[bytes], name: str, closes: bool = False) -> IO[bytes]:
-    """Return the bytes of an open file or pipe, see `open_text`.
-
-    Args:
-        file: the file.
-        name: its name, for errors.
-        closes: whether to close the file with what is returned.
-    """
+def read_text(file: IO[bytes], name: str) -> IO[bytes]:
+    """Return the bytes of an open file or pipe, whose name is for errors. See `open_text`."""
     head = b""
     # Byte by byte: a program that pipes a short line in may wait for its answer.
     while any(first.startswith(head) and first != head for first in (_GZIP, *_OTHERS)):
@@ -63,8 +54,8 @@ def read_text(file: IO[bytes], name: str, closes: bool = False) -> IO[bytes]:
         file.seek(0)
         whole = file
     else:
-        whole = cast(IO[bytes], io.BufferedReader(_Rewound(head, file, closes)))
-    return cast(IO[bytes], _Unpacked(whole, closes)) if head == _GZIP else whole
+        whole = cast(IO[bytes], io.BufferedReader(_Rewound(head, file)))
+    return cast(IO[bytes], gzip.GzipFile(fileobj=whole, mode="rb")) if head == _GZIP else whole
 
 
 def unpack(path: Path, folder: Path) -> Path:
@@ -97,24 +88,11 @@ def name_file(path: Path | str) -> Iterator[None]:
         raise TaskError(f"cannot read {path}: {error}") from None
 
 
-class _Unpacked(gzip.GzipFile):
-    """Bytes without compression; may close the file below, too."""
-
-    def __init__(self, file: IO[bytes], closes: bool) -> None:
-        super().__init__(fileobj=cast(Any, file), mode="rb")
-        self._below, self._closes = file, closes
-
-    def close(self) -> None:
-        super().close()
-        if self._closes:
-            self._below.close()
-
-
 class _Rewound(io.RawIOBase):
     """A pipe whose first bytes have been read, as if they had not."""
 
-    def __init__(self, head: bytes, rest: IO[bytes], closes: bool) -> None:
-        self._head, self._rest, self._closes = head, rest, closes
+    def __init__(self, head: bytes, rest: IO[bytes]) -> None:
+        self._head = head
         # What there is, at once; a plain `read` would wait for more.
         self._read: Callable[[int], bytes] = getattr(rest, "read1", rest.read)
 
@@ -127,8 +105,3 @@ class _Rewound(io.RawIOBase):
         data = data or self._read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
-
-    def close(self) -> None:
-        super().close()
-        if self._closes:
-            self._rest.close()

@@ -11,15 +11,7 @@ from heed.byte_pairs import name_token
 from heed.errors import TaskError
 from heed.install import how_to_install
 from heed.seq2seq.text.normalization import Normalizer
-from heed.seq2seq.tokens.tokenizer import (
-    END_ID,
-    PAD_ID,
-    RESERVED,
-    UNKNOWN_ID,
-    Tokenizer,
-    cut_at_end,
-    group_words,
-)
+from heed.seq2seq.tokens.tokenizer import END_ID, PAD_ID, UNKNOWN_ID, Tokenizer
 
 _FORMAT = "heed byte pairs 1"
 
@@ -51,6 +43,7 @@ class BytePairTokenizer(Tokenizer):
         ['an an']
     """
 
+    unknown_text = " ⁇ "
     _letters = None  # all have bytes
 
     def __init__(
@@ -62,11 +55,6 @@ class BytePairTokenizer(Tokenizer):
             vocabulary: dict[str, int] = values["vocabulary"]
             merges = [tuple(merge.split(" ")) for merge in values["merges"]]
             special: dict[str, str] = values["special"]
-            reserved = {
-                special["pad"]: PAD_ID,
-                special["end"]: END_ID,
-                special["unknown"]: UNKNOWN_ID,
-            }
             known = values["format"] == _FORMAT and vocabulary.keys() >= {*special.values()}
             pairs = tokenizers.models.BPE(vocabulary, merges, unk_token=special["unknown"])
         except Exception:  # the library raises Exception itself
@@ -78,30 +66,19 @@ class BytePairTokenizer(Tokenizer):
         self._to_text = tokenizers.decoders.ByteLevel()
         self.model, self.tags, self.normalizer = model, tuple(tags), normalizer
         self.unit, self.splits_at_spaces = "subword", False
-        others = itertools.count(RESERVED)
-        self._ours_of: dict[int, int] = {}
-        self._tokens: dict[int, str] = {}
-        for token in sorted(vocabulary, key=vocabulary.__getitem__):
-            ours = reserved[token] if token in reserved else next(others)
-            self._ours_of[vocabulary[token]], self._tokens[ours] = ours, token
-        self._library_ids = {ours: theirs for theirs, ours in self._ours_of.items()}
-        self._first_tag = next(others)
-        self._begin = self._ours_of[vocabulary[special["begin"]]]
-
-    @property
-    def unknown_text(self) -> str:
-        """Return the text of an unknown token."""
-        return " ⁇ "
+        reserved = {"pad": PAD_ID, "end": END_ID, "unknown": UNKNOWN_ID}
+        self._number_tokens(
+            sorted(vocabulary.values()),
+            {vocabulary[special[name]]: i for name, i in reserved.items()},
+        )
+        self._tokens = {self._our_ids[i]: token for token, i in vocabulary.items()}
+        self._begin = self._our_ids[vocabulary[special["begin"]]]
 
     def _ids(self, text: str) -> Iterable[int]:
         # The library refuses half of a surrogate pair.
         text = text.encode(errors="replace").decode()
         ids = self._library.encode(text, add_special_tokens=False).ids
-        return itertools.chain([self._begin], map(self._ours_of.__getitem__, ids))
-
-    def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
-        """Turn rows of ids into texts, as `Tokenizer` says."""
-        return [self._decode(cut_at_end(row)) for row in rows]
+        return itertools.chain([self._begin], map(self._our_ids.__getitem__, ids))
 
     def _decode(self, ids: Iterable[int]) -> str:
         tokens = (
@@ -111,16 +88,11 @@ class BytePairTokenizer(Tokenizer):
         )
         return self._to_text.decode(list(tokens)).strip(" ")
 
-    def _label(self, i: int) -> str:
-        if i >= self._first_tag:
-            return self.tags[i - self._first_tag]
+    def _piece(self, i: int) -> str:
         return "<unk>" if i == UNKNOWN_ID else name_token(self._tokens[i])
 
-    def words(self, ids: Iterable[int]) -> tuple[list[int | None], list[str]]:
-        """Split ids into words, as `Tokenizer` says."""
-        texts = (i for i in range(RESERVED, self._first_tag) if i != self._begin)
-        known = {UNKNOWN_ID, *texts}
-        return group_words([self._label(i) if i in known else None for i in map(int, ids)])
+    def _is_text(self, i: int) -> bool:
+        return super()._is_text(i) and i != self._begin
 
 
 def pack(vocabulary: Mapping[str, int], merges: Sequence[str], special: Mapping[str, str]) -> bytes:

@@ -6,12 +6,13 @@ import io
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from heed.config import one_of
 from heed.errors import TaskError, UsageError, convert_value_errors
 from heed.install import how_to_install
 from heed.number_checks import check_integer
@@ -22,7 +23,6 @@ from heed.seq2seq.tokens._sentencepiece_model import (
     SentencePieceModel,
     replace_letters,
 )
-from heed.suggestions import nearest
 
 PAD_ID, START_ID, END_ID, UNKNOWN_ID = 0, 1, 2, 3
 RESERVED = 4  # those
@@ -46,7 +46,8 @@ _SPACE = "▁"
 _WORDS = 1 << 16  # cached
 # sentencepiece's model types by unit.
 _MODEL_TYPES = {"subword": "bpe", "word": "word", "character": "char"}
-_UNITS: dict[int, str] = {ModelType.WORD: "word", ModelType.CHAR: "character"}  # subwords otherwise
+UNITS = one_of(_MODEL_TYPES)
+_UNIT_OF = {ModelType.WORD: "word", ModelType.CHAR: "character"}  # subwords otherwise
 
 
 class Tokenizer:
@@ -93,19 +94,21 @@ class Tokenizer:
             processor.eos_id(): END_ID,
             processor.unk_id(): UNKNOWN_ID,
         }
-        others = itertools.count(RESERVED)
-        self._our_ids = [
-            special[i] if i in special else next(others) for i in range(processor.get_piece_size())
-        ]
-        self._library_ids = {ours: library_ids for library_ids, ours in enumerate(self._our_ids)}
-        self._first_tag = next(others)
-        self.unit = _UNITS.get(description.model_type, "subword")
+        self._number_tokens(range(processor.get_piece_size()), special)
+        self.unit = _UNIT_OF.get(description.model_type, "subword")
         kinds = {kind for _, kind in description.pieces}
         self._letters = (
             None if PieceType.BYTE in kinds else set().union(*(p for p, _ in description.pieces))
         )
         self.splits_at_spaces = _check_splits_at_spaces(description)
         self._word = lru_cache(_WORDS)(self._encode_with_library)
+
+    def _number_tokens(self, library_ids: Iterable[int], special: Mapping[int, int]) -> None:
+        """Give each of the library's ids one of ours: special ones theirs, the others the next ones."""
+        others = itertools.count(RESERVED)
+        self._our_ids = {i: special[i] if i in special else next(others) for i in library_ids}
+        self._library_ids = {ours: theirs for theirs, ours in self._our_ids.items()}
+        self._first_tag = next(others)
 
     @classmethod
     def train(
@@ -131,12 +134,11 @@ class Tokenizer:
             >>> tokenizer.pieces(tokenizer.encode(["the cat sat"])[0])
             ['▁the', '▁<unk>', '▁sat']
         """
-        if vocabulary_size is not None:
-            with convert_value_errors():
-                vocabulary_size = check_integer(
-                    "vocabulary_size", vocabulary_size, least=RESERVED + 1
-                )
-        check_unit(unit)
+        with convert_value_errors():
+            vocabulary_size = check_integer(
+                "vocabulary_size", vocabulary_size, least=RESERVED + 1, optional=True
+            )
+            UNITS.check("unit", unit)
         kept = [line for line in lines if line.strip()]
         if not kept:
             raise TaskError("a tokenizer cannot be learned from an empty text")
@@ -240,29 +242,31 @@ class Tokenizer:
 
     def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
         """Return the text of each row of ids, up to its end token; tags give nothing, an unknown token "⁇"."""
-        texts = []
-        for row in rows:
-            library_ids = [self._library_ids[i] for i in cut_at_end(row) if i in self._library_ids]
-            text = str(self._processor.decode(library_ids))
-            # The library writes a space before each unknown word, even the first.
-            texts.append(text.strip(" ") if self.unit == "word" else text)
-        return texts
+        return [self._decode(cut_at_end(row)) for row in rows]
+
+    def _decode(self, ids: Iterable[int]) -> str:
+        known = [self._library_ids[i] for i in ids if i in self._library_ids]
+        text = str(self._processor.decode(known))
+        # The library writes a space before each unknown word, even the first.
+        return text.strip(" ") if self.unit == "word" else text
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Return a label for each id up to the end token; "▁" marks the start of a word."""
         return [self._label(i) for i in cut_at_end(ids)]
 
     def _label(self, i: int) -> str:
-        if i >= self._first_tag:
-            return self.tags[i - self._first_tag]
+        return self.tags[i - self._first_tag] if i >= self._first_tag else self._piece(i)
+
+    def _piece(self, i: int) -> str:
         piece = str(self._processor.id_to_piece(self._library_ids[i]))
         return f"{_SPACE}{piece}" if i == UNKNOWN_ID and self.unit == "word" else piece
 
     def words(self, ids: Iterable[int]) -> tuple[list[int | None], list[str]]:
         """Return the word that each id is part of (None if it is not text, such as an end or a tag), and the words."""
-        return group_words(
-            [self._label(i) if END_ID < i < self._first_tag else None for i in map(int, ids)]
-        )
+        return group_words([self._piece(i) if self._is_text(i) else None for i in map(int, ids)])
+
+    def _is_text(self, i: int) -> bool:
+        return END_ID < i < self._first_tag
 
 
 def group_words(pieces: Sequence[str | None]) -> tuple[list[int | None], list[str]]:
@@ -295,15 +299,6 @@ def cut_at_end(ids: Iterable[int]) -> list[int]:
     """Return the ids before the end token, without padding and start."""
     before = itertools.takewhile(lambda i: i != END_ID, map(int, ids))
     return [i for i in before if i not in (PAD_ID, START_ID)]
-
-
-def check_unit(unit: str) -> None:
-    """Raise a TaskError if there are no tokens of this unit."""
-    if unit not in _MODEL_TYPES:
-        like = nearest(str(unit), _MODEL_TYPES)
-        raise UsageError(
-            f"`unit` must be one of {', '.join(_MODEL_TYPES)}. Received: {unit!r}{like}"
-        )
 
 
 def _drop_single_words(lines: Sequence[str]) -> list[str]:

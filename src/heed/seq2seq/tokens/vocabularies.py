@@ -6,12 +6,10 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from heed.errors import TaskError, UsageError
+from heed.config import one_of, optional
+from heed.errors import TaskError, UsageError, convert_value_errors
 from heed.seq2seq.tokens.byte_pairs import read_tokenizer
-from heed.seq2seq.tokens.tokenizer import Tokenizer, check_unit
-from heed.suggestions import nearest
-
-_KINDS = ("separate", "shared")
+from heed.seq2seq.tokens.tokenizer import UNITS, Tokenizer
 
 
 class Vocabularies:
@@ -36,13 +34,9 @@ class Vocabularies:
         source: Tokenizer | Path | str | None = None,
         target: Tokenizer | Path | str | None = None,
     ) -> None:
-        if kind not in (None, *_KINDS):
-            like = nearest(str(kind), _KINDS)
-            raise UsageError(
-                f"`vocabulary` must be one of {', '.join(_KINDS)}. Received: {kind!r}{like}"
-            )
-        if unit is not None:
-            check_unit(unit)
+        with convert_value_errors():
+            optional(one_of(("separate", "shared"))).check("vocabulary", kind)
+            optional(UNITS).check("unit", unit)
         self._size, self._unit = size, unit
         self._shared = kind == "shared"
         self._tokenizers: tuple[Tokenizer, Tokenizer] | None = None
