@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,6 +78,17 @@ def check_processors(ray: Any, workers: int, threads: int) -> None:
 def count_processors(ray: Any) -> int:
     """Return the processors of the cluster."""
     return int(ray.cluster_resources().get("CPU", 0))
+
+
+def count_assigned_threads() -> int | None:
+    """Return the processors that Ray has given to this actor, 1 or more; None outside Ray."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return None
+    context = ray.get_runtime_context()
+    if context.get_actor_id() is None:
+        return None
+    return max(1, int(context.get_assigned_resources().get("CPU", 1)))
 
 
 def _check_address(address: str) -> None:

@@ -10,15 +10,10 @@ from heed.seq2seq.translating import translator as translator_module
     ("given", "message"),
     [
         ({"beam_size": 0}, "`beam_size` must be an integer >= 1"),
-        ({"beam_size": 2.5}, "`beam_size` must be an integer"),
         ({"length_penalty": -1}, "`length_penalty` must be a finite number"),
         ({"coverage_penalty": -1, "beam_size": 2}, "`coverage_penalty` must be a finite number"),
-        (
-            {"coverage_penalty": 1},
-            "`coverage_penalty` is for a beam search: give a `beam_size` of 2",
-        ),
+        ({"coverage_penalty": 1}, "`coverage_penalty` is for a beam search: give a `beam_size`"),
         ({"temperature": 0}, "`temperature` must be a finite number with 1e-06 <= temperature"),
-        ({"temperature": float("nan")}, "`temperature` must be a finite number"),
         ({"temperature": 1, "top_k": 0}, "`top_k` must be an integer >= 1"),
         ({"temperature": 1, "top_p": 1.5}, r"`top_p` must be in \(0, 1\]"),
         ({"temperature": 1, "min_p": 0}, r"`min_p` must be in \(0, 1\]"),
@@ -26,7 +21,6 @@ from heed.seq2seq.translating import translator as translator_module
         ({"weights": "int3"}, "`weights` must be one of 'float32', 'bfloat16', 'int8', 'int4'"),
         ({"temperature": 1, "beam_size": 2}, "give one of them. Received: temperature=1.0"),
         ({"top_k": 3}, "`top_k` is for sampling: give a `temperature` too"),
-        ({"top_p": 0.5}, "`top_p` is for sampling"),
         ({"seed": 3}, "`seed` is for sampling"),
         ({"n_best": 0, "beam_size": 4}, "`n_best` must be an integer >= 1"),
         ({"n_best": 3, "beam_size": 2}, "`n_best` must be at most `beam_size`.*beam_size=2"),
@@ -40,30 +34,13 @@ def test_what_does_not_go(given, message):
 
 def test_what_reaches_generate():
     assert DecodingOptions().arguments(0, 9) == {"max_length": 9, "weights": "float32"}
-    beam = DecodingOptions(beam_size=3, length_penalty=1, max_length=5, weights="int8")
-    assert beam.arguments(2, 9) == {
-        "max_length": 5,
-        "weights": "int8",
-        "method": "beam",
-        "beam_size": 3,
-        "length_penalty": 1.0,
-        "coverage_penalty": 0.0,
-    }
-    assert (
-        DecodingOptions(beam_size=2, coverage_penalty=0.2).arguments(0, 9)["coverage_penalty"]
-        == 0.2
-    )
-    drawn = DecodingOptions(temperature=0.5, top_k=4, top_p=0.9, seed=7)
-    assert drawn.arguments(2, 9) == {
-        "max_length": 9,
-        "weights": "float32",
-        "method": "sample",
-        "temperature": 0.5,
-        "top_k": 4,
-        "top_p": 0.9,
-        "min_p": None,
-        "seed": 9,  # each batch draws its own
-    }
+    search = {"beam_size": 3, "length_penalty": 1.0, "coverage_penalty": 0.2}
+    beam = DecodingOptions(**search, max_length=5, weights="int8")
+    assert beam.arguments(2, 9) == {"max_length": 5, "weights": "int8", "method": "beam", **search}
+    sampling = {"temperature": 0.5, "top_k": 4, "top_p": 0.9, "min_p": None}
+    drawn = DecodingOptions(**sampling, seed=7).arguments(2, 9)
+    plain = {"max_length": 9, "weights": "float32", "method": "sample"}
+    assert drawn == {**plain, **sampling, "seed": 9}, "each batch draws its own"
     assert DecodingOptions(temperature=1).arguments(3, 9)["seed"] is None
     several = DecodingOptions(temperature=1, n_best=3, scores=True).arguments(0, 9)
     assert (several["num_results"], several["return_scores"]) == (3, True)

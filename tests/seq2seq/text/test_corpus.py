@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from heed.errors import TaskError
 from heed.seq2seq.text.corpus import Corpus
 from heed.seq2seq.text.corpus_check import check_corpus
+from heed.seq2seq.text.pair_store import PairStore
 
 # Text of one line that keeps its outer letters when spaces are taken off, and the mark that may begin a file.
 _LETTERS = st.characters(blacklist_categories=["Cs", "Cc"], blacklist_characters="\ufeff")
 sides = st.text(_LETTERS, max_size=20).map(str.strip)
 texts = st.lists(st.tuples(sides, sides), min_size=1, max_size=12)
+READERS = (lambda corpus: list(corpus.pairs()), lambda corpus: PairStore([corpus]))
 
 
 def write(folder, kind, pairs):
@@ -57,11 +59,7 @@ def test_a_byte_order_mark_windows_line_ends_and_other_separators(tmp_path):
         ("a.tsv", b"x y\n", "line 1: two columns.*not 1"),
         ("a.tsv", b"x\ty\n\xff\ty\n", r"line 2: not UTF-8 text"),
         ("a.jsonl", b'{"source": "x", "target": "y"}\n{"source": "x"\n', "line 2: not JSON"),
-        (
-            "a.jsonl",
-            b'{"source": "x", "target": 3}\n',
-            'line 1: an object with the strings "source"',
-        ),
+        ("a.jsonl", b'{"source": "x", "target": 3}\n', 'an object with the strings "source"'),
         ("a.jsonl", b'["x", "y"]\n', "line 1: an object"),
         ("a.jsonl", b'{"source": "x\\ud83d", "target": "y"}\n', "line 1: not UTF-8 text"),
         ("a.tsv", b"BZh91AY&SY", r"a\.tsv is compressed by bzip2: unpack it"),
@@ -70,8 +68,9 @@ def test_a_byte_order_mark_windows_line_ends_and_other_separators(tmp_path):
 )
 def test_a_bad_line_is_named(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(TaskError, match=message):
-        list(Corpus(tmp_path / name).pairs())
+    for read in READERS:
+        with pytest.raises(TaskError, match=message):
+            read(Corpus(tmp_path / name))
 
 
 def test_two_files_of_different_lengths_or_not_text(tmp_path):
@@ -79,10 +78,9 @@ def test_two_files_of_different_lengths_or_not_text(tmp_path):
     short.write_text("a\nb\n")
     long.write_text("a\nb\nc\nd\n")
     latin.write_bytes(b"fine\ncaf\xe9\n")
-    with pytest.raises(TaskError, match=r"line 3: .*short ends before it"):
-        list(Corpus(long, short).pairs())
-    with pytest.raises(TaskError, match=r"line 3: .*short ends before it"):
-        list(Corpus(short, long).pairs())
+    for paths in ((long, short), (short, long)):
+        with pytest.raises(TaskError, match=r"line 3: .*short ends before it"):
+            list(Corpus(*paths).pairs())
     with pytest.raises(TaskError, match=r"line 2: not UTF-8 text in .*latin"):
         list(Corpus(short, latin).pairs())
 
@@ -93,8 +91,9 @@ def test_which_files_go_together(tmp_path):
     with pytest.raises(TaskError, match=r"holds both sides: leave out .*b"):
         Corpus(tmp_path / "a.tsv.gz", tmp_path / "b")
     for path in (tmp_path / "missing.tsv", tmp_path):
-        with pytest.raises(TaskError, match=f"cannot read {path}"):
-            list(Corpus(path, None if path.suffix else path).pairs())
+        for read in READERS:
+            with pytest.raises(TaskError, match=f"cannot read {path}"):
+                read(Corpus(path, None if path.suffix else path))
 
 
 def test_what_a_check_finds(tmp_path):

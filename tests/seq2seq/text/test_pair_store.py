@@ -94,29 +94,6 @@ def test_sources_are_equal_in_any_form_and_white_space(tmp_path):
     assert [source for source, _ in store.pairs(range(5))] == sources, "as they are in the file"
 
 
-@pytest.mark.parametrize(
-    ("bad", "problem"),
-    [
-        (b"\xff\xfe", "line 5: not UTF-8"),
-        (b"a b", "line 5: two columns with a tab between them are expected, not 1"),
-        (b"a\tb\tc", "line 5: two columns with a tab between them are expected, not 3"),
-    ],
-)
-def test_a_bad_line_is_named_by_its_number(tmp_path, bad, problem):
-    path = tmp_path / "a.tsv"
-    path.write_bytes(b"a\tb\n" * 4 + bad + b"\n" + b"a\tb\n" * 4)
-    with pytest.raises(TaskError, match=problem):
-        PairStore([Corpus(path)])
-
-
-@pytest.mark.parametrize("line", ['{"source": "\\ud800", "target": "b"}', "[1]", "{"])
-def test_a_bad_object_is_named_by_its_number(tmp_path, line):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"source": "a", "target": "b"}\n' * 3 + line + "\n")
-    with pytest.raises(TaskError, match=r"a\.jsonl, line 4: "):
-        PairStore([Corpus(path)])
-
-
 @pytest.mark.parametrize(("more", "fewer"), [(7, 6), (6, 7), (4, 1)])
 def test_files_of_different_length_are_refused(tmp_path, more, fewer):
     paths = [tmp_path / "a", tmp_path / "b"]
@@ -124,13 +101,6 @@ def test_files_of_different_length_are_refused(tmp_path, more, fewer):
         path.write_text("word\n" * count)
     with pytest.raises(TaskError, match=rf"line {min(more, fewer) + 1}: .* ends before it"):
         PairStore([Corpus(*paths)])
-
-
-def test_files_that_cannot_be_read(tmp_path):
-    (tmp_path / "bad.tsv.gz").write_bytes(gzip.compress(b"a\tb\n" * 99)[:-9])
-    for name in ("missing.tsv", "bad.tsv.gz"):
-        with pytest.raises(TaskError, match=rf"cannot read .*{name}"):
-            PairStore([Corpus(tmp_path / name)])
 
 
 def test_a_file_that_changes_meanwhile_is_noticed(tmp_path):

@@ -104,7 +104,9 @@ def test_which_models_are_asked_word_by_word():
 def test_own_models_by_word_as_by_sentence(unit, texts):
     tokenizer = OWN[unit]
     theirs = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
-    assert tokenizer.encode(texts) == [[*theirs.encode(text), END_ID] for text in texts]
+    wanted = [[*theirs.encode(text), END_ID] for text in texts]
+    assert tokenizer.encode(texts) == wanted
+    assert tokenizer.counts(texts).tolist() == list(map(len, wanted))
 
 
 @given(words=st.lists(st.sampled_from([*WORDS, "x", "yz", "▁", "a▁x", "\u3000", "⁇"]), max_size=9))
@@ -191,42 +193,25 @@ def test_given_tokenizers_are_used_as_they_are(tmp_path):
         task.encode("\u200b")
 
 
+def shared(name):
+    return {"source_tokenizer": name, "vocabulary": "shared"}
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (
-            {"vocabulary": "both"},
-            "`vocabulary` must be one of 'separate', 'shared'. Received: vocabulary='both'",
-        ),
-        (
-            {"unit": "byte"},
-            "`unit` must be one of 'subword', 'word', 'character'. Received: unit='byte'",
-        ),
+        ({"vocabulary": "both"}, "`vocabulary` must be one of 'separate', 'shared'. Received: "),
+        ({"unit": "byte"}, "`unit` must be one of 'subword', 'word', 'character'. Received: unit="),
         ({"source_tokenizer": "good"}, "`source_tokenizer` needs a `target_tokenizer` too"),
         ({"target_tokenizer": "good"}, "`target_tokenizer` needs a `source_tokenizer` too"),
         ({"source_tokenizer": "good", "unit": "word"}, "`unit` is that of the given tokenizer"),
-        (
-            {"source_tokenizer": "good", "vocabulary_size": 9},
-            "`vocabulary_size` is that of the given tokenizer",
-        ),
-        (
-            {"source_tokenizer": "good", "target_tokenizer": "other", "vocabulary": "shared"},
-            "a shared vocabulary has one tokenizer",
-        ),
-        ({"source_tokenizer": "nope", "vocabulary": "shared"}, "cannot read nope: No such file"),
-        ({"source_tokenizer": ".", "vocabulary": "shared"}, "cannot read .: Is a directory"),
-        (
-            {"source_tokenizer": "empty", "vocabulary": "shared"},
-            "empty: the tokenizer cannot be read: it is empty",
-        ),
-        (
-            {"source_tokenizer": "short", "vocabulary": "shared"},
-            "short: the tokenizer cannot be read: it is no SentencePiece model, or damaged",
-        ),
-        (
-            {"source_tokenizer": "text", "vocabulary": "shared"},
-            "text: the tokenizer cannot be read: it is no SentencePiece model, or damaged",
-        ),
+        ({"source_tokenizer": "good", "vocabulary_size": 9}, "`vocabulary_size` is that of the"),
+        ({**shared("good"), "target_tokenizer": "other"}, "a shared vocabulary has one tokenizer"),
+        (shared("nope"), "cannot read nope: No such file"),
+        (shared("."), "cannot read .: Is a directory"),
+        (shared("empty"), "empty: the tokenizer cannot be read: it is empty"),
+        (shared("short"), "short: the tokenizer cannot be read: it is no SentencePiece model, or"),
+        (shared("text"), "text: the tokenizer cannot be read: it is no SentencePiece model, or"),
     ],
 )
 def test_vocabularies_that_do_not_serve(options, problem, tmp_path, monkeypatch):

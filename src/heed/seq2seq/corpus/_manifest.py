@@ -21,12 +21,7 @@ _DEFAULTS = asdict(DecodingOptions()) | asdict(LineFormat())
 
 
 def make_manifest(settings: Mapping[str, Any], inputs: Sequence[InputFile]) -> dict[str, Any]:
-    """Return the manifest of a translation.
-
-    Args:
-        settings: those of `Job.describe`.
-        inputs: the input files, in order.
-    """
+    """Return the manifest of a translation, with the settings of `Job.describe`."""
     files = [
         {"name": one.path.name, "bytes": one.size, "sha256": one.sha256, "lines": one.lines}
         for one in inputs
@@ -36,11 +31,7 @@ def make_manifest(settings: Mapping[str, Any], inputs: Sequence[InputFile]) -> d
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
-    """Read a manifest; None if there is none.
-
-    Raises:
-        TaskError: if it is not one.
-    """
+    """Read a manifest; None if there is none, TaskError if it is not one."""
     try:
         with open_regular(path, "r", encoding="utf-8") as file:
             found = json.load(file)
@@ -61,13 +52,8 @@ def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Check that a folder was begun with the same job and inputs.
-
-    Raises:
-        TaskError: if not; the message names the first difference.
-    """
-    difference = _find_difference(found, wanted)
-    if difference:
+    """Check that a folder was begun with the same job and inputs; a TaskError names the first difference."""
+    if difference := _find_difference(found, wanted):
         raise TaskError(
             f"{folder} holds another translation: {difference}; choose another --output, or delete "
             f"{folder}"

@@ -21,12 +21,7 @@ from typing import IO, Any
 from heed.errors import TaskError
 from heed.files import open_regular, sha256_of, temporary_prefix
 from heed.seq2seq.atomic_files import lock, write_atomically
-from heed.seq2seq.corpus._manifest import (
-    check_same,
-    make_manifest,
-    read_manifest,
-    write_manifest,
-)
+from heed.seq2seq.corpus._manifest import check_same, make_manifest, read_manifest, write_manifest
 from heed.seq2seq.corpus.inputs import InputFile
 from heed.seq2seq.corpus.job import ShardResult
 
@@ -39,13 +34,7 @@ class _DamagedError(Exception):
 
 
 class OutputFolder:
-    """A folder that this process writes. Use :meth:`open`.
-
-    Args:
-        path: the folder.
-        inputs: the input files, in order.
-        note: called with a line for each shard or record that is damaged, and is made again.
-    """
+    """A folder that this process writes. Use :meth:`open`."""
 
     def __init__(
         self, path: Path, inputs: Sequence[InputFile], note: Callable[[str], object]
@@ -69,7 +58,7 @@ class OutputFolder:
             path: the folder.
             inputs: the input files, in order.
             settings: those of `Job.describe`.
-            note: as for the class.
+            note: called with a line for each shard or record that is damaged, and is made again.
 
         Raises:
             TaskError: if it holds another translation or other files of these names, or another process writes it.
@@ -122,11 +111,7 @@ class OutputFolder:
                 path.unlink(missing_ok=True)
 
     def problems_of_file(self, file: int) -> list[str] | None:
-        """Return the problems of a finished file; None if it is not finished, or its record is damaged.
-
-        Raises:
-            TaskError: if its output has been changed since.
-        """
+        """Return the problems of a finished file; None if it is not finished, or its record is damaged."""
         place = self.path / self.inputs[file].path.name
         if not place.exists():
             return None  # also if it was finished, and somebody removed it
@@ -157,11 +142,6 @@ class OutputFolder:
             return None
 
     def write_shard(self, result: ShardResult) -> None:
-        """Write a shard.
-
-        Raises:
-            OSError: if it cannot be written; it is then not there.
-        """
         path = self._shard_path(result.file, result.number)
         head = _make_head(path, result.problems, hashlib.sha256(result.output).hexdigest())
 
@@ -176,7 +156,6 @@ class OutputFolder:
 
         Raises:
             TaskError: if a shard has been damaged since it was written.
-            OSError: if it cannot be written; the shards are then still there.
         """
         one = self.inputs[file]
         shards = [self._shard_path(file, number) for number in range(len(one.starts))]
@@ -214,11 +193,7 @@ def _make_head(path: Path, problems: Sequence[str], checksum: str) -> bytes:
 
 
 def _read_head(path: Path, line: bytes) -> tuple[list[str], str]:
-    """Return the problems and the checksum of a line of `_make_head` for the same path.
-
-    Raises:
-        _DamagedError: if it is no such line.
-    """
+    """Return the problems and the checksum of a line of `_make_head` for the same path."""
     try:
         head = json.loads(line)
         if head.pop("crc32") != _sum(head) or head["name"] != path.name:

@@ -23,21 +23,13 @@ Workers = Callable[[int, Iterator[Shard]], Generator[ShardResult, None, None]]
 
 @dataclass(frozen=True)
 class Summary:
-    """A finished translation of a corpus.
-
-    Args:
-        files: its files.
-        lines: their lines.
-        problems: lines that could not be translated.
-        shards: all shards.
-        ready: the shards that were there before.
-    """
+    """The numbers of a finished translation of a corpus."""
 
     files: int
     lines: int
-    problems: int
+    problems: int  # lines that could not be translated
     shards: int
-    ready: int
+    ready: int  # shards that were there before
 
 
 def translate_corpus(
@@ -60,9 +52,6 @@ def translate_corpus(
         report: called with file, number and problem of each line that cannot be translated, or whose translation was
             cut now.
         note: called with lines about the progress.
-
-    Returns:
-        A summary; all files are finished then.
 
     Raises:
         TaskError: if the folder holds another translation, or the workers cannot translate.
@@ -152,11 +141,9 @@ class _Progress:
         return self._total - sum(self._left)
 
     def describe_stop(self) -> str:
-        """Return the line for a stop before the end."""
         return f"stopped after {self._done:,} of {self._total:,} shards; the same command continues"
 
     def summary(self) -> Summary:
-        """Return the summary of a finished corpus."""
         inputs = self._folder.inputs
         lines = sum(one.lines for one in inputs)
         return Summary(len(inputs), lines, self._problems, self._total, self._ready)

@@ -6,7 +6,7 @@ import glob
 import hashlib
 import itertools
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,24 +17,15 @@ from heed.seq2seq.text.text_files import unpack
 
 @dataclass(frozen=True)
 class Shard:
-    """Lines of a file that one worker translates.
+    """Lines of a file that one worker translates."""
 
-    Args:
-        name: its file, for messages.
-        file: the number of its file, 0 or more.
-        number: its place in the file, 0 or more.
-        first_line: the number of its first line in the file, 1 or more.
-        data: the lines as they are in the file.
-    """
-
-    name: str
-    file: int
-    number: int
-    first_line: int
+    name: str  # of the file, for messages
+    file: int  # its number in the corpus
+    number: int  # of the shard in the file
+    first_line: int  # the number of its first line in the file, from 1 on
     data: bytes = field(repr=False)
 
     def __str__(self) -> str:
-        """Return its place, for messages."""
         return f"{self.name}, from line {self.first_line:,} on"
 
     def lines(self) -> list[str]:
@@ -70,11 +61,7 @@ class InputFile:
     text: Path = field(repr=False)
 
     def read_shard(self, file: int, number: int) -> Shard:
-        """Read a shard.
-
-        Args:
-            file: the number of this file in the corpus.
-            number: the shard's place in the file.
+        """Read a shard of the file, whose number in the corpus is `file`.
 
         Raises:
             TaskError: if the file has changed since it was scanned.
@@ -122,9 +109,6 @@ def _without_suffix(path: Path) -> Path:
 def find_inputs(pattern: Path) -> list[Path]:
     """Return the files of a pattern such as `corpus/*.txt`, sorted by name; `**` matches folders in folders.
 
-    Args:
-        pattern: a file, or a pattern of files.
-
     Raises:
         TaskError: if no file matches, one is not a regular file, or two have the same name.
         FileNotFoundError: if `pattern` has no wildcards and does not exist.
@@ -142,26 +126,17 @@ def find_inputs(pattern: Path) -> list[Path]:
         found = sorted(path for path in matches if not path.is_dir())
     if not found:
         raise TaskError(f"no file matches --input {str(pattern)!r}")
+    by_name: dict[str, Path] = {}
     for path in found:
         if not path.is_file():
             kind = "is not a regular file" if path.exists() else "is a link to nothing"
             raise TaskError(f"{path} {kind}: --input {str(pattern)!r} must not match it")
-    for one, other in _pairs_of_one_name(found):
-        raise TaskError(
-            f"each input needs a name of its own: {one} and {other} are both {_without_suffix(one).name}"
-        )
+        name = _without_suffix(path).name
+        if (one := by_name.setdefault(name, path)) is not path:
+            raise TaskError(f"each input needs a name of its own: {one} and {path} are both {name}")
     return found
 
 
 def is_pattern(path: Path) -> bool:
     """Return whether the path has wildcards."""
     return glob.has_magic(str(path))
-
-
-def _pairs_of_one_name(paths: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
-    by_name: dict[str, Path] = {}
-    for path in paths:
-        name = _without_suffix(path).name
-        if name in by_name:
-            yield by_name[name], path
-        by_name[name] = path

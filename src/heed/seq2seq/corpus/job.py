@@ -112,22 +112,14 @@ class Job:
 
 @dataclass(frozen=True)
 class ShardResult:
-    """The translation of a shard.
-
-    Args:
-        file, number: those of the shard.
-        lines: its lines of input.
-        output: the lines of output.
-        problems: a line for each line that could not be translated.
-        cut: a line for each line whose translation was cut at the most tokens.
-    """
+    """The translation of a shard, by the same file and number."""
 
     file: int
     number: int
-    lines: int
+    lines: int  # of input
     output: bytes = field(repr=False)
-    problems: tuple[str, ...] = ()
-    cut: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()  # one for each line that could not be translated
+    cut: tuple[str, ...] = ()  # one for each line whose translation was cut at the most tokens
 
 
 class ShardTranslator:
@@ -137,10 +129,6 @@ class ShardTranslator:
         job: the run and the settings.
         threads: threads to compute with; None: as many as TensorFlow takes.
         warn: called with a line for each problem that is not fatal.
-
-    Raises:
-        TaskError: if a run is damaged.
-        ImportError: if there is no TensorFlow.
     """
 
     def __init__(

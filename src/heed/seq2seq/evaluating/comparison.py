@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from heed.errors import TaskError
-from heed.seq2seq.evaluating.evaluation import Evaluation
+from heed.seq2seq.evaluating.evaluation import Evaluation, check_same_pairs
 from heed.seq2seq.text.scoring import choose_metrics, load_sacrebleu
 
 _SAMPLES = 1_000
@@ -51,12 +50,8 @@ def compare(first: Evaluation, second: Evaluation) -> list[Comparison]:
     load_sacrebleu("a comparison")
     from sacrebleu.significance import PairedTest
 
-    pairs = [
-        [(answer.source, answer.reference) for answer in one.answers] for one in (first, second)
-    ]
-    if pairs[0] != pairs[1]:
-        raise TaskError("two runs can be compared on the same pairs only: give them by --source")
-    references = [reference for _, reference in pairs[0]]
+    check_same_pairs((first, second))
+    references = [answer.reference for answer in first.answers]
     metrics = choose_metrics(references, first.bleu_tokenizer).by_name
     translations: list[tuple[str, Sequence[str]]] = [
         (name, [answer.translation for answer in one.answers])

@@ -110,8 +110,7 @@ class Evaluation:
             name: Evaluation(
                 [a for a in self.answers if a.group == name],
                 self.seconds,
-                self.group_scores.get(name, {}).get("bleu"),
-                self.group_scores.get(name, {}).get("chrf"),
+                **self.group_scores.get(name, {}),
             )
             for name in names
         }
@@ -180,21 +179,26 @@ class Evaluation:
                 for answer in self.wrong[:100]
             ],
         }
-        if self.group_scores:
-            figures["group_scores"] = dict(self.group_scores)
-        if self.signatures:
-            figures["signatures"] = dict(self.signatures)
-        if self.left_out:
-            figures["left_out"] = list(self.left_out)
-        if self.without_bleu:
-            figures["without_bleu"] = self.without_bleu
-        if self.unknown:
-            figures["unknown"] = dict(self.unknown)
+        details = {
+            "group_scores": dict(self.group_scores),
+            "signatures": dict(self.signatures),
+            "left_out": list(self.left_out),
+            "without_bleu": self.without_bleu,
+            "unknown": dict(self.unknown),
+        }
+        figures |= {name: value for name, value in details.items() if value}
         scores = {"bleu": self.bleu, "chrf": self.chrf, "perplexity": self.perplexity}
         figures |= {name: score for name, score in scores.items() if score is not None}
         if self.extra:
             figures["extra"] = {name: one.to_dict() for name, one in self.extra.items()}
         return figures
+
+
+def check_same_pairs(evaluations: Sequence[Evaluation]) -> None:
+    """Raise a TaskError if evaluations are of other pairs than the first one."""
+    pairs = [[(answer.source, answer.reference) for answer in one.answers] for one in evaluations]
+    if any(one != pairs[0] for one in pairs):
+        raise TaskError("two runs can be compared on the same pairs only: give them by --source")
 
 
 def _format_scores(bleu: float | None, chrf: float) -> str:
@@ -282,14 +286,11 @@ def _score(
     figures = _score_corpus(answers, bleu_tokenizer)
     groups = dict.fromkeys(answer.group for answer in answers)
     if figures and len(groups) > 1:
-        of = {
-            name: _score_corpus([a for a in answers if a.group == name], bleu_tokenizer)
-            for name in groups
-        }
-        figures["group_scores"] = {
-            name: {key: scores[key] for key in ("bleu", "chrf") if key in scores}
-            for name, scores in of.items()
-        }
+        figures["group_scores"] = {}
+        for name in groups:
+            scores = _score_corpus([a for a in answers if a.group == name], bleu_tokenizer)
+            own = {key: scores[key] for key in ("bleu", "chrf") if key in scores}
+            figures["group_scores"][name] = own
     figures["bleu_tokenizer"] = bleu_tokenizer
     subwords = getattr(translator.task, "subwords", None)
     if subwords is not None:  # a task may do without a tokenizer

@@ -14,7 +14,7 @@ from heed.errors import TaskError
 from heed.inspect.drawing import drawing_of, drawing_parts, fill, json_in_html
 from heed.seq2seq.atomic_files import write_atomically
 from heed.seq2seq.evaluating.comparison import Comparison
-from heed.seq2seq.evaluating.evaluation import Answer, Evaluation
+from heed.seq2seq.evaluating.evaluation import Answer, Evaluation, check_same_pairs
 from heed.seq2seq.text.scoring import sentence_chrf
 from heed.seq2seq.translating.attention import AttentionReader
 from heed.seq2seq.translating.translator import Translator
@@ -93,9 +93,8 @@ def mark_differences(text: str, other: str) -> list[tuple[str, bool]]:
     between = " " if " " in text + other else ""
     own, others = (x.split(between) if between else list(x) for x in (text, other))
     lacking = [True] * len(own)
-    for start, _, size in difflib.SequenceMatcher(
-        None, own, others, autojunk=False
-    ).get_matching_blocks():
+    matcher = difflib.SequenceMatcher(None, own, others, autojunk=False)
+    for start, _, size in matcher.get_matching_blocks():
         lacking[start : start + size] = [False] * size
     pieces = []
     for i, piece in enumerate(own):
@@ -110,10 +109,8 @@ def mark_differences(text: str, other: str) -> list[tuple[str, bool]]:
 def _collect(
     translator: Translator, evaluation: Evaluation, other: Compared | None, count: int
 ) -> dict[str, Any]:
-    """Return the data of the page's script."""
     judged = [evaluation, *([other.evaluation] if other else [])]
-    if any(_pairs(one) != _pairs(evaluation) for one in judged):
-        raise TaskError("two runs can be compared on the same pairs only")
+    check_same_pairs(judged)
     scores = [
         sentence_chrf([x.translation for x in one.answers], [x.reference for x in one.answers])
         for one in judged
@@ -151,10 +148,6 @@ def _collect(
     }
 
 
-def _pairs(evaluation: Evaluation) -> list[tuple[str, str]]:
-    return [(answer.source, answer.reference) for answer in evaluation.answers]
-
-
 def _select_ends(
     answers: Sequence[Answer], scores: Sequence[float], count: int
 ) -> tuple[list[int], list[int]]:
@@ -169,7 +162,6 @@ def _select_ends(
 
 
 def _describe(translator: Translator, evaluation: Evaluation) -> str:
-    """Return the pairs, the weights and the time."""
     pairs = "pairs that were given" if evaluation.given_pairs else "held-out pairs"
     which = f"step {translator.step:,}"
     if averaged := translator.weights.get("averaged"):
@@ -181,16 +173,15 @@ def _compute_figures(judged: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Return the figures: name, value of each run, and a note."""
     first = judged[0]
     figures = [_share_figure("right to the letter", judged, "")]
-    for name, field in (("BLEU", "bleu"), ("chrF", "chrf")):
-        values = [getattr(one, field) for one in judged]
+    for name, format_, note in (
+        ("BLEU", ".1f", first.signatures.get("BLEU", "")),
+        ("chrF", ".1f", first.signatures.get("chrF", "")),
+        ("perplexity", ".2f", "per token of the references"),
+    ):
+        values = [getattr(one, name.lower()) for one in judged]
         if values[0] is not None:
-            texts = ["" if x is None else f"{x:.1f}" for x in values]
-            note = first.signatures.get(name, "")
+            texts = ["" if x is None else format(x, format_) for x in values]
             figures.append({"name": name, "values": texts, "note": note})
-    if first.perplexity is not None:
-        texts = ["" if one.perplexity is None else f"{one.perplexity:.2f}" for one in judged]
-        note = "per token of the references"
-        figures.append({"name": "perplexity", "values": texts, "note": note})
     figures += _compute_group_figures("", judged)
     for name in first.extra:
         others = [one.extra[name] for one in judged if name in one.extra]
@@ -252,9 +243,8 @@ class _AttentionDrawer:
     def __call__(self, answer: Answer) -> dict[str, Any] | None:
         if self.missing or not answer.translation_ids:
             return None
-        seen = self._reader(
-            answer.source, None, list(answer.source_ids), list(answer.translation_ids)
-        )
+        ids = list(answer.source_ids), list(answer.translation_ids)
+        seen = self._reader(answer.source, None, *ids)
         drawing = drawing_of(seen.capture, seen.tokens)
         self._left -= len(drawing["weights"])
         if self._left < 0:

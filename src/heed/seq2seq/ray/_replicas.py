@@ -8,9 +8,8 @@ from typing import Any
 
 from heed.errors import TaskError
 from heed.install import how_to_install
-from heed.ray_connection import check_installed
+from heed.ray_connection import check_installed, count_assigned_threads
 from heed.seq2seq.options.decoding import DecodingOptions
-from heed.seq2seq.ray._assigned_threads import count_assigned_threads
 from heed.seq2seq.runs.run_folder import RunFolder
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from heed.errors import TaskError
+from heed.ray_connection import count_assigned_threads
 from heed.seq2seq.options.decoding import DecodingOptions
-from heed.seq2seq.ray._assigned_threads import count_assigned_threads
 from heed.seq2seq.runs.run_folder import RunFolder
 
 

@@ -35,7 +35,9 @@ def train_on_ray(run: RunFolder, extend: bool, workers: int, restarts: int) -> T
         ClusterError: if training failed for the last time.
     """
     check_batch(run, workers)
-    with _connect(workers):
+    os.environ["RAY_TRAIN_ENABLE_PRINT_PATCH"] = "0"  # prints once, to the worker's output
+    with ray_connection.connect(show_workers=True) as ray:
+        ray_connection.check_processors(ray, workers, threads=1)
         prepare_run(run, extend)
         return _train(run.path.resolve(), workers, restarts)
 
@@ -61,15 +63,6 @@ def _train(path: Path, workers: int, restarts: int) -> Trained:
     except Exception as error:  # of many types: Ray's, and those of the workers
         raise ClusterError(_explain(error, restarts)) from None
     return Trained(**json.loads((folder / _RESULT).read_text()))
-
-
-@contextlib.contextmanager
-def _connect(workers: int) -> Iterator[None]:
-    """Connect to Ray's cluster in the block, see `heed.ray_connection.connect`."""
-    os.environ["RAY_TRAIN_ENABLE_PRINT_PATCH"] = "0"  # prints once, to the worker's output
-    with ray_connection.connect(show_workers=True) as ray:
-        ray_connection.check_processors(ray, workers, threads=1)
-        yield
 
 
 def _loop(config: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from heed.errors import TaskError, UsageError
 from heed.install import how_to_install
+from heed.seq2seq.options.user_values import split_names
 from heed.seq2seq.text.hashing import mix, permutation, stream
 from heed.suggestions import nearest
 
@@ -42,12 +43,6 @@ def is_held_out(numbers: ArrayLike) -> NDArray[np.bool_]:
 
     A hash of the number decides: 5 % of the numbers of 100 or more; 0 to 99 are never held out.
 
-    Args:
-        numbers: integers of any shape, 0 to 999,999.
-
-    Returns:
-        Booleans of the same shape.
-
     Example:
         >>> is_held_out([7, 42, 99]).tolist()
         [False, False, False]
@@ -69,32 +64,14 @@ def _held_out_order() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def evaluation_numbers() -> NDArray[np.int64]:
-    """Return the 2,000 held-out numbers to evaluate on, 1,600 of them 10,000 or more.
-
-    Returns:
-        (2000,) int64, in a fixed scrambled order. Training and validation never see them.
-
-    Example:
-        >>> numbers = evaluation_numbers()
-        >>> len(numbers), int((numbers >= 10_000).sum()), bool(is_held_out(numbers).all())
-        (2000, 1600, True)
-    """
+    """Return the 2,000 held-out numbers to evaluate on, in scrambled order; 1,600 of them are 10,000 or more."""
     small, large = _held_out_order()
     both = np.concatenate([small[:_EVALUATION_SMALL], large[:_EVALUATION_LARGE]])
     return both[permutation(len(both), _ORDER_KEY, 1)]
 
 
 def validation_numbers() -> NDArray[np.int64]:
-    """Return 512 held-out numbers to validate on during training; none is in :func:`evaluation_numbers`.
-
-    Returns:
-        (512,) int64.
-
-    Example:
-        >>> numbers = validation_numbers()
-        >>> len(numbers), len(set(numbers.tolist()) & set(evaluation_numbers().tolist()))
-        (512, 0)
-    """
+    """Return 512 held-out numbers to validate on during training; none is in :func:`evaluation_numbers`."""
     small, large = _held_out_order()
     return np.concatenate(
         [
@@ -105,21 +82,13 @@ def validation_numbers() -> NDArray[np.int64]:
 
 
 def training_numbers(seed: int, step: int, count: int) -> NDArray[np.int64]:
-    """Return the numbers of a training batch, a function of (seed, step) alone.
+    """Return the numbers of a training batch of this size, a function of (seed, step) alone.
 
     The samples of all steps are one sequence in which the numbers of digits alternate, 16 to a round: of 16 samples one
     has a single digit, two have two, two have three, three have four, four have five and four have six. Numbers of one
     length are drawn evenly, but one in four is then given zeros: each of its digits but the first, with a chance of one
     half. Drawn evenly as a whole, one number in a thousand would be below 1,000 and one in a thousand would end in 100,
     and users ask for such numbers first. Held-out numbers never come.
-
-    Args:
-        seed: int; another seed gives other batches.
-        step: int, 0 or more.
-        count: int, 0 or more; the size of the batch.
-
-    Returns:
-        (count,) int64.
 
     Example:
         >>> batch = training_numbers(seed=1, step=5, count=16)
@@ -154,14 +123,7 @@ def _add_zeros(
 
 
 def spell(number: int, language: str = "en") -> str:
-    """Return the words of a number.
-
-    Args:
-        number: int, 0 to 999,999.
-        language: "en", "de", "fr" or "es".
-
-    Returns:
-        The cardinal as the num2words library writes it.
+    """Return the words of a number from 0 to 999,999, as the num2words library writes them.
 
     Raises:
         TaskError: for a number out of range, an unknown language, or without num2words.
@@ -188,13 +150,7 @@ def _write(num2words: Callable[..., object], number: int, language: str) -> str:
 
 
 def check_languages(languages: str | Sequence[str]) -> tuple[str, ...]:
-    """Check that each language is known and none comes twice.
-
-    Args:
-        languages: their names, or one text with commas between them.
-
-    Returns:
-        The languages.
+    """Return the languages of names, or of one text with commas between them; each is known and comes once.
 
     Raises:
         TaskError: if not.
@@ -204,7 +160,7 @@ def check_languages(languages: str | Sequence[str]) -> tuple[str, ...]:
         (('en', 'fr'), ('en', 'fr'))
     """
     if isinstance(languages, str):
-        languages = [name.strip() for name in languages.split(",")]
+        languages = split_names(languages)
     unknown = [language for language in languages if language not in LANGUAGES]
     if unknown or not languages or len(set(languages)) != len(languages):
         raise UsageError(
@@ -219,13 +175,7 @@ _GROUPED = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+")
 
 
 def parse_number(text: str) -> int:
-    """Parse a number: "1234", "1 2 3 4", "1 234" and "1,234" are the same.
-
-    Args:
-        text: digits 0 to 9, possibly with spaces between them or with commas between thousands.
-
-    Returns:
-        The number, 0 to 999,999.
+    """Parse a number from 0 to 999,999: "1234", "1 2 3 4", "1 234" and "1,234" are the same.
 
     Raises:
         TaskError: for anything else, with what was expected and received.

@@ -76,24 +76,20 @@ class NumbersTask(Task):
 
     @classmethod
     def create(cls, languages: str | Sequence[str] = ("en",)) -> NumbersTask:
-        """Return a new task, with a tokenizer learned from training numbers."""
         return cls(languages)
 
     @classmethod
     def load(cls, config: Mapping[str, Any], read: Callable[[str], bytes]) -> NumbersTask:
-        """Return the task of a run folder."""
         words = Tokenizer(read("target.model"))
         longest = check_integer("longest_target", config["longest_target"], least=1)
         return cls(config["languages"], words, longest)
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """More steps for several languages."""
         return {"steps": 600 if len(self.languages) == 1 else 1_000}
 
     @property
     def description(self) -> str:
-        """The languages."""
         return (
             f"numbers 0 to {number_words.LARGEST:,} in {', '.join(self.languages)}, "
             "one in twenty held out"
@@ -125,7 +121,6 @@ class NumbersTask(Task):
         return self._make_batch(list(zip(chosen, languages, strict=True)))
 
     def validation_batches(self) -> list[Batch]:
-        """Return the validation numbers, the languages in turn."""
         chosen = number_words.validation_numbers().tolist()
         pairs = list(zip(chosen, itertools.cycle(self.languages), strict=False))
         return [
@@ -158,7 +153,6 @@ class NumbersTask(Task):
         return [self._source_names[i] for i in map(int, ids) if i >= RESERVED]
 
     def reading_order(self, ids: Sequence[int]) -> list[int]:
-        """Return the language, then the digits, units last."""
         return [0, *range(len(ids) - 1, 0, -1)]
 
     def source_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
@@ -167,7 +161,6 @@ class NumbersTask(Task):
         return [None, *range(len(digits) - 1, -1, -1)], digits[::-1]
 
     def to_config(self) -> dict[str, Any]:
-        """Return the languages and the longest target."""
         return {
             "kind": self.kind,
             "languages": list(self.languages),
@@ -175,5 +168,4 @@ class NumbersTask(Task):
         }
 
     def files(self) -> dict[str, bytes]:
-        """Return the tokenizer of the words."""
         return {"target.model": self.subwords.model}

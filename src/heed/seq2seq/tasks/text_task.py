@@ -183,15 +183,12 @@ class TextTask(Task):
         self._corpora = [one.corpus for one in corpora]
         self._weights = [one.weight for one in corpora]
         self.has_alignments = any(corpus.alignment is not None for corpus in self._corpora)
-        if store is not None:
-            self._store = store
-        if places is not None:
-            self._places = places
+        if store is not None and places is not None:
+            self._store, self._places = store, places
         self._order = lru_cache(maxsize=1)(self._make_order)
 
     @classmethod
     def load(cls, config: Mapping[str, Any], read: Callable[[str], bytes]) -> TextTask:
-        """Return the task of a run folder."""
         return cls(config, read)
 
     @classmethod
@@ -332,7 +329,6 @@ class TextTask(Task):
 
     @property
     def description(self) -> str:
-        """The files, and how many pairs they hold."""
         files = " and ".join(map(str, self._corpora))
         held_out = len(self._validation) + len(self._evaluation)
         languages = f" in {', '.join(self.languages)}" if self.languages else ""
@@ -394,7 +390,6 @@ class TextTask(Task):
         return np.stack([counts, self.subwords.counts(targets)], axis=1)
 
     def notes(self) -> list[str]:
-        """Return the pairs that are left out of training, and those that are cut in validation."""
         counts = {
             "left out, because a side is empty": self._empty_pairs,
             "read with a space for U+0000 or U+2581, which no token can hold": self._config.get(
@@ -442,7 +437,6 @@ class TextTask(Task):
         return [self.source_subwords.tag(_name_tag(language or self.languages[0])), *ids]
 
     def check_batches(self, options: TrainingOptions, step: int = 0) -> None:
-        """Check that there is a batch for a step and that the files have not changed."""
         if "_training" in vars(self):  # else reading it checks them
             self._check_files()
         super().check_batches(options, step)
@@ -504,11 +498,9 @@ class TextTask(Task):
         return [(self._cut(ids), self.normalize_target(one.target)) for (ids, _), one in pairs]
 
     def normalize_target(self, text: str) -> str:
-        """Return the text in the form in which the run writes it."""
         return text if self.subwords.normalizer is None else self.subwords.normalizer(text)
 
     def same_vocabulary(self, chosen: Collection[str] = ()) -> dict[str, Any]:
-        """Return the tokenizers."""
         if _OF_VOCABULARY & set(chosen):
             return {}
         same = {"source_tokenizer": self.source_subwords, "target_tokenizer": self.subwords}
@@ -534,7 +526,6 @@ class TextTask(Task):
         return ids if len(ids) <= self._longest else [*ids[: self._longest - 1], ids[-1]]
 
     def encode(self, line: str, language: str | None = None) -> list[int]:
-        """Return the source ids of a sentence; TaskError for one that is empty, not text or too long."""
         self.check_language(language)
         if not line.strip():
             raise TaskError("a sentence to translate must not be empty")
@@ -556,16 +547,13 @@ class TextTask(Task):
         return ids
 
     def source_labels(self, ids: Iterable[int]) -> list[str]:
-        """Return the language, the pieces of the source, and its end."""
         return [*self.source_subwords.pieces(ids), "end"]
 
     def source_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
-        """Return the words of the source; the language is not text."""
         return self.source_subwords.words(ids)
 
     @property
     def reads(self) -> Reading:
-        """Words and characters by rules; subwords by the SentencePiece tokenizer."""
         if self.languages:
             return Reading(None, "a text does not say which language to write")
         both = (self.source_subwords, self.subwords)
@@ -578,11 +566,9 @@ class TextTask(Task):
         return Reading(both[0].unit)
 
     def to_config(self) -> dict[str, Any]:
-        """Return the files, their hashes, and the longest target."""
         return self._config
 
     def files(self) -> dict[str, bytes]:
-        """Return the two tokenizers, and the held-out pairs with their languages."""
         return self._files
 
 
@@ -612,11 +598,7 @@ def _unpad(ids: NDArray[np.int32]) -> list[int]:
 
 
 def _read_pairs(corpus: Corpus, normalizer: Normalizer) -> list[Pair]:
-    """Return the pairs of a given held-out corpus.
-
-    Raises:
-        TaskError: if there are none.
-    """
+    """Return the pairs of a given held-out corpus; TaskError if there are none."""
     pairs = [pair for pair in corpus.pairs() if all(normalizer(side) for side in pair)]
     if not pairs:
         raise TaskError(f"{corpus} holds no pair")
@@ -630,11 +612,7 @@ def _read_held_out(
     others: Sequence[Mapping[str, Any]],
     languages: Sequence[str],
 ) -> list[_Entry]:
-    """Return the corpora that the user gives to hold out, each with its language; empty if the text is to be split.
-
-    Raises:
-        TaskError: if the language of one is missing, or not learned.
-    """
+    """Return the corpora that the user gives to hold out, each with its language; empty if the text is to be split."""
     entries = [_read_entry(one, name) for one in others]
     if (first := _make_corpus(f"{name}_source", source, target)) is not None:
         entries.insert(0, _Entry(first, 1.0, None))
@@ -673,11 +651,7 @@ def _read_entry(corpus: Mapping[str, Any], list_: str = "corpora") -> _Entry:
 
 
 def _list_languages(corpora: Sequence[_Entry]) -> list[str]:
-    """Return the languages of the targets, in order; none if they have no names.
-
-    Raises:
-        TaskError: if only some have one.
-    """
+    """Return the languages of the targets, in order: all have names, or none."""
     without = [one.corpus for one in corpora if one.language is None]
     languages = dict.fromkeys(one.language for one in corpora if one.language is not None)
     if languages and without:

@@ -24,15 +24,11 @@ _MARK = "\ufeff"  # byte order mark, with which some editors begin a file
 class LineFile:
     """A file of UTF-8 text whose lines can be read in any order, once :meth:`blocks` has gone through it.
 
-    It keeps four bytes in memory for each line, eight if the file has more than 4 GiB. A compressed file or a pipe is
-    copied to a temporary file, which lives as long as this object; `TMPDIR` sets its folder.
-
-    Args:
-        path: the file; it may be compressed by gzip.
+    It keeps four bytes in memory for each line, eight if the file has more than 4 GiB. A file that is compressed by
+    gzip or a pipe is copied to a temporary file, which lives as long as this object; `TMPDIR` sets its folder.
 
     Raises:
-        OSError: if it cannot be read.
-        TaskError: if it is no text, see `open_text`.
+        OSError, TaskError: as `open_text`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,7 +80,6 @@ class LineFile:
 
 
 def _count_lines(file: io.BufferedReader) -> int:
-    """Count the lines of a file; the last one needs no end."""
     count, last = 0, b"\n"
     file.seek(0)
     while block := file.read(1 << 20):

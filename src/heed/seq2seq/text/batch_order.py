@@ -68,7 +68,7 @@ class BatchOrder:
         return batches[order[step - self._ends[pool]]]
 
     def _places(self, pool: int) -> NDArray[np.int64]:
-        """Return the places of a pool in its epoch, a multiple of the batch size."""
+        """Return the places of a pool in its epoch, a multiple of the batch size if that is fixed."""
         start = pool % self._pools * self._width
         count = min(self._width, self._epoch - start)
         if not self._tokens:
@@ -95,7 +95,6 @@ class BatchOrder:
         return np.split(pairs[order], starts[1:])
 
     def _pairs(self, places: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        """Return the pairs at places of an epoch."""
         drawn = permute(places, self._epoch, _ORDER_KEY, self._seed, epoch)
         ends = np.cumsum(self._drawn)
         corpus = np.searchsorted(ends, drawn, side="right")

@@ -20,7 +20,7 @@ _MNEMONIC = re.compile(r"[_&](?=\w)")  # "_File" and "&File" underline a letter 
 _NAMES = "iso_"  # catalogs of place and language names
 
 
-def find_folders() -> list[Path]:
+def _find_folders() -> list[Path]:
     """Return the folders in which this machine keeps catalogs."""
     roots = [Path(sys.prefix), Path("/usr"), Path("/usr/local")]
     folders = [root / "share" / name for root in roots for name in ("locale", "locale-langpack")]
@@ -28,13 +28,9 @@ def find_folders() -> list[Path]:
 
 
 def count_catalogs(where: Iterable[Path] | None = None) -> dict[str, int]:
-    """Count the catalogs of each language, the most first.
-
-    Args:
-        where: folders to search; None searches `find_folders()`.
-    """
+    """Count the catalogs of each language in folders, by default those of this machine; the most first."""
     counts: dict[str, int] = {}
-    for folder in find_folders() if where is None else where:
+    for folder in _find_folders() if where is None else where:
         for path in folder.glob("*/LC_MESSAGES/*.mo"):
             language = path.parts[-3]
             counts[language] = counts.get(language, 0) + 1
@@ -49,7 +45,7 @@ def read_pairs(language: str, where: Iterable[Path] | None = None) -> list[Pair]
 
     Args:
         language: as catalog folders are named: "de", "pt_BR".
-        where: folders to search; None searches `find_folders()`.
+        where: folders to search; None: those of this machine.
 
     Returns:
         (English, translation), sorted by the English ones.
@@ -57,7 +53,7 @@ def read_pairs(language: str, where: Iterable[Path] | None = None) -> list[Pair]
     Raises:
         TaskError: if there are none; or without polib, which reads catalogs.
     """
-    where = find_folders() if where is None else list(where)
+    where = _find_folders() if where is None else list(where)
     pairs: dict[str, str] = {}
     for path in sorted(p for folder in where for p in folder.glob(f"{language}/LC_MESSAGES/*.mo")):
         if not path.name.startswith(_NAMES):

@@ -108,15 +108,11 @@ class Corpus:
         return source, target
 
     def check_links(self, sources: list[str], targets: list[str], lines: Sequence[str]) -> None:
-        """Check lines of the alignment, if there is one, against their pairs.
-
-        Raises:
-            ValueError: if one is bad. Lines of pairs with an empty side are not checked.
-        """
+        """Check lines of the alignment, if there is one, against their pairs; a ValueError describes a bad one."""
         if self.alignment is None:
             return
         for source, target, line in zip(sources, targets, lines, strict=True):
-            if source and target:
+            if source and target:  # others are left out
                 try:
                     read_links(line, source, target)
                 except ValueError as error:
@@ -135,10 +131,7 @@ class Corpus:
             yield entry.source, entry.target
 
     def sides(self, *lines: list[str]) -> tuple[list[str], list[str]]:
-        """Split lines of the files into sources and targets, without outer spaces; a side may be empty.
-
-        Args:
-            *lines: lines of each file, as many of each.
+        """Split as many lines of each file into sources and targets without outer spaces; a side may be empty.
 
         Raises:
             ValueError: if one is not a pair.

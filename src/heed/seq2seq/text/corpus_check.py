@@ -22,19 +22,12 @@ _FEW_WORDS = 30  # letters
 
 @dataclass
 class Finding:
-    """Lines with one problem, or a problem of the whole text, which has no numbers.
-
-    Args:
-        text: the problem.
-        stops: whether training stops at such a line.
-        count: the number of lines.
-        numbers: the first of them.
-    """
+    """Lines with one problem, or a problem of the whole text, which has no numbers."""
 
     text: str
-    stops: bool = False
-    count: int = 0
-    numbers: list[int] = field(default_factory=list)
+    stops: bool = False  # whether training does, at such a line
+    count: int = 0  # of lines
+    numbers: list[int] = field(default_factory=list)  # of the first
 
     def __str__(self) -> str:
         if not self.numbers:
@@ -46,16 +39,10 @@ class Finding:
 
 @dataclass
 class CorpusReport:
-    """The problems found in a corpus.
-
-    Args:
-        lines: lines read.
-        pairs: different pairs with two sides, as training counts them.
-        findings: the problems, in the order found.
-    """
+    """The problems found in a corpus, in order."""
 
     lines: int
-    pairs: int
+    pairs: int  # different ones with two sides, as training counts them
     findings: list[Finding]
 
     @property

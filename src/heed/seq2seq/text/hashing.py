@@ -7,13 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 
 def mix(values: ArrayLike) -> NDArray[np.uint64]:
-    """Scramble 64-bit integers with the output function of SplitMix64.
-
-    Args:
-        values: integers of any shape, taken modulo 2**64.
-
-    Returns:
-        uint64 of the same shape, one to one.
+    """Scramble integers, taken modulo 2**64, one to one with the output function of SplitMix64.
 
     Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
 
@@ -29,14 +23,7 @@ def mix(values: ArrayLike) -> NDArray[np.uint64]:
 
 
 def stream(count: int, *key: int) -> NDArray[np.uint64]:
-    """Return the first `count` scrambled integers of the sequence named by `key`.
-
-    Args:
-        count: int, 0 or more.
-        *key: integers, in order; another key gives another sequence.
-
-    Returns:
-        (count,) uint64.
+    """Return (count,) uint64, the first scrambled integers of the sequence that the key names.
 
     Example:
         >>> bool((stream(4, 1, 2)[:2] == stream(2, 1, 2)).all())
@@ -50,14 +37,7 @@ def stream(count: int, *key: int) -> NDArray[np.uint64]:
 
 
 def permutation(count: int, *key: int) -> NDArray[np.int64]:
-    """Return the integers 0 to count - 1 in the scrambled order named by `key`.
-
-    Args:
-        count: int, 0 or more.
-        *key: integers; another key gives another order.
-
-    Returns:
-        (count,) int64.
+    """Return (count,) int64, the integers 0 to count - 1 in the scrambled order that the key names.
 
     Example:
         >>> sorted(permutation(5, 1).tolist())
@@ -67,17 +47,9 @@ def permutation(count: int, *key: int) -> NDArray[np.int64]:
 
 
 def permute(places: ArrayLike, count: int, *key: int) -> NDArray[np.int64]:
-    """Return the numbers at some places of 0 to count - 1 in the scrambled order named by `key`.
+    """Return the numbers at (N,) places of 0 to count - 1 in the scrambled order that the key names.
 
-    Time and memory grow with the number of places, not with `count`.
-
-    Args:
-        places: (N,) integers from 0 to count - 1.
-        count: int, 1 or more.
-        *key: integers; another key gives another order, which is not that of :func:`permutation`.
-
-    Returns:
-        (N,) int64.
+    Time and memory grow with the number of places, not with `count`. The order is not that of :func:`permutation`.
 
     Source: Luby and Rackoff, "How to construct pseudorandom permutations from pseudorandom functions" (1988), four
         rounds; Black and Rogaway, "Ciphers with arbitrary finite domains" (2002), section 3, for any `count`.

@@ -66,25 +66,16 @@ class PairStore:
         return np.searchsorted(self._ends, places, side="right")
 
     def pairs(self, places: ArrayLike) -> list[Pair]:
-        """Read the pairs at these places from the files.
-
-        Raises:
-            TaskError: if a file has changed.
-        """
+        """Read the pairs at these places from the files; TaskError if one has changed."""
         return self._read(places, _Part.pairs, ("", ""))
 
     def alignments(self, places: ArrayLike) -> list[str]:
-        """Read the alignment lines of the pairs at these places; empty ones for a corpus without.
-
-        Raises:
-            TaskError: if a file has changed.
-        """
+        """Read the alignment lines of the pairs at these places; empty ones for a corpus without."""
         return self._read(places, _Part.alignments, "")
 
     def _read(
         self, places: ArrayLike, read: Callable[[_Part, NDArray[np.int64]], list[_T]], nothing: _T
     ) -> list[_T]:
-        """Read the entries at these places, each from its corpus."""
         places = np.asarray(places, np.int64)
         results = [nothing] * len(places)
         corpora = self.corpus_of(places)
@@ -177,12 +168,6 @@ def hash_sentences(texts: Iterable[str]) -> NDArray[np.uint64]:
 
 
 def hash_texts(texts: Iterable[str]) -> NDArray[np.uint64]:
-    """Return a hash of each text: equal texts have equal hashes, different ones practically never.
-
-    Example:
-        >>> first, second, third = hash_texts(["a", "b", "a"])
-        >>> bool(first == third), bool(first == second)
-        (True, False)
-    """
+    """Return a hash of each text: equal texts have equal hashes, different ones practically never."""
     joined = b"".join([hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts])
     return np.frombuffer(joined, ">u8").astype(np.uint64)

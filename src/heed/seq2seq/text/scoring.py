@@ -35,15 +35,10 @@ _SCRIPTS = {
 
 @dataclass(frozen=True)
 class Metrics:
-    """The metrics that suit some references, best known first.
+    """The metrics that suit some references: "BLEU" and "chrF"; "exact" replaces BLEU where it has no meaning."""
 
-    Args:
-        by_name: sacrebleu's metrics: "BLEU" and "chrF"; "exact" replaces BLEU where it has no meaning.
-        without_bleu: why BLEU has no meaning; "" where it has one.
-    """
-
-    by_name: dict[str, Any]
-    without_bleu: str = ""
+    by_name: dict[str, Any]  # sacrebleu's
+    without_bleu: str = ""  # why BLEU has no meaning
 
     def score(self, translations: Sequence[str], references: Sequence[str]) -> dict[str, float]:
         """Compute each metric of a text, in percent."""
@@ -54,14 +49,7 @@ class Metrics:
 
 
 def load_sacrebleu(what: str) -> Any:
-    """Import sacrebleu.
-
-    Args:
-        what: the feature that needs it; the error message starts with it.
-
-    Raises:
-        TaskError: if it is not installed.
-    """
+    """Import sacrebleu; without it, a TaskError says what needs it."""
     try:
         import sacrebleu
     except ImportError:

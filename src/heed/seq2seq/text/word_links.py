@@ -42,12 +42,7 @@ def read_links(line: str, source: str, target: str) -> list[tuple[int, int]]:
 
 
 def split_words(text: str) -> list[str]:
-    """Return the words that links count.
-
-    Example:
-        >>> split_words("the  cat")
-        ['the', 'cat']
-    """
+    """Return the words that links count: those between spaces."""
     return [word for word in text.split(" ") if word]
 
 
@@ -72,7 +67,10 @@ def spread(
         >>> spread([(0, 1), (1, 0)], [0, 1, 1, None], [0, 1, None]).tolist()
         [[0.0, 0.5, 0.5, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
     """
-    of_source, of_target = (mark_members(side, 1 + _last(side)) for side in (source, target))
+    of_source, of_target = (
+        mark_members(side, 1 + max((word for word in side if word is not None), default=-1))
+        for side in (source, target)
+    )
     linked = np.zeros((len(of_target), len(of_source)), np.float32)
     for i, j in links:
         linked[j, i] = 1
@@ -84,7 +82,3 @@ def mark_members(words: Sequence[int | None], count: int) -> NDArray[np.float32]
     """Return (count, tokens): 1 where a token is part of a word."""
     numbers = np.array([-1 if word is None else word for word in words], np.int64)
     return (np.arange(count)[:, None] == numbers).astype(np.float32)
-
-
-def _last(words: Sequence[int | None]) -> int:
-    return max((word for word in words if word is not None), default=-1)

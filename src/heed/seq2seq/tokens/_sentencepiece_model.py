@@ -36,33 +36,18 @@ class PieceType(IntEnum):
 
 
 class SentencePieceModel(NamedTuple):
-    """The settings and pieces of a model.
+    """The settings and pieces of a model, see sentencepiece_model.proto of SentencePiece."""
 
-    Args:
-        pieces: the text and the `PieceType` of each piece.
-        model_type: a `ModelType`.
-        changes_characters: whether its normalisation replaces characters.
-        add_dummy_prefix: whether a space is put before a text.
-        remove_extra_whitespaces: whether repeated spaces become one, and those at both ends are dropped.
-        escape_whitespaces: whether "▁" replaces spaces.
-
-    Source: sentencepiece_model.proto of SentencePiece.
-    """
-
-    pieces: list[tuple[str, int]]
+    pieces: list[tuple[str, int]]  # the text and the `PieceType` of each
     model_type: int
-    changes_characters: bool
-    add_dummy_prefix: bool
-    remove_extra_whitespaces: bool
-    escape_whitespaces: bool
+    changes_characters: bool  # its normalisation does
+    add_dummy_prefix: bool  # a space before a text
+    remove_extra_whitespaces: bool  # repeated ones, and those at both ends
+    escape_whitespaces: bool  # "▁" replaces them
 
     @classmethod
     def parse(cls, model: bytes) -> SentencePieceModel:
-        """Read a serialised model.
-
-        Raises:
-            ValueError: if it is damaged.
-        """
+        """Read a serialised model; ValueError if it is damaged."""
         _, parts = _read_message(model)
         numbers, _ = _read_message(b"".join(parts[2]))
         normalizer, rules = _read_message(b"".join(parts[3]))
@@ -130,12 +115,7 @@ def _read_varint(message: bytes, position: int) -> tuple[int, int]:
 
 
 def replace_letters(model: bytes, letters: Mapping[str, str]) -> bytes:
-    """Return a serialised model with other letters in its pieces.
-
-    Args:
-        model: the model.
-        letters: the new letter for each old one. No piece holds a new one yet.
-    """
+    """Return a serialised model with new letters for old ones in its pieces, none of which holds a new one yet."""
     table = str.maketrans(dict(letters))
 
     def rename(piece: bytes) -> bytes:

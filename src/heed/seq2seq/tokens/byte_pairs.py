@@ -100,7 +100,7 @@ def pack(vocabulary: Mapping[str, int], merges: Sequence[str], special: Mapping[
 
     Args:
         vocabulary: ids by token.
-        merges: pairs "a b" of tokens to merge, first learned first.
+        merges: pairs "a b" of tokens, in the order learned.
         special: the tokens "begin", "pad", "end" and "unknown".
     """
     values = {"format": _FORMAT, "special": dict(special), "merges": [*merges]}

@@ -270,10 +270,7 @@ class Tokenizer:
 
 
 def group_words(pieces: Sequence[str | None]) -> tuple[list[int | None], list[str]]:
-    """Return the word that each piece is part of, and the words: "▁" stands for the space before one.
-
-    Args:
-        pieces: of a tokenizer; None for one that is not text.
+    """Return the word that each piece is part of, and the words: "▁" stands for the space before one, None for no text.
 
     Example:
         >>> group_words(["▁the", "▁c", "at", "▁", "s", None])
@@ -317,11 +314,7 @@ def _count_characters(lines: Sequence[str]) -> Counter[str]:
 
 
 def _find_rare(lines: Sequence[str], size: int) -> str:
-    """Return the rare characters, which are spelled in bytes if a vocabulary of this size does not hold all.
-
-    Raises:
-        TaskError: if it does not hold the bytes either.
-    """
+    """Return the rare characters, which are spelled in bytes if a vocabulary of this size does not hold all."""
     counts = _count_characters(lines)
     needed = RESERVED + len(counts)
     if needed <= size:

@@ -52,11 +52,10 @@ class Vocabularies:
                 "`source_tokenizer` needs a `target_tokenizer` too, or one serves both sides: "
                 "--vocabulary shared"
             )
-        self._tokenizers = (
-            _open_tokenizer(source),
-            _open_tokenizer(source if target is None else target),
-        )
-        if self._shared and self._tokenizers[0].model != self._tokenizers[1].model:
+        first = _open_tokenizer(source)
+        second = first if target is None else _open_tokenizer(target)
+        self._tokenizers = first, second
+        if self._shared and first.model != second.model:
             raise UsageError("a shared vocabulary has one tokenizer: leave out `target_tokenizer`")
 
     @property
