@@ -9,7 +9,6 @@ import pytest
 from heed.seq2seq import Corpus, TaskError, compare, evaluate
 from heed.seq2seq.evaluating import evaluation as evaluation_module
 from heed.seq2seq.evaluating.evaluation import Answer, Evaluation
-from heed.seq2seq.tasks import number_words
 from heed.seq2seq.tokens.tokenizer import END_ID
 from tests.slow import slow
 
@@ -18,6 +17,10 @@ class Echo:
     """A translator that says what it is asked; from the word "wrong" on it says nothing."""
 
     def __init__(self):
+        def check_language(language):
+            if language:
+                raise TaskError("there is no choice of languages")
+
         def encode(line, language):
             if not line:
                 raise TaskError("a sentence must not be empty")
@@ -25,7 +28,7 @@ class Echo:
 
         self.task = SimpleNamespace(
             encode=encode,
-            check_language=lambda language: None,
+            check_language=check_language,
             normalize_target=lambda text: text,
             decode=lambda rows: [" ".join(row[:-1]) for row in rows],
         )
@@ -54,6 +57,8 @@ def test_pairs_that_are_given(tmp_path):
     figures = found.to_dict()
     assert figures["left_out"] == found.left_out
     assert set(figures["signatures"]) == {"BLEU", "chrF"}
+    with pytest.raises(TaskError, match="no choice"):
+        evaluate(Echo(), Corpus(path), "de")
     path.write_text("\tx\n")
     with pytest.raises(TaskError, match="no pair that can be translated"):
         evaluate(Echo(), Corpus(path))
@@ -115,15 +120,3 @@ def test_runs_with_equal_answers_do_not_differ(text):
     assert max(exact_or_bleu.p_value, chrf.p_value) < 0.01
     if text == "one":  # as many right answers, so the same share of them
         assert compare(half, other)[0].p_value == 1.0
-
-
-def test_numbers_that_are_given(tmp_path, finished_run):
-    from heed.seq2seq import Translator
-
-    path = tmp_path / "pairs.tsv"
-    path.write_text(f"7\t{number_words.spell(7, 'en')}\nx\ty\n")
-    found = evaluate(Translator(finished_run), Corpus(path))
-    assert [answer.source for answer in found.answers] == ["7"]
-    assert found.left_out[0].startswith("line 2: a number must be digits")
-    with pytest.raises(TaskError, match="the language must be one of"):
-        evaluate(Translator(finished_run), Corpus(path), "xx")

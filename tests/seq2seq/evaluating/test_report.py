@@ -33,6 +33,16 @@ def translator(finished_run):
     return Translator(finished_run)
 
 
+@pytest.fixture
+def report(translator, tmp_path):
+    """Write a report; return its data."""
+
+    def write(evaluation, *other, **options):
+        return data_of(write_report(tmp_path / "r.html", translator, evaluation, *other, **options))
+
+    return write
+
+
 def evaluation_of(*said, **figures):
     """Return answers with what is right, each with the tokens of "12 -> ..."; their sources are "0", "1", ..."""
     answers = [
@@ -52,10 +62,8 @@ PAIRS = (
 )
 
 
-def test_the_worst_are_wrong_and_the_best_are_the_rest(translator, tmp_path):
-    found = data_of(
-        write_report(tmp_path / "r.html", translator, evaluation_of(*PAIRS), sentences=2)
-    )
+def test_the_worst_are_wrong_and_the_best_are_the_rest(report):
+    found = report(evaluation_of(*PAIRS), sentences=2)
     assert [one["source"] for one in found["worst"]] == ["2", "1"]
     assert [one["source"] for one in found["best"]] == ["0", "3"], "of equals the longer"
     scores = [one["translations"][0]["score"] for one in found["worst"] + found["best"]]
@@ -63,12 +71,6 @@ def test_the_worst_are_wrong_and_the_best_are_the_rest(translator, tmp_path):
     assert (found["wrong"], sum(all_ for all_, _ in found["bins"][0])) == (3, 5)
     assert found["bins"][0][-1][1] == 2
     assert found["bins"][0][0] == [1, 0]
-
-
-def test_no_sentence_appears_twice(translator, tmp_path):
-    found = data_of(write_report(tmp_path / "r.html", translator, evaluation_of(*PAIRS)))
-    assert [one["source"] for one in found["worst"]] == ["2", "1", "4"]
-    assert [one["source"] for one in found["best"]] == ["0", "3"]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_what_the_other_lacks_is_marked(text, beside, wanted):
     assert plain(found) == text
 
 
-def test_figures_signatures_and_notes(translator, tmp_path):
+def test_figures_signatures_and_notes(report):
     figures = {
         "bleu": 41.25,
         "chrf": 60.5,
@@ -101,7 +103,7 @@ def test_figures_signatures_and_notes(translator, tmp_path):
         "cut": 1,
         "given_pairs": True,
     }
-    found = data_of(write_report(tmp_path / "r.html", translator, evaluation_of(*PAIRS, **figures)))
+    found = report(evaluation_of(*PAIRS, **figures), sentences=0)
     said = {one["name"]: (one["values"], one["note"]) for one in found["figures"]}
     assert said == {
         "right to the letter": (["40.0 %"], "2 of 5"),
@@ -117,11 +119,11 @@ def test_figures_signatures_and_notes(translator, tmp_path):
     ]
 
 
-def test_a_run_and_another(translator, tmp_path):
+def test_a_run_and_another(report, translator, tmp_path):
     first = evaluation_of(*PAIRS)
     second = evaluation_of(*[(reference, reference) for _, reference in PAIRS])
     other = Compared("other", second, ["BLEU 1.0 and 2.0: +1.0 (p = 0.5)"])
-    found = data_of(write_report(tmp_path / "r.html", translator, first, other))
+    found = report(first, other, sentences=1)
     assert found["runs"] == [str(translator.run.path), "other"]
     assert found["figures"][0]["values"] == ["40.0 %", "100.0 %"]
     assert found["notes"] == other.comparisons
@@ -148,33 +150,29 @@ def test_markup_stays_text_and_nothing_is_fetched(translator, tmp_path, monkeypa
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
 
 
-def test_the_tokens_that_were_written_are_those_that_are_drawn(translator, tmp_path, monkeypatch):
+def test_the_tokens_that_were_written_are_those_that_are_drawn(report, translator, monkeypatch):
     monkeypatch.setattr(number_words, "evaluation_numbers", lambda: np.array([5, 60, 700, 81_234]))
     monkeypatch.setattr(translator.task, "extra_evaluations", dict)
     evaluation = evaluate(translator)
-    found = data_of(write_report(tmp_path / "r.html", translator, evaluation, sentences=3))
-    for one in found["worst"]:
-        (answer,) = [
-            a for a in evaluation.answers if a.source == one["source"] and a.group == one["group"]
-        ]
-        drawing = one["attention"]
+    answers = {(answer.source, answer.group): answer for answer in evaluation.answers}
+    for one in report(evaluation, sentences=3)["worst"]:
+        answer, drawing = answers[one["source"], one["group"]], one["attention"]
         cross = next(layer for layer in drawing["layers"] if layer["kind"] == "cross")
-        assert drawing["sequences"][cross["keys"]] == [
-            one["group"],
-            *answer.source.replace(",", ""),
-        ]
+        digits = answer.source.replace(",", "")
+        assert drawing["sequences"][cross["keys"]] == [one["group"], *digits]
         written = drawing["sequences"][cross["rows"]]
         ids = [i for i in answer.translation_ids if i > 0]
         assert len(written) == len(ids)
-    figures = evaluation.to_dict()
-    assert set(figures["wrong"][0]) == {"source", "translation", "reference", "group"}
+    wrong = evaluation.to_dict()["wrong"][0]
+    assert set(wrong) == {"source", "translation", "reference", "group"}
 
 
-def test_drawings_are_bounded(translator, tmp_path, monkeypatch):
-    whole = data_of(write_report(tmp_path / "r.html", translator, evaluation_of(*PAIRS)))
-    one = len(whole["worst"][0]["attention"]["weights"])
-    monkeypatch.setattr(report_module, "_MOST", 2 * one + 10)
-    found = data_of(write_report(tmp_path / "r.html", translator, evaluation_of(*PAIRS)))
+def test_no_sentence_appears_twice_and_drawings_are_bounded(report, monkeypatch):
+    (first,) = report(evaluation_of(*PAIRS), sentences=1)["worst"]
+    monkeypatch.setattr(report_module, "_MOST", 2 * len(first["attention"]["weights"]) + 10)
+    found = report(evaluation_of(*PAIRS))
+    assert [one["source"] for one in found["worst"]] == ["2", "1", "4"]
+    assert [one["source"] for one in found["best"]] == ["0", "3"]
     drawn = [bool(x["attention"]) for x in found["worst"] + found["best"]]
     assert drawn == [True, True, False, False, False]
     assert "Only the first sentences have their attention" in found["withoutAttention"]
@@ -190,18 +188,17 @@ def test_a_model_without_attention_has_no_drawings(translator, tmp_path):
     assert ", the mean of the steps 6, 12, " in found["about"]
 
 
-def test_without_sacrebleu(translator, tmp_path, monkeypatch):
+def test_without_sacrebleu(report, monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     with pytest.raises(TaskError, match="needs the sacrebleu library: pip install"):
-        write_report(tmp_path / "r.html", translator, evaluation_of(*PAIRS))
+        report(evaluation_of(*PAIRS))
 
 
-def test_an_evaluation_without_tokens_has_no_drawings(translator, tmp_path):
+def test_an_evaluation_without_tokens_has_no_drawings(report):
     bare = Evaluation([Answer("1", "one", "two", "en")], seconds=1.0)
-    found = data_of(write_report(tmp_path / "r.html", translator, bare))
-    assert found["worst"][0]["attention"] is None
+    assert report(bare)["worst"][0]["attention"] is None
 
 
-def test_of_nothing(translator, tmp_path):
-    found = data_of(write_report(tmp_path / "r.html", translator, Evaluation([], seconds=0.0)))
+def test_of_nothing(report):
+    found = report(Evaluation([], seconds=0.0))
     assert (found["worst"], found["best"], found["wrong"]) == ([], [], 0)

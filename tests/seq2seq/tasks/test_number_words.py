@@ -8,20 +8,10 @@ from heed.seq2seq.tasks import number_words
 from tests.slow import slow
 
 
-def test_five_in_a_hundred_are_held_out_and_none_below_a_hundred():
-    everything = np.arange(number_words.LARGEST + 1)
-    chosen = number_words.is_held_out(everything)
-    assert 0.049 < chosen.mean() < 0.051
-    assert not chosen[:100].any()
-    # Evenly: in each last digit and each thousand alike, so that it is no rule that can be learned.
-    by_digit = [chosen[digit::10].mean() for digit in range(10)]
-    assert max(by_digit) - min(by_digit) < 0.004
-
-
 def test_held_out_numbers_are_pinned():
     """A run's evaluation means something only if this never changes."""
-    everything = np.arange(number_words.LARGEST + 1)
-    assert int(number_words.is_held_out(everything).sum()) == 49952
+    chosen = number_words.is_held_out(np.arange(number_words.LARGEST + 1))
+    assert (chosen.sum(), chosen[:100].sum()) == (49_952, 0)
     assert number_words.evaluation_numbers()[:5].tolist() == [408846, 6424, 742037, 305260, 604219]
     assert number_words.training_numbers(3, 7, 4).tolist() == [482439, 2001, 99084, 622]
 
@@ -67,25 +57,9 @@ def test_short_numbers_have_their_share_whatever_the_size_of_a_batch(size):
     assert 0.02 < (short[short >= 10_000] % 1000 == 0).mean() < 0.05
 
 
-def test_a_batch_is_a_function_of_seed_and_step():
-    first = number_words.training_numbers(1, 10, 64)
-    assert (first == number_words.training_numbers(1, 10, 64)).all()
-    assert (first != number_words.training_numbers(1, 11, 64)).mean() > 0.9
-    assert (first != number_words.training_numbers(2, 10, 64)).mean() > 0.9
-
-
-@pytest.mark.parametrize(
-    ("number", "language", "words"),
-    [
-        (0, "en", "zero"),
-        (999_999, "en", "nine hundred and ninety-nine thousand, nine hundred and ninety-nine"),
-        (21, "de", "einundzwanzig"),
-        (80_000, "fr", "quatre-vingt mille"),
-        (22, "es", "veintidós"),
-    ],
-)
-def test_words(number, language, words):
-    assert number_words.spell(number, language) == words
+def test_words():
+    found = [number_words.spell(21, language) for language in number_words.LANGUAGES]
+    assert found == ["twenty-one", "einundzwanzig", "vingt et un", "veintiuno"]
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,9 @@ def test_too_little_text_is_refused():
         parallel_text.split(hash_texts(["same"] * 100))
 
 
-@given(st.integers(1, 2))
-def test_fewer_parts_are_held_out_where_others_are_given(held_out):
-    parts = parallel_text.split(hash_texts(map(str, range(100))), held_out)
-    assert np.bincount(parts).tolist() == [100 - 5 * held_out] + [5] * held_out
+def test_fewer_parts_are_held_out_where_others_are_given():
+    parts = parallel_text.split(hash_texts(map(str, range(100))), held_out=1)
+    assert np.bincount(parts).tolist() == [95, 5]
 
 
 @given(st.lists(st.integers(0, 40).map(str), min_size=30, max_size=120))
@@ -27,10 +26,8 @@ def test_no_held_out_sentence_is_trained_on(sentences):
         return
     parts = parallel_text.split(hash_texts(sentences))
     seen = [{s for s, part in zip(sentences, parts, strict=True) if part == p} for p in range(3)]
-    assert not seen[0] & seen[1]
-    assert not seen[0] & seen[2]
-    assert not seen[1] & seen[2]
-    assert all(map(len, seen))
+    assert all(seen)
+    assert sum(map(len, seen)) == len(set(sentences)), "each sentence is in one part"
 
 
 def test_the_split_depends_on_sentences_not_on_their_order():

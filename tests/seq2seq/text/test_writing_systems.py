@@ -46,30 +46,24 @@ def sentences(name, count):
     ]
 
 
-def write_corpus(folder, names):
-    """Return a compressed corpus: each sentence and its lines in the other order."""
-    texts = [text for name in names for text in sentences(name, 60 // len(names))]
-    rows = [{"source": text, "target": "\n".join(text.split("\n")[::-1])} for text in texts]
-    path = folder / "a.jsonl.gz"
-    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
-    return path
+def corpus_of(path):
+    """Return the corpus of a run."""
+    return path.with_name(f"{path.name}.jsonl.gz")
 
 
 def start(path, names, **options):
-    corpus = write_corpus(path.parent, names)
-    return start_run(path, TextTask.create(corpus, **options), **tiny.TINY)
+    """Return a tiny run on a compressed corpus: each sentence and its lines in the other order."""
+    texts = [text for name in names for text in sentences(name, 60 // len(names))]
+    rows = [{"source": text, "target": "\n".join(text.split("\n")[::-1])} for text in texts]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    corpus_of(path).write_bytes(gzip.compress(lines.encode()))
+    return start_run(path, TextTask.create(corpus_of(path), **options), **tiny.TINY)
 
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory):
     """Return a tiny run on all of them together."""
-
-    def start_mixed(path):
-        path.parent.joinpath("mixed").mkdir(exist_ok=True)
-        corpus = write_corpus(path.parent / "mixed", WORDS)
-        return start_run(path, TextTask.create(corpus), **tiny.TINY)
-
-    return trained_once(tmp_path_factory, "writing-systems", start_mixed)
+    return trained_once(tmp_path_factory, "writing-systems", lambda path: start(path, WORDS))
 
 
 TEXTS = [sentences(name, 8)[n] for n, name in enumerate(WORDS)]
@@ -81,7 +75,7 @@ def others(text):
 
 
 def test_nothing_is_lost_from_the_check_to_the_page(run, tmp_path, capsys):
-    corpus = run.path.parent / "mixed" / "a.jsonl.gz"
+    corpus = corpus_of(run.path)
     assert list(check_corpus(Corpus(corpus)).report()) == [
         "60 lines, 60 different pairs", "no problems"
     ]  # fmt: skip
@@ -109,10 +103,8 @@ def test_nothing_is_lost_from_the_check_to_the_page(run, tmp_path, capsys):
     assert cli.main(["translate", str(run.path), TEXTS[0], "--n-best", "1"]) == 0
     assert capsys.readouterr().out == f"1\t{lines[0]}\n"
 
-    assert (
-        cli.main(["explain", str(run.path), others(TEXTS[1])[1], "--out", str(tmp_path / "a.html")])
-        == 0
-    )
+    words = ["explain", str(run.path), others(TEXTS[1])[1], "--out", str(tmp_path / "a.html")]
+    assert cli.main(words) == 0
     assert capsys.readouterr().out.split("\n")[0] == lines[1]
     seen = read_attention(translator, TEXTS[1])
     assert seen.translation == wanted[1]
@@ -149,12 +141,9 @@ def stop_and_resume(path, start_again, straight, monkeypatch):
     assert metrics(stopped) == metrics(straight)
 
 
+@pytest.mark.slow
 def test_a_stop_changes_no_bit(run, tmp_path, monkeypatch):
-    def start_again(path):
-        corpus = run.path.parent / "mixed" / "a.jsonl.gz"
-        return start_run(path, TextTask.create(corpus), **tiny.TINY)
-
-    stop_and_resume(tmp_path / "stopped", start_again, run, monkeypatch)
+    stop_and_resume(tmp_path / "stopped", lambda path: start(path, WORDS), run, monkeypatch)
 
 
 OPTIONS = {
@@ -170,12 +159,11 @@ OPTIONS = {
 @pytest.mark.parametrize("name", WORDS)
 def test_each_writing_system_alone(name, options, tmp_path, monkeypatch):
     def start_again(path):
-        path.parent.mkdir(exist_ok=True)
         return start(path, [name], **OPTIONS[options])
 
-    run = start_again(tmp_path / "a" / "run")
+    run = start_again(tmp_path / "straight")
     train(run, progress=False)
-    stop_and_resume(tmp_path / "b" / "run", start_again, run, monkeypatch)
+    stop_and_resume(tmp_path / "stopped", start_again, run, monkeypatch)
     check_exports(run, tmp_path, [], [*sentences(name, 9)[::4], *others(sentences(name, 1)[0])])
 
 

@@ -1,67 +1,35 @@
-"""heed's reader of SentencePiece models reads what protobuf reads, and needs no protobuf."""
+"""heed's reader of SentencePiece models reads what was written, and needs no protobuf."""
 
 import subprocess
 import sys
 
 import pytest
+import sentencepiece
 
-from heed.seq2seq.tokens._sentencepiece_model import SentencePieceModel
-from tests.seq2seq.tokens.test_vocabularies import OF_OTHERS, OWN
-
-MODELS = {**OF_OTHERS, **{f"own {unit}": one.model for unit, one in OWN.items()}}
-# protobuf's own names and numbers, by which its messages are read without the generated module.
-PIECE, TRAINER, NORMALIZER = "SentencePiece", "TrainerSpec", "NormalizerSpec"
+from heed.seq2seq.tokens._sentencepiece_model import ModelType, PieceType, SentencePieceModel
+from tests.seq2seq.tokens.test_vocabularies import OF_OTHERS, SETTINGS
 
 
-@pytest.fixture(scope="module")
-def parse():
-    """Return the parser of protobuf, for the part of sentencepiece_model.proto that heed reads."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    kinds = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="part.proto", package="part", syntax="proto2")
-
-    def add(name, *fields):
-        message = file.message_type.add(name=name)
-        for field, number, kind, default in fields:
-            one = message.field.add(name=field, number=number, label=kinds.LABEL_OPTIONAL)
-            if isinstance(kind, str):
-                one.type, one.type_name = kinds.TYPE_MESSAGE, f".part.{kind}"
-                one.label = kinds.LABEL_REPEATED if kind == PIECE else kinds.LABEL_OPTIONAL
-            else:
-                one.type = kind
-            if default is not None:
-                one.default_value = default
-
-    add(PIECE, ("piece", 1, kinds.TYPE_STRING, None), ("type", 3, kinds.TYPE_INT32, "1"))
-    add(TRAINER, ("model_type", 3, kinds.TYPE_INT32, "1"))
-    add(
-        NORMALIZER,
-        ("precompiled_charsmap", 2, kinds.TYPE_BYTES, None),
-        ("add_dummy_prefix", 3, kinds.TYPE_BOOL, "true"),
-        ("remove_extra_whitespaces", 4, kinds.TYPE_BOOL, "true"),
-        ("escape_whitespaces", 5, kinds.TYPE_BOOL, "true"),
-    )
-    add(
-        "Model",
-        ("pieces", 1, PIECE, None),
-        ("trainer", 2, TRAINER, None),
-        ("normalizer", 3, NORMALIZER, None),
-    )
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("part.Model")).FromString
-
-
-@pytest.mark.parametrize("kind", MODELS)
-def test_it_reads_what_protobuf_reads(kind, parse):
-    wanted = parse(MODELS[kind])
-    found = SentencePieceModel.parse(MODELS[kind])
-    assert found.pieces == [(one.piece, one.type) for one in wanted.pieces]
-    assert found.model_type == wanted.trainer.model_type
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_it_reads_the_pieces_and_the_settings_of_the_training(kind):
+    found, settings = SentencePieceModel.parse(OF_OTHERS[kind]), SETTINGS[kind]
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=OF_OTHERS[kind])
+    ids = range(theirs.get_piece_size())
+    assert [text for text, _ in found.pieces] == [theirs.id_to_piece(i) for i in ids]
+    kinds = {
+        PieceType.UNKNOWN: theirs.is_unknown,
+        PieceType.CONTROL: theirs.is_control,
+        PieceType.UNUSED: theirs.is_unused,
+        PieceType.BYTE: theirs.is_byte,
+    }
+    for one, is_one in kinds.items():
+        assert [number == one for _, number in found.pieces] == [is_one(i) for i in ids]
+    symbols = [text for text, number in found.pieces if number == PieceType.USER_DEFINED]
+    assert symbols == settings.get("user_defined_symbols", [])
+    assert found.model_type == ModelType[settings.get("model_type", "bpe").upper()]
     for name in ("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"):
-        assert getattr(found, name) == getattr(wanted.normalizer, name)
-    assert found.changes_characters == bool(wanted.normalizer.precompiled_charsmap)
+        assert getattr(found, name) == settings.get(name, True)
+    assert found.changes_characters == ("normalization_rule_name" not in settings)
 
 
 def test_what_is_not_written_has_its_default():

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from heed.seq2seq import TaskError, TextTask
 from heed.seq2seq.tokens.tokenizer import END_ID, UNKNOWN_ID, Tokenizer
-from tests.seq2seq import tiny
 from tests.seq2seq.tasks.test_text_task import pairs_file, reloaded
 
 WORDS = "ab abc cab bac a b c é abca ca aa bb cc abcabc fi".split()
@@ -19,42 +18,33 @@ LINES = [" ".join(WORDS[(i * k) % len(WORDS)] for k in range(1, 6)) for i in ran
 def made(**settings):
     """Return a model by sentencepiece with its usual settings, which are not heed's, but for those given."""
     model = io.BytesIO()
+    settings = {"model_type": "bpe", "vocab_size": 28, **settings}
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(LINES), model_writer=model, minloglevel=2, num_threads=1, **settings
     )
     return model.getvalue()
 
 
-OF_OTHERS = {
-    "unigram": made(model_type="unigram", vocab_size=18),
-    "bpe, nmt_nfkc": made(model_type="bpe", vocab_size=28),
-    "bpe, by word": made(model_type="bpe", vocab_size=28, normalization_rule_name="identity"),
-    "across words": made(
-        model_type="bpe", vocab_size=40, normalization_rule_name="identity", split_by_whitespace=False
-    ),
-    "bytes": made(model_type="bpe", vocab_size=280, byte_fallback=True),
-    "bytes by word": made(
-        model_type="bpe", vocab_size=280, byte_fallback=True, normalization_rule_name="identity"
-    ),
-    "other ids": made(
-        model_type="unigram", vocab_size=18, unk_id=7, bos_id=-1, eos_id=0, pad_id=5
-    ),
-    "no ids": made(model_type="bpe", vocab_size=28, bos_id=-1, eos_id=-1),
-    "symbols": made(model_type="bpe", vocab_size=32, user_defined_symbols=["<s1>", "a b"]),
-    "suffix": made(
-        model_type="bpe", vocab_size=28, normalization_rule_name="identity",
-        treat_whitespace_as_suffix=True,
-    ),
-    "spaces": made(
-        model_type="bpe", vocab_size=28, normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-    ),
-    "no first space": made(
-        model_type="bpe", vocab_size=28, normalization_rule_name="identity", add_dummy_prefix=False
-    ),
-    "characters": made(model_type="char", vocab_size=12),
-    "words": made(model_type="word", vocab_size=14),
+IDENTITY = {"normalization_rule_name": "identity"}
+SETTINGS = {
+    "unigram": {"model_type": "unigram", "vocab_size": 18},
+    "bpe, nmt_nfkc": {},
+    "bpe, by word": IDENTITY,
+    "across words": {**IDENTITY, "vocab_size": 40, "split_by_whitespace": False},
+    "bytes": {"vocab_size": 280, "byte_fallback": True},
+    "bytes by word": {**IDENTITY, "vocab_size": 280, "byte_fallback": True},
+    "other ids": {
+        "model_type": "unigram", "vocab_size": 18, "unk_id": 7, "bos_id": -1, "eos_id": 0, "pad_id": 5
+    },
+    "no ids": {"bos_id": -1, "eos_id": -1},
+    "symbols": {"vocab_size": 32, "user_defined_symbols": ["<s1>", "a b"]},
+    "suffix": {**IDENTITY, "treat_whitespace_as_suffix": True},
+    "spaces": {**IDENTITY, "remove_extra_whitespaces": False},
+    "no first space": {**IDENTITY, "add_dummy_prefix": False},
+    "characters": {"model_type": "char", "vocab_size": 12},
+    "words": {"model_type": "word", "vocab_size": 14},
 }  # fmt: skip
+OF_OTHERS = {kind: made(**settings) for kind, settings in SETTINGS.items()}
 OWN = {unit: Tokenizer.train(LINES, 40, unit) for unit in ("subword", "word", "character")}
 TEXTS = st.lists(
     st.text(st.sampled_from("abc  \t▁éﬁ\u3000\u200b\x00😀xyz<s1>"), max_size=20), max_size=4
@@ -162,19 +152,6 @@ def test_a_shared_vocabulary_is_one_model(tmp_path):
         assert task.subwords.decode([task.encode(text)]) == [text]
         assert UNKNOWN_ID not in task.encode(text)
     assert not TextTask.create(corpus, vocabulary_size=60).shares_vocabulary
-
-
-def test_one_table_of_embeddings_needs_one_vocabulary(tmp_path):
-    from heed.seq2seq import start_run
-
-    corpus = pairs_file(tmp_path / "a.tsv", range(100))
-    options = {**tiny.TINY, "share_embeddings": True}
-    apart = TextTask.create(corpus, vocabulary_size=30)
-    with pytest.raises(TaskError, match=r"`share_embeddings` must be False .*shared"):
-        start_run(tmp_path / "run", apart, **options)
-    assert not (tmp_path / "run").exists()
-    task = TextTask.create(corpus, vocabulary_size=30, vocabulary="shared")
-    assert start_run(tmp_path / "run", task, **options).config["model"]["share_embeddings"]
 
 
 def test_given_tokenizers_are_used_as_they_are(tmp_path):

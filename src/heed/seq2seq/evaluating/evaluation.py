@@ -105,15 +105,12 @@ class Evaluation:
 
     def groups(self) -> dict[str, Evaluation]:
         """Return an evaluation of each group."""
-        names = dict.fromkeys(answer.group for answer in self.answers)
-        return {
-            name: Evaluation(
-                [a for a in self.answers if a.group == name],
-                self.seconds,
-                **self.group_scores.get(name, {}),
-            )
-            for name in names
-        }
+        found = {}
+        for name in dict.fromkeys(answer.group for answer in self.answers):
+            own = [answer for answer in self.answers if answer.group == name]
+            scores = self.group_scores.get(name, {})
+            found[name] = Evaluation(own, self.seconds, scores.get("bleu"), scores.get("chrf"))
+        return found
 
     def report(self) -> list[str]:
         """Return the figures as lines of text.
