@@ -117,3 +117,4 @@ def test_unknown_tokens_are_counted_among_those_of_text():
     assert describe_unknown({"source": 0.0001, "target": 1.0}) == (
         "unknown to the vocabulary: less than 0.1 % of the source tokens and 100.0 % of the target tokens"
     )
+    assert describe_unknown({"source": 0.0}) == ""

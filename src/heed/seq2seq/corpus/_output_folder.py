@@ -152,11 +152,7 @@ class OutputFolder:
         write_atomically(path, write)
 
     def finish_file(self, file: int) -> None:
-        """Join the shards of a file, all of which are there, write its record and remove them.
-
-        Raises:
-            TaskError: if a shard has been damaged since it was written.
-        """
+        """Join the shards of a file, all of which are there, write its record and remove them."""
         one = self.inputs[file]
         shards = [self._shard_path(file, number) for number in range(len(one.starts))]
         problems: list[str] = []
@@ -208,11 +204,7 @@ def _sum(head: Mapping[str, Any]) -> int:
 
 
 def _read_shard(path: Path, write: Callable[[bytes], object] = lambda _: None) -> list[str]:
-    """Pass the output of a shard on in blocks, and return its problems.
-
-    Raises:
-        _DamagedError: if it is not as it was written; some of it may have been passed on.
-    """
+    """Pass the output of a shard on in blocks, even of one that turns out to be damaged; return its problems."""
     digest = hashlib.sha256()
     with open_regular(path) as opened:
         problems, checksum = _read_head(path, opened.readline())

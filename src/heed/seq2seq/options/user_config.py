@@ -27,26 +27,16 @@ class UserConfig(Config):
 
     @classmethod
     def from_dict(cls: type[_Made], values: Mapping[str, Any]) -> _Made:
-        """Return the config with these fields.
-
-        Raises:
-            UsageError: for an unknown option or a bad value.
-        """
+        """Return the config with these fields; UsageError for an unknown option or a bad value."""
         with convert_value_errors():
             return super().from_dict(values)
 
 
 class Setting(NamedTuple):
-    """One option on the command line or in a file.
+    """One option on the command line or in a file."""
 
-    Args:
-        name: the field of a config; `--name` on the command line.
-        kind: int, float, str or bool.
-        help: one line for the user.
-    """
-
-    name: str
-    kind: type
+    name: str  # the field of a config; `--name` on the command line
+    kind: type  # int, float, str or bool
     help: str
 
 
@@ -54,13 +44,9 @@ def settings_of(
     config: type[Config],
     choose: Callable[[Mapping[str, Any]], Any] = lambda metadata: True,
 ) -> list[Setting]:
-    """Return the options of a config as settings.
+    """Return the options of a config, or those whose metadata are chosen, as settings.
 
     Help names the values if they are few, and the default if it is a number, unless the field says that it `varies`.
-
-    Args:
-        config: the config.
-        choose: says of a field's metadata whether it is one of them.
     """
     fields = [x for x in dataclasses.fields(config) if choose(x.metadata)]
     return [Setting(x.name, kind_of(config, x.name), _help(x)) for x in fields]

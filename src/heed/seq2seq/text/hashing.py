@@ -10,10 +10,6 @@ def mix(values: ArrayLike) -> NDArray[np.uint64]:
     """Scramble integers, taken modulo 2**64, one to one with the output function of SplitMix64.
 
     Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
-
-    Example:
-        >>> int(mix(0)) == int(mix(0)), int(mix(0)) == int(mix(1))
-        (True, False)
     """
     with np.errstate(over="ignore"):
         z = np.asarray(values).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
@@ -53,10 +49,6 @@ def permute(places: ArrayLike, count: int, *key: int) -> NDArray[np.int64]:
 
     Source: Luby and Rackoff, "How to construct pseudorandom permutations from pseudorandom functions" (1988), four
         rounds; Black and Rogaway, "Ciphers with arbitrary finite domains" (2002), section 3, for any `count`.
-
-    Example:
-        >>> sorted(permute(range(5), 5, 1).tolist())
-        [0, 1, 2, 3, 4]
     """
     half = np.uint64(max(1, -(-(count - 1).bit_length() // 2)))  # bits: two halves hold every place
     mask = (np.uint64(1) << half) - np.uint64(1)

@@ -8,12 +8,7 @@ from heed.seq2seq.tokens.tokenizer import END_ID, UNKNOWN_ID
 
 
 def share_unknown(rows: Iterable[Iterable[int]]) -> float:
-    """Return the share of unknown tokens among the tokens of text in rows of ids, 0 to 1.
-
-    Example:
-        >>> share_unknown([[7, 3, 2], [5, 9, 2, 0]])
-        0.25
-    """
+    """Return the share of unknown tokens among the tokens of text in rows of ids, 0 to 1."""
     text = unknown = 0
     for row in rows:
         for i in row:
@@ -23,14 +18,7 @@ def share_unknown(rows: Iterable[Iterable[int]]) -> float:
 
 
 def describe_unknown(shares: Mapping[str, float]) -> str:
-    """Describe the shares of unknown tokens by side; "" if all are known.
-
-    Example:
-        >>> describe_unknown({"source": 0.0, "target": 0.254})
-        'unknown to the vocabulary: 25.4 % of the target tokens'
-        >>> describe_unknown({"source": 0.0})
-        ''
-    """
+    """Describe the shares of unknown tokens by side; "" if all are known."""
     parts = [
         f"{'less than 0.1' if share < 0.001 else f'{100 * share:.1f}'} % of the {side} tokens"
         for side, share in shares.items()
