@@ -64,12 +64,6 @@ def test_the_tokenizer_is_learned_from_training_numbers_only_and_always_the_same
     assert not number_words.is_held_out(spelled).any()
 
 
-def test_a_small_text_gets_fewer_pieces_than_asked_for():
-    tokenizer = Tokenizer.train(["abc abd", "abd abc"] * 5, 8_000)
-    assert tokenizer.vocabulary_size < 40
-    assert tokenizer.decode(tokenizer.encode(["abd abc"])) == ["abd abc"]
-
-
 def test_what_a_tokenizer_refuses():
     with pytest.raises(TaskError, match="an empty text"):
         Tokenizer.train(["", " "], 100)
