@@ -60,9 +60,7 @@ def test_options_come_back():
     assert TrainingOptions.from_dict(options.to_dict()) == options
     with pytest.raises(TaskError, match="Received: colour"):
         TrainingOptions.from_dict({"colour": 1})
-
-
-def test_numbers_of_numpy_are_like_those_of_python():
+    # Numbers of NumPy are like those of Python.
     options = TrainingOptions(steps=np.int64(9), seed=np.uint8(3), learning_rate=np.float32(0.5))
     assert options == TrainingOptions(steps=9, seed=3, learning_rate=0.5)
     assert json.loads(json.dumps(options.to_dict())) == options.to_dict()

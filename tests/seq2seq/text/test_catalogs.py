@@ -51,9 +51,6 @@ def test_messages_that_read_like_words_come_once_and_in_order(folder):
         ("Twice", "Zweimal"),
     ]
     assert catalogs.read_pairs("fr", [folder]) == [("Twice", "Deux fois")]
-
-
-def test_languages_are_counted(folder):
     assert catalogs.count_catalogs([folder]) == {"de": 4, "fr": 1}
 
 

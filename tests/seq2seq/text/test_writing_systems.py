@@ -1,12 +1,10 @@
-"""Text of many writing systems, from the check of a corpus to exported models: the same words everywhere.
+"""Text of many writing systems, from the check of a corpus to a server: the same words everywhere.
 
 Each sentence holds line breaks, joiners, marks that combine, or letters outside the basic plane.
 """
 
 import gzip
 import json
-import subprocess
-import sys
 import unicodedata
 
 import pytest
@@ -164,33 +162,3 @@ def test_each_writing_system_alone(name, options, tmp_path, monkeypatch):
     run = start_again(tmp_path / "straight")
     train(run, progress=False)
     stop_and_resume(tmp_path / "stopped", start_again, run, monkeypatch)
-    check_exports(run, tmp_path, [], [*sentences(name, 9)[::4], *others(sentences(name, 1)[0])])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("format", ["saved_model", "litert", "onnx", "ctranslate2"])
-def test_exports_write_the_same_words(run, format, tmp_path):
-    texts = [one for text in TEXTS for one in (text, *others(text))]
-    check_exports(run, tmp_path, [format], [*texts, "\u2581", "\0", "", "x </s> y"])
-
-
-def check_exports(run, folder, formats, texts):
-    """Translate by run.py of each format; without a format by the run's tokens alone."""
-    from heed.export import export
-    from heed.seq2seq.runs.shipping import Shipment
-
-    shipment = Shipment(run)
-    assert shipment.tokens["normalization"] == run.task().normalizer._asdict()
-    lines = [text.replace("\n", " ") for text in texts]
-    (folder / "in.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    words = ["translate", str(run.path), "--input", str(folder / "in.txt")]
-    cli.main([*words, "--quiet", "--output", str(folder / "out.txt")])
-    wanted = (folder / "out.txt").read_bytes()
-    assert wanted.count(b"\n") == len(lines)
-    for format in formats:
-        made = export(shipment, folder / format, format=format).path
-        with (folder / "in.txt").open("rb") as stdin:
-            found = subprocess.run(
-                [sys.executable, made / "run.py"], stdin=stdin, capture_output=True, check=False
-            )
-        assert found.stdout == wanted, found.stderr.decode()

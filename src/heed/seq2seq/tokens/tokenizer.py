@@ -141,7 +141,6 @@ class Tokenizer:
             vocabulary_size = check_integer(
                 "vocabulary_size", vocabulary_size, least=RESERVED + 1, optional=True
             )
-            UNITS.check("unit", unit)
         kept = [line for line in lines if line.strip()]
         if not kept:
             raise TaskError("a tokenizer cannot be learned from an empty text")
