@@ -118,6 +118,10 @@ def test_a_second_call_continues(run, tmp_path, stop):
     assert (done.ready, counts) == (stop, [9 - stop])
     again, reported = run(lambda *_: pytest.fail("nothing is missing"))
     assert (again.ready, again.problems, len(reported)) == (9, 2, 2)
+    (tmp_path / "out/c.txt").unlink()
+    done, reported = run()
+    assert fakes.contents(tmp_path / "out") == fakes.EXPECTED
+    assert (done.ready, len(reported)) == (6, 2), "what was removed is translated again"
 
 
 def test_a_stop_between_any_two_writes(run, tmp_path, monkeypatch):
@@ -150,6 +154,9 @@ def test_another_translation_is_refused(run, inputs, tmp_path):
         assert "\n" not in str(caught.value)
 
     refused("`beam_size` was 1, now it is 4", settings={**fakes.SETTINGS, "beam_size": 4})
+    # An option that was new since, whose default alone goes on.
+    assert run(settings={**fakes.SETTINGS, "min_p": None})[0].ready == 9
+    refused(r"`min_p` was None, now it is 0\.1", settings={**fakes.SETTINGS, "min_p": 0.1})
     refused(r"the input c\.txt is missing; choose another --output", inputs=inputs[:2])
     (tmp_path / "corpus/d.txt").write_text("new\n")
     more = scan(tmp_path / "corpus/d.txt", 2)
@@ -166,22 +173,6 @@ def test_another_translation_is_refused(run, inputs, tmp_path):
     refused(r"c\.txt has been changed: delete it to translate it again")
     (tmp_path / "out/.heed/manifest.json").write_text("{}")
     refused(r"manifest\.json is damaged")
-
-
-def test_a_translation_by_a_heed_that_lacked_an_option_goes_on(run):
-    """With the option's default alone: its manifest names no `min_p`."""
-    run()
-    assert run(settings={**fakes.SETTINGS, "min_p": None})[0].ready == 9
-    with pytest.raises(TaskError, match=r"`min_p` was None, now it is 0\.1"):
-        run(settings={**fakes.SETTINGS, "min_p": 0.1})
-
-
-def test_a_file_that_was_removed_is_translated_again(run, tmp_path):
-    run()
-    (tmp_path / "out/c.txt").unlink()
-    done, reported = run()
-    assert fakes.contents(tmp_path / "out") == fakes.EXPECTED
-    assert (done.ready, len(reported)) == (6, 2)
 
 
 def test_two_processes_do_not_write_one_folder(run, inputs, tmp_path):

@@ -170,7 +170,6 @@ def test_held_out_files_of_several_languages(tmp_path):
     ("held_out", "problem"),
     [
         ({"target_language": "es"}, "must be one of de, fr. Received: es"),
-        ({}, "must have a `target_language`, one of de, fr"),
         ({"weight": 2}, "one of `valid` has source, target, target_language. Received: weight"),
     ],
 )
