@@ -426,9 +426,10 @@ class TextTask(Task):
         return [*notes, *filter(None, [describe_unknown(shares)])]
 
     def _encode_pairs(self, pairs: Sequence[_Pair]) -> list[_Ids]:
-        sources, targets, languages = zip(*pairs, strict=True)
-        ids = map(self._add_language, self.source_subwords.encode(sources), languages)
-        return list(zip(ids, self.subwords.encode(targets), strict=True))
+        sources = self.source_subwords.encode([one.source for one in pairs])
+        targets = self.subwords.encode([one.target for one in pairs])
+        ids = map(self._add_language, sources, (one.language for one in pairs))
+        return list(zip(ids, targets, strict=True))
 
     def _add_language(self, ids: list[int], language: str | None) -> list[int]:
         """Put the token of the requested language before the ids of a source, if there is a choice."""

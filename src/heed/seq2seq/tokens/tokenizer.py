@@ -47,10 +47,8 @@ _WORDS = 1 << 16  # cached
 # sentencepiece's model types by unit.
 _MODEL_TYPES = {"subword": "bpe", "word": "word", "character": "char"}
 UNITS = one_of(_MODEL_TYPES)
-_UNIT_OF: dict[int, str] = {
-    ModelType.WORD: "word",
-    ModelType.CHAR: "character",
-}  # subwords otherwise
+# Subwords otherwise.
+_UNIT_OF: dict[int, str] = {ModelType.WORD: "word", ModelType.CHAR: "character"}
 
 
 class Tokenizer:
