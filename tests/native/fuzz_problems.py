@@ -54,17 +54,40 @@ def kept(rate: float, seed: tuple[int, int], shape: tuple[int, int, int, int]) -
 
 @dataclass
 class Problem:
-    """One attention.
-
-    `inputs` are query, key and value; `options` those of `core.Call`; `expected` the same for the reference. Of a
-    `wild` one only the guards are checked: its scores leave the range of the dtype.
-    """
+    """One call: `options` are those of `core.Call`, `expected` the same for the reference."""
 
     inputs: list[np.ndarray]
     d_out: np.ndarray
     d_lse: np.ndarray
     options: dict[str, Any]
     expected: dict[str, Any]
+
+    def assert_near(
+        self,
+        actual: np.ndarray,
+        expected: np.ndarray,
+        what: str,
+        bounds: tuple[float, float],
+        more: float = 0.0,
+    ) -> None:
+        """Check that no error exceeds `bounds`' first number, for numbers of order 1, times the second, plus `more`."""
+        infinite = np.isneginf(expected)  # log-sum-exp of nothing
+        if not np.array_equal(np.isneginf(actual), infinite):
+            raise AssertionError(f"{what}: -inf at other places")
+        error = np.abs(wide_of(actual)[~infinite] - expected[~infinite])
+        largest = max(1.0, float(np.abs(expected[~infinite]).max(initial=0)))
+        bound = bounds[0] * largest * bounds[1] + more
+        if not np.all(error <= bound):
+            raise AssertionError(f"{what}: error {error.max()} exceeds {bound}")
+
+
+@dataclass
+class DotProduct(Problem):
+    """One attention; `inputs` are query, key and value.
+
+    Of a `wild` one only the guards are checked: its scores leave the range of the dtype.
+    """
+
     wild: bool
 
     def __post_init__(self) -> None:
@@ -147,16 +170,9 @@ class Problem:
         what: str,
         dtype: np.dtype | None = None,
     ) -> None:
-        actual, expected = wide_of(actual)[where], expected[where]
-        infinite = np.isneginf(expected)  # log-sum-exp of nothing
-        if not np.array_equal(np.isneginf(actual), infinite):
-            raise AssertionError(f"{what}: -inf at other places")
-        error = np.abs(actual[~infinite] - expected[~infinite])
-        largest = max(1.0, float(np.abs(expected[~infinite]).max(initial=0)))
-        bound = BOUNDS[dtype or self.inputs[0].dtype][which] * largest * self.slack
-        bound += which * self.rounding
-        if not np.all(error <= bound):
-            raise AssertionError(f"{what}: error {error.max()} exceeds {bound}")
+        bounds = BOUNDS[dtype or self.inputs[0].dtype][which], self.slack
+        more = which * self.rounding
+        self.assert_near(actual[where], expected[where], what, bounds, more)
 
 
 def wide_of(x: np.ndarray) -> np.ndarray:
@@ -248,6 +264,32 @@ def random_rule(
     return {"rule": kind, "dense": dense}, dense
 
 
+def random_rules(
+    rng: np.random.Generator, shape: tuple[int, int, int, int], most: int
+) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """Return some rules of different kinds, and the booleans that they mean together."""
+    rules, mask = [], np.ones((1, 1, 1, 1), bool)
+    for kind in rng.permutation(RULES)[: rng.integers(0, most + 1)]:
+        rule, allowed = random_rule(rng, int(kind), shape)
+        rules.append(rule)
+        mask = mask & allowed
+    return rules, mask
+
+
+def drop(
+    rng: np.random.Generator,
+    shape: tuple[int, int, int, int],
+    options: dict[str, Any],
+    expected: dict[str, Any],
+    rates: tuple[float, ...] = (1e-9, 0.1, 0.5, 0.9),
+) -> None:
+    """Add dropout to both."""
+    rate = float(rng.choice(rates))
+    seed = tuple(int(n) for n in rng.integers(0, 2**32, 2))
+    options |= {"dropout": rate, "seed": seed}
+    expected |= {"dropout": rate, "keep": kept(rate, seed, shape)}
+
+
 def poison(rng: np.random.Generator, tensors: list[np.ndarray]) -> None:
     """Put NaN, infinity and denormal numbers in a few places."""
     for x in tensors:
@@ -257,7 +299,7 @@ def poison(rng: np.random.Generator, tensors: list[np.ndarray]) -> None:
             x[tuple(int(rng.integers(0, n)) for n in x.shape)] = rng.choice(special)
 
 
-def draw(rng: np.random.Generator, empty: bool = True) -> Problem:
+def draw(rng: np.random.Generator, empty: bool = True) -> DotProduct:
     """Return a legal attention. `empty` allows sizes of 0."""
     least = 0 if empty and rng.random() < 0.2 else 1
     while True:
@@ -283,14 +325,9 @@ def draw(rng: np.random.Generator, empty: bool = True) -> Problem:
         poison(rng, tensors)
     d_lse = rng.normal(size=shape[:3]).astype(np.float64 if dtype == np.float64 else np.float32)
 
-    drawn = [
-        random_rule(rng, int(kind), shape) for kind in rng.permutation(RULES)[: rng.integers(0, 5)]
-    ]
-    mask = np.ones((1, 1, 1, 1), bool)
-    for _, allowed in drawn:
-        mask = mask & allowed
+    rules, mask = random_rules(rng, shape, 4)
     scale = float(rng.choice([1.0, -0.5, 0.0])) if rng.random() < 0.3 else width**-0.5
-    options: dict[str, Any] = {"rules": [rule for rule, _ in drawn], "scale": scale}
+    options: dict[str, Any] = {"rules": rules, "scale": scale}
     expected: dict[str, Any] = {"mask": mask, "scale": scale}
     if rng.random() < 0.25:
         options["soft_cap"] = expected["soft_cap"] = float(rng.choice([0.5, 5.0, 50.0]))
@@ -303,12 +340,9 @@ def draw(rng: np.random.Generator, empty: bool = True) -> Problem:
         options["slopes"] = expected["alibi_slopes"] = rng.random(heads).astype(np.float32)
         options["slope_align"] = expected["align"] = rng.integers(-5, 5, batch)
     if rng.random() < 0.25:
-        rate = float(rng.choice([1e-9, 0.1, 0.5, 0.9]))
-        seed = tuple(int(n) for n in rng.integers(0, 2**32, 2))
-        options |= {"dropout": rate, "seed": seed}
-        expected |= {"dropout": rate, "keep": kept(rate, seed, shape)}
+        drop(rng, shape, options, expected)
     # Rows that see nothing have no log-sum-exp to pass a gradient to.
     seen = np.broadcast_to(mask & (expected.get("bias", 0.0) != -np.inf), shape).any(3)
     d_lse[~seen] = 0
     *inputs, d_out = (spread(rng, x) for x in tensors)
-    return Problem(inputs, d_out, d_lse, options, expected, wild)
+    return DotProduct(inputs, d_out, d_lse, options, expected, wild)
