@@ -139,6 +139,9 @@ def legal(library: Any, seed: int, draw: Draw = draw, kind: type[core.Call] = co
         raise AssertionError("an input was written to")
 
 
+usual = functools.partial(legal, draw=functools.partial(draw, usual=True))
+
+
 def illegal(
     library: Any,
     seed: int,
@@ -255,6 +258,7 @@ ADDITIVE: dict[str, Any] = {"draw": fuzz_additive.draw, "kind": core.AdditiveCal
 MODES = {
     "decode": decode,
     "legal": legal,
+    "usual": usual,
     "page-end": page_end,
     "illegal": illegal,
     "large": large,

@@ -17,6 +17,9 @@ from tests.native.core import DILATED, LENGTHS, NO_LIMIT, PREFIX, RULES, SEGMENT
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 LENGTHS_DRAWN = (0, 1, 2, 3, 5, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 193, 257)
 WIDTHS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 40, 64, 65, 80, 128, 256, 257, 512)
+# Around the sizes of blocks, tiles and vectors.
+USUAL_LENGTHS = (1, 2, 5, 63, 64, 65, 128, 129, 150)
+USUAL_WIDTHS = (1, 3, 8, 15, 16, 17, 40)
 MOST_WORK = 3_000_000
 # Against the largest number of the expected array: values, and gradients.
 BOUNDS = {
@@ -224,8 +227,10 @@ def random_rule(
         return np.broadcast_to(x, (batch,))[:, None, None, None]
 
     if kind == WINDOW:
-        reach = [2**63 - 1, NO_LIMIT, 0, *range(1, keys + 2)]
-        left, right = (int(rng.choice(np.array(reach, object))) for _ in range(2))
+        left, right = (
+            (2**63 - 1, NO_LIMIT, 0, int(rng.integers(1, keys + 2)))[rng.integers(0, 4)]
+            for _ in range(2)
+        )
         align = numbers(keys)
         at = i + over(align)
         # A reach from NO_LIMIT on has no end; below it, Python's integers cannot overflow.
@@ -299,16 +304,22 @@ def poison(rng: np.random.Generator, tensors: list[np.ndarray]) -> None:
             x[tuple(int(rng.integers(0, n)) for n in x.shape)] = rng.choice(special)
 
 
-def draw(rng: np.random.Generator, empty: bool = True) -> DotProduct:
-    """Return a legal attention. `empty` allows sizes of 0."""
-    least = 0 if empty and rng.random() < 0.2 else 1
+def draw(rng: np.random.Generator, empty: bool = True, usual: bool = False) -> DotProduct:
+    """Return a legal attention.
+
+    Args:
+        empty: whether sizes of 0 are allowed.
+        usual: whether sizes are those of the kernels' tiles, and numbers of order 1, so that few draws meet each rule.
+    """
+    lengths, widths = (USUAL_LENGTHS, USUAL_WIDTHS) if usual else (LENGTHS_DRAWN, WIDTHS)
+    least = 0 if empty and not usual and rng.random() < 0.2 else 1
     while True:
         batch, queries_per_kv = (int(n) for n in rng.integers(least, 4, 2))
         kv_heads = int(rng.integers(1, 4))
-        queries, keys = (max(least, int(rng.choice(LENGTHS_DRAWN))) for _ in range(2))
-        if rng.random() < 0.15:  # decoding
+        queries, keys = (max(least, int(rng.choice(lengths))) for _ in range(2))
+        if not usual and rng.random() < 0.15:  # decoding
             queries, keys = int(rng.integers(1, 17)), int(rng.integers(200, 1200))
-        width, value_width = (int(rng.choice(WIDTHS)) for _ in range(2))
+        width, value_width = (int(rng.choice(widths)) for _ in range(2))
         heads = kv_heads * queries_per_kv
         if batch * heads * queries * keys * max(width, value_width) <= MOST_WORK:
             break
@@ -316,16 +327,16 @@ def draw(rng: np.random.Generator, empty: bool = True) -> DotProduct:
     dtype = DTYPES[rng.integers(0, 4)]
     sizes = [(batch, queries, heads, width), (batch, keys, kv_heads, width)]
     sizes += [(batch, keys, kv_heads, value_width), (batch, queries, heads, value_width)]
-    wild = rng.random() < 0.1
+    wild = not usual and rng.random() < 0.1
     factor = float(10.0 ** rng.integers(-30, 30)) if wild else float(rng.choice([0.01, 1, 1, 1, 3]))
     with np.errstate(over="ignore"):
         tensors = [(rng.normal(size=size) * factor).astype(dtype) for size in sizes]
-    poisoned = rng.random() < 0.3
+    poisoned = not usual and rng.random() < 0.3
     if poisoned:
         poison(rng, tensors)
     d_lse = rng.normal(size=shape[:3]).astype(np.float64 if dtype == np.float64 else np.float32)
 
-    rules, mask = random_rules(rng, shape, 4)
+    rules, mask = random_rules(rng, shape, 2 if usual else 4)
     scale = float(rng.choice([1.0, -0.5, 0.0])) if rng.random() < 0.3 else width**-0.5
     options: dict[str, Any] = {"rules": rules, "scale": scale}
     expected: dict[str, Any] = {"mask": mask, "scale": scale}

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.native.core import LIBRARY
+
 ROOT = Path(__file__).resolve().parents[2]
 # Beside the interpreter lie the tools of the extra [dev].
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
@@ -33,6 +35,11 @@ ELSEWHERE = (
 
 def run(command: list[str], **environment: str) -> str:
     return run_program(command, {**os.environ, "PATH": PATH, **environment})
+
+
+def run_script(text: str, *arguments: str) -> str:
+    """Return what a script prints in a fresh process, which gets the path of the library first."""
+    return run([sys.executable, "-c", text, str(LIBRARY), *arguments])
 
 
 def run_core_tests(served: str, names: tuple[str, ...] = CORE_TESTS, only: str = "") -> None:
