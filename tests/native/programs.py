@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.native.core import LIBRARY
@@ -29,7 +29,7 @@ CORE_TESTS = (
 ELSEWHERE = (
     "many_callers or child_after_fork or wakes_no or as_many_as_the_process or no_thread_can_be_started"
     " or malformed_programs or a_listener_gets or may_change_at_any_time or caches_keep_what"
-    " or (what_cannot_be_is_refused and (prompt or gap or factor))"
+    " or (what_cannot_be_is_refused and (prompt or factor))"
 )
 
 
@@ -40,6 +40,16 @@ def run(command: list[str], **environment: str) -> str:
 def run_script(text: str, *arguments: str) -> str:
     """Return what a script prints in a fresh process, which gets the path of the library first."""
     return run([sys.executable, "-c", text, str(LIBRARY), *arguments])
+
+
+def build(
+    folder: Path, *options: str, targets: Sequence[str] = ("heed_stress", "heed_serve")
+) -> Path:
+    """Build the library and the test programs there, with these options of CMake; return the folder."""
+    given = (f"-D{option}" for option in ("HEED_STRESS=ON", "HEED_WERROR=ON", *options))
+    run(["cmake", "-S", "native", "-B", str(folder), *given])
+    run(["cmake", "--build", str(folder), "-j2", "--target", *targets])
+    return folder
 
 
 def run_core_tests(served: str, names: tuple[str, ...] = CORE_TESTS, only: str = "") -> None:

@@ -7,7 +7,6 @@ import ctypes
 import itertools
 import re
 import threading
-from collections.abc import Iterator
 from ctypes import c_int32, c_void_p
 from operator import attrgetter
 from pathlib import Path
@@ -758,102 +757,73 @@ def test_empty_batches_and_sources(library: Any) -> None:
     assert_best(stack, call, call.run(library, stack))
 
 
-KEPT: list[Any] = []  # what the faults point to
+PROMPTS = ((c_int32 * 6)(5, 20, 0, 4, 0, 7), (c_int32 * 6)(5, 6, 0, 4, 0, 7))
+UNKNOWN, BROKEN = map(ctypes.addressof, PROMPTS)
+WHOLE = {"weight": None, "whole": 64, "factors": 64, "factor_inputs": 3}  # no address is read
+# What is spoilt, which fields, and the words.
+FAULTS: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("stack", {"heads": 3}, "`self.query` must have 8 inputs and 12 outputs"),
+    ("stack", {"kv_heads": 5}, "`kv_heads` must be in"),
+    ("stack", {"vocabulary": 0}, "`vocabulary` must be in"),
+    ("stack", {"pack": 4}, "`pack` must be in [0, 3]"),
+    ("stack", {"embedding": None}, "the embedding is missing"),
+    ("stack", {"encoded_width": 0}, "`encoded_width` must be given"),
+    ("layer.hidden", WHOLE | {"factors": None}, "the factors of `hidden` are missing"),
+    ("layer.hidden", WHOLE, "`factor_inputs` of `hidden` must be a multiple of 32, or at least"),
+    ("layer", {"activation": 99}, "`activation` must be in [0, 7]"),
+    ("layer.self.query", {"weight": None}, "the weights of `self.query` are missing"),
+    ("layer.self.options", {"soft_cap": -1.0}, "`self.soft_cap` must be at least 0"),
+    ("layer.self.options", {"sliding_window": -1}, "`self.sliding_window` must be in [0,"),
+    ("layer.cross.options", {"sliding_window": 2}, "`cross.sliding_window` must be 0. Received: 2"),
+    ("layer.back", {"inputs": 5}, "`back` must have 12 inputs and 8 outputs"),
+    ("layer.self_norm", {"gamma": None}, "`self_norm` is missing"),
+    ("layer.cross_norm", {"epsilon": 0.0}, "`epsilon` of `cross_norm`"),
+    ("decoding", {"prompt": UNKNOWN}, "`prompt` must hold tokens from 0 to 19. Received: 20"),
+    (
+        "decoding",
+        {"prompt": BROKEN},
+        "`prompt` must hold padding from the end of a row's tokens on.",
+    ),
+    ("decoding", {"length": 0}, "`length` must be in [1,"),
+    ("decoding", {"batch": -1}, "`batch` must be in [0,"),
+    ("decoding", {"pad_token": 20}, "`pad_token` must be in [-1, 19]"),
+    ("decoding", {"search": 7}, "`search` must be in [0, 2]"),
+    ("decoding", {"cache": 3}, "`cache` must be in [0, 2]. Received: 3"),
+    (
+        "decoding",
+        {"search": 2, "beams": 2, "cache": 2},
+        "`cache` must not be int8 for a beam search",
+    ),
+    ("decoding", {"search": 2}, "`beams` must be in [1, 32]"),
+    ("decoding", {"search": 2, "beams": 2, "results": 3}, "`results` must be in [0, 2]"),
+    ("decoding", {"search": 1}, "`uniform` is missing"),
+    ("decoding", {"encoded": None}, "`encoded` is missing"),
+)
 
 
-def faults() -> Iterator[tuple[str, Any, Any, str]]:
-    def stack(name: str, value: Any) -> Any:
-        return lambda s, d: setattr(s, name, value)
-
-    def decoding(name: str, value: Any) -> Any:
-        return lambda s, d: setattr(d, name, value)
-
-    def decodings(**values: Any) -> Any:
-        return lambda s, d: [setattr(d, *value) for value in values.items()]
-
-    def layer(part: str, name: str, value: Any) -> Any:
-        return lambda s, d: setattr(attrgetter(part)(layers_of(s)[1]), name, value)
-
-    def field(name: str, value: Any) -> Any:
-        return lambda s, d: setattr(layers_of(s)[1], name, value)
-
-    yield "heads", stack("heads", 3), None, "`self.query` must have 8 inputs and 12 outputs"
-    yield "kv_heads", stack("kv_heads", 5), None, "`kv_heads` must be in"
-    yield "vocabulary", stack("vocabulary", 0), None, "`vocabulary` must be in"
-    yield "pack", stack("pack", 4), None, "`pack` must be in [0, 3]"
-
-    def integers(given: dict[str, Any]) -> Any:
-        return lambda s, d: [setattr(layers_of(s)[1].hidden, *x) for x in given.items()]
-
-    whole = {"weight": None, "whole": 64, "factors": 64, "factor_inputs": 3}  # no address is read
-    for name, value, problem in (
-        ("factors", None, "the factors of `hidden` are missing"),
-        ("factor_inputs", 3, "`factor_inputs` of `hidden` must be a multiple of 32, or at least"),
-    ):
-        yield name, integers(whole | {name: value}), None, problem
-    yield "activation", field("activation", 99), None, "`activation` must be in [0, 7]"
-    yield "embedding", stack("embedding", None), None, "the embedding is missing"
-    missing = "the weights of `self.query` are missing"
-    yield "query", layer("self.query", "weight", None), None, missing
-    yield (
-        "soft-cap",
-        layer("self.options", "soft_cap", -1.0),
-        None,
-        "`self.soft_cap` must be at least 0",
-    )
-    yield (
-        "window",
-        layer("self.options", "sliding_window", -1),
-        None,
-        "`self.sliding_window` must be in [0,",
-    )
-    yield (
-        "cross window",
-        layer("cross.options", "sliding_window", 2),
-        None,
-        "`cross.sliding_window` must be 0. Received: 2",
-    )
-    prompt = (c_int32 * 6)(5, 20, 0, 4, 0, 7)
-    unknown = "`prompt` must hold tokens from 0 to 19. Received: 20"
-    yield "prompt", None, decoding("prompt", ctypes.addressof(prompt)), unknown
-    broken = (c_int32 * 6)(5, 6, 0, 4, 0, 7)
-    gap = "`prompt` must hold padding from the end of a row's tokens on. Received: 7 after it"
-    yield "gap", None, decoding("prompt", ctypes.addressof(broken)), gap
-    KEPT.extend((prompt, broken))
-    yield "back", layer("back", "inputs", 5), None, "`back` must have 12 inputs and 8 outputs"
-    yield "norm", layer("self_norm", "gamma", None), None, "`self_norm` is missing"
-    yield "epsilon", layer("cross_norm", "epsilon", 0.0), None, "`epsilon` of `cross_norm`"
-    yield "encoded", stack("encoded_width", 0), None, "`encoded_width` must be given"
-    yield "length", None, decoding("length", 0), "`length` must be in [1,"
-    yield "batch", None, decoding("batch", -1), "`batch` must be in [0,"
-    yield "pad", None, decoding("pad_token", 20), "`pad_token` must be in [-1, 19]"
-    yield "search", None, decoding("search", 7), "`search` must be in [0, 2]"
-    yield "cache", None, decoding("cache", 3), "`cache` must be in [0, 2]. Received: 3"
-    int8 = decodings(search=2, beams=2, cache=2)
-    yield "cache of beams", None, int8, "`cache` must not be int8 for a beam search"
-    yield "beams", None, decoding("search", 2), "`beams` must be in [1, 32]"
-    yield "results", None, decodings(search=2, beams=2, results=3), "`results` must be in [0, 2]"
-    yield "uniform", None, decoding("search", 1), "`uniform` is missing"
-    yield "no encoded", None, decoding("encoded", None), "`encoded` is missing"
-
-
-@pytest.mark.parametrize("fault", list(faults()), ids=lambda x: x[0])
-def test_what_cannot_be_is_refused(any_library: Any, fault: Any) -> None:
-    _, of_stack, of_decoding, text = fault
+@pytest.mark.parametrize(
+    ("what", "fields", "words"),
+    FAULTS,
+    ids=[" ".join((what, *fields)) for what, fields, _ in FAULTS],
+)
+def test_what_cannot_be_is_refused(any_library: Any, what: str, fields: Any, words: str) -> None:
     stack = Stack(np.random.default_rng(0))
     call = Call(stack, 2, 3, 4)
     struct, decoder = stack.struct(), c_void_p()
-    if of_stack is not None:
-        of_stack(struct, None)
-        assert text in any_library.heed_decoder_make(struct, ctypes.byref(decoder)).decode()
-        assert not decoder
-        return
-    assert any_library.heed_decoder_make(struct, ctypes.byref(decoder)) is None
     decoding = DecodingStruct(2, 3, 4, None, address(call.encoded))
     decoding.start_token, decoding.end_token, decoding.temperature = START, END, 1.0
-    of_decoding(None, decoding)
-    tokens = np.full((2, 3), 77, np.int32)
-    said = any_library.heed_decode(decoder, decoding, tokens.ctypes.data, None, 1)
-    any_library.heed_decoder_free(decoder)
-    assert text in said.decode()
-    assert (tokens == 77).all()
+    part, _, path = what.partition(".")
+    spoilt = {"stack": struct, "layer": layers_of(struct)[1]}.get(part, decoding)
+    spoilt = attrgetter(path)(spoilt) if path else spoilt
+    for name, value in fields.items():
+        setattr(spoilt, name, value)
+    said = any_library.heed_decoder_make(struct, ctypes.byref(decoder))
+    if part in ("stack", "layer"):
+        assert not decoder
+    else:
+        assert said is None
+        tokens = np.full((2, 3), 77, np.int32)
+        said = any_library.heed_decode(decoder, decoding, tokens.ctypes.data, None, 1)
+        any_library.heed_decoder_free(decoder)
+        assert (tokens == 77).all()
+    assert words in said.decode()

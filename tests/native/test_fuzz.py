@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,12 +34,15 @@ FIRST_SEED = int(os.environ.get("HEED_FUZZ_SEED", "10000"))
 EVERY_SET = ",".join(INSTRUCTION_SETS)
 
 
+def start(*words: Any) -> subprocess.CompletedProcess[str]:
+    """Run Python to its end, however that is."""
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
 def run(modes: str, instruction_sets: str, first: int, count: int) -> None:
     """Run the program; if it fails, say with which seed, and what it said last."""
-    command = [sys.executable, "-m", "tests.native.fuzz", str(LIBRARY), modes, instruction_sets]
-    child = subprocess.run(
-        [*command, str(first), str(count)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    child = start("-m", "tests.native.fuzz", LIBRARY, modes, instruction_sets, first, count)
     last = child.stdout.splitlines()[-1:] or [""]
     if last[0].startswith("no "):
         pytest.skip(f"this machine has {last[0]}")
@@ -121,8 +125,7 @@ call.forward()
 
 @pytest.mark.parametrize(("more", "status"), [(0, 0), (1, -signal.SIGSEGV)])
 def test_who_reads_beyond_a_page_dies(more: int, status: int) -> None:
-    command = [sys.executable, "-c", BEYOND, str(LIBRARY), str(more)]
-    child = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    child = start("-c", BEYOND, LIBRARY, more)
     assert child.returncode == status, child.stderr
 
 
@@ -167,10 +170,7 @@ for name in sys.argv[2].split(","):
 )
 def test_decoding_reads_the_keys_of_its_window_alone(left: int, right: int, status: int) -> None:
     """Of 4,096 keys memory holds the 128 that the query sees."""
-    words = [str(LIBRARY), EVERY_SET, str(left), str(right)]
-    child = subprocess.run(
-        [sys.executable, "-c", SEEN_ALONE, *words], cwd=ROOT, capture_output=True, check=False
-    )
+    child = start("-c", SEEN_ALONE, LIBRARY, EVERY_SET, left, right)
     assert child.returncode == status, child.stderr
 
 
@@ -213,8 +213,7 @@ for name in sys.argv[2].split(","):
 @pytest.mark.parametrize("rule", ["dilated", "dense"])
 def test_decoding_skips_blocks_that_a_mask_rules_out(rule: str, block: int, status: int) -> None:
     """Memory lacks every other block of the keys."""
-    command = [sys.executable, "-c", SKIPPED, str(LIBRARY), EVERY_SET, str(block), rule]
-    child = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    child = start("-c", SKIPPED, LIBRARY, EVERY_SET, block, rule)
     assert child.returncode == status, child.stderr
 
 
