@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from tests.native.core import LIBRARY
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 # Beside the interpreter lie the tools of the extra [dev].
@@ -37,9 +37,9 @@ def run(command: list[str], **environment: str) -> str:
     return run_program(command, {**os.environ, "PATH": PATH, **environment})
 
 
-def run_script(text: str, *arguments: str) -> str:
-    """Return what a script prints in a fresh process, which gets the path of the library first."""
-    return run([sys.executable, "-c", text, str(LIBRARY), *arguments])
+def run_script(text: str, *arguments: Any) -> str:
+    """Return what a script prints in a fresh process."""
+    return run([sys.executable, "-c", textwrap.dedent(text), *map(str, arguments)]).strip()
 
 
 def build(

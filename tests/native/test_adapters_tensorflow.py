@@ -5,10 +5,6 @@ What needs a process of its own runs as a script, with this repository's root as
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +21,8 @@ from heed.ops.core.form import Form, Header, Rule
 from tests import reference, tolerances
 from tests.graphs import traced
 from tests.native import fuzz_ops
+from tests.native.programs import run_script
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(
     heed.info()["implementation"] != "native", reason=f"no native kernels: {heed.info()['reason']}"
 )
@@ -58,20 +54,6 @@ def bits(results: Any) -> list[bytes]:
     return [np.asarray(x).tobytes() for x in tf.nest.flatten(results)]
 
 
-def run_script(text: str, *arguments: Any) -> str:
-    """Return the output of a fresh process."""
-    child = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(text), *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert child.returncode == 0, child.stdout[-500:] + child.stderr[-3000:]
-    return child.stdout.strip()
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bitwise_the_same_over_100_repeats_and_for_any_number_of_threads(
     monkeypatch: pytest.MonkeyPatch, dtype: str
@@ -85,20 +67,6 @@ def test_bitwise_the_same_over_100_repeats_and_for_any_number_of_threads(
             found |= {tuple(bits(run(*inputs))) for _ in range(34)}
         assert graphs.native == BOTH
     assert len(found) == 1
-
-
-def test_eight_threads_at_once() -> None:
-    """Through one traced function and eagerly; each call keeps several of the pool's threads busy."""
-    problems = [tensors(seed, length=100 + 20 * seed) for seed in range(8)]
-    function = tf.function(step, reduce_retracing=True)
-    expected = [bits(step(*problem)) for problem in problems]
-
-    def call(number: int) -> bool:
-        runs = (function, step) * 5
-        return all(bits(run(*problems[number])) == expected[number] for run in runs)
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(call, range(8)))
 
 
 def test_workers_of_an_input_pipeline() -> None:

@@ -194,11 +194,11 @@ print(float(abs(call.forward(threads=4)[0] - 1).max()))
 def test_the_interface_is_declared_without_keras() -> None:
     """Sanitizers cannot watch the core beside a framework."""
     loaded = "import sys\nfrom tests.native import fuzz\nprint('keras' in sys.modules)"
-    assert run_script(loaded) == "False\n"
+    assert run_script(loaded) == "False"
 
 
 def test_where_no_thread_can_be_started_the_caller_does_the_work() -> None:
-    assert float(run_script(FEW_THREADS)) < 1e-6
+    assert float(run_script(FEW_THREADS, LIBRARY)) < 1e-6
 
 
 SWITCHES = """
@@ -220,7 +220,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before) / 200)
 
 def test_a_call_wakes_no_more_threads_than_it_uses() -> None:
     """Each thread that wakes goes back to sleep, which is a switch of threads; the pool has 32."""
-    assert float(run_script(SWITCHES)) < 8
+    assert float(run_script(SWITCHES, LIBRARY)) < 8
 
 
 COUNT_THREADS = """
@@ -241,7 +241,7 @@ for shape in ((1, 8, 8, 64), (1, 16, 8, 16), (2, 256, 8, 64)):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads as Linux tells them")
 def test_small_work_wakes_no_thread() -> None:
-    assert run_script(COUNT_THREADS).split() == ["0", "0", "1"]
+    assert run_script(COUNT_THREADS, LIBRARY).split() == ["0", "0", "1"]
 
 
 ALL_THREADS = """
@@ -259,7 +259,7 @@ print(started + 1 - min(library.heed_available_threads(), 32))  # 32 tiles of qu
 
 
 def test_0_threads_are_as_many_as_the_process_may_use() -> None:
-    assert int(run_script(ALL_THREADS)) >= 0
+    assert int(run_script(ALL_THREADS, LIBRARY)) >= 0
 
 
 def test_any_number_of_threads_may_be_asked_for(any_library) -> None:

@@ -329,17 +329,12 @@ def test_int8_products_do_not_depend_on_the_number_of_rows(library: Any) -> None
         np.testing.assert_array_equal(call.rows(rows).run(library, stack), tokens[rows])
 
 
-@pytest.mark.parametrize("length", [20, *slow([70])])
-def test_a_long_target(library: Any, length: int) -> None:
+@pytest.mark.parametrize(
+    ("batch", "length", "source"), [(1, 20, 150), *slow([(1, 70, 150), (150, 3, 3)])]
+)
+def test_long_targets_and_large_batches(library: Any, batch: int, length: int, source: int) -> None:
     stack = Stack(np.random.default_rng(3), layers=1, vocabulary=300, bias=True)
-    call = Call(stack, 1, length, 150, masked=True, bias=True)
-    assert_best(stack, call, call.run(library, stack))
-
-
-@pytest.mark.slow
-def test_a_large_batch(library: Any) -> None:
-    stack = Stack(np.random.default_rng(3), layers=1, vocabulary=300, bias=True)
-    call = Call(stack, 150, 3, 3)
+    call = Call(stack, batch, length, source, masked=True, bias=True)
     assert_best(stack, call, call.run(library, stack, threads=1))
 
 
@@ -364,18 +359,6 @@ def test_sampling_inverts_the_cumulative_distribution(library: Any, sampling: An
     assert_drawn(stack, call, tokens)
 
 
-@pytest.mark.parametrize("beams", [1, 2, 3, 8])
-def test_beams_are_those_of_the_definition(library: Any, beams: int) -> None:
-    decided = 0
-    for seed, options in enumerate(({}, {"bias": True}, {"rotary": True}, {"encoded_width": 0})):
-        sizes = {"vocabulary": 24, "kv_heads": 1 + seed % 2, "layers": 1 + seed % 2}
-        stack = Stack(np.random.default_rng(seed), **sizes, **options)
-        call = Call(stack, 3, 6, 0 if stack.encoded_width == 0 else 4, beams=beams, **options)
-        tokens = call.run(library, stack)
-        decided += beams_decided(stack, call, tokens)
-    assert decided > 6
-
-
 @pytest.mark.parametrize(("beams", "results"), [(1, 1), (3, 2), (8, 8)])
 @pytest.mark.parametrize("vocabulary", [4, 24])
 def test_several_results_are_those_of_the_definition(
@@ -383,10 +366,10 @@ def test_several_results_are_those_of_the_definition(
 ) -> None:
     """A search for more goes on longer; of few tokens, or after a prompt that is full, there may be fewer."""
     decided = 0
-    for seed in range(4):
-        options = {"beams": beams, "results": results, "prompted": seed > 1}
-        stack = Stack(np.random.default_rng(seed), vocabulary=vocabulary)
-        call = Call(stack, 4, 3 + 2 * seed, 4, **options)
+    for seed, options in enumerate(({}, {"bias": True}, {"rotary": True}, {"encoded_width": 0})):
+        options |= {"beams": beams, "results": results, "prompted": seed > 1}
+        stack = Stack(np.random.default_rng(seed), vocabulary=vocabulary, **options)
+        call = Call(stack, 4, 3 + 2 * seed, 4 if stack.encoded_width else 0, **options)
         if call.prompt is not None:
             call.prompt[0], call.prompt[1] = 3, [3, END, *[PAD] * (call.length - 2)]
         scores = np.full((4, results), 77, np.float32)

@@ -130,21 +130,19 @@ def test_who_reads_beyond_a_page_dies(more: int, status: int) -> None:
 
 
 SEEN_ALONE = """
-import ctypes, mmap, sys
+import mmap, sys
 import numpy as np
 from tests.native import core
 
 BEGIN, END, PAGE = 1088, 1216, mmap.PAGESIZE  # in the middle of a block; rows of 64 bytes
-protect = ctypes.CDLL(None).mprotect
 
-def seen(pages):
-    pages = np.frombuffer(pages, np.uint8)
+def seen():
+    pages = core.pages((END - BEGIN) * 64 + 2 * PAGE)
     for at in (0, pages.size - PAGE):
-        assert protect(ctypes.c_void_p(pages.ctypes.data + at), ctypes.c_size_t(PAGE), 0) == 0
+        core.protect(pages.ctypes.data + at, PAGE)
     return pages[PAGE:-PAGE].view(np.float32).reshape(1, END - BEGIN, 1, 16)
 
-held = [mmap.mmap(-1, (END - BEGIN) * 64 + 2 * PAGE) for _ in range(2)]
-key, value = map(seen, held)
+key, value = seen(), seen()
 rng = np.random.default_rng(0)
 query = rng.normal(size=(1, 1, 1, 16)).astype(np.float32)
 key[...], value[...] = rng.normal(size=(2, *key.shape))
@@ -175,14 +173,12 @@ def test_decoding_reads_the_keys_of_its_window_alone(left: int, right: int, stat
 
 
 SKIPPED = """
-import ctypes, mmap, sys
+import sys
 import numpy as np
 from tests.native import core
 
 KEYS, BLOCK, DILATION = 4096, 128, 256  # rows of 64 bytes; every other block has no key that is seen
-protect = ctypes.CDLL(None).mprotect
-held = [mmap.mmap(-1, KEYS * 64) for _ in range(2)]
-key, value = (np.frombuffer(x, np.float32).reshape(1, KEYS, 1, 16) for x in held)
+key, value = (core.pages(KEYS * 64).view(np.float32).reshape(1, KEYS, 1, 16) for _ in range(2))
 rng = np.random.default_rng(0)
 query = rng.normal(size=(1, 1, 1, 16)).astype(np.float32)
 key[...], value[...] = rng.normal(size=(2, *key.shape))
@@ -193,8 +189,7 @@ wanted, _ = core.Call(library, query, key[:, seen].copy(), value[:, seen].copy()
 
 for x in (key, value):
     for j in range(first_protected, KEYS, DILATION):
-        at = ctypes.c_void_p(x.ctypes.data + j * 64)
-        assert protect(at, ctypes.c_size_t(BLOCK * 64), 0) == 0
+        core.protect(x.ctypes.data + j * 64, BLOCK * 64)
 rules = {
     "dilated": {"rule": core.DILATED, "left": DILATION, "align": first - 7 * DILATION},
     "dense": {"rule": core.DENSE, "dense": (np.arange(KEYS) % DILATION == first)[None, None, None]},
