@@ -108,7 +108,7 @@ class PageEnds:
                 rule["dense"] = self.copy(rule["dense"].astype(np.uint8))
 
 
-def _check_passes(call: core.Call, problem: Any, threads: Sequence[int] = (2, 2)) -> None:
+def check_passes(call: core.Call, problem: Any, threads: Sequence[int] = (2, 2)) -> None:
     """Check that forward and backward equal the reference; the backward pass gets the results of the forward pass."""
     output, lse = call.forward(threads[0])
     problem.check_forward(output, lse)
@@ -123,7 +123,7 @@ def page_end(library: Any, seed: int, draw: Draw = draw, kind: type[core.Call] =
     rng = np.random.default_rng(seed)
     problem, ends = draw(rng), PageEnds(rng)
     ends.place(problem)
-    _check_passes(kind(library, *problem.inputs, make=ends, **problem.options), problem)
+    check_passes(kind(library, *problem.inputs, make=ends, **problem.options), problem)
 
 
 def legal(library: Any, seed: int, draw: Draw = draw, kind: type[core.Call] = core.Call) -> None:
@@ -133,7 +133,7 @@ def legal(library: Any, seed: int, draw: Draw = draw, kind: type[core.Call] = co
     guards = Guards(rng)
     call = kind(library, *problem.inputs, make=guards, **problem.options)
     before = [x.tobytes() for x in (*problem.inputs, *call.kept)]
-    _check_passes(call, problem, [int(n) for n in rng.choice(THREADS, 2)])
+    check_passes(call, problem, [int(n) for n in rng.choice(THREADS, 2)])
     guards.check()
     if [x.tobytes() for x in (*problem.inputs, *call.kept)] != before:
         raise AssertionError("an input was written to")
@@ -179,7 +179,7 @@ def large(
     rng = np.random.default_rng(seed)
     problem = draw(rng)
     call = kind(library, *problem.inputs, **problem.options)
-    _check_passes(call, problem, [int(n) for n in rng.integers(1, 4, 2)])
+    check_passes(call, problem, [int(n) for n in rng.integers(1, 4, 2)])
 
 
 def rows_legal(library: Any, seed: int) -> None:

@@ -304,6 +304,20 @@ def poison(rng: np.random.Generator, tensors: list[np.ndarray]) -> None:
             x[tuple(int(rng.integers(0, n)) for n in x.shape)] = rng.choice(special)
 
 
+def made(arrays: list[np.ndarray], rules: Any = (), mask: Any = True, **options: Any) -> DotProduct:
+    """Return an attention of query, key, value and output gradient; `mask` says what the rules mean."""
+    *inputs, d_out = arrays
+    query = inputs[0]
+    compute = np.float64 if query.dtype == np.float64 else np.float32
+    d_lse = np.zeros(query.transpose(0, 2, 1, 3).shape[:3], compute)
+    options = {"scale": query.shape[3] ** -0.5, **options}
+    expected = {
+        "mask": np.broadcast_to(mask, (1, 1, 1, 1)) if np.ndim(mask) == 0 else mask,
+        **options,
+    }
+    return DotProduct(inputs, d_out, d_lse, {"rules": rules, **options}, expected, wild=False)
+
+
 def draw(rng: np.random.Generator, empty: bool = True, usual: bool = False) -> DotProduct:
     """Return a legal attention.
 

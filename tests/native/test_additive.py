@@ -32,18 +32,26 @@ SPLITS = [(1, 1, 700), (1, 300, 40), (2, 150, 500), (1, 4, 1500), (1, 0, 5), (2,
 def test_work_that_is_split_equals_the_reference(
     library, batch: int, queries: int, keys: int
 ) -> None:
-    tensors = normal((batch, queries, keys, 20, 7))
     lengths = np.full(batch, keys - keys // 8)
-    call = core.AdditiveCall(library, *tensors[:5], rules=[{"rule": LENGTHS, "first": lengths}])
+    mask = np.arange(keys) < keys - keys // 8
+    tensors = normal((batch, queries, keys, 20, 7))
+    assert_reference(library, tensors, [{"rule": LENGTHS, "first": lengths}], mask)
+
+
+def assert_reference(library: Any, tensors: list[Any], rules: Any = (), mask: Any = None) -> None:
+    """Check output and all gradients: exact to a few roundings, whatever the tanh is computed by."""
+    *inputs, bias, d_out = tensors
+    call = core.AdditiveCall(library, *inputs, bias, rules=rules)
+    options = {"bias": bias, "mask": mask}
     output, lse = call.forward()
-    gradients = call.backward(output, tensors[5])
-    options: dict[str, Any] = {"bias": tensors[4], "mask": np.arange(keys) < keys - keys // 8}
-    wanted = reference.additive_attention(*tensors[:4], **options)
-    assert_values(output, wanted.out, "float32")
-    assert_statistics(lse, wanted.lse, "float32")
-    backward = reference.additive_attention_backward(*tensors[:4], tensors[5], **options)
-    for name, actual in zip(NAMES, gradients, strict=True):
-        assert_gradients(actual, getattr(backward, name), "float32", name)
+    gradients = call.backward(output, d_out)
+    wanted = reference.additive_attention(*inputs, **options)
+    backward = reference.additive_attention_backward(*inputs, d_out, **options)
+    name = d_out.dtype.name
+    assert_values(output, wanted.out, name)
+    assert_statistics(lse, wanted.lse, name)
+    for which, actual in zip(NAMES if bias is not None else NAMES[:4], gradients, strict=False):
+        assert_gradients(actual, getattr(backward, which), name, which)
 
 
 def normal(sizes: tuple[int, int, int, int, int], seed: int = 0) -> list[np.ndarray]:
@@ -87,21 +95,10 @@ def test_scores_too_many_to_keep_are_made_again(library) -> None:
 
 
 def check_range(library: Any, query: np.ndarray, key: np.ndarray) -> None:
-    """Check that output and all gradients are exact to a few roundings, whatever the tanh is computed by."""
-    units = query.shape[2]
+    """Check an attention of these queries and keys."""
     value, d_out = np.random.default_rng(1).normal(size=(2, *key.shape[:2], 3)).astype(query.dtype)
-    d_out = d_out[:, : query.shape[1]]
-    vector = np.linspace(-1, 1, units).astype(query.dtype)
-    call = core.AdditiveCall(library, query, key, value, vector)
-    output, lse = call.forward()
-    gradients = call.backward(output, d_out)
-    wanted = reference.additive_attention(query, key, value, vector)
-    backward = reference.additive_attention_backward(query, key, value, vector, d_out)
-    name = query.dtype.name
-    assert_values(output, wanted.out, name)
-    assert_statistics(lse, wanted.lse, name)
-    for which, actual in zip(NAMES[:4], gradients, strict=False):
-        assert_gradients(actual, getattr(backward, which), name, which)
+    vector = np.linspace(-1, 1, query.shape[2]).astype(query.dtype)
+    assert_reference(library, [query, key, value, vector, None, d_out[:, : query.shape[1]]])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

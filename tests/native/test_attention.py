@@ -77,26 +77,13 @@ def test_dilation(library, queries: int, dilation: int) -> None:
     at = np.arange(queries)[:, None] + align[:, None, None, None]
     mask = (at - np.arange(keys)) % dilation == 0
     for dtype, dropout in kinds:
-        query, key, value, d_out = (x.astype(dtype) for x in tensors)
         rules = [{"rule": DILATED, "left": dilation, "align": align}]
-        options: dict[str, Any] = {"mask": mask}
+        problem = fuzz_problems.made([x.astype(dtype) for x in tensors], rules, mask)
         if dropout:
             kept = fuzz_problems.kept(dropout, (1, 2), (3, 1, queries, keys))
-            options |= {"dropout": dropout, "keep": kept}
-        call = core.Call(library, query, key, value, rules=rules, dropout=dropout, seed=(1, 2))
-        output, lse = call.forward()
-        name = np.dtype(dtype).name
-        wide = [x.astype(np.float64) for x in (query, key, value)]
-        wanted = reference.dot_product_attention(*wide, **options)
-        assert_values(output, wanted.out, name)
-        assert_statistics(lse, wanted.lse, name)
-        backward = reference.dot_product_attention_backward(
-            *wide, d_out.astype(np.float64), **options
-        )
-        for which, actual in zip(
-            ("query", "key", "value"), call.backward(output, d_out), strict=True
-        ):
-            assert_gradients(actual, getattr(backward, which), name, which)
+            problem.options |= {"dropout": dropout, "seed": (1, 2)}
+            problem.expected |= {"dropout": dropout, "keep": kept}
+        fuzz.check_passes(core.Call(library, *problem.inputs, **problem.options), problem)
 
 
 @pytest.mark.parametrize("queries", [1, 70])

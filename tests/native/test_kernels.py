@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import reference
-from tests.native import core
+from tests.native import core, fuzz, fuzz_problems
 from tests.native.core import DENSE, LENGTHS, LIBRARY, PREFIX, SEGMENTS, WINDOW
 from tests.slow import slow
 
@@ -28,26 +27,10 @@ def tensors(
     return [rng.normal(size=shape).astype(dtype) for shape in shapes]
 
 
-def assert_reference(
-    library: Any, arrays: list[np.ndarray], rules: Any = (), **options: Any
-) -> None:
+def assert_reference(library: Any, arrays: list[np.ndarray], **options: Any) -> None:
     """Check that forward and backward are the reference's."""
-    mask = options.pop("mask", None)
-    query, key, value, d_out = arrays
-    call = core.Call(library, query, key, value, rules=rules, **options)
-    output, _ = call.forward()
-    gradients = call.backward(output, d_out)
-    wide = [x.astype(np.float64) for x in arrays]
-    expected = {**options, "mask": mask}
-    wanted = reference.dot_product_attention(*wide[:3], **expected)
-    backward = reference.dot_product_attention_backward(*wide[:3], d_out=wide[3], **expected)
-    bound = {np.float32: 2e-5, np.float64: 1e-12}[query.dtype.type]
-    pairs = [
-        (output, wanted.out),
-        *zip(gradients, (backward.query, backward.key, backward.value), strict=True),
-    ]
-    for actual, right in pairs:
-        np.testing.assert_allclose(actual, right, rtol=0, atol=bound * max(1, np.abs(right).max()))
+    problem = fuzz_problems.made(arrays, **options)
+    fuzz.check_passes(core.Call(library, *arrays[:3], **problem.options), problem)
 
 
 # Which axes of (B, N, T, S) a mask or a bias has.
@@ -73,7 +56,7 @@ def test_dense_masks_of_every_shape(library, axes: str, queries: int, keys: int)
     # Any number but 0 means "attend".
     mask = rng.integers(1, 256, shape) * (rng.random(shape) < 0.6)
     arrays = tensors(queries, keys)
-    assert_reference(library, arrays, [{"rule": DENSE, "dense": mask}], mask=mask != 0)
+    assert_reference(library, arrays, rules=[{"rule": DENSE, "dense": mask}], mask=mask != 0)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, *slow([np.float64])])
@@ -89,11 +72,7 @@ def test_biases_of_every_shape(library, axes: str, queries: int, keys: int, dtyp
 def test_soft_caps(library, soft_cap: float) -> None:
     query, key, value, d_out = tensors(70, 131)
     for scale in (0.01, 1.0, 100.0):  # far below the cap, about it, far above
-        arrays = [query * np.float32(scale), key, value, d_out]
-        call = core.Call(library, *arrays[:3], soft_cap=soft_cap)
-        wide = [x.astype(np.float64) for x in arrays]
-        wanted = reference.dot_product_attention(*wide[:3], soft_cap=soft_cap)
-        np.testing.assert_allclose(call.forward()[0], wanted.out, rtol=0, atol=1e-5)
+        assert_reference(library, [query * np.float32(scale), key, value, d_out], soft_cap=soft_cap)
 
 
 @pytest.mark.parametrize("queries", [1, 3, 16, 70])
@@ -163,7 +142,7 @@ def test_rules_at_the_edges_of_tiles(library, rule: int, queries: int) -> None:
     else:
         first, second = np.arange(queries) // 64, np.arange(keys) // 63
         given, mask = {"first": first[None], "second": second[None]}, first[:, None] == second
-    assert_reference(library, arrays, [{"rule": rule, **given}], mask=mask[None, None])
+    assert_reference(library, arrays, rules=[{"rule": rule, **given}], mask=mask[None, None])
 
 
 def test_float16_to_the_last_bit(library) -> None:
