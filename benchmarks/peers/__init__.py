@@ -166,10 +166,10 @@ PEERS: dict[str, Peer] = {
     "hub-generate-xla": _peer("KerasHub BART with XLA", "texts:bart", "generate", **_XLA),
     "heed-gpt2": _heed("gpt2:accelerated", "continue", "accelerated GPT-2"),
     "hub-gpt2": _peer("KerasHub GPT-2", "gpt2:stock", "continue"),
-    "heed-training": _heed("heed_training", "training"),
+    "heed-training": _heed("texts:train", "training"),
     # Models with weights of their own.
-    "hub-training": _peer("KerasHub", "training:keras_hub", "training", **_LIMIT),
-    "hub-training-xla": _peer("KerasHub with XLA", "training:keras_hub", "training", **_XLA),
+    "hub-training": _peer("KerasHub", "texts:train_hub", "training", **_LIMIT),
+    "hub-training-xla": _peer("KerasHub with XLA", "texts:train_hub", "training", **_XLA),
     "model-rest": _peer("without attention", "models:without_attention", "model", **_LIMIT),
     # The same attention with one more option, for which there is no result to compare with.
     **{
