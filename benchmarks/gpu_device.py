@@ -9,6 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
+TITLE = {"torch": "PyTorch", "jax": "JAX", "tensorflow": "TensorFlow"}[keras.config.backend()]
+
 
 def has_gpu() -> bool:
     """Return whether Keras' backend computes on a GPU."""
@@ -48,13 +50,9 @@ def make_step(
     """Return a call of a function, compiled on JAX and TensorFlow, that returns when its results are there.
 
     Args:
-        function: of the tensors and then the extra ones.
-        tensors: those that get gradients.
+        function: of the tensors, which get gradients, and then the extra ones, which get none.
         upstream: the gradient of the output; None for the forward pass alone.
-        extra: tensors without gradients.
         weights: variables of TensorFlow that get gradients, too.
-
-    Returns: a function that returns the output and the gradients.
     """
     if keras.config.backend() == "torch":
         return _make_torch_step(function, tensors, upstream, extra)
@@ -128,13 +126,7 @@ _TRIES = 5
 
 
 def time_parts(step: Callable[..., Any]) -> tuple[float, float] | None:
-    """Return the seconds in Python until all of a step is launched, and those on the GPU alone.
-
-    Args:
-        step: of `make_step`, on PyTorch.
-
-    Returns: the least of some tries; None without a GPU.
-    """
+    """Return the seconds in Python until all of a step of PyTorch is launched, and those on the GPU alone, if any."""
     if not has_gpu():
         return None
     import torch

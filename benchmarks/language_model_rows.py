@@ -20,10 +20,9 @@ import numpy as np
 
 import heed
 from benchmarks.results import Row
-from benchmarks.turns import alternate, attempt
+from benchmarks.turns import SMALLER, alternate, attempt, bar
 from benchmarks.worker import resident_memory
 
-SMALLER = bool(os.environ.get("HEED_BENCHMARK_SMALLER"))
 _GENERATE = "keras_hub.models.CausalLM.generate"
 _PRECISIONS = {"float32": "float32", "int8": "q8_0", "int4": "q4_0"}
 _PEERS = {"float32": "f32", "int8": "Q8_0", "int4": "Q4_0"}
@@ -87,11 +86,6 @@ TRAINED = SIZES._replace(
     kv_heads=2,
     feed_forward=704,
 )
-
-
-def bar(value: float) -> float | None:
-    """Return a bar, which a trial has not."""
-    return None if SMALLER else value
 
 
 def make_model(sizes: Sizes = SIZES) -> Any:

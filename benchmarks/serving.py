@@ -30,12 +30,12 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from benchmarks.results import Row
+from benchmarks.turns import SMALLER, bar
 from benchmarks.worker import memory_of
 
-_SMALLER = bool(os.environ.get("HEED_BENCHMARK_SMALLER"))
 _ALONE, _TEXTS, _LONGEST = 500, 200, 60
 Pipes = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-_CLIENTS, _REQUESTS = (4, 200) if _SMALLER else (32, 10_000)
+_CLIENTS, _REQUESTS = (4, 200) if SMALLER else (32, 10_000)
 
 
 @dataclass
@@ -180,12 +180,13 @@ def _measure(run: Path) -> Iterator[Row]:
         yield Row(f"{name}: answers per second", found.rate, note=note)
         title = f"{name}: errors and texts that differ from those of single requests"
         yield Row(title, bad + found.wrong, 0, at_most=True)
-    bar, latency = (None, None) if _SMALLER else (4.0, 3.0)
     busy = ways[f"{several}, all at once"]
-    yield Row(f"throughput of {several} / one at a time", busy.rate / alone.rate, bar, unit="times")
+    yield Row(
+        f"throughput of {several} / one at a time", busy.rate / alone.rate, bar(4.0), unit="times"
+    )
     for name, found in ways.items():
         title = f"{name}: 99th percentile / median of one at a time"
-        paced_most = latency if found is paced else None
+        paced_most = bar(3.0) if found is paced else None
         yield Row(title, found.percentile(99) / single, paced_most, at_most=True, unit="times")
     yield Row(
         "memory of the server, at the end / at the start", after / before, note=f"{after:.0f} MiB"

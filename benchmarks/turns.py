@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import signal
 import time
 import timeit
@@ -15,8 +16,15 @@ from benchmarks import results
 from benchmarks.results import Row
 
 T = TypeVar("T")
+# Of a trial, which has tiny sizes and no bars; see docs/measurements/method.md.
+SMALLER = int(os.environ.get("HEED_BENCHMARK_SMALLER") or 0)
 # Quick calls are repeated for so long in a round of `alternate`.
 _ROUND_SECONDS = 0.02
+
+
+def bar(value: float) -> float | None:
+    """Return a bar, which a trial has not."""
+    return None if SMALLER else value
 
 
 def pause() -> None:
