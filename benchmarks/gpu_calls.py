@@ -33,21 +33,13 @@ ROW_SECONDS = 40.0
 
 @dataclass(frozen=True)
 class Case:
-    """An attention.
-
-    Args:
-        name: what it is.
-        shape: B, T, N, K, H.
-        ours: heed's options for a length.
-        theirs: Keras' options for a length.
-        bars: by backend, None for a row without one; backends that are missing do not measure it.
-    """
+    """An attention."""
 
     name: str
-    shape: tuple[int, int, int, int, int]
-    ours: Callable[[int], dict[str, Any]]
-    theirs: Callable[[int], dict[str, Any]]
-    bars: dict[str, float | None]
+    shape: tuple[int, int, int, int, int]  # B, T, N, K, H
+    ours: Callable[[int], dict[str, Any]]  # heed's options for a length
+    theirs: Callable[[int], dict[str, Any]]  # Keras' options
+    bars: dict[str, float | None]  # by backend that measures it; None for a row without one
 
 
 def _distance(length: int) -> np.ndarray:

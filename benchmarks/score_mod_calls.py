@@ -34,21 +34,14 @@ _TOLERANCE = 1e-3
 
 
 class Function(NamedTuple):
-    """A function of the score.
+    """A function of the score."""
 
-    Args:
-        captured: the arrays that it captures, which get gradients.
-        make: from the namespace of its operations and the captured arrays, a function of a pair; or None for none.
-        dense: the same of all scores, from the scores and the captured arrays.
-        options: heed's own way to say it, from the captured arrays.
-        bar: of the cost against that.
-    """
-
-    captured: tuple[np.ndarray, ...]
+    captured: tuple[np.ndarray, ...]  # which get gradients
+    # From the namespace of its operations and the captured arrays, a function of a pair; or None for none.
     make: Callable[..., Any]
-    dense: Callable[..., Any]
-    options: Callable[..., dict[str, Any]] | None = None
-    bar: float | None = 1.1
+    dense: Callable[..., Any]  # the same of all scores, from the scores and the captured arrays
+    options: Callable[..., dict[str, Any]] | None = None  # heed's own way to say it
+    bar: float | None = 1.1  # of the cost against that
 
 
 def _alibi(m: Any) -> Any:

@@ -40,19 +40,12 @@ _CLIENTS, _REQUESTS = (4, 200) if SMALLER else (32, 10_000)
 
 @dataclass
 class Figures:
-    """The results of one way of sending requests.
+    """The results of one way of sending requests."""
 
-    Attributes:
-        seconds: from the first request to the last answer.
-        latencies: the seconds of each request.
-        statuses: the number of answers with each status.
-        wrong: the number of answers that differ from that to a single request.
-    """
-
-    seconds: float = 0.0
+    seconds: float = 0.0  # from the first request to the last answer
     latencies: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
-    wrong: int = 0
+    wrong: int = 0  # answers that differ from that to a single request
 
     @property
     def rate(self) -> float:
@@ -82,14 +75,9 @@ async def ask(pipes: Pipes, text: str) -> tuple[int, str]:
 async def ask_all(
     url: str, texts: list[str], clients: int, known: dict[str, str], rate: float | None = None
 ) -> Figures:
-    """Ask for each text once.
+    """Ask for each text once, over as many connections as clients; translations that are not yet known are added.
 
-    Args:
-        url: the server.
-        texts: the texts to translate.
-        clients: the number of connections that share them.
-        known: the translations; new ones are added.
-        rate: requests per second of all clients together, at random times; None sends each after the last answer.
+    The rate is that of all clients together, at random times; None sends each request after the last answer.
     """
     figures, queue, where = Figures(), iter(texts), urlsplit(url)
     opened = [await asyncio.open_connection(where.hostname, where.port) for _ in range(clients)]

@@ -47,13 +47,9 @@ def take_turns(sides: Sequence[Callable[[], T]], rounds: int) -> list[list[T]]:
 def alternate(
     *sides: Callable[[], Any], rounds: int, quartile: int = 1, budget: float = math.inf
 ) -> list[float]:
-    """Return the seconds of a call of each side of this process: a quartile of rounds in turn.
+    """Return the seconds of a call of each side of this process: a quartile of rounds in turn, see `results.quartile`.
 
-    Args:
-        sides: functions that return when their result is there. Each runs twice before.
-        rounds: at least 2.
-        quartile: the lower one for a machine that others disturb, or 2 for the median.
-        budget: the seconds in which they fit as many rounds as they can, at least 2.
+    Each side runs twice before. Of the rounds, at least 2, as many are done as fit the budget in seconds.
     """
     runs, whole = [], 0.0
     for side in sides:
@@ -99,12 +95,9 @@ class _OutOfTimeError(BaseException):
 def attempt(
     what: str, rows: Iterator[Row | str], seconds: float | None = None
 ) -> Iterator[Row | str]:
-    """Yield the rows; if one fails, what it was and why instead of the rest.
+    """Yield the rows; if one fails or takes more seconds, what it was and why instead of the rest.
 
-    Args:
-        what: the rows are about.
-        rows: to be yielded.
-        seconds: of each row; None for no limit. It ends what runs in Python, such as compilers; needs the main thread.
+    A limit of seconds ends what runs in Python, such as compilers, and needs the main thread.
     """
     while True:
         try:

@@ -105,11 +105,7 @@ def find(target: str) -> Any:
 
 
 class Worker:
-    """Answers orders, a method each.
-
-    Args:
-        answers: where answers go.
-    """
+    """Answers orders, a method each."""
 
     def __init__(self, answers: Any) -> None:
         self._answers = answers
