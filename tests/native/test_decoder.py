@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import collections
 import ctypes
 import itertools
@@ -49,119 +50,68 @@ def declared(any_library: Any) -> None:
     declare(any_library)
 
 
-CASES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "post-norm, no final norm": {"norm_first": False, "final_norm": False},
-    "grouped": {"kv_heads": 2, "queries_per_kv": 3, "head_dim": 6, "value_dim": 5},
-    "wide": {"width": 70, "hidden": 133, "kv_heads": 4, "queries_per_kv": 1, "head_dim": 17},
-    "wider vocabulary, tied": {"vocabulary": 333, "tied": True, "width": 33, "layers": 1},
-    "no biases, masked": {"biased": False, "masked": True},
-    "source of another width": {"encoded_width": 19, "masked": True},
-    "nothing encoded": {"encoded_width": 0},
-    "positions": {"table": True},
-    "rotary": {"rotary": True, "head_dim": 6},
-    "bias": {"bias": True},
-    "nothing encoded, prompted": {
-        "encoded_width": 0,
-        "prompted": True,
-        "window": 3,
-        "rotary": True,
-        "gated": True,
-    },
-    "no layers": {"layers": 0},
-    "bfloat16 weights": {"pack": "bfloat16", "width": 33, "hidden": 170, "vocabulary": 90},
-    "int8 weights, tied": {"pack": "int8", "width": 33, "hidden": 170, "tied": True},
-    "int4 weights, deep": {"pack": "int4", "width": 33, "hidden": 2102, "layers": 1},
-    "int4 weights, encoder": {"pack": "int4", "width": 100, "encoder": True, "vocabulary": 90},
-    "encoder": {"encoder": True, "masked": True},
-    "encoder, post-norm, positions": {
-        "encoder": True,
-        "embedding_norm": True,
-        "norm_first": False,
-        "final_norm": False,
-        "table": True,
-        "encoded_width": 19,
-    },
-    "encoder, rotary, grouped": {
-        "encoder": True,
-        "rotary": True,
-        "masked": True,
-        "kv_heads": 2,
-        "head_dim": 6,
-    },
-    "encoder, bias": {"encoder": True, "bias": True, "masked": True},
-    "root mean square": {"root_mean_square": True, "width": 19, "biased": False},
-    "gated": {"gated": True, "hidden": 37, "activation": "silu"},
-    "normed queries and keys": {"qk_norm": True, "head_dim": 6, "rotary": True, "encoder": True},
-    "sinks": {"sinks": True, "kv_heads": 2, "masked": True},
-    "soft-cap": {"soft_cap": 0.7, "bias": True, "encoder": True},
-    "window": {"window": 3},
-    "window of sources": {"window": 2, "encoder": True, "masked": True, "bias": True},
-    "gated heads": {"gate": True, "kv_heads": 2, "value_dim": 5, "encoded_width": 19},
-    "scaled, logits bounded": {"scale": 0.2, "logit_soft_cap": 1.5, "encoded_width": 0},
-    "post-norms": {"post_norms": True, "encoder": True, "width": 19},
-    "experts": {"experts": 5, "top_k": 2, "normalized": True, "gated": True, "encoder": True},
-    "experts, some shared": {
-        "experts": 4,
-        "top_k": 3,
-        "normalized": False,
-        "shared": True,
-        "gated": True,
-        "gate_limit": 0.5,
-        "up_offset": 1.0,
-        "activation": "quick_gelu",
-        "width": 19,
-        "encoded_width": 0,
-        "prompted": True,
-    },
-    "ungated experts of int8, one by one": {
-        "experts": 3,
-        "top_k": 1,
-        "normalized": False,
-        "shared": True,
-        "pack": "int8",
-        "encoded_width": 0,
-    },
-    "parallel": {"parallel": True, "encoded_width": 0, "post_norms": True, "prompted": True},
-    "partly rotated": {"rotary": True, "head_dim": 10, "rotary_dim": 6, "encoder": True},
-    "rotated layer by layer": {
-        "rotary": True,
-        "rotations": 2,
-        "layers": 3,
-        "encoded_width": 0,
-        "prompted": True,
-    },
-    "bfloat16 cache": {"cache": "bfloat16", "value_dim": 5, "encoder": True, "rotary": True},
-    "int8 cache": {"cache": "int8", "kv_heads": 2, "head_dim": 6, "value_dim": 5, "window": 4},
-    "a window of one": {"window": 1, "encoder": True},
-    "prompted": {"prompted": True},
-    "everything": {
-        "root_mean_square": True,
-        "gated": True,
-        "hidden": 21,
-        "qk_norm": True,
-        "sinks": True,
-        "soft_cap": 2.0,
-        "window": 4,
-        "gate": True,
-        "kv_heads": 2,
-        "queries_per_kv": 3,
-        "head_dim": 10,
-        "value_dim": 7,
-        "rotary": True,
-        "encoder": True,
-        "masked": True,
-        "width": 21,
-        "encoded_width": 17,
-        "prompted": True,
-    },
-}
+# The options of a stack and its call; a word alone is true.
+CASES = (
+    "layers=2",
+    "norm_first=0 final_norm=0",
+    "kv_heads=2 queries_per_kv=3 head_dim=6 value_dim=5",
+    "width=70 hidden=133 kv_heads=4 queries_per_kv=1 head_dim=17",
+    "vocabulary=333 tied width=33 layers=1",
+    "biased=0 masked",
+    "encoded_width=19 masked",
+    "encoded_width=0",
+    "table",
+    "rotary head_dim=6",
+    "bias",
+    "encoded_width=0 prompted window=3 rotary gated",
+    "layers=0",
+    "pack=bfloat16 width=33 hidden=170 vocabulary=90",
+    "pack=int8 width=33 hidden=170 tied",
+    "pack=int4 width=33 hidden=2102 layers=1",
+    "pack=int4 width=100 encoder vocabulary=90",
+    "encoder masked",
+    "encoder embedding_norm norm_first=0 final_norm=0 table encoded_width=19",
+    "encoder rotary masked kv_heads=2 head_dim=6",
+    "encoder bias masked",
+    "root_mean_square width=19 biased=0",
+    "gated hidden=37 activation=silu",
+    "qk_norm head_dim=6 rotary encoder",
+    "sinks kv_heads=2 masked",
+    "soft_cap=0.7 bias encoder",
+    "window=3",
+    "window=2 encoder masked bias",
+    "gate kv_heads=2 value_dim=5 encoded_width=19",
+    "scale=0.2 logit_soft_cap=1.5 encoded_width=0",
+    "post_norms encoder width=19",
+    "experts=5 top_k=2 normalized gated encoder",
+    "experts=4 top_k=3 normalized=0 shared gated gate_limit=0.5 up_offset=1.0 "
+    "activation=quick_gelu width=19 encoded_width=0 prompted",
+    "experts=3 top_k=1 normalized=0 shared pack=int8 encoded_width=0",
+    "parallel encoded_width=0 post_norms prompted",
+    "rotary head_dim=10 rotary_dim=6 encoder",
+    "rotary rotations=2 layers=3 encoded_width=0 prompted",
+    "cache=bfloat16 value_dim=5 encoder rotary",
+    "cache=int8 kv_heads=2 head_dim=6 value_dim=5 window=4",
+    "window=1 encoder",
+    "prompted",
+    "root_mean_square gated hidden=21 qk_norm sinks soft_cap=2.0 window=4 gate kv_heads=2 "
+    "queries_per_kv=3 head_dim=10 value_dim=7 rotary encoder masked width=21 encoded_width=17 "
+    "prompted",
+)
+
+
+def options_of(case: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for word in case.split():
+        name, _, value = word.partition("=")
+        options[name] = value if value.isidentifier() else ast.literal_eval(value or "True")
+    return options
 
 
 @pytest.mark.parametrize("seeds", [range(7, 8), *slow([range(3)])], ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_greedy_takes_the_best_token(library: Any, case: str, seeds: range) -> None:
-    options, found = CASES[case], set()
+    options, found = options_of(case), set()
     for seed in seeds:
         stack = Stack(np.random.default_rng(seed), **options)
         call = Call(stack, 5, 7, 0 if stack.encoded_width == 0 else 6, **options)
