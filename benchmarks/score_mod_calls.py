@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
@@ -16,7 +15,7 @@ from keras import ops
 
 from benchmarks.gpu_device import make_step, to_device
 from benchmarks.results import Row
-from benchmarks.turns import SMALLER, alternate, attempt, bar
+from benchmarks.turns import SMALLER, alternate, attempt, bar, seconds_of
 from benchmarks.worker import peak_memory, resident_memory
 from heed import Mask
 from heed.ops import dot_product_attention
@@ -177,9 +176,9 @@ def _compare_torch(
     # FlexAttention can compute gradients on CPUs, but refuses to.
     # torch.compile could not trace a mock.
     with mock.patch.object(flex, "_validate_device", lambda *_: None):  # noqa: PT008
-        first = {"heed": _seconds(sides["heed"])}
+        first = {"heed": seconds_of(sides["heed"])}
         try:
-            first["flex"] = _seconds(sides["flex"])
+            first["flex"] = seconds_of(sides["flex"])
         except Exception as error:  # its compiler's
             yield f"{name}, FlexAttention: {type(error).__name__}: {error}"[:300]
             del sides["flex"]
@@ -208,12 +207,6 @@ def _compare_torch(
             note = f"{title} {times[side] * 1e3:.3g} ms"
             cost = ours / times[side]
             yield _row(f"{name}, cost against {title}", cost, most, ours, note, at_most=True)
-
-
-def _seconds(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def measure_dense(rounds: int) -> Iterator[Row | str]:

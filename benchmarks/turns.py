@@ -54,7 +54,7 @@ def alternate(
     runs, whole = [], 0.0
     for side in sides:
         side()
-        seconds = max(1e-9, seconds_of(side, 1))
+        seconds = max(1e-9, seconds_of(side))
         calls = max(1, int(_ROUND_SECONDS / seconds))
         runs.append(lambda side=side, calls=calls: seconds_of(side, calls))
         whole += calls * seconds
@@ -63,7 +63,7 @@ def alternate(
     return [results.quartile(x, quartile) for x in take_turns(runs, rounds)]
 
 
-def seconds_of(run: Callable[[], Any], calls: int) -> float:
+def seconds_of(run: Callable[[], Any], calls: int = 1) -> float:
     """Return the mean seconds of so many calls in a row, without collections of garbage."""
     return timeit.timeit(run, timer=time.perf_counter, number=calls) / calls
 
