@@ -10,8 +10,8 @@ import pytest
 from tests.native import core, rows
 from tests.native.core import LIBRARY
 from tests.native.fuzz import Guards
-from tests.native.rows import draw, exact
-from tests.tolerances import assert_values
+from tests.native.rows import draw
+from tests.tolerances import assert_values, to_float64
 
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
 # R, G, K, N
@@ -35,12 +35,12 @@ def test_a_product_is_that_of_its_definition(
     count, groups, inner, columns = shape
     x, bias = draw((count, inner), dtype, 0), draw((groups, columns), dtype, 1)
     weights = draw((groups, inner, columns), dtype, 2, inner**-0.5)
-    expected = np.einsum("rk,gkn->rgn", exact(x), exact(weights))
+    expected = np.einsum("rk,gkn->rgn", to_float64(x), to_float64(weights))
     lying = np.ascontiguousarray(weights.swapaxes(1, 2)) if transposed else weights
     alone = rows.product(library, x, lying, transposed=transposed, make=guards)
     assert_values(alone, expected, dtype)
     added = rows.product(library, x, lying, bias, transposed=transposed, make=guards)
-    assert_values(added, expected + exact(bias), dtype)
+    assert_values(added, expected + to_float64(bias), dtype)
 
 
 @pytest.mark.parametrize("transposed", [False, True])

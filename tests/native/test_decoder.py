@@ -97,6 +97,7 @@ CASES = (
     "root_mean_square gated hidden=21 qk_norm sinks soft_cap=2.0 window=4 gate kv_heads=2 "
     "queries_per_kv=3 head_dim=10 value_dim=7 rotary encoder masked width=21 encoded_width=17 "
     "prompted",
+    *(f"activation={name} hidden=40 vocabulary=200" for name in ACTIVATIONS),
 )
 
 
@@ -124,13 +125,6 @@ def test_greedy_takes_the_best_token(library: Any, case: str, seeds: range) -> N
 def test_activations_have_one_order() -> None:
     """Their numbers are places in this list."""
     assert tuple(ACTIVATIONS) == description.ACTIVATIONS
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activations(library: Any, activation: str) -> None:
-    stack = Stack(np.random.default_rng(1), activation=activation, hidden=40, vocabulary=200)
-    call = Call(stack, 3, 6, 4)
-    assert_best(stack, call, call.run(library, stack))
 
 
 def test_many_and_long_sources_are_encoded(library: Any) -> None:
