@@ -319,41 +319,6 @@ def test_memory_does_not_grow() -> None:
     assert float(run_script(MEMORY)) < 16
 
 
-STRATEGY = """
-    import sys
-    import numpy as np
-    import tensorflow as tf
-    import heed
-    from tests.graphs import traced
-
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    x = np.random.default_rng(0).normal(size=(16, 10, 8)).astype("float32")
-
-    def losses(strategy):
-        keras.utils.set_random_seed(1)
-        with strategy.scope():
-            inputs = keras.Input((10, 8))
-            layer = heed.layers.MultiHeadAttention(2, 4)
-            model = keras.Model(inputs, layer(inputs, inputs, use_causal_mask=True))
-            model.compile(keras.optimizers.SGD(0.1), "mse")
-        with traced() as graphs:
-            history = model.fit(x, -x, batch_size=8, epochs=2, shuffle=False, verbose=0)
-        assert graphs.native == {"HeedAttention", "HeedAttentionGradient"}, graphs.native
-        return history.history["loss"]
-
-    two = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    assert two.num_replicas_in_sync == 2
-    np.testing.assert_allclose(losses(two), losses(tf.distribute.get_strategy()), rtol=1e-5)
-    print("equal")
-"""
-
-
-@pytest.mark.slow
-def test_a_mirrored_strategy_on_two_devices() -> None:
-    assert run_script(STRATEGY).endswith("equal")
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values_that_are_not_numbers_or_denormal(dtype: str) -> None:
     """NaN and Inf stay with the queries that may see them; float16's denormals count."""
