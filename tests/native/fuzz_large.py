@@ -71,7 +71,7 @@ class Large(Problem):
         _close(output, wanted.out, value_bound, "output")
         _check_lse(lse, wanted.lse)
 
-    def check_weights(self, weights: np.ndarray, wanted: np.ndarray | None = None) -> None:
+    def check_weights(self, weights: np.ndarray) -> None:
         """Check weights (B, N, T, S), without dropout."""
         step = 2.0**-52 if weights.dtype == np.float64 else 2.0**-23
         _close(weights.sum(-1), np.where(self.seen, 1.0, 0.0), 64 * step, "sum of weights")
