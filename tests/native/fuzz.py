@@ -2,7 +2,7 @@
 
     python -m tests.native.fuzz LIBRARY MODES INSTRUCTION_SETS FIRST_SEED COUNT
 
-Each mode runs COUNT seeds on each instruction set; both lists are joined by commas. A mode is decode, or legal,
+Each mode runs COUNT seeds on each instruction set; both lists are joined by commas. A mode is decode, usual, or legal,
 page-end, illegal or large, or one of these with `additive-` before it; or rows-legal or rows-page-end; or programs,
 programs-page-end or programs-malformed.
 
