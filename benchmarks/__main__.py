@@ -167,12 +167,7 @@ def _file(name: str, options: argparse.Namespace) -> Path:
 
 
 class Run:
-    """A run of one suite, which writes everything so far after each case and row: it may end any time.
-
-    Args:
-        record: its results, empty.
-        options: the parsed arguments.
-    """
+    """A run of one suite, which writes everything so far after each case and row: it may end any time."""
 
     def __init__(self, record: Record, options: argparse.Namespace) -> None:
         self._record, self._options = record, options

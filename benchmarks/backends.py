@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -13,15 +12,14 @@ import numpy as np
 
 import heed
 from benchmarks.cases import Case
+from benchmarks.gpu_device import TITLE
 from benchmarks.peers import Peer, Prepared, find_in, frameworks
 from benchmarks.results import Row
 from benchmarks.suites import NARROW
-from benchmarks.turns import alternate, ratio
+from benchmarks.turns import SMALLER, alternate, bar, ratio
 from heed import Mask, ops
 
-_SMALLER = bool(os.environ.get("HEED_BENCHMARK_SMALLER"))
-_PART = 64 if _SMALLER else 1  # of a length
-_TITLE = {"torch": "PyTorch", "jax": "JAX"}[keras.config.backend()]
+_PART = 64 if SMALLER else 1  # of a length
 _CALL_MICROSECONDS = 15.0
 _attend = functools.partial(ops.dot_product_attention, layout=frameworks.LAYOUT)
 
@@ -30,28 +28,19 @@ def _compare(
     case: Case,
     peer: Callable[..., Any],
     rounds: int,
-    bar: float,
+    least: float,
     *,
     title: str = "",
     mask: tuple[Mask, Any] | None = None,
 ) -> Row:
-    """Return the row of heed and of a framework's attention.
-
-    Args:
-        case: the case.
-        peer: the framework's function.
-        rounds: the number of samples of each side.
-        bar: to reach, but not at tiny sizes.
-        title: instead of the case's name.
-        mask: heed's, and the array with the same meaning; None for what `case.causal` says.
-    """
+    """Return the row of heed and of a framework's function; `mask` is heed's, and the array with the same meaning."""
     causal = {"is_causal": case.causal}
     ours: dict[str, Any] = causal if mask is None else {"mask": mask[0]}
     theirs: dict[str, Any] = causal if mask is None else {"attn_mask": mask[1]}
     heed_side = frameworks.prepare(case, functools.partial(_attend, **ours))
     side = frameworks.prepare(case, functools.partial(peer, **theirs))
-    name = f"{_TITLE}: {title or case.name}"
-    return ratio(name, heed_side.run, side.run, None if _SMALLER else bar, rounds)
+    name = f"{TITLE}: {title or case.name}"
+    return ratio(name, heed_side.run, side.run, bar(least), rounds)
 
 
 def measure_torch(rounds: int) -> Iterator[Row]:
@@ -61,7 +50,7 @@ def measure_torch(rounds: int) -> Iterator[Row]:
 
     narrow = heed.info()["instruction_set"] in NARROW
     shape = (2, 8, 2048 // _PART, 64)
-    for case, bar, narrow_bar in (
+    for case, least, narrow_least in (
         (Case(*shape), 1.2, 1.2),
         (Case(*shape, causal=True), 1.4, 1.5),
         (Case(*shape, backward=True), 1.35, 1.3),
@@ -69,7 +58,7 @@ def measure_torch(rounds: int) -> Iterator[Row]:
         (Case(64, 8, 32, 64), 1.2, 1.2),
         (Case(4, 8, 1, 64, keys=2048), 1.1, 1.1),
     ):
-        yield _compare(case, sdpa, rounds, narrow_bar if narrow else bar)
+        yield _compare(case, sdpa, rounds, narrow_least if narrow else least)
     case = Case(1, 8, 16384 // _PART, 64, causal=True, window=256)
     place = torch.arange(case.length)
     distance = place[:, None] - place
@@ -147,25 +136,23 @@ def measure_gpt2(rounds: int) -> Iterator[Row]:
     """Yield the forward pass of one text."""
     from benchmarks.peers import gpt2
 
-    heads, length = (2, 64) if _SMALLER else (12, 1024)
+    heads, length = (2, 64) if SMALLER else (12, 1024)
     tokens = np.random.default_rng(0).integers(1, gpt2.VOCABULARY, (1, length)).astype("int32")
     inputs = {"token_ids": tokens, "padding_mask": np.ones_like(tokens)}
     ours, theirs = (gpt2.backbone_of(heads, 64 * heads, length) for _ in range(2))
     heed.accelerate(ours)
     heed_run, run = (functools.partial(model.predict_on_batch, inputs) for model in (ours, theirs))
-    name = f"{_TITLE}: KerasHub's GPT-2 of {gpt2.LAYERS} layers, forward at T={length}"
-    bar = None if _SMALLER else 1.3
-    yield ratio(f"{name}, accelerated against stock", heed_run, run, bar, rounds)
+    name = f"{TITLE}: KerasHub's GPT-2 of {gpt2.LAYERS} layers, forward at T={length}"
+    yield ratio(f"{name}, accelerated against stock", heed_run, run, bar(1.3), rounds)
 
 
 def measure_generate(rounds: int) -> Iterator[Row]:
     """Yield `generate` of a batch of 8 after prompts of 32 tokens."""
     from benchmarks.peers import gpt2
 
-    heads, new = (2, 8) if _SMALLER else (12, 480)
+    heads, new = (2, 8) if SMALLER else (12, 480)
     case = Case(8, heads, new, 64, keys=32, kind="continue")
     heed_run, run = (make(case).run for make in (gpt2.accelerated, gpt2.stock))
-    name = f"{_TITLE}: KerasHub's GPT-2 of {gpt2.LAYERS} layers, `generate` of {new} tokens"
-    bar = None if _SMALLER else 2.0
+    name = f"{TITLE}: KerasHub's GPT-2 of {gpt2.LAYERS} layers, `generate` of {new} tokens"
     rounds = max(2, rounds // 3)
-    yield ratio(f"{name}, accelerated against stock", heed_run, run, bar, rounds)
+    yield ratio(f"{name}, accelerated against stock", heed_run, run, bar(2.0), rounds)

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from benchmarks.gpu_device import (
+    TITLE,
     has_gpu,
     make_step,
     measure_peak,
@@ -28,26 +29,17 @@ _TOLERANCE = 4e-2
 _BUDGET = 3.0
 # The same for what a row compiles.
 ROW_SECONDS = 40.0
-_TITLES = {"torch": "PyTorch", "jax": "JAX"}
 
 
 @dataclass(frozen=True)
 class Case:
-    """An attention.
-
-    Args:
-        name: what it is.
-        shape: B, T, N, K, H.
-        ours: heed's options for a length.
-        theirs: Keras' options for a length.
-        bars: by backend, None for a row without one; backends that are missing do not measure it.
-    """
+    """An attention."""
 
     name: str
-    shape: tuple[int, int, int, int, int]
-    ours: Callable[[int], dict[str, Any]]
-    theirs: Callable[[int], dict[str, Any]]
-    bars: dict[str, float | None]
+    shape: tuple[int, int, int, int, int]  # B, T, N, K, H
+    ours: Callable[[int], dict[str, Any]]  # heed's options for a length
+    theirs: Callable[[int], dict[str, Any]]  # Keras' options
+    bars: dict[str, float | None]  # by backend that measures it; None for a row without one
 
 
 def _distance(length: int) -> np.ndarray:
@@ -136,8 +128,7 @@ def _sizes(case: Case) -> tuple[int, int, int, int, int]:
 
 
 def _title(case: Case, backward: bool) -> str:
-    backend = _TITLES[keras.config.backend()]
-    return f"{backend}: {case.name}, fwd{'+bwd' * backward} {_sizes(case)}"
+    return f"{TITLE}: {case.name}, fwd{'+bwd' * backward} {_sizes(case)}"
 
 
 def _draw(case: Case) -> list[Any]:
@@ -214,7 +205,7 @@ def _measure_memory(case: Case) -> Iterator[Row]:
         return
     batch, length, heads, _, width = _sizes(case)
     repeated = 2 * 2 * batch * length * heads * width / 2**20
-    name = f"{_TITLES[keras.config.backend()]}: memory of {case.name}, fwd {_sizes(case)}"
+    name = f"{TITLE}: memory of {case.name}, fwd {_sizes(case)}"
     note = f"stock {theirs / 2**20:.3g} MiB; repeated keys and values take {repeated:.3g} MiB"
     bar = repeated / 2 if has_gpu() else None
     yield Row(name, ours / 2**20, bar, at_most=True, unit="MiB", note=note)

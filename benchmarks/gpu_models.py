@@ -11,7 +11,7 @@ import numpy as np
 
 import heed
 from benchmarks.gpu_calls import ROW_SECONDS
-from benchmarks.gpu_device import has_gpu
+from benchmarks.gpu_device import TITLE, has_gpu
 from benchmarks.results import Row
 from benchmarks.turns import attempt, ratio
 
@@ -21,7 +21,6 @@ _NEVER_SLOWER = 0.97
 _BUDGET = 3.0  # seconds of timing for a row
 # At least: a step is mostly Python, whose time varies by more than what is measured.
 _ROUNDS = 41
-_TITLES = {"torch": "PyTorch", "jax": "JAX"}
 _REAL = has_gpu()
 # JAX compiles each layer.
 _LAYERS = 1 if not _REAL else 2 if keras.config.backend() == "jax" else 4
@@ -100,7 +99,7 @@ def _measure_model(name: str, rounds: int) -> Iterator[Row]:
     stock, fast = (_build(name) for _ in range(2))
     inputs = {key: known[key] for key in stock.input}
     bar = _NEVER_SLOWER if _REAL else None
-    title = f"{_TITLES[keras.config.backend()]}: KerasHub's {name}, {_LAYERS} layers"
+    title = f"{TITLE}: KerasHub's {name}, {_LAYERS} layers"
     steps: dict[str, Callable[[Any], Callable[[], Any]]] = {
         "forward": lambda model: lambda: model.predict_on_batch(inputs),
         "training step": lambda model: lambda: model.train_on_batch(inputs, target),

@@ -7,7 +7,6 @@ import gc
 import os
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,10 +19,9 @@ import numpy as np
 
 import heed
 from benchmarks.results import Row
-from benchmarks.turns import alternate, attempt
+from benchmarks.turns import SMALLER, alternate, attempt, bar, seconds_of
 from benchmarks.worker import resident_memory
 
-SMALLER = bool(os.environ.get("HEED_BENCHMARK_SMALLER"))
 _GENERATE = "keras_hub.models.CausalLM.generate"
 _PRECISIONS = {"float32": "float32", "int8": "q8_0", "int4": "q4_0"}
 _PEERS = {"float32": "f32", "int8": "Q8_0", "int4": "Q4_0"}
@@ -89,11 +87,6 @@ TRAINED = SIZES._replace(
 )
 
 
-def bar(value: float) -> float | None:
-    """Return a bar, which a trial has not."""
-    return None if SMALLER else value
-
-
 def make_model(sizes: Sizes = SIZES) -> Any:
     """Return a Llama with fixed random weights."""
     import keras_hub
@@ -123,13 +116,6 @@ def generate(model: Any, inputs: dict[str, np.ndarray]) -> np.ndarray:
     """Return the tokens (B, room)."""
     found = model.generate(dict(inputs), stop_token_ids=None)["token_ids"]
     return keras.ops.convert_to_numpy(found)
-
-
-def seconds_of(run: Callable[..., Any], *arguments: Any) -> float:
-    """Return the seconds of a call."""
-    start = time.perf_counter()
-    run(*arguments)
-    return time.perf_counter() - start
 
 
 class Reading:
@@ -378,18 +364,16 @@ def measure_several(rounds: int) -> Iterator[Row | str]:
 
 def plant_outliers(model: Any) -> None:
     """Scale what writes a channel of the residual stream by 100."""
-    channel, factor = 5, 100.0
-    backbone = model.backbone
+    _scale(model.backbone.token_embedding.embeddings, 100.0)
+    for layer in model.backbone.transformer_layers:
+        _scale(layer._self_attention_layer._output_dense.kernel, 100.0)
+        _scale(layer._feedforward_output_dense.kernel, 100.0)
 
-    def scale(variable: Any, places: Any, by: float) -> None:
-        array = np.array(keras.ops.convert_to_numpy(variable))
-        array[places] *= by
-        variable.assign(array)
 
-    scale(backbone.token_embedding.embeddings, np.s_[:, channel], factor)
-    for layer in backbone.transformer_layers:
-        scale(layer._self_attention_layer._output_dense.kernel, np.s_[..., channel], factor)
-        scale(layer._feedforward_output_dense.kernel, np.s_[:, channel], factor)
+def _scale(variable: Any, by: float) -> None:
+    array = np.array(keras.ops.convert_to_numpy(variable))
+    array[..., 5] *= by  # the channel
+    variable.assign(array)
 
 
 def made_texts(count: int, length: int, vocabulary: int, seed: int) -> np.ndarray:
@@ -441,17 +425,12 @@ def outlier_model(sizes: Sizes, planted: bool = True, weights: Any = None) -> tu
         model.set_weights(models[0].get_weights() if weights is None else weights)
     for model in models if planted else ():
         plant_outliers(model)
+        norms = [model.backbone.layer_norm]
         for layer in model.backbone.transformer_layers:
-            for norm in (layer._self_attention_layernorm, layer._feedforward_layernorm):
-                _scale_norm(norm)
-        _scale_norm(model.backbone.layer_norm)
+            norms += [layer._self_attention_layernorm, layer._feedforward_layernorm]
+        for norm in norms:
+            _scale(norm.scale, 0.01)
     return models
-
-
-def _scale_norm(norm: Any) -> None:
-    array = np.array(keras.ops.convert_to_numpy(norm.scale))
-    array[5] /= 100
-    norm.scale.assign(array)
 
 
 def measure_outliers(rounds: int) -> Iterator[Row | str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,10 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.results import Row
+from benchmarks.turns import SMALLER
 from benchmarks.worker import peak_memory
 from heed.processes.child import Channel, Child
 
-_PAIRS = 20_000 if os.environ.get("HEED_BENCHMARK_SMALLER") else 10_000_000
+_PAIRS = 20_000 if SMALLER else 10_000_000
 _BATCHES, _LATER = 300, 50_000
 
 

@@ -1,23 +1,20 @@
 """Patching every head of a GPT-2 form: heed on KerasHub's model, TransformerLens on the same weights.
 
-`python -m benchmarks patching`; needs keras-hub and transformer-lens 4.3. No weights are loaded: they are random.
-HEED_BENCHMARK_SMALLER=1 takes a tiny model and leaves out the bar: a trial of the script.
+It needs keras-hub and transformer-lens 4.3. No weights are loaded: they are random.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from benchmarks.results import Row
-from benchmarks.turns import attempt, ratio
+from benchmarks.turns import SMALLER, attempt, bar, ratio
 
-_SMALLER = bool(os.environ.get("HEED_BENCHMARK_SMALLER"))
 _LAYERS, _HEADS, _WIDTH, _WORDS, _LENGTH = (
-    (2, 2, 16, 50, 8) if _SMALLER else (12, 12, 768, 50257, 64)
+    (2, 2, 16, 50, 8) if SMALLER else (12, 12, 768, 50257, 64)
 )
 
 
@@ -58,16 +55,8 @@ def _measure(rounds: int) -> Iterator[Row]:
 
     apart = np.abs(run_heed() - run_peer()).max()
     note = f"effects differ by at most {apart:.1g}"
-    bar = None if _SMALLER else 1.0
-    yield ratio(
-        f"{_LAYERS} x {_HEADS} heads, T={_LENGTH}",
-        run_heed,
-        run_peer,
-        bar,
-        rounds,
-        quartile=2,
-        note=note,
-    )
+    title = f"{_LAYERS} x {_HEADS} heads, T={_LENGTH}"
+    yield ratio(title, run_heed, run_peer, bar(1.0), rounds, quartile=2, note=note)
 
 
 def _make_tokenizer() -> Any:

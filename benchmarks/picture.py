@@ -20,12 +20,7 @@ Lines = dict[str, list[tuple[int, float]]]
 
 
 def draw(record: Record, path: Path) -> None:
-    """Plot a line for each side over T, on logarithmic axes, as a PNG file: time on the left, memory on the right.
-
-    Args:
-        record: a run of the suite `long`, whose cases differ only in T.
-        path: the file.
-    """
+    """Plot a run of the suite `long`, whose cases differ in T alone, on logarithmic axes: time left, memory right."""
     from matplotlib.figure import Figure
 
     times: Lines = {}

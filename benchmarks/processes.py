@@ -42,12 +42,7 @@ class UnavailableError(Exception):
 
 
 class Machine(NamedTuple):
-    """What all processes of a run share.
-
-    Args:
-        threads: of each side.
-        limits: environment variables that hold every side to an instruction set.
-    """
+    """What all processes of a run share: threads of a side, and variables that hold it to an instruction set."""
 
     threads: int = 2
     limits: Mapping[str, str] = {}
@@ -78,11 +73,8 @@ class Machine(NamedTuple):
 class Process:
     """A worker, which answers one order after another. A context manager, which ends it.
 
-    It is no `heed.processes.child.Child`: with `--before` its heed is another one, which may have no such class.
-
-    Args:
-        environment: environment variables beside those of this process.
-        python: its interpreter; None for this one.
+    It is no `heed.processes.child.Child`: with `--before`, and another interpreter, its heed may have no such class.
+    `environment` comes on top of that of this process.
     """
 
     def __init__(self, environment: Mapping[str, str], python: str | None = None) -> None:
@@ -114,11 +106,7 @@ class Process:
         return self._process.poll() is None
 
     def ask(self, **order: Any) -> dict[str, Any]:
-        """Send an order and wait for its answer.
-
-        Raises:
-            UnavailableError: if the process has ended or reports an error.
-        """
+        """Send an order and wait for its answer, which is an `UnavailableError` if there is none or an error."""
         orders, answers = self._process.stdin, self._process.stdout
         with contextlib.suppress(BrokenPipeError):  # it has ended: there is no answer
             print(json.dumps(order), file=orders, flush=True)
@@ -139,11 +127,7 @@ class Process:
 
 
 class Sides(contextlib.ExitStack):
-    """The processes of a run, started on first use. A context manager, which ends them.
-
-    Args:
-        start: starts a side's process.
-    """
+    """The processes of a run, started on first use. A context manager, which ends them."""
 
     def __init__(self, start: Callable[[Peer], Process]) -> None:
         super().__init__()
@@ -163,16 +147,7 @@ def time_case(
 ) -> dict[str, Result]:
     """Time all sides on one case, alternating their processes round by round.
 
-    Sides whose first results differ from heed's are not timed.
-
-    Args:
-        case: the case.
-        peers: the sides by name; the others are compared with the first that is heed.
-        rounds: the number of samples of each side; fewer if a call takes seconds.
-        processes: the processes of the sides.
-
-    Returns:
-        A result for each side.
+    Sides whose first results differ from those of the first heed are not timed. A call of seconds gets fewer rounds.
     """
     results = {name: Result() for name in peers}
     seconds: dict[str, float] = {}  # of a call
@@ -223,16 +198,7 @@ def time_case(
 
 
 def check_results(actual: list[np.ndarray], expected: list[np.ndarray], dtype: str) -> None:
-    """Check that results differ from the expected ones only by rounding.
-
-    Args:
-        actual: output and gradients.
-        expected: heed's output and gradients.
-        dtype: the dtype of the computation.
-
-    Raises:
-        UnavailableError: if they differ more.
-    """
+    """Raise an `UnavailableError` if output and gradients differ from heed's by more than rounding."""
     shapes, wanted = ([array.shape for array in arrays] for arrays in (actual, expected))
     if shapes != wanted:
         raise UnavailableError(f"its results have shapes {shapes}, heed's {wanted}")
@@ -272,11 +238,7 @@ def measure_memory(
 
 
 def check_memory(peer: Peer, case: Case) -> None:
-    """Check that the memory that is free suffices for a side that builds the scores.
-
-    Raises:
-        UnavailableError: if it does not.
-    """
+    """Raise an `UnavailableError` if the memory that is free does not suffice for a side that builds the scores."""
     needed, free = case.score_tensors * case.score_bytes / 2**30, free_memory() / 1024
     if peer.builds_scores and needed > free:
         raise UnavailableError(f"needs about {needed:.0f} GiB of memory, {free:.0f} GiB are free")

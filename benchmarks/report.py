@@ -34,14 +34,7 @@ _PACKAGES = {
 
 
 class Verdict(NamedTuple):
-    """The result of a bar; None for values that were not measured.
-
-    Args:
-        bar: the bar.
-        heed: heed's seconds.
-        peer: the fastest peer.
-        seconds: the fastest peer's seconds.
-    """
+    """The result of a bar: heed's seconds, the fastest peer and its seconds; None for what was not measured."""
 
     bar: Bar
     heed: float | None
@@ -184,13 +177,8 @@ def memory_rows(bars: Sequence[MemoryBar], memory: Results) -> list[Row]:
 def side_table(results: Results, shape: str, unit: str) -> str:
     """Return what each side takes, in Markdown.
 
-    For times, heed's share of the peak and the ratios peer / heed stand beside them; memory is what a side adds to its
-    process beyond inputs and gradients.
-
-    Args:
-        results: times or memory.
-        shape: the meaning of the numbers in a case's name.
-        unit: "ms" for times, "MiB" for memory.
+    For times ("ms"), heed's share of the peak and the ratios peer / heed stand beside them; memory ("MiB") is what a
+    side adds to its process beyond inputs and gradients. `shape` names the numbers in a case's name.
     """
     own, *peers = sorted(_names(results), key=lambda name: not named(name).is_heed)
     has_peak, is_time = REGISTER_PEAK in peers, unit == "ms"
@@ -218,15 +206,10 @@ def summarize(by_side: dict[str, Result]) -> str:
 
 
 def fill(page: str, record: Record, text: str) -> str:
-    """Put a run's tables into a page, between the two lines that name its suite.
+    """Put a run's tables into a page, between `<!-- figures: NAME -->` and `<!-- end of figures: NAME -->`.
 
-    Args:
-        page: Markdown with `<!-- figures: NAME -->` and `<!-- end of figures: NAME -->`.
-        record: the run. NAME is its suite, with the instruction set that it is held to or has a section for.
-        text: the tables.
-
-    Raises:
-        ValueError: if the page does not have both lines, once each.
+    NAME is the run's suite, with the instruction set that it is held to or has a section for. Each line must stand
+    there once.
     """
     in_use, held_to = record.about["instruction_set"], record.about["held_to"]
     has_section = in_use in SUITES[record.suite].sections

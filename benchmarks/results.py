@@ -32,27 +32,18 @@ def quartile(samples: list[float], number: int = 1) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """A measured figure and its bar.
+    """A measured figure and its bar."""
 
-    Args:
-        name: the figure, with its setting: "2 processes / 1, base preset, one thread each".
-        value: the figure.
-        bar: the value to reach; None for a figure without one.
-        at_most: whether the value must be at most the bar, instead of at least.
-        unit: such as "times" or "s"; may be empty.
-        note: what a reader needs to judge it.
-        seconds: heed's own time, if the value is a ratio of times.
-        before: value and seconds of the heed of another interpreter.
-    """
-
-    name: str
+    name: str  # with its setting: "2 processes / 1, base preset, one thread each"
     value: float
-    bar: float | None = None
-    at_most: bool = False
+    bar: float | None = None  # the value to reach, if any
+    at_most: bool = False  # or at least
     unit: str = ""
-    note: str = ""
-    seconds: float | None = None
-    before: tuple[float, float | None] | None = None
+    note: str = ""  # what a reader needs to judge it
+    seconds: float | None = None  # heed's own time, if the value is a ratio of times
+    before: tuple[float, float | None] | None = (
+        None  # value and seconds of another interpreter's heed
+    )
 
     @property
     def met(self) -> bool | None:
@@ -64,21 +55,13 @@ class Row:
 
 @dataclass
 class Result:
-    """The result of one side on one case.
+    """The result of one side on one case."""
 
-    Args:
-        samples: seconds per call, one for each round.
-        bases: seconds of what is subtracted from each.
-        added_mib: peak memory beyond inputs and gradients, for memory cases.
-        instead: the name of the case that the side computed instead.
-        problem: why there is no result.
-    """
-
-    samples: list[float] = field(default_factory=list)
-    bases: list[float] = field(default_factory=list)
-    added_mib: float | None = None
-    instead: str | None = None
-    problem: str | None = None
+    samples: list[float] = field(default_factory=list)  # seconds per call, one for each round
+    bases: list[float] = field(default_factory=list)  # seconds of what is subtracted from each
+    added_mib: float | None = None  # peak memory beyond inputs and gradients, for memory cases
+    instead: str | None = None  # the name of the case that the side computed instead
+    problem: str | None = None  # why there is no result
 
     @property
     def seconds(self) -> float | None:
@@ -91,23 +74,14 @@ Results = list[tuple[Case, dict[str, Result]]]
 
 @dataclass
 class Record:
-    """One run of one suite.
-
-    Args:
-        suite: the name of the suite.
-        about: machine, versions, command, day.
-        times: times by case and side.
-        memory: memory by case and side.
-        rows: figures of measurements.
-        problems: what could not be measured, and why.
-    """
+    """One run of one suite."""
 
     suite: str
-    about: dict[str, Any]
+    about: dict[str, Any]  # machine, versions, command, day
     times: Results = field(default_factory=list)
     memory: Results = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # what could not be measured, and why
 
     @property
     def passed(self) -> bool:

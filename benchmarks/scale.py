@@ -16,16 +16,15 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.results import Row
-from benchmarks.turns import take_turns
+from benchmarks.turns import SMALLER, bar, take_turns
 
 _ONE_THREAD = dict.fromkeys(
     ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"), "1"
 )
-_SMALLER = bool(os.environ.get("HEED_BENCHMARK_SMALLER"))
 _BASE = ["--preset", "base", "--batch-size", "64", "--dropout", "0", "--validate-every", "1000"]
 _STEPS, _WARM_UP = 31, 10  # metrics come every ten steps; the last step validates
 _LOSS_STEPS = 50
-_LINES = 400 if _SMALLER else 40_000  # of each of the two files
+_LINES = 400 if SMALLER else 40_000  # of each of the two files
 _TINY = ["--preset", "tiny", "--steps", "100", "--batch-size", "32", "--validate-every", "1000"]
 
 
@@ -150,7 +149,7 @@ def measure_translate(rounds: int) -> Iterator[Row]:
         yield Row(
             "throughput of offline translation, 2 workers / 2 independent processes",
             statistics.median(ratios),
-            None if _SMALLER else 0.95,
+            bar(0.95),
             note=f"median of {rounds} rounds, start included; the same bytes; {2 * _LINES:,} lines, tiny preset, one "
             f"thread a process, {min(workers):.0f} s",
         )

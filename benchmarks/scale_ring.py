@@ -31,40 +31,24 @@ _ENVIRONMENT = {
 
 
 class Setting(NamedTuple):
-    """A language model and its training step.
+    """A language model and its training step."""
 
-    Args:
-        length: T, tokens of the whole sequence.
-        layers, width: of the model.
-        steps: how many are timed.
-    """
-
-    length: int = 32768
+    length: int = 32768  # of the whole sequence
     layers: int = 2
     width: int = 128
-    steps: int = 1
+    steps: int = 1  # that are timed
 
 
 class Result(NamedTuple):
-    """What one worker measured.
+    """What one worker measured."""
 
-    Args:
-        seconds: of the fastest step.
-        mib: the peak memory that the length costs.
-        losses: of all steps over the whole sequence.
-    """
-
-    seconds: float
-    mib: float
-    losses: list[float]
+    seconds: float  # of the fastest step
+    mib: float  # the peak memory that the length costs
+    losses: list[float]  # of all steps over the whole sequence
 
 
 def measure(setting: Setting, workers: int) -> list[Result]:
-    """Train on `workers` processes of one thread each; return the result of each.
-
-    Raises:
-        RuntimeError: if a worker fails, with the last line of its messages.
-    """
+    """Train on `workers` processes of one thread each; return the result of each."""
     addresses = local_addresses(workers)
     group = []
     for rank in range(workers):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
@@ -16,14 +15,14 @@ from keras import ops
 
 from benchmarks.gpu_device import make_step, to_device
 from benchmarks.results import Row
-from benchmarks.turns import alternate, attempt
+from benchmarks.turns import SMALLER, alternate, attempt, bar, seconds_of
 from benchmarks.worker import peak_memory, resident_memory
 from heed import Mask
 from heed.ops import dot_product_attention
 
-_SMALLER = int(os.environ.get("HEED_BENCHMARK_SMALLER", "1"))
-_SHAPE = _BATCH, _HEADS, _LENGTH, _WIDTH = 2, 8, 2048 // _SMALLER, 64
-_LONG = 1, _HEADS, 16384 // _SMALLER, _WIDTH
+_PART = SMALLER or 1  # of a length
+_SHAPE = _BATCH, _HEADS, _LENGTH, _WIDTH = 2, 8, 2048 // _PART, 64
+_LONG = 1, _HEADS, 16384 // _PART, _WIDTH
 _PASSES = {False: "fwd", True: "fwd+bwd"}
 _DENSE = {"jax": ("JAX: jitted dense", 3.0), "tensorflow": ("TensorFlow: dense tf.function", 2.5)}
 _LN2, _CAP = math.log(2), 20.0
@@ -34,21 +33,14 @@ _TOLERANCE = 1e-3
 
 
 class Function(NamedTuple):
-    """A function of the score.
+    """A function of the score."""
 
-    Args:
-        captured: the arrays that it captures, which get gradients.
-        make: from the namespace of its operations and the captured arrays, a function of a pair; or None for none.
-        dense: the same of all scores, from the scores and the captured arrays.
-        options: heed's own way to say it, from the captured arrays.
-        bar: of the cost against that.
-    """
-
-    captured: tuple[np.ndarray, ...]
+    captured: tuple[np.ndarray, ...]  # which get gradients
+    # From the namespace of its operations and the captured arrays, a function of a pair; or None for none.
     make: Callable[..., Any]
-    dense: Callable[..., Any]
-    options: Callable[..., dict[str, Any]] | None = None
-    bar: float | None = 1.1
+    dense: Callable[..., Any]  # the same of all scores, from the scores and the captured arrays
+    options: Callable[..., dict[str, Any]] | None = None  # heed's own way to say it
+    bar: float | None = 1.1  # of the cost against that
 
 
 def _alibi(m: Any) -> Any:
@@ -129,9 +121,14 @@ def _tensors(shape: tuple[int, ...]) -> list[Any]:
     return [to_device(x) for x in np.random.default_rng(0).standard_normal((3, *shape), "float32")]
 
 
-def _row(name: str, value: float, bar: float | None, ours: float, peer: str, **more: Any) -> Row:
-    bar = bar if _SMALLER == 1 else None
-    return Row(f"{name} {_SHAPE}", value, bar, note=f"heed {ours * 1e3:.3g} ms, {peer}", **more)
+def _row(name: str, value: float, most: float | None, ours: float, peer: str, **more: Any) -> Row:
+    return Row(
+        f"{name} {_SHAPE}",
+        value,
+        most and bar(most),
+        note=f"heed {ours * 1e3:.3g} ms, {peer}",
+        **more,
+    )
 
 
 def _check(heed: Callable[[], Any], peer: Callable[[], Any]) -> None:
@@ -179,9 +176,9 @@ def _compare_torch(
     # FlexAttention can compute gradients on CPUs, but refuses to.
     # torch.compile could not trace a mock.
     with mock.patch.object(flex, "_validate_device", lambda *_: None):  # noqa: PT008
-        first = {"heed": _seconds(sides["heed"])}
+        first = {"heed": seconds_of(sides["heed"])}
         try:
-            first["flex"] = _seconds(sides["flex"])
+            first["flex"] = seconds_of(sides["flex"])
         except Exception as error:  # its compiler's
             yield f"{name}, FlexAttention: {type(error).__name__}: {error}"[:300]
             del sides["flex"]
@@ -202,31 +199,25 @@ def _compare_torch(
         yield _row(
             f"{name}, first call beyond a warm one", more, 0.1, ours, note, at_most=True, unit="s"
         )
-    for side, title, bar in (
+    for side, title, most in (
         ("plain", "heed without it", 1.35 if backward else 1.25),
         ("option", "heed's option", function.bar),
     ):
         if side in times:
             note = f"{title} {times[side] * 1e3:.3g} ms"
             cost = ours / times[side]
-            yield _row(f"{name}, cost against {title}", cost, bar, ours, note, at_most=True)
-
-
-def _seconds(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+            yield _row(f"{name}, cost against {title}", cost, most, ours, note, at_most=True)
 
 
 def measure_dense(rounds: int) -> Iterator[Row | str]:
     """No function, then each function, with gradients against the framework's dense attention."""
-    yield from attempt("no function", _compare_dense("no function", _NONE, rounds, bar=False))
+    yield from attempt("no function", _compare_dense("no function", _NONE, rounds, has_bar=False))
     for name, function in FUNCTIONS.items():
         yield from attempt(name, _compare_dense(name, function, rounds))
 
 
 def _compare_dense(
-    name: str, function: Function, rounds: int, *, bar: bool = True
+    name: str, function: Function, rounds: int, *, has_bar: bool = True
 ) -> Iterator[Row]:
     title, least = _DENSE[keras.config.backend()]
     tensors = [*_tensors(_SHAPE), *map(to_device, function.captured)]
@@ -236,7 +227,12 @@ def _compare_dense(
     mine, other = alternate(heed, peer, rounds=rounds, budget=_BUDGET)
     note = f"peer {other * 1e3:.3g} ms"
     yield _row(
-        f"{title}, {name} fwd+bwd", other / mine, least if bar else None, mine, note, unit="times"
+        f"{title}, {name} fwd+bwd",
+        other / mine,
+        least if has_bar else None,
+        mine,
+        note,
+        unit="times",
     )
 
 
@@ -265,9 +261,8 @@ def measure_memory(rounds: int) -> Iterator[Row]:
         peaks.append(peak_memory() - before)
     heed, dense = peaks
     name = f"{_DENSE['jax'][0]}, memory of tanh cap fwd+bwd {shape}, share of the peer's"
-    bar = 0.1 if _SMALLER == 1 else None
     note = f"heed {heed:.3g} MiB, peer {dense:.3g} MiB"
-    yield Row(name, heed / dense, bar, at_most=True, note=note)
+    yield Row(name, heed / dense, bar(0.1), at_most=True, note=note)
 
 
 def measure_profile(rounds: int) -> Iterator[Row]:
@@ -321,9 +316,8 @@ def measure_window(rounds: int) -> Iterator[Row]:
         _check(ours, peer)
         mine, other = alternate(ours, peer, rounds=rounds, budget=_BUDGET)
         note = f"heed {mine * 1e3:.3g} ms, Mask.window {other * 1e3:.3g} ms"
-        bar = 1.15 if _SMALLER == 1 else None
         title = f"causal window 256 as a function, {name} {_LONG}, cost against Mask.window"
-        yield Row(title, mine / other, bar, at_most=True, note=note)
+        yield Row(title, mine / other, bar(1.15), at_most=True, note=note)
         if backward:
             continue
         # Next to nothing is computed in both calls: what a function takes longer is the verdicts of all blocks.
@@ -336,10 +330,9 @@ def measure_window(rounds: int) -> Iterator[Row]:
             rounds=rounds,
             budget=_BUDGET,
         )
-        bar = 0.05 if _SMALLER == 1 else None
         title = f"judging all blocks of {_LONG} by a function, share of Mask.window's forward pass"
         note = (
             f"{judged * 1e3:.3g} ms with the verdicts and {unjudged * 1e3:.3g} ms without, "
             f"Mask.window {other * 1e3:.3g} ms"
         )
-        yield Row(title, (judged - unjudged) / other, bar, at_most=True, note=note)
+        yield Row(title, (judged - unjudged) / other, bar(0.05), at_most=True, note=note)

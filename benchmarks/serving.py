@@ -30,29 +30,22 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from benchmarks.results import Row
+from benchmarks.turns import SMALLER, bar
 from benchmarks.worker import memory_of
 
-_SMALLER = bool(os.environ.get("HEED_BENCHMARK_SMALLER"))
 _ALONE, _TEXTS, _LONGEST = 500, 200, 60
 Pipes = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-_CLIENTS, _REQUESTS = (4, 200) if _SMALLER else (32, 10_000)
+_CLIENTS, _REQUESTS = (4, 200) if SMALLER else (32, 10_000)
 
 
 @dataclass
 class Figures:
-    """The results of one way of sending requests.
+    """The results of one way of sending requests."""
 
-    Attributes:
-        seconds: from the first request to the last answer.
-        latencies: the seconds of each request.
-        statuses: the number of answers with each status.
-        wrong: the number of answers that differ from that to a single request.
-    """
-
-    seconds: float = 0.0
+    seconds: float = 0.0  # from the first request to the last answer
     latencies: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
-    wrong: int = 0
+    wrong: int = 0  # answers that differ from that to a single request
 
     @property
     def rate(self) -> float:
@@ -82,14 +75,9 @@ async def ask(pipes: Pipes, text: str) -> tuple[int, str]:
 async def ask_all(
     url: str, texts: list[str], clients: int, known: dict[str, str], rate: float | None = None
 ) -> Figures:
-    """Ask for each text once.
+    """Ask for each text once, over as many connections as clients; translations that are not yet known are added.
 
-    Args:
-        url: the server.
-        texts: the texts to translate.
-        clients: the number of connections that share them.
-        known: the translations; new ones are added.
-        rate: requests per second of all clients together, at random times; None sends each after the last answer.
+    The rate is that of all clients together, at random times; None sends each request after the last answer.
     """
     figures, queue, where = Figures(), iter(texts), urlsplit(url)
     opened = [await asyncio.open_connection(where.hostname, where.port) for _ in range(clients)]
@@ -180,12 +168,13 @@ def _measure(run: Path) -> Iterator[Row]:
         yield Row(f"{name}: answers per second", found.rate, note=note)
         title = f"{name}: errors and texts that differ from those of single requests"
         yield Row(title, bad + found.wrong, 0, at_most=True)
-    bar, latency = (None, None) if _SMALLER else (4.0, 3.0)
     busy = ways[f"{several}, all at once"]
-    yield Row(f"throughput of {several} / one at a time", busy.rate / alone.rate, bar, unit="times")
+    yield Row(
+        f"throughput of {several} / one at a time", busy.rate / alone.rate, bar(4.0), unit="times"
+    )
     for name, found in ways.items():
         title = f"{name}: 99th percentile / median of one at a time"
-        paced_most = latency if found is paced else None
+        paced_most = bar(3.0) if found is paced else None
         yield Row(title, found.percentile(99) / single, paced_most, at_most=True, unit="times")
     yield Row(
         "memory of the server, at the end / at the start", after / before, note=f"{after:.0f} MiB"

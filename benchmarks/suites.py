@@ -24,19 +24,12 @@ OWN = {
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar on the ratio of a peer's time to heed's.
-
-    Args:
-        case: the case that heed computes.
-        peers: the peers, of which the fastest counts.
-        at_least: the least ratio, peer's time / heed's time.
-        at_least_narrow: the same for AVX2 and narrower instruction sets; None for the same.
-    """
+    """A bar on the ratio of a peer's time to heed's."""
 
     case: Case
-    peers: tuple[str, ...]
-    at_least: float
-    at_least_narrow: float | None = None
+    peers: tuple[str, ...]  # of which the fastest counts
+    at_least: float  # peer's time / heed's time
+    at_least_narrow: float | None = None  # for AVX2 and narrower instruction sets, if it is another
 
     def on(self, instruction_set: str) -> Bar:
         """Return the bar for one of heed's instruction sets."""
@@ -55,43 +48,28 @@ class MemoryBar:
 
 
 class Measurement(NamedTuple):
-    """A function that takes the number of rounds and yields rows, and sentences about rows that could not be measured.
+    """A function that takes the number of rounds, and yields rows, and sentences about those it could not measure."""
 
-    Args:
-        target: "module:function", in `benchmarks`.
-        backend: Keras' backend of its process.
-    """
-
-    target: str
+    target: str  # "module:function", in `benchmarks`
     backend: str = "tensorflow"
 
 
 @dataclass(frozen=True)
 class Suite:
-    """What runs together: `python -m benchmarks NAME`.
-
-    Args:
-        description: one line.
-        times: the cases to measure the time of.
-        memory: the cases to measure the peak memory of.
-        peers: the sides by name; None for all that compute a case's kind.
-        bars, memory_bars: bars of the cases.
-        measurements: figures that are no cases, by name.
-        rounds: the default number of samples of each side.
-        sections: the instruction sets with a section of their own in a page, even if nothing is held to them.
-        note: a sentence about the figures.
-    """
+    """What runs together: `python -m benchmarks NAME`."""
 
     description: str
     times: Sequence[Case] = ()
     memory: Sequence[Case] = ()
-    peers: tuple[str, ...] | None = None
+    peers: tuple[str, ...] | None = None  # None for all that compute a case's kind
     bars: Sequence[Bar] = ()
     memory_bars: Sequence[MemoryBar] = ()
-    measurements: Mapping[str, Measurement] = field(default_factory=dict)
-    rounds: int = 25
-    sections: tuple[str, ...] = ()
-    note: str = ""
+    measurements: Mapping[str, Measurement] = field(default_factory=dict)  # figures of other kinds
+    rounds: int = 25  # the default number of samples of each side
+    sections: tuple[
+        str, ...
+    ] = ()  # instruction sets with a section in a page, even if nothing is held to them
+    note: str = ""  # about the figures
 
     @classmethod
     def of_bars(cls, description: str, bars: Sequence[Bar], **options: Any) -> Suite:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import signal
 import time
 import timeit
@@ -15,8 +16,15 @@ from benchmarks import results
 from benchmarks.results import Row
 
 T = TypeVar("T")
+# Of a trial, which has tiny sizes and no bars; see docs/measurements/method.md.
+SMALLER = int(os.environ.get("HEED_BENCHMARK_SMALLER") or 0)
 # Quick calls are repeated for so long in a round of `alternate`.
 _ROUND_SECONDS = 0.02
+
+
+def bar(value: float) -> float | None:
+    """Return a bar, which a trial has not."""
+    return None if SMALLER else value
 
 
 def pause() -> None:
@@ -39,18 +47,14 @@ def take_turns(sides: Sequence[Callable[[], T]], rounds: int) -> list[list[T]]:
 def alternate(
     *sides: Callable[[], Any], rounds: int, quartile: int = 1, budget: float = math.inf
 ) -> list[float]:
-    """Return the seconds of a call of each side of this process: a quartile of rounds in turn.
+    """Return the seconds of a call of each side of this process: a quartile of rounds in turn, see `results.quartile`.
 
-    Args:
-        sides: functions that return when their result is there. Each runs twice before.
-        rounds: at least 2.
-        quartile: the lower one for a machine that others disturb, or 2 for the median.
-        budget: the seconds in which they fit as many rounds as they can, at least 2.
+    Each side runs twice before. Of the rounds, at least 2, as many are done as fit the budget in seconds.
     """
     runs, whole = [], 0.0
     for side in sides:
         side()
-        seconds = max(1e-9, seconds_of(side, 1))
+        seconds = max(1e-9, seconds_of(side))
         calls = max(1, int(_ROUND_SECONDS / seconds))
         runs.append(lambda side=side, calls=calls: seconds_of(side, calls))
         whole += calls * seconds
@@ -59,7 +63,7 @@ def alternate(
     return [results.quartile(x, quartile) for x in take_turns(runs, rounds)]
 
 
-def seconds_of(run: Callable[[], Any], calls: int) -> float:
+def seconds_of(run: Callable[[], Any], calls: int = 1) -> float:
     """Return the mean seconds of so many calls in a row, without collections of garbage."""
     return timeit.timeit(run, timer=time.perf_counter, number=calls) / calls
 
@@ -91,12 +95,9 @@ class _OutOfTimeError(BaseException):
 def attempt(
     what: str, rows: Iterator[Row | str], seconds: float | None = None
 ) -> Iterator[Row | str]:
-    """Yield the rows; if one fails, what it was and why instead of the rest.
+    """Yield the rows; if one fails or takes more seconds, what it was and why instead of the rest.
 
-    Args:
-        what: the rows are about.
-        rows: to be yielded.
-        seconds: of each row; None for no limit. It ends what runs in Python, such as compilers; needs the main thread.
+    A limit of seconds ends what runs in Python, such as compilers, and needs the main thread.
     """
     while True:
         try:

@@ -56,11 +56,11 @@ def time_round(prepared: Prepared, calls: int) -> dict[str, float]:
 def first_runs(prepared: Prepared, results: str) -> float:
     """Warm up, write the first results, and return the seconds of one call."""
     found: list[Any] = []
-    seconds = turns.seconds_of(lambda: found.append(prepared.run()), 1)
+    seconds = turns.seconds_of(lambda: found.append(prepared.run()))
     np.savez(results, *prepared.arrays(found.pop()))
     if seconds < SLOW_SECONDS:
         prepared.run()
-        seconds = turns.seconds_of(prepared.run, 1)
+        seconds = turns.seconds_of(prepared.run)
     return seconds
 
 
@@ -105,11 +105,7 @@ def find(target: str) -> Any:
 
 
 class Worker:
-    """Answers orders, a method each.
-
-    Args:
-        answers: where answers go.
-    """
+    """Answers orders, a method each."""
 
     def __init__(self, answers: Any) -> None:
         self._answers = answers

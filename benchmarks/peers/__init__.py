@@ -51,13 +51,7 @@ class Prepared:
         make: Callable[[int], Callable[[], Any]],
         arrays: Callable[[Any], list[np.ndarray]],
     ) -> Prepared:
-        """Run the case's number of attentions in a row, for the time of one more.
-
-        Args:
-            case: the case.
-            make: makes a function that computes so many attentions in a row.
-            arrays: as above.
-        """
+        """Run the case's number of attentions in a row, as `make` makes them, for the time of one more."""
         if case.chain == 1:
             return cls(make(1), arrays)
         return cls(make(case.chain), arrays, 1 / (case.chain - 1), make(1))
@@ -86,32 +80,20 @@ def one_plain_call(case: Case) -> Case:
 
 @dataclass(frozen=True)
 class Peer:
-    """One side of a comparison.
+    """One side of a comparison."""
 
-    Args:
-        title: its name in tables.
-        target: "module:function" of what prepares a case.
-        kind: the kind of cases that it computes.
-        is_heed: whether it is heed; the others are compared with the first such side of a run.
-        is_limit: whether it has no result to compare: a speed of the machine, a model without its attention or with
-            its own weights. Its memory is not measured.
-        builds_scores: whether it builds the whole score tensor, and so needs memory for it.
-        computes: maps a case to the one that it computes instead.
-        options: more arguments of the function.
-        environment: environment variables of its process.
-        python: the interpreter of its process; None for the one that runs the benchmarks.
-    """
-
-    title: str
-    target: str
-    kind: str = "dot-product"
-    is_heed: bool = False
+    title: str  # in tables
+    target: str  # "module:function" of what prepares a case
+    kind: str = "dot-product"  # of the cases that it computes
+    is_heed: bool = False  # the others are compared with the first such side of a run
+    # Whether it has no result to compare: a speed of the machine, a model without its attention or with its own
+    # weights. Its memory is not measured.
     is_limit: bool = False
-    builds_scores: bool = False
-    computes: Callable[[Case], Case] = lambda case: case
-    options: dict[str, Any] = field(default_factory=dict)
-    environment: dict[str, str] = field(default_factory=dict)
-    python: str | None = None
+    builds_scores: bool = False  # the whole tensor of them, and so needs memory for it
+    computes: Callable[[Case], Case] = lambda case: case  # the case that it computes instead
+    options: dict[str, Any] = field(default_factory=dict)  # more arguments of the function
+    environment: dict[str, str] = field(default_factory=dict)  # variables of its process
+    python: str | None = None  # the interpreter of its process, if not that of this one
 
 
 def _peer(title: str, target: str, kind: str = "dot-product", **more: Any) -> Peer:
@@ -166,10 +148,10 @@ PEERS: dict[str, Peer] = {
     "hub-generate-xla": _peer("KerasHub BART with XLA", "texts:bart", "generate", **_XLA),
     "heed-gpt2": _heed("gpt2:accelerated", "continue", "accelerated GPT-2"),
     "hub-gpt2": _peer("KerasHub GPT-2", "gpt2:stock", "continue"),
-    "heed-training": _heed("heed_training", "training"),
+    "heed-training": _heed("texts:train", "training"),
     # Models with weights of their own.
-    "hub-training": _peer("KerasHub", "training:keras_hub", "training", **_LIMIT),
-    "hub-training-xla": _peer("KerasHub with XLA", "training:keras_hub", "training", **_XLA),
+    "hub-training": _peer("KerasHub", "texts:train_hub", "training", **_LIMIT),
+    "hub-training-xla": _peer("KerasHub with XLA", "texts:train_hub", "training", **_XLA),
     "model-rest": _peer("without attention", "models:without_attention", "model", **_LIMIT),
     # The same attention with one more option, for which there is no result to compare with.
     **{

@@ -1,9 +1,9 @@
-"""The attention of PyTorch and of JAX, each by its own function, on Keras' backend."""
+"""Sides that call one function of a case's inputs on Keras' backend: the attention of PyTorch, of JAX, and others."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -17,24 +17,39 @@ from benchmarks.peers import Prepared, _inputs, repeat
 LAYOUT = "BNTH" if keras.config.backend() == "torch" else "BTNH"
 
 
-def prepare(case: Case, attention: Callable[..., Any]) -> Prepared:
-    """Return a side that calls a function of query, key and value in the framework's layout."""
-    exchange = _inputs.heads_first if LAYOUT == "BNTH" else np.asarray
+def prepare(
+    case: Case,
+    function: Callable[..., Any],
+    layout: str = LAYOUT,
+    *,
+    arrays: list[np.ndarray] | None = None,
+    weights: Sequence[Any] = (),
+) -> Prepared:
+    """Return a side that calls a function, with gradients if the case has them.
+
+    Args:
+        case: the case.
+        function: computes the output from the case's inputs, such as query, key and value.
+        layout: of the inputs of dot-product attention, "BTNH" or "BNTH".
+        arrays: the inputs, if not all inputs of the case.
+        weights: variables of TensorFlow to compute gradients for, too.
+    """
+    exchange = _inputs.heads_first if layout == "BNTH" else np.asarray
 
     def tensor(array: np.ndarray) -> Any:
         # Copied, because NumPy allocates in huge pages, unlike PyTorch.
         return keras.ops.copy(to_device(exchange(array), case.dtype))
 
-    def arrays(results: Any) -> list[np.ndarray]:
+    def to_arrays(results: Any) -> list[np.ndarray]:
         return [exchange(to_host(result)) for result in results]
 
-    tensors = [tensor(x) for x in _inputs.inputs(case)]
+    tensors = [tensor(x) for x in arrays or _inputs.inputs(case)]
     if not case.backward:
         return Prepared.chain(
-            case, lambda count: make_step(repeat(attention, count), tensors), arrays
+            case, lambda count: make_step(repeat(function, count), tensors), to_arrays
         )
     upstream = tensor(_inputs.output_gradient(case))
-    return Prepared(make_step(attention, tensors, upstream), arrays)
+    return Prepared(make_step(function, tensors, upstream, weights=weights), to_arrays)
 
 
 def torch(case: Case) -> Prepared:

@@ -13,7 +13,7 @@ from keras import layers
 import heed as package
 from benchmarks.cases import Case
 from benchmarks.peers import Prepared, _inputs
-from benchmarks.peers._tensorflow import make_graph, visible
+from benchmarks.peers.frameworks import prepare
 from heed import Mask, ops
 
 
@@ -32,7 +32,7 @@ def heed(case: Case) -> Prepared:
             query, key, value, mask=mask, is_causal=causal, layout="BNTH"
         )
 
-    return make_graph(attention, case, "BNTH")
+    return prepare(case, attention, "BNTH")
 
 
 def heed_portable(case: Case) -> Prepared:
@@ -81,7 +81,7 @@ def heed_option(case: Case, name: str) -> Prepared:
     def attention(query, key, value):  # type: ignore[no-untyped-def]
         return ops.dot_product_attention(query, key, value, layout="BNTH", **given)
 
-    prepared = make_graph(attention, case, "BNTH")
+    prepared = prepare(case, attention, "BNTH")
     return dataclasses.replace(prepared, portion=prepared.portion / share)
 
 
@@ -101,7 +101,20 @@ def naive(case: Case) -> Prepared:
             scores += (1.0 - tf.cast(seen, scores.dtype)) * -1e9
         return tf.matmul(tf.nn.softmax(scores), value)
 
-    return make_graph(attention, case, "BNTH")
+    return prepare(case, attention, "BNTH")
+
+
+def visible(case: Case) -> tf.Tensor | None:
+    """Return which keys each query sees, for use in a graph: booleans (B or 1, 1, T or 1, S); None if all."""
+    shape = (case.length, case.key_length)
+    seen = None
+    if case.causal:
+        reach = -1 if case.window is None else case.window - 1
+        seen = tf.linalg.band_part(tf.ones(shape, tf.bool), reach, 0)[None, None]
+    if case.padded:
+        valid = tf.sequence_mask(case.key_lengths, case.key_length)[:, None, None]
+        seen = valid if seen is None else tf.logical_and(seen, valid)
+    return seen
 
 
 def keras_op(case: Case) -> Prepared:
@@ -113,7 +126,7 @@ def keras_op(case: Case) -> Prepared:
         mask = visible(masked)
         return keras.ops.dot_product_attention(query, key, value, mask=mask, is_causal=causal)
 
-    return make_graph(attention, case)
+    return prepare(case, attention)
 
 
 def matmul_node(case: Case) -> Prepared:
@@ -143,7 +156,7 @@ def sgemm(case: Case) -> Prepared:
 
 def heed_additive(case: Case) -> Prepared:
     """Call heed with projected query, key and value, and the score vector."""
-    return make_graph(ops.additive_attention, case)
+    return prepare(case, ops.additive_attention)
 
 
 def naive_additive(case: Case) -> Prepared:
@@ -154,7 +167,7 @@ def naive_additive(case: Case) -> Prepared:
         scores = tf.linalg.matvec(hidden, score_vector)
         return tf.matmul(tf.nn.softmax(scores), value)
 
-    return make_graph(attention, case)
+    return prepare(case, attention)
 
 
 def keras_additive(case: Case) -> Prepared:
@@ -168,7 +181,7 @@ def keras_additive(case: Case) -> Prepared:
     def attention(query, key, value):  # type: ignore[no-untyped-def]
         return layer([query, value, key])
 
-    return make_graph(attention, case, arrays=tensors, weights=[layer.scale.value])
+    return prepare(case, attention, arrays=tensors, weights=[layer.scale.value])
 
 
 def heed_layer(case: Case) -> Prepared:
@@ -190,4 +203,4 @@ def _self_attention(kind: Any, case: Case) -> Prepared:
     def attention(states):  # type: ignore[no-untyped-def]
         return layer(states, states, use_causal_mask=case.causal)
 
-    return make_graph(attention, case, weights=[weight.value for weight in layer.trainable_weights])
+    return prepare(case, attention, weights=[weight.value for weight in layer.trainable_weights])

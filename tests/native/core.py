@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ctypes import (
     POINTER,
     Structure,
@@ -304,6 +304,20 @@ class Call:
         pass_ = Backward(tensor(output), self.softmax.ctypes.data, tensor(output_gradient))
         pass_.lse_gradient = None if lse_gradient is None else lse_gradient.ctypes.data
         return pass_
+
+    def assert_same_bits(
+        self, output_gradient: Any, threads: Sequence[int] = (1, 1, 2, 3, 7)
+    ) -> list[np.ndarray]:
+        """Check that results have the same bits for each number of threads, forward and backward; return them."""
+        found: list[list[np.ndarray]] = []
+        for count in threads:
+            output, lse = self.forward(count)
+            gradients = self.backward(output, output_gradient, threads=count)
+            captured = [x for x in self.capture_gradients if x is not None]
+            found.append([output, lse, *gradients, *captured])
+            for x, first in zip(found[-1], found[0], strict=True):
+                np.testing.assert_array_equal(x, first)
+        return found[0]
 
     def _run(self, name: str, results: Structure, threads: int) -> None:
         problem = getattr(self.library, name)(self.attention, results, threads)

@@ -84,10 +84,7 @@ def rounded(weight: np.ndarray, pack: str) -> np.ndarray:
 
 def rounded_inputs(x: np.ndarray) -> np.ndarray:
     """Return rows (rows, inputs) as formats of integers round them: in blocks, to [-127, 127] times a factor."""
-    blocks = in_blocks(x.T)
-    factor = abs(blocks).max(1, keepdims=True) / 127
-    whole = np.rint(blocks / np.where(factor == 0, 1, factor))
-    return (whole * factor).reshape(len(blocks) * BLOCK, len(x))[: x.shape[1]].T
+    return to_bytes(in_blocks(x.T), 1).reshape(-1, len(x))[: x.shape[1]].T
 
 
 def in_blocks(x: np.ndarray) -> np.ndarray:

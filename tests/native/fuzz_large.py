@@ -15,14 +15,14 @@ import ml_dtypes
 import numpy as np
 
 from tests import reference
-from tests.native.core import RULES
 from tests.native.fuzz_problems import (
     BOUNDS,
     DTYPES,
     HALF_STEP,
-    kept,
+    Problem,
+    drop,
     longest,
-    random_rule,
+    random_rules,
     wide_of,
 )
 
@@ -34,14 +34,9 @@ FLOAT16 = np.dtype(np.float16)
 
 
 @dataclass
-class Problem:
-    """One attention; `inputs`, `options` and `expected` as of `fuzz_problems.Problem`."""
+class Large(Problem):
+    """One attention; `inputs` are query, key and value."""
 
-    inputs: list[np.ndarray]
-    d_out: np.ndarray
-    d_lse: np.ndarray
-    options: dict[str, Any]
-    expected: dict[str, Any]
     exact: bool
 
     def __post_init__(self) -> None:
@@ -58,11 +53,12 @@ class Problem:
         self.terms = longest(self.d_out) * longest(value) * (drops + 1) + np.abs(self.d_lse).max()
         self.most_value = most_value * drops
 
-    def bounds(self) -> tuple[float, float]:
-        return BOUNDS[self.inputs[0].dtype]
+    def gradient_bound(self) -> float:
+        dtype = self.inputs[0].dtype
+        return BOUNDS[dtype][1] + 4 * HALF_STEP.get(dtype, 0.0)
 
     def check_forward(self, output: np.ndarray, lse: np.ndarray) -> None:
-        value_bound = self.bounds()[0] * max(1.0, self.most_value)
+        value_bound = BOUNDS[self.inputs[0].dtype][0] * max(1.0, self.most_value)
         if not self.exact:
             out = wide_of(output)
             if not np.isfinite(out).all() or np.abs(out).max() > self.most_value + value_bound:
@@ -75,7 +71,7 @@ class Problem:
         _close(output, wanted.out, value_bound, "output")
         _check_lse(lse, wanted.lse)
 
-    def check_weights(self, weights: np.ndarray, wanted: np.ndarray | None = None) -> None:
+    def check_weights(self, weights: np.ndarray) -> None:
         """Check weights (B, N, T, S), without dropout."""
         step = 2.0**-52 if weights.dtype == np.float64 else 2.0**-23
         _close(weights.sum(-1), np.where(self.seen, 1.0, 0.0), 64 * step, "sum of weights")
@@ -83,10 +79,9 @@ class Problem:
             wanted = reference.dot_product_attention(*self.inputs, **self.expected).probabilities
             _close(weights, wanted, 64 * step, "weights")
 
-    def check_backward(self, gradients: list[np.ndarray], bias: np.ndarray | None) -> None:
+    def check_backward(self, gradients: list[np.ndarray]) -> None:
         query, key, value = self.inputs
-        bound = self.bounds()[1] + 4 * HALF_STEP.get(query.dtype, 0.0)
-        rows = query.shape[1] * self.queries_per_kv
+        rows, bound = query.shape[1] * self.queries_per_kv, self.gradient_bound()
         scale = abs(self.expected["scale"])
         incoming = np.where(self.seen.transpose(0, 2, 1)[..., None], wide_of(self.d_out), 0)
         value_bound = bound * max(1.0, rows * float(np.abs(incoming).max(initial=0)))
@@ -105,15 +100,23 @@ class Problem:
         wanted = reference.dot_product_attention_backward(
             *self.inputs, self.d_out, self.d_lse, **self.expected
         )
-        slack = max(1.0, self.terms)
-        query_bound = bound * slack * max(1.0, scale * longest(key))
-        key_bound = bound * slack * max(1.0, scale * longest(query)) * rows**0.5
+        bound *= max(1.0, self.terms)
+        query_bound = bound * max(1.0, scale * longest(key))
+        key_bound = bound * max(1.0, scale * longest(query)) * rows**0.5
         _close(gradients[0], wanted.query, query_bound, "gradient of query")
         _close(gradients[1], wanted.key, key_bound, "gradient of key")
         _close(gradients[2], wanted.value, value_bound, "gradient of value")
-        if bias is not None:
-            together = self.visible.size / max(1, bias.size)
-            _close(bias, wanted.bias, bound * slack * together, "gradient of bias")
+
+    def check_bias(self, gradient: np.ndarray) -> None:
+        """Check the gradient of a bias among the options."""
+        if not self.exact:
+            return
+        wanted = reference.dot_product_attention_backward(
+            *self.inputs, self.d_out, self.d_lse, **self.expected
+        ).bias
+        together = self.visible.size / max(1, gradient.size)
+        bound = self.gradient_bound() * max(1.0, self.terms) * together
+        _close(gradient, wanted, bound, "gradient of bias")
 
 
 def _close(actual: np.ndarray, expected: np.ndarray, bound: Any, what: str) -> None:
@@ -131,7 +134,7 @@ def _check_lse(lse: np.ndarray, wanted: np.ndarray) -> None:
     _close(lse[finite], wanted[finite], bound, "log-sum-exp")
 
 
-def draw(rng: np.random.Generator, dtypes: tuple[Any, ...] = DTYPES, most: int = 20_000) -> Problem:
+def draw(rng: np.random.Generator, dtypes: tuple[Any, ...] = DTYPES, most: int = 20_000) -> Large:
     """Return a legal attention of at most `most` pairs of a query and a key."""
     while True:
         batch, queries_per_kv, kv_heads = (int(n) for n in rng.integers(1, 3, 3))
@@ -153,25 +156,18 @@ def draw(rng: np.random.Generator, dtypes: tuple[Any, ...] = DTYPES, most: int =
     draw_scores = _exact_scores if exact else _rough_scores
     query, key, scale, biases, slope = draw_scores(rng, dtype, shape, sizes[:2])
 
-    drawn = [
-        random_rule(rng, int(kind), shape) for kind in rng.permutation(RULES)[: rng.integers(0, 3)]
-    ]
-    mask = np.ones((1, 1, 1, 1), bool)
-    for _, allowed in drawn:
-        mask = mask & allowed
-    options: dict[str, Any] = {"rules": [rule for rule, _ in drawn], "scale": scale}
+    rules, mask = random_rules(rng, shape, 2)
+    options: dict[str, Any] = {"rules": rules, "scale": scale}
     expected: dict[str, Any] = {"mask": mask, "scale": scale}
     if biases is not None:
         options["bias"] = expected["bias"] = biases.astype(compute)
     if slope:
         options["slopes"] = expected["alibi_slopes"] = np.full(heads, slope, compute)
     if rng.random() < 0.1:
-        seed = tuple(int(n) for n in rng.integers(0, 2**32, 2))
-        options |= {"dropout": 0.25, "seed": seed}
-        expected |= {"dropout": 0.25, "keep": kept(0.25, seed, shape)}
+        drop(rng, shape, options, expected, (0.25,))
     d_lse = rng.normal(size=shape[:3]).astype(compute)
     tensors = [x.astype(dtype) for x in (query, key, value, d_out)]
-    problem = Problem(tensors[:3], tensors[3], d_lse, options, expected, exact)
+    problem = Large(tensors[:3], tensors[3], d_lse, options, expected, exact)
     d_lse[~problem.seen] = 0
     return problem
 
@@ -227,21 +223,20 @@ def _sides(rng: np.random.Generator, shape: tuple[int, ...]) -> list[int]:
 
 
 @dataclass
-class AdditiveProblem:
+class LargeAdditive(Problem):
     """One additive attention; `inputs` end with the score vector. Exact ones have a tanh of -1, 0 or 1."""
 
-    inputs: list[np.ndarray]
-    d_out: np.ndarray
-    d_lse: np.ndarray
-    options: dict[str, Any]
-    expected: dict[str, Any]
     exact: bool
+
+    def __post_init__(self) -> None:
+        query, _, value, _ = self.inputs
+        pairs = (*query.shape[:2], value.shape[1])
+        self.seen = np.broadcast_to(self.expected["mask"], pairs).any(2)
 
     def check_forward(self, output: np.ndarray, lse: np.ndarray) -> None:
         query, _, value, _ = self.inputs
         bound = BOUNDS[query.dtype][0] * max(1.0, float(np.abs(wide_of(value)).max()))
-        seen = np.broadcast_to(self.expected["mask"], (*query.shape[:2], value.shape[1])).any(2)
-        _close(output[..., 0], np.where(seen, 1.0, 0.0), bound, "sum of weights")
+        _close(output[..., 0], np.where(self.seen, 1.0, 0.0), bound, "sum of weights")
         if self.exact:
             wanted = reference.additive_attention(*self.inputs, **self.expected)
             _close(output, wanted.out, bound, "output")
@@ -251,8 +246,7 @@ class AdditiveProblem:
         query, _, value, vector = self.inputs
         rows, bound = query.shape[1], BOUNDS[query.dtype][1]
         bound += 4 * HALF_STEP.get(query.dtype, 0.0)
-        seen = np.broadcast_to(self.expected["mask"], (*query.shape[:2], value.shape[1])).any(2)
-        incoming = np.where(seen[..., None], wide_of(self.d_out), 0)
+        incoming = np.where(self.seen[..., None], wide_of(self.d_out), 0)
         most = bound * max(1.0, rows * float(np.abs(incoming).max(initial=0)))
         if not all(np.isfinite(wide_of(x)).all() for x in gradients):
             raise AssertionError("gradients: not finite")
@@ -268,10 +262,12 @@ class AdditiveProblem:
         _close(gradients[0], wanted.query, bound * largest, "gradient of query")
         _close(gradients[1], wanted.key, bound * largest * rows**0.5, "gradient of key")
         _close(gradients[2], wanted.value, most, "gradient of value")
-        _close(gradients[3], wanted.score_vector, bound * seen.size, "gradient of score vector")
+        _close(
+            gradients[3], wanted.score_vector, bound * self.seen.size, "gradient of score vector"
+        )
 
 
-def draw_additive(rng: np.random.Generator) -> AdditiveProblem:
+def draw_additive(rng: np.random.Generator) -> LargeAdditive:
     """Return a legal additive attention."""
     batch, queries, keys = (
         int(n) for n in (rng.integers(1, 3), *rng.choice((*LENGTHS_DRAWN, 130), 2))
@@ -293,13 +289,11 @@ def draw_additive(rng: np.random.Generator) -> AdditiveProblem:
         key = rng.normal(size=(batch, keys, units)) * rng.choice([0.1, 1, 3, 30])
         vector = rng.normal(size=units) * 10.0 ** rng.uniform(0, 3 if dtype == FLOAT16 else 15)
     shape = (batch, 1, queries, keys)
-    mask, options = np.ones((1, 1, 1, 1), bool), {}
-    if rng.random() < 0.5:
-        rule, mask = random_rule(rng, int(rng.integers(0, len(RULES))), shape)
-        options = {"rules": [rule]}
-    expected = {"mask": mask[:, 0]}
+    rules, mask = random_rules(rng, shape, 1)
+    options, expected = {"rules": rules}, {"mask": mask[:, 0]}
     d_lse = rng.normal(size=(batch, queries)).astype(compute)
-    d_lse[~np.broadcast_to(mask[:, 0], (batch, queries, keys)).any(2)] = 0
-    tensors = [x.astype(dtype) for x in (query, key, value)]
-    inputs = [*tensors, vector.astype(compute)]
-    return AdditiveProblem(inputs, d_out.astype(dtype), d_lse, options, expected, exact)
+    query, key, value, d_out = (x.astype(dtype) for x in (query, key, value, d_out))
+    inputs = [query, key, value, vector.astype(compute)]
+    problem = LargeAdditive(inputs, d_out, d_lse, options, expected, exact)
+    d_lse[~problem.seen] = 0
+    return problem

@@ -17,6 +17,9 @@ from tests.native.core import DILATED, LENGTHS, NO_LIMIT, PREFIX, RULES, SEGMENT
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 LENGTHS_DRAWN = (0, 1, 2, 3, 5, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 193, 257)
 WIDTHS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 40, 64, 65, 80, 128, 256, 257, 512)
+# Around the sizes of blocks, tiles and vectors.
+USUAL_LENGTHS = (1, 2, 5, 63, 64, 65, 128, 129, 150)
+USUAL_WIDTHS = (1, 3, 8, 15, 16, 17, 40)
 MOST_WORK = 3_000_000
 # Against the largest number of the expected array: values, and gradients.
 BOUNDS = {
@@ -54,17 +57,40 @@ def kept(rate: float, seed: tuple[int, int], shape: tuple[int, int, int, int]) -
 
 @dataclass
 class Problem:
-    """One attention.
-
-    `inputs` are query, key and value; `options` those of `core.Call`; `expected` the same for the reference. Of a
-    `wild` one only the guards are checked: its scores leave the range of the dtype.
-    """
+    """One call: `options` are those of `core.Call`, `expected` the same for the reference."""
 
     inputs: list[np.ndarray]
     d_out: np.ndarray
     d_lse: np.ndarray
     options: dict[str, Any]
     expected: dict[str, Any]
+
+    def assert_near(
+        self,
+        actual: np.ndarray,
+        expected: np.ndarray,
+        what: str,
+        bounds: tuple[float, float],
+        more: float = 0.0,
+    ) -> None:
+        """Check that no error exceeds `bounds`' first number, for numbers of order 1, times the second, plus `more`."""
+        infinite = np.isneginf(expected)  # log-sum-exp of nothing
+        if not np.array_equal(np.isneginf(actual), infinite):
+            raise AssertionError(f"{what}: -inf at other places")
+        error = np.abs(wide_of(actual)[~infinite] - expected[~infinite])
+        largest = max(1.0, float(np.abs(expected[~infinite]).max(initial=0)))
+        bound = bounds[0] * largest * bounds[1] + more
+        if not np.all(error <= bound):
+            raise AssertionError(f"{what}: error {error.max()} exceeds {bound}")
+
+
+@dataclass
+class DotProduct(Problem):
+    """One attention; `inputs` are query, key and value.
+
+    Of a `wild` one only the guards are checked: its scores leave the range of the dtype.
+    """
+
     wild: bool
 
     def __post_init__(self) -> None:
@@ -147,16 +173,9 @@ class Problem:
         what: str,
         dtype: np.dtype | None = None,
     ) -> None:
-        actual, expected = wide_of(actual)[where], expected[where]
-        infinite = np.isneginf(expected)  # log-sum-exp of nothing
-        if not np.array_equal(np.isneginf(actual), infinite):
-            raise AssertionError(f"{what}: -inf at other places")
-        error = np.abs(actual[~infinite] - expected[~infinite])
-        largest = max(1.0, float(np.abs(expected[~infinite]).max(initial=0)))
-        bound = BOUNDS[dtype or self.inputs[0].dtype][which] * largest * self.slack
-        bound += which * self.rounding
-        if not np.all(error <= bound):
-            raise AssertionError(f"{what}: error {error.max()} exceeds {bound}")
+        bounds = BOUNDS[dtype or self.inputs[0].dtype][which], self.slack
+        more = which * self.rounding
+        self.assert_near(actual[where], expected[where], what, bounds, more)
 
 
 def wide_of(x: np.ndarray) -> np.ndarray:
@@ -208,8 +227,10 @@ def random_rule(
         return np.broadcast_to(x, (batch,))[:, None, None, None]
 
     if kind == WINDOW:
-        reach = [2**63 - 1, NO_LIMIT, 0, *range(1, keys + 2)]
-        left, right = (int(rng.choice(np.array(reach, object))) for _ in range(2))
+        left, right = (
+            (2**63 - 1, NO_LIMIT, 0, int(rng.integers(1, keys + 2)))[rng.integers(0, 4)]
+            for _ in range(2)
+        )
         align = numbers(keys)
         at = i + over(align)
         # A reach from NO_LIMIT on has no end; below it, Python's integers cannot overflow.
@@ -248,6 +269,32 @@ def random_rule(
     return {"rule": kind, "dense": dense}, dense
 
 
+def random_rules(
+    rng: np.random.Generator, shape: tuple[int, int, int, int], most: int
+) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """Return some rules of different kinds, and the booleans that they mean together."""
+    rules, mask = [], np.ones((1, 1, 1, 1), bool)
+    for kind in rng.permutation(RULES)[: rng.integers(0, most + 1)]:
+        rule, allowed = random_rule(rng, int(kind), shape)
+        rules.append(rule)
+        mask = mask & allowed
+    return rules, mask
+
+
+def drop(
+    rng: np.random.Generator,
+    shape: tuple[int, int, int, int],
+    options: dict[str, Any],
+    expected: dict[str, Any],
+    rates: tuple[float, ...] = (1e-9, 0.1, 0.5, 0.9),
+) -> None:
+    """Add dropout to both."""
+    rate = float(rng.choice(rates))
+    seed = tuple(int(n) for n in rng.integers(0, 2**32, 2))
+    options |= {"dropout": rate, "seed": seed}
+    expected |= {"dropout": rate, "keep": kept(rate, seed, shape)}
+
+
 def poison(rng: np.random.Generator, tensors: list[np.ndarray]) -> None:
     """Put NaN, infinity and denormal numbers in a few places."""
     for x in tensors:
@@ -257,16 +304,36 @@ def poison(rng: np.random.Generator, tensors: list[np.ndarray]) -> None:
             x[tuple(int(rng.integers(0, n)) for n in x.shape)] = rng.choice(special)
 
 
-def draw(rng: np.random.Generator, empty: bool = True) -> Problem:
-    """Return a legal attention. `empty` allows sizes of 0."""
-    least = 0 if empty and rng.random() < 0.2 else 1
+def made(arrays: list[np.ndarray], rules: Any = (), mask: Any = True, **options: Any) -> DotProduct:
+    """Return an attention of query, key, value and output gradient; `mask` says what the rules mean."""
+    *inputs, d_out = arrays
+    query = inputs[0]
+    compute = np.float64 if query.dtype == np.float64 else np.float32
+    d_lse = np.zeros(query.transpose(0, 2, 1, 3).shape[:3], compute)
+    options = {"scale": query.shape[3] ** -0.5, **options}
+    expected = {
+        "mask": np.broadcast_to(mask, (1, 1, 1, 1)) if np.ndim(mask) == 0 else mask,
+        **options,
+    }
+    return DotProduct(inputs, d_out, d_lse, {"rules": rules, **options}, expected, wild=False)
+
+
+def draw(rng: np.random.Generator, empty: bool = True, usual: bool = False) -> DotProduct:
+    """Return a legal attention.
+
+    Args:
+        empty: whether sizes of 0 are allowed.
+        usual: whether sizes are those of the kernels' tiles, and numbers of order 1, so that few draws meet each rule.
+    """
+    lengths, widths = (USUAL_LENGTHS, USUAL_WIDTHS) if usual else (LENGTHS_DRAWN, WIDTHS)
+    least = 0 if empty and not usual and rng.random() < 0.2 else 1
     while True:
         batch, queries_per_kv = (int(n) for n in rng.integers(least, 4, 2))
         kv_heads = int(rng.integers(1, 4))
-        queries, keys = (max(least, int(rng.choice(LENGTHS_DRAWN))) for _ in range(2))
-        if rng.random() < 0.15:  # decoding
+        queries, keys = (max(least, int(rng.choice(lengths))) for _ in range(2))
+        if not usual and rng.random() < 0.15:  # decoding
             queries, keys = int(rng.integers(1, 17)), int(rng.integers(200, 1200))
-        width, value_width = (int(rng.choice(WIDTHS)) for _ in range(2))
+        width, value_width = (int(rng.choice(widths)) for _ in range(2))
         heads = kv_heads * queries_per_kv
         if batch * heads * queries * keys * max(width, value_width) <= MOST_WORK:
             break
@@ -274,23 +341,18 @@ def draw(rng: np.random.Generator, empty: bool = True) -> Problem:
     dtype = DTYPES[rng.integers(0, 4)]
     sizes = [(batch, queries, heads, width), (batch, keys, kv_heads, width)]
     sizes += [(batch, keys, kv_heads, value_width), (batch, queries, heads, value_width)]
-    wild = rng.random() < 0.1
+    wild = not usual and rng.random() < 0.1
     factor = float(10.0 ** rng.integers(-30, 30)) if wild else float(rng.choice([0.01, 1, 1, 1, 3]))
     with np.errstate(over="ignore"):
         tensors = [(rng.normal(size=size) * factor).astype(dtype) for size in sizes]
-    poisoned = rng.random() < 0.3
+    poisoned = not usual and rng.random() < 0.3
     if poisoned:
         poison(rng, tensors)
     d_lse = rng.normal(size=shape[:3]).astype(np.float64 if dtype == np.float64 else np.float32)
 
-    drawn = [
-        random_rule(rng, int(kind), shape) for kind in rng.permutation(RULES)[: rng.integers(0, 5)]
-    ]
-    mask = np.ones((1, 1, 1, 1), bool)
-    for _, allowed in drawn:
-        mask = mask & allowed
+    rules, mask = random_rules(rng, shape, 2 if usual else 4)
     scale = float(rng.choice([1.0, -0.5, 0.0])) if rng.random() < 0.3 else width**-0.5
-    options: dict[str, Any] = {"rules": [rule for rule, _ in drawn], "scale": scale}
+    options: dict[str, Any] = {"rules": rules, "scale": scale}
     expected: dict[str, Any] = {"mask": mask, "scale": scale}
     if rng.random() < 0.25:
         options["soft_cap"] = expected["soft_cap"] = float(rng.choice([0.5, 5.0, 50.0]))
@@ -303,12 +365,9 @@ def draw(rng: np.random.Generator, empty: bool = True) -> Problem:
         options["slopes"] = expected["alibi_slopes"] = rng.random(heads).astype(np.float32)
         options["slope_align"] = expected["align"] = rng.integers(-5, 5, batch)
     if rng.random() < 0.25:
-        rate = float(rng.choice([1e-9, 0.1, 0.5, 0.9]))
-        seed = tuple(int(n) for n in rng.integers(0, 2**32, 2))
-        options |= {"dropout": rate, "seed": seed}
-        expected |= {"dropout": rate, "keep": kept(rate, seed, shape)}
+        drop(rng, shape, options, expected)
     # Rows that see nothing have no log-sum-exp to pass a gradient to.
     seen = np.broadcast_to(mask & (expected.get("bias", 0.0) != -np.inf), shape).any(3)
     d_lse[~seen] = 0
     *inputs, d_out = (spread(rng, x) for x in tensors)
-    return Problem(inputs, d_out, d_lse, options, expected, wild)
+    return DotProduct(inputs, d_out, d_lse, options, expected, wild)

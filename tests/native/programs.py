@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 # Beside the interpreter lie the tools of the extra [dev].
@@ -27,12 +29,27 @@ CORE_TESTS = (
 ELSEWHERE = (
     "many_callers or child_after_fork or wakes_no or as_many_as_the_process or no_thread_can_be_started"
     " or malformed_programs or a_listener_gets or may_change_at_any_time or caches_keep_what"
-    " or (what_cannot_be_is_refused and (prompt or gap or factor))"
+    " or (what_cannot_be_is_refused and (prompt or factor))"
 )
 
 
 def run(command: list[str], **environment: str) -> str:
     return run_program(command, {**os.environ, "PATH": PATH, **environment})
+
+
+def run_script(text: str, *arguments: Any) -> str:
+    """Return what a script prints in a fresh process."""
+    return run([sys.executable, "-c", textwrap.dedent(text), *map(str, arguments)]).strip()
+
+
+def build(
+    folder: Path, *options: str, targets: Sequence[str] = ("heed_stress", "heed_serve")
+) -> Path:
+    """Build the library and the test programs there, with these options of CMake; return the folder."""
+    given = (f"-D{option}" for option in ("HEED_STRESS=ON", "HEED_WERROR=ON", *options))
+    run(["cmake", "-S", "native", "-B", str(folder), *given])
+    run(["cmake", "--build", str(folder), "-j2", "--target", *targets])
+    return folder
 
 
 def run_core_tests(served: str, names: tuple[str, ...] = CORE_TESTS, only: str = "") -> None:

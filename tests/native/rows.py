@@ -13,16 +13,12 @@ import numpy as np
 from tests import reference
 from tests.native import core
 from tests.native.core import NO_LABEL, Rows
+from tests.native.fuzz_problems import kept
 from tests.strategies import cast
-from tests.tolerances import assert_gradients, assert_statistics, assert_values, to_numpy
+from tests.tolerances import assert_gradients, assert_statistics, assert_values, to_float64
 
 Make = Callable[[tuple[int, ...], Any], np.ndarray]
 SEED = (7, 9)
-
-
-def exact(x: np.ndarray) -> np.ndarray:
-    """Return an array of any dtype as float64."""
-    return to_numpy(x).astype(np.float64)
 
 
 def draw(shape: tuple[int, ...], dtype: str, seed: int, scale: float = 1.0) -> np.ndarray:
@@ -122,23 +118,8 @@ def dropout(
 
 
 def keeps(rate: float, shape: tuple[int, int]) -> np.ndarray:
-    """Return which numbers stay, by the definition: a 32-bit hash of seed, row and column reaches the rate."""
-
-    def multiplied(x: Any) -> Any:
-        x = x * np.uint32(0x7FEB352D)
-        return (x ^ x >> np.uint32(15)) * np.uint32(0x846CA68B)
-
-    def mixed(x: Any) -> Any:
-        x = multiplied(x ^ x >> np.uint32(16))
-        return x ^ x >> np.uint32(16)
-
-    golden = np.uint32(0x9E3779B9)
-    with np.errstate(over="ignore"):
-        key = mixed(mixed(np.uint32(SEED[0]) + golden) ^ np.uint32(SEED[1]))
-        head = mixed(mixed(key))  # of batch entry 0, head 0
-        row = mixed(head ^ np.arange(shape[0], dtype=np.uint32))
-        column = mixed(np.arange(shape[1], dtype=np.uint32) + golden)
-        return multiplied(row[:, None] ^ column) >= np.uint32(round(rate * 2**32))
+    """Return which numbers stay: as weights of the first head of the first batch entry do."""
+    return kept(rate, SEED, (1, 1, *shape))[0, 0]
 
 
 def product(
@@ -164,19 +145,23 @@ def product(
 def check(library: Any, rng: np.random.Generator, make: Make) -> None:
     """Compare one random call of each with the reference."""
     dtype = str(rng.choice([*core.DTYPES]))
-    shape = int(rng.integers(0, 9)), int(rng.choice([rng.integers(1, 70), rng.integers(1, 3000)]))
+    shape = int(rng.choice([*range(9), 40])), int(rng.integers(1, rng.choice([70, 3000, 9001])))
     x, d_y, residual = (draw(shape, dtype, int(rng.integers(2**31))) for _ in range(3))
+    logits, x = (
+        (x + np.asarray(rng.choice(shifts), x.dtype)).astype(x.dtype)
+        for shifts in ((-300, 0, 100), (-2, 0, 3))
+    )
     options: dict[str, Any] = {"make": make, "threads": int(rng.integers(1, 4))}
     in_place = bool(rng.integers(0, 2))
 
     labels, d_losses = rng.integers(0, shape[1], shape[0]), rng.normal(size=shape[0])
     chosen = {"smoothing": float(rng.choice([0, 0.1, 0.9])), "ignored": int(rng.integers(-1, 2))}
     losses, gradient = cross_entropy(
-        library, x, labels, d_losses, **chosen, **options, in_place=in_place
+        library, logits, labels, d_losses, **chosen, **options, in_place=in_place
     )
-    assert_statistics(losses, reference.cross_entropy(exact(x), labels, **chosen), dtype)
+    assert_statistics(losses, reference.cross_entropy(to_float64(logits), labels, **chosen), dtype)
     d_losses = d_losses.astype(_compute(x))
-    expected = reference.cross_entropy_backward(exact(x), labels, d_losses, **chosen)
+    expected = reference.cross_entropy_backward(to_float64(logits), labels, d_losses, **chosen)
     assert_gradients(gradient, expected, dtype)
 
     rms = bool(rng.integers(0, 2))
@@ -184,39 +169,25 @@ def check(library: Any, rng: np.random.Generator, make: Make) -> None:
     y, *gradients = normalization(
         library, x, d_y, *vectors, epsilon=0.1, rms=rms, **options, in_place=in_place
     )
-    check_normalization(x, d_y, vectors, rms, y, gradients, dtype)
+    given = [to_float64(v) for v in vectors]
+    assert_values(y, reference.normalization(to_float64(x), *given, epsilon=0.1, rms=rms), dtype)
+    scale = given[0] if given else None
+    right = reference.normalization_backward(to_float64(x), to_float64(d_y), scale, 0.1, rms)
+    assert len(gradients) == 1 + len(vectors)
+    for gradient, of_reference in zip(gradients, right, strict=False):
+        # Those of the vectors are summed over rows.
+        unit = max(1.0, np.abs(of_reference).max(initial=0.0))
+        assert_gradients(to_float64(gradient) / unit, of_reference / unit, dtype)
 
     keep = keeps(0.4, shape)
     over = str(rng.choice(["x", "residual"])) if in_place else None
     found = dropout(library, x, residual, over=over, **options)
-    assert_values(found, exact(residual) + np.where(keep, exact(x) / 0.6, 0.0), dtype)
+    assert_values(found, to_float64(residual) + np.where(keep, to_float64(x) / 0.6, 0.0), dtype)
 
     count, groups, inner, columns = (int(rng.integers(1, most)) for most in (12, 3, 150, 300))
     x, weights = draw((count, inner), dtype, 0), draw((groups, inner, columns), dtype, 1)
     transposed = bool(rng.integers(0, 2))
     lying = np.ascontiguousarray(weights.swapaxes(1, 2)) if transposed else weights
     found = product(library, x, lying, transposed=transposed, **options)
-    wanted = np.einsum("rk,gkn->rgn", exact(x), exact(weights))
-    assert_values(exact(found) / inner**0.5, wanted / inner**0.5, dtype)
-
-
-def check_normalization(
-    x: np.ndarray,
-    d_y: np.ndarray,
-    vectors: list[np.ndarray],
-    rms: bool,
-    y: np.ndarray,
-    gradients: list[np.ndarray],
-    dtype: str,
-) -> None:
-    """Compare results for an epsilon of 0.1 with the reference."""
-    given = [exact(v) for v in vectors]
-    expected = reference.normalization(exact(x), *given, epsilon=0.1, rms=rms)
-    assert_values(y, expected, dtype)
-    scale = given[0] if given else None
-    wanted = reference.normalization_backward(exact(x), exact(d_y), scale, 0.1, rms)
-    assert len(gradients) == 1 + len(vectors)
-    for gradient, of_reference in zip(gradients, wanted, strict=False):
-        # Those of the vectors are summed over rows.
-        unit = max(1.0, np.abs(of_reference).max(initial=0.0))
-        assert_gradients(exact(gradient) / unit, of_reference / unit, dtype)
+    wanted = np.einsum("rk,gkn->rgn", to_float64(x), to_float64(weights))
+    assert_values(to_float64(found) / inner**0.5, wanted / inner**0.5, dtype)

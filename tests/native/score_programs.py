@@ -280,26 +280,25 @@ class Draw:
     def choose(self, *functions: Any) -> int:
         return functions[self.rng.integers(len(functions))]()
 
+    def name(self, *names: str) -> str:
+        return str(self.rng.choice(names))
+
     def integer(self, write: Writer, depth: int) -> int:
         """Return an int value."""
-        write_leaf = lambda: write.leaf(str(self.rng.choice(["BATCH", "HEAD", "QUERY", "KEY"])))  # noqa: E731
+        write_leaf = lambda: write.leaf(self.name("BATCH", "HEAD", "QUERY", "KEY"))  # noqa: E731
         if depth <= 0:
             return self.choose(
                 write_leaf, write_leaf, lambda: write.constant(int(self.rng.integers(-3, 9)))
             )
 
         def two() -> int:
-            name = str(
-                self.rng.choice(
-                    ["ADD", "SUB", "MUL", "MIN", "MAX", "FLOORDIV", "MOD", "AND", "OR", "XOR"]
-                )
+            name = self.name(
+                "ADD", "SUB", "MUL", "MIN", "MAX", "FLOORDIV", "MOD", "AND", "OR", "XOR"
             )
             return write(name, self.integer(write, depth - 1), self.integer(write, depth - 1))
 
         def one() -> int:
-            return write(
-                str(self.rng.choice(["NEG", "ABS", "SIGN", "NOT"])), self.integer(write, depth - 1)
-            )
+            return write(self.name("NEG", "ABS", "SIGN", "NOT"), self.integer(write, depth - 1))
 
         def load() -> int:
             return write.load(4, INT, self.integer(write, depth - 1))
@@ -313,17 +312,15 @@ class Draw:
         """Return a bool value."""
 
         def compare() -> int:
-            name = str(self.rng.choice(["EQ", "NE", "LT", "LE", "GT", "GE"]))
+            name = self.name("EQ", "NE", "LT", "LE", "GT", "GE")
             return write(name, self.integer(write, depth - 1), self.integer(write, depth - 1))
 
         def exact_floats() -> int:
             half = write.constant(float(self.rng.integers(-4, 9)) / 2)
             scaled = write("MUL", write("TO_FLOAT", self.integer(write, 1)), half)
-            rounded = write(
-                str(self.rng.choice(["FLOOR", "CEIL", "ROUND", "ABS", "NEG", "SIGN"])), scaled
-            )
+            rounded = write(self.name("FLOOR", "CEIL", "ROUND", "ABS", "NEG", "SIGN"), scaled)
             return write(
-                str(self.rng.choice(["LT", "GE", "NE"])),
+                self.name("LT", "GE", "NE"),
                 rounded,
                 write.constant(float(self.rng.integers(-9, 9))),
             )
@@ -332,7 +329,7 @@ class Draw:
             return self.choose(compare, lambda: write.constant(bool(self.rng.random() < 0.7)))
 
         def two() -> int:
-            name = str(self.rng.choice(["AND", "OR", "XOR", "EQ"]))
+            name = self.name("AND", "OR", "XOR", "EQ")
             return write(name, self.boolean(write, depth - 1), self.boolean(write, depth - 1))
 
         return self.choose(
@@ -347,7 +344,7 @@ class Draw:
 
     def bounded(self, write: Writer, x: int) -> int:
         """Return a float value in [-1, 1]."""
-        return write(str(self.rng.choice(["TANH", "SIN", "COS", "ERF", "SIGMOID"])), x)
+        return write(self.name("TANH", "SIN", "COS", "ERF", "SIGMOID"), x)
 
     def float(self, write: Writer, depth: int, leaves: tuple[str | int, ...]) -> int:
         """Return a float value of order 1, of these leaves and earlier values among others."""
@@ -379,20 +376,8 @@ class Draw:
         def special() -> int:
             within = self.bounded(write, again())
             shifted = write("ADD", within, write.constant(2.0))  # in [1, 3]
-            name = str(
-                self.rng.choice(
-                    [
-                        "EXP",
-                        "EXPM1",
-                        "LOG",
-                        "LOG1P",
-                        "LOG2",
-                        "SQRT",
-                        "RSQRT",
-                        "RECIPROCAL",
-                        "SQUARE",
-                    ]
-                )
+            name = self.name(
+                "EXP", "EXPM1", "LOG", "LOG1P", "LOG2", "SQRT", "RSQRT", "RECIPROCAL", "SQUARE"
             )
             return self.choose(lambda: write(name, shifted), lambda: write("POW", shifted, within))
 
@@ -402,8 +387,8 @@ class Draw:
             product,
             quotient,
             special,
-            lambda: write(str(self.rng.choice(self.SMOOTH)), again()),
-            lambda: write(str(self.rng.choice(["ADD", "SUB", "MIN", "MAX"])), again(), again()),
+            lambda: write(self.name(*self.SMOOTH), again()),
+            lambda: write(self.name("ADD", "SUB", "MIN", "MAX"), again(), again()),
             lambda: write("WHERE", self.boolean(write, 2), again(), again()),
             lambda: write("SIN", write("TO_FLOAT", self.integer(write, 2))),
         )

@@ -5,10 +5,6 @@ What needs a process of its own runs as a script, with this repository's root as
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +21,8 @@ from heed.ops.core.form import Form, Header, Rule
 from tests import reference, tolerances
 from tests.graphs import traced
 from tests.native import fuzz_ops
+from tests.native.programs import run_script
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(
     heed.info()["implementation"] != "native", reason=f"no native kernels: {heed.info()['reason']}"
 )
@@ -58,20 +54,6 @@ def bits(results: Any) -> list[bytes]:
     return [np.asarray(x).tobytes() for x in tf.nest.flatten(results)]
 
 
-def run_script(text: str, *arguments: Any) -> str:
-    """Return the output of a fresh process."""
-    child = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(text), *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert child.returncode == 0, child.stdout[-500:] + child.stderr[-3000:]
-    return child.stdout.strip()
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bitwise_the_same_over_100_repeats_and_for_any_number_of_threads(
     monkeypatch: pytest.MonkeyPatch, dtype: str
@@ -85,20 +67,6 @@ def test_bitwise_the_same_over_100_repeats_and_for_any_number_of_threads(
             found |= {tuple(bits(run(*inputs))) for _ in range(34)}
         assert graphs.native == BOTH
     assert len(found) == 1
-
-
-def test_eight_threads_at_once() -> None:
-    """Through one traced function and eagerly; each call keeps several of the pool's threads busy."""
-    problems = [tensors(seed, length=100 + 20 * seed) for seed in range(8)]
-    function = tf.function(step, reduce_retracing=True)
-    expected = [bits(step(*problem)) for problem in problems]
-
-    def call(number: int) -> bool:
-        runs = (function, step) * 5
-        return all(bits(run(*problems[number])) == expected[number] for run in runs)
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(call, range(8)))
 
 
 def test_workers_of_an_input_pipeline() -> None:
@@ -349,41 +317,6 @@ MEMORY = """
 def test_memory_does_not_grow() -> None:
     """A result that was never released would cost 1000 times 32 KiB = 32 MiB, for each kind of call."""
     assert float(run_script(MEMORY)) < 16
-
-
-STRATEGY = """
-    import sys
-    import numpy as np
-    import tensorflow as tf
-    import heed
-    from tests.graphs import traced
-
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    x = np.random.default_rng(0).normal(size=(16, 10, 8)).astype("float32")
-
-    def losses(strategy):
-        keras.utils.set_random_seed(1)
-        with strategy.scope():
-            inputs = keras.Input((10, 8))
-            layer = heed.layers.MultiHeadAttention(2, 4)
-            model = keras.Model(inputs, layer(inputs, inputs, use_causal_mask=True))
-            model.compile(keras.optimizers.SGD(0.1), "mse")
-        with traced() as graphs:
-            history = model.fit(x, -x, batch_size=8, epochs=2, shuffle=False, verbose=0)
-        assert graphs.native == {"HeedAttention", "HeedAttentionGradient"}, graphs.native
-        return history.history["loss"]
-
-    two = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    assert two.num_replicas_in_sync == 2
-    np.testing.assert_allclose(losses(two), losses(tf.distribute.get_strategy()), rtol=1e-5)
-    print("equal")
-"""
-
-
-@pytest.mark.slow
-def test_a_mirrored_strategy_on_two_devices() -> None:
-    assert run_script(STRATEGY).endswith("equal")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

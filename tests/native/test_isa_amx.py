@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.native import core, fuzz
-from tests.native.programs import CORE_TESTS, PATH, run, run_core_tests
+from tests.native.programs import CORE_TESTS, PATH, build, run, run_core_tests
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,10 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the library and the test programs."""
     if shutil.which("cmake", path=PATH) is None or shutil.which("c++", path=PATH) is None:
         pytest.skip("needs cmake and a C++ compiler")
-    made = tmp_path_factory.mktemp("amx")
-    options = ["-DHEED_AMX_IN_SOFTWARE=ON", "-DHEED_STRESS=ON", "-DHEED_WERROR=ON"]
-    run(["cmake", "-S", "native", "-B", str(made), *options])
-    run(["cmake", "--build", str(made), "-j2", "--target", "heed_stress", "heed_serve"])
+    made = build(tmp_path_factory.mktemp("amx"), "HEED_AMX_IN_SOFTWARE=ON")
     if not core.load(made / "libheed_core.so").heed_use_instruction_set(b"amx"):
         pytest.skip("this machine has no AVX-512")
     return made

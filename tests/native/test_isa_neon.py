@@ -15,7 +15,7 @@ import pytest
 
 from tests.native import fuzz
 from tests.native.core import LIBRARY
-from tests.native.programs import CORE_TESTS, PATH, run, run_core_tests
+from tests.native.programs import CORE_TESTS, PATH, build, run, run_core_tests
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,12 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for tool in (COMPILER, EMULATOR, "cmake"):
         if shutil.which(tool, path=PATH) is None:
             pytest.skip(f"needs {tool}")
+    system = ["CMAKE_SYSTEM_NAME=Linux", "CMAKE_SYSTEM_PROCESSOR=aarch64"]
     made = tmp_path_factory.mktemp("aarch64")
-    options = ["CMAKE_SYSTEM_NAME=Linux", "CMAKE_SYSTEM_PROCESSOR=aarch64"]
-    options += [f"CMAKE_CXX_COMPILER={COMPILER}", "HEED_STRESS=ON", "HEED_WERROR=ON"]
-    run(["cmake", "-S", "native", "-B", str(made), *(f"-D{option}" for option in options)])
-    run(["cmake", "--build", str(made), "-j2", "--target", "heed_stress", "heed_serve"])
-    return made
+    return build(made, *system, f"CMAKE_CXX_COMPILER={COMPILER}")
 
 
 @pytest.fixture(params=PROCESSORS)

@@ -2,51 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests import reference
-from tests.native import core, rows
+from tests.native import core, fuzz, rows
 from tests.native.core import LIBRARY, NO_LABEL, Rows
-from tests.native.fuzz import GUARD, Guards
-from tests.native.rows import draw, exact
-from tests.tolerances import assert_gradients, assert_statistics, assert_values
+from tests.native.fuzz import Guards
+from tests.native.rows import draw
+from tests.slow import slow
+from tests.tolerances import to_float64
 
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
-SHAPES = ((0, 5), (1, 1), (3, 7), (2, 16), (5, 33), (3, 129), (40, 1000), (2, 9001))
 
 
-def refused(function: Any, call: Any, results: list[Any], match: str, **changes: Any) -> None:
-    """Check that a call with some fields changed is refused with those words, and writes nothing."""
-    for name, value in changes.items():
-        setattr(call, name, value)
-    with pytest.raises(ValueError, match=match):
-        rows.run(function, call, *results)
-    assert all((x.view(np.uint8) == GUARD).all() for x in results if x is not None)
+@pytest.mark.parametrize("seed", [*range(40), *slow(range(40, 200))])
+def test_random_calls_equal_the_reference(library: Any, seed: int) -> None:
+    fuzz.rows_legal(library, seed)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", core.DTYPES)
-def test_cross_entropy_is_that_of_the_reference(
-    library: Any, guards: Guards, dtype: str, shape: tuple[int, int]
-) -> None:
-    for seed, (smoothing, ignored, shift) in enumerate(
-        ((0.0, NO_LABEL, 0.0), (0.1, NO_LABEL, -300.0), (0.5, 0, 100.0))
-    ):
-        logits = draw(shape, dtype, seed, 3.0)
-        logits = (logits + np.asarray(shift, logits.dtype)).astype(logits.dtype)
-        rng = np.random.default_rng(seed)
-        labels, d_losses = rng.integers(0, shape[1], shape[0]), rng.normal(size=shape[0])
-        options = {"smoothing": smoothing, "ignored": ignored}
-        losses, gradient = rows.cross_entropy(
-            library, logits, labels, d_losses, make=guards, **options
-        )
-        arguments = (exact(logits), labels)
-        assert_statistics(losses, reference.cross_entropy(*arguments, **options), dtype)
-        expected = reference.cross_entropy_backward(*arguments, d_losses, **options)
-        assert_gradients(gradient, expected, dtype)
+def assert_one(run: Callable[..., list[np.ndarray]], *places: Any) -> None:
+    """Check that results have the same bits in each place and for any number of threads."""
+    made = {
+        tuple(x.tobytes() for x in run(threads, place))
+        for threads in (0, 1, 2, 7)
+        for place in places
+    }
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize("dtype", core.DTYPES)
@@ -54,19 +38,41 @@ def test_cross_entropy_has_the_same_bits_in_place_and_for_any_number_of_threads(
     library: Any, dtype: str
 ) -> None:
     logits, rng = draw((301, 517), dtype, 0), np.random.default_rng(1)
-    labels, d_losses = rng.integers(0, 517, 301), rng.normal(size=301)
-    options = {"smoothing": 0.1}
-    found = {
-        tuple(
-            result.tobytes()
-            for result in rows.cross_entropy(
-                library, logits, labels, d_losses, threads=n, in_place=in_place, **options
-            )
+    given = logits, rng.integers(0, 517, 301), rng.normal(size=301)
+
+    def run(threads: int, in_place: bool) -> list[np.ndarray]:
+        return rows.cross_entropy(
+            library, *given, smoothing=0.1, threads=threads, in_place=in_place
         )
-        for n in (0, 1, 2, 7)
-        for in_place in (False, True)
-    }
-    assert len(found) == 1
+
+    assert_one(run, False, True)
+
+
+@pytest.mark.parametrize("shape", [(301, 517), (5000, 16), (3, 70_000)])
+@pytest.mark.parametrize("dtype", core.DTYPES)
+def test_normalization_has_the_same_bits_in_place_and_for_any_number_of_threads(
+    library: Any, dtype: str, shape: tuple[int, int]
+) -> None:
+    given = [draw(size, dtype, i) for i, size in enumerate((shape, shape, shape[1:], shape[1:]))]
+
+    def run(threads: int, in_place: bool) -> list[np.ndarray]:
+        return rows.normalization(library, *given, threads=threads, in_place=in_place)
+
+    assert_one(run, False, True)
+
+
+@pytest.mark.parametrize("dtype", core.DTYPES)
+def test_dropout_has_the_same_bits_in_place_and_for_any_number_of_threads(
+    library: Any, dtype: str
+) -> None:
+    x, residual = draw((301, 517), dtype, 0), draw((301, 517), dtype, 1)
+    x[~rows.keeps(0.4, x.shape)] = np.nan  # what is dropped never counts
+
+    def run(threads: int, over: str | None) -> list[np.ndarray]:
+        return [rows.dropout(library, x, residual, threads=threads, over=over)]
+
+    assert_one(run, None, "x", "residual")
+    assert np.isfinite(to_float64(*run(1, None))).all()
 
 
 def test_exponentials_over_their_whole_range(library: Any) -> None:
@@ -85,144 +91,78 @@ def test_exponentials_over_their_whole_range(library: Any) -> None:
     assert np.isnan(gradient[0, -1])
 
 
-@pytest.mark.parametrize(
-    ("match", "changes"),
-    [
-        ("dtype must be", {"rows": Rows(4, 2, 5)}),
-        ("number of rows must be", {"rows": Rows(0, -1, 5)}),
-        ("width of a row must be", {"rows": Rows(0, 2, 0)}),
-        ("at most 2", {"rows": Rows(0, 2**31, 2**31)}),
-        (r"smoothing must be in \[0, 1\)", {"smoothing": 1.0}),
-        (r"smoothing must be in \[0, 1\)", {"smoothing": float("nan")}),
-        ("`logits` is missing", {"logits": None}),
-        ("`labels` is missing", {"labels": None}),
-        (r"\[0, 4\), or `ignore_class`. Received: labels with 4", {"rows": Rows(0, 2, 4)}),
-        ("labels with -2147483648", {"ignored": NO_LABEL, "rows": Rows(0, 3, 5)}),
-    ],
-)
-def test_cross_entropy_refuses_what_it_cannot_do(
-    guards: Guards, match: str, changes: dict[str, Any]
-) -> None:
-    library = core.load(LIBRARY)
-    logits, labels = np.zeros((3, 5), np.float32), np.array([1, 4, NO_LABEL], np.int32)
-    results = [guards((3,), np.float32), guards((2, 3), np.float32)]
-    call = core.CrossEntropy(Rows(0, 2, 5), logits.ctypes.data, labels.ctypes.data, -1, 0.1)
-    refused(library.heed_cross_entropy, call, results, match, **changes)
+LOGITS, LABELS = np.zeros((3, 5), np.float32), np.array([1, 4, NO_LABEL], np.int32)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", core.DTYPES)
-def test_normalization_is_that_of_the_reference(
-    library: Any, guards: Guards, dtype: str, shape: tuple[int, int]
-) -> None:
-    for seed, (rms, count, shift) in enumerate(((False, 2, 3.0), (True, 1, 0.0), (False, 0, -2.0))):
-        x = draw(shape, dtype, seed)
-        x = (x + np.asarray(shift, x.dtype)).astype(x.dtype)
-        d_y, vectors = draw(shape, dtype, 9), [draw(shape[1:], dtype, i) for i in range(count)]
-        y, *gradients = rows.normalization(
-            library, x, d_y, *vectors, epsilon=0.1, rms=rms, make=guards
-        )
-        rows.check_normalization(x, d_y, vectors, rms, y, gradients, dtype)
-
-
-@pytest.mark.parametrize("shape", [(301, 517), (5000, 16), (3, 70_000)])
-@pytest.mark.parametrize("dtype", core.DTYPES)
-def test_normalization_has_the_same_bits_in_place_and_for_any_number_of_threads(
-    library: Any, dtype: str, shape: tuple[int, int]
-) -> None:
-    x, d_y = draw(shape, dtype, 0), draw(shape, dtype, 1)
-    vectors = draw(shape[1:], dtype, 2), draw(shape[1:], dtype, 3)
-    found = {
-        tuple(
-            result.tobytes()
-            for result in rows.normalization(
-                library, x, d_y, *vectors, threads=n, in_place=in_place
-            )
-        )
-        for n in (0, 1, 2, 7)
-        for in_place in (False, True)
-    }
-    assert len(found) == 1
+def good_call(name: str) -> tuple[Any, list[tuple[int, ...]]]:
+    """Return a call that is right, and the shapes of its results."""
+    x = LOGITS.ctypes.data
+    if name == "cross_entropy":
+        return core.CrossEntropy(Rows(0, 2, 5), x, LABELS.ctypes.data, -1, 0.1), [(3,), (2, 3)]
+    if name == "normalization":
+        return core.Normalization(Rows(0, 2, 5), x, None, None, 1e-5, 0), [(2, 5), (2, 2)]
+    if name == "dropout":
+        return core.Dropout(Rows(0, 2, 5), x, None, 0.5, (core.c_uint32 * 2)(1, 2)), [(2, 5)]
+    return core.Product(Rows(0, 2, 5), 1, 3, 0, x, x, None), [(2, 1, 3)]
 
 
 @pytest.mark.parametrize(
-    ("match", "changes"),
+    ("name", "match", "changes"),
     [
-        ("dtype must be", {"rows": Rows(-1, 2, 5)}),
-        ("width of a row must be", {"rows": Rows(0, 2, 0)}),
-        ("`x` is missing", {"x": None}),
-        ("epsilon must be a finite number above 0", {"epsilon": 0.0}),
-        ("epsilon must be a finite number above 0", {"epsilon": float("nan")}),
-        (r"epsilon must be in \[1e-30, 1e30\]", {"epsilon": 1e-38}),
+        ("cross_entropy", "dtype must be", {"rows": Rows(4, 2, 5)}),
+        ("cross_entropy", "number of rows must be", {"rows": Rows(0, -1, 5)}),
+        ("cross_entropy", "width of a row must be", {"rows": Rows(0, 2, 0)}),
+        ("cross_entropy", "at most 2", {"rows": Rows(0, 2**31, 2**31)}),
+        ("cross_entropy", r"smoothing must be in \[0, 1\)", {"smoothing": 1.0}),
+        ("cross_entropy", r"smoothing must be in \[0, 1\)", {"smoothing": float("nan")}),
+        ("cross_entropy", "`logits` is missing", {"logits": None}),
+        ("cross_entropy", "`labels` is missing", {"labels": None}),
+        ("cross_entropy", r"\[0, 4\).* labels with 4", {"rows": Rows(0, 2, 4)}),
+        ("cross_entropy", f"labels with {NO_LABEL}", {"ignored": NO_LABEL, "rows": Rows(0, 3, 5)}),
+        ("normalization", "dtype must be", {"rows": Rows(-1, 2, 5)}),
+        ("normalization", "width of a row must be", {"rows": Rows(0, 2, 0)}),
+        ("normalization", "`x` is missing", {"x": None}),
+        ("normalization", "epsilon must be a finite number above 0", {"epsilon": 0.0}),
+        ("normalization", "epsilon must be a finite number above 0", {"epsilon": float("nan")}),
+        ("normalization", r"epsilon must be in \[1e-30, 1e30\]", {"epsilon": 1e-38}),
+        ("dropout", "dtype must be", {"rows": Rows(9, 2, 5)}),
+        ("dropout", r"width of a row must be in \[0, 2", {"rows": Rows(0, 2, -1)}),
+        ("dropout", "`x` is missing", {"x": None}),
+        ("dropout", r"rate must be in \[0, 1\)", {"rate": 1.0}),
+        ("dropout", r"rate must be in \[0, 1\)", {"rate": float("nan")}),
+        ("product", "dtype must be", {"rows": Rows(4, 2, 5)}),
+        ("product", "at most 64 rows", {"rows": Rows(0, 65, 5)}),
+        ("product", "width of a row must be", {"rows": Rows(0, 2, 0)}),
+        ("product", "groups and columns must be", {"groups": 0}),
+        ("product", "groups and columns must be", {"columns": 2**31 + 1}),
+        ("product", "at most 2", {"groups": 2**31, "columns": 2**31}),
+        ("product", "`x` is missing", {"x": None}),
+        ("product", "`weights` is missing", {"weights": None}),
     ],
 )
-def test_normalization_refuses_what_it_cannot_do(
-    guards: Guards, match: str, changes: dict[str, Any]
+def test_what_cannot_be_is_refused_and_nothing_written(
+    guards: Guards, name: str, match: str, changes: dict[str, Any]
 ) -> None:
-    library, x = core.load(LIBRARY), np.zeros((2, 5), np.float32)
-    call = core.Normalization(Rows(0, 2, 5), x.ctypes.data, None, None, 1e-5, 0)
-    results = [guards((2, 5), np.float32), guards((2, 2), np.float32)]
-    refused(library.heed_normalization, call, results, match, **changes)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", core.DTYPES)
-def test_dropout_follows_its_definition(
-    library: Any, guards: Guards, dtype: str, shape: tuple[int, int]
-) -> None:
-    x, residual = draw(shape, dtype, 0), draw(shape, dtype, 1)
-    keep = rows.keeps(0.4, shape)
-    x[~keep] = np.nan
-    alone = np.where(keep, exact(x) / 0.6, 0.0)
-    assert_values(rows.dropout(library, x, make=guards), alone, dtype)
-    found = rows.dropout(library, x, residual, make=guards)
-    assert_values(found, exact(residual) + alone, dtype)
-
-
-@pytest.mark.parametrize("dtype", core.DTYPES)
-def test_dropout_has_the_same_bits_in_place_and_for_any_number_of_threads(
-    library: Any, dtype: str
-) -> None:
-    x, residual = draw((301, 517), dtype, 0), draw((301, 517), dtype, 1)
-    found = {
-        rows.dropout(library, x, residual, threads=n, over=over).tobytes()
-        for n in (0, 1, 2, 7)
-        for over in (None, "x", "residual")
-    }
-    assert len(found) == 1
-
-
-@pytest.mark.parametrize(
-    ("match", "changes"),
-    [
-        ("dtype must be", {"rows": Rows(9, 2, 5)}),
-        (r"width of a row must be in \[0, 2", {"rows": Rows(0, 2, -1)}),
-        ("`x` is missing", {"x": None}),
-        (r"rate must be in \[0, 1\)", {"rate": 1.0}),
-        (r"rate must be in \[0, 1\)", {"rate": float("nan")}),
-    ],
-)
-def test_dropout_refuses_what_it_cannot_do(
-    guards: Guards, match: str, changes: dict[str, Any]
-) -> None:
-    library, x = core.load(LIBRARY), np.zeros((2, 5), np.float32)
-    call = core.Dropout(Rows(0, 2, 5), x.ctypes.data, None, 0.5, (core.c_uint32 * 2)(1, 2))
-    refused(library.heed_dropout, call, [guards((2, 5), np.float32)], match, **changes)
+    call, shapes = good_call(name)
+    for field, value in changes.items():
+        setattr(call, field, value)
+    results = [guards(shape, np.float32) for shape in shapes]
+    with pytest.raises(ValueError, match=match):
+        rows.run(getattr(core.load(LIBRARY), f"heed_{name}"), call, *results)
+    assert guards.untouched()
 
 
 def test_results_that_are_missing_are_named() -> None:
-    library, x = core.load(LIBRARY), np.zeros((2, 5), np.float32)
-    labels = np.zeros(2, np.int32)
-    loss = core.CrossEntropy(Rows(0, 2, 5), x.ctypes.data, labels.ctypes.data, NO_LABEL, 0.0)
-    norm = core.Normalization(Rows(0, 2, 5), x.ctypes.data, None, None, 1e-5, 0)
-    drop = core.Dropout(Rows(0, 2, 5), x.ctypes.data, None, 0.5, (core.c_uint32 * 2)(1, 2))
-    for function, call, names in (
-        (library.heed_cross_entropy, loss, "losses softmax"),
-        (library.heed_cross_entropy_gradient, loss, "softmax losses_gradient logits_gradient"),
-        (library.heed_normalization, norm, "y moments"),
-        (library.heed_normalization_gradient, norm, "moments y_gradient x_gradient"),
-        (library.heed_dropout, drop, "y"),
+    library = core.load(LIBRARY)
+    for name, names in (
+        ("cross_entropy", "losses softmax"),
+        ("cross_entropy_gradient", "softmax losses_gradient logits_gradient"),
+        ("normalization", "y moments"),
+        ("normalization_gradient", "moments y_gradient x_gradient"),
+        ("dropout", "y"),
     ):
+        function = getattr(library, f"heed_{name}")
+        call, _ = good_call(name.removesuffix("_gradient"))
         given = [np.zeros((2, 5), np.float32) for _ in names.split()]
         optional = [None] * (len(function.argtypes) - 2 - len(given))
         for i, name in enumerate(names.split()):

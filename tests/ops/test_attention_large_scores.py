@@ -55,7 +55,9 @@ def check_one(seed: int) -> None:
             form, problem.inputs, problem.d_out, problem.d_lse, **options
         )
         problem.check_forward(output, lse)
-        problem.check_backward(gradients[:3], gradients[3] if len(gradients) > 3 else None)
+        problem.check_backward(gradients[:3])
+        if "bias" in options:
+            problem.check_bias(gradients[3])
     problem.check_weights(np.asarray(ops.attention_weights(query, key, **options)))
     with small_blocks((3, 5)):
         rows = ops.attention_statistics(query, key, keys=(0,), **options)
