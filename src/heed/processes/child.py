@@ -187,10 +187,9 @@ class Child:
         put(end)
 
     def _await_sign(self, pipe: int) -> None:
-        """Wait until there is something to read, or the end; kill the child if it is silent for too long.
+        """Wait until there is something to read; kill the child if it is silent for too long.
 
-        Raises:
-            EOFError: if the child has ended, and a process that it forked holds the pipe.
+        EOFError: it has ended, and a process that it forked holds the pipe.
         """
         if os.name == "nt":
             return

@@ -27,11 +27,7 @@ _Pairs = Iterator[tuple[Any, Any]]  # variables of heed's model, with their valu
 class HubPreset:
     """A preset of KerasHub: a folder that `save_to_preset` wrote, or a name that `from_preset` takes. See `Origin`.
 
-    Args:
-        name: the folder or the name.
-
-    Raises:
-        TaskError: if there is none, if a run cannot start from its model, or without KerasHub.
+    A TaskError says that there is none, that a run cannot start from its model, or that KerasHub is missing.
     """
 
     architecture = "transformer"
@@ -59,11 +55,6 @@ class HubPreset:
         self.values: dict[str, Any] = self._config.to_dict()
 
     def same_vocabulary(self, kind: type[Task], chosen: Collection[str] = ()) -> dict[str, Any]:
-        """Return arguments of a task's `create` that give it the tokens of the preset. See `Task.same_vocabulary`.
-
-        Raises:
-            TaskError: if the task is not of text.
-        """
         of_vocabulary = {"vocabulary", "vocabulary_size", "unit"}
         names = ("source_tokenizer", "target_tokenizer")
         if not {*names} <= {option.name for option in kind.options}:
@@ -75,7 +66,6 @@ class HubPreset:
         return dict.fromkeys(names, self._tokenizer)
 
     def list_tokens(self) -> dict[str, list[str]]:
-        """Return the tokens of both sides by id, without the reserved ones."""
         tokens = self._tokenizer.pieces(range(RESERVED, self._tokenizer.vocabulary_size))
         return {"source": tokens, "target": tokens}
 
@@ -102,18 +92,11 @@ class HubPreset:
 
 
 class _Conversion(NamedTuple):
-    """The conversion of a class of models.
-
-    Args:
-        tokenizer: makes heed's tokenizer from KerasHub's.
-        start: returns the id with which a decoder starts.
-        values: returns the fields of heed's config.
-        weights: yields variables of heed's model and their values.
-    """
+    """What makes heed's parts of those of a class of models."""
 
     tokenizer: Callable[[Any], Tokenizer]
-    start: Callable[[Any], int]
-    values: Callable[[Any], dict[str, Any]]
+    start: Callable[[Any], int]  # the id with which a decoder starts
+    values: Callable[[Any], dict[str, Any]]  # of heed's config
     weights: Callable[[HubPreset, Any, Transformer], _Pairs]
 
 

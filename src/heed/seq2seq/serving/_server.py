@@ -64,10 +64,8 @@ def serve(
     gc.collect()
     gc.freeze()
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # not each bad request
-    server = _Server(
-        service, hosts, lambda: on_start(get_url(listener)), shared, _allow_connections()
-    )
-    server.run(sockets=[listener])
+    on_start_here = functools.partial(on_start, get_url(listener))
+    _Server(service, hosts, on_start_here, shared, _allow_connections()).run(sockets=[listener])
 
 
 def _allow_connections() -> int:
@@ -96,19 +94,14 @@ class _Server(uvicorn.Server):
         shared: bool = False,
         most_connections: int = _MOST_CONNECTIONS,
     ) -> None:
+        places = Places(most_connections, service.options.max_per_address)
+        protocol = functools.partial(Connection, limits=service.options, places=places)
         config = uvicorn.Config(
             make_app(service, hosts),
             log_config=None,
             access_log=False,
             server_header=False,
-            http=cast(
-                type[asyncio.Protocol],
-                functools.partial(
-                    Connection,
-                    limits=service.options,
-                    places=Places(most_connections, service.options.max_per_address),
-                ),
-            ),
+            http=cast(type[asyncio.Protocol], protocol),
             ws="none",
             timeout_keep_alive=KEEP_ALIVE,
             # asyncio accepts as many connections at a time: one leaves the next to another process.
@@ -118,7 +111,6 @@ class _Server(uvicorn.Server):
         self._service, self._on_start = service, on_start
 
     async def startup(self, sockets: Any = None) -> None:
-        """Start to answer."""
         await super().startup(sockets=sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)  # the system's queue stays long

@@ -112,9 +112,7 @@ class Service:
                 return await self._stream(message)
             answer = await self._answer(message)
             return Response(answer.model_dump_json(exclude_none=True), media_type=_JSON)
-        except (
-            asyncio.CancelledError
-        ):  # uvicorn does that when a server that stops has no time left
+        except asyncio.CancelledError:  # by uvicorn, when a server that stops has no time left
             raise _stopping_error() from None
         finally:
             self.open_requests -= 1
@@ -137,11 +135,7 @@ class Service:
     def _submit(
         self, message: _messages.TranslateRequest, write: Callable[[str], bool] | None = None
     ) -> tuple[str, list[asyncio.Future[_messages.TranslatedText]]]:
-        """Put the texts of a request in the queue: the name of its run, and the future translations.
-
-        Raises:
-            HTTPException: if the run is not served, or the queue is full.
-        """
+        """Put the texts of a request in the queue: the name of its run, and the future translations."""
         run = next(iter(self.translations.translators)) if message.run is None else message.run
         if run not in self.translations.translators:
             known = ", ".join(self.translations.translators)

@@ -190,7 +190,7 @@ def train_worker(path: Path, cluster: Cluster) -> Trained:
     from heed.seq2seq.tensorflow_start import start_tensorflow
 
     start_tensorflow()
-    from heed.seq2seq.training._strategy import make_strategy
+    from heed.seq2seq.training._workers import make_strategy
     from heed.seq2seq.training.training import train
 
     with _limit_connecting():

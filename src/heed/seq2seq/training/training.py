@@ -148,8 +148,7 @@ class _Training:
     def _save(self, stopped: bool = False) -> None:
         """Write a checkpoint: a regular one, or one of a stop, which the next regular one replaces.
 
-        Raises:
-            TaskError: if the training has diverged: the checkpoints before stay.
+        If the training has diverged, the checkpoints before stay.
         """
         at, folder = self._at, self._run.checkpoints
         if self._chief:
@@ -395,7 +394,7 @@ class _Training:
         if self._chief:
             weights = self._best or self._step.average or self._model.weights
             step = at.best_step if self._best else at.step
-            write_trained(self._run, [_to_numpy(weight) for weight in weights], {"step": step})
+            write_trained(self._run, list(map(np.asarray, weights)), {"step": step})
         self._share_progress()  # nobody leaves before the chief has written
         log.write(f"finished at step {at.step} after {at.seconds:.1f} s", show=False)
 
@@ -419,10 +418,6 @@ def _prefetch(
             if next_step < options.steps:
                 future = pool.submit(make_batches, next_step)
             yield batches
-
-
-def _to_numpy(weight: Any) -> np.ndarray:
-    return weight if isinstance(weight, np.ndarray) else np.asarray(weight.numpy())
 
 
 @contextlib.contextmanager
