@@ -91,18 +91,12 @@ def test_ctrl_c_has_a_status_of_its_own(heed, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            "train --source a --target b --stps 10",
-            "'--stps': did you mean `--steps`? (see heed train",
-        ),
-        ("train --source a --target b --stps=10", "'--stps': did you mean `--steps`?"),
+        ("train --source a --stps 10", "'--stps': did you mean `--steps`? (see heed train"),
+        ("train --source a --stps=10", "'--stps': did you mean `--steps`?"),
         ("train -steps 10", "'-steps': did you mean `--steps`?"),
         ("translate x 1 --bean-size 4", "'--bean-size': did you mean `--beam-size`?"),
         ("translate x --frob -- --beam", "there is no option '--frob'"),
-        (
-            "data check a b --aligment c",
-            "heed data check: there is no option '--aligment': did you mean",
-        ),
+        ("data check a b --aligment c", "heed data check: there is no option '--aligment': did"),
         ("--versoin", "'--versoin': did you mean `--version`? (see heed --help)"),
         ("trian --steps 5", "there is no command 'trian': did you mean `train`? (see heed --help)"),
         ("data chek a", "heed data: there is no command 'chek': did you mean `check`?"),
@@ -140,11 +134,8 @@ def test_names_are_checked_before_values(heed, words, message):
 
 @pytest.mark.parametrize("command", ["data check" if x == "data" else x for x in _COMMANDS])
 def test_no_command_takes_an_unknown_option(heed, command):
-    fails(
-        heed(*command.split(), "x", "--frob", "1"),
-        2,
-        f"heed {command}: there is no option '--frob'",
-    )
+    refused = heed(*command.split(), "x", "--frob", "1")
+    fails(refused, 2, f"heed {command}: there is no option '--frob'")
 
 
 def test_what_begins_with_a_dash_but_is_no_option(heed):
@@ -196,13 +187,7 @@ def test_numbers_that_no_machine_can_count_to(heed, run_path):
     fails(heed("train", "numbers", "--seed", HUGE), 2, "`seed` must be")
     words = ("translate", run_path, "1", "--beam-size", HUGE)
     fails(heed(*words), 2, "`beam_size` must be at most 65,536")
-    for name in (
-        "--top-k",
-        "--max-length",
-        "--n-best",
-        "--batch-size",
-        "--device-threads",
-    ):
+    for name in ("--top-k", "--max-length", "--n-best", "--batch-size", "--device-threads"):
         fails(heed("translate", run_path, "1", "--temperature", "1", name, HUGE), 2, limit)
     fails(heed("average", run_path, "--last", HUGE), 2, f"--last {limit}")
     for name in ("--learning-rate", "--clip-norm"):
@@ -210,11 +195,10 @@ def test_numbers_that_no_machine_can_count_to(heed, run_path):
 
 
 @pytest.mark.parametrize("command", [*_COMMANDS, "data check", "data catalogs", ""])
-@pytest.mark.parametrize("columns", ["80"])
-def test_help_fits_a_screen_and_shows_an_example(heed, monkeypatch, command, columns):
-    monkeypatch.setenv("COLUMNS", columns)
+def test_help_fits_a_screen_and_shows_an_example(heed, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
     status, out, _ = heed(*command.split(), "--help")
     assert status == 0
     assert f"for example: heed {command}".rstrip() in out
-    assert max(map(len, out.splitlines())) <= int(columns) or command == "train"
+    assert max(map(len, out.splitlines())) <= 80 or command == "train"
     assert out.count("\n") <= (128 if command == "train" else 46), "train lists all of its options"

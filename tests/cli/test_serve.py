@@ -14,7 +14,8 @@ import pytest
 
 from heed.cli import _serve
 from heed.seq2seq.serving import _sockets
-from tests.cli.command import fails, process
+from tests.cli.command import children_of, fails, process
+from tests.processes.test_child import is_alive
 from tests.seq2seq.serving.conftest import wait_until
 from tests.seq2seq.serving.load import Load
 from tests.slow import slow
@@ -123,11 +124,6 @@ main([*words[:2], "--port", sys.stdin.readline(), "--timeout", "60"])
     ]
 
 
-def children_of(pid):
-    listed = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
-    return [int(one) for one in listed.stdout.split()]
-
-
 @pytest.mark.slow
 def test_a_process_that_is_killed_under_load(finished_run):
     """No request is lost that the client repeats, and no answer is wrong; then all end, what runs is answered."""
@@ -141,7 +137,7 @@ def test_a_process_that_is_killed_under_load(finished_run):
             with Load(("127.0.0.1", port)) as load:
                 load.wait(200)
                 assert not load.repeats
-                before = children_of(server.pid)
+                before = children_of(server)
                 assert len(before) == 2
                 os.kill(before[0], signal.SIGKILL)
                 load.wait(200)
@@ -152,14 +148,14 @@ def test_a_process_that_is_killed_under_load(finished_run):
                 load.wait(200)
             assert load.lost == 0
             assert all(len(found) == 1 for found in load.answers.values())
-            assert not set(before) & set(children_of(server.pid))
+            assert not set(before) & set(children_of(server))
             with urllib.request.urlopen(f"{url}/health", timeout=60) as answer:
                 assert json.load(answer)["status"] == "ok"
             with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
                 counted = [x for x in answer.read().decode().splitlines() if '"/translate"' in x]
             total = next(x for x in counted if 'status="200"' in x)
             assert float(total.split()[-1]) >= load.count
-            after = children_of(server.pid)
+            after = children_of(server)
             with Load(("127.0.0.1", port)) as load:
                 load.wait(50)
                 server.send_signal(signal.SIGTERM)
@@ -169,9 +165,7 @@ def test_a_process_that_is_killed_under_load(finished_run):
             assert all("reset" not in why for why in load.repeats), load.repeats
         finally:
             server.kill()
-    for pid in after:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+    assert not any(map(is_alive, after))
 
 
 @pytest.mark.slow
@@ -181,22 +175,14 @@ def test_processes_end_with_the_first_one(finished_run, number):
         try:
             line = server.stdout.readline()
             port = int(line.split()[3].split(":")[2].strip("/"))
-            children = children_of(server.pid)
+            children = children_of(server)
             server.send_signal(number)
             assert server.wait(60) == (130 if number == signal.SIGINT else -signal.SIGKILL)
             for pid in children:
-                wait_until(lambda pid=pid: not children_alive(pid))
+                wait_until(lambda pid=pid: not is_alive(pid))
             _sockets.bind("127.0.0.1", port).close()
         finally:
             server.kill()
-
-
-def children_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.mark.slow

@@ -122,14 +122,11 @@ def test_ctrl_c_while_training(tmp_path):
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=60)
-    assert running.returncode == 130, err
+    assert (running.returncode, out) == (130, ""), err
     assert "Traceback" not in err
-    assert out == ""
     last = err.splitlines()[-1]
     assert last.startswith("heed: stopped at step ")
     assert last.endswith(f"heed train --resume {path}")
-    from heed.seq2seq.runs import checkpoint
-
     assert checkpoint.load(checkpoint.list_steps(path / "checkpoints")[-1])[1]["step"] > 0
 
 
@@ -176,8 +173,6 @@ def test_a_file_and_what_overrides_it(heed, tmp_path):
 def test_mistakes_in_a_file(heed, tmp_path):
     path = tmp_path / "a.yaml"
     for text, message in (
-        ("training: {stepz: 1}", "a.yaml: `training.stepz` is unknown: did you mean `steps`?"),
-        ("training: {steps: 0}", "a.yaml: `steps` must be an integer >= 1. Received: steps=0"),
         ("task: poems", "a.yaml: `task` must be one of numbers, text. Received: 'poems'"),
         ("{task: numbers, model: {width: 6}}", "a.yaml: `num_heads` must divide `width`"),
         ("{task: numbers, architecture: x}", "a.yaml: `architecture` must be one of"),
@@ -185,7 +180,6 @@ def test_mistakes_in_a_file(heed, tmp_path):
         ("{task: numbers, data: {source: a}}", "--source is for own text"),
         ("{data: {source: nope.tsv}}", "cannot read nope.tsv"),
         ("{data: {corpora: [{source: nope.tsv}]}}", "cannot read nope.tsv"),
-        ("seed: 5", "a.yaml: `seed` is unknown: it belongs under `training`"),
         ("", "choose a task"),
     ):
         path.write_text(text)
