@@ -74,10 +74,7 @@ def test_what_is_chosen_comes_before_the_preset_and_that_before_the_recipe(tmp_p
     ("options", "message"),
     [
         ({"architecture": "rnn"}, "`architecture` must be one of 'transformer', 'recurrent'"),
-        (
-            {"preset": "huge"},
-            "`preset` must be one of 'mini', 'tiny', 'base', 'big'. Received: 'huge'",
-        ),
+        ({"preset": "huge"}, "`preset` must be one of 'mini', 'tiny', 'base', 'big'. Received: 'huge'"),
         ({"cell": "gru"}, "`cell` is for the recurrent architecture, and this is transformer"),
         ({"architecture": "recurrent", "gated": True}, "`gated` is for the transformer archi"),
         ({"widht": 8}, "`widht` is no option of a run: did you mean `width`?"),

@@ -6,13 +6,11 @@ import threading
 import time
 
 import pytest
+from fastapi.testclient import TestClient
 
-from heed.seq2seq import Translator
-
-
-@pytest.fixture(scope="session")
-def translator(finished_run):
-    return Translator(finished_run)
+from heed.seq2seq.options.serving import ServingOptions
+from heed.seq2seq.serving import _server, _sockets
+from heed.seq2seq.serving.app import Service, make_app
 
 
 class Gate:
@@ -54,11 +52,6 @@ def gate(translator, monkeypatch):
 @pytest.fixture
 def serving(translator):
     """Make clients of applications with some limits; `serving(...).service` is what answers."""
-    from fastapi.testclient import TestClient
-
-    from heed.seq2seq.options.serving import ServingOptions
-    from heed.seq2seq.serving.app import Service, make_app
-
     with contextlib.ExitStack() as stack:
 
         def make(runs=None, **limits):
@@ -76,8 +69,6 @@ class Live:
     """A server on a free port of this machine, in a thread of its own."""
 
     def __init__(self, service):
-        from heed.seq2seq.serving import _server, _sockets
-
         class Quiet(_server._Server):
             def install_signal_handlers(self):
                 """Signals are for the main thread."""
@@ -110,9 +101,6 @@ class Live:
 @pytest.fixture
 def live(translator):
     """Start servers with some limits."""
-    from heed.seq2seq.options.serving import ServingOptions
-    from heed.seq2seq.serving.app import Service
-
     servers = []
 
     def make(runs=None, **limits):
@@ -127,9 +115,6 @@ def live(translator):
 @pytest.fixture(scope="module")
 def shared(translator):
     """Yield a server with the usual limits, for tests that leave it as it is."""
-    from heed.seq2seq.options.serving import ServingOptions
-    from heed.seq2seq.serving.app import Service
-
     server = Live(Service({"numbers": translator}, ServingOptions()))
     yield server
     server.join()

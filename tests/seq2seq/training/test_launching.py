@@ -19,8 +19,8 @@ from heed.seq2seq import RunFolder
 from heed.seq2seq.training import launching
 from heed.seq2seq.training.trained import Trained
 from tests.cli.command import children_of, contents, process
+from tests.cli.conftest import no_validation  # noqa: F401
 from tests.processes.test_child import is_alive
-from tests.seq2seq.conftest import eager  # noqa: F401
 
 MODEL = "--width 16 --num-heads 2 --encoder-layers 1 --decoder-layers 1 --feed-forward-width 16"
 TINY = [*MODEL.split(), *"--batch-size 4 --validate-every 10 --checkpoint-every 5".split()]
@@ -40,24 +40,24 @@ def weights(path):
         return {name: arrays[name].tobytes() for name in arrays.files if name.startswith("weight")}
 
 
-@pytest.mark.usefixtures("eager")  # the worker that is alone; the two compile their steps
+@pytest.mark.usefixtures("eager", "no_validation")  # of the worker that is alone
 def test_two_workers_take_the_steps_of_one(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     for name in ONE_THREAD:
         monkeypatch.setenv(name, "1")
-    words = ["train", "numbers", *TINY, "--languages", "en", "--steps", "6", "--dropout", "0"]
+    words = ["train", "numbers", *TINY, "--languages", "en", "--steps", "3", "--dropout", "0"]
     assert cli.main([*words, "--run", "one"]) == 0
     capfd.readouterr()
     assert cli.main([*words, "--run", "two", *TWO]) == 0
     out, err = capfd.readouterr()
-    assert "trained 6 steps in" in out
+    assert "trained 3 steps in" in out
     assert "the run: two" in out
-    assert "step 6/6  loss" in err
+    assert "step 3/3  loss" in err
     np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), atol=1e-5)
     logs = tmp_path / "two" / "logs"
     assert sorted(path.name for path in logs.iterdir()) == ["worker-0.log", "worker-1.log"]
     log = (logs / "worker-1.log").read_text()
-    assert "6 steps of 4 pairs" in log
+    assert "3 steps of 4 pairs" in log
     assert "absl" not in log  # TensorFlow's own lines
     assert RunFolder.open("two").config == RunFolder.open("one").config
 
