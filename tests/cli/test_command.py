@@ -1,6 +1,5 @@
 """The command itself: names of commands and options, help, exit statuses, and the limits of numbers."""
 
-import os
 import subprocess
 import sys
 
@@ -12,40 +11,47 @@ from heed.cli._command import _COMMANDS
 from heed.number_checks import LARGEST_COUNT
 from heed.seq2seq import RunFolder
 from heed.seq2seq.options.settings import TRAINING
+from heed.seq2seq.serving import _sockets
 from heed.seq2seq.tasks.numbers_task import NumbersTask
 from tests.cli.command import OPTIONS, fails
 
 HUGE = str(10**23)
 
 
-def test_help_and_arguments_do_not_wait_for_tensorflow():
-    code = """
+def test_what_does_not_wait_for_tensorflow(run_path):
+    """Help, and what is wrong with arguments; a port in use, and that an extra is missing."""
+    with _sockets.bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        code = f"""
 import sys
 from heed.cli import main
-for words in (["--help"], ["--version"], ["train", "--help"], ["frobnicate"]):
+run = {str(run_path)!r}
+serve = ["serve", run, "--port", "{port}"]
+files = ["--input", "in/*.md", "--output", "out"]
+for words in (["--help"], ["train", "--help"], ["frobnicate"], ["translate", "nowhere", "1"],
+              ["translate", run, *files], serve, [*serve, "--allowed-host", "http://x"]):
     try:
-        main(words)
-    except SystemExit:
-        pass
-main(["translate", "nowhere", "1"])
-print("tensorflow" in sys.modules or "keras" in sys.modules)
+        print(main(words))
+    except SystemExit as stop:
+        print(stop.code)
+sys.modules["fastapi"] = None
+print(main(serve), "tensorflow" in sys.modules or "keras" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("False\n")
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-6:] == ["2", "1", "1", "1", "1", "1 False"], done.stderr
     assert "demo" in done.stdout
+    *_, in_use, no_host, missing = done.stderr.splitlines()
+    assert f"port {port}: Address already in use" in in_use
+    assert "Address already in use" in no_host
+    assert "serving needs fastapi: pip install" in missing
+    assert "[serve]" in missing
 
 
-@pytest.mark.parametrize(
-    "words", [(b"translate", b"x", b"\xff"), (b"translate", b"\xff"), (b"info", b"--\xff")]
-)
-def test_arguments_that_are_no_text(words):
-    done = subprocess.run(
-        [sys.executable.encode(), b"-m", b"heed", *words],
-        capture_output=True, env=os.environ | {"LC_ALL": "C.UTF-8"}, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr.startswith(b"heed: the arguments must be UTF-8 text. Received: '")
-    assert done.stderr.count(b"\n") == 1
+@pytest.mark.parametrize("words", ["translate x \udcff", "translate \udcff", "info --\udcff"])
+def test_arguments_that_are_no_text(heed, words):
+    """Python reads bytes that are not UTF-8 as surrogates."""
+    said = "heed: the arguments must be UTF-8 text. Received: '"
+    fails(heed(*words.split()), 2, said)
 
 
 def test_faults_of_heed_are_not_hidden(heed, run_path, monkeypatch):

@@ -48,27 +48,6 @@ def test_a_folder_whose_name_is_not_utf_8(tmp_path):
     assert name == "d\ufffdj"
 
 
-def test_problems_reported_before_tensorflow_loads(finished_run):
-    """A port in use, and that the extra is missing."""
-    with _sockets.bind("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
-        code = f"""
-import sys
-from heed.cli import main
-words = ["serve", {str(finished_run.path)!r}, "--port", "{port}"]
-print(main(words), main([*words, "--allowed-host", "http://x"]))
-sys.modules["fastapi"] = None
-print(main(words), "tensorflow" in sys.modules)
-"""
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "1 1\n1 False\n", done.stderr
-    in_use, no_host, missing = done.stderr.splitlines()
-    assert f"port {port}: Address already in use" in in_use
-    assert "Address already in use" in no_host
-    assert "serving needs fastapi: pip install" in missing
-    assert "[serve]" in missing
-
-
 @pytest.mark.parametrize("names", ["ab", *slow(["abc"])])
 def test_it_serves_until_it_is_stopped_or_killed(finished_run, names):
     """With three runs TensorFlow has reason to warn of many graphs. Then once more, on the same port."""

@@ -27,32 +27,6 @@ training: {steps: 6, batch_size: 4, checkpoint_every: 2, keep: 3, schedule: cons
 """
 
 
-@pytest.mark.slow
-def test_own_text(heed, tmp_path):
-    source, target = tiny.write_parallel_text(tmp_path)
-    options = [*OPTIONS, "--patience", "0", "--vocabulary-size", "60"]
-    status, out, err = heed("train", "--source", source, "--target", target, *options)
-    assert status == 0, err
-    assert "the run: heed-runs/text" in out
-    assert heed("translate", "heed-runs/text", "aa bb")[0] == 0
-    fails(heed("translate", "heed-runs/text", "aa bb " * 100), 1, "at most 128 tokens")
-    fails(heed("explain", "heed-runs/text", "aa bb " * 100), 1, "at most 128 tokens")
-    status, out, err = heed("translate", "heed-runs/text", stdin="aa\n" + "aa " * 200 + "\nbb\n")
-    assert (status, out.count("\n")) == (1, 3)
-    assert err.startswith("heed: line 2: a sentence to translate must have at most 128 tokens")
-    for size in ("0", "-1"):
-        result = heed("train", "--source", source, "--target", target, "--vocabulary-size", size)
-        fails(
-            result,
-            2,
-            f"`vocabulary_size` must be an integer >= 5. Received: vocabulary_size={size}",
-        )
-    target.write_text(target.read_text() + "one more\n")
-    result = heed("train", "--source", source, "--target", target, "--run", "other")
-    fails(result, 1, "must have as many lines")
-    assert not (tmp_path / "other").exists()
-
-
 @pytest.mark.usefixtures("eager")
 def test_a_run_in_the_default_folder_is_trained_as_python_trains_it(heed, tmp_path):
     options = [*OPTIONS, "--steps", "2"]

@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -152,15 +151,3 @@ def test_workers_and_a_kill_at_any_time(heed, run_path, corpus, victim):
     assert "in/a.txt, line 3,002: a number must be digits" in err
     assert contents(corpus / "out") == expected
     assert not list((corpus / "out").rglob("*.tmp"))
-
-
-def test_options_are_checked_before_tensorflow_loads(run_path, corpus):
-    """So a wrong one is reported at once."""
-    code = f"""
-import sys
-from heed.cli import main
-words = ["translate", {str(run_path)!r}, "--input", "in/*.md", "--output", "out"]
-print(main(words), "tensorflow" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=corpus)
-    assert done.stdout == "1 False\n", done.stderr

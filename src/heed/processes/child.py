@@ -225,9 +225,6 @@ class Child:
 class Channel:
     """The channel of a child to its parent.
 
-    Args:
-        read, write: the descriptors of the pipes.
-
     Attributes:
         on_end: called on another thread when the parent has ended; the default ends this process at once.
         parent_ended: whether it has.

@@ -154,13 +154,6 @@ def run_group(workers: Sequence[Worker], silence: float = SILENCE) -> Outcome:
     SIGINT, SIGTERM and SIGHUP are passed on to every worker, if this runs in the main thread. The workers may take as
     long as they need to end; a second signal kills them.
 
-    Args:
-        workers: the processes.
-        silence: seconds without a sign of life after which a worker counts as hung.
-
-    Returns:
-        How they ended.
-
     Raises:
         OSError: if a log cannot be written or a process cannot be started. None is left running.
     """

@@ -278,12 +278,6 @@ def test_limits_of_a_request(serving):
     assert refused(ask(client, "123456"), 422, "texts.0", "at most 5 characters")
     assert refused(ask(client, "1" * 100), 413, "at most 100 bytes")
 
-    def parts():
-        for _ in range(50):
-            yield b"x" * 10
-
-    assert refused(client.post("/translate", content=parts(), headers=JSON), 413, "100 bytes")
-
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "x"])
 def test_another_content_type(serving, kind):

@@ -30,10 +30,10 @@ class HubPreset:
     A TaskError says that there is none, that a run cannot start from its model, or that KerasHub is missing.
     """
 
-    architecture = "transformer"
+    architecture: str = "transformer"
 
     def __init__(self, name: str) -> None:
-        self.path = f"hub:{name}"
+        self.path: Any = f"hub:{name}"
         if not name:
             raise UsageError("`hub:` must be followed by the folder or the name of a preset")
         hub = _import_keras_hub()
@@ -52,7 +52,7 @@ class HubPreset:
         with convert_value_errors():
             values = {**special, **self._conversion.values(self._backbone)}
             self._config = TransformerConfig(size, size, **values)
-        self.values: dict[str, Any] = self._config.to_dict()
+        self.values: Mapping[str, Any] = self._config.to_dict()
 
     def same_vocabulary(self, kind: type[Task], chosen: Collection[str] = ()) -> dict[str, Any]:
         of_vocabulary = {"vocabulary", "vocabulary_size", "unit"}

@@ -27,14 +27,9 @@ class Origin(Protocol):
         values: the fields of its config.
     """
 
-    @property
-    def path(self) -> Any: ...  # noqa: D102
-
-    @property
-    def architecture(self) -> str: ...  # noqa: D102
-
-    @property
-    def values(self) -> Mapping[str, Any]: ...  # noqa: D102
+    path: Any
+    architecture: str
+    values: Mapping[str, Any]
 
     def same_vocabulary(self, kind: type[Task], chosen: Collection[str] = ()) -> dict[str, Any]:
         """Return arguments of a task's `create` that give it the tokens of the model. See `Task.same_vocabulary`."""
@@ -50,7 +45,8 @@ class RunOrigin:
     """A run to start from. See `Origin`."""
 
     def __init__(self, run: RunFolder) -> None:
-        self._run, self.path = run, run.path
+        self._run = run
+        self.path: Any = run.path
         self.architecture: str = run.config["architecture"]
         self.values: Mapping[str, Any] = run.config["model"]
 
