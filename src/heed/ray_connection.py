@@ -25,13 +25,7 @@ def check_installed() -> None:
 def connect(show_workers: bool = False) -> Iterator[Any]:
     """Connect to the cluster of RAY_ADDRESS, or to one on this machine, which is started if there is none.
 
-    A connection that the program has already is used, and stays.
-
-    Args:
-        show_workers: whether the output of Ray's workers appears on stderr.
-
-    Yields:
-        The package ray.
+    A connection that the program has already is used, and stays. Yields the package ray.
 
     Raises:
         RayError: if Ray is not installed, or the cluster cannot be reached.

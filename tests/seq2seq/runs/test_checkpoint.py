@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from heed.seq2seq.runs import checkpoint
 from heed.errors import TaskError
+from heed.seq2seq.runs import checkpoint
 from tests import damage
 
 ARRAYS = {

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.seq2seq import RunFolder, TrainingOptions, read_config
-from heed.seq2seq.runs._architectures import ARCHITECTURES, model_values
 from heed.errors import TaskError, UsageError
+from heed.seq2seq import RunFolder, TrainingOptions, read_config
 from heed.seq2seq.options.settings import MODEL, TRAINING
+from heed.seq2seq.runs._architectures import ARCHITECTURES, model_values
 from tests.seq2seq import tiny
 
 
@@ -116,10 +116,10 @@ def test_what_a_file_sets(read, tmp_path):
         (f"data: {{corpora: {lists(8)}}}", "`data.corpora.0` must be keys with values. Received"),
         (f"? {lists(8)}\n: 1", ", line 1: a key must be text. Received: [["),
         ("training: &a {steps: *a}", "`training.steps` must be an integer. Received: {'steps'"),
-        ("training: {steps: 0x" + "f" * 5000 + "}", "must have at most 100 characters. Received: 5"),
+        ("training: {steps: 0x" + "f" * 5000 + "}", "must have at most 100 characters. Received"),
         ("model: {gated: 1" + ":59" * 2000 + ".5}", "a value must have at most 100 characters"),
         ("task: " + "x" * 5000, ", line 1: a value must have at most 4,096 characters. Receiv"),
-        ("training: {" + "x" * 500 + ": 1}", "a key must have at most 80 characters. Received: 500"),
+        ("training: {" + "x" * 500 + ": 1}", "a key must have at most 80 characters. Received"),
         ("task: *" + "x" * 500, "is not YAML: found undefined alias"),
         ('run: "a\\0b"', ", line 1: a value must be Unicode text without the character 0"),
         ('run: "\\ud800"', ", line 1: a value must be Unicode text without the character 0"),

@@ -8,11 +8,11 @@ import shutil
 
 import pytest
 
-from heed.seq2seq import TextTask, start_run
-from heed.seq2seq.runs import run_folder
-from heed.seq2seq.atomic_files import free_path, write_atomically
 from heed.errors import TaskError
+from heed.seq2seq import TextTask, start_run
+from heed.seq2seq.atomic_files import free_path, write_atomically
 from heed.seq2seq.options.training import TrainingOptions
+from heed.seq2seq.runs import run_folder
 from heed.seq2seq.runs.run_folder import RunFolder
 from heed.seq2seq.runs.trained_model import read_model_config
 from tests import damage
@@ -51,7 +51,7 @@ def test_an_empty_folder_may_become_a_run_and_others_stay_untouched(tmp_path, ta
     make(tmp_path / "empty", task)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
-    with pytest.raises(TaskError, match="exists already: .* with --run$"):
+    with pytest.raises(TaskError, match=r"exists already: .* with --run$"):
         make(tmp_path / "full", task)
     assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
     with pytest.raises(TaskError, match=r"heed train --resume .*empty"):
@@ -164,9 +164,12 @@ def test_one_process_trains_in_a_folder(tmp_path, task):
     """Here both are one; the system lets go of the lock of a process that ends."""
     pytest.importorskip("fcntl")
     run = make(tmp_path / "run", task)
-    with run.lock():
-        with pytest.raises(TaskError, match="is being trained by another process"), run.lock():
-            pass
+    with (
+        run.lock(),
+        pytest.raises(TaskError, match="is being trained by another process"),
+        run.lock(),
+    ):
+        pass
     with run.lock():
         pass
 

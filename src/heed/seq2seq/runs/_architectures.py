@@ -7,20 +7,20 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from heed.config import Config
-from heed.suggestions import nearest
+from heed.errors import UsageError
 from heed.models import (
     RecurrentTranslator,
     RecurrentTranslatorConfig,
     Transformer,
     TransformerConfig,
 )
-from heed.errors import UsageError
+from heed.suggestions import nearest
 
 
 class Architecture(NamedTuple):
     config: type[Config]
     model: Callable[..., Any]  # takes a config and `dtype`
-    of_recipe: tuple[str, ...]  # fields that it takes from a task's recipe, which is for Transformers
+    of_recipe: tuple[str, ...]  # fields that it takes from a task's recipe for Transformers
     presets: Mapping[str, Mapping[str, Any]]  # the fields that each sets
 
     @property

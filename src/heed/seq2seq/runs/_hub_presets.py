@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from heed.errors import TaskError, UsageError, convert_value_errors
 from heed.install import how_to_install
 from heed.models import Transformer, TransformerConfig
-from heed.errors import TaskError, UsageError, convert_value_errors
+from heed.seq2seq.runs.trained_model import build_model
 from heed.seq2seq.tasks.task import Task
 from heed.seq2seq.tokens.byte_pairs import BytePairTokenizer, pack
 from heed.seq2seq.tokens.tokenizer import END_ID, PAD_ID, RESERVED, START_ID, Tokenizer
-from heed.seq2seq.runs.trained_model import build_model
 
 _Array = NDArray[np.float32]
 _Pairs = Iterator[tuple[Any, Any]]  # variables of heed's model, with their values

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from heed.models import RecurrentTranslatorConfig, TransformerConfig
 from heed.errors import TaskError
+from heed.models import RecurrentTranslatorConfig, TransformerConfig
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.tasks.task import Task
 

@@ -11,9 +11,9 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from heed.errors import TaskError
 from heed.npz import read_npz
 from heed.seq2seq.atomic_files import write_atomically
-from heed.errors import TaskError
 
 _META = "meta.json"
 _STOPPED = "stopped.npz"
@@ -85,8 +85,8 @@ def save_step(
 ) -> Path:
     """Write the checkpoint of a step, as :func:`save` does, and remove those that are no longer needed.
 
-    "step" of `meta` is the number of steps taken. With two to `keep`, one is left if the newest is damaged. If it cannot
-    be written, the older checkpoints are as they were.
+    "step" of `meta` is the number of steps taken. With two to `keep`, one is left if the newest is damaged. If it
+    cannot be written, the older checkpoints are as they were.
     """
     folder.mkdir(exist_ok=True)
     path = folder / f"step-{meta['step']:08d}.npz"

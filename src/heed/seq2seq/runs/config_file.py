@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from heed.install import how_to_install
-from heed.suggestions import ask, closest
 from heed.errors import TaskError, UsageError
+from heed.install import how_to_install
 from heed.seq2seq.options.settings import MODEL, TRAINING
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.options.user_values import user_origin, user_path
 from heed.seq2seq.tasks.registry import TASKS
+from heed.suggestions import ask, closest
 
 _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 _LONGEST = 80  # characters of a key, and of a value in a message

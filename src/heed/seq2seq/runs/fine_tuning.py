@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from heed.config import Config
+from heed.errors import UsageError
 from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.runs._architectures import architecture as known_architecture
-from heed.errors import UsageError
 from heed.seq2seq.runs.origins import Origin, list_tokens
+from heed.seq2seq.runs.trained_model import build_model
 from heed.seq2seq.tasks.task import Task
 from heed.seq2seq.tokens.tokenizer import RESERVED
-from heed.seq2seq.runs.trained_model import build_model
 
 INITIAL = "initial.npz"
 _FREE = ("dropout", "attention_dropout")  # fields that do not affect weights

@@ -38,7 +38,7 @@ class Origin(Protocol):
         """Return the tokens of both sides by id, without the reserved ones."""
 
     def load_weights(self) -> tuple[list[np.ndarray], int]:
-        """Read the weights, in the order of the model's, and their step; TaskError if there are none or they are damaged."""
+        """Read the weights, in the model's order, and their step; TaskError if there are none, or damaged ones."""
 
 
 class RunOrigin:

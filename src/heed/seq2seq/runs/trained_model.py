@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed.config import Config
+from heed.errors import TaskError
 from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.runs._architectures import architecture
-from heed.errors import TaskError
 from heed.seq2seq.runs._model_size import check_model
 from heed.seq2seq.runs.run_folder import RunFolder
 

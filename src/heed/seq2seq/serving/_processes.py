@@ -51,12 +51,10 @@ def serve_in_processes(
     A process whose starts fail is started again after pauses, which become longer, for as long as another one answers.
 
     Args:
-        listener: a socket of `_sockets.bind`.
-        count: processes, 1 or more.
+        listener, count: a socket of `_sockets.bind`, and the number of processes.
         program: the work of a process; picklable.
         drain: seconds that a process takes at most to answer its last requests.
-        on_start: called with the page's address when all processes answer.
-        note: called with lines for the user.
+        on_start, note: called with the page's address when all processes answer, and with lines for the user.
 
     Raises:
         TaskError: if a process does not start at first, or each has ended ten times in a row and none answers.

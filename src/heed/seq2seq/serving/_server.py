@@ -43,19 +43,8 @@ def serve(
 ) -> None:
     """Answer requests until SIGINT, SIGTERM or SIGHUP, then finish those it has accepted.
 
-    Args:
-        listener: a socket of `_sockets.bind`.
-        translators: the runs by name; the first is the default.
-        options: the limits.
-        decoding: decoding options, for all that requests do not set.
-        hosts: the hosts that requests may name.
-        on_start: called with the page's address when requests are answered.
-        shared: whether other processes accept connections from the same socket.
-        examples: texts to try on the page. None: those of the run's task; if it has none, and only this machine can
-            reach the server, sentences of the run's evaluation.
-
-    Raises:
-        KeyboardInterrupt: after SIGINT.
+    The arguments are those of `launching.Server`, a socket of `_sockets.bind`, and whether other processes accept
+    connections from it, too. SIGINT ends as KeyboardInterrupt.
     """
     chosen = choose_all_examples(translators, examples, is_loopback(listener))
     service = Service(translators, options, decoding, chosen)

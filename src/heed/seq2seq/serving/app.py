@@ -54,11 +54,7 @@ _REFUSALS = {
 class Service:
     """The served runs, the queue before them, and whether the server takes requests.
 
-    Args:
-        translators: the runs by name; the first is the default.
-        options: the limits.
-        decoding: decoding options, for all that requests do not set.
-        examples: texts to try on the page of each run; none for a run: those of its task.
+    The first run is the default. On its page are examples, or those of its task.
     """
 
     def __init__(

@@ -70,14 +70,8 @@ class TrainingLog:
     A resumed run first drops the records of steps after its checkpoint, so that each step comes once. The TensorBoard
     events are rewritten from the remaining records.
 
-    Args:
-        run: the run folder.
-        step: steps taken so far.
-        steps: the most steps there will be.
-        progress: whether to show progress on stderr: a bar on a terminal, else a line for each validation, and after
-            half a minute without one.
-        writes: whether to write files; in a distributed run one worker does.
-        clock: the time in seconds.
+    Progress on stderr is a bar on a terminal, else a line for each validation, and after half a minute without one. In
+    a distributed run one worker writes files.
     """
 
     def __init__(
