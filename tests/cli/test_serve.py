@@ -16,8 +16,7 @@ from heed.cli import _serve
 from heed.seq2seq.serving import _sockets
 from tests.cli.command import children_of, fails, process
 from tests.processes.test_child import is_alive
-from tests.seq2seq.serving.conftest import wait_until
-from tests.seq2seq.serving.load import Load
+from tests.seq2seq.serving.load import Load, wait_until
 from tests.slow import slow
 
 

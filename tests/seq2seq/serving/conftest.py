@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import threading
-import time
 
 import pytest
 from fastapi.testclient import TestClient
@@ -11,6 +10,7 @@ from fastapi.testclient import TestClient
 from heed.seq2seq.options.serving import ServingOptions
 from heed.seq2seq.serving import _server, _sockets
 from heed.seq2seq.serving.app import Service, make_app
+from tests.seq2seq.serving.load import wait_until
 
 
 class Gate:
@@ -29,13 +29,6 @@ class Gate:
 
     def wait_for_a_batch(self):
         wait_until(lambda: self.batches)
-
-
-def wait_until(true, seconds=60):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.002)
 
 
 @pytest.fixture

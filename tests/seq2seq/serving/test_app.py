@@ -20,7 +20,7 @@ from heed.seq2seq.tasks.task import Item
 from heed.seq2seq.tokens.tokenizer import END_ID
 from heed.seq2seq.translating.translator import Translation
 from tests.inspect import test_page as page_reader
-from tests.seq2seq.serving.conftest import wait_until
+from tests.seq2seq.serving.load import wait_until
 from tests.slow import slow
 
 JSON = {"Content-Type": "application/json"}

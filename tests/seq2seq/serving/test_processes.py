@@ -15,7 +15,7 @@ import pytest
 
 from heed.seq2seq import TaskError
 from heed.seq2seq.serving import _metrics_folder, _processes, _sockets, launching
-from tests.seq2seq.serving.conftest import wait_until
+from tests.seq2seq.serving.load import wait_until
 from tests.slow import slow
 
 
