@@ -40,12 +40,7 @@ run_child()
 
 
 def count_threads(threads: int | None, processes: int) -> int:
-    """Return the threads of each of several processes, 1 or more.
-
-    Args:
-        threads: those of all together; None: a thread for each processor of this process.
-        processes: their number.
-    """
+    """Return the threads of each of several processes, 1 or more: a share of these, or of the processors."""
     if threads is None:
         have = hasattr(os, "sched_getaffinity")
         threads = len(os.sched_getaffinity(0)) if have else os.cpu_count() or 1

@@ -36,8 +36,7 @@ def run_in_pool(
         make: makes the function that works, in each worker; picklable.
         workers: processes, 1 or more; not more than items are started.
         note: called with each different line of the workers once, and for each that dies.
-        count: the number of items.
-        items: picklable; messages name an item by its text.
+        count, items: the items and their number; picklable; messages name an item by its text.
         silence: seconds without a sign of life after which a worker counts as hung, and is killed.
 
     Raises:

@@ -28,9 +28,6 @@ class Hosts:
         names: besides those of this machine's loopback; "*" for all.
         addresses: whether to accept IP addresses other than the loopback's.
 
-    Raises:
-        TaskError: if a name is not a host name.
-
     Example:
         >>> hosts = Hosts(["heed.example"])
         >>> "Heed.Example:8080" in hosts, "[::1]:8000" in hosts, "evil.example" in hosts
