@@ -12,14 +12,7 @@ _STAND_IN = "Last Resort"  # matplotlib's font of boxes has all letters
 
 
 def set_fonts(figure: Any) -> str:
-    """Give each text of a figure fonts that have its letters.
-
-    Args:
-        figure: a figure of matplotlib.
-
-    Returns:
-        What to say about letters that no font has; "" if there are none.
-    """
+    """Give each text of a figure fonts that have its letters; return what to say about letters that none has."""
     from matplotlib.text import Text
 
     lost: set[str] = set()

@@ -27,17 +27,12 @@ REQUIRED: Any = dataclasses.MISSING
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The values that an option may have.
+    """The values that an option may have."""
 
-    Args:
-        text: the range in words, for docstrings.
-        check: takes the option's name and a value; returns the value as a plain one or raises a ValueError.
-        names: the values, if they are names.
-    """
-
-    text: str
+    text: str  # in words, for docstrings
+    # Takes the option's name and a value; returns the value as a plain one or raises a ValueError.
     check: Callable[[str, Any], Any]
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # the values, if they are names
 
 
 def _flag(name: str, value: Any) -> bool:

@@ -17,14 +17,7 @@ _LONGEST = 100  # bytes of a file's name in a temporary one; file systems allow 
 
 
 def open_regular(path: str | os.PathLike[str], mode: str = "rb", **options: Any) -> IO[Any]:
-    """Open a file as `open` does, but refuses pipes and devices at once: reading one could block forever.
-
-    Args:
-        path, mode, **options: as for `open`.
-
-    Raises:
-        OSError: if it cannot be opened, or is not a regular file.
-    """
+    """Open a file as `open` does, but refuse pipes and devices at once: reading one could block forever."""
     wait_for_nobody = getattr(os, "O_NONBLOCK", 0)  # Windows has none
     file = open(  # noqa: SIM115 (the caller closes it)
         path,
@@ -65,13 +58,8 @@ def temporary_path(path: Path) -> Path:
 def new_folder(path: Path) -> Iterator[Path]:
     """Give a temporary folder, which becomes `path` on success and is deleted on failure.
 
-    Who may read it and what is in it is what the umask says.
-
-    Args:
-        path: the folder; it must not exist, or be empty. A link to an empty folder stays one.
-
-    Raises:
-        OSError: if it cannot be written.
+    `path` must not exist, or be empty; a link to an empty folder stays one. Who may read it and what is in it is what
+    the umask says.
     """
     place = path.resolve()
     place.parent.mkdir(parents=True, exist_ok=True)

@@ -14,13 +14,7 @@ DISTRIBUTION = "heed-attention"
 
 
 def how_to_install(extra: str) -> str:
-    """Return the command that installs heed again, from its source, with the packages of an extra.
-
-    Args:
-        extra: a name of pyproject.toml's optional dependencies: "tensorflow", "demo", ...
-
-    Returns:
-        One line for a shell.
+    """Return the command, a line for a shell, that installs heed again, from its source, with the packages of an extra.
 
     Example:
         >>> how_to_install("demo").startswith("pip install ")

@@ -11,13 +11,7 @@ from typing import Any
 def backend_module(name: str) -> ModuleType:
     """Import a module of Keras' backend, whose functions `keras.ops` calls.
 
-    Keras 3.16 moved these modules into a folder `ops`.
-
-    Args:
-        name: "core", "nn" or "numpy".
-
-    Raises:
-        ImportError: if the module is in neither folder.
+    Keras 3.16 moved these modules ("core", "nn", "numpy") into a folder `ops`.
     """
     import keras
 

@@ -28,12 +28,7 @@ def read_npz(path: str | os.PathLike[str], most: float = math.inf) -> dict[str, 
     `numpy.load` raises some ten kinds of errors for a damaged file, and allocates as much memory as a forged shape
     says. Here nothing is unpickled, and no more is read than the file is long.
 
-    Args:
-        path: of the file.
-        most: the most bytes that it may have: a longer file is refused before any of it is read.
-
-    Returns:
-        By name, read-only.
+    The arrays are read-only. A file of more than `most` bytes is refused before any of it is read.
 
     Raises:
         OSError: if the file cannot be opened.

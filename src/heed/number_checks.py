@@ -51,17 +51,9 @@ def check_integer(
     most: float = LARGEST_COUNT,
     optional: bool = False,
 ) -> Any:
-    """Return the value as an int; None stays None if `optional` (hence the type).
+    """Return the value as an int from `least`, if it is not None, to `most`; raise a ValueError for anything else.
 
-    Args:
-        name: of the argument, for the message.
-        value: the argument.
-        least: the smallest allowed value; None for any integer.
-        most: the largest; math.inf for any.
-        optional: whether None is allowed.
-
-    Raises:
-        ValueError: for anything else.
+    None stays None if it is `optional` (hence the type).
 
     >>> check_integer("heads", np.int64(3), least=1)
     3
@@ -87,17 +79,10 @@ def check_real(
     exclusive: bool = False,
     optional: bool = False,
 ) -> Any:
-    """Return the value as a finite float; None stays None if `optional` (hence the type).
+    """Return the value as a finite float in [least, most), or in (least, most) if `exclusive`.
 
-    Args:
-        name: of the argument, for the message.
-        value: the argument.
-        least, most: the allowed range: [least, most), or (least, most) if `exclusive`; -inf and inf for any.
-        exclusive: whether `least` itself is not allowed.
-        optional: whether None is allowed.
-
-    Raises:
-        ValueError: for anything else, infinity and NaN included.
+    None stays None if it is `optional` (hence the type). For anything else, infinity and NaN included, raise a
+    ValueError.
 
     >>> check_real("rate", np.float32(0.5), least=0, most=1)
     0.5

@@ -17,11 +17,7 @@ _TIMEOUT = 10.0  # seconds to reach the address
 
 
 def check_installed() -> None:
-    """Check that Ray is installed, without importing it, which takes a second.
-
-    Raises:
-        RayError: if it is not; the line says how to install it.
-    """
+    """Check that Ray is installed, without importing it, which takes a second."""
     if importlib.util.find_spec("ray") is None:
         raise RayError(f"this needs ray: {how_to_install('ray')}")
 
@@ -30,13 +26,7 @@ def check_installed() -> None:
 def connect(show_workers: bool = False) -> Iterator[Any]:
     """Connect to the cluster of RAY_ADDRESS, or to one on this machine, which is started if there is none.
 
-    A connection that the program has already is used, and stays.
-
-    Args:
-        show_workers: whether the output of Ray's workers appears on stderr.
-
-    Yields:
-        The package ray.
+    A connection that the program has already is used, and stays. Yields the package ray.
 
     Raises:
         RayError: if Ray is not installed, or the cluster cannot be reached.
@@ -62,11 +52,7 @@ def connect(show_workers: bool = False) -> Iterator[Any]:
 
 
 def check_processors(ray: Any, workers: int, threads: int) -> None:
-    """Check that the cluster has a processor for each thread of the workers: Ray would wait for them without end.
-
-    Raises:
-        RayError: if it has fewer.
-    """
+    """Check that the cluster has a processor for each thread of the workers: Ray would wait for them without end."""
     have = count_processors(ray)
     if have < workers * threads:
         each = "thread" if threads == 1 else "threads"

@@ -47,6 +47,12 @@ def process(*words, **kwargs):
     )
 
 
+def children_of(parent):
+    """Return the processes that a process has started, the first one first."""
+    found = subprocess.run(["pgrep", "-P", str(parent.pid)], capture_output=True, text=True)
+    return sorted(map(int, found.stdout.split()))
+
+
 def piped(monkeypatch, data):
     """Put these bytes on standard input; a terminal's, if they are None."""
     stream = io.TextIOWrapper(io.BytesIO(data or b""), errors="surrogateescape")

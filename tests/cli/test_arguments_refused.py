@@ -20,11 +20,7 @@ from tests.cli.command import contents, fails
         (2, ["train", "text"], "own text needs --source"),
         (2, ["train", "--source", "a"], "a has one side: give the file of the other one too"),
         (1, ["train", "--source", "a", "--target", "b"], "cannot read a: No such file"),
-        (
-            2,
-            ["train", "--source", "a", "--target", "b", "--languages", "en"],
-            "--languages is for numbers",
-        ),
+        (2, ["train", "--source=a", "--target=b", "--languages=en"], "--languages is for numbers"),
         (1, ["train", "--resume", "x"], "x does not exist"),
         (1, ["train", "--resume", ".", "--steps", "9"], "not a run folder"),
         (2, ["train", "--resume", ".", "--config", "a.yaml"], "leave out --config"),
@@ -33,21 +29,12 @@ from tests.cli.command import contents, fails
         (1, ["train", "--config", "a.yaml"], "cannot read a.yaml: No such file"),
         (1, ["train", "numbers", "--init-from", "x"], "x does not exist"),
         (2, ["train", "numbers", "--ema", "1"], "`ema` must be"),
-        (2, ["train", "numbers", "--cell", "gru"], "`cell` is for the recurrent architecture"),
-        (2, ["train", "numbers", "--preset", "huge"], "`preset` must be one of"),
         (2, ["train", "numbers", "--architecture", ""], "`architecture` must be one of"),
         (1, ["average", "x"], "x does not exist"),
         (2, ["average", "x", "--last", "0"], "--last must be an integer >= 1. Received: 0"),
-        (2, ["train", "--resume", ".", "--batch-size", "9"], "leave out --batch-size"),
         (2, ["train", "--resume", ".", "--languages", ""], "leave out --languages"),
         (2, ["train", "--resume", ".", "--run", "x"], "leave out --run"),
-        (2, ["train", "--resume", ".", "--vocabulary-size", "0"], "leave out --vocabulary-size"),
-        (2, ["train", "numbers", "--vocabulary-size", "5"], "--vocabulary-size is for own text"),
         (2, ["train", "numbers", "--vocabulary-size", "0"], "--vocabulary-size is for own text"),
-        (1, ["train", "--resume", "."], "not a run folder"),
-        (2, ["train", "numbers", "--steps", "0"], "`steps` must be"),
-        (2, ["train", "numbers", "--dropout", "2"], "`dropout` must be"),
-        (2, ["train", "numbers", "--languages", "en,tlh"], "languages must be some of"),
         (2, ["train", "numbers", "--languages", ""], "languages must be some of"),
         (2, ["demo", "--languages", "en,en"], "each once"),
         (1, ["evaluate", "x"], "x does not exist"),
@@ -77,7 +64,6 @@ def test_what_cannot_be_done(heed, status, words, message, tmp_path):
         (2, "average run --last 9", "`last` asks for 9"),
         (1, "evaluate run --source none.tsv", "cannot read none.tsv"),
         (1, "evaluate run --compare a.tsv", "not a run folder"),
-        (1, "evaluate run --report no/a.html", "--report must be"),
         (2, "translate run 1 --input a.tsv", "not both"),
         (2, "translate run --input a.tsv --output a.tsv", "--output must not be"),
         (1, "translate run --input none --output out.txt", "cannot read or write none"),
@@ -87,10 +73,13 @@ def test_what_cannot_be_done(heed, status, words, message, tmp_path):
         (2, "translate run --language fr --input a.tsv --output out.txt", "must be one of en, de"),
         (1, "translate run 1 --ensemble none --output out.txt", "none does not exist"),
         (2, "translate run 1 --beam-size 0 --output out.txt", "`beam_size` must be"),
+        (2, "translate run 1 --batch-size 0", "--batch-size must be an integer >= 1"),
+        (2, "translate run 1 --device-threads 0", "--device-threads must be an integer >= 1"),
         (2, "explain run", "give the text to translate too: heed explain run TEXT"),
         (1, "explain run x --out a.html", "a number must be digits"),
         (2, "explain run 1 --out a.html --png a.bmp", "must be a .png, .svg or .pdf file"),
-        (1, "explain run 1 --png no/a.png", "--png must be a file in an existing folder"),
+        (1, "explain run 1 --png no/a.png", "--png must be a file in an existing folder, not no"),
+        (1, "explain run 1 --out .", "--out must be a file in an existing folder, not ."),
         (1, "data check none a.tsv", "cannot read none"),
         (1, "data catalogs --to de --out none", "--out must be an existing folder"),
         (1, "data catalogs --to de --out a.tsv", "--out must be an existing folder"),
@@ -110,18 +99,11 @@ def test_a_refusal_leaves_everything_as_it_was(
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("text", ["", "abc", "-5", "1.5", "1000000", "12a", "½"])
+@pytest.mark.parametrize("text", ["", "-5"])
 def test_text_where_a_number_belongs(heed, run_path, text):
     fails(heed("translate", run_path, text), 1, "number")
     fails(heed("explain", run_path, text), 1, "number")
     assert not (run_path / "attention.html").exists()
-
-
-def test_an_existing_folder_is_never_touched(heed, run_path, tmp_path):
-    before = sorted(p.name for p in run_path.iterdir())
-    for command in (["demo"], ["train", "numbers"]):
-        fails(heed(*command, "--run", run_path), 1, "exists already")
-    assert sorted(p.name for p in run_path.iterdir()) == before
 
 
 @pytest.mark.parametrize("command", ["translate", "explain"])

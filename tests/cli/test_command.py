@@ -1,6 +1,5 @@
 """The command itself: names of commands and options, help, exit statuses, and the limits of numbers."""
 
-import os
 import subprocess
 import sys
 
@@ -12,40 +11,47 @@ from heed.cli._command import _COMMANDS
 from heed.number_checks import LARGEST_COUNT
 from heed.seq2seq import RunFolder
 from heed.seq2seq.options.settings import TRAINING
+from heed.seq2seq.serving import _sockets
 from heed.seq2seq.tasks.numbers_task import NumbersTask
 from tests.cli.command import OPTIONS, fails
 
 HUGE = str(10**23)
 
 
-def test_help_and_arguments_do_not_wait_for_tensorflow():
-    code = """
+def test_what_does_not_wait_for_tensorflow(run_path):
+    """Help, and what is wrong with arguments; a port in use, and that an extra is missing."""
+    with _sockets.bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        code = f"""
 import sys
 from heed.cli import main
-for words in (["--help"], ["--version"], ["train", "--help"], ["frobnicate"]):
+run = {str(run_path)!r}
+serve = ["serve", run, "--port", "{port}"]
+files = ["--input", "in/*.md", "--output", "out"]
+for words in (["--help"], ["train", "--help"], ["frobnicate"], ["translate", "nowhere", "1"],
+              ["translate", run, *files], serve, [*serve, "--allowed-host", "http://x"]):
     try:
-        main(words)
-    except SystemExit:
-        pass
-main(["translate", "nowhere", "1"])
-print("tensorflow" in sys.modules or "keras" in sys.modules)
+        print(main(words))
+    except SystemExit as stop:
+        print(stop.code)
+sys.modules["fastapi"] = None
+print(main(serve), "tensorflow" in sys.modules or "keras" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("False\n")
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-6:] == ["2", "1", "1", "1", "1", "1 False"], done.stderr
     assert "demo" in done.stdout
+    *_, in_use, no_host, missing = done.stderr.splitlines()
+    assert f"port {port}: Address already in use" in in_use
+    assert "Address already in use" in no_host
+    assert "serving needs fastapi: pip install" in missing
+    assert "[serve]" in missing
 
 
-@pytest.mark.parametrize(
-    "words", [(b"translate", b"x", b"\xff"), (b"translate", b"\xff"), (b"info", b"--\xff")]
-)
-def test_arguments_that_are_no_text(words):
-    done = subprocess.run(
-        [sys.executable.encode(), b"-m", b"heed", *words],
-        capture_output=True, env=os.environ | {"LC_ALL": "C.UTF-8"}, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr.startswith(b"heed: the arguments must be UTF-8 text. Received: '")
-    assert done.stderr.count(b"\n") == 1
+@pytest.mark.parametrize("words", ["translate x \udcff", "translate \udcff", "info --\udcff"])
+def test_arguments_that_are_no_text(heed, words):
+    """Python reads bytes that are not UTF-8 as surrogates."""
+    said = "heed: the arguments must be UTF-8 text. Received: '"
+    fails(heed(*words.split()), 2, said)
 
 
 def test_faults_of_heed_are_not_hidden(heed, run_path, monkeypatch):
@@ -91,18 +97,12 @@ def test_ctrl_c_has_a_status_of_its_own(heed, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            "train --source a --target b --stps 10",
-            "'--stps': did you mean `--steps`? (see heed train",
-        ),
-        ("train --source a --target b --stps=10", "'--stps': did you mean `--steps`?"),
+        ("train --source a --stps 10", "'--stps': did you mean `--steps`? (see heed train"),
+        ("train --source a --stps=10", "'--stps': did you mean `--steps`?"),
         ("train -steps 10", "'-steps': did you mean `--steps`?"),
         ("translate x 1 --bean-size 4", "'--bean-size': did you mean `--beam-size`?"),
         ("translate x --frob -- --beam", "there is no option '--frob'"),
-        (
-            "data check a b --aligment c",
-            "heed data check: there is no option '--aligment': did you mean",
-        ),
+        ("data check a b --aligment c", "heed data check: there is no option '--aligment': did"),
         ("--versoin", "'--versoin': did you mean `--version`? (see heed --help)"),
         ("trian --steps 5", "there is no command 'trian': did you mean `train`? (see heed --help)"),
         ("data chek a", "heed data: there is no command 'chek': did you mean `check`?"),
@@ -140,11 +140,8 @@ def test_names_are_checked_before_values(heed, words, message):
 
 @pytest.mark.parametrize("command", ["data check" if x == "data" else x for x in _COMMANDS])
 def test_no_command_takes_an_unknown_option(heed, command):
-    fails(
-        heed(*command.split(), "x", "--frob", "1"),
-        2,
-        f"heed {command}: there is no option '--frob'",
-    )
+    refused = heed(*command.split(), "x", "--frob", "1")
+    fails(refused, 2, f"heed {command}: there is no option '--frob'")
 
 
 def test_what_begins_with_a_dash_but_is_no_option(heed):
@@ -196,13 +193,7 @@ def test_numbers_that_no_machine_can_count_to(heed, run_path):
     fails(heed("train", "numbers", "--seed", HUGE), 2, "`seed` must be")
     words = ("translate", run_path, "1", "--beam-size", HUGE)
     fails(heed(*words), 2, "`beam_size` must be at most 65,536")
-    for name in (
-        "--top-k",
-        "--max-length",
-        "--n-best",
-        "--batch-size",
-        "--device-threads",
-    ):
+    for name in ("--top-k", "--max-length", "--n-best", "--batch-size", "--device-threads"):
         fails(heed("translate", run_path, "1", "--temperature", "1", name, HUGE), 2, limit)
     fails(heed("average", run_path, "--last", HUGE), 2, f"--last {limit}")
     for name in ("--learning-rate", "--clip-norm"):
@@ -210,11 +201,10 @@ def test_numbers_that_no_machine_can_count_to(heed, run_path):
 
 
 @pytest.mark.parametrize("command", [*_COMMANDS, "data check", "data catalogs", ""])
-@pytest.mark.parametrize("columns", ["80"])
-def test_help_fits_a_screen_and_shows_an_example(heed, monkeypatch, command, columns):
-    monkeypatch.setenv("COLUMNS", columns)
+def test_help_fits_a_screen_and_shows_an_example(heed, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
     status, out, _ = heed(*command.split(), "--help")
     assert status == 0
     assert f"for example: heed {command}".rstrip() in out
-    assert max(map(len, out.splitlines())) <= int(columns) or command == "train"
+    assert max(map(len, out.splitlines())) <= 80 or command == "train"
     assert out.count("\n") <= (128 if command == "train" else 46), "train lists all of its options"

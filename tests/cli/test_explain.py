@@ -3,23 +3,13 @@
 from html import escape
 
 import numpy as np
-import pytest
 
-from tests.cli.command import fails
 from tests.inspect import test_page as page_reader
 
 
 def test_explain_makes_a_page_of_every_head(heed, run_path, tmp_path):
-    words = (
-        "1 2 3 4",
-        "--language",
-        "de",
-        "--out",
-        tmp_path / "a.html",
-        "--png",
-        tmp_path / "a.png",
-    )
-    status, out, err = heed("explain", run_path, *words)
+    files = ("--out", tmp_path / "a.html", "--png", tmp_path / "a.png")
+    status, out, err = heed("explain", run_path, "1 2 3 4", "--language", "de", *files)
     assert (status, err) == (0, "heed: the translation is cut at the most tokens of this run\n")
     translation = heed("translate", run_path, "1234", "--language", "de")[1].strip()
     assert out.splitlines() == [
@@ -38,19 +28,10 @@ def test_explain_makes_a_page_of_every_head(heed, run_path, tmp_path):
         assert rows == ["de", "1", "2", "3", "4"] or layer["kind"] != "self"
         assert columns[0] == ("start" if layer["kind"] == "causal" else "de")
         np.testing.assert_allclose(weights[layer["name"]].sum(-1), 1, atol=0.03)
-    assert heed("explain", run_path, "7")[1].endswith(
-        f"every head: {run_path / 'attention.html'}\n"
-    )
+    assert heed("explain", run_path, "7")[1].endswith(f"{run_path / 'attention.html'}\n")
 
 
-@pytest.mark.parametrize("option", ["--out", "--png"])
-def test_explain_writes_to_existing_folders_only(heed, run_path, tmp_path, option):
-    for path in (tmp_path / "no" / "a", tmp_path):
-        result = heed("explain", run_path, "1", option, path)
-        fails(result, 1, f"{option} must be a file in an existing folder, not {path}")
-
-
-def test_the_name_of_a_picture_says_what_it_is(heed, run_path, tmp_path, monkeypatch):
+def test_a_picture_in_svg(heed, run_path, tmp_path):
     status, out, _ = heed("explain", run_path, "7", "--png", tmp_path / "q.svg")
     assert status == 0
     assert out.endswith(f"picture: {tmp_path / 'q.svg'}\n")
@@ -58,8 +39,3 @@ def test_the_name_of_a_picture_says_what_it_is(heed, run_path, tmp_path, monkeyp
     assert drawn.startswith("<?xml")
     # matplotlib notes each text beside its outlines.
     assert [x for x in ("Attention to 7", f"while writing {translation}") if x not in drawn] == []
-    monkeypatch.setattr(
-        "heed.cli._explain.open_translator", lambda *_: 1 / 0
-    )  # said before the model loads
-    result = heed("explain", run_path, "7", "--png", tmp_path / "q.jpg")
-    fails(result, 2, "must be a .png, .svg or .pdf file")

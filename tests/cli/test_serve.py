@@ -14,9 +14,9 @@ import pytest
 
 from heed.cli import _serve
 from heed.seq2seq.serving import _sockets
-from tests.cli.command import fails, process
-from tests.seq2seq.serving.conftest import wait_until
-from tests.seq2seq.serving.load import Load
+from tests.cli.command import children_of, fails, process
+from tests.processes.test_child import is_alive
+from tests.seq2seq.serving.load import Load, wait_until
 from tests.slow import slow
 
 
@@ -45,27 +45,6 @@ def test_a_folder_whose_name_is_not_utf_8(tmp_path):
     """Pages and answers are, and name the run."""
     (name,) = _serve._name_runs([tmp_path / os.fsdecode(b"d\xe9j")], [])
     assert name == "d\ufffdj"
-
-
-def test_problems_reported_before_tensorflow_loads(finished_run):
-    """A port in use, and that the extra is missing."""
-    with _sockets.bind("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
-        code = f"""
-import sys
-from heed.cli import main
-words = ["serve", {str(finished_run.path)!r}, "--port", "{port}"]
-print(main(words), main([*words, "--allowed-host", "http://x"]))
-sys.modules["fastapi"] = None
-print(main(words), "tensorflow" in sys.modules)
-"""
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "1 1\n1 False\n", done.stderr
-    in_use, no_host, missing = done.stderr.splitlines()
-    assert f"port {port}: Address already in use" in in_use
-    assert "Address already in use" in no_host
-    assert "serving needs fastapi: pip install" in missing
-    assert "[serve]" in missing
 
 
 @pytest.mark.parametrize("names", ["ab", *slow(["abc"])])
@@ -123,11 +102,6 @@ main([*words[:2], "--port", sys.stdin.readline(), "--timeout", "60"])
     ]
 
 
-def children_of(pid):
-    listed = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
-    return [int(one) for one in listed.stdout.split()]
-
-
 @pytest.mark.slow
 def test_a_process_that_is_killed_under_load(finished_run):
     """No request is lost that the client repeats, and no answer is wrong; then all end, what runs is answered."""
@@ -141,7 +115,7 @@ def test_a_process_that_is_killed_under_load(finished_run):
             with Load(("127.0.0.1", port)) as load:
                 load.wait(200)
                 assert not load.repeats
-                before = children_of(server.pid)
+                before = children_of(server)
                 assert len(before) == 2
                 os.kill(before[0], signal.SIGKILL)
                 load.wait(200)
@@ -152,14 +126,14 @@ def test_a_process_that_is_killed_under_load(finished_run):
                 load.wait(200)
             assert load.lost == 0
             assert all(len(found) == 1 for found in load.answers.values())
-            assert not set(before) & set(children_of(server.pid))
+            assert not set(before) & set(children_of(server))
             with urllib.request.urlopen(f"{url}/health", timeout=60) as answer:
                 assert json.load(answer)["status"] == "ok"
             with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
                 counted = [x for x in answer.read().decode().splitlines() if '"/translate"' in x]
             total = next(x for x in counted if 'status="200"' in x)
             assert float(total.split()[-1]) >= load.count
-            after = children_of(server.pid)
+            after = children_of(server)
             with Load(("127.0.0.1", port)) as load:
                 load.wait(50)
                 server.send_signal(signal.SIGTERM)
@@ -169,9 +143,7 @@ def test_a_process_that_is_killed_under_load(finished_run):
             assert all("reset" not in why for why in load.repeats), load.repeats
         finally:
             server.kill()
-    for pid in after:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+    assert not any(map(is_alive, after))
 
 
 @pytest.mark.slow
@@ -181,22 +153,14 @@ def test_processes_end_with_the_first_one(finished_run, number):
         try:
             line = server.stdout.readline()
             port = int(line.split()[3].split(":")[2].strip("/"))
-            children = children_of(server.pid)
+            children = children_of(server)
             server.send_signal(number)
             assert server.wait(60) == (130 if number == signal.SIGINT else -signal.SIGKILL)
             for pid in children:
-                wait_until(lambda pid=pid: not children_alive(pid))
+                wait_until(lambda pid=pid: not is_alive(pid))
             _sockets.bind("127.0.0.1", port).close()
         finally:
             server.kill()
-
-
-def children_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.mark.slow

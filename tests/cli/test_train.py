@@ -27,32 +27,6 @@ training: {steps: 6, batch_size: 4, checkpoint_every: 2, keep: 3, schedule: cons
 """
 
 
-@pytest.mark.slow
-def test_own_text(heed, tmp_path):
-    source, target = tiny.write_parallel_text(tmp_path)
-    options = [*OPTIONS, "--patience", "0", "--vocabulary-size", "60"]
-    status, out, err = heed("train", "--source", source, "--target", target, *options)
-    assert status == 0, err
-    assert "the run: heed-runs/text" in out
-    assert heed("translate", "heed-runs/text", "aa bb")[0] == 0
-    fails(heed("translate", "heed-runs/text", "aa bb " * 100), 1, "at most 128 tokens")
-    fails(heed("explain", "heed-runs/text", "aa bb " * 100), 1, "at most 128 tokens")
-    status, out, err = heed("translate", "heed-runs/text", stdin="aa\n" + "aa " * 200 + "\nbb\n")
-    assert (status, out.count("\n")) == (1, 3)
-    assert err.startswith("heed: line 2: a sentence to translate must have at most 128 tokens")
-    for size in ("0", "-1"):
-        result = heed("train", "--source", source, "--target", target, "--vocabulary-size", size)
-        fails(
-            result,
-            2,
-            f"`vocabulary_size` must be an integer >= 5. Received: vocabulary_size={size}",
-        )
-    target.write_text(target.read_text() + "one more\n")
-    result = heed("train", "--source", source, "--target", target, "--run", "other")
-    fails(result, 1, "must have as many lines")
-    assert not (tmp_path / "other").exists()
-
-
 @pytest.mark.usefixtures("eager")
 def test_a_run_in_the_default_folder_is_trained_as_python_trains_it(heed, tmp_path):
     options = [*OPTIONS, "--steps", "2"]
@@ -122,14 +96,11 @@ def test_ctrl_c_while_training(tmp_path):
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=60)
-    assert running.returncode == 130, err
+    assert (running.returncode, out) == (130, ""), err
     assert "Traceback" not in err
-    assert out == ""
     last = err.splitlines()[-1]
     assert last.startswith("heed: stopped at step ")
     assert last.endswith(f"heed train --resume {path}")
-    from heed.seq2seq.runs import checkpoint
-
     assert checkpoint.load(checkpoint.list_steps(path / "checkpoints")[-1])[1]["step"] > 0
 
 
@@ -176,8 +147,6 @@ def test_a_file_and_what_overrides_it(heed, tmp_path):
 def test_mistakes_in_a_file(heed, tmp_path):
     path = tmp_path / "a.yaml"
     for text, message in (
-        ("training: {stepz: 1}", "a.yaml: `training.stepz` is unknown: did you mean `steps`?"),
-        ("training: {steps: 0}", "a.yaml: `steps` must be an integer >= 1. Received: steps=0"),
         ("task: poems", "a.yaml: `task` must be one of numbers, text. Received: 'poems'"),
         ("{task: numbers, model: {width: 6}}", "a.yaml: `num_heads` must divide `width`"),
         ("{task: numbers, architecture: x}", "a.yaml: `architecture` must be one of"),
@@ -185,7 +154,6 @@ def test_mistakes_in_a_file(heed, tmp_path):
         ("{task: numbers, data: {source: a}}", "--source is for own text"),
         ("{data: {source: nope.tsv}}", "cannot read nope.tsv"),
         ("{data: {corpora: [{source: nope.tsv}]}}", "cannot read nope.tsv"),
-        ("seed: 5", "a.yaml: `seed` is unknown: it belongs under `training`"),
         ("", "choose a task"),
     ):
         path.write_text(text)

@@ -39,24 +39,19 @@ def test_a_bad_line_keeps_its_place(heed, run_path):
     assert heed("translate", run_path, stdin="1\n\n3\n") == (0, f"{one}\n{three}", "")
 
 
-def test_a_picture_of_standard_input_is_refused(heed, run_path):
-    fails(heed("translate", run_path, "--picture", stdin="1\n"), 2, "--picture needs the text")
-
-
-def test_a_language_that_was_not_learned_is_one_error_for_all_lines(heed, run_path):
-    result = heed("translate", run_path, "--language", "fr", stdin="1\n2\n3\n")
-    fails(result, 2, "must be one of en, de")
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("--picture", "--picture needs the text"), ("--language=fr", "must be one of en, de")],
+)
+def test_what_all_lines_lack_is_one_error(heed, run_path, option, message):
+    fails(heed("translate", run_path, option, stdin="1\n2\n3\n"), 2, message)
 
 
 def test_a_damaged_newest_checkpoint_is_reported(heed, run_path, tmp_path):
     path = shutil.copytree(run_path, tmp_path / "copy")
     (path / "weights.npz").write_bytes(b"PK")
-    result = heed("translate", path, "5")
-    fails(
-        result,
-        1,
-        f"weights.npz is damaged: File is not a zip file; repair it with: heed train --resume {path}",
-    )
+    problem = f"File is not a zip file; repair it with: heed train --resume {path}"
+    fails(heed("translate", path, "5"), 1, f"weights.npz is damaged: {problem}")
     (path / "weights.npz").unlink()
     newest = path / "checkpoints" / "step-00000012.npz"
     newest.write_bytes(newest.read_bytes()[:-1])
@@ -67,10 +62,6 @@ def test_a_damaged_newest_checkpoint_is_reported(heed, run_path, tmp_path):
         f"heed: {newest} is damaged: File is not a zip file; step-00000009.npz takes its place",
         f"heed: {path} is not finished: using its checkpoint of step 9",
     ]
-
-
-def test_a_language_that_was_not_learned(heed, run_path):
-    fails(heed("translate", run_path, "5", "--language", "fr"), 2, "must be one of en, de")
 
 
 def test_a_picture_on_request(heed, run_path):
@@ -95,9 +86,7 @@ def test_decoding_options_choose_the_translations(heed, run_path, tmp_path):
     assert status == 0
     assert one.startswith(cut.strip())
     assert cut != one
-    fails(heed("translate", run_path, "1", "--beam-size", "0"), 2, "`beam_size` must be an integer")
     fails(heed("translate", run_path, "1", "--top-p", "0.5"), 2, "`top_p` is for sampling")
-    fails(heed("translate", run_path, "1", "--batch-size", "0"), 2, "--batch-size must be")
 
 
 def test_translate_reads_and_writes_files(heed, run_path, tmp_path):
@@ -112,11 +101,6 @@ def test_translate_reads_and_writes_files(heed, run_path, tmp_path):
     assert (tmp_path / "out.txt").read_text() == f"{one}\n\n\n{two}"
     assert heed("translate", run_path, "1", "--output", "out.txt") == (0, "", "")
     assert (tmp_path / "out.txt").read_text() == one
-    fails(heed("translate", run_path, "1", *files), 2, "as an argument or by --input, not both")
-    fails(heed("translate", run_path, "--input", "none.txt"), 1, "none.txt: No such file")
-    fails(
-        heed("translate", run_path, "--input", "none.txt", *files[2:]), 1, "none.txt: No such file"
-    )
     fails(heed("translate", run_path, "1", "--output", "no/out.txt"), 1, "no/out.txt: No such file")
 
 
@@ -203,8 +187,3 @@ def test_runs_that_translate_together(heed, run_path, tmp_path):
     fails(heed("translate", run_path, "1", "--ensemble", "nowhere"), 1, "nowhere does not exist")
     packed = heed("translate", run_path, "1", "--ensemble", run_path, "--weights", "int8")
     fails(packed, 2, "Ensemble is neither a Transformer nor")
-
-
-def test_no_threads_at_all(heed, run_path):
-    refused = heed("translate", run_path, "1", "--device-threads", "0")
-    fails(refused, 2, "--device-threads must be an integer >= 1. Received: 0")

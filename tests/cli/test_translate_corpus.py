@@ -2,14 +2,13 @@
 
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 
 from heed.seq2seq import RunFolder
 from heed.seq2seq.corpus.job import ShardTranslator
-from tests.cli.command import fails, process
+from tests.cli.command import children_of, fails, process
 from tests.seq2seq.corpus.fakes import contents
 
 pytestmark = pytest.mark.usefixtures("all_end")
@@ -114,11 +113,6 @@ def test_an_unfinished_run_is_refused(heed, run_path, corpus):
         (run_path / "hidden.npz").rename(weights)
 
 
-def children_of(pid):
-    listed = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
-    return [int(one) for one in listed.stdout.split()]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["worker", "parent", "interrupt", "none"])
 def test_workers_and_a_kill_at_any_time(heed, run_path, corpus, victim):
@@ -134,7 +128,7 @@ def test_workers_and_a_kill_at_any_time(heed, run_path, corpus, victim):
             assert time.monotonic() < end
             assert parent.poll() is None, parent.stderr.read()
             time.sleep(0.01)
-        workers = children_of(parent.pid)
+        workers = children_of(parent)
         if victim == "worker":
             subprocess.run(["kill", "-9", str(workers[0])], check=True)
         elif victim == "parent":
@@ -157,15 +151,3 @@ def test_workers_and_a_kill_at_any_time(heed, run_path, corpus, victim):
     assert "in/a.txt, line 3,002: a number must be digits" in err
     assert contents(corpus / "out") == expected
     assert not list((corpus / "out").rglob("*.tmp"))
-
-
-def test_options_are_checked_before_tensorflow_loads(run_path, corpus):
-    """So a wrong one is reported at once."""
-    code = f"""
-import sys
-from heed.cli import main
-words = ["translate", {str(run_path)!r}, "--input", "in/*.md", "--output", "out"]
-print(main(words), "tensorflow" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=corpus)
-    assert done.stdout == "1 False\n", done.stderr

@@ -40,22 +40,10 @@ def test_lines_and_a_text(heed, run_path):
     assert lines[1:] == [f"heed: line {number}: {CUT}" for number in (1, 3)]
     status, _, err = heed("translate", run_path, "1")
     assert (status, err) == (0, f"heed: {CUT}\n")
-    options = [
-        "--quiet",
-        "--beam-size",
-        "3",
-        "--n-best",
-        "2",
-        "--max-length",
-        "3",
-        "--prefix",
-        "one",
-    ]
+    options = "--quiet --beam-size 3 --n-best 2 --max-length 3 --prefix one".split()
     status, _, err = heed("translate", run_path, *options, stdin="7\n")
-    assert (status, err) == (
-        0,
-        "heed: line 1: 2 translations are cut at 3 tokens: --max-length allows more\n",
-    )
+    said = "heed: line 1: 2 translations are cut at 3 tokens: --max-length allows more\n"
+    assert (status, err) == (0, said)
 
 
 def test_files(heed, run_path, tmp_path):
@@ -65,10 +53,9 @@ def test_files(heed, run_path, tmp_path):
     status, _, err = heed(*words)
     assert status == 1
     said = [line for line in err.splitlines() if "line " in line]
-    assert sorted(said) == sorted(
-        [*(f"heed: in/a.txt, line {number}: {CUT}" for number in (1, 3, 5)),
-         *(line for line in said if "line 4: a number must be digits" in line)]
-    )  # fmt: skip
+    assert len(said) == 4
+    assert [line for line in said if "line 4: a number must be digits" in line]
+    assert {f"heed: in/a.txt, line {number}: {CUT}" for number in (1, 3, 5)} < set(said)
     assert "1 could not be translated" in err
 
 

@@ -39,14 +39,41 @@ def recurrent_run(tmp_path_factory):
     """Return a tiny run of a recurrent translator with additive attention."""
     from tests.seq2seq.runs.test_architectures import recurrent
 
-    return trained_once(tmp_path_factory, "recurrent", recurrent)
+    with eagerly():
+        return trained_once(tmp_path_factory, "recurrent", recurrent, steps=2)
 
 
-@pytest.fixture
-def eager():
+@pytest.fixture(scope="session")
+def translator(finished_run):
+    """Return that run's translator, for tests that leave it as it is."""
+    from heed.seq2seq import Translator
+
+    return Translator(finished_run)
+
+
+@contextlib.contextmanager
+def eagerly():
     """Compile no steps: for what few of them tell, that is quicker, and says the same."""
     import tensorflow as tf
 
     tf.config.run_functions_eagerly(True)
-    yield
-    tf.config.run_functions_eagerly(False)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
+@pytest.fixture
+def eager():
+    """Compile no steps in a test."""
+    with eagerly():
+        yield
+
+
+@pytest.fixture
+def no_steps(monkeypatch):
+    """Let steps and validations compute nothing: for what a training does around them."""
+    from heed.seq2seq.training._step import TrainingStep, Validation
+
+    monkeypatch.setattr(TrainingStep, "__call__", lambda *_, **__: 1.0)
+    monkeypatch.setattr(TrainingStep, "validate", lambda *_: Validation(1.0, 0.5, 0.5))

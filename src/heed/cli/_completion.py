@@ -13,11 +13,7 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 
 def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """Return the script for one of `SHELLS`.
-
-    Raises:
-        TaskError: without the shtab library.
-    """
+    """Return the script for one of `SHELLS`."""
     try:
         import shtab
     except ImportError:

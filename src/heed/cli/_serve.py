@@ -82,11 +82,7 @@ def run_serve(parsed: argparse.Namespace) -> None:
 
 
 def _name_runs(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
-    """Return the runs by name.
-
-    Raises:
-        TaskError: if the numbers of names and runs differ, or two names are equal.
-    """
+    """Return the runs by name, each by one of its own."""
     if names and len(names) != len(paths):
         raise UsageError(
             f"give a --name for each run or for none. Received: {len(names)} for {len(paths)} runs"

@@ -31,6 +31,7 @@ def print_note(line: str) -> None:
 
 
 STANDARD_INPUT = Path("-")
+KEPT = ("source", "target", "alignment")  # files that training reads to its end
 
 
 def prepare_streams() -> None:
@@ -102,16 +103,8 @@ def _line_waits() -> bool:
         return False
 
 
-def copy_input(path: Path, target: Path | None = None) -> None:
-    """Copy standard input, lines of both sides, to a file.
-
-    Args:
-        path: the file to make; its folder is made too.
-        target: the file given for the other side.
-
-    Raises:
-        TaskError: if there is another side, nothing can be read, or the file exists.
-    """
+def _copy_input(path: Path, target: Path | None = None) -> None:
+    """Copy standard input, lines of both sides, to a new file; `target` is what is given for the other side."""
     if target is not None:
         raise UsageError(f"standard input holds both sides: leave out {target}")
     if sys.stdin is None:
@@ -150,42 +143,55 @@ def _write(path: Path, read: IO[bytes], first: bytes = b"") -> None:
 def resolve_inputs(*paths: Any) -> Iterator[list[Any]]:
     """Yield the paths of a source, its target and other files; temporary copies of standard input and of pipes."""
     with tempfile.TemporaryDirectory(prefix="heed-") as folder:
-        found = list(paths)
-        for number, path in enumerate(paths):
-            copy = Path(folder) / f"input-{number}"
-            if path == STANDARD_INPUT and not number:
-                found[0] = copy.with_suffix(".tsv")
-                copy_input(found[0], paths[1])
-            elif is_pipe(path):
-                found[number] = copy
-                copy_pipe(path, copy)
-        try:
-            yield found
-        except TaskError as error:
-            raise type(error)(name_inputs(str(error), found, paths)) from None
+        values = dict(zip(KEPT, paths, strict=False))
+        with keep_inputs(values, Path(folder) / "input"):
+            yield list(values.values())
+
+
+@contextlib.contextmanager
+def keep_inputs(values: dict[str, Any], beside: Path) -> Iterator[None]:
+    """Copy standard input and pipes among the files of `KEPT` to files beside a path; drop them if the block fails.
+
+    `values` has the copies then, and errors of the block the names that the user knows.
+    """
+    copies: dict[Path, Path] = {}
+    try:
+        for name in filter(values.get, KEPT):
+            given = values[name]
+            if name == "source" and given == STANDARD_INPUT:
+                copy = beside.with_name(f"{beside.name}.tsv")
+                _copy_input(copy, values.get("target"))
+            elif is_pipe(Path(given)):
+                copy = beside.with_name(f"{beside.name}.{name}")
+                _copy_pipe(Path(given), copy)
+            else:
+                continue
+            values[name], copies[copy] = copy, Path(given)
+        yield
+    except BaseException as error:
+        for copy in copies:
+            copy.unlink()
+        if isinstance(error, TaskError):
+            raise type(error)(name_inputs(str(error), copies, copies.values())) from None
+        raise
 
 
 def name_inputs(text: str, copies: Iterable[Any], paths: Iterable[Any]) -> str:
-    """Return the text with the names that the user knows in place of those of copies, see `resolve_inputs`."""
+    """Return the text with the names that the user knows in place of those of copies."""
     for copy, path in zip(copies, paths, strict=True):
         if copy != path:
-            text = text.replace(
-                str(copy), "standard input" if path == STANDARD_INPUT else str(path)
-            )
+            name = "standard input" if path == STANDARD_INPUT else str(path)
+            text = text.replace(str(copy), name)
     return text
 
 
-def is_pipe(path: Any) -> bool:
+def is_pipe(path: Path) -> bool:
     """Return whether it can be read only once: `<(command)` of a shell, or a named pipe."""
-    return path is not None and path.exists() and not (path.is_file() or path.is_dir())
+    return path.exists() and not (path.is_file() or path.is_dir())
 
 
-def copy_pipe(pipe: Path, path: Path) -> None:
-    """Copy what comes out of a pipe to a file, whose folder is made too.
-
-    Raises:
-        TaskError: if the file exists.
-    """
+def _copy_pipe(pipe: Path, path: Path) -> None:
+    """Copy what comes out of a pipe to a new file."""
     _check_free(path, str(pipe))
     with pipe.open("rb") as read:
         _write(path, read)

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from heed import seq2seq
 from heed.cli._arguments import Parser, add_options, option_name, select_options
-from heed.cli._streams import (
-    STANDARD_INPUT,
-    copy_input,
-    copy_pipe,
-    is_pipe,
-    name_inputs,
-    print_line,
-)
+from heed.cli._streams import KEPT, STANDARD_INPUT, is_pipe, keep_inputs, print_line
 from heed.cli._train_launch import Launch, add_launch, read_launch, train_on_workers
-from heed.errors import TaskError, UsageError
+from heed.errors import UsageError
 from heed.seq2seq.options.settings import MODEL, TRAINING
 from heed.seq2seq.options.user_config import names_of
 from heed.seq2seq.options.user_values import split_names, user_origin, user_path
@@ -29,7 +21,6 @@ from heed.suggestions import nearest
 RUNS = Path("heed-runs")
 _DEFAULTS = "Defaults suit the task; the run's config.json lists all values."
 _OPTIONS = names_of([*TRAINING, *MODEL])
-_KEPT = ("source", "target", "alignment")  # files that training reads to its end
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -121,11 +112,12 @@ def run_train(parsed: argparse.Namespace) -> None:
         with contextlib.nullcontext() if config is None else config.name_file_in_errors():
             # The task is named, or its files are given.
             kinds = [
-                k
-                for k, task in TASKS.items()
+                kind
+                for kind, task in TASKS.items()
                 if select_options(parsed, _option_names(task, required=True))
             ]
-            kind = parsed.task or next(iter(kinds), None if parsed.corpora is None else "text")
+            kinds += [] if parsed.corpora is None else ["text"]
+            kind = parsed.task or next(iter(kinds), None)
             if kind is None:
                 raise UsageError(f"choose a task: {_describe_ways()}")
             if kind not in TASKS:
@@ -198,14 +190,14 @@ def _make_run(
     path = parsed.run if joins else _choose_path(parsed, kind.kind)
     if launch is not None and values.get("source") == STANDARD_INPUT:
         raise UsageError("standard input cannot be the source on several workers: give a file")
-    for name in filter(values.get, _KEPT) if launch is not None else ():
+    for name in filter(values.get, KEPT) if launch is not None else ():
         if is_pipe(Path(values[name])):
             raise UsageError(f"a pipe cannot be the {name} on several workers: give a file")
     origin = None if parsed.init_from is None else seq2seq.open_origin(parsed.init_from)
     seq2seq.TrainingOptions(**select_options(parsed, names_of(TRAINING)))
     if origin is not None:
         values |= origin.same_vocabulary(kind, values)
-    with _keep_input(values, path):
+    with keep_inputs(values, path.resolve()):  # next to the run, for `--resume`
         task = kind.create(**values)
         start_tensorflow()
         return seq2seq.start_run(
@@ -220,32 +212,6 @@ def _make_run(
         )
 
 
-@contextlib.contextmanager
-def _keep_input(values: dict[str, Any], path: Path) -> Iterator[None]:
-    """Keep standard input and pipes next to the run for `--resume`; drop them if no run is made."""
-    beside = path.resolve()
-    copies: dict[Path, Path] = {}
-    try:
-        for name in filter(values.get, _KEPT):
-            given = values[name]
-            if name == "source" and given == STANDARD_INPUT:
-                copy = beside.with_name(f"{beside.name}.tsv")
-                copy_input(copy, values.get("target"))
-            elif is_pipe(Path(given)):
-                copy = beside.with_name(f"{beside.name}.{name}")
-                copy_pipe(Path(given), copy)
-            else:
-                continue
-            values[name], copies[copy] = copy, Path(given)
-        yield
-    except BaseException as error:
-        for copy in copies:
-            copy.unlink()
-        if isinstance(error, TaskError):
-            raise type(error)(name_inputs(str(error), copies, copies.values())) from None
-        raise
-
-
 def _choose_path(parsed: argparse.Namespace, name: str) -> Path:
     from heed.seq2seq.atomic_files import free_path
 
@@ -255,11 +221,7 @@ def _choose_path(parsed: argparse.Namespace, name: str) -> Path:
 
 
 def _select_task_options(parsed: argparse.Namespace, task: type[seq2seq.Task]) -> dict[str, Any]:
-    """Return the given options of the task.
-
-    Raises:
-        TaskError: if a required one is missing, or one of another task is given.
-    """
+    """Return the given options of the task; a UsageError names one that is missing, or of another task."""
     from heed.seq2seq.tasks.registry import TASKS
 
     needed, own = _option_names(task, required=True), _option_names(task)

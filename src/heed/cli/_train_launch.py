@@ -19,19 +19,12 @@ _WAYS = ("local", "ray")
 
 @dataclass(frozen=True)
 class Launch:
-    """How to train on several workers.
+    """How to train on several workers."""
 
-    Args:
-        way: "local", "ray", or "cluster": as one worker of several that others started.
-        workers: their number.
-        restarts: the most restarts after a fault.
-        cluster: the workers that TF_CONFIG names.
-    """
-
-    way: str
+    way: str  # "local", "ray", or "cluster": as one worker of several that others started
     workers: int
     restarts: int
-    cluster: Cluster | None = None
+    cluster: Cluster | None = None  # that TF_CONFIG names
 
 
 def add_launch(group: Any) -> None:
@@ -45,11 +38,7 @@ def add_launch(group: Any) -> None:
 
 
 def read_launch(parsed: argparse.Namespace) -> Launch | None:
-    """Return how to train on several workers, from arguments and environment; None for this process alone.
-
-    Raises:
-        TaskError, ClusterError, RayError: if they do not fit together, or Ray is missing.
-    """
+    """Return how to train on several workers, from arguments and environment; None for this process alone."""
     cluster = read_cluster()
     restarts = RESTARTS if parsed.restarts is None else parsed.restarts
     if restarts < 0:

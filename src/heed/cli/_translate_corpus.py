@@ -53,11 +53,7 @@ def translate_corpus(
     line_format: LineFormat,
     batch_size: int,
 ) -> int:
-    """Translate files; the status is 1 if a line could not be translated.
-
-    Raises:
-        TaskError: if the arguments conflict, or the files cannot be translated.
-    """
+    """Translate files; the status is 1 if a line could not be translated."""
     _check_arguments(parsed)
     shard_lines = _SHARD_LINES
     if parsed.shard_lines is not None:

@@ -4,6 +4,5 @@
 - `pool`: children that take items one by one, each replaced when it dies.
 - `supervise`: a fixed group of children, all stopped and started again when one fails.
 - `cluster`, `meeting`: workers on several machines, as TF_CONFIG describes them, meet before they begin.
-- `answers`: results and errors that a child sends.
 - `signals`: the signals that ask a program to end.
 """

@@ -40,12 +40,7 @@ run_child()
 
 
 def count_threads(threads: int | None, processes: int) -> int:
-    """Return the threads of each of several processes, 1 or more.
-
-    Args:
-        threads: those of all together; None: a thread for each processor of this process.
-        processes: their number.
-    """
+    """Return the threads of each of several processes, 1 or more: a share of these, or of the processors."""
     if threads is None:
         have = hasattr(os, "sched_getaffinity")
         threads = len(os.sched_getaffinity(0)) if have else os.cpu_count() or 1
@@ -187,10 +182,9 @@ class Child:
         put(end)
 
     def _await_sign(self, pipe: int) -> None:
-        """Wait until there is something to read, or the end; kill the child if it is silent for too long.
+        """Wait until there is something to read; kill the child if it is silent for too long.
 
-        Raises:
-            EOFError: if the child has ended, and a process that it forked holds the pipe.
+        EOFError: it has ended, and a process that it forked holds the pipe.
         """
         if os.name == "nt":
             return
@@ -225,9 +219,6 @@ class Child:
 
 class Channel:
     """The channel of a child to its parent.
-
-    Args:
-        read, write: the descriptors of the pipes.
 
     Attributes:
         on_end: called on another thread when the parent has ended; the default ends this process at once.

@@ -20,15 +20,10 @@ _EXAMPLE = (
 
 @dataclass(frozen=True)
 class Cluster:
-    """The workers of a job; the first one is the chief, which writes.
+    """The workers of a job; the first one is the chief, which writes."""
 
-    Args:
-        addresses: "host:port" of each worker.
-        rank: the place of this process among them.
-    """
-
-    addresses: tuple[str, ...]
-    rank: int
+    addresses: tuple[str, ...]  # "host:port" of each worker
+    rank: int  # the place of this process among them
 
     @property
     def size(self) -> int:
@@ -56,13 +51,7 @@ class Cluster:
 
 
 def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
-    """Read the cluster from the environment variable TF_CONFIG.
-
-    Returns:
-        None without the variable, or if it names no cluster.
-
-    Raises:
-        ClusterError: if it is malformed, or a worker is missing or listed twice.
+    """Read the cluster from the environment variable TF_CONFIG; None without it, or if it names no cluster.
 
     Example:
         >>> read_cluster({"TF_CONFIG": _EXAMPLE}).addresses
@@ -116,10 +105,7 @@ def local_addresses(count: int) -> tuple[str, ...]:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return the host and the port of "host:port" or "[IPv6]:port".
-
-    Raises:
-        ValueError: if it is neither.
+    """Return the host and the port of "host:port" or "[IPv6]:port"; raise a ValueError if it is neither.
 
     Example:
         >>> split_address("[::1]:2222")

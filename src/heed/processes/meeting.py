@@ -34,14 +34,7 @@ class Meeting:
         self._cluster, self._guests, self._host = cluster, guests, host
 
     def follow(self, act: Callable[[], object]) -> None:
-        """Let worker 0 act, and the others wait until it has.
-
-        Args:
-            act: what worker 0 does; not called on the others.
-
-        Raises:
-            ClusterError: on the others, if `act` raised, with the line of its error.
-        """
+        """Let worker 0 act, and the others wait until it has; its error is theirs, as a ClusterError."""
         if self._host is not None:
             try:
                 answer = self._host.receive()
@@ -65,13 +58,13 @@ class Meeting:
 def meet(cluster: Cluster, facts: Mapping[str, Any], wait: float = WAIT) -> Iterator[Meeting]:
     """Meet the other workers and compare facts with them.
 
-    Args:
-        cluster: the workers; each calls this at about the same time.
-        facts: JSON-ready values that must be the same on all workers, such as the config and checksums of files.
-        wait: the most seconds to wait for the others.
+    Each calls this at about the same time, and waits for the others for at most so many seconds. The meeting ends with
+    the block.
 
-    Yields:
-        The meeting; it ends with the block.
+    Args:
+        cluster: the workers.
+        facts: JSON-ready values that must be the same on all workers, such as the config and checksums of files.
+        wait: in seconds.
 
     Raises:
         ClusterError: if a worker does not come or cannot be reached, a port is in use, or facts differ. All workers

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import queue
-import threading
+import traceback
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from heed.errors import TaskError
-from heed.processes.answers import ATTEMPTS, make_portable, unwrap
 from heed.processes.child import SILENCE, Channel, Child, ChildEndedError
+
+ATTEMPTS = 3  # of an item or a start whose worker dies
 
 # Makes the function that turns an item into a result, in the worker; its argument is called with lines for the user.
 Make = Callable[[Callable[[str], object]], Callable[[Any], Any]]
@@ -33,8 +36,7 @@ def run_in_pool(
         make: makes the function that works, in each worker; picklable.
         workers: processes, 1 or more; not more than items are started.
         note: called with each different line of the workers once, and for each that dies.
-        count: the number of items.
-        items: picklable; messages name an item by its text.
+        count, items: the items and their number; picklable; messages name an item by its text.
         silence: seconds without a sign of life after which a worker counts as hung, and is killed.
 
     Raises:
@@ -43,15 +45,52 @@ def run_in_pool(
     """
     pool = _Pool(make, note, items, silence)
     try:
-        pool.start(min(workers, count))
+        for number in range(min(workers, count)):
+            pool.start(_Worker(number, next(items)))
         for _ in range(count):
             yield pool.next_result()
     finally:
         pool.stop()
 
 
+def make_portable(error: Exception) -> Exception:
+    """Return the error as one that a process without TensorFlow can read."""
+    if isinstance(error, TaskError):
+        return TaskError(str(error))
+    if isinstance(error, MemoryError) or type(error).__name__ == "ResourceExhaustedError":
+        return MemoryError("a worker has not enough memory")
+    if isinstance(error, OSError):
+        if error.errno is None:  # its message alone
+            return OSError(str(error))
+        return OSError(error.errno, error.strerror, error.filename)
+    if isinstance(error, ImportError):
+        return ImportError(str(error), name=error.name)
+    return RuntimeError("a worker failed:\n" + "".join(traceback.format_exception(error)))
+
+
+def unwrap(answer: Any) -> Any:
+    """Return the answer of a worker; raise it if it is an error."""
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+@dataclass
+class _Worker:
+    number: int
+    item: Any
+    child: Child | None = None
+    loaded: bool = False
+    attempts: int = 0  # that have failed since the last result
+
+    def send_item(self) -> None:
+        """Send the process its item; of one that has ended, `next_result` hears."""
+        with contextlib.suppress(ChildEndedError):
+            self.child.send(self.item)  # type: ignore[union-attr]
+
+
 class _Pool:
-    """A thread for each worker process, which sends it items and waits for the results."""
+    """The workers, and what they have sent: a worker with its answer or its end."""
 
     def __init__(
         self, make: Make, note: Callable[[str], object], items: Iterator[Any], silence: float
@@ -60,73 +99,52 @@ class _Pool:
             Child, functools.partial(_work, make), silence=silence
         )
         self._note, self._items = note, items
-        self._lock = threading.Lock()
-        self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._children: dict[int, Child] = {}
-        self._threads: list[threading.Thread] = []
+        self._answers: queue.SimpleQueue[tuple[_Worker, Any]] = queue.SimpleQueue()
+        self._running: dict[int, Child] = {}
         self._notes: set[str] = set()
-        self._stopping = False
 
-    def start(self, workers: int) -> None:
-        for number in range(workers):
-            thread = threading.Thread(target=self._run, args=(number,), daemon=True)
-            self._threads.append(thread)
-            thread.start()
+    def start(self, worker: _Worker) -> None:
+        worker.loaded = False
+        worker.child = self._running[worker.number] = self._start_process(
+            on_value=lambda value: self._answers.put((worker, value))
+        )
 
     def next_result(self) -> Any:
-        return unwrap(self._results.get())
+        while True:
+            worker, answer = self._answers.get()
+            if isinstance(answer, ChildEndedError):
+                self._replace(worker, answer)
+                continue
+            answer = unwrap(answer)
+            if worker.loaded:
+                worker.attempts, worker.item = 0, next(self._items, None)
+                if worker.item is not None:
+                    worker.send_item()
+                return answer
+            worker.loaded = True
+            for one in answer:
+                if one not in self._notes:
+                    self._notes.add(one)
+                    self._note(one)
+            worker.send_item()
+
+    def _replace(self, worker: _Worker, end: ChildEndedError) -> None:
+        self._running.pop(worker.number).close()
+        if worker.item is None:  # it had nothing to do
+            return
+        worker.attempts += 1
+        if worker.attempts == ATTEMPTS:
+            place = f"{worker.item}: worker {worker.number}"
+            raise TaskError(f"{place} {end}, {ATTEMPTS} times in a row")
+        self._note(f"worker {worker.number} {end}: starting another one, which repeats its work")
+        self.start(worker)
 
     def stop(self) -> None:
         """End all workers at once: they have nothing to lose."""
-        with self._lock:
-            self._stopping = True
-            children = list(self._children.values())
-        for child in children:
+        for child in self._running.values():
             child.kill()
-        for thread in self._threads:
-            thread.join()
-        for child in self._children.values():
+        for child in self._running.values():
             child.close()
-
-    def _run(self, number: int) -> None:
-        try:
-            while (item := self._take()) is not None:
-                self._results.put(self._finish(number, item))
-        except BaseException as error:
-            self._results.put(error)
-
-    def _take(self) -> Any:
-        with self._lock:
-            return None if self._stopping else next(self._items, None)
-
-    def _finish(self, number: int, item: Any) -> Any:
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                child = self._children.get(number) or self._start_child(number)
-                child.send(item)
-                return unwrap(child.receive())
-            except ChildEndedError as end:
-                why = str(end)
-            with self._lock:
-                if self._stopping:
-                    raise TaskError("stopped")
-                self._children.pop(number).close()
-            if attempt < ATTEMPTS:
-                self._note(f"worker {number} {why}: starting another one, which repeats its work")
-        raise TaskError(f"{item}: worker {number} {why}, {ATTEMPTS} times in a row")
-
-    def _start_child(self, number: int) -> Child:
-        with self._lock:
-            if self._stopping:
-                raise TaskError("stopped")
-            child = self._children[number] = self._start_process()
-        notes = unwrap(child.receive())
-        with self._lock:
-            new = [one for one in notes if one not in self._notes]
-            self._notes.update(new)
-        for one in new:
-            self._note(one)
-        return child
 
 
 def _work(make: Make, channel: Channel) -> None:

@@ -35,12 +35,8 @@ def receive_signals(
 ) -> Iterator[None]:
     """Call `receive(number)` in the block for each signal that asks to end, and put the handlers back.
 
-    SIGHUP stays ignored if it is, as with nohup. Outside the main thread, where Python allows no handlers, nothing
-    changes.
-
-    Args:
-        receive: called in the main thread.
-        only_defaults: whether to leave signals alone for which the program has a handler of its own.
+    SIGHUP stays ignored if it is, as with nohup. With `only_defaults` a signal for which the program has a handler of
+    its own is left alone. Outside the main thread, where Python allows no handlers, nothing changes.
     """
     before: dict[int, Any] = {}
 

@@ -41,42 +41,25 @@ _LINE_BYTES = 2**16  # of a log's end, searched for the last line
 
 @dataclass(frozen=True)
 class Worker:
-    """A process to start.
+    """A process to start."""
 
-    Args:
-        name: its name in messages, such as "worker 0".
-        target: what it does with its channel; a picklable callable of an importable module.
-        environment: variables to set beside those of the supervisor.
-        log: the file that its output is appended to; its folder is made. None: a temporary one.
-        show: whether its output is also shown on the supervisor's stderr.
-    """
-
-    name: str
-    target: Callable[[Channel], object]
-    environment: Mapping[str, str] = field(default_factory=dict)
-    log: Path | None = None
-    show: bool = False
+    name: str  # in messages, such as "worker 0"
+    target: Callable[[Channel], object]  # picklable, of an importable module
+    environment: Mapping[str, str] = field(default_factory=dict)  # beside that of the supervisor
+    log: Path | None = None  # its output is appended to it; None: a temporary file
+    show: bool = False  # its output on the supervisor's stderr, too
 
 
 @dataclass(frozen=True)
 class Exit:
-    """The end of a worker.
-
-    Args:
-        name: of the worker.
-        code: its exit status; negative: the signal that killed it.
-        how: how it ended, as in "was killed by SIGKILL".
-        said: the last value that it sent; if there is none, the last line of its log, which may be empty.
-        silent: whether it was killed because it gave no sign of life.
-        stopped: whether the supervisor killed it because another one failed.
-    """
+    """The end of a worker."""
 
     name: str
-    code: int
-    how: str
-    said: Any = ""
-    silent: bool = False
-    stopped: bool = False
+    code: int  # its exit status; negative: the signal that killed it
+    how: str  # as in "was killed by SIGKILL"
+    said: Any = ""  # the last value that it sent, else the last line of its log
+    silent: bool = False  # killed because it gave no sign of life
+    stopped: bool = False  # killed because another one failed
 
     def describe(self) -> str:
         """Return one line that names the worker and says how it ended.
@@ -93,17 +76,11 @@ class Exit:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The ends of all workers.
-
-    Args:
-        exits: one for each worker, in the order given.
-        failure: the failure that stopped the others, or None.
-        signal: the signal that was passed on to the workers, or 0.
-    """
+    """The ends of all workers, in the order given."""
 
     exits: tuple[Exit, ...]
-    failure: Exit | None = None
-    signal: int = 0
+    failure: Exit | None = None  # that stopped the others
+    signal: int = 0  # that was passed on to the workers
 
 
 def supervise(
@@ -153,13 +130,6 @@ def run_group(workers: Sequence[Worker], silence: float = SILENCE) -> Outcome:
 
     SIGINT, SIGTERM and SIGHUP are passed on to every worker, if this runs in the main thread. The workers may take as
     long as they need to end; a second signal kills them.
-
-    Args:
-        workers: the processes.
-        silence: seconds without a sign of life after which a worker counts as hung.
-
-    Returns:
-        How they ended.
 
     Raises:
         OSError: if a log cannot be written or a process cannot be started. None is left running.

@@ -17,13 +17,6 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
     The bytes go to a temporary file in the same folder, are flushed to the disk, and the file is renamed. Who may read
     it is what the umask says, as for any new file.
-
-    Args:
-        path: the file.
-        write: called with the open temporary file.
-
-    Raises:
-        OSError: if the disk is full or the folder cannot be written; `path` is as it was.
     """
     temporary = temporary_path(path)
     try:
@@ -42,14 +35,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 def lock(path: Path, held: str) -> Iterator[None]:
     """Lock a file in the block; the system releases it when the process ends, however it ends.
 
-    It locks nothing on systems and file systems without locks.
-
-    Args:
-        path: the file, made if there is none.
-        held: the message if another process holds it.
-
-    Raises:
-        TaskError: if another process holds it.
+    It locks nothing on systems and file systems without locks. `held` is the message if another process holds it.
     """
     try:
         import fcntl

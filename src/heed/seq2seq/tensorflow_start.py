@@ -13,14 +13,7 @@ from collections.abc import Iterator
 def start_tensorflow(threads: int | None = None) -> None:
     """Import TensorFlow and Keras without the lines that their C++ code writes to stderr.
 
-    Keras gets the TensorFlow backend, which the commands need, whatever the environment says. If the import fails, the
-    lines are shown.
-
-    Args:
-        threads: the most threads of a computation, 1 or more; None leaves that to TensorFlow.
-
-    Raises:
-        ImportError: if there is no TensorFlow.
+    Keras gets the TensorFlow backend, which the commands need, whatever the environment says.
     """
     os.environ["KERAS_BACKEND"] = "tensorflow"
     start_keras(threads)
@@ -29,11 +22,8 @@ def start_tensorflow(threads: int | None = None) -> None:
 def start_keras(threads: int | None = None) -> None:
     """Do as `start_tensorflow`, with the backend that Keras is configured to use.
 
-    Args:
-        threads: the most threads of a computation, 1 or more; None leaves that to the backend.
-
-    Raises:
-        ImportError: if Keras or its backend is missing.
+    If the import fails, the lines are shown. A computation takes at most so many threads; None leaves that to the
+    backend.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with _hold_stderr(), _keep_what_is_imported():

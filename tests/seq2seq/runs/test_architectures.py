@@ -6,11 +6,11 @@ import keras
 import numpy as np
 import pytest
 
+from heed.errors import TaskError
 from heed.models import RecurrentTranslatorConfig
 from heed.seq2seq import DecodingOptions, Translator, read_attention, start_run
 from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.runs._architectures import ARCHITECTURES, PRESETS, model_values
-from heed.errors import TaskError
 from heed.seq2seq.runs.trained_model import make_model
 from tests.seq2seq import tiny
 from tests.slow import slow
@@ -74,10 +74,7 @@ def test_what_is_chosen_comes_before_the_preset_and_that_before_the_recipe(tmp_p
     ("options", "message"),
     [
         ({"architecture": "rnn"}, "`architecture` must be one of 'transformer', 'recurrent'"),
-        (
-            {"preset": "huge"},
-            "`preset` must be one of 'mini', 'tiny', 'base', 'big'. Received: 'huge'",
-        ),
+        ({"preset": "huge"}, "`preset` must be one of 'mini', 'tiny', 'base', 'big'. Received"),
         ({"cell": "gru"}, "`cell` is for the recurrent architecture, and this is transformer"),
         ({"architecture": "recurrent", "gated": True}, "`gated` is for the transformer archi"),
         ({"widht": 8}, "`widht` is no option of a run: did you mean `width`?"),

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from heed.seq2seq.runs import checkpoint
 from heed.errors import TaskError
+from heed.seq2seq.runs import checkpoint
 from tests import damage
 
 ARRAYS = {
@@ -29,22 +29,15 @@ def test_arrays_and_values_come_back_bit_for_bit(tmp_path):
             assert found.tobytes() == array.tobytes()
 
 
-def test_the_last_two_stay(tmp_path):
+@pytest.mark.parametrize(("options", "kept"), [({}, [100, 1000]), ({"keep": 3}, [10, 100, 1000])])
+def test_the_last_ones_stay(tmp_path, options, kept):
     for step in (5, 10, 100, 1000):
-        checkpoint.save_step(tmp_path, ARRAYS, {"step": step})
-    assert [path.name for path in checkpoint.list_steps(tmp_path)] == [
-        "step-00000100.npz",
-        "step-00001000.npz",
-    ]
+        checkpoint.save_step(tmp_path, ARRAYS, {"step": step}, **options)
+    names = [path.name for path in checkpoint.list_steps(tmp_path)]
+    assert names == [f"step-{step:08d}.npz" for step in kept]
     said = []
     assert checkpoint.load_latest(tmp_path, said.append)[1] == {"step": 1000}
     assert said == []
-
-
-def test_as_many_stay_as_are_asked_for(tmp_path):
-    for step in range(1, 8):
-        checkpoint.save_step(tmp_path, ARRAYS, {"step": step}, keep=3)
-    assert [path.stem[-1] for path in checkpoint.list_steps(tmp_path)] == ["5", "6", "7"]
 
 
 @pytest.mark.parametrize("position", [0.0, 0.3, 0.6, 0.97])
@@ -60,16 +53,6 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, position):
     (line,) = said
     assert line.startswith(f"{path} is damaged: ")
     assert line.endswith("; step-00000001.npz takes its place")
-
-
-def test_a_flipped_bit_is_noticed(tmp_path):
-    path = tmp_path / "c.npz"
-    checkpoint.save(path, {"x": [np.zeros(5000)]}, {})
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(bytes(data))
-    with pytest.raises(TaskError, match="is damaged"):
-        checkpoint.load(path)
 
 
 def test_if_all_are_damaged_it_says_so_and_none_is_none(tmp_path):

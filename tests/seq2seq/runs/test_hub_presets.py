@@ -176,7 +176,7 @@ def test_a_run_starts_from_a_preset_and_trains_on(preset: Any, tmp_path: Path) -
 def test_presets_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     import keras_hub
 
-    with pytest.raises(TaskError, match="hub:.*neither a folder"):
+    with pytest.raises(TaskError, match=r"hub:.*neither a folder"):
         open_origin(f"hub:{tmp_path / 'nothing'}")
     with pytest.raises(TaskError, match="`hub:` must be followed by"):
         open_origin("hub:")
@@ -189,7 +189,7 @@ def test_presets_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     alone = tmp_path / "t5"
     alone.mkdir()
     keras_hub.models.T5Backbone(50, **SIZES).save_to_preset(str(alone))
-    with pytest.raises(TaskError, match="tokenizer of hub:.* cannot be opened"):
+    with pytest.raises(TaskError, match=r"tokenizer of hub:.* cannot be opened"):
         open_origin(f"hub:{alone}")
 
 

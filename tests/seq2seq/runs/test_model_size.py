@@ -51,9 +51,7 @@ def test_the_estimate_is_that_of_the_matrices(config):
     ],
 )
 def test_a_model_that_does_not_fit_is_refused_before_it_is_built(tmp_path, options, named):
-    with pytest.raises(
-        TaskError, match="memory of this machine, .* GB"
-    ) as caught:
+    with pytest.raises(TaskError, match=r"memory of this machine, .* GB") as caught:
         start_run(tmp_path / "run", tiny.numbers("en"), **options)
     assert named in str(caught.value)
     assert "parameters, which need" in str(caught.value)

@@ -3,16 +3,14 @@
 import asyncio
 import contextlib
 import threading
-import time
 
 import pytest
+from fastapi.testclient import TestClient
 
-from heed.seq2seq import Translator
-
-
-@pytest.fixture(scope="session")
-def translator(finished_run):
-    return Translator(finished_run)
+from heed.seq2seq.options.serving import ServingOptions
+from heed.seq2seq.serving import _server, _sockets
+from heed.seq2seq.serving.app import Service, make_app
+from tests.seq2seq.serving.load import wait_until
 
 
 class Gate:
@@ -33,13 +31,6 @@ class Gate:
         wait_until(lambda: self.batches)
 
 
-def wait_until(true, seconds=60):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.002)
-
-
 @pytest.fixture
 def gate(translator, monkeypatch):
     made = Gate(translator.search)
@@ -54,11 +45,6 @@ def gate(translator, monkeypatch):
 @pytest.fixture
 def serving(translator):
     """Make clients of applications with some limits; `serving(...).service` is what answers."""
-    from fastapi.testclient import TestClient
-
-    from heed.seq2seq.options.serving import ServingOptions
-    from heed.seq2seq.serving.app import Service, make_app
-
     with contextlib.ExitStack() as stack:
 
         def make(runs=None, **limits):
@@ -76,8 +62,6 @@ class Live:
     """A server on a free port of this machine, in a thread of its own."""
 
     def __init__(self, service):
-        from heed.seq2seq.serving import _server, _sockets
-
         class Quiet(_server._Server):
             def install_signal_handlers(self):
                 """Signals are for the main thread."""
@@ -110,9 +94,6 @@ class Live:
 @pytest.fixture
 def live(translator):
     """Start servers with some limits."""
-    from heed.seq2seq.options.serving import ServingOptions
-    from heed.seq2seq.serving.app import Service
-
     servers = []
 
     def make(runs=None, **limits):
@@ -127,9 +108,6 @@ def live(translator):
 @pytest.fixture(scope="module")
 def shared(translator):
     """Yield a server with the usual limits, for tests that leave it as it is."""
-    from heed.seq2seq.options.serving import ServingOptions
-    from heed.seq2seq.serving.app import Service
-
     server = Live(Service({"numbers": translator}, ServingOptions()))
     yield server
     server.join()

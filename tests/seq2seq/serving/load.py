@@ -1,10 +1,17 @@
-"""Clients that repeat what gets no answer, as a client may: a translation changes nothing."""
+"""Clients that repeat what gets no answer, as a client may: a translation changes nothing. It imports no TensorFlow."""
 
 import collections
 import http.client
 import json
 import threading
 import time
+
+
+def wait_until(true, seconds=60):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.002)
 
 
 class Load:

@@ -15,7 +15,7 @@ from heed.seq2seq.serving import _page
 from heed.seq2seq.serving._events import format_event
 from heed.seq2seq.serving._messages import Piece, TranslateAnswer, TranslatedText
 from heed.seq2seq.translating.translator import Translation
-from tests.seq2seq.serving.conftest import wait_until
+from tests.seq2seq.serving.load import wait_until
 from tests.seq2seq.serving.test_app import ask, refused
 from tests.seq2seq.serving.test_server import Client, _connections_close  # noqa: F401
 

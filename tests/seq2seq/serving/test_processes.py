@@ -15,6 +15,7 @@ import pytest
 
 from heed.seq2seq import TaskError
 from heed.seq2seq.serving import _metrics_folder, _processes, _sockets, launching
+from tests.seq2seq.serving.load import wait_until
 from tests.slow import slow
 
 
@@ -207,13 +208,6 @@ def test_pauses_between_starts_double_until_one_is_steady(monkeypatch, tmp_path)
     slot.ends = 10
     with pytest.raises(TaskError, match="process 1 ended, 11 times"):
         server._plan_start(1, "ended")
-
-
-def wait_until(true, seconds=60):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("room", [True, False])

@@ -18,7 +18,7 @@ from heed.seq2seq.serving import _connection, _sockets
 from heed.seq2seq.serving import _server as server_module
 from heed.seq2seq.serving._connection import Connection
 from heed.seq2seq.serving.hosts import Hosts
-from tests.seq2seq.serving.conftest import wait_until
+from tests.seq2seq.serving.load import wait_until
 
 
 class Client:

@@ -18,9 +18,9 @@ from heed.processes.supervise import Exit, Outcome
 from heed.seq2seq import RunFolder
 from heed.seq2seq.training import launching
 from heed.seq2seq.training.trained import Trained
-from tests.cli.command import contents, process
+from tests.cli.command import children_of, contents, process
+from tests.cli.conftest import no_validation  # noqa: F401
 from tests.processes.test_child import is_alive
-from tests.seq2seq.conftest import eager  # noqa: F401
 
 MODEL = "--width 16 --num-heads 2 --encoder-layers 1 --decoder-layers 1 --feed-forward-width 16"
 TINY = [*MODEL.split(), *"--batch-size 4 --validate-every 10 --checkpoint-every 5".split()]
@@ -40,24 +40,24 @@ def weights(path):
         return {name: arrays[name].tobytes() for name in arrays.files if name.startswith("weight")}
 
 
-@pytest.mark.usefixtures("eager")  # the worker that is alone; the two compile their steps
+@pytest.mark.usefixtures("eager", "no_validation")  # of the worker that is alone
 def test_two_workers_take_the_steps_of_one(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     for name in ONE_THREAD:
         monkeypatch.setenv(name, "1")
-    words = ["train", "numbers", *TINY, "--languages", "en", "--steps", "6", "--dropout", "0"]
+    words = ["train", "numbers", *TINY, "--languages", "en", "--steps", "3", "--dropout", "0"]
     assert cli.main([*words, "--run", "one"]) == 0
     capfd.readouterr()
     assert cli.main([*words, "--run", "two", *TWO]) == 0
     out, err = capfd.readouterr()
-    assert "trained 6 steps in" in out
+    assert "trained 3 steps in" in out
     assert "the run: two" in out
-    assert "step 6/6  loss" in err
+    assert "step 3/3  loss" in err
     np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), atol=1e-5)
     logs = tmp_path / "two" / "logs"
     assert sorted(path.name for path in logs.iterdir()) == ["worker-0.log", "worker-1.log"]
     log = (logs / "worker-1.log").read_text()
-    assert "6 steps of 4 pairs" in log
+    assert "3 steps of 4 pairs" in log
     assert "absl" not in log  # TensorFlow's own lines
     assert RunFolder.open("two").config == RunFolder.open("one").config
 
@@ -126,13 +126,6 @@ def finish(job, status=0):
     return out, err
 
 
-def workers_of(job):
-    """Return the processes that it has started, the first one first."""
-    command = ["ps", "--ppid", str(job.pid), "-o", "pid="]
-    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    return sorted(map(int, found.split()))
-
-
 def await_step(path, step, job, since=0.0):
     """Wait for a checkpoint of this step or a later one."""
     while job.poll() is None:
@@ -158,10 +151,10 @@ def test_kills_change_no_bit(tmp_path, undisturbed, number):
     job = start(path, *TWO, "--restarts", "5")
     for step in sorted(chance.sample(range(1, 88), 5)):
         await_step(path, step, job)
-        workers = workers_of(job)
+        workers = children_of(job)
         time.sleep(chance.random() * 0.05)
         os.kill(chance.choice(workers), signal.SIGKILL)
-        while workers_of(job) == workers or len(workers_of(job)) < 2:  # until it starts again
+        while children_of(job) == workers or len(children_of(job)) < 2:  # until it starts again
             assert job.poll() is None, job.communicate()
             time.sleep(0.01)
     _, err = finish(job)
@@ -179,7 +172,7 @@ def test_a_worker_that_hangs_is_replaced(tmp_path, undisturbed):
     job = start(path, *TWO)
     await_step(path, 6, job)
     began = time.monotonic()
-    os.kill(workers_of(job)[1], signal.SIGSTOP)
+    os.kill(children_of(job)[1], signal.SIGSTOP)
     _, err = finish(job)
     assert "starting again from the last checkpoint (1 of 3 restarts)" in err
     assert time.monotonic() - began < 120
@@ -191,7 +184,7 @@ def test_it_gives_up_after_the_last_restart(tmp_path):
     path = tmp_path / "run"
     job = start(path, *TWO, "--restarts", "0")
     await_step(path, 3, job)
-    os.kill(workers_of(job)[0], signal.SIGKILL)
+    os.kill(children_of(job)[0], signal.SIGKILL)
     _, err = finish(job, status=1)
     assert err.endswith("heed: gave up after 0 restarts: worker 0 was killed by SIGKILL\n")
 
@@ -231,7 +224,7 @@ def test_no_worker_outlives_a_job_that_is_killed(tmp_path):
     path = tmp_path / "run"
     job = start(path, *TWO)
     await_step(path, 3, job)
-    workers = workers_of(job)
+    workers = children_of(job)
     job.kill()
     job.communicate()
     assert len(workers) == 2
@@ -265,7 +258,7 @@ def test_workers_that_others_start(tmp_path, undisturbed, shared):
     jobs = pair(tmp_path, shared=shared)
     path = tmp_path / ("shared" if shared else "host0") / "run"
     await_step(path, 6, jobs[0])
-    os.kill(workers_of(jobs[1])[0], signal.SIGKILL)
+    os.kill(children_of(jobs[1])[0], signal.SIGKILL)
     errors = [finish(job)[1] for job in jobs]
     assert "worker 0: lost another worker" in errors[0]
     assert "worker 1 was killed by SIGKILL; starting again" in errors[1]

@@ -70,7 +70,7 @@ def test_a_signal_saves_the_step_and_resuming_changes_no_bit(
     assert names(run) == names(finished_run), "the checkpoints are those of an undisturbed run"
 
 
-def test_a_second_signal_stops_at_once(tmp_path, monkeypatch, eager):
+def test_a_second_signal_stops_at_once(tmp_path, monkeypatch, no_steps):
     run = tiny.start(tmp_path / "run", validate_every=12)
     send_in_step(monkeypatch, 4, signal.SIGTERM, signal.SIGINT)
     with pytest.raises(TrainingInterrupted, match=r"at step 4 of 12; continue from step 3"):
@@ -88,7 +88,7 @@ def test_a_stop_without_anything_to_save_does_not_wait(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_of_a_stop_that_cannot_be_written_leaves_the_last(
-    tmp_path, monkeypatch, eager
+    tmp_path, monkeypatch, no_steps
 ):
     run = tiny.start(tmp_path / "run", validate_every=12)
 

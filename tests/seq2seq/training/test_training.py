@@ -1,6 +1,7 @@
 """The training loop: stopped anywhere and resumed, it ends with the same bits."""
 
-import json
+import contextlib
+import io
 import random
 import shutil
 import signal
@@ -14,7 +15,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config
 
-from heed.seq2seq import TaskError, TextTask, start_run, train
+from heed.seq2seq import TaskError, train
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.runs.run_folder import RunFolder
@@ -48,6 +49,10 @@ def metrics(run):
             for r in read_metrics(run.path / "metrics.jsonl")]  # fmt: skip
 
 
+def log_of(run):
+    return (run.path / "train.log").read_text()
+
+
 def test_the_first_weights_are_those_of_the_seed(tmp_path):
     """With the batches, below, all that a run draws: that two of one seed are the same, each resumed one shows."""
     run, other = (tiny.start(tmp_path / str(seed), seed=seed) for seed in (5, 6))
@@ -70,7 +75,7 @@ def test_the_batches_are_those_of_the_seed(tmp_path):
             assert (batch.source != task.training_batch(11 - seed, step, 32).source).any()
 
 
-def test_the_first_line_says_what_is_trained(tmp_path, monkeypatch, capsys, eager):
+def test_the_first_line_says_what_is_trained(tmp_path, monkeypatch, capsys):
     """Before the first step; without a terminal, nothing else is printed until the first validation."""
     run = tiny.start(tmp_path / "run", languages=("en", "de"))
     weights = make_model(run).count_params()
@@ -88,54 +93,10 @@ def test_the_first_line_says_what_is_trained(tmp_path, monkeypatch, capsys, eage
         str(run.path),
     ):
         assert part in said
-    assert said in (run.path / "train.log").read_text()
+    assert said in log_of(run)
     with pytest.raises(CrashError):
         train(run, progress=False)
     assert capsys.readouterr().err == ""
-
-
-def test_the_first_line_on_own_text(tmp_path, monkeypatch, capsys):
-    source, target = tiny.write_parallel_text(tmp_path)
-    run = start_run(tmp_path / "run", TextTask.create(source, target, 60), **tiny.TINY)
-    stop_at(monkeypatch, 0, CrashError())
-    with pytest.raises(CrashError):
-        train(run)
-    said = capsys.readouterr().err
-    assert f"54 sentence pairs of {source} and {target}, 6 others held out" in said
-
-
-def stopped(folder, stops):
-    """Return a run that crashed before these steps and was resumed to its end."""
-    run = tiny.start(folder / "run", languages=("en", "de"))
-    for stop in stops:
-        with pytest.MonkeyPatch.context() as patch:
-            stop_at(patch, stop, CrashError())
-            with pytest.raises(CrashError):
-                train(RunFolder.open(run.path), progress=False)
-        assert not run.weights.exists()
-    assert train(RunFolder.open(run.path), progress=False).steps == tiny.TINY["steps"]
-    return run
-
-
-@pytest.fixture(scope="module")
-def stopped_run(tmp_path_factory):
-    """Stop between two checkpoints."""
-    return stopped(tmp_path_factory.mktemp("stopped"), (8,))
-
-
-def test_a_stopped_run_ends_with_the_same_weights(finished_run, stopped_run):
-    assert tiny.same(tiny.weights(stopped_run), tiny.weights(finished_run))
-    assert metrics(stopped_run) == metrics(finished_run), "each step is there once"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stops", [(2, 8), (2, 6, 8, 11), (7,)])
-def test_a_run_stopped_before_its_first_checkpoint_at_one_and_before_its_last_step(
-    tmp_path, finished_run, stops
-):
-    run = stopped(tmp_path, stops)
-    assert tiny.same(tiny.weights(run), tiny.weights(finished_run))
-    assert metrics(run) == metrics(finished_run)
 
 
 def unwritten(finished_run, folder):
@@ -143,6 +104,51 @@ def unwritten(finished_run, folder):
     run = RunFolder.open(shutil.copytree(finished_run.path, folder))
     run.weights.unlink()
     return run
+
+
+@pytest.fixture(scope="module")
+def resumed(finished_run, tmp_path_factory):
+    """Return a run whose newest checkpoint was damaged, so that it took its last steps again; and what it said."""
+    run = unwritten(finished_run, tmp_path_factory.mktemp("resumed") / "run")
+    older, newest = checkpoint.list_steps(run.checkpoints)
+    data = newest.read_bytes()
+    place = data.index(b"PK\x01\x02")  # of the zip's directory: needs a zip of version 64.0
+    newest.write_bytes(data[: place + 6] + b"\xff" + data[place + 7 :])
+    with pytest.warns(UserWarning, match=rf"{newest} is damaged: .*; {older.name} takes its place"):
+        assert load_model(run)[1] == {"step": 9}
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        train(run, progress=True)
+    return run, said.getvalue()
+
+
+def test_a_resumed_run_ends_with_the_same_weights(finished_run, resumed):
+    assert tiny.same(tiny.weights(resumed[0]), tiny.weights(finished_run))
+    assert metrics(resumed[0]) == metrics(finished_run), "each step is there once"
+
+
+def test_a_damaged_checkpoint_is_passed_over_aloud(resumed):
+    run, said = resumed
+    name = run.checkpoints / "step-00000012.npz"
+    line = f"{name} is damaged: zip file version 25.5; step-00000009.npz takes its place"
+    assert line in said
+    assert line in log_of(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stops", [(8,), (2, 8), (2, 6, 8, 11), (7,)])
+def test_a_run_stopped_before_its_first_checkpoint_at_one_and_before_its_last_step(
+    tmp_path, finished_run, stops
+):
+    run = tiny.start(tmp_path / "run", languages=("en", "de"))
+    for stop in stops:
+        with pytest.MonkeyPatch.context() as patch:
+            stop_at(patch, stop, CrashError())
+            with pytest.raises(CrashError):
+                train(RunFolder.open(run.path), progress=False)
+        assert not run.weights.exists()
+    assert train(RunFolder.open(run.path), progress=False).steps == tiny.TINY["steps"]
+    assert tiny.same(tiny.weights(run), tiny.weights(finished_run))
+    assert metrics(run) == metrics(finished_run)
 
 
 def test_a_run_killed_before_its_weights_were_written(tmp_path, finished_run):
@@ -160,7 +166,7 @@ def test_a_complete_run_is_left_as_it_is(finished_run):
     assert before == after
 
 
-def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch, eager):
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch, no_steps):
     run = tiny.start(tmp_path / "run", checkpoint_every=1)
     savez, calls = np.savez, []
 
@@ -220,11 +226,11 @@ def test_what_a_run_folder_holds(finished_run):
     assert "step 8/12" in (finished_run.path / "train.log").read_text()
 
 
-def test_tensorboard_shows_each_step_once_after_a_resume(stopped_run):
+def test_tensorboard_shows_each_step_once_after_a_resume(resumed):
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
     steps = [
         event.step
-        for path in sorted((stopped_run.path / "tensorboard").iterdir())
+        for path in sorted((resumed[0].path / "tensorboard").iterdir())
         for event in loader.EventFileLoader(str(path)).Load()
         for value in event.summary.value
         if value.tag == "training/loss"
@@ -274,25 +280,6 @@ def test_any_damage_to_the_metrics_is_one_error_or_other_numbers(tmp_path, kind)
             assert len(records) <= 2
             assert all(isinstance(record["step"], int) for record in records)
     assert kind is damage.cut or refused > 0.5 * tried
-
-
-def log_of(run):
-    return (run.path / "train.log").read_text()
-
-
-def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path, finished_run, capsys):
-    run = unwritten(finished_run, tmp_path / "run")
-    older, newest = checkpoint.list_steps(run.checkpoints)
-    data = newest.read_bytes()
-    place = data.index(b"PK\x01\x02")  # of the zip's directory: needs a zip of version 64.0
-    newest.write_bytes(data[: place + 6] + b"\xff" + data[place + 7 :])
-    with pytest.warns(UserWarning, match=rf"{newest} is damaged: .*; {older.name} takes its place"):
-        assert load_model(run)[1] == {"step": 9}
-    train(run, progress=True)
-    assert tiny.same(tiny.weights(run), tiny.weights(finished_run))
-    said = f"{newest} is damaged: zip file version 25.5; {older.name} takes its place"
-    assert said in capsys.readouterr().err
-    assert said in log_of(run)
 
 
 @pytest.mark.parametrize("how", ["cut", *slow(["other", "nan"])])
@@ -347,7 +334,7 @@ def test_a_run_leaves_the_random_generators_alone(tmp_path, finished_run, eager)
 
 @pytest.mark.parametrize("was", [False, True])
 def test_tensorflow_is_deterministic_while_a_run_trains_and_then_as_it_was(
-    tmp_path, monkeypatch, was, eager
+    tmp_path, monkeypatch, was, no_steps
 ):
     """Left on, it would keep Keras from compiling the caller's own models with XLA."""
     (config.enable_op_determinism if was else config.disable_op_determinism)()
@@ -369,7 +356,7 @@ def test_tensorflow_is_deterministic_while_a_run_trains_and_then_as_it_was(
         config.disable_op_determinism()
 
 
-def test_memory_that_runs_out_is_called_so(tmp_path, monkeypatch, eager):
+def test_memory_that_runs_out_is_called_so(tmp_path, monkeypatch, no_steps):
     run = tiny.start(tmp_path / "run", checkpoint_every=2)
     exhausted = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
     for step, error in ((1, MemoryError()), (3, exhausted)):
@@ -382,7 +369,7 @@ def test_memory_that_runs_out_is_called_so(tmp_path, monkeypatch, eager):
                 train(run, progress=False)
 
 
-def test_events_that_cannot_be_written_are_an_error_of_the_disk(tmp_path, monkeypatch, eager):
+def test_events_that_cannot_be_written_are_an_error_of_the_disk(tmp_path, monkeypatch, no_steps):
     pytest.importorskip("tensorboard")
 
     def full(*_, **__):
@@ -506,8 +493,3 @@ def test_kill_9_at_any_moment(tmp_path):
         killed_at(run, 1000)
         assert tiny.same(tiny.weights(run), expected), f"killed at record {record}"
         assert metrics(run) == metrics(straight)
-
-
-def test_records_are_json_of_one_line(finished_run):
-    for line in (finished_run.path / "metrics.jsonl").read_text().splitlines():
-        assert isinstance(json.loads(line), dict)

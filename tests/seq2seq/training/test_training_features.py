@@ -22,76 +22,9 @@ from heed.seq2seq.training._log import read_metrics
 from heed.seq2seq.training._step import TrainingStep, Validation
 from heed.seq2seq.training._validation_score import ValidationScore
 from tests.seq2seq import tiny
-from tests.seq2seq.runs.test_architectures import RECURRENT
+from tests.seq2seq.conftest import eagerly
 from tests.seq2seq.training.test_training import CrashError, metrics, stop_at
 from tests.slow import slow
-
-
-def crash_in_batch(monkeypatch, number):
-    """Make training fail before its batch of that number, counted over all steps of a sitting."""
-    spread, calls = TrainingStep._spread, []
-
-    def failing(self, rows):
-        calls.append(1)
-        if len(calls) == 2 * number + 1:  # a source and a target each
-            raise CrashError
-        return spread(self, rows)
-
-    monkeypatch.setattr(TrainingStep, "_spread", failing)
-
-
-# The checkpoint is that of step 3; batch 7 is the second of the next step. Of text with a moving average: see
-# test_training_resume.py.
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        {
-            "accumulate": 2,
-            "validate_with": "chrf",
-            "patience": 9,
-            "keep": 3,
-            "steps": 5,
-            "validate_every": 2,
-            "validate_sentences": 20,
-            "checkpoint_every": 1,
-        },
-        pytest.param(
-            {"accumulate": 2, "precision": "bfloat16", "schedule": "inverse_sqrt"},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param({"accumulate": 2, "ema": 0.5, "task": "text"}, marks=pytest.mark.slow),
-        pytest.param({"accumulate": 2, **RECURRENT}, marks=pytest.mark.slow),
-    ],
-    ids=["scored", "bfloat16", "text", "recurrent"],
-)
-def test_a_run_stopped_in_the_middle_of_an_accumulation_ends_with_the_same_weights(
-    tmp_path, monkeypatch, options, eager
-):
-    on_text = options.get("task") == "text"
-    if options.get("architecture") == "recurrent":
-        options = {key: x for key, x in tiny.TINY.items() if key not in
-                   ("num_heads", "feed_forward_width")} | options  # fmt: skip
-    else:
-        options = {**tiny.TINY, **options}
-    options.pop("task", None)
-    runs = []
-    for name in ("straight", "stopped"):
-        task = tiny.numbers("en")
-        if on_text:
-            task = TextTask.create(*tiny.write_parallel_text(tmp_path), 60)
-        runs.append(start_run(tmp_path / name, task, **options))
-    straight, stopped = runs
-    train(straight, progress=False)
-    with monkeypatch.context() as patch:
-        crash_in_batch(patch, 7)
-        with pytest.raises(CrashError):
-            train(stopped, progress=False)
-    assert checkpoint.load_latest(stopped.checkpoints, pytest.fail)[1]["step"] == 3
-    train(RunFolder.open(stopped.path), progress=False)
-    assert tiny.same(tiny.weights(stopped), tiny.weights(straight))
-    assert metrics(stopped) == metrics(straight)
-    assert len(checkpoint.list_steps(stopped.checkpoints)) == options.get("keep", 2)
 
 
 @pytest.mark.slow
@@ -111,23 +44,29 @@ def test_bfloat16_computes_in_less_and_keeps_weights_in_float32(tmp_path, finish
     assert load_model(run)[0].compute_dtype == "float32"
 
 
-def test_the_moving_average_is_what_is_validated_and_kept(tmp_path, monkeypatch, eager):
-    seen = []
-    validate = TrainingStep.validate
+@pytest.fixture(scope="module")
+def averaging(tmp_path_factory):
+    """Return a run with a moving average, and the weights that its validation saw."""
+    seen, validate = [], TrainingStep.validate
 
     def noted(self, batches):
-        seen.append([weight.numpy() for weight in self.model.weights])
+        seen[:] = [weight.numpy() for weight in self.model.weights]
         return validate(self, batches)
 
-    monkeypatch.setattr(TrainingStep, "validate", noted)
-    run = tiny.start(tmp_path / "run", ema=0.8, steps=3, validate_every=3)
-    train(run, progress=False)
+    options = {"steps": 4, "keep": 4, "checkpoint_every": 1, "validate_every": 4}
+    run = tiny.start(tmp_path_factory.mktemp("averaging") / "run", ema=0.8, **options)
+    with pytest.MonkeyPatch.context() as patch, eagerly():
+        patch.setattr(TrainingStep, "validate", noted)
+        train(run, progress=False)
+    return run, seen
+
+
+def test_the_moving_average_is_what_is_validated_and_kept(averaging):
+    run, seen = averaging
     arrays, _ = checkpoint.load_latest(run.checkpoints, pytest.fail)
     assert tiny.same(tiny.weights(run), arrays["average"])
-    assert tiny.same(seen[-1], arrays["average"])
+    assert tiny.same(seen, arrays["average"])
     assert not tiny.same(arrays["weight"], arrays["average"])
-    run.weights.unlink()  # a run that is not finished translates with it too
-    assert tiny.same([w.numpy() for w in load_model(run)[0].weights], arrays["average"])
 
 
 # Scores of translations
@@ -140,9 +79,8 @@ def test_the_score_is_that_of_the_translations(tmp_path, finished_run, metric, c
     run = tiny.start(tmp_path / "run", languages=("en", "de"), **options)
     task = run.task()
     pairs = task.validation_texts()
-    chosen = [
-        pairs[i * len(pairs) // min(count, len(pairs))] for i in range(min(count, len(pairs)))
-    ]
+    count = min(count, len(pairs))
+    chosen = [pairs[i * len(pairs) // count] for i in range(count)]
     # What a person would get: the same model, asked for the same sentences.
     said = task.decode(Translator(finished_run).decode([ids for ids, _ in chosen]))
     expected = getattr(sacrebleu, f"corpus_{metric}")(said, [[text for _, text in chosen]]).score
@@ -165,14 +103,7 @@ def test_the_texts_to_be_scored_by_are_those_of_the_files(tmp_path):
     assert numbers.encode(str(number)) == ids
 
 
-def untrained(monkeypatch):
-    """Step and validations compute nothing: for what is done with a score."""
-    monkeypatch.setattr(TrainingStep, "__call__", lambda *_, **__: 1.0)
-    monkeypatch.setattr(TrainingStep, "validate", lambda *_: Validation(1.0, 0.5, 0.5))
-
-
-def test_early_stopping_by_a_score_keeps_the_highest(tmp_path, monkeypatch, eager):
-    untrained(monkeypatch)
+def test_early_stopping_by_a_score_keeps_the_highest(tmp_path, monkeypatch, no_steps):
     scores = iter([1.0, 5.0, 4.0, 5.0, 9.0])
     monkeypatch.setattr(ValidationScore, "__call__", lambda *_: next(scores))
     run = tiny.start(tmp_path / "run", steps=9, validate_every=1, patience=2, validate_with="bleu")
@@ -183,9 +114,8 @@ def test_early_stopping_by_a_score_keeps_the_highest(tmp_path, monkeypatch, eage
     assert "BLEU 5.0" in (run.path / "train.log").read_text()
 
 
-def test_the_loss_decides_between_equal_scores(tmp_path, monkeypatch, eager):
+def test_the_loss_decides_between_equal_scores(tmp_path, monkeypatch, no_steps):
     """A score that stays at 0 for a while keeps no first weights, and stops nothing while the loss falls."""
-    untrained(monkeypatch)
     losses = iter([4.0, 3.0, 3.5, 3.0, 2.0, 2.5])
     monkeypatch.setattr(TrainingStep, "validate", lambda *_: Validation(next(losses), 0.5, 0.5))
     monkeypatch.setattr(ValidationScore, "__call__", lambda *_: 0.0)
@@ -211,9 +141,7 @@ def test_chrf_takes_the_place_of_bleu_for_short_targets(tmp_path, eager):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "schedule", ["inverse_sqrt", pytest.param("constant", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("schedule", ["inverse_sqrt", "constant"])
 def test_a_run_that_is_trained_on_is_one_that_was_made_so_long(tmp_path, schedule, eager):
     options = {"schedule": schedule, "ema": 0.9, "steps": 4, "warmup_steps": 2, "validate_every": 9}
     long = tiny.start(tmp_path / "long", **{**options, "steps": 7})
@@ -228,22 +156,20 @@ def test_a_run_that_is_trained_on_is_one_that_was_made_so_long(tmp_path, schedul
 
 
 def test_a_cosine_is_where_it_would_be_in_the_middle_of_a_longer_run(
-    tmp_path, monkeypatch, finished_run
+    tmp_path, monkeypatch, finished_run, no_steps
 ):
     run = RunFolder.open(shutil.copytree(finished_run.path, tmp_path / "run"))
     run, rates = extend_run(run, 24), []
     monkeypatch.setattr(
         TrainingStep, "__call__", lambda s, b, step, rate, *_, **__: rates.append(rate) or 1.0
     )
-    monkeypatch.setattr(TrainingStep, "validate", lambda *_: Validation(1.0, 0.5, 0.5))
     train(run, progress=False)
     assert rates == [run.options.rate(step) for step in range(12, 24)]
     assert rates[0] > 0.5 * run.options.learning_rate
     assert rates[-1] < 0.05 * run.options.learning_rate
 
 
-def test_training_on_after_an_early_stop_remembers_the_best(tmp_path, monkeypatch, eager):
-    untrained(monkeypatch)
+def test_training_on_after_an_early_stop_remembers_the_best(tmp_path, monkeypatch, no_steps):
     scores = iter([5.0, 4.0, 3.0, 2.0, 6.0, 1.0, 0.0])
     monkeypatch.setattr(ValidationScore, "__call__", lambda *_: next(scores))
     run = tiny.start(tmp_path / "run", steps=5, validate_every=1, patience=2, validate_with="bleu")
@@ -274,13 +200,12 @@ def test_the_same_vocabulary_carries_all_weights_over(tmp_path, finished_run, mo
     assert meta["note"] == f"started from the weights of {finished_run.path}: all of them"
     assert run.config["model"] == finished_run.config["model"]
     begun = []
-    monkeypatch.setattr(
-        TrainingStep,
-        "__call__",
-        lambda self, *_, **__: (
-            begun.append([weight.numpy() for weight in self.model.weights]) or 1.0
-        ),
-    )
+
+    def note(self, *_, **__):
+        begun.append([weight.numpy() for weight in self.model.weights])
+        return 1.0
+
+    monkeypatch.setattr(TrainingStep, "__call__", note)
     stop_at(monkeypatch, 1, CrashError())
     for _ in range(2):  # stopped before its first checkpoint, it begins with them again
         with pytest.raises(CrashError):
@@ -295,9 +220,7 @@ def test_a_new_vocabulary_carries_over_what_both_have(tmp_path, tied, finished_r
     old = finished_run
     if not tied:
         old = tiny.start(tmp_path / "old", languages=("en", "de"), tie_embeddings=False)
-        weights = [
-            weight.numpy() + 1 for weight in make_model(old).weights
-        ]  # as if it were trained
+        weights = [weight.numpy() + 1 for weight in make_model(old).weights]  # as if trained
         checkpoint.save(old.weights, {"weight": weights}, {"step": 12})
     task = tiny.numbers("de", "fr")
     new = start_run(tmp_path / "new", task, init_from=old, **_training())
@@ -363,28 +286,14 @@ def _training():
 # Averages of checkpoints
 
 
-def mean_is_right(run, name, steps):
-    """Average as many checkpoints, compare, and return their arrays."""
-    count = len(steps)
-    paths = checkpoint.list_steps(run.checkpoints)[-count:]
-    arrays = [checkpoint.load(path)[0][name] for path in paths]
-    assert average(run, count) == steps
+def test_the_mean_of_the_last_moving_averages(tmp_path, averaging):
+    run = RunFolder.open(shutil.copytree(averaging[0].path, tmp_path / "run"))
+    paths = checkpoint.list_steps(run.checkpoints)[-3:]
+    arrays = [checkpoint.load(path)[0]["average"] for path in paths]
+    assert average(run, 3) == [2, 3, 4]
     for mean, ones in zip(tiny.weights(run), zip(*arrays, strict=True), strict=True):
-        np.testing.assert_allclose(mean, sum(np.float64(one) for one in ones) / count, rtol=1e-6)
+        np.testing.assert_allclose(mean, sum(np.float64(one) for one in ones) / 3, rtol=1e-6)
         assert mean.dtype == np.float32
-    return arrays
-
-
-def test_the_mean_of_the_last_weights(tmp_path, finished_run):
-    run = RunFolder.open(shutil.copytree(finished_run.path, tmp_path / "run"))
-    mean_is_right(run, "weight", [9, 12])
-
-
-def test_the_mean_of_the_last_moving_averages(tmp_path, eager):
-    every = {"checkpoint_every": 1, "validate_every": 4}
-    run = tiny.start(tmp_path / "run", ema=0.8, keep=4, steps=4, **every)
-    train(run, progress=False)
-    arrays = mean_is_right(run, "average", [2, 3, 4])
     model = keras.models.load_model(run.path / "model.keras")
     assert tiny.same([weight.numpy() for weight in model.weights], tiny.weights(run))
     assert checkpoint.load(run.weights)[1] == {"step": 4, "averaged": [2, 3, 4]}
@@ -395,7 +304,8 @@ def test_the_mean_of_the_last_moving_averages(tmp_path, eager):
     averaged = tiny.weights(run)
     train(run, progress=False)
     assert tiny.same(tiny.weights(run), averaged), "a finished run is left as it is"
-    run.weights.unlink()
+    run.weights.unlink()  # a run that is not finished translates with its moving average too
+    assert tiny.same([w.numpy() for w in load_model(run)[0].weights], arrays[-1])
     train(run, progress=False)
     assert tiny.same(tiny.weights(run), arrays[-1])
 

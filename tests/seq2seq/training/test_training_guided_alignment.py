@@ -234,11 +234,7 @@ def made(kind=Transformer, one_shape=True, **options):
 
 @pytest.mark.parametrize(
     ("kind", "one_shape"),
-    [
-        (Transformer, True),
-        (RecurrentTranslator, True),
-        pytest.param(Transformer, False, marks=pytest.mark.slow),
-    ],
+    [(Transformer, True), *slow([(RecurrentTranslator, True), (Transformer, False)])],
 )
 def test_the_loss_is_higher_by_the_cross_entropy_of_the_alignment(kind, one_shape, request):
     if one_shape:  # the other case says that it can be compiled; so does the next test but one
@@ -308,12 +304,8 @@ def test_guided_models_align_words_that_they_never_saw_together(tmp_path, archit
             del files["alignment"]
         task = TextTask.create(**files, vocabulary_size=40)
         options = {"width": 32, "encoder_layers": 1, "decoder_layers": 2, "dropout": 0.0}
-        options |= {
-            "steps": steps,
-            "batch_size": 32,
-            "learning_rate": 5e-3,
-            "validate_every": steps,
-        }
+        options |= {"steps": steps, "batch_size": 32, "learning_rate": 5e-3}
+        options |= {"validate_every": steps}
         options |= {"alignment_weight": 1.0} if guided else {}
         options |= {"num_heads": 4} if architecture == "transformer" else {}
         run = start_run(tmp_path / str(guided), task, architecture=architecture, **options)

@@ -51,7 +51,7 @@ CASES = {
     "compressed": (compressed, {}),
     "weighted": (weighted, {}),
     "by tokens": (plain, {"batch_tokens": 150}),
-    "accumulated": (plain, {"accumulate": 3}),
+    "accumulated": (plain, {"accumulate": 3, "keep": 3, "schedule": "inverse_sqrt"}),
     "averaged": (plain, {"ema": 0.9, "validate_with": "chrf", "patience": 9}),
     "bfloat16": (plain, {"precision": "bfloat16"}),
     "recurrent": (plain, RECURRENT),
@@ -59,13 +59,10 @@ CASES = {
     "recurrent, guided": (aligned, RECURRENT),
     "all of it": (aligned, {"batch_tokens": 150, "accumulate": 2, "ema": 0.9}),
 }
-QUICK = ("all of it",)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in CASES]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_a_stop_in_the_middle_of_an_epoch_changes_no_bit(case, tmp_path, monkeypatch):
     write, options = CASES[case]
     check(tmp_path, monkeypatch, write(tmp_path), options)

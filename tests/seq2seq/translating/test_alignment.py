@@ -8,14 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heed.models import RecurrentTranslator, RecurrentTranslatorConfig
-from heed.seq2seq import Alignment, DecodingOptions, TaskError, Translator
+from heed.seq2seq import Alignment, DecodingOptions, TaskError
 from heed.seq2seq.tokens.tokenizer import END_ID, group_words
 from heed.seq2seq.translating.alignment import align
-
-
-@pytest.fixture(scope="module")
-def translator(finished_run):
-    return Translator(finished_run)
 
 
 @given(st.lists(st.sampled_from(["▁a", "b", "▁", "▁cd", "é", "▁▁"]), max_size=9))

@@ -11,11 +11,6 @@ from heed.seq2seq.tokens.tokenizer import END_ID, Tokenizer
 from tests.slow import slow
 
 
-@pytest.fixture(scope="module")
-def translator(finished_run):
-    return Translator(finished_run)
-
-
 def pieces_of(stream):
     """Return the pieces, and the value of the generator."""
     pieces = []

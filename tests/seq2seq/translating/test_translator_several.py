@@ -9,17 +9,11 @@ from heed.models import generate
 from heed.seq2seq import DecodingOptions, TaskError, Translator
 from heed.seq2seq.tasks import number_words
 from heed.seq2seq.tasks.task import pad_rows
-from heed.seq2seq.translating.translator import translate_stream
 from tests.graphs import traced
 from tests.slow import slow
 
 LINES = ["1 2 3 4", "7", "999,999", "42", "0"]
 BEAM = DecodingOptions(beam_size=4, n_best=3, scores=True)
-
-
-@pytest.fixture(scope="module")
-def translator(finished_run):
-    return Translator(finished_run)
 
 
 def test_the_best_of_several_come_first_with_their_scores(translator):
@@ -92,18 +86,3 @@ def test_translations_begin_with_a_prefix(translator, options):
 def test_prefixes_that_cannot_be(translator, prefix, message):
     with pytest.raises(TaskError, match=message):
         translator.translations(["1"], prefix=prefix)
-
-
-def test_a_stream_keeps_in_step(translator):
-    options = translator.options
-    translator.options = BEAM
-    try:
-        reported = []
-        lines = ["1\n", "\n", "x\n", "22"]
-        stream = translate_stream(translator, lines, reported.append, batch_size=2, prefix="one")
-        found = list(stream)
-    finally:
-        translator.options = options
-    expected = translator.translations(["1", "22"], prefix="one", options=BEAM)
-    assert found == [expected[0], [], [], expected[1]]
-    assert len(reported) == 1

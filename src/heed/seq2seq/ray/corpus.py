@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from heed.errors import TaskError
-from heed.processes.answers import ATTEMPTS, make_portable, unwrap
+from heed.processes.pool import ATTEMPTS, make_portable, unwrap
 from heed.ray_connection import check_processors, connect, count_processors
 from heed.seq2seq.corpus.inputs import Shard
 from heed.seq2seq.corpus.job import Job, ShardResult, ShardTranslator

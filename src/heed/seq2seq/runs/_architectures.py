@@ -7,30 +7,21 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from heed.config import Config
-from heed.suggestions import nearest
+from heed.errors import UsageError
 from heed.models import (
     RecurrentTranslator,
     RecurrentTranslatorConfig,
     Transformer,
     TransformerConfig,
 )
-from heed.errors import UsageError
+from heed.suggestions import nearest
 
 
 class Architecture(NamedTuple):
-    """An architecture.
-
-    Args:
-        config: the class of its config, whose fields are the model's options.
-        model: makes the model from a config; takes `dtype`.
-        of_recipe: the fields that it takes from a task's recipe, which is written for Transformers.
-        presets: the fields that each preset sets, by name.
-    """
-
     config: type[Config]
-    model: Callable[..., Any]
-    of_recipe: tuple[str, ...]
-    presets: Mapping[str, Mapping[str, Any]]
+    model: Callable[..., Any]  # takes a config and `dtype`
+    of_recipe: tuple[str, ...]  # fields that it takes from a task's recipe for Transformers
+    presets: Mapping[str, Mapping[str, Any]]  # the fields that each sets
 
     @property
     def options(self) -> list[str]:
@@ -82,15 +73,7 @@ PRESETS = tuple(ARCHITECTURES["transformer"].presets)
 
 
 def architecture(name: str) -> Architecture:
-    """Return the architecture with this name.
-
-    Raises:
-        TaskError: if there is none.
-
-    Example:
-        >>> architecture("recurrent").model.__name__
-        'RecurrentTranslator'
-    """
+    """Return the architecture with this name; a UsageError says which there are."""
     if name not in ARCHITECTURES:
         known = ", ".join(map(repr, ARCHITECTURES))
         like = nearest(str(name), ARCHITECTURES)
@@ -102,15 +85,6 @@ def model_values(
     name: str, preset: str | None, recipe: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the fields of the model's config: from the options, else from the preset, else from the task's recipe.
-
-    Args:
-        name: of the architecture.
-        preset: its name, or None.
-        recipe: the task's.
-        options: of the user.
-
-    Raises:
-        TaskError: for an option that the architecture does not have, or an unknown preset.
 
     Example:
         >>> model_values("recurrent", "tiny", {"encoder_layers": 3}, {"cell": "gru"})

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from heed.errors import TaskError, UsageError, convert_value_errors
 from heed.install import how_to_install
 from heed.models import Transformer, TransformerConfig
-from heed.errors import TaskError, UsageError, convert_value_errors
+from heed.seq2seq.runs.trained_model import build_model
 from heed.seq2seq.tasks.task import Task
 from heed.seq2seq.tokens.byte_pairs import BytePairTokenizer, pack
 from heed.seq2seq.tokens.tokenizer import END_ID, PAD_ID, RESERVED, START_ID, Tokenizer
-from heed.seq2seq.runs.trained_model import build_model
 
 _Array = NDArray[np.float32]
 _Pairs = Iterator[tuple[Any, Any]]  # variables of heed's model, with their values
@@ -27,17 +27,13 @@ _Pairs = Iterator[tuple[Any, Any]]  # variables of heed's model, with their valu
 class HubPreset:
     """A preset of KerasHub: a folder that `save_to_preset` wrote, or a name that `from_preset` takes. See `Origin`.
 
-    Args:
-        name: the folder or the name.
-
-    Raises:
-        TaskError: if there is none, if a run cannot start from its model, or without KerasHub.
+    A TaskError says that there is none, that a run cannot start from its model, or that KerasHub is missing.
     """
 
-    architecture = "transformer"
+    architecture: str = "transformer"
 
     def __init__(self, name: str) -> None:
-        self.path = f"hub:{name}"
+        self.path: Any = f"hub:{name}"
         if not name:
             raise UsageError("`hub:` must be followed by the folder or the name of a preset")
         hub = _import_keras_hub()
@@ -56,14 +52,9 @@ class HubPreset:
         with convert_value_errors():
             values = {**special, **self._conversion.values(self._backbone)}
             self._config = TransformerConfig(size, size, **values)
-        self.values: dict[str, Any] = self._config.to_dict()
+        self.values: Mapping[str, Any] = self._config.to_dict()
 
     def same_vocabulary(self, kind: type[Task], chosen: Collection[str] = ()) -> dict[str, Any]:
-        """Return arguments of a task's `create` that give it the tokens of the preset. See `Task.same_vocabulary`.
-
-        Raises:
-            TaskError: if the task is not of text.
-        """
         of_vocabulary = {"vocabulary", "vocabulary_size", "unit"}
         names = ("source_tokenizer", "target_tokenizer")
         if not {*names} <= {option.name for option in kind.options}:
@@ -75,7 +66,6 @@ class HubPreset:
         return dict.fromkeys(names, self._tokenizer)
 
     def list_tokens(self) -> dict[str, list[str]]:
-        """Return the tokens of both sides by id, without the reserved ones."""
         tokens = self._tokenizer.pieces(range(RESERVED, self._tokenizer.vocabulary_size))
         return {"source": tokens, "target": tokens}
 
@@ -102,18 +92,11 @@ class HubPreset:
 
 
 class _Conversion(NamedTuple):
-    """The conversion of a class of models.
-
-    Args:
-        tokenizer: makes heed's tokenizer from KerasHub's.
-        start: returns the id with which a decoder starts.
-        values: returns the fields of heed's config.
-        weights: yields variables of heed's model and their values.
-    """
+    """What makes heed's parts of those of a class of models."""
 
     tokenizer: Callable[[Any], Tokenizer]
-    start: Callable[[Any], int]
-    values: Callable[[Any], dict[str, Any]]
+    start: Callable[[Any], int]  # the id with which a decoder starts
+    values: Callable[[Any], dict[str, Any]]  # of heed's config
     weights: Callable[[HubPreset, Any, Transformer], _Pairs]
 
 

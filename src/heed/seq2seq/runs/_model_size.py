@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from heed.models import RecurrentTranslatorConfig, TransformerConfig
 from heed.errors import TaskError
+from heed.models import RecurrentTranslatorConfig, TransformerConfig
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.tasks.task import Task
 
@@ -27,10 +27,9 @@ def count_parameters(config: Any) -> int:
     tokens = (config.source_vocabulary_size or 0) + config.target_vocabulary_size * (
         1 if config.tie_embeddings else 2
     )
-    count_layers = (
-        _count_recurrent if isinstance(config, RecurrentTranslatorConfig) else _count_transformer
-    )
-    return int(tokens * D + count_layers(config))
+    recurrent = isinstance(config, RecurrentTranslatorConfig)
+    layers = _count_recurrent(config) if recurrent else _count_transformer(config)
+    return int(tokens * D + layers)
 
 
 def _count_transformer(config: TransformerConfig) -> int:
@@ -63,16 +62,7 @@ def _count_recurrent(config: RecurrentTranslatorConfig) -> int:
 
 
 def check_model(config: Any, floats: int = 1, batch_bytes: int = 0) -> None:
-    """Check that a model fits into the memory of this machine.
-
-    Args:
-        config: of the model.
-        floats: numbers kept for each weight.
-        batch_bytes: memory of a batch.
-
-    Raises:
-        TaskError: if it does not fit.
-    """
+    """Check that a model fits into the memory of this machine, with so many numbers kept for each weight."""
     count = count_parameters(config)
     layers = config.encoder_layers + config.decoder_layers
     need, memory = _FLOAT * floats * count + _LAYER * layers + batch_bytes, memory_size()
@@ -91,11 +81,7 @@ def check_model(config: Any, floats: int = 1, batch_bytes: int = 0) -> None:
 
 
 def check_training(config: Any, task: Task, options: TrainingOptions) -> None:
-    """Check that a model and its training fit into memory.
-
-    Raises:
-        TaskError: if they do not.
-    """
+    """Check that a model and its training fit into memory."""
     tokens = options.batch_tokens or options.batch_size * (
         task.longest_target if task.one_shape else 1
     )

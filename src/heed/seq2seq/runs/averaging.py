@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from heed.errors import TaskError, UsageError, convert_value_errors
 from heed.number_checks import check_integer
 from heed.seq2seq.runs import checkpoint
-from heed.errors import TaskError, UsageError, convert_value_errors
 from heed.seq2seq.runs.run_folder import RunFolder
 from heed.seq2seq.runs.trained_model import write_trained
 

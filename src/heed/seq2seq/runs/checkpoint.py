@@ -11,9 +11,9 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from heed.errors import TaskError
 from heed.npz import read_npz
 from heed.seq2seq.atomic_files import write_atomically
-from heed.errors import TaskError
 
 _META = "meta.json"
 _STOPPED = "stopped.npz"
@@ -45,23 +45,16 @@ def write(file: IO[bytes], arrays: Mapping[str, Sequence[Any]], meta: Mapping[st
 
 
 def max_bytes(weights: Sequence[Any]) -> int:
-    """Return the largest file that a checkpoint of a model can have.
+    """Return the largest file that a checkpoint of a model with these weights can have.
 
-    It has five arrays for each weight: itself, Adam's two moments, its moving average and its best value.
-
-    Args:
-        weights: of the model.
+    It has five arrays for each: itself, Adam's two moments, its moving average and its best value.
     """
     sizes = [math.prod(weight.shape) * 4 for weight in weights]
     return 5 * sum(sizes) + _OVERHEAD * (1 + len(sizes))
 
 
 def load(path: Path, most: float = math.inf) -> tuple[Arrays, dict[str, Any]]:
-    """Read a file that :func:`save` wrote.
-
-    Args:
-        path: the file.
-        most: the most bytes that it may have, see :func:`max_bytes`.
+    """Read a file that :func:`save` wrote, of at most so many bytes (:func:`max_bytes`).
 
     Returns:
         The lists of arrays, empty ones left out, and the plain values.
@@ -90,16 +83,10 @@ def load(path: Path, most: float = math.inf) -> tuple[Arrays, dict[str, Any]]:
 def save_step(
     folder: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[str, Any], keep: int = 2
 ) -> Path:
-    """Write the checkpoint of a step and remove those that are no longer needed.
+    """Write the checkpoint of a step, as :func:`save` does, and remove those that are no longer needed.
 
-    Args:
-        folder: the folder of the checkpoints; made if it is missing.
-        arrays: as for :func:`save`.
-        meta: as for :func:`save`; "step" is the number of steps taken.
-        keep: checkpoints to keep, 1 or more; with two, one is left if the newest is damaged.
-
-    Raises:
-        OSError: if it cannot be written; the older checkpoints are as they were.
+    "step" of `meta` is the number of steps taken. With two to `keep`, one is left if the newest is damaged. If it
+    cannot be written, the older checkpoints are as they were.
     """
     folder.mkdir(exist_ok=True)
     path = folder / f"step-{meta['step']:08d}.npz"
@@ -116,12 +103,6 @@ def save_stop(folder: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[s
     """Write the checkpoint of a training that stops between two regular ones.
 
     The next regular checkpoint removes it, so that the folder is as if training had not stopped.
-
-    Args:
-        folder, arrays, meta: as for :func:`save_step`.
-
-    Raises:
-        OSError: if it cannot be written; the older checkpoints are as they were.
     """
     folder.mkdir(exist_ok=True)
     save(folder / _STOPPED, arrays, meta)
@@ -142,13 +123,7 @@ def load_latest(
 ) -> tuple[Arrays, dict[str, Any]] | None:
     """Load the newest readable checkpoint, or return None if there is none.
 
-    Args:
-        folder: the folder of the checkpoints.
-        warn: called with a line for each newer one that is damaged.
-        most: the most bytes that one may have, see :func:`max_bytes`.
-
-    Raises:
-        TaskError: if there are some and none can be read.
+    `warn` is called with a line for each newer one that is damaged; if none can be read, that of the newest is raised.
     """
     problems: list[TaskError] = []
     stopped = folder / _STOPPED

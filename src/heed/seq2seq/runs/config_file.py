@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import re
 import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from heed.install import how_to_install
-from heed.suggestions import ask, closest
 from heed.errors import TaskError, UsageError
+from heed.install import how_to_install
 from heed.seq2seq.options.settings import MODEL, TRAINING
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.options.user_values import user_origin, user_path
 from heed.seq2seq.tasks.registry import TASKS
+from heed.suggestions import ask, closest
 
 _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 _LONGEST = 80  # characters of a key, and of a value in a message
@@ -102,7 +104,7 @@ def _collect_types() -> dict[str, dict[str, Any]]:
 
 
 def _collect_list_types() -> dict[str, Mapping[str, Any]]:
-    """Return the types of the keys in entries of each list."""
+    """Return the same for the keys in entries of each list."""
     return {name: types for task in TASKS.values() for name, types in task.lists.items()}
 
 
@@ -116,45 +118,36 @@ _TOP = {
 
 
 def _validate(content: Any, path: Path) -> dict[str, Any]:
-    """Return the content as plain values of the right types, without keys that have no value."""
+    """Return the content as values of the right types, without keys that have no value."""
     pydantic = _import_library("pydantic")
-    strict = pydantic.ConfigDict(extra="forbid", strict=True)
-
-    def make_model(name: str, types: Mapping[str, Any]) -> Any:
-        fields: dict[str, Any] = {key: (kind | None, None) for key, kind in types.items()}
-        return pydantic.create_model(name, __config__=strict, **fields)
-
-    types, lists = _collect_types(), _collect_list_types()
-    plain = {name: _plain(fields) for name, fields in types.items()}
-    for name, members in lists.items():
-        plain["data"][name] = list[make_model(name, _plain(members))]  # type: ignore[misc]
-    sections = {name: make_model(name, fields) for name, fields in plain.items()}
     try:
-        checked = make_model("file", {**_plain(_TOP), **sections}).model_validate(
-            {} if content is None else content
-        )
+        checked = _make_model().model_validate({} if content is None else content)
     except pydantic.ValidationError as error:
         raise UsageError(f"{path}: {_describe_problem(error.errors()[0])}") from None
-    values = checked.model_dump(exclude_none=True)
-    _convert(values, _TOP)
-    for name, fields in types.items():
-        _convert(values.get(name, {}), fields)
-    for name, members in lists.items():
-        for entry in values.get("data", {}).get(name, ()):
-            _convert(entry, members)
+    values: dict[str, Any] = checked.model_dump(exclude_none=True, warnings=False)
     return values
 
 
-def _plain(types: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the types of the values in the file, where others are texts."""
-    return {name: kind if kind in _TYPE_NAMES else str for name, kind in types.items()}
+@functools.cache
+def _make_model() -> Any:
+    """Return the pydantic model of a file; values of types that are not plain are converted from texts."""
+    import pydantic
 
+    strict = pydantic.ConfigDict(extra="forbid", strict=True)
 
-def _convert(values: dict[str, Any], types: Mapping[str, Any]) -> None:
-    """Convert the texts of other types in place."""
-    for name in values.keys() & types.keys():
-        if types[name] not in _TYPE_NAMES:
-            values[name] = types[name](values[name])
+    def make_model(name: str, types: Mapping[str, Any]) -> Any:
+        fields: dict[str, Any] = {}
+        for key, kind in types.items():
+            converts = inspect.isfunction(kind)
+            value = Annotated[str, pydantic.AfterValidator(kind)] if converts else kind
+            fields[key] = (value | None, None)
+        return pydantic.create_model(name, __config__=strict, **fields)
+
+    sections = _collect_types()
+    for name, types in _collect_list_types().items():
+        sections["data"][name] = list[make_model(name, types)]  # type: ignore[misc]
+    models = {name: make_model(name, types) for name, types in sections.items()}
+    return make_model("file", {**_TOP, **models})
 
 
 def _describe_problem(error: Mapping[str, Any]) -> str:

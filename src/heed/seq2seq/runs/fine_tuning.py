@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from heed.config import Config
+from heed.errors import UsageError
 from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.runs._architectures import architecture as known_architecture
-from heed.errors import UsageError
 from heed.seq2seq.runs.origins import Origin, list_tokens
+from heed.seq2seq.runs.trained_model import build_model
 from heed.seq2seq.tasks.task import Task
 from heed.seq2seq.tokens.tokenizer import RESERVED
-from heed.seq2seq.runs.trained_model import build_model
 
 INITIAL = "initial.npz"
 _FREE = ("dropout", "attention_dropout")  # fields that do not affect weights
@@ -33,12 +33,7 @@ _OF_TOKENS = {
 def inherit_model(origin: Origin, chosen: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the architecture and the model fields that a new run takes from another model.
 
-    Args:
-        origin: the other model.
-        chosen: the user's choices among them; dropout rates may differ.
-
-    Raises:
-        TaskError: if a choice differs from the model's.
+    Of the user's choices among them only dropout rates may differ.
     """
     name, values = origin.architecture, dict(origin.values)
     options = known_architecture(name).options
@@ -58,13 +53,9 @@ def make_initial_weights(origin: Origin, task: Task, name: str, config: Config, 
 
     Args:
         origin: the other model, trained.
-        task: the new task.
+        task, config: those of the new run.
         name: the architecture of both.
-        config: of the new model.
         seed: of the initialisation.
-
-    Raises:
-        TaskError: if the other model has no weights yet, or is damaged.
     """
     old, step = origin.load_weights()
     new = build_model(name, config, seed)

@@ -27,14 +27,9 @@ class Origin(Protocol):
         values: the fields of its config.
     """
 
-    @property
-    def path(self) -> Any: ...  # noqa: D102
-
-    @property
-    def architecture(self) -> str: ...  # noqa: D102
-
-    @property
-    def values(self) -> Mapping[str, Any]: ...  # noqa: D102
+    path: Any
+    architecture: str
+    values: Mapping[str, Any]
 
     def same_vocabulary(self, kind: type[Task], chosen: Collection[str] = ()) -> dict[str, Any]:
         """Return arguments of a task's `create` that give it the tokens of the model. See `Task.same_vocabulary`."""
@@ -43,14 +38,15 @@ class Origin(Protocol):
         """Return the tokens of both sides by id, without the reserved ones."""
 
     def load_weights(self) -> tuple[list[np.ndarray], int]:
-        """Read the weights, in the order of the model's, and their step; TaskError if there are none or they are damaged."""
+        """Read the weights, in the model's order, and their step; TaskError if there are none, or damaged ones."""
 
 
 class RunOrigin:
     """A run to start from. See `Origin`."""
 
     def __init__(self, run: RunFolder) -> None:
-        self._run, self.path = run, run.path
+        self._run = run
+        self.path: Any = run.path
         self.architecture: str = run.config["architecture"]
         self.values: Mapping[str, Any] = run.config["model"]
 

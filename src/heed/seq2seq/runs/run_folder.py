@@ -24,9 +24,9 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
+from heed.errors import TaskError, UsageError
 from heed.files import new_folder, open_regular
 from heed.seq2seq.atomic_files import lock, write_atomically
-from heed.errors import TaskError, UsageError
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.tasks.registry import TASKS
 from heed.seq2seq.tasks.task import Task

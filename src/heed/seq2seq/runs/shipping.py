@@ -6,9 +6,9 @@ from functools import cached_property
 from typing import Any
 
 from heed.seq2seq.runs.run_folder import RunFolder
+from heed.seq2seq.runs.trained_model import load_model
 from heed.seq2seq.tasks.task import Task, pad_rows
 from heed.seq2seq.tokens.tokenizer import RESERVED, UNKNOWN_ID
-from heed.seq2seq.runs.trained_model import load_model
 
 _SAMPLES = 1_000
 _SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")  # ids 0 to 3

@@ -6,14 +6,14 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from heed.errors import TaskError, UsageError, convert_value_errors
+from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.runs._architectures import architecture as known_architecture
 from heed.seq2seq.runs._architectures import model_values
-from heed.seq2seq.runs.config_file import ConfigFile
-from heed.errors import TaskError, UsageError, convert_value_errors
-from heed.seq2seq.runs.fine_tuning import INITIAL, inherit_model, make_initial_weights
 from heed.seq2seq.runs._model_size import check_training
-from heed.seq2seq.options.training import TrainingOptions
+from heed.seq2seq.runs.config_file import ConfigFile
+from heed.seq2seq.runs.fine_tuning import INITIAL, inherit_model, make_initial_weights
 from heed.seq2seq.runs.origins import Origin, RunOrigin
 from heed.seq2seq.runs.run_folder import RunFolder
 from heed.seq2seq.tasks.task import Task

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed.config import Config
+from heed.errors import TaskError
 from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.runs._architectures import architecture
-from heed.errors import TaskError
 from heed.seq2seq.runs._model_size import check_model
 from heed.seq2seq.runs.run_folder import RunFolder
 
@@ -24,11 +24,7 @@ _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
 
 
 def read_model_config(run: RunFolder) -> Any:
-    """Return the config of the run's model.
-
-    Raises:
-        TaskError: if its config.json does not describe a model.
-    """
+    """Return the config of the run's model; a TaskError says that its config.json does not describe one."""
     try:
         return architecture(run.config["architecture"]).config.from_dict(run.config["model"])
     except (TypeError, ValueError) as error:
@@ -38,32 +34,15 @@ def read_model_config(run: RunFolder) -> Any:
 def make_model(run: RunFolder, precision: str = "float32") -> Any:
     """Make the run's model with its first weights, a function of its seed.
 
-    The states of all random generators stay as they are.
-
-    Args:
-        run: the run folder.
-        precision: "float32" or "bfloat16", in which its layers compute; its weights are float32.
-
-    Raises:
-        TaskError: if its config does not describe a model.
+    The states of all random generators stay as they are. The layers compute in "float32" or "bfloat16"; the weights are
+    float32.
     """
-    return build_model(
-        run.config["architecture"], read_model_config(run), run.options.seed, precision
-    )
+    config = read_model_config(run)
+    return build_model(run.config["architecture"], config, run.options.seed, precision)
 
 
 def build_model(name: str, config: Config, seed: int, precision: str = "float32") -> Any:
-    """Build a model with its first weights.
-
-    Args:
-        name: its architecture.
-        config: its config.
-        seed: determines the weights.
-        precision: as for `make_model`.
-
-    Raises:
-        TaskError: if it does not fit into memory.
-    """
+    """Build a model of an architecture with its first weights; a TaskError says that it does not fit into memory."""
     check_model(config)
     with _seed_keras(seed):
         model = architecture(name).model(config, dtype=_POLICIES[precision])
@@ -87,9 +66,7 @@ def load_model(
 ) -> tuple[Any, dict[str, Any]]:
     """Load the run's model with its final weights, or with those of its newest checkpoint.
 
-    Args:
-        run: the run folder.
-        warn: called with a line for each newer checkpoint that is damaged.
+    `warn` is called with a line for each newer checkpoint that is damaged.
 
     Returns:
         The model, and a description of its weights: "step", and for a mean of checkpoints "averaged", their steps.
@@ -118,13 +95,7 @@ def load_model(
 def write_trained(run: RunFolder, weights: Sequence[NDArray[Any]], meta: Mapping[str, Any]) -> None:
     """Write the final weights to weights.npz and to model.keras, which Keras opens after `import heed`.
 
-    Args:
-        run: the run folder.
-        weights: the values of the model's weights.
-        meta: plain values for weights.npz; "step" is that of the weights.
-
-    Raises:
-        OSError: if they cannot be written; weights.npz is then as it was.
+    `meta` goes to weights.npz; its "step" is that of the weights. If they cannot be written, weights.npz is as it was.
     """
     model = make_model(run)
     assign(model.weights, weights, run)
@@ -138,11 +109,7 @@ def write_trained(run: RunFolder, weights: Sequence[NDArray[Any]], meta: Mapping
 
 
 def check_values(variables: Sequence[Any], values: Sequence[NDArray[Any]], run: RunFolder) -> None:
-    """Check that there is a finite value of the right shape and dtype for each variable.
-
-    Raises:
-        TaskError: if not.
-    """
+    """Check that there is a finite value of the right shape and dtype for each variable."""
     if [value.shape for value in values] != [tuple(variable.shape) for variable in variables]:
         raise TaskError(f"{run.path} is damaged: its weights are not those of its model")
     for variable, value in zip(variables, values, strict=True):
@@ -169,11 +136,7 @@ def are_finite(values: Sequence[Any]) -> bool:
 
 
 def assign(variables: Sequence[Any], values: Sequence[NDArray[Any]], run: RunFolder) -> None:
-    """Assign each variable its value.
-
-    Raises:
-        TaskError: as `check_values`; then none is changed.
-    """
+    """Assign each variable its value, or none if one is wrong."""
     check_values(variables, values, run)
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)

@@ -76,9 +76,6 @@ class Batcher(Generic[Item, Result]):
         """Put items in the queue, all or none; called on an event loop, which gets the results.
 
         An item whose future is cancelled while it waits is never worked on.
-
-        Raises:
-            QueueFullError: if they have no room.
         """
         loop = asyncio.get_running_loop()
         added = [_Waiting(kind, item, loop.create_future()) for item in items]
@@ -90,11 +87,7 @@ class Batcher(Generic[Item, Result]):
         return [one.future for one in added]
 
     def close(self, seconds: float | None = None) -> None:
-        """End the thread, after work on the waiting items.
-
-        Args:
-            seconds: the longest time to wait for the thread; None: no limit.
-        """
+        """End the thread, after work on the waiting items; wait for it at most so long."""
         with self._changed:
             self._closed = True
             self._changed.notify()

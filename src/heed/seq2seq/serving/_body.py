@@ -14,12 +14,7 @@ _LINGER, _WORTH_LINGERING = 2.0, 1 << 24
 
 
 async def read_body(request: Request, most: int, seconds: float) -> bytes:
-    """Read the body of a request, never holding more than is allowed.
-
-    Args:
-        request: its body has not been read.
-        most: bytes.
-        seconds: for all of it to arrive.
+    """Read the body of a request, holding at most so many bytes of it, and waiting at most so many seconds.
 
     Raises:
         HTTPException: 415 for a compressed body; 413 for a longer one, at once if the header tells its length; 408 for

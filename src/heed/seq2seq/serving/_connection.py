@@ -12,20 +12,13 @@ from heed.seq2seq.options.serving import ServingOptions
 from heed.seq2seq.serving._sockets import get_network
 
 _MOST_HEAD = 1 << 16  # bytes of a request's head; browsers send one or two thousand
-_MOST_WAITING = (
-    16  # requests that wait on one connection for the previous answer; browsers send none
-)
+_MOST_WAITING = 16  # requests that wait on a connection for the previous answer; browsers send none
 KEEP_ALIVE = 75  # seconds between requests
 _LEAST_TAKEN = 1 << 14  # bytes of an answer that the client must take within `write_timeout`
 
 
 class Places:
-    """The places of a server for connections. To take one costs the same however many there are.
-
-    Args:
-        most: the most connections.
-        per_network: the most connections of one network.
-    """
+    """The places of a server for connections. To take one costs the same however many there are."""
 
     def __init__(self, most: int, per_network: int) -> None:
         self._most, self._per_network = most, per_network
@@ -52,12 +45,7 @@ class Connection(HttpToolsProtocol):
     """Refuses a head without end, which the parser would keep, also in trailers and chunk headers of a body.
 
     It also refuses endless requests before any is answered: each takes a hundred times its own length. A refusal comes
-        in
-    its turn: earlier requests are answered first, and nothing after it is read.
-
-    Args:
-        limits: those of the server.
-        places: those of the server.
+    in its turn: earlier requests are answered first, and nothing after it is read.
     """
 
     def __init__(self, *args: Any, limits: ServingOptions, places: Places, **kwargs: Any) -> None:
@@ -90,13 +78,10 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def close_if_stuck(self, now: float) -> None:
-        """Close a connection that is silent, or whose client does not read; called periodically.
+        """Close a connection that is silent, or whose client does not read; called periodically with the time.
 
         uvicorn waits without limit for the head of a request once a byte of it is there, for the end of a body that was
         refused, and for a client to take its answer.
-
-        Args:
-            now: seconds on a clock that only this method reads.
         """
         unread = self.transport.get_write_buffer_size()
         taken = self._unread - unread
@@ -115,7 +100,6 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Read data."""
         if self._refusal is not None:
             return
         self._unfinished += len(data)
@@ -132,7 +116,6 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of a body from the parser."""
         self._unfinished = 0
         super().on_body(body)
 

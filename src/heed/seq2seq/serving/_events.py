@@ -36,11 +36,7 @@ class Pieces:
         self._queue.put_nowait(None)
 
     async def read(self, expired: Callable[[], bool]) -> str | None:
-        """Return the next piece, or None at the end.
-
-        Raises:
-            TimeoutError: as soon as `expired` returns True.
-        """
+        """Return the next piece, or None at the end; raise TimeoutError as soon as `expired` returns True."""
         while not expired():
             try:
                 return await asyncio.wait_for(self._queue.get(), _PATIENCE)
@@ -54,12 +50,7 @@ class Pieces:
 
 
 class EventStream(StreamingResponse):
-    """An answer of server-sent events.
-
-    Args:
-        events: the events, see `format_event`.
-        on_end: called once when the answer has ended, or the client has gone.
-    """
+    """An answer of server-sent events; calls `on_end` once it has ended, or the client has gone."""
 
     media_type = "text/event-stream"
 
@@ -69,7 +60,6 @@ class EventStream(StreamingResponse):
         self._on_end = on_end
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Send the answer."""
         try:
             await super().__call__(scope, receive, send)
         finally:

@@ -89,21 +89,13 @@ def limit_request(options: ServingOptions) -> type[TranslateRequest]:
         2
     """
     text = Annotated[str, Field(max_length=options.max_characters)]
-    fields = TranslateRequest.model_fields
-
+    told = TranslateRequest.model_fields["texts"].description
+    lengths: dict[str, Any] = {"min_length": 1, "max_length": options.max_texts}
     return create_model(
         "TranslateRequest",
         __base__=TranslateRequest,
         __doc__=TranslateRequest.__doc__,
-        texts=(
-            list[text],
-            Field(
-                min_length=1,
-                max_length=options.max_texts,
-                fail_fast=True,
-                description=fields["texts"].description,
-            ),
-        ),
+        texts=(list[text], Field(**lengths, fail_fast=True, description=told)),
         beam_size=(int, _count("beam_size", options.max_beam)),
         n_best=(int, _count("n_best", options.max_beam)),
     )
@@ -194,13 +186,10 @@ _FIELDS = TypeAdapter(dict[str, Any])
 
 
 def read(model: type[Model], body: bytes) -> Model:
-    """Parse a request's body.
+    """Parse a request's body; raise a ValidationError if it is not JSON, or a field is wrong.
 
     It describes only one mistake: to describe each of ten thousand unknown fields, as pydantic does, takes tenths of a
     second in which no other request is answered.
-
-    Raises:
-        ValidationError: if the body is not JSON, or a field is wrong.
     """
     fields = _FIELDS.validate_json(body.removeprefix(codecs.BOM_UTF8))
     unknown = next((name for name in fields if name not in model.model_fields), None)

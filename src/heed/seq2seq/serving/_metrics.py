@@ -18,14 +18,7 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:
-    """The metrics of one server, or of all processes of a server if they share a folder.
-
-    Args:
-        waiting: returns the number of waiting texts.
-
-    Attributes:
-        batch: observes the number of texts of each batch.
-    """
+    """The metrics of one server, or of all processes of a server if they share a folder."""
 
     def __init__(self, waiting: Callable[[], int]) -> None:
         self._registry = self._own = CollectorRegistry()
@@ -74,17 +67,13 @@ class Metrics:
 class RequestCounter:
     """ASGI middleware: counts every answer, whatever gave it.
 
-    Args:
-        app: answers requests.
-        metrics: counts them.
-        paths: the paths counted by name; all others are "other", or clients could make up endless labels.
+    Paths other than these are "other", or clients could make up endless labels.
     """
 
     def __init__(self, app: Any, metrics: Metrics, paths: frozenset[str]) -> None:
         self._app, self._metrics, self._paths = app, metrics, paths
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         begin, status = time.perf_counter(), 500

@@ -34,12 +34,8 @@ def make_metrics_folder() -> Iterator[Path | None]:
 def share_metrics(folder: Path, number: int) -> OSError | None:
     """Let this process share its metrics; called before `Metrics` is imported.
 
-    Args:
-        folder: the folder.
-        number: of the process, 0 or more; one that replaces another takes its number, and its counters.
-
-    Returns:
-        None, or why there is no room: the metrics of this process then stay its own.
+    One that replaces another takes its number, and its counters. Returns why there is no room, if there is none: the
+    metrics of this process then stay its own.
     """
     os.environ.pop(SHARED_FOLDER, None)  # a user's
     try:

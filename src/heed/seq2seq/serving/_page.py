@@ -20,31 +20,17 @@ _ENDS = (".", "!", "?", "。", "！", "？")
 
 
 class RunOnPage(NamedTuple):
-    """What the page says about a run.
-
-    Attributes:
-        name: its name.
-        purpose: one sentence, see `Task.purpose`.
-        languages: the languages that it writes, if it has a choice.
-        step: the training step of its weights.
-        examples: texts to try.
-    """
+    """What the page says about a run."""
 
     name: str
     purpose: str
     languages: Sequence[str]
     step: int
-    examples: Sequence[str]
+    examples: Sequence[str]  # texts to try
 
 
 def make_page(runs: Sequence[RunOnPage], max_beam: int, max_characters: int) -> tuple[str, str]:
-    """Make the page, and its content security policy, which allows no scripts but the page's own.
-
-    Args:
-        runs: the runs; the first is the default.
-        max_beam: the widest beam.
-        max_characters: of a text.
-    """
+    """Make the page, and its content security policy, which allows no scripts but the page's own."""
     shared = drawing_parts()
     style = f"\n{shared['style']}{_read_file('serve.css')}"
     own = "".join(map(_read_file, _SCRIPT))
@@ -71,13 +57,10 @@ def make_page(runs: Sequence[RunOnPage], max_beam: int, max_characters: int) -> 
 def choose_all_examples(
     translators: Mapping[str, Translator], examples: Sequence[str], private: bool
 ) -> dict[str, Sequence[str]]:
-    """Return the texts to try of each run.
+    """Return the texts to try of each run: the given ones, else those of its task.
 
-    Args:
-        translators: the runs by name.
-        examples: of all runs. None: those of the run's task.
-        private: whether only this machine can reach the server. Then a task without examples has those of
-            `choose_examples`, which come from the user's data.
+    Those of `choose_examples` come from the user's data: only a private server, which this machine alone can reach,
+    shows them.
     """
     chosen: dict[str, Sequence[str]] = {}
     for name, one in translators.items():

@@ -28,10 +28,8 @@ from heed.seq2seq.serving._metrics_folder import (
 from heed.seq2seq.serving._sockets import get_url
 
 _MOST_ENDS = 10  # of each process in a row that stop the server while none answers
-_FIRST_PAUSE, _LONGEST_PAUSE = (
-    1.0,
-    60.0,
-)  # seconds before the second start in a row, before later ones
+_FIRST_PAUSE = 1.0  # seconds before the second start in a row
+_LONGEST_PAUSE = 60.0  # before later ones
 _STEADY = 60.0  # seconds of answering after which an end is not one in a row
 _KILL_AFTER = 5.0  # seconds beyond `drain` that a process may take to end
 
@@ -53,12 +51,10 @@ def serve_in_processes(
     A process whose starts fail is started again after pauses, which become longer, for as long as another one answers.
 
     Args:
-        listener: a socket of `_sockets.bind`.
-        count: processes, 1 or more.
+        listener, count: a socket of `_sockets.bind`, and the number of processes.
         program: the work of a process; picklable.
         drain: seconds that a process takes at most to answer its last requests.
-        on_start: called with the page's address when all processes answer.
-        note: called with a line for each process that dies.
+        on_start, note: called with the page's address when all processes answer, and with lines for the user.
 
     Raises:
         TaskError: if a process does not start at first, or each has ended ten times in a row and none answers.
@@ -82,30 +78,16 @@ def serve_in_processes(
 
 @dataclasses.dataclass
 class _Slot:
-    """The place of one process and of those that replace it.
+    """The place of one process and of those that replace it."""
 
-    Attributes:
-        child: its process; None while it waits for its next start.
-        answers_since: when it began to answer; None if it does not.
-        ends: in a row.
-        problem: why it cannot answer, if it said so.
-        due: when it is started again.
-    """
-
-    child: Child | None = None
-    answers_since: float | None = None
-    ends: int = 0
-    problem: str = ""
-    due: float = 0.0
+    child: Child | None = None  # None while it waits for its next start
+    answers_since: float | None = None  # None if it does not answer
+    ends: int = 0  # in a row
+    problem: str = ""  # why it cannot answer, if it said so
+    due: float = 0.0  # when it is started again
 
 
 class _Processes:
-    """The processes of a server.
-
-    Attributes:
-        events: what has happened: (number of a process, its message or its end), or (None, a signal).
-    """
-
     def __init__(
         self,
         listener: socket.socket,
@@ -114,6 +96,7 @@ class _Processes:
         note: Callable[[str], object],
     ) -> None:
         self._listener, self._program, self._folder, self._note = listener, program, folder, note
+        # The number of a process with its message or its end, or None with a signal.
         self.events: queue.SimpleQueue[tuple[int | None, Any]] = queue.SimpleQueue()
         self._slots: list[_Slot] = []
 
@@ -173,11 +156,7 @@ class _Processes:
         )
 
     def _plan_start(self, number: int, end: str) -> None:
-        """Plan another process, unless that does not help: at once for the first time, then after pauses.
-
-        Raises:
-            TaskError: if each has ended too often in a row and none answers.
-        """
+        """Plan another process, unless that does not help: at once for the first time, then after pauses."""
         slot, now = self._slots[number], time.monotonic()
         if slot.child is not None:
             slot.child.close()

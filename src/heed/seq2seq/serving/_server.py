@@ -43,19 +43,8 @@ def serve(
 ) -> None:
     """Answer requests until SIGINT, SIGTERM or SIGHUP, then finish those it has accepted.
 
-    Args:
-        listener: a socket of `_sockets.bind`.
-        translators: the runs by name; the first is the default.
-        options: the limits.
-        decoding: decoding options, for all that requests do not set.
-        hosts: the hosts that requests may name.
-        on_start: called with the page's address when requests are answered.
-        shared: whether other processes accept connections from the same socket.
-        examples: texts to try on the page. None: those of the run's task; if it has none, and only this machine can
-            reach the server, sentences of the run's evaluation.
-
-    Raises:
-        KeyboardInterrupt: after SIGINT.
+    The arguments are those of `launching.Server`, a socket of `_sockets.bind`, and whether other processes accept
+    connections from it, too. SIGINT ends as KeyboardInterrupt.
     """
     chosen = choose_all_examples(translators, examples, is_loopback(listener))
     service = Service(translators, options, decoding, chosen)
@@ -64,10 +53,8 @@ def serve(
     gc.collect()
     gc.freeze()
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # not each bad request
-    server = _Server(
-        service, hosts, lambda: on_start(get_url(listener)), shared, _allow_connections()
-    )
-    server.run(sockets=[listener])
+    on_start_here = functools.partial(on_start, get_url(listener))
+    _Server(service, hosts, on_start_here, shared, _allow_connections()).run(sockets=[listener])
 
 
 def _allow_connections() -> int:
@@ -96,19 +83,14 @@ class _Server(uvicorn.Server):
         shared: bool = False,
         most_connections: int = _MOST_CONNECTIONS,
     ) -> None:
+        places = Places(most_connections, service.options.max_per_address)
+        protocol = functools.partial(Connection, limits=service.options, places=places)
         config = uvicorn.Config(
             make_app(service, hosts),
             log_config=None,
             access_log=False,
             server_header=False,
-            http=cast(
-                type[asyncio.Protocol],
-                functools.partial(
-                    Connection,
-                    limits=service.options,
-                    places=Places(most_connections, service.options.max_per_address),
-                ),
-            ),
+            http=cast(type[asyncio.Protocol], protocol),
             ws="none",
             timeout_keep_alive=KEEP_ALIVE,
             # asyncio accepts as many connections at a time: one leaves the next to another process.
@@ -118,7 +100,6 @@ class _Server(uvicorn.Server):
         self._service, self._on_start = service, on_start
 
     async def startup(self, sockets: Any = None) -> None:
-        """Start to answer."""
         await super().startup(sockets=sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)  # the system's queue stays long

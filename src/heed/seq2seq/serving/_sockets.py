@@ -11,15 +11,7 @@ BACKLOG = 2_048  # connections that wait to be accepted; the system may allow fe
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Make a socket for this process only, and listen on it.
-
-    Args:
-        host: an address of this machine, or a name that it has; "0.0.0.0" or "::" for all of them.
-        port: 0 to 65,535; 0 takes a free one.
-
-    Raises:
-        TaskError: if it is in use, or not available.
-    """
+    """Make a socket for this process only, and listen on it; port 0 takes a free one."""
     if not 0 <= port <= 65_535:
         raise UsageError(f"--port must be from 0 to 65535. Received: {port}")
     try:

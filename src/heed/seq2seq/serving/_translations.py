@@ -21,18 +21,12 @@ _READ_AT_ONCE = 4
 
 
 class Text(NamedTuple):
-    """A text to translate.
-
-    Attributes:
-        text: the text.
-        language: the language to write, or None for the first one.
-        n_best: the number of translations.
-        write: of a streamed translation: called with each piece; returns whether anyone wants more.
-    """
+    """A text to translate."""
 
     text: str
     language: str | None = None
     n_best: int = 1
+    # Of a streamed translation: takes each piece, and returns whether anyone wants more.
     write: Callable[[str], bool] | None = None
 
 
@@ -48,12 +42,7 @@ class Mode:
 
 
 class Translations:
-    """Translates batches of texts with one of several runs.
-
-    Args:
-        translators: the served runs by name.
-        max_batch: hypotheses decoded together.
-    """
+    """Translates batches of texts with one of several runs, at most `max_batch` hypotheses together."""
 
     def __init__(self, translators: Mapping[str, Translator], max_batch: int) -> None:
         self.translators = dict(translators)

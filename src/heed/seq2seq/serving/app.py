@@ -54,11 +54,7 @@ _REFUSALS = {
 class Service:
     """The served runs, the queue before them, and whether the server takes requests.
 
-    Args:
-        translators: the runs by name; the first is the default.
-        options: the limits.
-        decoding: decoding options, for all that requests do not set.
-        examples: texts to try on the page of each run; none for a run: those of its task.
+    The first run is the default. On its page are examples, or those of its task.
     """
 
     def __init__(
@@ -112,9 +108,7 @@ class Service:
                 return await self._stream(message)
             answer = await self._answer(message)
             return Response(answer.model_dump_json(exclude_none=True), media_type=_JSON)
-        except (
-            asyncio.CancelledError
-        ):  # uvicorn does that when a server that stops has no time left
+        except asyncio.CancelledError:  # by uvicorn, when a server that stops has no time left
             raise _stopping_error() from None
         finally:
             self.open_requests -= 1
@@ -137,11 +131,7 @@ class Service:
     def _submit(
         self, message: _messages.TranslateRequest, write: Callable[[str], bool] | None = None
     ) -> tuple[str, list[asyncio.Future[_messages.TranslatedText]]]:
-        """Put the texts of a request in the queue: the name of its run, and the future translations.
-
-        Raises:
-            HTTPException: if the run is not served, or the queue is full.
-        """
+        """Put the texts of a request in the queue: the name of its run, and the future translations."""
         run = next(iter(self.translations.translators)) if message.run is None else message.run
         if run not in self.translations.translators:
             known = ", ".join(self.translations.translators)

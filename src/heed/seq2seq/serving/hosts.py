@@ -28,9 +28,6 @@ class Hosts:
         names: besides those of this machine's loopback; "*" for all.
         addresses: whether to accept IP addresses other than the loopback's.
 
-    Raises:
-        TaskError: if a name is not a host name.
-
     Example:
         >>> hosts = Hosts(["heed.example"])
         >>> "Heed.Example:8080" in hosts, "[::1]:8000" in hosts, "evil.example" in hosts
@@ -43,13 +40,7 @@ class Hosts:
 
     @classmethod
     def of(cls, listener: socket.socket, host: str, names: Iterable[str]) -> Hosts:
-        """Return the hosts of a listening server.
-
-        Args:
-            listener: its socket.
-            host: the address or name that it listens at.
-            names: further names.
-        """
+        """Return the hosts of a server that listens at the address or name `host`."""
         if is_loopback(listener):
             return cls(names)
         hosts = cls(names, addresses=True)
@@ -72,12 +63,7 @@ class Hosts:
 
 
 class HostFilter:
-    """ASGI middleware: refuses requests for other hosts, and those without a host.
-
-    Args:
-        app: answers the others.
-        hosts: the accepted hosts.
-    """
+    """ASGI middleware: refuses requests for other hosts, and those without a host."""
 
     def __init__(self, app: Any, hosts: Hosts) -> None:
         self._app, self._hosts = app, hosts

@@ -23,33 +23,20 @@ from heed.seq2seq.translating.opening import open_translator
 
 @dataclass(frozen=True)
 class Server:
-    """What to serve, and how.
+    """What to serve, and how."""
 
-    Args:
-        runs: the run folders by name; the first is the default.
-        limits: the limits.
-        decoding: decoding options, for all that requests do not set.
-        host: the address to listen at.
-        allowed_hosts: host names that clients use, besides localhost and addresses; "*" for all.
-        examples: texts to try on the page.
-        note: called with lines for the user; picklable.
-    """
-
-    runs: Mapping[str, Path]
+    runs: Mapping[str, Path]  # folders by name; the first is the default
     limits: ServingOptions
-    decoding: DecodingOptions
+    decoding: DecodingOptions  # for all that requests do not set
     host: str
-    allowed_hosts: Sequence[str]
-    examples: Sequence[str]
-    note: Callable[[str], object]
+    allowed_hosts: Sequence[str]  # that clients use, besides localhost and addresses; "*" for all
+    examples: Sequence[str]  # texts to try on the page; none: see `choose_all_examples`
+    note: Callable[[str], object]  # takes lines for the user; picklable
 
     def run(self, port: int, processes: int, on_start: Callable[[str], object]) -> None:
-        """Answer requests until SIGINT, SIGTERM or SIGHUP.
+        """Answer requests until SIGINT, SIGTERM or SIGHUP, at a port, or at any free one if it is 0.
 
-        Args:
-            port: the port; 0: any free one.
-            processes: server processes, 1 or more.
-            on_start: called with the page's address when requests are answered.
+        `on_start` is called with the page's address when requests are answered.
 
         Raises:
             TaskError: if a run or an address cannot be used, or the system shares no socket among processes.

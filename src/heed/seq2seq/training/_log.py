@@ -26,17 +26,9 @@ _LARGEST = 2**63  # of an integer in metrics.jsonl
 
 
 def read_metrics(path: Path, last_step: int | None = None) -> list[dict[str, Any]]:
-    """Read the records of a metrics.jsonl, in order.
+    """Read the records of a metrics.jsonl, in order, up to a step; a missing file has none.
 
-    Args:
-        path: the file; a missing one holds no records.
-        last_step: leave out the records of later steps; None keeps all.
-
-    Returns:
-        One dict a line. A last line that was cut short by a kill is left out.
-
-    Raises:
-        TaskError: if another line is not a record.
+    A last line that was cut short by a kill is left out; another one that is no record is a TaskError.
     """
     try:
         with open_regular(path) as file:
@@ -78,14 +70,8 @@ class TrainingLog:
     A resumed run first drops the records of steps after its checkpoint, so that each step comes once. The TensorBoard
     events are rewritten from the remaining records.
 
-    Args:
-        run: the run folder.
-        step: steps taken so far.
-        steps: the most steps there will be.
-        progress: whether to show progress on stderr: a bar on a terminal, else a line for each validation, and after
-            half a minute without one.
-        writes: whether to write files; in a distributed run one worker does.
-        clock: the time in seconds.
+    Progress on stderr is a bar on a terminal, else a line for each validation, and after half a minute without one. In
+    a distributed run one worker writes files.
     """
 
     def __init__(
@@ -176,9 +162,8 @@ class TrainingLog:
             from tqdm import tqdm
         except ImportError:
             return
-        left = self._left = TimeLeft(
-            self._step, self._steps, self._run.options.validate_every, self._clock
-        )
+        every = self._run.options.validate_every
+        left = self._left = TimeLeft(self._step, self._steps, every, self._clock)
 
         class Bar(tqdm):
             """Has its own estimate of the time left: tqdm's follows each validation up and down."""
@@ -213,11 +198,7 @@ class TrainingLog:
             self._bar.update(step - self._bar.n)
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Write one line of metrics; `record` holds its step.
-
-        Raises:
-            OSError: if it cannot be written.
-        """
+        """Write one line of metrics; `record` holds its step."""
         if self._metrics is not None:
             self._metrics.write(json.dumps(record) + "\n")
             self._metrics.flush()
@@ -232,11 +213,7 @@ class TrainingLog:
                 self._events.flush()
 
     def write(self, text: str, show: bool = True) -> None:
-        """Write a line to the log, and to stderr if `show` and progress is shown.
-
-        Raises:
-            OSError: if the log cannot be written.
-        """
+        """Write a line to the log, and to stderr if `show` and progress is shown."""
         if self._lines is not None:
             self._lines.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
             self._lines.flush()

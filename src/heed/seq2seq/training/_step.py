@@ -89,10 +89,8 @@ class TrainingStep:
         with strategy.scope():
             self.first, self.second = _make_zeros(self._weights), _make_zeros(self._weights)
             self._sums = _make_zeros(self._weights) if options.accumulate > 1 else []
-            self.average = [
-                tf.Variable(w.value, trainable=False)
-                for w in (model.weights if options.ema else ())
-            ]
+            averaged = model.weights if options.ema else ()
+            self.average = [tf.Variable(w.value, trainable=False) for w in averaged]
         # Known shapes trace in half the time and run a tenth faster. Otherwise one trace serves all shapes; a batch
         # spread over replicas cannot have a signature.
         scalars = tf.TensorSpec((7,), tf.float32)
@@ -110,17 +108,12 @@ class TrainingStep:
     def __call__(
         self, batch: Batch, step: int, rate: float, more: Sequence[Batch] = (), stop: bool = False
     ) -> tf.Tensor:
-        """Take one step.
+        """Take one step, 0 for the first, on the whole batch of all replicas; return the loss before it, a float32.
 
         Args:
-            batch: the whole batch, for all replicas.
-            step: int, 0 for the first.
-            rate: the learning rate.
+            batch, step, rate: the batch, the number of the step, and the learning rate.
             more: further batches of the same step, if the options accumulate several.
             stop: whether this worker requests a stop; `stops` tells all workers.
-
-        Returns:
-            Scalar float32: the loss before the step.
         """
         batches, done = (batch, *more), step + 1
         tokens = sum(int((one.target != self.model.config.pad_id).sum()) for one in batches)
@@ -154,15 +147,14 @@ class TrainingStep:
     @contextlib.contextmanager
     def use_average(self) -> Iterator[None]:
         """Give the model the moving average of its weights in the block, if there is one."""
-        kept = [weight.numpy() for weight in self.model.weights] if self.average else []
+        weights = self.model.weights if self.average else []
+        kept = [weight.numpy() for weight in weights]
         try:
-            for weight, average in zip(
-                self.model.weights if kept else (), self.average, strict=True
-            ):
+            for weight, average in zip(weights, self.average, strict=True):
                 weight.assign(average.numpy())
             yield
         finally:
-            for weight, value in zip(self.model.weights if kept else (), kept, strict=True):
+            for weight, value in zip(weights, kept, strict=True):
                 weight.assign(value)
 
     def _spread(self, rows: np.ndarray) -> Any:

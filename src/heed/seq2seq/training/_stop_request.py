@@ -19,13 +19,10 @@ class StopRequest:
         saved: says whether stopping now would lose nothing. The first signal then raises KeyboardInterrupt at once, so
             that nobody waits for a model to compile.
         notice: the line for stderr if there is something to save; empty for none.
-
-    Attributes:
-        signal: the number of the first signal; 0 if there was none.
     """
 
     def __init__(self, saved: Callable[[], bool], notice: str) -> None:
-        self.signal = 0
+        self.signal = 0  # the first that came
         self._saved, self._notice = saved, notice
         self._handlers = contextlib.ExitStack()
 

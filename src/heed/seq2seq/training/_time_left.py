@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 _NOISE = 1.25  # an estimate that is higher by less than this does not replace the last one
@@ -13,12 +12,6 @@ class TimeLeft:
 
     The first step of a sitting compiles the model and does not count. Until a validation has been seen, the estimate is
     a least one.
-
-    Args:
-        step: steps taken so far.
-        steps: the most steps there will be.
-        validate_every: steps between validations.
-        clock: the time in seconds.
 
     Example:
         >>> now = iter([0, 30, 31, 32, 33, 38, 39])
@@ -34,11 +27,7 @@ class TimeLeft:
     """
 
     def __init__(
-        self,
-        step: int,
-        steps: int,
-        validate_every: int,
-        clock: Callable[[], float] = time.monotonic,
+        self, step: int, steps: int, validate_every: int, clock: Callable[[], float]
     ) -> None:
         self._step, self._steps, self._every, self._clock = step, steps, validate_every, clock
         self._first = step + 1

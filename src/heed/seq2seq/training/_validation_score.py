@@ -21,19 +21,7 @@ class ValidationScore:
     """BLEU or chrF, by sacrebleu, of a fixed choice of validation sentences.
 
     A separate model translates them, in float32 whatever the dtype of training, so the decoder engine applies. chrF
-    scores texts that are too short for BLEU.
-
-    Args:
-        run: the run folder; its options set the score and the number of sentences.
-        task: its task.
-
-    Attributes:
-        name: "bleu" or "chrf", the score in use.
-        title: its name for people.
-        note: why it is not the requested one; or "".
-
-    Raises:
-        TaskError: without the sacrebleu library, or the tokenizer of BLEU.
+    scores texts that are too short for BLEU: `note` then says why it is not the requested score.
     """
 
     def __init__(self, run: RunFolder, task: Task) -> None:
@@ -60,10 +48,7 @@ class ValidationScore:
         for start in range(0, len(self._sources), _BATCH):
             part = self._sources[start : start + _BATCH]
             filled = part + part[:1] * (min(_BATCH, len(self._sources)) - len(part))
-            ids = generate(
-                self._model,
-                pad_rows(filled, multiple=_MULTIPLE),
-                max_length=self._task.longest_target,
-            )
+            sources = pad_rows(filled, multiple=_MULTIPLE)
+            ids = generate(self._model, sources, max_length=self._task.longest_target)
             translations += self._task.decode(np.asarray(ids).tolist()[: len(part)])
         return float(self._metric.corpus_score(translations, [self._references]).score)

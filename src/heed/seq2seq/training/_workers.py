@@ -3,53 +3,48 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from heed.processes.cluster import VARIABLE, Cluster
+
 _LONGEST = 4096  # bytes of shared values
 _ODD = 0x9E3779B1  # 2**32 / golden ratio: seeds of replicas that lie far apart
 
 
-class Workers:
-    """The worker processes of a strategy.
+def make_strategy(cluster: Cluster) -> tf.distribute.Strategy:
+    """Connect to all other workers, which TensorFlow allows only before it has computed anything in this process."""
+    if cluster.size == 1:
+        return tf.distribute.get_strategy()
+    os.environ[VARIABLE] = cluster.to_tf_config()
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    return tf.distribute.MultiWorkerMirroredStrategy(resolver)
 
-    Args:
-        strategy: one that is in use in this process.
+
+class Workers:
+    """The worker processes of a strategy that is in use in this process.
 
     Attributes:
         chief: whether this process is the first worker, the only one that writes.
         several: whether there are others.
+        rank: the place of this worker among all.
         replicas: the replicas of this worker.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._strategy = strategy
-        self.chief = _is_chief(strategy)
-        self.several = len(_job(strategy)) > 1
-        self.replicas = strategy.num_replicas_in_sync // len(_job(strategy))
+        self.rank, workers = _find_place(strategy)
+        self.chief, self.several = self.rank == 0, workers > 1
+        self.replicas = strategy.num_replicas_in_sync // workers
         # One trace for all calls: each trace takes the next key of a collective operation, on every worker.
         self._sum = tf.function(self._sum_replicas, autograph=False, reduce_retracing=False)
 
-    @property
-    def rank(self) -> int:
-        """The place of this worker among all."""
-        resolver = self._strategy.cluster_resolver
-        if not self.several or self.chief:
-            return 0
-        spec = resolver.cluster_spec().as_dict()
-        return resolver.task_id + (
-            len(spec.get("chief", ())) if resolver.task_type != "chief" else 0
-        )
-
     def share_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the chief's values on every worker, bit for bit.
-
-        Args:
-            values: JSON-ready values, at most 4 KiB; only the chief's matter.
-        """
+        """Return the chief's JSON-ready values, at most 4 KiB, on every worker, bit for bit."""
         if not self.several:
             return dict(values)
         data = json.dumps(dict(values)).encode() if self.chief else b""
@@ -72,11 +67,7 @@ class Workers:
             variable.assign(value.numpy().view(dtype).reshape(variable.shape))
 
     def vary_seeds(self, states: Sequence[Any]) -> None:
-        """Give each replica other random numbers; the first keeps the chief's.
-
-        Args:
-            states: variables of random generators, (2,) uint32, equal on all replicas.
-        """
+        """Give each replica other random numbers, of states (2,) uint32 that are equal; the first keeps the chief's."""
         for state in states:
             state = getattr(state, "value", state)
             replicas = getattr(state, "values", (state,))
@@ -102,20 +93,12 @@ def _to_bits(value: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(value).reshape(-1).view(np.int32)
 
 
-def _job(strategy: tf.distribute.Strategy) -> list[str]:
-    """Return the addresses of all workers; one for a strategy within one process."""
+def _find_place(strategy: tf.distribute.Strategy) -> tuple[int, int]:
+    """Return the rank of this worker and the number of workers: 0 of 1 for a strategy within one process."""
     resolver = strategy.cluster_resolver
     if resolver is None or not resolver.task_type:
-        return [""]
+        return 0, 1
     spec = resolver.cluster_spec().as_dict()
-    return [one for job in ("chief", "worker") for one in spec.get(job, ())] or [""]
-
-
-def _is_chief(strategy: tf.distribute.Strategy) -> bool:
-    resolver = strategy.cluster_resolver
-    if resolver is None or not resolver.task_type:
-        return True
-    has_chief = "chief" in resolver.cluster_spec().as_dict()
-    return resolver.task_type == "chief" or (
-        not has_chief and (resolver.task_type, resolver.task_id) == ("worker", 0)
-    )
+    chiefs, workers = len(spec.get("chief", ())), len(spec.get("worker", ()))
+    before = chiefs if resolver.task_type == "worker" else 0
+    return before + resolver.task_id, max(1, chiefs + workers)

@@ -30,11 +30,7 @@ _CONNECT = 120.0  # seconds for all workers to start TensorFlow
 
 
 def check_batch(run: RunFolder, workers: int) -> None:
-    """Check that workers can share the batches of a run.
-
-    Raises:
-        UsageError: if their number does not divide the batch.
-    """
+    """Check that workers can share the batches of a run."""
     options = run.options
     if not options.batch_tokens and options.batch_size % workers:
         raise UsageError(
@@ -64,8 +60,7 @@ def train_locally(
         run: a draft, or with `extend` an existing run with its future number of steps.
         extend: whether the run exists.
         workers: their number.
-        restarts: the most restarts after a fault.
-        note: called with a line before each restart.
+        restarts, note: as for `supervise`.
 
     Raises:
         TaskError, ClusterError: if they cannot train; before that, nothing is written.
@@ -92,15 +87,10 @@ def train_as_one_of(
 ) -> Trained | None:
     """Meet the other workers of a cluster, and train a run with them; again after a fault.
 
-    Args:
-        cluster: the workers, of which this process is one.
-        run, extend, restarts, note: as for `train_locally`.
+    The arguments are those of `train_locally`, and the workers, of which this process is one; so are the errors.
 
     Returns:
         How it ended, on the chief.
-
-    Raises:
-        TaskError, ClusterError, KeyboardInterrupt: as `train_locally`.
     """
     check_batch(run, cluster.size)
     facts = {"heed": __version__, "run": run.config}
@@ -190,7 +180,7 @@ def train_worker(path: Path, cluster: Cluster) -> Trained:
     from heed.seq2seq.tensorflow_start import start_tensorflow
 
     start_tensorflow()
-    from heed.seq2seq.training._strategy import make_strategy
+    from heed.seq2seq.training._workers import make_strategy
     from heed.seq2seq.training.training import train
 
     with _limit_connecting():

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tensorflow.python.framework import config  # nothing public switches determinism off
 
 from heed.errors import TaskError
+from heed.processes.signals import EndedBySignal
 from heed.seq2seq.options.training import TrainingOptions
 from heed.seq2seq.runs import checkpoint
 from heed.seq2seq.runs.fine_tuning import INITIAL
@@ -41,20 +42,12 @@ _RECORD_EVERY = 10  # steps in one line of metrics
 _STOP_NOTICE = "stopping after this step: it is saved first; once more stops at once"
 
 
-class TrainingInterrupted(KeyboardInterrupt):
+class TrainingInterrupted(EndedBySignal):
     """Ctrl-C, SIGTERM or SIGHUP during training. The message names the step and how to continue.
 
-    Args:
-        message: the line.
-        number: of the signal.
-
     Attributes:
-        signal: its number; a command that it stops exits with 128 more.
+        signal: the number of the signal; a command that it stops exits with 128 more.
     """
-
-    def __init__(self, message: str, number: int = signal.SIGINT) -> None:
-        super().__init__(message)
-        self.signal = number
 
 
 @dataclass
@@ -148,8 +141,7 @@ class _Training:
     def _save(self, stopped: bool = False) -> None:
         """Write a checkpoint: a regular one, or one of a stop, which the next regular one replaces.
 
-        Raises:
-            TaskError: if the training has diverged: the checkpoints before stay.
+        If the training has diverged, the checkpoints before stay.
         """
         at, folder = self._at, self._run.checkpoints
         if self._chief:
@@ -241,9 +233,8 @@ class _Training:
             except KeyboardInterrupt:
                 with contextlib.suppress(OSError):
                     log.write(self._describe_position(), show=False)
-                raise TrainingInterrupted(
-                    self._describe_position(), stop.signal or signal.SIGINT
-                ) from None
+                number = stop.signal or signal.SIGINT
+                raise TrainingInterrupted(number, self._describe_position()) from None
             except OSError as error:
                 text = f"{error.strerror or error}; {self._describe_position()}"
                 where = error.filename or str(self._run.path)
@@ -395,7 +386,7 @@ class _Training:
         if self._chief:
             weights = self._best or self._step.average or self._model.weights
             step = at.best_step if self._best else at.step
-            write_trained(self._run, [_to_numpy(weight) for weight in weights], {"step": step})
+            write_trained(self._run, list(map(np.asarray, weights)), {"step": step})
         self._share_progress()  # nobody leaves before the chief has written
         log.write(f"finished at step {at.step} after {at.seconds:.1f} s", show=False)
 
@@ -419,10 +410,6 @@ def _prefetch(
             if next_step < options.steps:
                 future = pool.submit(make_batches, next_step)
             yield batches
-
-
-def _to_numpy(weight: Any) -> np.ndarray:
-    return weight if isinstance(weight, np.ndarray) else np.asarray(weight.numpy())
 
 
 @contextlib.contextmanager

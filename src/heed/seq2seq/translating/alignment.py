@@ -60,16 +60,9 @@ class Alignment:
 def align(
     model: Any, task: Task, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
 ) -> list[Alignment]:
-    """Align each source with its translation.
+    """Align the ids of each source with those of its translation, up to its end.
 
-    Args:
-        model: a `Transformer`, or a `RecurrentTranslator`, whose only attention is used.
-        task: the task of the ids.
-        sources: ids of sources.
-        targets: ids of their translations; ids after an end are ignored.
-
-    Raises:
-        TaskError: if the model has no attention.
+    Of a `RecurrentTranslator` its only attention is used; a model without one is a TaskError.
     """
     if not model.aligns:
         raise TaskError("the run's model has no attention to align words with")

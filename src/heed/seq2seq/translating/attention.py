@@ -134,14 +134,7 @@ class AttentionReader:
     def __call__(
         self, line: str, language: str | None, source: list[int], target: list[int]
     ) -> TranslationAttention:
-        """Return the attention of each layer.
-
-        Args:
-            line: the source text.
-            language: the requested language, or None.
-            source: the source ids.
-            target: the target ids, with or without ids after the end.
-        """
+        """Return the attention of each layer over the ids of a line and of its translation, up to its end."""
         task = self._translator.task
         target = target[: target.index(END_ID) + 1] if END_ID in target else target
         read = [START_ID, *target[:-1]]

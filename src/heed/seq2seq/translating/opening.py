@@ -21,14 +21,7 @@ def open_translator(
     ensemble: Sequence[Path] | None = None,
     threads: int | None = None,
 ) -> Translator:
-    """Open the run's model, and those of an ensemble.
-
-    Args:
-        path: the run folder.
-        note: called with a line for each problem that is not fatal.
-        options: decoding options; None: the defaults.
-        ensemble: runs that translate with it.
-        threads: threads to compute with; None: as many as TensorFlow takes.
+    """Open the run's model, and those of an ensemble; `note` hears of each problem that is not fatal.
 
     Raises:
         TaskError: if a run is damaged.

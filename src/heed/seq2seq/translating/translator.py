@@ -396,12 +396,10 @@ def translate_stream(
     """Translate lines as they come: output keeps in step with input.
 
     Args:
-        translator: translates.
-        lines: lines with or without line ends.
+        translator, language, prefix, alignments: as for `Translator.translations`.
+        lines: with or without line ends; the number of the first is `first`.
         report: called with the number and the problem of each line that cannot be translated.
-        language, prefix, alignments: as for :class:`Translator`.
         batch_size: lines to wait for; 1 answers each line at once.
-        first: the number of the first line.
 
     Yields:
         The translations of each line, none if it is empty or cannot be translated.
