@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from heed.ops.score_mod.operations import CONSTANT, LOAD, NAMES, OPERATIONS, SINGULAR, Type
-from heed.ops.score_mod.program import Derivative, Instruction, Program
+from heed.ops.score_mod.program import Instruction
 
 # Those that NumPy has under the same name.
 _FUNCTIONS = (
@@ -115,33 +115,3 @@ def evaluate(
             found = OPERATIONS[name].compute(functions, *operands)
         values.append(found)
     return values
-
-
-def reference(
-    program: Program, leaves: Mapping[str, Any], captures: Sequence[Any]
-) -> tuple[Any, Any]:
-    """Return modified score and keep in NumPy, None where the program has none; for tests."""
-    with np.errstate(all="ignore"):
-        values = evaluate(program.instructions, NUMPY, leaves, captures)
-    return tuple(values[x] if x >= 0 else None for x in (program.score, program.keep))  # type: ignore[return-value]
-
-
-def reference_gradients(
-    derivative: Derivative, leaves: Mapping[str, Any], captures: Sequence[Any]
-) -> tuple[Any, list[Any]]:
-    """Return the gradients of the score and of each captured array (None for one without) in NumPy; for tests."""
-    with np.errstate(all="ignore"):
-        values = evaluate(derivative.instructions, NUMPY, leaves, captures)
-    shape = np.broadcast_shapes(*(np.shape(x) for x in leaves.values()))
-    score = values[derivative.score_gradient] if derivative.score_gradient >= 0 else 0.0
-    totals: list[Any] = [None] * len(captures)
-    for capture, position, gradient in derivative.scatters:
-        size = np.size(captures[capture])
-        if totals[capture] is None:
-            totals[capture] = np.zeros(size)
-        where = np.clip(np.broadcast_to(values[position], shape), 0, size - 1)
-        np.add.at(totals[capture], where.ravel(), np.broadcast_to(values[gradient], shape).ravel())
-    totals = [
-        None if x is None else x.reshape(np.shape(y)) for x, y in zip(totals, captures, strict=True)
-    ]
-    return np.broadcast_to(score, shape), totals
