@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from heed import ops
 from heed.ops import Mask
+from heed.ops.mask_rules import key_range
 from heed.ops.sizes import Span
 from tests import reference, reference_masks, strategies, tolerances
 from tests.backend import on_tensorflow, tf
@@ -52,10 +53,10 @@ def test_no_key_is_visible_outside_of_the_range_that_is_computed(
     """For a few queries at a time, as in blocks."""
     shape = data.draw(strategies.shapes())
     case = data.draw(kind(shape))
-    mask, count = case.build(), data.draw(st.integers(1, 3))
+    rules, count = case.build().rules, data.draw(st.integers(1, 3))
     for begin in range(0, shape.T, count):
         queries = Span(begin, min(count, shape.T - begin))
-        lo, hi = (int(n) for n in mask.key_range(queries, shape.T, shape.S))
+        lo, hi = (int(n) for n in key_range(rules, queries, shape.T, shape.S))
         seen = np.flatnonzero(case.dense[:, :, begin : queries.end].any(axis=(0, 1, 2)))
         assert all(lo <= key < hi for key in seen), (begin, count, lo, hi, seen)
 

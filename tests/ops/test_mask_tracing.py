@@ -69,7 +69,7 @@ def test_plain_numbers_are_part_of_the_trace() -> None:
     @tf.function
     def run(mask: Mask) -> tf.Tensor:
         traces.append(mask)
-        assert mask.has_static_range
+        assert mask.is_plain
         return mask.to_dense(4, 5)
 
     for mask in (Mask.causal(), Mask.causal("bottom_right"), Mask.window(2, 0), Mask.window(3, 0)):

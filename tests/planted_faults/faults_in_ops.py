@@ -64,8 +64,8 @@ FAULTS = (
     Fault(
         "lengths of queries are not looked at",
         f"{_OPS}/mask_rules.py",
-        "allowed = ops.logical_and(allowed, i < as_column(self.query_lengths))",
-        "allowed = ops.logical_and(allowed, i < ops.max(self.query_lengths))",
+        "return allowed & (i < _at(self.query_lengths, entry))",
+        "return allowed & (i < ops.max(self.query_lengths))",
         (f"{_TESTS}/test_mask.py",),
     ),
     Fault(

@@ -153,8 +153,10 @@ def _bounds(x: Any) -> tuple[Any, Any]:
 
 
 def _at(field: Any, entry: Any) -> Any:
-    """Return the number of a batch entry: a plain number, or from a tensor (B,)."""
-    return field if is_plain(field) else field[entry]
+    """Return the number of a batch entry, or for None those of all, on axis 0 of rank 4."""
+    if is_plain(field):
+        return field
+    return as_column(field) if entry is None else field[entry]
 
 
 def _from(begin: Size, length: Any) -> Any:
@@ -262,7 +264,11 @@ class MaskRule:
 
     def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:
         """Return booleans of rank 4 that broadcast to (B, N, t, s)."""
-        raise NotImplementedError
+        rule = self
+        if isinstance(getattr(self, "align", None), str):
+            align = offset(self.align, query_length, key_length)  # type: ignore[attr-defined]
+            rule = dataclasses.replace(self, align=align)  # type: ignore[type-var]
+        return rule.allows(None, None, *_grid(queries, keys))
 
     def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:
         """Return (lo, hi): these queries see no key before lo or from hi on."""
@@ -276,7 +282,12 @@ class MaskRule:
         return dataclasses.replace(self, align=align)  # type: ignore[type-var]
 
     def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:
-        """Tell whether it allows one pair; its numbers must be plain, or tensors (B,), `align` a position."""
+        """Tell whether it allows one pair, or pairs that broadcast; its `align` must be a position.
+
+        Args:
+            entry: of the batch; None for all of them, on axis 0 of rank 4.
+            head, i, j: of the pair.
+        """
         raise NotImplementedError
 
     def classify(self, queries: Blocks, keys: Blocks) -> Verdict:
@@ -324,17 +335,6 @@ class Window(MaskRule):
     def hides_future(self) -> bool:  # noqa: D102
         return self.right == 0
 
-    def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
-        i, j = _grid(queries, keys)
-        distance = j - (i + as_column(offset(self.align, query_length, key_length)))
-        allowed = ops.ones_like(distance, "bool")
-        if self.left is not None:
-            allowed = distance >= -self.left
-        if self.right is not None:
-            after = distance <= self.right
-            allowed = after if self.left is None else ops.logical_and(allowed, after)
-        return allowed
-
     def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:  # noqa: D102
         least, most = _bounds(offset(self.align, query_length, key_length))
         lo = -FAR if self.left is None else queries.begin + least - self.left
@@ -343,9 +343,10 @@ class Window(MaskRule):
 
     def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:  # noqa: D102
         distance = j - (i + _at(self.align, entry))
-        least = -FAR if self.left is None else -self.left
-        most = FAR if self.right is None else self.right
-        return (distance >= least) & (distance <= most)
+        if self.left is None:
+            return distance <= (FAR if self.right is None else self.right)
+        after = distance >= -self.left
+        return after if self.right is None else after & (distance <= self.right)
 
     def classify(self, queries: Blocks, keys: Blocks) -> Verdict:  # noqa: D102
         align = as_column(self.align)
@@ -375,11 +376,6 @@ class Prefix(MaskRule):
     n: Any
     align: Any
 
-    def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
-        i, j = _grid(queries, keys)
-        causal = j <= i + as_column(offset(self.align, query_length, key_length))
-        return ops.logical_or(j < as_column(self.n), causal)
-
     def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:  # noqa: D102
         _, most = _bounds(offset(self.align, query_length, key_length))
         return 0, maximum(_bounds(self.n)[1], queries.end + most)
@@ -408,13 +404,6 @@ class Lengths(MaskRule):
     key_lengths: Any
     query_lengths: Any
 
-    def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
-        i, j = _grid(queries, keys)
-        allowed = j < as_column(self.key_lengths)
-        if self.query_lengths is not None:
-            allowed = ops.logical_and(allowed, i < as_column(self.query_lengths))
-        return allowed
-
     def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:  # noqa: D102
         # 0 where there is no batch entry.
         longest = ops.max(self.key_lengths, initial=0)
@@ -424,8 +413,10 @@ class Lengths(MaskRule):
         return 0, ops.where(any_query, longest, 0)
 
     def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:  # noqa: D102
-        allowed = j < self.key_lengths[entry]
-        return allowed if self.query_lengths is None else allowed & (i < self.query_lengths[entry])
+        allowed = j < _at(self.key_lengths, entry)
+        if self.query_lengths is None:
+            return allowed
+        return allowed & (i < _at(self.query_lengths, entry))
 
     def classify(self, queries: Blocks, keys: Blocks) -> Verdict:  # noqa: D102
         lengths = as_column(self.key_lengths)

@@ -142,12 +142,12 @@ class _NoFunction:
 
     @property
     def product(self) -> DotScore | None:
-        """What the class says."""
-        raise NotImplementedError
+        """None."""
+        return None
 
     @property
     def base_product(self) -> DotScore | None:
-        """The scaled product that it is."""
+        """The scaled product that it is, if any."""
         return self.product
 
 
@@ -237,11 +237,6 @@ class AdditiveScore(_NoFunction):
     def to_core(self) -> CoreScore:
         """Return the score as the core gets it."""
         return DotScore(1.0).to_core()._replace(kind=ADDITIVE)
-
-    @property
-    def product(self) -> DotScore | None:
-        """None."""
-        return None
 
 
 class FunctionScore(NamedTuple):

@@ -19,6 +19,7 @@ from heed.ops import (
     dot_product_attention,
 )
 from heed.ops.backends import current
+from heed.ops.mask_rules import key_range
 from heed.ops.sizes import Span
 from tests import tolerances
 from tests.backend import BACKEND
@@ -87,7 +88,7 @@ def test_weights_and_statistics_see_modified_scores() -> None:
 
 def test_blocks_are_cut_and_skipped_as_those_of_a_window() -> None:
     mask = Mask.where(lambda batch, head, query, key: (key <= query) & (query - key < 40))
-    assert mask.key_range(Span(320, 64), 1024, 1024) == (256, 384)
+    assert key_range(mask.rules, Span(320, 64), 1024, 1024) == (256, 384)
     assert mask.classify_block(Span(0, 64), Span(64, 64), 1024, 1024) == "empty"
     assert mask.classify_block(Span(100, 10), Span(80, 10), 1024, 1024) == "full"
     assert mask.classify_block(Span(0, 64), Span(0, 64), 1024, 1024) == "partial"
