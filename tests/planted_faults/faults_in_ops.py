@@ -180,7 +180,7 @@ FAULTS = (
         f"{_SHARED}/fused_ops.py",
         "x = fill(~counts[..., None], x, 0.0)",
         "pass",
-        (f"{_TESTS}/test_cross_entropy.py",),
+        (f"{_TESTS}/test_row_ops.py",),
     ),
     # Dropout's numbers
     Fault(
