@@ -18,8 +18,9 @@ from heed.ops._positions import (
     sinusoidal_positions,
 )
 from heed.ops._row_ops import dropout, layer_normalization, rms_normalization, softmax_cross_entropy
-from heed.ops._row_statistics import AttentionStatistics, attention_statistics
 from heed.ops.attention import (
+    AttentionStatistics,
+    attention_statistics,
     attention_weights,
     dot_product_attention,
     scaled_dot_product_attention,

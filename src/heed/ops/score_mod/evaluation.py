@@ -27,19 +27,19 @@ class NumpyFunctions:
             setattr(self, name, getattr(np, name))
         self.erf = np.vectorize(math.erf, otypes=[np.float64])
 
-    def rsqrt(self, x: Any) -> Any:  # noqa: D102
+    def rsqrt(self, x: Any) -> Any:
         return 1 / np.sqrt(x)
 
-    def sigmoid(self, x: Any) -> Any:  # noqa: D102
+    def sigmoid(self, x: Any) -> Any:
         return 0.5 * (1 + np.tanh(0.5 * x))
 
-    def softplus(self, x: Any) -> Any:  # noqa: D102
+    def softplus(self, x: Any) -> Any:
         return np.logaddexp(x, 0.0)
 
-    def relu(self, x: Any) -> Any:  # noqa: D102
+    def relu(self, x: Any) -> Any:
         return np.maximum(x, 0.0)
 
-    def floor_divide(self, x: Any, y: Any) -> Any:  # noqa: D102
+    def floor_divide(self, x: Any, y: Any) -> Any:
         if np.asarray(x).dtype.kind == "f":
             return np.floor(x / y)
         safe = np.where(y == 0, 1, y)
@@ -47,30 +47,30 @@ class NumpyFunctions:
         found = (np.asarray(x, np.int64) // safe).astype(np.int32)
         return np.where(y == 0, np.int32(0), found)
 
-    def mod(self, x: Any, y: Any) -> Any:  # noqa: D102
+    def mod(self, x: Any, y: Any) -> Any:
         if np.asarray(x).dtype.kind == "f":
             return x - np.floor(x / y) * y
         return np.where(y == 0, np.int32(0), np.mod(x, np.where(y == 0, 1, y)))
 
-    def left_shift(self, x: Any, y: Any) -> Any:  # noqa: D102
+    def left_shift(self, x: Any, y: Any) -> Any:
         return np.left_shift(x, y & np.int32(31))
 
-    def right_shift(self, x: Any, y: Any) -> Any:  # noqa: D102
+    def right_shift(self, x: Any, y: Any) -> Any:
         return np.right_shift(x, y & np.int32(31))
 
-    def to_float(self, x: Any) -> Any:  # noqa: D102
+    def to_float(self, x: Any) -> Any:
         return np.asarray(x, np.float64)
 
-    def to_int(self, x: Any) -> Any:  # noqa: D102
+    def to_int(self, x: Any) -> Any:
         x = np.asarray(x)
         if x.dtype.kind == "f":
             x = np.clip(np.trunc(np.where(np.isnan(x), 0.0, x)), _INT.min, _INT.max)
         return x.astype(np.int32)
 
-    def constant(self, value: float, kind: Type) -> Any:  # noqa: D102
+    def constant(self, value: float, kind: Type) -> Any:
         return (np.float64, np.int32, np.bool_)[kind](value)
 
-    def load(self, array: Any, index: Any) -> Any:  # noqa: D102
+    def load(self, array: Any, index: Any) -> Any:
         return np.ravel(array)[np.clip(index, 0, np.size(array) - 1)]
 
 

@@ -53,7 +53,8 @@ def shift(program: Program, query: int | Type, key: int | Type) -> Program:
     return _rewrite(program._replace(captures=tuple(captures)), Builder(Place()), leaf)
 
 
-def join(programs: Sequence[Program]) -> Program:
+@functools.lru_cache(maxsize=256)
+def join(programs: tuple[Program, ...]) -> Program:
     """Return one program of several: the last modified score, and the pairs that all of them keep.
 
     The captured arrays are those of all programs, one after the other.
