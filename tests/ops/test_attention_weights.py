@@ -44,6 +44,23 @@ def test_rows_sum_to_one_or_nothing(implementation: str, dtype: str) -> None:
     assert not sums[:, :, :2].any()
 
 
+def test_chosen_heads_and_rows_are_a_part_of_the_whole(implementation: str) -> None:
+    """In the requested order, with every per-head, per-row and per-key option."""
+    query, key, _ = SHAPE.inputs(0)
+    rng = np.random.default_rng(1)
+    options: dict[str, Any] = {
+        "mask": ops.Mask.causal(align=[1, 3]) & ops.Mask.dense(rng.random((2, 4, 7, 9)) < 0.8),
+        "bias": rng.normal(size=(2, 4, 7, 9)),
+        "alibi_slopes": ops.alibi_slopes(4),
+        "dropout": 0.3,
+        "seed": 2,
+    }
+    whole = np.asarray(ops.attention_weights(query, key, **options))
+    with small_blocks((2, 4)):
+        part = ops.attention_weights(query, key, heads=[2, 1, 2], rows=[5, 0, 5], **options)
+    np.testing.assert_allclose(part, whole[:, [2, 1, 2]][:, :, [5, 0, 5]], atol=1e-13)
+
+
 def test_the_other_layout(implementation: str) -> None:
     query, key, _ = SHAPE.inputs(0)
     swapped = [np.swapaxes(x, 1, 2) for x in (query, key)]

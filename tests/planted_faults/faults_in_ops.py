@@ -203,7 +203,7 @@ FAULTS = (
         f"{_SHARED}/weights.py",
         "kv_heads = [head // block.heads[1] for head in heads]",
         "kv_heads = [head % block.heads[0] for head in heads]",
-        (f"{_TESTS}/test_attention_statistics.py::test_weights_from_the_log_sum_exp",),
+        (f"{_TESTS}/test_attention_weights.py",),
     ),
     # Additive attention
     Fault(
