@@ -23,6 +23,7 @@ from tests.ops.test_attention_memory import (
     linear_bound,
     masks,
 )
+from tests.slow import slow
 from tests.strategies import Shape
 
 Array = np.ndarray
@@ -172,7 +173,7 @@ def test_they_are_constants_of_a_tape() -> None:
 
 
 @on_tensorflow
-@pytest.mark.parametrize("kind", ["causal", "segments"])
+@pytest.mark.parametrize("kind", ["segments", *slow(["causal"])])  # a range of tensors, or static
 def test_no_tensor_of_all_weights_in_the_graph(kind: str) -> None:
     spec = tf.TensorSpec((1, LENGTH, HEADS, WIDTH), tf.float32)
     mask = masks()[kind]
