@@ -12,13 +12,7 @@ import pytest
 import heed
 from heed import ops
 from tests.backend import vjp
-from tests.ops.harness import small_blocks
-
-FORMS = {
-    "native": ("native", (64, 64)),
-    "rows": ("portable", (64, 512)),
-    "tiles": ("portable", (3, 4)),
-}
+from tests.ops.harness import FORMS, small_blocks
 
 
 @pytest.fixture(params=FORMS)

@@ -220,22 +220,6 @@ def test_keras_trains_and_predicts_with_masks_as_data(form: str, where: str) -> 
     np.testing.assert_allclose(predicted, expected, atol=1e-5)
 
 
-def test_a_traced_layer_takes_other_masks_without_tracing_anew() -> None:
-    layer, traces = layers.MultiHeadAttention(2, 4), []
-    x = RNG.normal(size=(2, 6, 8)).astype("float32")
-    layer.build(x.shape, x.shape)
-
-    @tf.function
-    def run(x: tf.Tensor, mask: Mask) -> tf.Tensor:
-        traces.append(mask)
-        return layer(x, x, attention_mask=mask)
-
-    for seed in range(3):
-        mask = arrays(seed)["joined"]
-        np.testing.assert_allclose(run(x, mask), layer(x, x, attention_mask=mask), atol=1e-5)
-    assert len(traces) == 1
-
-
 @pytest.mark.filterwarnings("ignore:Encoding a StructuredValue with type heed.MaskSpec:UserWarning")
 def test_a_saved_function_takes_masks(tmp_path: Path) -> None:
     module = tf.Module()

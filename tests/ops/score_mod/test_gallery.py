@@ -1,4 +1,4 @@
-"""The functions of docs/score_mod.md, compared with float64 NumPy, gradients included, and with options of heed."""
+"""The functions of docs/score_mod.md, compared with float64 NumPy, gradients included."""
 
 from __future__ import annotations
 
@@ -42,13 +42,11 @@ class Case(NamedTuple):
     Attributes:
         arrays: the arguments of the function: arrays of floats get gradients.
         formula: the modified score, or whether a pair counts, of arrays of all pairs and the same arguments.
-        option: heed's own way to say it, if there is one.
         causal: whether a causal mask is added.
     """
 
     arrays: tuple[Any, ...]
     formula: Callable[..., Any]
-    option: dict[str, Any] | None = None
     causal: bool = False
 
 
@@ -90,12 +88,9 @@ def diffusion(b: Any, h: Any, q: Any, k: Any, n: int, block: int) -> Any:
 
 
 IDS = np.sort(RNG.integers(0, 4, (B, T)), 1)
-SLOPES = positive(N)
 SCORES: dict[str, Case] = {
-    "alibi": Case(
-        (SLOPES,), lambda s, b, h, q, k, x: s - x[h] * abs(q - k), {"alibi_slopes": SLOPES}
-    ),
-    "soft_cap": Case((2.0,), lambda s, b, h, q, k, cap: cap * np.tanh(s / cap), {"soft_cap": 2.0}),
+    "alibi": Case((positive(N),), lambda s, b, h, q, k, x: s - x[h] * abs(q - k)),
+    "soft_cap": Case((2.0,), lambda s, b, h, q, k, cap: cap * np.tanh(s / cap)),
     "t5": Case(
         (normal(N, 6), RNG.integers(0, 6, 2 * T - 1)),
         lambda s, b, h, q, k, table, buckets: s + table[h, buckets[k - q + T - 1]],
@@ -114,18 +109,10 @@ SCORES: dict[str, Case] = {
     "sinks": Case((normal(N),), lambda s, b, h, q, k, x: np.where(k == 0, x[h], s)),
 }
 MASKS: dict[str, Case] = {
-    "prefix": Case(
-        (np.array([3, 9]),),
-        lambda b, h, q, k, n: (k <= q) | (k < n[b]),
-        {"mask": Mask.prefix(np.array([3, 9]))},
-    ),
-    "document": Case(
-        (IDS,), lambda b, h, q, k, x: x[b, q] == x[b, k], {"mask": Mask.segments(IDS)}
-    ),
-    "sliding": Case(
-        (5,), lambda b, h, q, k, w: (k <= q) & (q - k < w), {"mask": Mask.window(4, 0)}
-    ),
-    "dilated": Case((3,), lambda b, h, q, k, n: (q - k) % n == 0, {"mask": Mask.dilated(3)}),
+    "prefix": Case((np.array([3, 9]),), lambda b, h, q, k, n: (k <= q) | (k < n[b])),
+    "document": Case((IDS,), lambda b, h, q, k, x: x[b, q] == x[b, k]),
+    "sliding": Case((5,), lambda b, h, q, k, w: (k <= q) & (q - k < w)),
+    "dilated": Case((3,), lambda b, h, q, k, n: (q - k) % n == 0),
     "neighbourhood": Case(
         (4, 1),
         lambda b, h, q, k, w, r: (abs(q // w - k // w) <= r) & (abs(q % w - k % w) <= r),
@@ -206,15 +193,6 @@ def test_a_function_of_the_gallery_is_its_formula(name: str) -> None:
         found = to_numpy(gradient).astype(np.float64)
         allowed = np.sum(np.abs(direction) * (tolerance.atol + tolerance.rtol * np.abs(found)))
         assert abs(np.sum(found * direction) - slope) <= allowed + 1e-6 * abs(slope), place
-
-
-@pytest.mark.parametrize("name", [x for x in (*SCORES, *MASKS) if (SCORES | MASKS)[x].option])
-def test_a_function_of_the_gallery_is_the_option_of_heed(name: str) -> None:
-    case, made = (SCORES | MASKS)[name], gallery()[name](*(SCORES | MASKS)[name].arrays)
-    given = {"score_mod": made} if name in SCORES else {"mask": Mask.where(made)}
-    output = dot_product_attention(*inputs(), **given)
-    option = dot_product_attention(*inputs(), **case.option)
-    tolerances.assert_values(to_numpy(output), to_numpy(option), "float32")
 
 
 def test_every_function_of_the_page_is_tested() -> None:
