@@ -245,20 +245,3 @@ def test_gradients_through_variables_and_recomputation(implementation: str) -> N
             loss = tf.reduce_sum(wrapped(2.0 * weight) ** 2)
         gradients.append(tape.gradient(loss, weight))
     np.testing.assert_allclose(gradients[0], gradients[1], atol=1e-13)
-
-
-@on_tensorflow
-def test_persistent_tapes_and_jacobians(implementation: str) -> None:
-    query, key, value = (
-        keras.ops.convert_to_tensor(x) for x in Shape(B=1, T=2, S=3, N=1, K=1).inputs(0)
-    )
-    with tf.GradientTape(persistent=True) as tape:
-        tape.watch(query)
-        out = ops.dot_product_attention(query, key, value)
-    jacobian = tape.jacobian(out, query, experimental_use_pfor=False)
-    assert jacobian.shape == (*out.shape, *query.shape)
-    for index in ((0, 0, 0, 1), (0, 1, 0, 3)):
-        d_out = np.zeros(out.shape)
-        d_out[index] = 1.0
-        expected = reference.dot_product_attention_backward(query, key, value, d_out)
-        tolerances.assert_gradients(jacobian[index], expected.query, "float64")
