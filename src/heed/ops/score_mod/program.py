@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from heed.ops.score_mod.operations import (
-    CONSTANT,
     LOAD,
     NAMES,
     NUMBERS,
@@ -125,18 +124,6 @@ class Program(NamedTuple):
             raise ValueError(
                 f"A score function must be text as heed writes it. Received: {text[:60]!r}"
             ) from error
-
-    def __str__(self) -> str:
-        """Return one line for each instruction."""
-        lines = []
-        for number, x in enumerate(self.instructions):
-            inside = ", ".join(f"%{operand}" for operand in x.operands)
-            if x.opcode == CONSTANT:
-                inside = repr(x.constant)
-            elif x.opcode == LOAD:
-                inside = f"capture {x.capture} at {inside}"
-            lines.append(f"%{number} = {x.name.lower()}({inside}): {x.type.name.lower()}")
-        return "\n".join([*lines, f"score %{self.score}, keep %{self.keep}"])
 
 
 class Derivative(NamedTuple):
