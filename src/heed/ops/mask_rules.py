@@ -164,10 +164,6 @@ def _from(begin: Size, length: Any) -> Any:
     return maximum(0, length - begin)
 
 
-def _grid(queries: Span, keys: Span) -> tuple[Any, Any]:
-    return queries.positions[None, None, :, None], keys.positions[None, None, None, :]
-
-
 class MaskRule:
     """One rule of a mask; a dataclass of plain values and tensors. Rules with tensors compare by identity.
 
@@ -268,7 +264,8 @@ class MaskRule:
         if isinstance(getattr(self, "align", None), str):
             align = offset(self.align, query_length, key_length)  # type: ignore[attr-defined]
             rule = dataclasses.replace(self, align=align)  # type: ignore[type-var]
-        return rule.allows(None, None, *_grid(queries, keys))
+        i, j = queries.positions[None, None, :, None], keys.positions[None, None, None, :]
+        return rule.allows(None, None, i, j)
 
     def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:
         """Return (lo, hi): these queries see no key before lo or from hi on."""
@@ -540,11 +537,6 @@ class Dilated(MaskRule):
     step: int
     align: Any
 
-    def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:
-        i, j = _grid(queries, keys)
-        distance = i + as_column(offset(self.align, query_length, key_length)) - j
-        return ops.equal(ops.mod(distance, self.step), 0)
-
     def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:
         align = offset(self.align, query_length, key_length)
         if not is_static(align, *queries, key_length) or queries.length >= self.step:
@@ -555,7 +547,8 @@ class Dilated(MaskRule):
         return min(residues, default=0), key_length - min(from_end, default=0)
 
     def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:
-        return (i + _at(self.align, entry) - j) % self.step == 0
+        # Not `== 0`, which asks for identity in graphs of TensorFlow 1.
+        return (i + _at(self.align, entry) - j) % self.step < 1
 
     def classify(self, queries: Blocks, keys: Blocks) -> Verdict:
         align = as_column(self.align)
