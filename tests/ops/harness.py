@@ -19,6 +19,12 @@ from tests.tolerances import to_float64
 
 Array = np.ndarray
 ARGUMENTS = ("query", "key", "value")
+# Implementation, and blocks of queries and keys.
+FORMS = {
+    "native": ("native", (64, 64)),
+    "rows": ("portable", (64, 512)),
+    "tiles": ("portable", (3, 5)),
+}
 
 
 def share_of_examples(share: int) -> settings:

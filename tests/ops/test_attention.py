@@ -21,6 +21,7 @@ from tests.ops.harness import (
     small_blocks,
     to_float64,
 )
+from tests.slow import slow
 from tests.strategies import BLOCKS, Shape, cast
 
 
@@ -28,7 +29,8 @@ from tests.strategies import BLOCKS, Shape, cast
 def test_anything_agrees_with_the_reference(implementation: str, data: st.DataObject) -> None:
     block = data.draw(st.sampled_from(BLOCKS))
     shape, case, options = data.draw(strategies.problems(block=block))
-    check_against_reference(shape, case, options, block=block)
+    with_lse = data.draw(st.booleans())
+    check_against_reference(shape, case, options, block=block, lse_cotangent=with_lse)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -79,10 +81,7 @@ def test_lengths_off_the_block_size(implementation: str, T: int, S: int, causal:
     [
         (257, 514, True),
         (300, 129, False),
-        pytest.param(257, 514, False, marks=pytest.mark.slow),
-        pytest.param(300, 129, True, marks=pytest.mark.slow),
-        pytest.param(640, 640, True, marks=pytest.mark.slow),
-        pytest.param(640, 640, False, marks=pytest.mark.slow),
+        *slow([(257, 514, False), (300, 129, True), (640, 640, True), (640, 640, False)]),
     ],
 )
 def test_gradients_with_the_blocks_that_users_get(
@@ -99,31 +98,23 @@ def test_gradients_with_the_blocks_that_users_get(
         tolerances.assert_gradients(gradient, getattr(expected, name), "float64", name)
 
 
+SMALL = {"B": 1, "T": 5, "S": 7}
+# Widths of heads and of values, numbers of heads, and batch sizes that random shapes do not have.
+SIZES = [
+    *({**SMALL, "H": H, "V": H} for H in (1, 3, 8, 15, 34, 72, 111, 264)),
+    *({"H": H, "V": V} for H, V in ((3, 130), (68, 5), (5, 0))),
+    *({"N": N, "K": N} for N in (5, 12, 16)),
+    {"B": 400, "T": 3, "S": 3, "N": 1, "K": 1},
+]
+
+
 @pytest.mark.parametrize(
-    "H",
-    [
-        *(1, 3, 8, 15, 34, 72, 111, 264),
-        *(pytest.param(H, marks=pytest.mark.slow) for H in (2, 21, 31, 40, 59, 96, 160, 224, 512)),
-    ],
+    "sizes",
+    [*SIZES, *slow({**SMALL, "H": H, "V": H} for H in (2, 21, 31, 40, 59, 96, 160, 224, 512))],
+    ids=str,
 )
-def test_head_widths(implementation: str, H: int) -> None:
-    shape = Shape(B=1, T=5, S=7, N=2, K=2, H=H, V=H)
-    check_against_reference(shape, None, {}, dtype="float32", block=(4, 4))
-
-
-@pytest.mark.parametrize(("H", "V"), [(4, 1), (1, 4), (3, 130), (68, 5), (5, 0)])
-def test_values_of_another_width(implementation: str, H: int, V: int) -> None:
-    check_against_reference(Shape(H=H, V=V), None, {}, block=(4, 4))
-
-
-@pytest.mark.parametrize("N", [1, 3, 5, 12, 16])
-def test_numbers_of_heads(implementation: str, N: int) -> None:
-    check_against_reference(Shape(N=N, K=N), None, {}, block=(4, 4))
-
-
-@pytest.mark.parametrize("B", [1, 400])
-def test_batch_sizes(implementation: str, B: int) -> None:
-    check_against_reference(Shape(B=B, T=3, S=3, N=1, K=1), None, {}, block=(2, 2))
+def test_sizes(implementation: str, sizes: dict[str, int]) -> None:
+    check_against_reference(Shape(**sizes), None, {}, dtype="float32", block=(4, 4))
 
 
 @pytest.mark.parametrize("empty", ["B", "T", "S"])
@@ -204,7 +195,7 @@ def test_scaled_dot_product_attention_broadcasts_its_mask(implementation: str) -
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(
     ("T", "S"),
-    [(64, 129), *(pytest.param(*x, marks=pytest.mark.slow) for x in ((17, 17), (128, 300)))],
+    [(64, 129), *slow([(17, 17), (128, 300)])],
 )
 def test_error_is_at_most_twice_that_of_a_naive_implementation(
     implementation: str, dtype: str, T: int, S: int

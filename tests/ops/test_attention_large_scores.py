@@ -14,15 +14,9 @@ from heed import ops
 from tests import reference
 from tests.backend import vjp
 from tests.native import fuzz_large
-from tests.ops.harness import small_blocks
+from tests.ops.harness import FORMS, small_blocks
 
 FIRST_SEED = int(os.environ.get("HEED_FUZZ_SEED", "10000"))
-# Implementation, and blocks of queries and keys.
-FORMS = {
-    "native": ("native", (64, 64)),
-    "rows": ("portable", (64, 512)),
-    "tiles": ("portable", (3, 5)),
-}
 
 
 def attend(form: str, inputs: list[Any], d_out: Any, d_lse: Any, **options: Any) -> list[Any]:

@@ -20,6 +20,7 @@ from heed import ops
 from heed.ops import Mask
 from heed.ops.backends.shared.block import BlockAttention
 from heed.ops.backends.shared.operands import Block
+from tests.backend import vjp
 from tests.ops.harness import small_blocks
 from tests.slow import slow
 from tests.strategies import Shape
@@ -45,10 +46,8 @@ def masks() -> dict[str, Mask | None]:
 def backward(
     function: Callable[..., tf.Tensor], inputs: list[tf.Tensor]
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    with tf.GradientTape() as tape:
-        tape.watch(inputs)
-        out = function(*inputs)
-    return out, tape.gradient(out, inputs)
+    out, pull = vjp(function, *inputs)
+    return out, pull()
 
 
 def graphs(graph: Any) -> Iterator[Any]:

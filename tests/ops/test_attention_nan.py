@@ -10,15 +10,9 @@ import numpy as np
 import pytest
 
 import heed
-from heed import Mask, ops
+from heed import ops
 from tests.backend import vjp
-from tests.ops.harness import small_blocks
-
-FORMS = {
-    "native": ("native", (64, 64)),
-    "rows": ("portable", (64, 512)),
-    "tiles": ("portable", (3, 4)),
-}
+from tests.ops.harness import FORMS, small_blocks
 
 
 @pytest.fixture(params=FORMS)
@@ -94,47 +88,3 @@ def test_a_query_without_a_visible_key_has_statistics_of_zero(blocks: tuple[int,
         assert not np.asarray(x)[0, :, 4].any()
         assert np.isnan(np.asarray(x)[0, :, 9]).all()
     assert np.isfinite(np.delete(rows.entropy, [9], axis=2)).all()
-
-
-ALIGN = np.array([-3, 0, 2, 11])
-
-
-@pytest.mark.parametrize("reach", [(2, 1), (None, 0), (0, None)])
-def test_windows_that_stand_elsewhere_in_each_batch_entry(form: str, reach: Any) -> None:
-    rng = np.random.default_rng(0)
-    query, key, value = (rng.normal(size=(4, n, 1, 8)).astype(np.float32) for n in (9, 20, 20))
-    mask = Mask.window(*reach, align=keras.ops.convert_to_tensor(ALIGN, "int32"))
-    i, j = np.arange(9)[:, None], np.arange(20)
-    distance = j - (i + ALIGN[:, None, None])
-    left, right = (99 if n is None else n for n in reach)
-    allowed = ((distance >= -left) & (distance <= right))[:, None]
-    output, lse = ops.dot_product_attention(query, key, value, mask=mask, return_lse=True)
-    dense = {"mask": allowed, "return_lse": True}
-    wanted, wanted_lse = ops.dot_product_attention(query, key, value, **dense)
-    np.testing.assert_allclose(output, wanted, atol=1e-6)
-    np.testing.assert_allclose(lse, wanted_lse, atol=1e-6)
-
-
-@pytest.mark.parametrize("rate", [0.3])
-def test_the_high_word_of_a_seed_counts(form: str, rate: float) -> None:
-    query, key, value = inputs()
-
-    def dropped(seed: Any) -> np.ndarray:
-        options = {"dropout": rate, "seed": seed}
-        return np.asarray(ops.dot_product_attention(query, key, value, **options))
-
-    low, high = dropped(5), dropped(5 + 2**32)
-    assert not np.allclose(low, high)
-    np.testing.assert_array_equal(dropped(keras.ops.convert_to_tensor(5 + 2**32, "int64")), high)
-    np.testing.assert_array_equal(dropped(keras.ops.convert_to_tensor([5, 1], "int32")), high)
-    np.testing.assert_array_equal(dropped(keras.ops.convert_to_tensor(5, "int64")), low)
-
-
-@pytest.mark.parametrize("length", [2**31, 2**32 + 3])
-def test_lengths_beyond_int32_mean_all_keys(form: str, length: int) -> None:
-    arrays = inputs()
-    mask = Mask.lengths(np.array([length], np.int64))
-    np.testing.assert_array_equal(
-        ops.dot_product_attention(*arrays, mask=mask),
-        ops.dot_product_attention(*arrays, mask=Mask.lengths([20])),
-    )

@@ -363,11 +363,6 @@ def test_vectors_too_wide_for_the_kernels_run_in_the_portable_form(name: str) ->
             attend(*operands, **vector)
 
 
-def test_unknown_implementations_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"must.*Received.*fastest"):
-        heed.set_implementation("fastest")
-
-
 SCALARS = (np.float32(0.5), np.float64(0.5), np.float16(0.5), np.array(0.5))
 
 

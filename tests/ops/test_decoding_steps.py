@@ -11,6 +11,7 @@ from tests.about_tensorflow import tf
 
 # isort: split
 from heed.ops.backends import current
+from tests.backend import vjp
 from tests.graphs import allocated
 from tests.native.core import LIBRARY
 
@@ -28,18 +29,15 @@ def normal(*shape: int) -> tf.Tensor:
 
 def assert_same_gradients(one: Any, other: Any, *inputs: tf.Tensor) -> None:
     """Compare first and second derivatives of two functions."""
-    found = []
-    for function in (one, other):
-        with tf.GradientTape() as outer:
-            outer.watch(inputs)
-            with tf.GradientTape() as inner:
-                inner.watch(inputs)
-                y = function(*inputs)
-                loss = tf.reduce_sum(tf.sin(y) * y)
-            gradients = inner.gradient(loss, inputs)
-            size = tf.add_n([tf.reduce_sum(g * g) for g in gradients])
-        found.append([*gradients, *outer.gradient(size, inputs)])
-    for mine, expected in zip(*found, strict=True):
+
+    def differentiate(function: Any) -> list[Any]:
+        def first(*inputs: Any) -> list[Any]:
+            return vjp(lambda *x: tf.sin(y := function(*x)) * y, *inputs)[1]()
+
+        gradients, pull = vjp(first, *inputs)
+        return [*gradients, *pull(gradients)]
+
+    for mine, expected in zip(differentiate(one), differentiate(other), strict=True):
         np.testing.assert_allclose(mine, expected, rtol=1e-9, atol=1e-9)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from heed import ops
 from heed.ops import Mask
+from heed.ops.mask_rules import key_range
 from heed.ops.sizes import Span
 from tests import reference, reference_masks, strategies, tolerances
 from tests.backend import on_tensorflow, tf
@@ -52,10 +53,10 @@ def test_no_key_is_visible_outside_of_the_range_that_is_computed(
     """For a few queries at a time, as in blocks."""
     shape = data.draw(strategies.shapes())
     case = data.draw(kind(shape))
-    mask, count = case.build(), data.draw(st.integers(1, 3))
+    rules, count = case.build().rules, data.draw(st.integers(1, 3))
     for begin in range(0, shape.T, count):
         queries = Span(begin, min(count, shape.T - begin))
-        lo, hi = (int(n) for n in mask.key_range(queries, shape.T, shape.S))
+        lo, hi = (int(n) for n in key_range(rules, queries, shape.T, shape.S))
         seen = np.flatnonzero(case.dense[:, :, begin : queries.end].any(axis=(0, 1, 2)))
         assert all(lo <= key < hi for key in seen), (begin, count, lo, hi, seen)
 
@@ -142,71 +143,12 @@ def test_causal_is_top_left_by_default(implementation: str) -> None:
         )
 
 
-def test_one_query_sees_one_key_top_left_and_all_bottom_right(implementation: str) -> None:
-    query, key, value = Shape(T=1, S=6).inputs(0)
-    first = ops.dot_product_attention(query, key, value, mask=Mask.causal())
-    np.testing.assert_allclose(first, value[:, :1], atol=1e-14)
-    everything = ops.dot_product_attention(
-        query, key, value, mask=Mask.causal(align="bottom_right")
-    )
-    np.testing.assert_allclose(everything, ops.dot_product_attention(query, key, value), atol=1e-14)
-
-
-def test_bottom_right_with_more_queries_than_keys_leaves_leading_rows_empty(
-    implementation: str,
-) -> None:
-    inputs = Shape(T=7, S=4).inputs(0)
-    out = np.asarray(ops.dot_product_attention(*inputs, mask=Mask.causal(align="bottom_right")))
-    assert not out[:, :3].any()
-    assert out[:, 3:].any(axis=(-1, -2)).all()
-
-
-def test_a_window_changes_the_output_by_itself(implementation: str) -> None:
-    inputs = Shape(T=9, S=9).inputs(0)
-    plain = ops.dot_product_attention(*inputs)
-    local = ops.dot_product_attention(*inputs, mask=Mask.window(1, 1))
-    assert np.abs(np.asarray(plain) - np.asarray(local)).max() > 0.1
-    whole = ops.dot_product_attention(*inputs, mask=Mask.window(100, 100))
-    np.testing.assert_allclose(whole, plain, atol=1e-14)
-    open_ended = ops.dot_product_attention(*inputs, mask=Mask.window(None, None))
-    np.testing.assert_allclose(open_ended, plain, atol=1e-14)
-
-
-def test_a_window_open_to_the_left_is_causal() -> None:
-    for align in ("top_left", "bottom_right", 2):
-        np.testing.assert_array_equal(
-            Mask.window(None, 0, align=align).to_dense(5, 7),
-            Mask.causal(align=align).to_dense(5, 7),
-        )
-
-
 def test_blocked_is_the_opposite_of_dense() -> None:
     look_ahead = 1.0 - np.tril(np.ones((5, 5)))  # the convention of tutorials: 1 = ignore
     for dtype in (np.float32, np.int32, bool):
         dense = Mask.blocked(look_ahead.astype(dtype)).to_dense(5, 5)
         expected = np.tril(np.ones((5, 5), bool))
         np.testing.assert_array_equal(dense, np.broadcast_to(expected, dense.shape))
-
-
-def test_left_and_right_padding(implementation: str) -> None:
-    right = np.array([[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 0]], bool)[:, None, None]
-    for padding in (right, right[..., ::-1]):
-        shape = Shape(T=6, S=6)
-        dense = full(padding, shape)
-        case = strategies.MaskCase("padding", lambda p=padding: Mask.dense(p), dense)
-        check_against_reference(shape, case, {}, block=(4, 4))
-        causal = strategies.MaskCase(
-            "padding & causal",
-            lambda p=padding: Mask.causal() & Mask.dense(p),
-            dense & np.tril(np.ones((6, 6), bool)),
-        )
-        check_against_reference(shape, causal, {}, block=(4, 4))
-
-
-def test_joining_with_a_plain_array() -> None:
-    array = np.random.default_rng(0).random((2, 1, 4, 5)) < 0.5
-    expected = array & np.tril(np.ones((4, 5), bool))
-    np.testing.assert_array_equal((Mask.causal() & array).to_dense(4, 5), expected)
 
 
 @given(data=st.data())
@@ -241,18 +183,3 @@ def test_a_mask_says_what_it_is() -> None:
     text = repr(Mask.causal() & Mask.lengths([3]))
     assert "Lengths" in text or "lengths" in text
     assert "3" in text
-
-
-def test_segments_pack_sequences_without_crosstalk(implementation: str) -> None:
-    """Two packed sequences give the same as each alone, causal or not."""
-    shape = Shape(B=1, T=9, S=9)
-    query, key, value = shape.inputs(0)
-    mask = Mask.segments([[0] * 4 + [1] * 5])
-    for causal in (False, True):
-        with small_blocks((4, 4)):
-            packed = ops.dot_product_attention(query, key, value, mask=mask, is_causal=causal)
-            for part in (slice(0, 4), slice(4, 9)):
-                alone = ops.dot_product_attention(
-                    query[:, part], key[:, part], value[:, part], is_causal=causal
-                )
-                np.testing.assert_allclose(packed[:, part], alone, atol=1e-13)

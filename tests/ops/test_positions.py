@@ -50,22 +50,21 @@ def test_sinusoidal_positions_stay_exact_far_out() -> None:
 
 
 def rotate(
-    x: np.ndarray, positions: np.ndarray, interleaved: bool, wavelength: float = 10000.0
+    x: np.ndarray, positions: Any, interleaved: bool, pairs: list[tuple[float, float]]
 ) -> np.ndarray:
-    """Return RoPE by plain loops: pair p of the H features turns by position / wavelength**(2p/H)."""
-    B, T, _, H = x.shape
-    positions = np.broadcast_to(positions, (B, T))
+    """Return RoPE as complex numbers, unlike the op: the radians per position of each pair, and its factor."""
+    positions = np.broadcast_to(positions, x.shape[:2])
     result = np.zeros_like(x)
-    for p in range(H // 2):
-        first, second = (2 * p, 2 * p + 1) if interleaved else (p, p + H // 2)
-        for b in range(B):
-            for t in range(T):
-                angle = positions[b, t] / wavelength ** (2 * p / H)
-                cos, sin = math.cos(angle), math.sin(angle)
-                a, c = x[b, t, :, first], x[b, t, :, second]
-                result[b, t, :, first] = a * cos - c * sin
-                result[b, t, :, second] = a * sin + c * cos
+    for c, (radians, factor) in enumerate(pairs):
+        first, second = (2 * c, 2 * c + 1) if interleaved else (c, c + len(pairs))
+        turns = np.exp(1j * positions * radians)[..., None]
+        pair = factor * (x[..., first] + 1j * x[..., second]) * turns
+        result[..., first], result[..., second] = pair.real, pair.imag
     return result
+
+
+def plain(H: int, wavelength: float = 10000.0) -> list[tuple[float, float]]:
+    return [(wavelength ** (-2 * c / H), 1.0) for c in range(H // 2)]
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -77,7 +76,7 @@ def test_rotary_embedding_turns_pairs(interleaved: bool, positions: object) -> N
     where = np.arange(5) if positions is None else np.asarray(positions)
     turned = ops.rotary_embedding(x, positions, interleaved=interleaved)
     assert keras.backend.standardize_dtype(turned.dtype) == "float64"
-    np.testing.assert_allclose(turned, rotate(x, where, interleaved), atol=1e-5)
+    np.testing.assert_allclose(turned, rotate(x, where, interleaved, plain(6)), atol=1e-12)
     swapped = ops.rotary_embedding(
         np.swapaxes(x, 1, 2), positions, interleaved=interleaved, layout="BNTH"
     )
@@ -87,22 +86,11 @@ def test_rotary_embedding_turns_pairs(interleaved: bool, positions: object) -> N
 def test_rotary_wavelength_and_scaling() -> None:
     x = Shape(B=1, T=4, N=1, K=1, H=4).inputs(0)[0]
     turned = ops.rotary_embedding(x, max_wavelength=500.0)
-    np.testing.assert_allclose(turned, rotate(x, np.arange(4), False, 500.0), atol=1e-5)
+    expected = rotate(x, np.arange(4), False, plain(4, 500.0))
+    np.testing.assert_allclose(turned, expected, atol=1e-12)
     scaled = ops.rotary_embedding(x, scaling_factor=4.0)
-    np.testing.assert_allclose(scaled, rotate(x, np.arange(4) / 4.0, False), atol=1e-5)
-
-
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_rotary_scores_depend_on_the_distance_alone(interleaved: bool) -> None:
-    query, key, _ = Shape(B=1, T=6, S=6, N=2, K=2, H=8).inputs(0)
-
-    def scores(start: int) -> np.ndarray:
-        positions = np.arange(6) + start
-        turned = [ops.rotary_embedding(x, positions, interleaved=interleaved) for x in (query, key)]
-        return np.einsum("btnh,bsnh->bnts", *turned)
-
-    np.testing.assert_allclose(scores(0), scores(37), atol=1e-4)
-    assert np.abs(scores(0) - np.einsum("btnh,bsnh->bnts", query, key)).max() > 0.1
+    expected = rotate(x, np.arange(4) / 4.0, False, plain(4))
+    np.testing.assert_allclose(scaled, expected, atol=1e-12)
 
 
 def test_rotary_embedding_has_a_gradient() -> None:
@@ -182,15 +170,8 @@ def turn(c: int, H: int, base: float, scaling: dict[str, Any], length: int) -> t
 def test_stretched_rotation(scaling: dict[str, Any], interleaved: bool) -> None:
     H, base = 16, 500.0
     x = Shape(B=1, T=5, N=2, K=2, H=H).inputs(0)[0]
-    expected = np.zeros_like(x)
-    for c in range(H // 2):
-        radians, multiplier = turn(c, H, base, scaling, length=5)
-        first, second = (2 * c, 2 * c + 1) if interleaved else (c, c + H // 2)
-        for t in range(5):
-            # As complex numbers, unlike the op.
-            pair = (x[0, t, :, first] + 1j * x[0, t, :, second]) * np.exp(1j * t * radians)
-            expected[0, t, :, first] = multiplier * pair.real
-            expected[0, t, :, second] = multiplier * pair.imag
+    pairs = [turn(c, H, base, scaling, length=5) for c in range(H // 2)]
+    expected = rotate(x, np.arange(5), interleaved, pairs)
     options = {"max_wavelength": base, "interleaved": interleaved}
     turned = ops.rotary_embedding(x, scaling=scaling, **options)
     np.testing.assert_allclose(turned, expected, atol=1e-12)

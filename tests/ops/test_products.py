@@ -20,6 +20,7 @@ from tensorflow.python.ops import gen_math_ops
 import heed
 from heed import ops
 from heed.ops import Mask
+from tests.backend import vjp
 from tests.ops.harness import small_blocks
 
 B, T, S = 3, 5, 7
@@ -66,14 +67,13 @@ MASKS = {
 
 def differentiate(function: Callable[..., tf.Tensor], *inputs: tf.Tensor) -> None:
     """Call the function, and compute its first and second derivatives."""
-    with tf.GradientTape() as outer:
-        outer.watch(inputs)
-        with tf.GradientTape() as inner:
-            inner.watch(inputs)
-            result = tf.reduce_sum(function(*inputs) ** 2)
-        first = inner.gradient(result, inputs)
-        total = tf.add_n([tf.reduce_sum(x**2) for x in first])
-    outer.gradient(total, inputs)
+
+    def first(*inputs: tf.Tensor) -> list[tf.Tensor]:
+        out, pull = vjp(function, *inputs)
+        return pull(2 * out)
+
+    gradients, pull = vjp(first, *inputs)
+    pull([2 * x for x in gradients])
 
 
 def weights(mask: Mask | None) -> None:

@@ -383,7 +383,7 @@ FAULTS = (
         f"{_KERNELS}/backward.h",
         "if (a.dropout > 0) multiply(s.weights, s.factors, keys.length, columns);",
         "",
-        (_ATTENTION, "tests/ops/test_attention_gradients.py"),
+        (_ATTENTION, "tests/ops/test_dropout.py"),
     ),
     Fault(
         "the gradient of the query lacks the scale",

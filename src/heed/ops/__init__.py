@@ -9,9 +9,7 @@ from heed.ops import backends  # noqa: F401  (first: it reports missing packages
 
 # isort: split
 from heed.ops._additive import additive_attention, additive_attention_weights
-from heed.ops._cross_entropy import softmax_cross_entropy
 from heed.ops._explain import explain_dispatch
-from heed.ops._normalization import layer_normalization, rms_normalization
 from heed.ops._positions import (
     alibi_slopes,
     relative_position_bias,
@@ -19,14 +17,15 @@ from heed.ops._positions import (
     rotary_embedding,
     sinusoidal_positions,
 )
-from heed.ops._row_statistics import AttentionStatistics, attention_statistics
+from heed.ops._row_ops import dropout, layer_normalization, rms_normalization, softmax_cross_entropy
 from heed.ops.attention import (
+    AttentionStatistics,
+    attention_statistics,
     attention_weights,
     dot_product_attention,
     scaled_dot_product_attention,
 )
 from heed.ops.dispatch import Dispatch, set_implementation
-from heed.ops.dropout import dropout
 from heed.ops.mask import Mask
 
 __all__ = [

@@ -231,9 +231,7 @@ def check_size(name: str, value: Any, *, least: int = 0, most: int = FAR) -> Any
         return value
     if current().is_tensor(value):
         return check_ids(name, value, (0,), (least, most))
-    number = check_integer(name, value, least=least)
-    _require_range(name, (number, number), (least, most))
-    return number
+    return check_integer(name, value, least=least, most=most)
 
 
 def check_magnitude(
@@ -426,9 +424,7 @@ def check_reach(name: str, reach: Any) -> int | None:
 
 def check_step(step: Any) -> int:
     """Return the step of a dilated mask, at least 1."""
-    number = check_integer("step", step, least=1, most=math.inf)
-    _require_range("step", (number, number), (1, _FARTHEST_ALIGN))
-    return number
+    return check_integer("step", step, least=1, most=_FARTHEST_ALIGN)
 
 
 def check_align(align: Any) -> Any:
@@ -465,24 +461,26 @@ def _number_or_ids(
 
 def check_ids(name: str, value: Any, ranks: tuple[int, ...], bounds: tuple[int, int | None]) -> Any:
     """Return integers of one of the ranks, as int32; known ones are checked against the bounds."""
-    tensor = as_tensor(name, value, "an integer or a tensor of integers")
-    dtype, shape = dtype_of(tensor), shape_of(tensor)
-    if not is_integer(dtype) and (shape is None or 0 not in shape):
-        raise TypeError(f"`{name}` must hold integers. Received: {name}.dtype={dtype}")
+    tensor = _as_integers(name, value)
+    shape = shape_of(tensor)
     if shape is not None and len(shape) not in ranks:
         allowed = " or ".join(map(str, ranks))
         raise ValueError(f"`{name}` must have rank {allowed}. Received: {name}.shape={shape}")
-    _check_range(name, value, dtype, bounds)
+    _check_range(name, value, dtype_of(tensor), bounds)
     return _as_int32(tensor)
 
 
 def check_integers(name: str, value: Any) -> Any:
     """Return integers of any shape, as int32."""
-    tensor = as_tensor(name, value)
+    return _as_int32(_as_integers(name, value))
+
+
+def _as_integers(name: str, value: Any) -> Any:
+    tensor = as_tensor(name, value, "an integer or a tensor of integers")
     dtype = dtype_of(tensor)
     if not is_integer(dtype) and 0 not in (shape_of(tensor) or ()):  # [] has a floating-point dtype
         raise TypeError(f"`{name}` must hold integers. Received: {name}.dtype={dtype}")
-    return _as_int32(tensor)
+    return tensor
 
 
 def _as_int32(tensor: Any) -> Any:

@@ -228,10 +228,6 @@ class Mask:
             block = allowed if block is None else ops.logical_and(block, allowed)
         return block
 
-    def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Size, Size]:
-        """Return bounds 0 <= lo <= hi <= S outside which these queries see no key."""
-        return mask_rules.key_range(self.rules, queries, query_length, key_length)
-
     def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Mask:
         """Return the mask over a block of (T, S) alone, whose queries and keys count from 0."""
         return Mask([rule.at_block(queries, keys, query_length, key_length) for rule in self.rules])
@@ -264,11 +260,6 @@ class Mask:
     def map_dense(self, change: Callable[[Any], Any]) -> Mask:
         """Return the mask with `change` applied to the array of each dense rule."""
         return Mask([rule.map_dense(change) for rule in self.rules])
-
-    @property
-    def has_static_range(self) -> bool:
-        """Whether `key_range` is known while tracing, if T and S are."""
-        return all(rule.has_static_range for rule in self.rules)
 
     @property
     def alignment(self) -> Any:

@@ -153,17 +153,15 @@ def _bounds(x: Any) -> tuple[Any, Any]:
 
 
 def _at(field: Any, entry: Any) -> Any:
-    """Return the number of a batch entry: a plain number, or from a tensor (B,)."""
-    return field if is_plain(field) else field[entry]
+    """Return the number of a batch entry, or for None those of all, on axis 0 of rank 4."""
+    if is_plain(field):
+        return field
+    return as_column(field) if entry is None else field[entry]
 
 
 def _from(begin: Size, length: Any) -> Any:
     """Return how much of a length is left from a position on, 0 or more."""
     return maximum(0, length - begin)
-
-
-def _grid(queries: Span, keys: Span) -> tuple[Any, Any]:
-    return queries.positions[None, None, :, None], keys.positions[None, None, None, :]
 
 
 class MaskRule:
@@ -262,7 +260,12 @@ class MaskRule:
 
     def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:
         """Return booleans of rank 4 that broadcast to (B, N, t, s)."""
-        raise NotImplementedError
+        rule = self
+        if isinstance(getattr(self, "align", None), str):
+            align = offset(self.align, query_length, key_length)  # type: ignore[attr-defined]
+            rule = dataclasses.replace(self, align=align)  # type: ignore[type-var]
+        i, j = queries.positions[None, None, :, None], keys.positions[None, None, None, :]
+        return rule.allows(None, None, i, j)
 
     def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:
         """Return (lo, hi): these queries see no key before lo or from hi on."""
@@ -276,7 +279,12 @@ class MaskRule:
         return dataclasses.replace(self, align=align)  # type: ignore[type-var]
 
     def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:
-        """Tell whether it allows one pair; its numbers must be plain, or tensors (B,), `align` a position."""
+        """Tell whether it allows one pair, or pairs that broadcast; its `align` must be a position.
+
+        Args:
+            entry: of the batch; None for all of them, on axis 0 of rank 4.
+            head, i, j: of the pair.
+        """
         raise NotImplementedError
 
     def classify(self, queries: Blocks, keys: Blocks) -> Verdict:
@@ -316,45 +324,35 @@ class Window(MaskRule):
     align: Any
 
     @property
-    def is_causal(self) -> bool:  # noqa: D102
+    def is_causal(self) -> bool:
         known = is_plain(self.align) and self.align in (0, "top_left")
         return known and (self.left, self.right) == (None, 0)
 
     @property
-    def hides_future(self) -> bool:  # noqa: D102
+    def hides_future(self) -> bool:
         return self.right == 0
 
-    def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
-        i, j = _grid(queries, keys)
-        distance = j - (i + as_column(offset(self.align, query_length, key_length)))
-        allowed = ops.ones_like(distance, "bool")
-        if self.left is not None:
-            allowed = distance >= -self.left
-        if self.right is not None:
-            after = distance <= self.right
-            allowed = after if self.left is None else ops.logical_and(allowed, after)
-        return allowed
-
-    def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:  # noqa: D102
+    def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:
         least, most = _bounds(offset(self.align, query_length, key_length))
         lo = -FAR if self.left is None else queries.begin + least - self.left
         hi = FAR if self.right is None else queries.end + most + self.right
         return lo, hi
 
-    def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:  # noqa: D102
+    def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:
         distance = j - (i + _at(self.align, entry))
-        least = -FAR if self.left is None else -self.left
-        most = FAR if self.right is None else self.right
-        return (distance >= least) & (distance <= most)
+        if self.left is None:
+            return distance <= (FAR if self.right is None else self.right)
+        after = distance >= -self.left
+        return after if self.right is None else after & (distance <= self.right)
 
-    def classify(self, queries: Blocks, keys: Blocks) -> Verdict:  # noqa: D102
+    def classify(self, queries: Blocks, keys: Blocks) -> Verdict:
         align = as_column(self.align)
         least, most = keys.first - queries.last - align, keys.last - queries.first - align
         left = FAR if self.left is None else self.left
         right = FAR if self.right is None else self.right
         return (most >= -left) & (least <= right), (least >= -left) & (most <= right)
 
-    def narrow(self, band: Band, query_length: Size, key_length: Size) -> Band | None:  # noqa: D102
+    def narrow(self, band: Band, query_length: Size, key_length: Size) -> Band | None:
         if (self.left, self.right) == (None, None):
             return band
         align = offset(self.align, query_length, key_length)
@@ -375,24 +373,19 @@ class Prefix(MaskRule):
     n: Any
     align: Any
 
-    def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
-        i, j = _grid(queries, keys)
-        causal = j <= i + as_column(offset(self.align, query_length, key_length))
-        return ops.logical_or(j < as_column(self.n), causal)
-
-    def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:  # noqa: D102
+    def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:
         _, most = _bounds(offset(self.align, query_length, key_length))
         return 0, maximum(_bounds(self.n)[1], queries.end + most)
 
-    def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:  # noqa: D102
+    def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:
         return (j < _at(self.n, entry)) | (j <= i + _at(self.align, entry))
 
-    def classify(self, queries: Blocks, keys: Blocks) -> Verdict:  # noqa: D102
+    def classify(self, queries: Blocks, keys: Blocks) -> Verdict:
         n, align = as_column(self.n), as_column(self.align)
         some = (keys.first < n) | (keys.first <= queries.last + align)
         return some, (keys.last < n) | (keys.last <= queries.first + align)
 
-    def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:  # noqa: D102
+    def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:
         shifted = super().at_block(queries, keys, query_length, key_length)
         return dataclasses.replace(shifted, n=_from(keys.begin, self.n))  # type: ignore[type-var]
 
@@ -408,14 +401,7 @@ class Lengths(MaskRule):
     key_lengths: Any
     query_lengths: Any
 
-    def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
-        i, j = _grid(queries, keys)
-        allowed = j < as_column(self.key_lengths)
-        if self.query_lengths is not None:
-            allowed = ops.logical_and(allowed, i < as_column(self.query_lengths))
-        return allowed
-
-    def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:  # noqa: D102
+    def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:
         # 0 where there is no batch entry.
         longest = ops.max(self.key_lengths, initial=0)
         if self.query_lengths is None:
@@ -423,11 +409,13 @@ class Lengths(MaskRule):
         any_query = queries.begin < ops.max(self.query_lengths, initial=0)
         return 0, ops.where(any_query, longest, 0)
 
-    def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:  # noqa: D102
-        allowed = j < self.key_lengths[entry]
-        return allowed if self.query_lengths is None else allowed & (i < self.query_lengths[entry])
+    def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:
+        allowed = j < _at(self.key_lengths, entry)
+        if self.query_lengths is None:
+            return allowed
+        return allowed & (i < _at(self.query_lengths, entry))
 
-    def classify(self, queries: Blocks, keys: Blocks) -> Verdict:  # noqa: D102
+    def classify(self, queries: Blocks, keys: Blocks) -> Verdict:
         lengths = as_column(self.key_lengths)
         some, every = keys.first < lengths, keys.last < lengths
         if self.query_lengths is None:
@@ -435,12 +423,12 @@ class Lengths(MaskRule):
         lengths = as_column(self.query_lengths)
         return some & (queries.first < lengths), every & (queries.last < lengths)
 
-    def narrow(self, band: Band, query_length: Size, key_length: Size) -> Band | None:  # noqa: D102
+    def narrow(self, band: Band, query_length: Size, key_length: Size) -> Band | None:
         keys = _least(band.key_lengths, self.key_lengths)
         queries = _least(band.query_lengths, self.query_lengths)
         return band._replace(key_lengths=keys, query_lengths=queries)
 
-    def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:  # noqa: D102
+    def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:
         rows = None if self.query_lengths is None else _from(queries.begin, self.query_lengths)
         return Lengths(_from(keys.begin, self.key_lengths), rows)
 
@@ -457,15 +445,15 @@ class Segments(MaskRule):
     key_ids: Any
 
     @property
-    def segment_ids(self) -> Any:  # noqa: D102
+    def segment_ids(self) -> Any:
         return self.query_ids if self.query_ids is self.key_ids else None
 
-    def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
+    def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:
         query_ids = slice_axis(self.query_ids, 1, *queries)
         key_ids = slice_axis(self.key_ids, 1, *keys)
         return ops.equal(query_ids[:, None, :, None], key_ids[:, None, None, :])
 
-    def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:  # noqa: D102
+    def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:
         # From the first to the last key whose number is between the smallest and largest of these queries.
         if is_static(queries.length) and not queries.length:
             return 0, 0
@@ -478,10 +466,10 @@ class Segments(MaskRule):
         lo = ops.min(ops.where(near, position, FAR), initial=FAR)
         return lo, ops.max(ops.where(near, position + 1, 0), initial=0)
 
-    def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:  # noqa: D102
+    def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:
         return self.query_ids[entry, i] == self.key_ids[entry, j]
 
-    def classify(self, queries: Blocks, keys: Blocks) -> Verdict:  # noqa: D102
+    def classify(self, queries: Blocks, keys: Blocks) -> Verdict:
         # By the smallest and the largest number of a block: exact for sorted numbers, else some blocks too many.
         ids = queries.split(self.query_ids, 1)[:, None, :, None]
         # Not `min` and `max`: of PyTorch's, Keras reads an attribute that torch.compile does not know.
@@ -490,7 +478,7 @@ class Segments(MaskRule):
         low, high = ops.amin(ids, axis=-1), ops.amax(ids, axis=-1)
         return (low <= most) & (high >= least), (low == most) & (high == least)
 
-    def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:  # noqa: D102
+    def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:
         return Segments(slice_axis(self.query_ids, 1, *queries), slice_axis(self.key_ids, 1, *keys))
 
 
@@ -504,23 +492,23 @@ class Dense(MaskRule):
     array: Any
 
     @property
-    def dense(self) -> Any:  # noqa: D102
+    def dense(self) -> Any:
         return self.array
 
-    def map_dense(self, change: Callable[[Any], Any]) -> MaskRule:  # noqa: D102
+    def map_dense(self, change: Callable[[Any], Any]) -> MaskRule:
         return Dense(change(self.array))
 
     @property
-    def has_static_range(self) -> bool:  # noqa: D102
+    def has_static_range(self) -> bool:
         return True
 
-    def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
+    def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:
         return cut(self.array, queries, keys)
 
-    def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:  # noqa: D102
+    def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:
         return Dense(cut(self.array, queries, keys))
 
-    def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:  # noqa: D102
+    def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:
         shape = self.array.shape
         places = (entry, head, i, j)[4 - len(shape) :]
         used = [axis for axis, length in enumerate(shape) if length != 1]
@@ -529,7 +517,7 @@ class Dense(MaskRule):
         array = ops.reshape(self.array, [shape[axis] for axis in used])
         return array[tuple(places[axis] for axis in used)]
 
-    def classify(self, queries: Blocks, keys: Blocks) -> Verdict:  # noqa: D102
+    def classify(self, queries: Blocks, keys: Blocks) -> Verdict:
         some = every = of_rank_4(self.array)
         for axis, blocks in ((2, queries), (3, keys)):
             if some.shape[axis] != 1:
@@ -549,12 +537,7 @@ class Dilated(MaskRule):
     step: int
     align: Any
 
-    def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
-        i, j = _grid(queries, keys)
-        distance = i + as_column(offset(self.align, query_length, key_length)) - j
-        return ops.equal(ops.mod(distance, self.step), 0)
-
-    def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:  # noqa: D102
+    def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:
         align = offset(self.align, query_length, key_length)
         if not is_static(align, *queries, key_length) or queries.length >= self.step:
             return 0, key_length
@@ -563,10 +546,11 @@ class Dilated(MaskRule):
         from_end = [(key_length - 1 - residue) % self.step for residue in residues]
         return min(residues, default=0), key_length - min(from_end, default=0)
 
-    def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:  # noqa: D102
-        return (i + _at(self.align, entry) - j) % self.step == 0
+    def allows(self, entry: Any, head: Any, i: Any, j: Any) -> Any:
+        # Not `== 0`, which asks for identity in graphs of TensorFlow 1.
+        return (i + _at(self.align, entry) - j) % self.step < 1
 
-    def classify(self, queries: Blocks, keys: Blocks) -> Verdict:  # noqa: D102
+    def classify(self, queries: Blocks, keys: Blocks) -> Verdict:
         align = as_column(self.align)
         least, most = queries.first + align - keys.last, queries.last + align - keys.first
         # The largest multiple of the step up to the largest distance.
@@ -589,7 +573,7 @@ class Where(MaskRule):
         self.function: str = function
         self.batch, self.heads, self.captures = batch, heads, captures
 
-    def named_fields(self) -> list[tuple[str, Any]]:  # noqa: D102
+    def named_fields(self) -> list[tuple[str, Any]]:
         fields = [self.function, self.batch, self.heads, *self.captures]
         return [(str(place), field) for place, field in enumerate(fields)]
 
@@ -598,25 +582,25 @@ class Where(MaskRule):
         """The function, traced."""
         return Program.from_text(self.function)
 
-    def captured(self) -> list[Any]:  # noqa: D102
+    def captured(self) -> list[Any]:
         return [*self.captures]
 
-    def without_captures(self) -> Where:  # noqa: D102
+    def without_captures(self) -> Where:
         return Where(self.function, self.batch, self.heads)
 
     @property
-    def has_static_range(self) -> bool:  # noqa: D102
+    def has_static_range(self) -> bool:
         return True
 
     def __repr__(self) -> str:
         return f"Where({len(self.program.instructions)} operations, {len(self.captures)} arrays)"
 
-    def bind(self, batch: Size, heads: int) -> MaskRule:  # noqa: D102
+    def bind(self, batch: Size, heads: int) -> MaskRule:
         by_batch, by_head = rewriting.uses(self.program)
         sizes = batch if by_batch else 1, heads if by_head else 1
         return Where(self.function, *sizes, *self.captures)
 
-    def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
+    def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:
         leaves = {
             "BATCH": Span(0, self.batch).positions[:, None, None, None],
             "HEAD": Span(0, self.heads).positions[None, :, None, None],
@@ -630,12 +614,12 @@ class Where(MaskRule):
         found = values[program.keep]
         return found if len(found.shape) == 4 else ops.reshape(found, (1, 1, 1, 1))
 
-    def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:  # noqa: D102
+    def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:
         if not is_static(*queries, query_length, key_length):
             return 0, key_length
         return _range_of_keys(self._known(query_length, key_length), *queries, key_length)
 
-    def classify(self, queries: Blocks, keys: Blocks) -> Verdict:  # noqa: D102
+    def classify(self, queries: Blocks, keys: Blocks) -> Verdict:
         sides = queries, keys
         if not all(isinstance(y, (int, np.ndarray)) for x in sides for y in x):
             return True, False
@@ -643,7 +627,7 @@ class Where(MaskRule):
         program = self._known(queries.length, keys.length)
         return may_keep(program, Place(query=ends[0], key=ends[1]))
 
-    def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:  # noqa: D102
+    def at_block(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> MaskRule:
         begins = [
             x if isinstance(x, int) else ops.reshape(ops.cast(x, "int32"), (1,))
             for x in (queries.begin, keys.begin)

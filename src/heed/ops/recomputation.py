@@ -14,9 +14,11 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from itertools import cycle
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import keras
@@ -77,8 +79,9 @@ class ForwardPass:
         with contextlib.ExitStack() as stack:
             for restore in self._restores:
                 stack.enter_context(restore())
-            drawn = {x: draws for x, draws in self._drawn.items() if x not in self._states}
-            stack.enter_context(set_here(_stage, _Stage(repeated=_Repetition(drawn))))
+            # Endlessly: a gradient may compute twice.
+            drawn = {x: cycle(draws) for x, draws in self._drawn.items() if x not in self._states}
+            stack.enter_context(set_here(_stage, _Stage(repeated=drawn)))
             for generator, state in self._states.items():
                 stack.callback(generator.state.assign, _state(generator))
                 generator.state.assign(state)
@@ -95,24 +98,10 @@ class ForwardPass:
         self._drawn.setdefault(source, []).append(drawn)
 
 
-class _Repetition:
-    """The draws of a forward pass, in their order."""
-
-    def __init__(self, drawn: dict[Hashable, list[Any]]) -> None:
-        self._drawn, self._positions = drawn, dict.fromkeys(drawn, 0)
-
-    def next(self, source: Hashable) -> Any | None:
-        """Return the next draw from a source; None if the forward pass did not draw from it."""
-        if not (drawn := self._drawn.get(source)):
-            return None
-        position = self._positions[source]
-        self._positions[source] = position + 1
-        return drawn[position % len(drawn)]  # a gradient may compute twice
-
-
 class _Stage(NamedTuple):
     recorded: tuple[ForwardPass, ...] = ()
-    repeated: _Repetition | None = None
+    # The draws of the forward pass that is computed again, in their order, by their source.
+    repeated: Mapping[Hashable, Iterator[Any]] = MappingProxyType({})
 
 
 _stage: ContextVar[_Stage | None] = ContextVar("heed_recomputation", default=None)
@@ -133,8 +122,9 @@ def draw(source: Hashable, make: Callable[[], Any]) -> Any:
     if not _may_repeat():
         return make()
     stage = _stage.get() or _Stage()
-    drawn = None if stage.repeated is None else stage.repeated.next(source)
-    if drawn is None:
+    if source in stage.repeated:
+        drawn = next(stage.repeated[source])
+    else:
         with stage.recorded[0].outside() if stage.recorded else contextlib.nullcontext():
             drawn = make()
     for forward in stage.recorded:

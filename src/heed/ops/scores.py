@@ -128,7 +128,7 @@ class Score(Hashable, Protocol):
 
 
 class _NoFunction:
-    """A score without a function of a user: see `Score`. Attributes of the class cost a call nothing."""
+    """A score without a function of a user. Attributes of the class cost a call nothing."""
 
     program = None
     core_reasons: Sequence[str] = ()
@@ -137,17 +137,14 @@ class _NoFunction:
     limits: tuple[MaskRule, ...] = ()
 
     def with_operands(self, operands: tuple[Any, ...]) -> Self:
-        """Return itself."""
         return self
 
     @property
     def product(self) -> DotScore | None:
-        """What the class says."""
-        raise NotImplementedError
+        return None
 
     @property
     def base_product(self) -> DotScore | None:
-        """The scaled product that it is."""
         return self.product
 
 
@@ -171,7 +168,6 @@ class DotScore(_NoFunction):
         return cls(scale, None if cap is None else check_magnitude("soft_cap", cap, 1e-30, dtype))
 
     def apply(self, block: Block, times: Times, visible: Any) -> Any:
-        """Return the scores of a block."""
         query, key = block.operands.query, block.operands.key
         # Scales the query, which has fewer numbers than the scores.
         products = times(fold(query * number(self.scale, query)), key)
@@ -193,15 +189,12 @@ class DotScore(_NoFunction):
         return number(self.soft_cap) * math_of.tanh(products * number(1 / self.soft_cap))
 
     def add_bias(self, query: Any, bias: Any) -> tuple[Any, Any]:
-        """Return both as they are."""
         return query, bias
 
     def numbers_per_pair(self, width: int) -> int:
-        """Return 1: the score."""
         return 1
 
     def to_core(self) -> CoreScore:
-        """Return the score as the core gets it."""
         return CoreScore(DOT_PRODUCT, tuple(getattr(self, name) or 0.0 for name in SCORING))
 
     def onnx_attributes(self) -> dict[str, Any]:
@@ -210,7 +203,6 @@ class DotScore(_NoFunction):
 
     @property
     def product(self) -> DotScore | None:
-        """Itself."""
         return self
 
 
@@ -219,7 +211,6 @@ class AdditiveScore(_NoFunction):
     """sum_u score_vector_u * tanh(q_u + k_u + bias_u)."""
 
     def apply(self, block: Block, times: Times, visible: Any) -> Any:
-        """Return the scores of a block."""
         query, key, score_vector = (
             getattr(block.operands, x) for x in ("query", "key", "score_vector")
         )
@@ -227,21 +218,13 @@ class AdditiveScore(_NoFunction):
         return (hidden @ score_vector[:, None])[..., 0]
 
     def add_bias(self, query: Any, bias: Any) -> tuple[Any, Any]:
-        """Return the query plus the bias (U,), and no bias of the scores."""
         return (query if bias is None else query + bias), None
 
     def numbers_per_pair(self, width: int) -> int:
-        """Return U: the terms of the sum."""
         return width
 
     def to_core(self) -> CoreScore:
-        """Return the score as the core gets it."""
         return DotScore(1.0).to_core()._replace(kind=ADDITIVE)
-
-    @property
-    def product(self) -> DotScore | None:
-        """None."""
-        return None
 
 
 class FunctionScore(NamedTuple):
@@ -278,12 +261,10 @@ class FunctionScore(NamedTuple):
 
     @property
     def program(self) -> Program:
-        """The function, traced."""
         return Program.from_text(self.function)
 
     @property
     def core_reasons(self) -> list[str]:
-        """That it modifies additive scores."""
         if self.base.to_core().is_additive:
             return ["a function modifies additive scores, which the native kernels do not take"]
         return []
@@ -294,20 +275,17 @@ class FunctionScore(NamedTuple):
 
     @property
     def hides(self) -> bool:
-        """True: a function may give -inf."""
-        return True
+        return True  # a function may give -inf
 
     @property
     def limits(self) -> tuple[MaskRule, ...]:
-        """The blocks in which the bounds of the function leave a score above -1e30."""
+        # The bounds of the function say where a score may be above -1e30.
         return (Where(self.function, 1, 1),)
 
     def with_operands(self, operands: tuple[Any, ...]) -> FunctionScore:
-        """Return the score with other arrays."""
         return self._replace(operands=operands)
 
     def apply(self, block: Block, times: Times, visible: Any) -> Any:
-        """Return the modified scores of a block, -inf for those of -1e30 or less."""
         scores = self.base.apply(block, times, visible)
         program, functions = self.program, KerasFunctions(self.dtype)
         captures = from_floats(block.operands.others, program.captures)
@@ -331,25 +309,20 @@ class FunctionScore(NamedTuple):
         return ops.where(hidden, number(-math.inf, scores), modified)
 
     def add_bias(self, query: Any, bias: Any) -> tuple[Any, Any]:
-        """Return both as the base does."""
         return self.base.add_bias(query, bias)
 
     def numbers_per_pair(self, width: int) -> int:
-        """Return as many as the base, and those of the operations of the function that are alive at a time."""
         return self.base.numbers_per_pair(width) + _ALIVE
 
     def to_core(self) -> CoreScore:
-        """Return the base as the core gets it."""
         return self.base.to_core()
 
     @property
     def product(self) -> DotScore | None:
-        """None."""
         return None
 
     @property
     def base_product(self) -> DotScore | None:
-        """That of the base."""
         return self.base.base_product
 
 

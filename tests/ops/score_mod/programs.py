@@ -1,7 +1,8 @@
-"""Random programs, as strategies of hypothesis."""
+"""Random programs, as strategies of hypothesis, and what they give in NumPy."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 
 from heed.ops.score_mod._builder import Builder, finish
 from heed.ops.score_mod.bounds import Place, indices
+from heed.ops.score_mod.evaluation import NUMPY, evaluate
 from heed.ops.score_mod.operations import Type
-from heed.ops.score_mod.program import NONE, Program
+from heed.ops.score_mod.program import NONE, Derivative, Program
 
 # Sizes of (batch, head, query, key), and of the captured arrays.
 SIZES = (2, 3, 5, 6)
@@ -118,3 +120,24 @@ def leaves(seed: int) -> dict[str, Any]:
     rng = np.random.default_rng(seed + 1)
     grid = np.meshgrid(*(np.arange(n, dtype="int32") for n in SIZES), indexing="ij", sparse=True)
     return {"SCORE": rng.normal(size=SIZES), **dict(zip(INDICES, grid, strict=True))}
+
+
+def reference(program: Program, leaves: Mapping[str, Any], captures: Sequence[Any]) -> Any:
+    """Return the modified score in NumPy."""
+    with np.errstate(all="ignore"):
+        return evaluate(program.instructions, NUMPY, leaves, captures)[program.score]
+
+
+def reference_gradients(
+    derivative: Derivative, leaves: Mapping[str, Any], captures: Sequence[Any]
+) -> tuple[Any, Any]:
+    """Return the gradients of the score and of the captured floats in NumPy."""
+    with np.errstate(all="ignore"):
+        values = evaluate(derivative.instructions, NUMPY, leaves, captures)
+    score = values[derivative.score_gradient] if derivative.score_gradient >= 0 else 0.0
+    table = np.zeros(FLOATS)
+    for capture, position, gradient in derivative.scatters:
+        assert capture == 0
+        where = np.clip(np.broadcast_to(values[position], SIZES), 0, len(table) - 1)
+        np.add.at(table, where, np.broadcast_to(values[gradient], SIZES))
+    return np.broadcast_to(score, SIZES), table

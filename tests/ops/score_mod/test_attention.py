@@ -19,10 +19,12 @@ from heed.ops import (
     dot_product_attention,
 )
 from heed.ops.backends import current
+from heed.ops.mask_rules import key_range
 from heed.ops.sizes import Span
 from tests import tolerances
-from tests.backend import BACKEND
+from tests.backend import vjp
 from tests.ops.harness import small_blocks
+from tests.tolerances import to_numpy
 
 RNG = np.random.default_rng(1)
 Q = RNG.normal(size=(2, 9, 4, 8)).astype("float32")
@@ -37,12 +39,6 @@ def alibi(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
 
 def window(batch: Any, head: Any, query: Any, key: Any) -> Any:
     return (key <= query) & (query - key < 3)
-
-
-def to_numpy(x: Any) -> np.ndarray:
-    return (
-        x if isinstance(x, np.ndarray) else np.asarray(ops.convert_to_numpy(ops.stop_gradient(x)))
-    )
 
 
 def assert_same(actual: Any, expected: Any) -> None:
@@ -87,7 +83,7 @@ def test_weights_and_statistics_see_modified_scores() -> None:
 
 def test_blocks_are_cut_and_skipped_as_those_of_a_window() -> None:
     mask = Mask.where(lambda batch, head, query, key: (key <= query) & (query - key < 40))
-    assert mask.key_range(Span(320, 64), 1024, 1024) == (256, 384)
+    assert key_range(mask.rules, Span(320, 64), 1024, 1024) == (256, 384)
     assert mask.classify_block(Span(0, 64), Span(64, 64), 1024, 1024) == "empty"
     assert mask.classify_block(Span(100, 10), Span(80, 10), 1024, 1024) == "full"
     assert mask.classify_block(Span(0, 64), Span(0, 64), 1024, 1024) == "partial"
@@ -98,22 +94,14 @@ def test_blocks_are_cut_and_skipped_as_those_of_a_window() -> None:
         assert_same(dot_product_attention(Q, K, V, score_mod=hidden), wanted)
 
 
-def loss_and_gradients(
-    score_mod: Callable[[Any], Any], array: Any, **options: Any
-) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return the output, and the gradients of query, key, value and a captured array."""
-    outputs: list[Any] = []
+def gradients(score_mod: Callable[[Any], Any], array: Any, **options: Any) -> list[np.ndarray]:
+    """Return the gradients of query, key, value and a captured array."""
 
-    def loss(mark: Callable[[Any], Any]) -> Any:
-        query, key, value, captured = (mark(ops.convert_to_tensor(x)) for x in (Q, K, V, array))
-        outputs.append(
-            dot_product_attention(query, key, value, score_mod=score_mod(captured), **options)
-        )
-        return ops.sum(outputs[0] ** 2)
+    def loss(query: Any, key: Any, value: Any, captured: Any) -> Any:
+        output = dot_product_attention(query, key, value, score_mod=score_mod(captured), **options)
+        return ops.sum(output**2)
 
-    return to_numpy(outputs[0]) if outputs else None, [
-        to_numpy(x) for x in current().gradients(loss)
-    ]  # type: ignore[return-value]
+    return [to_numpy(x) for x in vjp(loss, Q, K, V, array)[1]()]
 
 
 def test_pairs_that_are_hidden_give_no_gradient_of_nan() -> None:
@@ -126,8 +114,8 @@ def test_pairs_that_are_hidden_give_no_gradient_of_nan() -> None:
         return lambda s, b, h, q, k: ops.where(q >= k, by_log(x)(s, b, h, q, k), -1e30)
 
     array = np.float32(0.7)
-    found = loss_and_gradients(by_log, array, is_causal=True)[1]
-    again = loss_and_gradients(by_itself, array)[1]
+    found = gradients(by_log, array, is_causal=True)
+    again = gradients(by_itself, array)
     for x, y in zip(found, again, strict=True):
         assert np.all(np.isfinite(x))
         tolerances.assert_gradients(x, y, "float32")
@@ -149,11 +137,11 @@ def test_a_row_that_the_function_hides_is_zero_and_nan_poisons_its_row() -> None
         )
         assert np.all(np.isnan(found[:, 2]))
         assert not np.any(np.isnan(np.delete(found, 2, 1)))
-    gradients = loss_and_gradients(
+    of_query, *others = gradients(
         lambda x: lambda s, b, h, q, k: ops.where(q == 2, -np.inf, s * x), np.float32(1.5)
-    )[1]
-    assert all(np.all(np.isfinite(x)) for x in gradients)
-    assert np.all(gradients[0][:, 2] == 0)
+    )
+    assert all(np.all(np.isfinite(x)) for x in (of_query, *others))
+    assert np.all(of_query[:, 2] == 0)
 
 
 def test_second_derivatives_of_captured_arrays() -> None:
@@ -169,43 +157,13 @@ def test_second_derivatives_of_captured_arrays() -> None:
         return ops.sum(found**2)
 
     def slope(x: Any) -> Any:
-        return current().gradients(lambda mark: loss(mark(x)))[0]
+        return vjp(loss, x)[1]()[0]
 
     step = 0.02
-    ends = [float(slope(ops.convert_to_tensor(np.float32(0.8 + d)))) for d in (step, -step)]
-    with second_order() as differentiate:
-        found = differentiate(loss, np.float32(0.8))
+    ends = [float(slope(np.float32(0.8 + d))) for d in (step, -step)]
+    found = float(vjp(slope, np.float32(0.8))[1]()[0])
     # The error of the difference is step^2 / 6 times the third derivative of a sum of 576 terms.
     assert abs(found - (ends[0] - ends[1]) / (2 * step)) < 1e-2 * (1 + abs(found))
-
-
-def second_order() -> Any:
-    """Return a context with a function that differentiates a scalar function of a scalar twice."""
-    import contextlib
-
-    def differentiate(loss: Callable[[Any], Any], at: Any) -> float:
-        x = ops.convert_to_tensor(at)
-        if BACKEND == "jax":
-            import jax
-
-            return float(jax.grad(jax.grad(loss))(x))
-        if BACKEND == "torch":
-            import torch
-
-            x.requires_grad_()
-            (first,) = torch.autograd.grad(loss(x), x, create_graph=True)
-            return float(torch.autograd.grad(first, x)[0])
-        import tensorflow as tf
-
-        with tf.GradientTape() as outer:
-            outer.watch(x)
-            with tf.GradientTape() as inner:
-                inner.watch(x)
-                value = loss(x)
-            first = inner.gradient(value, x)
-        return float(outer.gradient(first, x))
-
-    return contextlib.nullcontext(differentiate)
 
 
 def test_compiled_functions_get_new_values_of_captured_arrays() -> None:

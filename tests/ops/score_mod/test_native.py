@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -13,12 +12,13 @@ from keras import ops
 import heed
 from heed import Mask
 from heed.ops import dot_product_attention
+from tests.backend import BACKEND, vjp
 from tests.native.core import LIBRARY
 from tests.slow import slow
+from tests.tolerances import to_numpy
 
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
 B, T, S, N, K, H = 2, 6, 20, 2, 1, 4
-BACKEND = keras.backend.backend()
 
 
 def arrays() -> list[np.ndarray]:
@@ -60,30 +60,12 @@ def loss(*tensors: Any) -> Any:
 
 
 def gradients(function: Callable[..., Any], tensors: Sequence[Any]) -> list[Any]:
-    """Return the gradients of a number with respect to all arguments, differentiable again."""
-    if BACKEND == "jax":
-        import jax
-
-        return list(jax.grad(function, argnums=tuple(range(len(tensors))))(*tensors))
-    if BACKEND == "torch":
-        import torch
-
-        return list(torch.autograd.grad(function(*tensors), tensors, create_graph=True))
-    import tensorflow as tf
-
-    with tf.GradientTape() as tape:
-        tape.watch(tensors)
-        result = function(*tensors)
-    return tape.gradient(result, tensors)
+    """Return the gradients of a number with respect to all arguments."""
+    return vjp(function, *tensors)[1]()
 
 
 def tensors() -> list[Any]:
-    made = [ops.convert_to_tensor(x) for x in arrays()]
-    return [x.requires_grad_() for x in made] if BACKEND == "torch" else made
-
-
-def to_numpy(x: Any) -> np.ndarray:
-    return np.asarray(ops.convert_to_numpy(ops.stop_gradient(x)))
+    return [ops.convert_to_tensor(x) for x in arrays()]
 
 
 def assert_alike(actual: Sequence[Any], expected: Sequence[Any]) -> None:
@@ -118,7 +100,6 @@ def test_empty_blocks_between_others_are_skipped() -> None:
     rng = np.random.default_rng(3)
     arrays = [rng.normal(size=(1, length, 1, H)).astype("float32") for length in (query, key, key)]
     given = [ops.convert_to_tensor(x) for x in arrays]
-    given = [x.requires_grad_() for x in given] if BACKEND == "torch" else given
 
     def keep(b: Any, n: Any, i: Any, j: Any) -> Any:
         return (
@@ -211,7 +192,6 @@ def test_a_bias_as_a_function_is_the_bias() -> None:
     rng = np.random.default_rng(0)
     sizes = [(2, 70, 8, 4)] * 3 + [(8, 70, 70)]
     given = [ops.convert_to_tensor(rng.normal(size=size).astype("float32")) for size in sizes]
-    given = [x.requires_grad_() for x in given] if BACKEND == "torch" else given
 
     def by_function(q: Any, k: Any, v: Any, bias: Any) -> Any:
         change = lambda score, b, n, i, j: score + bias[n, i, j]  # noqa: E731

@@ -13,7 +13,6 @@ import pytest
 from keras import ops
 
 from heed.ops.score_mod import tracing
-from heed.ops.score_mod.evaluation import reference
 from heed.ops.score_mod.tracing import trace_mask, trace_score
 from tests.ops.score_mod import programs
 
@@ -29,7 +28,7 @@ def value(function: Callable[..., Any]) -> np.ndarray:
     traced = trace_score(function)
     arrays = [ops.convert_to_numpy(x) for x in traced.captures]
     leaves = programs.leaves(0)
-    return np.broadcast_to(reference(traced.program, leaves, arrays)[0], programs.SIZES)
+    return np.broadcast_to(programs.reference(traced.program, leaves, arrays), programs.SIZES)
 
 
 def expected(function: Callable[..., Any]) -> np.ndarray:

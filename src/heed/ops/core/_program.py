@@ -69,17 +69,14 @@ class CoreProgram(NamedTuple):
 
     @property
     def derivative(self) -> Derivative:
-        """The derivative of the modified score."""
         return derive(self.program)
 
     @property
     def trained(self) -> tuple[bool, ...]:
-        """Whether each captured array gets a gradient."""
         of_scatters = {x.capture for x in self.derivative.scatters}
         return tuple(place in of_scatters for place in range(len(self.places)))
 
     def trained_places(self) -> list[int]:
-        """Return the places of the operands that get gradients."""
         return [x for x, is_trained in zip(self.places, self.trained, strict=True) if is_trained]
 
     def to_words(self) -> tuple[int, ...]:
@@ -88,20 +85,14 @@ class CoreProgram(NamedTuple):
 
     @classmethod
     def from_words(cls, words: Sequence[int]) -> CoreProgram:
-        """Return the program of `to_words`."""
         return _from_words(tuple(int(x) for x in words))
 
 
-def joined(programs: Sequence[Program]) -> Program:
-    """Return one program of several: that of the score, if there is one, comes first."""
-    return _joined(tuple(programs))
-
-
-def reasons_against(programs: Sequence[Program]) -> list[str]:
+def reasons_against(programs: tuple[Program, ...]) -> list[str]:
     """Return why the core cannot run these functions in one call, as sentences."""
     if not programs:
         return []
-    program = joined(programs)
+    program = join(programs)
     derivative = derive(program)
     count = max(len(program.instructions), len(derivative.instructions))
     reasons = []
@@ -119,9 +110,6 @@ def reasons_against(programs: Sequence[Program]) -> list[str]:
             f"the function of the score reads captured arrays {count} times, the native kernels take {MOST_SCATTERS}"
         )
     return reasons
-
-
-_joined = functools.lru_cache(maxsize=256)(join)
 
 
 @functools.lru_cache(maxsize=256)

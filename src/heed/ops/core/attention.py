@@ -167,7 +167,7 @@ def reasons_against(spec: AttentionSpec | None, of_machine: Sequence[str]) -> li
     reasons = [*spec.score.core_reasons]
     rules = () if spec.mask is None else spec.mask.rules
     if (rules or spec.score.program is not None) and (found := functions(spec)):
-        reasons += program.reasons_against([x.program for x in found])
+        reasons += program.reasons_against(tuple(x.program for x in found))
     if len(rules) > MOST_RULES:
         count = sum(rule.program is None for rule in rules)
         if count > MOST_RULES:

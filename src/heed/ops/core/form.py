@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from heed.ops.checks import dtype_of
-from heed.ops.core._program import CoreProgram, joined
+from heed.ops.core._program import CoreProgram
 from heed.ops.layouts import LAYOUTS
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import RULES, Where, WireRule, of_rank_4, offset
 from heed.ops.options import SCORING
 from heed.ops.score_mod.captures import to_floats
 from heed.ops.score_mod.operations import Type
-from heed.ops.score_mod.rewriting import of_keep, of_score
+from heed.ops.score_mod.rewriting import join, of_keep, of_score
 from heed.ops.scores import CoreScore, FunctionScore, from_core
 from heed.ops.sizes import size
 from heed.ops.spec import AttentionSpec, Tensors
@@ -191,7 +191,7 @@ def write(spec: AttentionSpec, tensors: Tensors, threads: int = 0) -> tuple[Form
     rules = tuple(map(rule, wires))
     words: tuple[int, ...] = ()
     if found := functions(spec):
-        program = joined([x.program for x in found])
+        program = join(tuple(x.program for x in found))
         captures = [y for x in found for y in x.captured()]
         dtypes = {Type.FLOAT: spec.dtype, Type.INT: "int32", Type.BOOL: "bool"}
         typed = zip(captures, program.captures, strict=True)
@@ -213,7 +213,7 @@ def trained_operands(spec: AttentionSpec) -> tuple[bool, ...]:
     """Return which operands of the score the core gives gradients for."""
     if not spec.score.operands:
         return ()
-    program = joined([x.program for x in functions(spec)])
+    program = join(tuple(x.program for x in functions(spec)))
     trained = CoreProgram(program, tuple(range(len(program.captures)))).trained
     return trained[: len(spec.score.operands)]
 

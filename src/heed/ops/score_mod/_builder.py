@@ -31,15 +31,12 @@ class Builder:
         self._of_score: list[bool] = []
 
     def number(self, value: float) -> int:
-        """Return a constant float."""
         return self.constant(value, Type.FLOAT)
 
     def constant(self, value: float, kind: Type) -> int:
-        """Return a constant of a type."""
         return self._append(Instruction(CONSTANT, kind, constant=float(value)))
 
     def leaf(self, name: str) -> int:
-        """Return SCORE, UPSTREAM or an index."""
         kind = Type.FLOAT if name in ("SCORE", "UPSTREAM") else Type.INT
         return self._append(Instruction(NUMBERS[name], kind))
 
@@ -54,7 +51,6 @@ class Builder:
         return self._append(with_operands(x, operands))
 
     def type_of(self, value: int) -> Type:
-        """Return the type of a value."""
         return self.instructions[value].type
 
     def value_of(self, value: int) -> float | None:
@@ -63,47 +59,35 @@ class Builder:
         return x.constant if x.opcode == CONSTANT else None
 
     def emit(self, name: str, *operands: int) -> int:
-        """Return the result of an operation."""
-        operation = OPERATIONS[name]
-        kind = operation.result
+        kind = OPERATIONS[name].result
         if kind is None:
             kind = self.type_of(operands[-1])
         simpler = self._simplify(name, operands)
         if simpler is not None:
             return simpler
-        constants = [self.value_of(x) for x in operands]
-        if None not in constants:
-            folded = self._fold(name, operands)
-            if folded is not None:
-                return self.constant(folded, kind)
+        if all(self.value_of(x) is not None for x in operands):
+            return self.constant(self._fold(name, operands), kind)
         return self._append(Instruction(NUMBERS[name], kind, 0, *operands))
 
     def add(self, a: int, b: int) -> int:
-        """Return a + b."""
         return self.emit("ADD", a, b)
 
     def subtract(self, a: int, b: int) -> int:
-        """Return a - b."""
         return self.emit("SUB", a, b)
 
     def multiply(self, a: int, b: int) -> int:
-        """Return a * b."""
         return self.emit("MUL", a, b)
 
     def divide(self, a: int, b: int) -> int:
-        """Return a / b."""
         return self.emit("DIV", a, b)
 
     def where(self, condition: int, a: int, b: int) -> int:
-        """Choose `a` where the condition holds, else `b`."""
         return self.emit("WHERE", condition, a, b)
 
     def to_float(self, x: int) -> int:
-        """Return a value as a float."""
         return self.convert(x, Type.FLOAT)
 
     def convert(self, x: int, kind: Type) -> int:
-        """Return a value in another type."""
         return x if self.type_of(x) == kind else self.emit(f"TO_{kind.name}", x)
 
     def share(self, first: int, equal: int) -> Sequence[int]:
@@ -119,7 +103,7 @@ class Builder:
         lo, hi = self._ranges[x]
         return self.type_of(x) == Type.INT and bool(lo >= -_EXACT and hi <= _EXACT)
 
-    def _fold(self, name: str, operands: Sequence[int]) -> float | None:
+    def _fold(self, name: str, operands: Sequence[int]) -> float:
         values = [_DTYPES[self.type_of(x)](self.instructions[x].constant) for x in operands]
         with np.errstate(all="ignore"):
             return float(OPERATIONS[name].compute(NUMPY, *values))

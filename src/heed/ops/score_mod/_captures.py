@@ -101,14 +101,9 @@ class _Reader:
         if isinstance(x, types.FunctionType):
             return self._function(x)
         if isinstance(x, functools.partial):
-            return self._partial(x)
+            return self._made_of(_partial, x.func, list(x.args), dict(x.keywords))
         if isinstance(x, types.MethodType):
-            key, function = self.read(x.__func__)
-            owner_key, owner = self.read(x.__self__)
-            return (
-                ("method", key, owner_key),
-                lambda arrays: types.MethodType(function(arrays), owner(arrays)),
-            )
+            return self._made_of(types.MethodType, x.__func__, x.__self__)
         if isinstance(x, keras.layers.Layer):
             return self._layer(x)
         self.is_known = False
@@ -154,14 +149,9 @@ class _Reader:
 
         return ("function", x.__code__, key), rebuild
 
-    def _partial(self, x: Any) -> tuple[Hashable, Rebuild]:
-        key, parts = self.read([x.func, list(x.args), dict(x.keywords)])
-
-        def rebuild(arrays: Sequence[Any]) -> Any:
-            function, args, keywords = parts(arrays)
-            return functools.partial(function, *args, **keywords)
-
-        return ("partial", key), rebuild
+    def _made_of(self, make: Callable[..., Any], *parts: Any) -> tuple[Hashable, Rebuild]:
+        key, rebuild = self.read(list(parts))
+        return (make, key), lambda arrays: make(*rebuild(arrays))
 
     def _layer(self, x: keras.layers.Layer) -> tuple[Hashable, Rebuild]:
         """Return a layer with its attributes: a copy that Keras does not track gets traced values for its variables."""
@@ -179,6 +169,10 @@ class _Reader:
             return copy
 
         return ("layer", type(x), call_key, key), rebuild
+
+
+def _partial(function: Any, args: Sequence[Any], keywords: dict[str, Any]) -> Any:
+    return functools.partial(function, *args, **keywords)
 
 
 _EMPTY = (None, "an empty cell")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from types import FrameType, TracebackType
 from typing import Any
@@ -28,8 +29,9 @@ def describe(function: Any) -> str:
     return f"`{name}`" if code is None else f"`{name}` ({code.co_filename}:{code.co_firstlineno})"
 
 
-def user_line(frame: FrameType | None) -> str | None:
-    """Return the place of the innermost frame that is not in a library, as "file:line"."""
+def user_line() -> str | None:
+    """Return the line of the user's code that runs now, "file:line"."""
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         if _is_users(frame):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"

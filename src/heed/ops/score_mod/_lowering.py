@@ -12,8 +12,8 @@ import numpy as np
 from keras import ops
 
 from heed.ops.score_mod._builder import Builder
-from heed.ops.score_mod._errors import UntraceableError
-from heed.ops.score_mod._traced import Traced, place_in_user_code
+from heed.ops.score_mod._errors import UntraceableError, user_line
+from heed.ops.score_mod._traced import Traced
 from heed.ops.score_mod.bounds import Place
 from heed.ops.score_mod.operations import Type
 
@@ -88,8 +88,8 @@ class Lowering:
         problem: the first thing that cannot be traced, with its line, or None.
     """
 
-    def __init__(self, place: Place):
-        self.builder = Builder(place)
+    def __init__(self) -> None:
+        self.builder = Builder(Place())
         self.captures: list[Array] = []
         self.problem: tuple[str, str | None] | None = None
         self._numbers: dict[Any, int] = {}
@@ -110,7 +110,7 @@ class Lowering:
         try:
             self._lower(operation, args, kwargs, outputs)
         except UntraceableError as error:
-            self.problem = self.problem or (str(error), place_in_user_code())
+            self.problem = self.problem or (str(error), user_line())
             raise
 
     def _lower(
@@ -354,6 +354,10 @@ def _copy(call: _Call) -> int | Number | Array:
 
 
 def _take(call: _Call) -> Array:
+    return _part(call, call.operation.axis)
+
+
+def _part(call: _Call, axis: int | None) -> Array:
     """Return a part of a captured array. Negative indices count from the end; all are clamped."""
     lowering, builder = call.lowering, call.builder
     x, index = call.args
@@ -375,7 +379,6 @@ def _take(call: _Call) -> Array:
     steps = array.steps
     if steps is None:
         steps = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-    axis = getattr(call.operation, "axis", None)
     if axis is None:
         if array.steps is not None and len(shape) != 1:
             raise UntraceableError("`keras.ops.take` of a part of an array needs an axis")
@@ -400,16 +403,11 @@ def _take(call: _Call) -> Array:
 
 
 def _get_item(call: _Call) -> Array:
-    x, key = call.args
-    if not isinstance(key, int):
+    if not isinstance(call.args[1], int):
         raise UntraceableError(
             "a part of an array that depends on the pair takes integers as indices; use `keras.ops.take`"
         )
-    return _take(call._replace(args=(x, key), operation=_FirstAxis()))
-
-
-class _FirstAxis:
-    axis = 0
+    return _part(call, 0)
 
 
 def _composed(compute: Callable[..., int]) -> _Handler:
@@ -447,24 +445,16 @@ def _gelu(call: _Call) -> int:
 
 # By the class of Keras' operation.
 _HANDLERS: dict[str, _Handler] = {
-    "Sqrt": _floats("SQRT"),
-    "Rsqrt": _floats("RSQRT"),
-    "Exp": _floats("EXP"),
-    "Expm1": _floats("EXPM1"),
-    "Log": _floats("LOG"),
-    "Log1p": _floats("LOG1P"),
-    "Log2": _floats("LOG2"),
-    "Tanh": _floats("TANH"),
-    "Sigmoid": _floats("SIGMOID"),
-    "Softplus": _floats("SOFTPLUS"),
-    "Sin": _floats("SIN"),
-    "Cos": _floats("COS"),
-    "Erf": _floats("ERF"),
-    "Floor": _floats("FLOOR"),
-    "Ceil": _floats("CEIL"),
-    "Reciprocal": _floats("RECIPROCAL"),
-    "Relu": _floats("RELU"),
+    **{
+        name: _floats(name.upper())
+        for name in (
+            "Sqrt Rsqrt Exp Expm1 Log Log1p Log2 Tanh Sigmoid Softplus Sin Cos Erf Floor Ceil Reciprocal Relu"
+        ).split()
+    },
+    "Divide": _floats("DIV"),
+    "TrueDivide": _floats("DIV"),
     "Round": _round,
+    "Power": _power,
     "Negative": _of_numbers("NEG"),
     "Absolute": _of_numbers("ABS"),
     "Sign": _of_numbers("SIGN"),
@@ -472,21 +462,12 @@ _HANDLERS: dict[str, _Handler] = {
     "Add": _of_numbers("ADD"),
     "Subtract": _of_numbers("SUB"),
     "Multiply": _of_numbers("MUL"),
-    "Divide": _floats("DIV"),
-    "TrueDivide": _floats("DIV"),
-    "Power": _power,
     "Minimum": _of_numbers("MIN"),
     "Maximum": _of_numbers("MAX"),
     "FloorDivide": _of_numbers("FLOORDIV"),
     "Mod": _of_numbers("MOD"),
-    "LogicalAnd": _logical("AND"),
-    "LogicalOr": _logical("OR"),
-    "LogicalXor": _logical("XOR"),
-    "LogicalNot": _logical("NOT"),
-    "BitwiseAnd": _bits("AND"),
-    "BitwiseOr": _bits("OR"),
-    "BitwiseXor": _bits("XOR"),
-    "BitwiseNot": _bits("NOT"),
+    **{f"Logical{name}": _logical(name.upper()) for name in ("And", "Or", "Xor", "Not")},
+    **{f"Bitwise{name}": _bits(name.upper()) for name in ("And", "Or", "Xor", "Not")},
     "BitwiseInvert": _bits("NOT"),
     "BitwiseLeftShift": _bits("SHL"),
     "LeftShift": _bits("SHL"),

@@ -7,7 +7,6 @@ into `Traced` values as well: nothing of Keras is replaced.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from heed.ops.score_mod._errors import UntraceableError, user_line
+from heed.ops.score_mod._errors import UntraceableError
 
 # Receives the operation, its arguments and keyword arguments, and sets `payload` of its results.
 Lower = Callable[[Any, Sequence[Any], dict[str, Any], Sequence["Traced"]], None]
@@ -156,8 +155,3 @@ class Traced(keras.KerasTensor):
 def _as_int32(x: Any) -> Any:
     """Return a number of Python with a dtype, which Keras asks for here."""
     return np.int32(x) if type(x) is int else x
-
-
-def place_in_user_code() -> str | None:
-    """Return the line of the user's code that runs now, "file:line"."""
-    return user_line(sys._getframe(1))

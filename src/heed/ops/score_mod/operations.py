@@ -7,6 +7,7 @@ list in the core: see docs/extending.md.
 from __future__ import annotations
 
 import enum
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,8 +26,8 @@ class Type(enum.IntEnum):
 
 
 # Leaves, in the order of `heed_opcode`; the operations follow.
+_LEAVES = ("CONSTANT", "SCORE", "BATCH", "HEAD", "QUERY", "KEY", "LOAD", "UPSTREAM")
 CONSTANT, SCORE, BATCH, HEAD, QUERY, KEY, LOAD, UPSTREAM = range(8)
-LEAVES = ("CONSTANT", "SCORE", "BATCH", "HEAD", "QUERY", "KEY", "LOAD", "UPSTREAM")
 
 _INT = np.iinfo(np.int32)
 ANY_FLOAT: Range = (np.array(-np.inf), np.array(np.inf))
@@ -50,6 +51,11 @@ class Operation(NamedTuple):
     result: Type | None = None
     slopes: Callable[..., Sequence[int | None]] | None = None
     bounds: Callable[..., Range | None] | None = None
+
+    @property
+    def arity(self) -> int:
+        """The number of operands."""
+        return len(inspect.signature(self.compute).parameters) - 1
 
 
 def _monotone(function: Callable[[Any], Any]) -> Callable[[Range], Range]:
@@ -155,12 +161,13 @@ def _truth(x: Range) -> Range:
     return 1.0 * ((lo > 0) | (hi < 0)), 1.0 * np.logical_not((lo == 0) & (hi == 0))
 
 
-def _finite(x: Range) -> Range:
-    return 1.0 * (np.isfinite(x[0]) & np.isfinite(x[1])), np.ones(np.shape(x[0]))
-
-
-_C = Type
-_FLOAT_UNARY: dict[str, Operation] = {
+# In the order of `heed_opcode`.
+OPERATIONS: dict[str, Operation] = {
+    "NEG": Operation(lambda m, x: -x, slopes=lambda b, x, y: [b.number(-1.0)], bounds=_falling),
+    "ABS": Operation(
+        lambda m, x: m.abs(x), slopes=lambda b, x, y: [b.emit("SIGN", x)], bounds=_absolute
+    ),
+    "SIGN": Operation(lambda m, x: m.sign(x), bounds=_monotone(np.sign)),
     "SQRT": Operation(
         lambda m, x: m.sqrt(x),
         slopes=lambda b, x, y: [b.divide(b.number(0.5), y)],
@@ -226,16 +233,6 @@ _FLOAT_UNARY: dict[str, Operation] = {
     "FLOOR": Operation(lambda m, x: m.floor(x), bounds=_monotone(np.floor)),
     "CEIL": Operation(lambda m, x: m.ceil(x), bounds=_monotone(np.ceil)),
     "ROUND": Operation(lambda m, x: m.round(x), bounds=_monotone(np.round)),
-}
-
-# In the order of `heed_opcode`.
-OPERATIONS: dict[str, Operation] = {
-    "NEG": Operation(lambda m, x: -x, slopes=lambda b, x, y: [b.number(-1.0)], bounds=_falling),
-    "ABS": Operation(
-        lambda m, x: m.abs(x), slopes=lambda b, x, y: [b.emit("SIGN", x)], bounds=_absolute
-    ),
-    "SIGN": Operation(lambda m, x: m.sign(x), bounds=_monotone(np.sign)),
-    **_FLOAT_UNARY,
     "SQUARE": Operation(
         lambda m, x: x * x,
         slopes=lambda b, x, y: [b.multiply(b.number(2.0), x)],
@@ -302,26 +299,26 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "AND": Operation(lambda m, x, y: x & y, bounds=_and),
     "OR": Operation(lambda m, x, y: x | y, bounds=_or),
-    "XOR": Operation(lambda m, x, y: x ^ y, bounds=lambda x, y: _opposite(_equal)(x, y)),
+    "XOR": Operation(lambda m, x, y: x ^ y, bounds=_opposite(_equal)),
     "NOT": Operation(lambda m, x: ~x, bounds=lambda x: (1 - x[1], 1 - x[0])),
     "SHL": Operation(lambda m, x, y: m.left_shift(x, y)),
     "SHR": Operation(lambda m, x, y: m.right_shift(x, y)),
-    "EQ": Operation(lambda m, x, y: x == y, _C.BOOL, bounds=_equal),
-    "NE": Operation(lambda m, x, y: x != y, _C.BOOL, bounds=_opposite(_equal)),
-    "LT": Operation(lambda m, x, y: x < y, _C.BOOL, bounds=_less),
-    "LE": Operation(lambda m, x, y: x <= y, _C.BOOL, bounds=_less_equal),
-    "GT": Operation(lambda m, x, y: x > y, _C.BOOL, bounds=_swapped(_less)),
-    "GE": Operation(lambda m, x, y: x >= y, _C.BOOL, bounds=_swapped(_less_equal)),
+    "EQ": Operation(lambda m, x, y: x == y, Type.BOOL, bounds=_equal),
+    "NE": Operation(lambda m, x, y: x != y, Type.BOOL, bounds=_opposite(_equal)),
+    "LT": Operation(lambda m, x, y: x < y, Type.BOOL, bounds=_less),
+    "LE": Operation(lambda m, x, y: x <= y, Type.BOOL, bounds=_less_equal),
+    "GT": Operation(lambda m, x, y: x > y, Type.BOOL, bounds=_swapped(_less)),
+    "GE": Operation(lambda m, x, y: x >= y, Type.BOOL, bounds=_swapped(_less_equal)),
     "WHERE": Operation(lambda m, c, x, y: m.where(c, x, y), bounds=_choice),
-    "TO_FLOAT": Operation(lambda m, x: m.to_float(x), _C.FLOAT, bounds=lambda x: x),
-    "TO_INT": Operation(lambda m, x: m.to_int(x), _C.INT, bounds=_monotone(np.trunc)),
-    "TO_BOOL": Operation(lambda m, x: x != 0, _C.BOOL, bounds=_truth),
-    "ISNAN": Operation(lambda m, x: m.isnan(x), _C.BOOL),
-    "ISINF": Operation(lambda m, x: m.isinf(x), _C.BOOL),
-    "ISFINITE": Operation(lambda m, x: m.isfinite(x), _C.BOOL),
+    "TO_FLOAT": Operation(lambda m, x: m.to_float(x), Type.FLOAT, bounds=lambda x: x),
+    "TO_INT": Operation(lambda m, x: m.to_int(x), Type.INT, bounds=_monotone(np.trunc)),
+    "TO_BOOL": Operation(lambda m, x: x != 0, Type.BOOL, bounds=_truth),
+    "ISNAN": Operation(lambda m, x: m.isnan(x), Type.BOOL),
+    "ISINF": Operation(lambda m, x: m.isinf(x), Type.BOOL),
+    "ISFINITE": Operation(lambda m, x: m.isfinite(x), Type.BOOL),
 }
 
-NAMES: tuple[str, ...] = (*LEAVES, *OPERATIONS)
+NAMES: tuple[str, ...] = (*_LEAVES, *OPERATIONS)
 NUMBERS: dict[str, int] = {name: number for number, name in enumerate(NAMES)}
 # Where a finite operand gives a nonfinite result or derivative.
 SINGULAR = frozenset("SQRT RSQRT EXP EXPM1 LOG LOG1P LOG2 RECIPROCAL DIV POW FLOORDIV MOD".split())

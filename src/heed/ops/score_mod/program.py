@@ -9,7 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from heed.ops.score_mod.operations import CONSTANT, LOAD, NAMES, NUMBERS, SCORE, Type
+from heed.ops.score_mod.operations import (
+    LOAD,
+    NAMES,
+    NUMBERS,
+    OPERATIONS,
+    UPSTREAM,
+    Type,
+)
 
 # Limits of the core.
 MOST_INSTRUCTIONS = 256
@@ -58,17 +65,9 @@ class Instruction(NamedTuple):
 
 @functools.cache
 def _arity(opcode: int) -> int:
-    name = NAMES[opcode]
-    if opcode <= NUMBERS["UPSTREAM"]:
+    if opcode <= UPSTREAM:
         return int(opcode == LOAD)
-    if name == "WHERE":
-        return 3
-    return 2 if name in _BINARY else 1
-
-
-_BINARY = frozenset(
-    "ADD SUB MUL DIV POW MIN MAX FLOORDIV MOD AND OR XOR SHL SHR EQ NE LT LE GT GE".split()
-)
+    return OPERATIONS[NAMES[opcode]].arity
 
 
 def with_operands(x: Instruction, operands: Sequence[int]) -> Instruction:
@@ -100,24 +99,6 @@ class Program(NamedTuple):
     score: int = NONE
     keep: int = NONE
 
-    @property
-    def uses_score(self) -> bool:
-        """Whether anything depends on the score."""
-        return any(instruction.opcode == SCORE for instruction in self.instructions)
-
-    def reasons_against(self) -> list[str]:
-        """Return why the core cannot run it, as sentences."""
-        reasons = []
-        if (count := len(self.instructions)) > MOST_INSTRUCTIONS:
-            reasons.append(
-                f"the function needs {count} operations, the native kernels take {MOST_INSTRUCTIONS}"
-            )
-        if (count := len(self.captures)) > MOST_CAPTURES:
-            reasons.append(
-                f"the function captures {count} arrays, the native kernels take {MOST_CAPTURES}"
-            )
-        return reasons
-
     def to_text(self) -> str:
         """Return the program as text, which `from_text` reads."""
         rows = [
@@ -143,18 +124,6 @@ class Program(NamedTuple):
             raise ValueError(
                 f"A score function must be text as heed writes it. Received: {text[:60]!r}"
             ) from error
-
-    def __str__(self) -> str:
-        """Return one line for each instruction."""
-        lines = []
-        for number, x in enumerate(self.instructions):
-            inside = ", ".join(f"%{operand}" for operand in x.operands)
-            if x.opcode == CONSTANT:
-                inside = repr(x.constant)
-            elif x.opcode == LOAD:
-                inside = f"capture {x.capture} at {inside}"
-            lines.append(f"%{number} = {x.name.lower()}({inside}): {x.type.name.lower()}")
-        return "\n".join([*lines, f"score %{self.score}, keep %{self.keep}"])
 
 
 class Derivative(NamedTuple):

@@ -22,11 +22,7 @@ def specialize(program: Program, place: Place) -> Program:
         program: any.
         place: with ends that are numbers.
     """
-    builder = Builder(place)
-    numbers = _copy(builder, program)
-    return _finish(
-        builder, program.captures, _of(numbers, program.score), _of(numbers, program.keep)
-    )
+    return _rewrite(program, Builder(place))
 
 
 def shift(program: Program, query: int | Type, key: int | Type) -> Program:
@@ -37,7 +33,7 @@ def shift(program: Program, query: int | Type, key: int | Type) -> Program:
         query, key: the indices of the first ones; `Type.INT` for a further captured array () that holds it.
     """
     captures = list(program.captures)
-    sources: dict[int, int | None] = {}
+    sources: dict[int, int] = {}
     for opcode, begin in ((QUERY, query), (KEY, key)):
         if isinstance(begin, Type):
             sources[opcode] = len(captures)
@@ -48,18 +44,17 @@ def shift(program: Program, query: int | Type, key: int | Type) -> Program:
             return None
         begin = query if x.opcode == QUERY else key
         if isinstance(begin, Type):
-            capture = sources[x.opcode]
-            first = builder.load(capture or 0, Type.INT, builder.constant(0, Type.INT))
+            zero = builder.constant(0, Type.INT)
+            first = builder.load(sources[x.opcode], Type.INT, zero)
         else:
             first = builder.constant(begin, Type.INT)
         return builder.add(builder.leaf(x.name), first)
 
-    builder = Builder(Place())
-    numbers = _copy(builder, program, leaf)
-    return _finish(builder, captures, _of(numbers, program.score), _of(numbers, program.keep))
+    return _rewrite(program._replace(captures=tuple(captures)), Builder(Place()), leaf)
 
 
-def join(programs: Sequence[Program]) -> Program:
+@functools.lru_cache(maxsize=256)
+def join(programs: tuple[Program, ...]) -> Program:
     """Return one program of several: the last modified score, and the pairs that all of them keep.
 
     The captured arrays are those of all programs, one after the other.
@@ -84,16 +79,12 @@ def join(programs: Sequence[Program]) -> Program:
 
 def of_score(program: Program) -> Program:
     """Return the program of the score alone, with all captured arrays."""
-    builder = Builder(Place())
-    numbers = _copy(builder, program)
-    return _finish(builder, program.captures, _of(numbers, program.score), NONE)
+    return specialize(program._replace(keep=NONE), Place())
 
 
 def of_keep(program: Program) -> Program:
     """Return the program of the kept pairs alone, with all captured arrays."""
-    builder = Builder(Place())
-    numbers = _copy(builder, program)
-    return _finish(builder, program.captures, NONE, _of(numbers, program.keep))
+    return specialize(program._replace(score=NONE), Place())
 
 
 def load_once(program: Program) -> tuple[Program, tuple[int, ...]]:
@@ -123,6 +114,12 @@ def _copy(builder: Builder, program: Program, leaf: _Leaf | None = None) -> list
             replaced = builder.copy(x, [numbers[number] for number in x.operands])
         numbers.append(replaced)
     return numbers
+
+
+def _rewrite(program: Program, builder: Builder, leaf: _Leaf | None = None) -> Program:
+    numbers = _copy(builder, program, leaf)
+    outputs = _of(numbers, program.score), _of(numbers, program.keep)
+    return _finish(builder, program.captures, *outputs)
 
 
 def _of(numbers: Sequence[int], value: int) -> int:

@@ -17,12 +17,12 @@ from heed.ops.score_mod._builder import finish
 from heed.ops.score_mod._errors import describe, last_line, line_of
 from heed.ops.score_mod._lowering import Applied, Array, Expression, Found, Given, Lowering
 from heed.ops.score_mod._traced import Traced
-from heed.ops.score_mod.bounds import Place
 from heed.ops.score_mod.operations import Type
 from heed.ops.score_mod.program import NONE, Program
 
-SCORE_ARGUMENTS = ("score", "batch", "head", "query", "key")
-PAIR_ARGUMENTS = SCORE_ARGUMENTS[1:]
+_PAIR = ("batch", "head", "query", "key")
+# The arguments of a function, by the argument of heed that takes it.
+_ARGUMENTS = {"score_mod": ("score", *_PAIR), "mask": _PAIR}
 _CACHE_SIZE = 256
 _lock = threading.Lock()
 
@@ -59,7 +59,7 @@ def trace_score(function: Any, dtype: str = "float32") -> TracedFunction:
         TypeError: for a function that cannot be traced. The message says why, and in which line.
         ValueError: for a function that returns something else than one number.
     """
-    return _traced("score_mod", function, SCORE_ARGUMENTS, dtype)
+    return _traced("score_mod", function, dtype)
 
 
 def trace_mask(function: Any) -> TracedFunction:
@@ -68,7 +68,7 @@ def trace_mask(function: Any) -> TracedFunction:
     Raises:
         TypeError, ValueError: as `trace_score`.
     """
-    return _traced("mask", function, PAIR_ARGUMENTS, "float32")
+    return _traced("mask", function, "float32")
 
 
 def decorate(decorator: Callable[[Any], Any]) -> None:
@@ -77,10 +77,10 @@ def decorate(decorator: Callable[[Any], Any]) -> None:
     _traced = decorator(_traced)
 
 
-def _traced(name: str, function: Any, arguments: Sequence[str], dtype: str) -> TracedFunction:
+def _traced(name: str, function: Any, dtype: str) -> TracedFunction:
     if not callable(function):
         raise TypeError(
-            f"`{name}` must be a function of ({', '.join(arguments)}). Received: {function!r}"
+            f"`{name}` must be a function of ({', '.join(_ARGUMENTS[name])}). Received: {function!r}"
         )
     if isinstance(function, keras.layers.Layer) and not function.built:
         function.build(())
@@ -88,7 +88,7 @@ def _traced(name: str, function: Any, arguments: Sequence[str], dtype: str) -> T
     key = None if captured.key is None else (name, dtype, captured.key)
     known = None if key is None else _traces.get(key)
     if known is None:
-        known = _trace(name, function, captured, arguments, dtype)
+        known = _trace(name, function, captured, dtype)
         if key is not None and not any(map(_holds_tensors, known.expressions)):
             with _lock:
                 if len(_traces) >= _CACHE_SIZE:
@@ -98,33 +98,27 @@ def _traced(name: str, function: Any, arguments: Sequence[str], dtype: str) -> T
     return TracedFunction(known.program, tuple(map(values.of, known.expressions)))
 
 
-def _trace(
-    name: str, function: Any, captured: _captures.Captured, arguments: Sequence[str], dtype: str
-) -> _Trace:
+def _trace(name: str, function: Any, captured: _captures.Captured, dtype: str) -> _Trace:
     """Trace the function with its arrays as traced values; if that fails, with the arrays themselves."""
-    _check_arguments(name, function, arguments)
+    _check_arguments(name, function)
     try:
-        return _run(name, function, captured, arguments, dtype, with_arrays=False)
+        return _run(name, function, captured, dtype, with_arrays=False)
     except Exception as first:
         if not captured.tensors:
             raise
         try:
-            return _run(name, function, captured, arguments, dtype, with_arrays=True)
+            return _run(name, function, captured, dtype, with_arrays=True)
         except Exception:
             raise first from first.__cause__
 
 
 def _run(
-    name: str,
-    function: Any,
-    captured: _captures.Captured,
-    arguments: Sequence[str],
-    dtype: str,
-    with_arrays: bool,
+    name: str, function: Any, captured: _captures.Captured, dtype: str, with_arrays: bool
 ) -> _Trace:
-    lowering = Lowering(Place())
-    dtypes = {"score": dtype}
-    leaves = [lowering.leaf(x.upper(), dtypes.get(x, "int32")) for x in arguments]
+    lowering = Lowering()
+    leaves = [
+        lowering.leaf(x.upper(), dtype if x == "score" else "int32") for x in _ARGUMENTS[name]
+    ]
     given = [
         lowering.given(place, x.shape, keras.backend.standardize_dtype(x.dtype))
         for place, x in enumerate(captured.tensors)
@@ -170,7 +164,8 @@ def _used(instructions: Any, places: Sequence[int], captures: Sequence[Array]) -
     )
 
 
-def _check_arguments(name: str, function: Any, arguments: Sequence[str]) -> None:
+def _check_arguments(name: str, function: Any) -> None:
+    arguments = _ARGUMENTS[name]
     call = function.call if isinstance(function, keras.layers.Layer) else function
     try:
         signature = inspect.signature(call)
@@ -186,32 +181,25 @@ def _check_arguments(name: str, function: Any, arguments: Sequence[str]) -> None
 
 
 def _result(name: str, function: Any, lowering: Lowering, result: Any) -> int:
-    wanted = "one float" if name == "score_mod" else "one boolean"
+    wanted = Type.FLOAT if name == "score_mod" else Type.BOOL
     shape = lowering.shape(result) if hasattr(result, "shape") else None
     if isinstance(result, (bool, int, float)):
         shape = ()
-    if shape != ():
+    if shape == ():
+        value = lowering.value(result)
+        kind = lowering.builder.type_of(value)
+        # A number of Python serves as a float, an index does not; an integer serves as a boolean.
+        if kind == wanted or (
+            kind == Type.INT and (wanted == Type.BOOL or isinstance(result, int))
+        ):
+            return lowering.builder.convert(value, wanted)
+        received = {Type.FLOAT: "a float", Type.INT: "an integer", Type.BOOL: "a boolean"}[kind]
+    else:
         received = type(result).__name__ if shape is None else f"an array of shape {shape}"
-        raise ValueError(
-            f"`{name}` must return {wanted} for each pair. Received: {received} from {describe(function)}"
-        )
-    value = lowering.value(result)
-    kind = lowering.builder.type_of(value)
-    if name == "score_mod":
-        if kind == Type.BOOL or (kind == Type.INT and not isinstance(result, int)):
-            raise ValueError(
-                f"`{name}` must return {wanted} for each pair. Received: {_dtype(kind)} from {describe(function)}"
-            )
-        return lowering.builder.convert(value, Type.FLOAT)
-    if kind == Type.FLOAT:
-        raise ValueError(
-            f"`{name}` must return {wanted} for each pair. Received: {_dtype(kind)} from {describe(function)}"
-        )
-    return lowering.builder.convert(value, Type.BOOL)
-
-
-def _dtype(kind: Type) -> str:
-    return {Type.FLOAT: "a float", Type.INT: "an integer", Type.BOOL: "a boolean"}[kind]
+    raise ValueError(
+        f"`{name}` must return one {'float' if wanted == Type.FLOAT else 'boolean'} for each pair. "
+        f"Received: {received} from {describe(function)}"
+    )
 
 
 def _holds_tensors(expression: Expression) -> bool:
