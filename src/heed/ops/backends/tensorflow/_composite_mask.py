@@ -78,13 +78,9 @@ class MaskSpec(type_spec.BatchableTypeSpec):
         return MaskSpec(self._outlines, changed)
 
 
-def _register() -> None:
-    composite = tf.__internal__.CompositeTensor
-    composite.register(Mask)
-    for name, member in vars(composite).items():
-        if isinstance(member, (property, types.FunctionType)):
-            setattr(Mask, name, member)
-    Mask._type_spec = property(MaskSpec.of)  # type: ignore[attr-defined]
-
-
-_register()
+_Composite = tf.__internal__.CompositeTensor
+_Composite.register(Mask)
+for _name, _member in vars(_Composite).items():
+    if isinstance(_member, (property, types.FunctionType)):
+        setattr(Mask, _name, _member)
+Mask._type_spec = property(MaskSpec.of)  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from heed.ops import checks
+from heed.ops.backends.protocol import OutputAndLse
 from heed.ops.backends.shared.block import HIDING_BIAS, prepare
 from heed.ops.backends.tensorflow.portable.implementation import Portable, PortableFusedOps
 from heed.ops.mask import Mask
@@ -112,9 +113,7 @@ class Exportable(Portable):
         """Refuse dropout."""
         return ["it has no dropout"] if spec is not None and spec.dropout else []
 
-    def attend(
-        self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+    def attend(self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool) -> OutputAndLse:
         query, key, value = (_with_heads(x, spec) for x in tensors[:3])
         visible, is_causal = _visible(spec, query, key)
         if (product := spec.score.product) is not None:
@@ -132,14 +131,7 @@ class Exportable(Portable):
         return output, lse[:, 0] if spec.heads_axis is None else lse
 
     def weights(
-        self,
-        spec: AttentionSpec,
-        tensors: Tensors,
-        *,
-        heads: Sequence[int] | None,
-        rows: Sequence[int] | None,
-        keys: Sequence[int] | None,
-        lse: Any,
+        self, spec: AttentionSpec, tensors: Tensors, *, lse: Any, **chosen: Sequence[int] | None
     ) -> tf.Tensor:
         query, key = (_with_heads(x, spec) for x in tensors[:2])
         visible, is_causal = _visible(spec, query, key)
@@ -150,10 +142,9 @@ class Exportable(Portable):
         else:
             scores, visible = _other_scores(spec, tensors, query, key, visible)
             weights = _softmax(scores, visible, is_causal)
-        chosen = {"heads": heads, "rows": rows, "keys": keys}
-        for axis, (name, indices) in enumerate(chosen.items(), start=1):
-            if indices is not None:
-                indices = checks.check_indices(name, indices, size(weights, axis))
+        for axis, name in enumerate(("heads", "rows", "keys"), start=1):
+            if chosen[name] is not None:
+                indices = checks.check_indices(name, chosen[name], size(weights, axis))
                 weights = tf.gather(weights, tf.constant(indices, tf.int32), axis=axis)
         return weights
 

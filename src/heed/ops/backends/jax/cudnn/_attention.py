@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from heed.ops.backends.jax.derivatives import second_derivatives
-from heed.ops.backends.jax.portable.implementation import Portable
+from heed.ops.backends.jax.portable.implementation import Portable, second_derivatives
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import Outline, put_together, take_apart
 from heed.ops.spec import AttentionSpec, Tensors

@@ -190,21 +190,15 @@ def _block_gradients(
 ) -> Operands:
     def attend(operands: Operands) -> Any:
         rows = attention.attend(dataclasses.replace(block, operands=operands))
-        return (rows.output, rows.lse), (rows.nonfinite, rows.visible)
+        return (rows.output, rows.lse), rows
 
-    _, pull, (bad, visible) = jax.vjp(attend, operands, has_aux=True)
-    if bad is None:
-        return pull(incoming)[0]
+    _, pull, rows = jax.vjp(attend, operands, has_aux=True)
     output, lse = incoming
-    wrong = ~(jnp.isfinite(output).all(-1, keepdims=True) & jnp.isfinite(lse))
-    bad = bad | (wrong if visible is None else wrong & visible.any(-1, keepdims=True))
-    gradients = pull((fill(bad, output, 0.0), fill(bad, lse, 0.0)))[0]
-    hit = attention.keys_of_rows(visible, bad)
-    return gradients._replace(
-        query=fill(bad, gradients.query, jnp.nan),
-        key=fill(hit, gradients.key, jnp.nan),
-        value=fill(hit, gradients.value, jnp.nan),
-    )
+    bad = rows.bad(output, lse)
+    if bad is not None:
+        output, lse = fill(bad, output, 0.0), fill(bad, lse, 0.0)
+    gradients = pull((output, lse))[0].flat()
+    return Operands.of(attention.mark_gradients(gradients, rows.visible, bad))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -16,11 +16,14 @@ from heed.ops.backends.shared import block as shared
 from heed.ops.backends.shared import plan
 from heed.ops.backends.shared.block import Arithmetic, BlockAttention, Results
 from heed.ops.backends.shared.operands import Block, Operands, fill
-from heed.ops.backends.tensorflow.derivatives import differentiate_twice
-from heed.ops.backends.tensorflow.forward_mode import check_tapes, has_tangents
+from heed.ops.backends.tensorflow.derivatives import (
+    check_tapes,
+    custom_gradient,
+    differentiate_twice,
+    has_tangents,
+)
 from heed.ops.backends.tensorflow.portable._loops import put
 from heed.ops.backends.tensorflow.portable._parts import Total, make_plan, over_blocks
-from heed.ops.backends.tensorflow.portable.custom_gradient import custom_gradient
 from heed.ops.sizes import is_static, size, sizes, slice_axis
 
 Several = Sequence[tf.Tensor]

@@ -20,12 +20,11 @@ from typing import Any
 import tensorflow as tf
 
 from heed.ops.backends import NATIVE, PORTABLE
-from heed.ops.backends.tensorflow.portable.custom_gradient import custom_gradient
+from heed.ops.backends.tensorflow.derivatives import custom_gradient
 from heed.ops.backends.tensorflow.ring._blocks import (
     Blocks,
     NativeBlocks,
     Part,
-    PortableBlocks,
     Whole,
     merge,
     nothing,
@@ -38,7 +37,7 @@ from heed.ops.sequence_split import stretches_of
 from heed.ops.sizes import Span, slice_axis
 from heed.ops.spec import AttentionSpec, Tensors
 
-_BLOCKS: dict[str, Blocks] = {NATIVE: NativeBlocks(), PORTABLE: PortableBlocks()}
+_BLOCKS: dict[str, Blocks] = {NATIVE: NativeBlocks(), PORTABLE: Blocks()}
 # Makes the seeds of dropout of different pairs of stretches differ.
 _GOLDEN = 0x9E3779B9
 

@@ -8,7 +8,7 @@ import importlib.util
 import types
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -46,29 +46,8 @@ class Prepared(NamedTuple):
 NOTHING = Prepared()
 
 
-class Expression(Call, Protocol):
-    """A call that can be compiled."""
-
-    def prepare(self, spec: AttentionSpec, query: torch.Tensor) -> Prepared:
-        """Return what is made outside of what is compiled."""
-
-    def express(
-        self,
-        spec: AttentionSpec,
-        tensors: Tensors,
-        repair: bool,
-        prepared: Prepared = NOTHING,
-    ) -> Results:
-        """Return the results by operations that PyTorch compiles; see `Call.compute`.
-
-        Args:
-            spec, tensors, repair: of `Call.compute`.
-            prepared: of `prepare`; `NOTHING` where PyTorch compiles the caller.
-        """
-
-
-def run(call: Expression, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
-    """Return the results of a call, compiled; while PyTorch compiles, and without Triton, its operations.
+def run(call: Any, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
+    """Return the results of a `Flex`, compiled; while PyTorch compiles, and without Triton, its operations.
 
     Raises:
         CannotRun: if PyTorch fails to compile it.
@@ -130,7 +109,7 @@ def _kind_of(call: Call, spec: AttentionSpec) -> tuple[Any, list[Any]]:
 
 @functools.lru_cache(maxsize=_MOST_KINDS)
 def compiled(
-    call: Expression,
+    call: Any,
     spec: AttentionSpec,
     outlines: tuple[Outline, ...] | None,
     variant: tuple[Any, ...],
@@ -145,7 +124,7 @@ def compiled(
 
 
 def express(
-    call: Expression, spec: AttentionSpec, outlines: tuple[Outline, ...] | None, repair: bool
+    call: Any, spec: AttentionSpec, outlines: tuple[Outline, ...] | None, repair: bool
 ) -> Callable[..., Results]:
     """Return the same, not compiled."""
 

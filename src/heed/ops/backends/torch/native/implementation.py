@@ -6,6 +6,7 @@ import functools
 
 import torch
 
+from heed.ops.backends.protocol import OutputAndLse
 from heed.ops.backends.torch.device import device_of
 from heed.ops.backends.torch.native import _op
 from heed.ops.backends.torch.portable.implementation import Portable
@@ -29,7 +30,5 @@ class Native(Portable):
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
         return reasons_against(spec, machine_reasons())
 
-    def attend(
-        self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def attend(self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool) -> OutputAndLse:
         return _op.run(spec, tensors, return_lse)

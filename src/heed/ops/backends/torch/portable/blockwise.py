@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from heed.ops.backends.shared import plan
-from heed.ops.backends.shared.block import BlockAttention, join, prepare
+from heed.ops.backends.shared.block import BlockAttention, by_key_heads, join, prepare
 from heed.ops.backends.shared.operands import Block, Operands, fill
 from heed.ops.backends.torch.operands import has_values
 from heed.ops.sizes import Span
@@ -146,17 +146,14 @@ def _prepare_with(
 
 def _rows_of(spec: AttentionSpec, operands: Operands, incoming: Several) -> list[torch.Tensor]:
     """Return gradients of output and log-sum-exp in the shapes of a block: (B, K, G, T, V) and (B, K, G, T, 1)."""
-    query = operands.query
+    query, (output, lse) = operands.query, incoming
     shape = query.shape[:4]
-    output, lse = incoming
-    if output is None:
-        output = query.new_zeros((*shape, operands.value.shape[3]))
-    else:
-        output = output.to(query.dtype)
-        output = output.transpose(1, 2) if spec.heads_axis == 2 else output
-        output = output.reshape(*shape, operands.value.shape[3])
-    lse = query.new_zeros((*shape, 1)) if lse is None else lse.to(query.dtype).reshape(*shape, 1)
-    return [output, lse]
+    return [
+        query.new_zeros((*shape, operands.value.shape[3]))
+        if output is None
+        else by_key_heads(spec, output),
+        query.new_zeros((*shape, 1)) if lse is None else lse.to(query.dtype).reshape(*shape, 1),
+    ]
 
 
 def _first(
@@ -247,12 +244,8 @@ def _differentiate(
     """
     *operands, output, lse = leaves
     rows = attention.attend(dataclasses.replace(block, operands=Operands.of(operands)))
-    bad = rows.nonfinite
+    bad = rows.bad(output, lse)
     if bad is not None:
-        wrong = ~(torch.isfinite(output).all(-1, keepdim=True) & torch.isfinite(lse))
-        if rows.visible is not None:
-            wrong = wrong & rows.visible.any(-1, keepdim=True)
-        bad = bad | wrong
         output, lse = fill(bad, output, 0.0), fill(bad, lse, 0.0)
     gradients = _gradients([rows.output, rows.lse], operands, [output, lse], create_graph=twice)
     return gradients, rows.visible, bad
@@ -281,11 +274,8 @@ def _add_block(
         leaves = [_leaf(x) for x in block.operands.flat()]
         leaves += [_view(x, "query", block) for x in incoming]
         gradients, visible, bad = _differentiate(attention, block, leaves, False)
-    if bad is not None:
-        gradients[0] = fill(bad, gradients[0], torch.nan)
-        hit = attention.keys_of_rows(visible, bad)
-        gradients[1], gradients[2] = (fill(hit, x, torch.nan) for x in gradients[1:3])
-    for place, (total, gradient) in enumerate(zip(totals, gradients, strict=True)):
+    marked = attention.mark_gradients(gradients, visible, bad)
+    for place, (total, gradient) in enumerate(zip(totals, marked, strict=True)):
         if total is not None:
             _view(total, _kind(place, leaves), block).add_(gradient)
 
