@@ -9,9 +9,9 @@ from keras import ops
 
 from heed.ops import checks
 from heed.ops.backends.protocol import Implementation
+from heed.ops.backends.shared._weights import take, weights_of
 from heed.ops.backends.shared.block import BlockAttention, Rows, prepare
 from heed.ops.backends.shared.operands import Block, Operands, fill
-from heed.ops.backends.shared._weights import take, weights_of
 from heed.ops.sizes import Span, is_static
 from heed.ops.spec import AttentionSpec, Tensors
 
