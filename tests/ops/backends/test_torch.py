@@ -51,29 +51,11 @@ def test_integers_beyond_int32_are_checked_as_on_other_backends() -> None:
         ops.dot_product_attention(query, query, query, mask=Mask.segments([[2**33] * 5] * 2))
 
 
-def test_no_heads_give_no_weights() -> None:
-    query = torch.randn(2, 5, 4, 8)
-    assert ops.attention_weights(query, query, heads=[]).shape == (2, 0, 5, 5)
-
-
-def test_a_compiled_graph_is_whole_and_gives_the_same() -> None:
-    key_lengths = torch.tensor([9, 4])
-
-    def call(query: Any, key: Any, value: Any) -> Any:
-        mask = Mask.lengths(key_lengths) & Mask.causal()
-        return ops.dot_product_attention(query, key, value, mask=mask)
-
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    assert_same(gradients(compiled), gradients(attend))
-
-
-def test_checkpoints_and_transformations_give_the_same() -> None:
+def test_checkpoints_give_the_same() -> None:
     from torch.utils.checkpoint import checkpoint
 
-    expected = gradients(attend)
-    assert_same(gradients(lambda *x: checkpoint(attend, *x, use_reentrant=False)), expected)
-    found = torch.func.grad(lambda *x: attend(*x).sin().sum(), argnums=(0, 1, 2))
-    assert_same(found(*(x.detach() for x in inputs())), expected)
+    found = gradients(lambda *x: checkpoint(attend, *x, use_reentrant=False))
+    assert_same(found, gradients(attend))
 
 
 def test_second_derivatives_of_both_implementations_agree() -> None:
@@ -106,13 +88,6 @@ def test_autocast_keeps_the_dtype_that_it_chose() -> None:
     assert dense.weight.grad.dtype == torch.float32
 
 
-def test_a_transposed_view_is_read_in_place() -> None:
-    query, key, value = (x.detach() for x in inputs())
-    swapped = [x.transpose(1, 2) for x in (query, key, value)]
-    found = ops.dot_product_attention(*swapped, layout="BNTH")
-    assert torch.equal(found.transpose(1, 2), ops.dot_product_attention(query, key, value))
-
-
 def test_a_call_of_a_known_kind_is_checked_where_it_differs() -> None:
     """Calls of plain tensors are checked once; what Python takes for equal is checked all the same."""
     query, key, value = (x.detach().float() for x in inputs())
@@ -140,13 +115,6 @@ def test_an_empty_mask_array_is_one() -> None:
     key = query[:, :0]
     output = ops.dot_product_attention(query, key, key, mask=np.ones((3, 0), bool))
     assert not output.any()
-
-
-def test_features_of_any_stride_are_read() -> None:
-    query, key, value = (x.detach() for x in inputs())
-    strided = [torch.stack([x, x + 1], -1)[..., 0] for x in (query, key, value)]
-    found = ops.dot_product_attention(*strided)
-    assert torch.equal(found, ops.dot_product_attention(query, key, value))
 
 
 def test_an_eager_call_is_little_python() -> None:

@@ -111,7 +111,10 @@ def assert_same(found: Any, expected: Any) -> None:
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("name", [name for name in TRANSFORMS if not name.startswith("jacrev")])
+NESTED = ["jacrev of jacfwd", "jacrev of jacrev"]
+
+
+@pytest.mark.parametrize("name", [*(x for x in TRANSFORMS if x not in NESTED), *slow(NESTED)])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_transformations_are_those_of_a_plain_expression(implementation: str, name: str) -> None:
     transform = TRANSFORMS[name]
@@ -119,12 +122,6 @@ def test_transformations_are_those_of_a_plain_expression(implementation: str, na
     with heed.set_implementation(implementation):
         found = transform(heeds)(*inputs())
     assert_same(found, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["jacrev of jacfwd", "jacrev of jacrev"])
-def test_nested_jacobians_are_those_of_a_plain_expression(name: str) -> None:
-    test_transformations_are_those_of_a_plain_expression("native", name)
 
 
 @pytest.mark.parametrize("kind", ["additive", "dropout", "bias"])
@@ -384,17 +381,21 @@ def test_a_traced_function_computes_again() -> None:
     assert_same(traced(*inputs()), plain(*inputs()))
 
 
+def with_permuted_operands(query: Any, key: Any, value: Any) -> Any:
+    bias = query.mean() * key.new_ones(query.shape[1], key.shape[1], 4)
+    return ops.dot_product_attention(
+        (query * 2).transpose(1, 3).contiguous().transpose(1, 3),
+        key,
+        value,
+        mask=Mask.window(3, 0) & Mask.lengths(LENGTHS),
+        bias=bias.permute(2, 0, 1)[None],
+    )
+
+
 COMPILED: dict[str, tuple[Callable[..., Any], bool | None]] = {
-    "dynamic, permuted bias": (
-        lambda q, k, v: ops.dot_product_attention(
-            (q * 2).transpose(1, 3).contiguous().transpose(1, 3),
-            k,
-            v,
-            mask=Mask.window(3, 0),
-            bias=(q.mean() * k.new_ones(q.shape[1], k.shape[1], 4)).permute(2, 0, 1)[None],
-        ),
-        True,
-    ),
+    # For the first length as it is, for the second one as a symbol.
+    "permuted": (with_permuted_operands, None),
+    "permuted, symbols from the start": (with_permuted_operands, True),
     "dropout": (lambda q, k, v: ops.dot_product_attention(q, k, v, dropout=0.3, seed=5), None),
     "jvp": (lambda q, k, v: torch.func.jvp(lambda x: heeds(x, k, v), (q,), (q,))[1], None),
 }
@@ -402,7 +403,7 @@ COMPILED: dict[str, tuple[Callable[..., Any], bool | None]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("backend", ["aot_eager", *slow(["inductor"])])
-@pytest.mark.parametrize("name", ["dynamic, permuted bias", *slow(["dropout", "jvp"])])
+@pytest.mark.parametrize("name", ["permuted", *slow([*COMPILED][1:])])
 def test_compiled_functions_give_the_same(name: str, backend: str) -> None:
     function, dynamic = COMPILED[name]
     torch._dynamo.reset()

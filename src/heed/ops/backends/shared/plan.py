@@ -70,13 +70,13 @@ def _visible_keys(
     if not all(map(known, ends)):
         return Span(0, length)
     lo, hi = map(int, ends)
-    return _span(lo, hi, length, step)
+    return widened(lo, hi, length, step)
 
 
-def _span(lo: int, hi: int, length: int, step: int) -> Span:
+def widened(lo: Size, hi: Size, length: Size, step: int) -> Span:
     """Return a range of keys, widened to at least one and to multiples of a step."""
-    begin = min(lo, length - 1) // step * step
-    return Span(begin, min(length, ceil_div(max(hi, begin + 1), step) * step) - begin)
+    begin = maximum(0, minimum(lo, length - 1) // step * step)
+    return Span(begin, minimum(length, ceil_div(maximum(hi, begin + 1), step) * step) - begin)
 
 
 class Group(NamedTuple):

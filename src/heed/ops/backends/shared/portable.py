@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from keras import ops
 
@@ -19,6 +19,10 @@ from heed.ops.spec import AttentionSpec, Tensors
 _FAR_BELOW = -1e4
 
 
+# The results of a block, (B, K, G, t, width) each.
+OfBlock: TypeAlias = Callable[[Block], list[Any]]
+
+
 class BlockwiseAttention(Implementation, Protocol):
     """Attention block by block. A backend adds `attend`, with its loop and its derivatives, and `over_blocks`."""
 
@@ -30,13 +34,9 @@ class BlockwiseAttention(Implementation, Protocol):
         return prepare(spec, tensors)
 
     def over_blocks(
-        self,
-        attention: BlockAttention,
-        whole: Block,
-        widths: Sequence[int],
-        function: Callable[[Block], list[Any]],
+        self, attention: BlockAttention, whole: Block, widths: Sequence[int], function: OfBlock
     ) -> list[Any]:
-        """Return what `function` returns of each block, (B, K, G, t, width) for each of the widths, joined along T."""
+        """Return what `function` returns of each block, joined along T: one tensor for each of the widths."""
 
     def weights(self, spec: AttentionSpec, tensors: Tensors, *, lse: Any, **chosen: Any) -> Any:
         if lse is not None:

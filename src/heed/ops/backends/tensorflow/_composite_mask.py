@@ -34,13 +34,11 @@ class MaskSpec(type_spec.BatchableTypeSpec):
 
     @classmethod
     def of(cls, mask: Mask) -> MaskSpec:
-        """Return the spec of a mask."""
         tensors, outlines = take_apart(mask.rules)
         return cls(outlines, [tf.TensorSpec(x.shape, x.dtype) for x in tensors])
 
     @property
     def value_type(self) -> type:
-        """`Mask`."""
         return Mask
 
     @property
@@ -67,7 +65,6 @@ class MaskSpec(type_spec.BatchableTypeSpec):
         return self._map(lambda shape: shape[1:], 4)
 
     def _map(self, change: Callable[[tf.TensorShape], tf.TensorShape], dense_rank: int) -> MaskSpec:
-        """Return the spec with other shapes."""
         for rule in put_together(self._outlines, self._specs):
             if rule.dense is not None and rule.dense.shape.rank != dense_rank:
                 letters = "(N, T, S) to be batched" if dense_rank == 3 else "(B, N, T, S) to be cut"

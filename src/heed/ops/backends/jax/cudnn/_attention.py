@@ -54,7 +54,6 @@ class _Ranges(NamedTuple):
 
     @property
     def is_any(self) -> Any:
-        """Whether there is one."""
         return self.first <= self.last
 
     def hold_any(self, flags: jax.Array) -> jax.Array:

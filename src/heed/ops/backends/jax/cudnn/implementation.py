@@ -76,7 +76,6 @@ def _reasons_against(spec: AttentionSpec, widest: int) -> list[str]:
 
 
 def _is_taken(spec: AttentionSpec) -> bool:
-    """Return whether cuDNN has the mask."""
     if spec.mask is None:
         return True
     length, keys = spec.lengths

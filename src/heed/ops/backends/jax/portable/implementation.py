@@ -12,7 +12,7 @@ from heed.ops.backends.jax.portable._blockwise import blockwise, run_blocks
 from heed.ops.backends.protocol import OutputAndLse
 from heed.ops.backends.shared.block import BlockAttention, join
 from heed.ops.backends.shared.operands import Block
-from heed.ops.backends.shared.portable import BlockwiseAttention
+from heed.ops.backends.shared.portable import BlockwiseAttention, OfBlock
 from heed.ops.spec import AttentionSpec, Tensors
 
 
@@ -36,11 +36,7 @@ class Portable(BlockwiseAttention):
             return super().weights(spec, tensors, **chosen)
 
     def over_blocks(
-        self,
-        attention: BlockAttention,
-        whole: Block,
-        widths: Sequence[int],
-        function: Callable[[Block], list[Any]],
+        self, attention: BlockAttention, whole: Block, widths: Sequence[int], function: OfBlock
     ) -> list[jax.Array]:
         query = whole.operands.query
         if query.shape[3] == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +13,7 @@ from heed.ops.backends.protocol import OutputAndLse
 from heed.ops.backends.shared.block import BlockAttention, join, prepare
 from heed.ops.backends.shared.fused_ops import FusedOps
 from heed.ops.backends.shared.operands import Block, Operands
-from heed.ops.backends.shared.portable import BlockwiseAttention
+from heed.ops.backends.shared.portable import BlockwiseAttention, OfBlock
 from heed.ops.backends.tensorflow.portable._parts import Total, make_plan, over_blocks
 from heed.ops.backends.tensorflow.portable._run_time_checks import check_operands
 from heed.ops.backends.tensorflow.portable.blockwise import ARITHMETIC, blockwise
@@ -37,11 +37,7 @@ class Portable(BlockwiseAttention):
         return dataclasses.replace(attention, mask=mask), operands
 
     def over_blocks(
-        self,
-        attention: BlockAttention,
-        whole: Block,
-        widths: Sequence[int],
-        function: Callable[[Block], list[Any]],
+        self, attention: BlockAttention, whole: Block, widths: Sequence[int], function: OfBlock
     ) -> list[tf.Tensor]:
         shape, dtype = sizes(whole.operands.query)[:4], whole.operands.query.dtype
         totals = {

@@ -120,20 +120,14 @@ def compiled(
         call, spec, outlines: the kind of call.
         variant: whether it repairs, and what else makes another program.
     """
-    return torch.compile(express(call, spec, outlines, variant[0]), fullgraph=True)
-
-
-def express(
-    call: Any, spec: AttentionSpec, outlines: tuple[Outline, ...] | None, repair: bool
-) -> Callable[..., Results]:
-    """Return the same, not compiled."""
 
     def run(query: Any, key: Any, value: Any, slopes: Any, prepared: Any, *numbers: Any) -> Results:
         mask = None if outlines is None else Mask(put_together(outlines, numbers))
         whole = dataclasses.replace(spec, mask=mask)
-        return call.express(whole, Tensors(query, key, value, slopes=slopes), repair, prepared)
+        tensors = Tensors(query, key, value, slopes=slopes)
+        return call.express(whole, tensors, variant[0], prepared)
 
     # PyTorch counts recompilations for each object of code.
-    return types.FunctionType(
-        run.__code__.replace(), run.__globals__, run.__name__, None, run.__closure__
-    )
+    code = run.__code__.replace()
+    copy = types.FunctionType(code, run.__globals__, run.__name__, None, run.__closure__)
+    return torch.compile(copy, fullgraph=True)

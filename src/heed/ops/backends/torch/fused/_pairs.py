@@ -30,11 +30,7 @@ _MOST_KNOWN = 256
 
 
 def remember(*functions: str) -> None:
-    """Make the programs of one call known to what PyTorch compiles.
-
-    Args:
-        functions: their texts.
-    """
+    """Make the programs of one call, given as texts, known to what PyTorch compiles."""
     new = [x for x in functions if x not in _KNOWN]
     if len(_KNOWN) + len(new) > _MOST_KNOWN:
         _KNOWN.clear()
@@ -72,13 +68,7 @@ class _Functions(KerasFunctions):
 
 
 def keep_of(function: str, captures: Sequence[torch.Tensor], device: torch.device) -> Pair:
-    """Return whether a pair counts.
-
-    Args:
-        function: the text of the program.
-        captures: its arrays, flat.
-        device: of the call.
-    """
+    """Return whether a pair counts, by the text of a program and its arrays, flat."""
     program, _, source = _known(function)
     functions = _Functions(device)
     arrays = [captures[x] for x in source]

@@ -162,8 +162,16 @@ def _first(
     whole = attention.whole(operands)
     totals = [None if x is None else torch.zeros_like(x) for x in operands.flat()]
     rows = _rows_of(spec, operands, incoming)
-    for block in blocks_of(attention, 4):
-        _add_block(attention, whole.cut(*block), rows, totals)
+    for queries, keys in blocks_of(attention, 4):
+        block = whole.cut(queries, keys)
+        with torch.enable_grad():
+            leaves = [_leaf(x) for x in block.operands.flat()]
+            leaves += [_view(x, "query", block) for x in rows]
+            gradients, visible, bad = _differentiate(attention, block, leaves, False)
+        marked = attention.mark_gradients(gradients, visible, bad)
+        for place, (total, gradient) in enumerate(zip(totals, marked, strict=True)):
+            if total is not None:
+                _view(total, _kind(place, leaves), block).add_(gradient)
     return totals
 
 
@@ -227,11 +235,6 @@ def _view(x: torch.Tensor | None, kind: str, block: Block) -> Any:
     return x[:, :, queries if rows else everything, keys if columns else everything]
 
 
-def _leaves(tensors: Several, block: Block) -> list[torch.Tensor | None]:
-    """Return the parts of operands, output and log-sum-exp as leaves of a graph of their own."""
-    return [_leaf(_view(x, _kind(place, tensors), block)) for place, x in enumerate(tensors)]
-
-
 def _differentiate(
     attention: BlockAttention, block: Block, leaves: Several, twice: bool
 ) -> tuple[list[torch.Tensor | None], Any, torch.Tensor | None]:
@@ -263,23 +266,6 @@ def _gradients(
     return [None if x is None else next(found) for x in leaves]
 
 
-def _add_block(
-    attention: BlockAttention,
-    block: Block,
-    incoming: Sequence[torch.Tensor],
-    totals: list[torch.Tensor | None],
-) -> None:
-    """Add the gradients of a block to those of the operands."""
-    with torch.enable_grad():
-        leaves = [_leaf(x) for x in block.operands.flat()]
-        leaves += [_view(x, "query", block) for x in incoming]
-        gradients, visible, bad = _differentiate(attention, block, leaves, False)
-    marked = attention.mark_gradients(gradients, visible, bad)
-    for place, (total, gradient) in enumerate(zip(totals, marked, strict=True)):
-        if total is not None:
-            _view(total, _kind(place, leaves), block).add_(gradient)
-
-
 def _second_of_block(
     attention: BlockAttention,
     block: Block,
@@ -289,7 +275,7 @@ def _second_of_block(
 ) -> list[Any]:
     """Return the gradients of sum(cotangents * first derivatives) of a block, for tensors in the wanted places."""
     with torch.enable_grad():
-        leaves = _leaves(tensors, block)
+        leaves = [_leaf(_view(x, _kind(place, tensors), block)) for place, x in enumerate(tensors)]
         gradients, _, bad = _differentiate(attention, block, leaves, True)
         pairs = [
             (x, _view(weight, _kind(place, tensors), block))

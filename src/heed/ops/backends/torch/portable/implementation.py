@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
 from heed.ops.backends.protocol import OutputAndLse
 from heed.ops.backends.shared.block import BlockAttention
 from heed.ops.backends.shared.operands import Block
-from heed.ops.backends.shared.portable import BlockwiseAttention
+from heed.ops.backends.shared.portable import BlockwiseAttention, OfBlock
 from heed.ops.backends.torch import derivatives
 from heed.ops.backends.torch.portable.blockwise import KERNEL, blocks_of
 from heed.ops.spec import AttentionSpec, Tensors
@@ -23,11 +22,7 @@ class Portable(BlockwiseAttention):
         return derivatives.attend(KERNEL, spec, tensors, return_lse)
 
     def over_blocks(
-        self,
-        attention: BlockAttention,
-        whole: Block,
-        widths: Sequence[int],
-        function: Callable[[Block], list[Any]],
+        self, attention: BlockAttention, whole: Block, widths: Sequence[int], function: OfBlock
     ) -> list[torch.Tensor]:
         query = whole.operands.query
         blocks = [function(whole.cut(*block)) for block in blocks_of(attention, 4)] or [
