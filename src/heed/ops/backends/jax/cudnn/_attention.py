@@ -16,34 +16,27 @@ import jax
 import jax.numpy as jnp
 
 from heed.ops.backends.jax.portable.implementation import Portable, second_derivatives
-from heed.ops.mask import Mask
-from heed.ops.mask_rules import Outline, put_together, take_apart
 from heed.ops.spec import AttentionSpec, Tensors
 
 
-class Static(NamedTuple):
-    """What is fixed in a compiled call: the attention without its mask, and the mask's rules without their tensors."""
-
-    spec: AttentionSpec
-    outlines: tuple[Outline, ...] | None
-
-    def whole(self, numbers: Sequence[Any]) -> AttentionSpec:
-        """Return the spec with its mask, whose tensors are `numbers`."""
-        if self.outlines is None:
-            return self.spec
-        return dataclasses.replace(self.spec, mask=Mask(put_together(self.outlines, numbers)))
+def _flatten(spec: AttentionSpec) -> tuple[Any, AttentionSpec]:
+    """Return the tensors of a spec, and what is fixed in a compiled call."""
+    score = spec.score.with_operands(())
+    return (spec.mask, spec.score.operands), dataclasses.replace(spec, mask=None, score=score)
 
 
+def _unflatten(bare: AttentionSpec, tensors: Any) -> AttentionSpec:
+    mask, operands = tensors
+    return dataclasses.replace(bare, mask=mask, score=bare.score.with_operands(operands))
+
+
+jax.tree_util.register_pytree_node(AttentionSpec, _flatten, _unflatten)
+
+
+@jax.jit
 def run(spec: AttentionSpec, tensors: Tensors) -> jax.Array:
     """Return the output in the layout of the spec."""
-    numbers, outlines = ([], None) if spec.mask is None else take_apart(spec.mask.rules)
-    static = Static(dataclasses.replace(spec, mask=None), outlines)
-    return _compiled(static, tensors, tuple(numbers))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _compiled(static: Static, tensors: Tensors, numbers: Sequence[Any]) -> jax.Array:
-    return _run(static, tensors, numbers)[0]
+    return _run(spec, tensors)[0]
 
 
 class _Ranges(NamedTuple):
@@ -119,10 +112,9 @@ def _without(ranges: _Ranges, where: Any) -> _Ranges:
     return _Ranges(jnp.where(where, 0, ranges.first), jnp.where(where, -1, ranges.last))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _run(static: Static, tensors: Tensors, numbers: Sequence[Any]) -> tuple[jax.Array, Any]:
+@jax.custom_vjp
+def _run(spec: AttentionSpec, tensors: Tensors) -> tuple[jax.Array, Any]:
     """Return the output, and what cuDNN keeps for the backward pass."""
-    spec = static.whole(numbers)
     problem = _problem(spec)
     operands = tensors[:3]
     if problem is None:
@@ -134,27 +126,25 @@ def _run(static: Static, tensors: Tensors, numbers: Sequence[Any]) -> tuple[jax.
     return output, jax.tree.leaves(pull)
 
 
-def _run_forward(static: Static, tensors: Tensors, numbers: Sequence[Any]) -> Any:
+def _run_forward(spec: AttentionSpec, tensors: Tensors) -> Any:
     # By the function itself, whose derivative an outer differentiation then finds.
-    output, kept = _run(static, tensors, numbers)
-    return (output, kept), (tensors, numbers, kept)
+    output, kept = _run(spec, tensors)
+    return (output, kept), (spec, tensors, kept)
 
 
-def _run_backward(static: Static, saved: Any, cotangents: Any) -> Any:
+def _run_backward(saved: Any, cotangents: Any) -> Any:
     # What is kept is no result of the attention: its gradient counts nowhere.
-    found = _gradients(static, *saved, cotangents[0])
-    return Tensors(*found), None
+    return None, Tensors(*_gradients(*saved, cotangents[0]))
 
 
 _run.defvjp(_run_forward, _run_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@jax.custom_vjp
 def _gradients(
-    static: Static, tensors: Tensors, numbers: Any, kept: Any, incoming: jax.Array
+    spec: AttentionSpec, tensors: Tensors, kept: Any, incoming: jax.Array
 ) -> tuple[jax.Array, ...]:
     """Return the gradients of query, key and value."""
-    spec = static.whole(numbers)
     problem = _problem(spec)
     call = _call(spec, {} if problem is None else problem.options)
     # The function that pulls gradients back, with what was kept in its place.
@@ -176,19 +166,18 @@ def _gradients(
     return query, key, value
 
 
-def _gradients_forward(static: Static, *arrays: Any) -> tuple[Any, Any]:
-    return _gradients(static, *arrays), arrays
+def _gradients_forward(*arguments: Any) -> tuple[Any, Any]:
+    return _gradients(*arguments), arguments
 
 
-def _gradients_backward(static: Static, saved: Any, cotangents: Sequence[Any]) -> Any:
-    tensors, numbers, _, incoming = saved
-    spec = static.whole(numbers)
+def _gradients_backward(saved: Any, cotangents: Sequence[Any]) -> Any:
+    spec, tensors, _, incoming = saved
 
     def attend(trained: list[Any]) -> Any:
         return Portable().attend(spec, Tensors(*trained), return_lse=False)[0]
 
     second, of_incoming = second_derivatives(attend, list(tensors[:3]), incoming, cotangents)
-    return Tensors(*second), None, None, of_incoming
+    return None, Tensors(*second), None, of_incoming
 
 
 _gradients.defvjp(_gradients_forward, _gradients_backward)
