@@ -20,6 +20,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import heed
 from heed import Mask, ops
+from tests.ops.backends import functions
+from tests.ops.backends.functions import as_heads
 from tests.slow import slow
 
 # PyTorch warns of its own parts: of `torch.jit`, of quantized tensors, of the graphs of `linearize`.
@@ -154,39 +156,9 @@ def test_other_attentions_are_transformed(kind: str, name: str) -> None:
     torch.testing.assert_close(found, numeric, atol=1e-8, rtol=1e-6)
 
 
-ROWS = inputs()[0][0, :4].flatten(1)[:, :6]
-LABELS = torch.tensor([1, 0, 5, 2])
-
-
-def as_heads(x: torch.Tensor) -> torch.Tensor:
-    return x[None, :, None]
-
-
-# Functions of (4, 6).
+ROWS = torch.tensor(functions.ROWS)
 OTHERS: dict[str, Callable[[Any], Any]] = {
-    "layer normalization": lambda x: ops.layer_normalization(x, x[0], x[1]),
-    "RMS normalization": lambda x: ops.rms_normalization(x, x[0]),
-    "cross entropy": lambda x: ops.softmax_cross_entropy(
-        x, LABELS, label_smoothing=0.1, ignore_class=2
-    ),
-    "dropout": lambda x: ops.dropout(x * x, 0.5, seed=3, residual=x),
-    "rotary embedding": lambda x: ops.rotary_embedding(as_heads(x * x)),
-    "position bias": lambda x: ops.relative_position_bias(x * x, 3, 5),
-    "weights": lambda x: ops.attention_weights(
-        as_heads(x),
-        as_heads(x),
-        mask=Mask.lengths(LENGTHS[:1] - 1),
-        rows=[0, 2],
-        dropout=0.4,
-        seed=1,
-    ),
-    "weights by log-sum-exp": lambda x: ops.attention_weights(
-        as_heads(x),
-        as_heads(x),
-        keys=[1],
-        lse=ops.dot_product_attention(*[as_heads(x)] * 3, soft_cap=2.0, return_lse=True)[1],
-        soft_cap=2.0,
-    ),
+    **functions.FUNCTIONS,
     "additive weights": lambda x: ops.additive_attention_weights(x[None], x[None], x[0]),
     "any leading axes": lambda x: ops.scaled_dot_product_attention(x, x, x, return_weights=True)[1],
 }

@@ -10,6 +10,7 @@ substitutes, and NaN is then written into each row that sees a nonfinite key or 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -320,10 +321,8 @@ class BlockAttention:
 
     def scores(self, block: Block, visible: Any) -> Any:
         """Return the scores of a block, (B, K, G, t, s); see `Score.apply`."""
-        return self.score.apply(block, self._times_transposed, visible)
-
-    def _times_transposed(self, x: Any, y: Any) -> Any:
-        return self.arithmetic.times(x, y, transpose_y=True)
+        times_transposed = functools.partial(self.arithmetic.times, transpose_y=True)
+        return self.score.apply(block, times_transposed, visible)
 
     def logits(self, scores: Any, addend: Any) -> tuple[Any, Any]:
         """Return the scores plus the addend, and which rows see any key: see `seen_rows`. Other rows are 0."""
@@ -434,7 +433,8 @@ def prepare(
     mask = spec.mask
     if key.shape[2] == 0:
         mask = Mask.dense(ops.zeros((1, 1, 1, 1), "bool"))
-        key, value = (None if x is None else _pad_last_but_one(x) for x in (key, value))
+        one_more = [[0, 0], [0, 0], [0, 1], [0, 0]]
+        key, value = (None if x is None else ops.pad(x, one_more) for x in (key, value))
         if bias is not None and bias.shape[3] == 0:
             bias = ops.pad(bias, [[0, 0], [0, 0], [0, 0], [0, 1]])
     operands = Operands(query, key, value, bias, tensors.score_vector, spec.score.operands)
@@ -468,10 +468,6 @@ def by_key_heads(spec: AttentionSpec, x: Any) -> Any:
     """Return the query, the output or its gradient as (B, K, G, T, features)."""
     batch, _, length, width = sizes(x := by_heads(spec, x))
     return ops.reshape(x, (batch, spec.kv_heads, spec.queries_per_kv, length, width))
-
-
-def _pad_last_but_one(x: Any) -> Any:
-    return ops.pad(x, [[0, 0], [0, 0], [0, 1], [0, 0]])
 
 
 def join(spec: AttentionSpec, tensors: Tensors, output: Any, lse: Any) -> tuple[Any, Any]:

@@ -99,10 +99,6 @@ class Group(NamedTuple):
         """The keys, where all blocks have the same ones."""
         return Span(self.keys[0], self.width) if len({*self.keys}) == 1 else None
 
-    def moves_like(self, other: Group) -> bool:
-        """Return whether both have the same keys for all their blocks, or neither has."""
-        return self.fixed_keys == other.fixed_keys
-
 
 def groups(attention: BlockAttention, share: int = 1, step: int = 1) -> list[Group]:
     """Return all queries in order, by ranges of keys that are known while tracing; for arguments see `spans`.
@@ -133,7 +129,7 @@ def groups(attention: BlockAttention, share: int = 1, step: int = 1) -> list[Gro
     for begins, size in sized:
         group = _group(begins, size, [reach(begin, size) for begin in begins], keys, step)
         last = found[-1] if found else None
-        if last and last[1::2] == group[1::2] and last.moves_like(group):
+        if last and last[1::2] == group[1::2] and last.fixed_keys == group.fixed_keys:
             # One loop instead of two.
             found[-1] = last._replace(queries=last.queries + begins, keys=last.keys + group.keys)
         else:

@@ -120,7 +120,8 @@ def _run(spec: AttentionSpec, tensors: Tensors) -> tuple[jax.Array, Any]:
     if problem is None:
         output, pull = jax.vjp(_call(spec, {}), *operands)
         return output, jax.tree.leaves(pull)
-    output, pull = jax.vjp(_call(spec, problem.options), *_substitutes(operands))
+    finite = [jnp.where(jnp.isfinite(x), x, jnp.asarray(0, x.dtype)) for x in operands]
+    output, pull = jax.vjp(_call(spec, problem.options), *finite)
     output = _fill(spec, ~problem.of_rows.is_any, output, 0.0)
     output = _fill(spec, _bad_rows(spec, problem, operands), output, jnp.nan)
     return output, jax.tree.leaves(pull)
@@ -210,19 +211,9 @@ def _fill(spec: AttentionSpec, where: jax.Array, x: jax.Array, number: float) ->
     return jnp.where(_by_head(spec, where)[..., None], jnp.asarray(number, x.dtype), x)
 
 
-def _nonfinite(spec: AttentionSpec, x: jax.Array) -> jax.Array:
-    """Return whether the vectors (B, heads, length) hold nonfinite numbers."""
-    return _by_head(spec, ~jnp.isfinite(x).all(-1))
-
-
-def _substitutes(operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """Return the operands with 0 in place of nonfinite numbers."""
-    return [jnp.where(jnp.isfinite(x), x, jnp.asarray(0, x.dtype)) for x in operands]
-
-
 def _bad_rows(spec: AttentionSpec, problem: _Problem, operands: Sequence[jax.Array]) -> jax.Array:
     """Return which rows see a nonfinite number: (B, N, T)."""
-    query, key, value = (_nonfinite(spec, x) for x in operands)
+    query, key, value = (_by_head(spec, ~jnp.isfinite(x).all(-1)) for x in operands)
     found = problem.of_rows.hold_any(key | value)
     found = jnp.repeat(found, spec.queries_per_kv, axis=1)
     return (query | found) & problem.of_rows.is_any

@@ -183,8 +183,9 @@ def _attend_forward(attention: BlockAttention, operands: Operands) -> Any:
 
 
 def _attend_backward(saved: Any, incoming: Any) -> Any:
+    attention, operands = saved
     with jax.default_matmul_precision("highest"):
-        return None, _backward(*saved, incoming)
+        return None, _backward(attention, operands, incoming)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

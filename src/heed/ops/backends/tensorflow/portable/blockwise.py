@@ -195,14 +195,10 @@ def _named(gradients: Sequence[Any], block: Block, totals: dict[str, Total]) -> 
 def _second(
     attention: BlockAttention, operands: Operands, incoming: Several, cotangents: Operands
 ) -> list[tf.Tensor]:
-    """Return the gradients of sum(cotangents * first derivatives), by nested tapes over small blocks.
+    """Return the gradients of sum(cotangents * first derivatives): of the operands, then of `incoming`.
 
-    Args:
-        attention, operands: what is differentiated.
-        incoming: gradients of the output and, if requested, of the log-sum-exp.
-        cotangents: one for each operand.
-
-    Returns: one gradient for each of the operands and of `incoming`. Speed is not the aim.
+    `incoming` are those of the output and, if requested, of the log-sum-exp. By nested tapes over small blocks: speed is
+    not the aim.
     """
     attention = dataclasses.replace(attention, arithmetic=_DIFFERENTIABLE)
     totals = _totals(operands)

@@ -116,9 +116,7 @@ def compiled(
 ) -> Callable[..., Results]:
     """Return a function of query, key, value, slopes, what is prepared, and the tensors of the mask.
 
-    Args:
-        call, spec, outlines: the kind of call.
-        variant: whether it repairs, and what else makes another program.
+    `variant` says whether it repairs, and what else makes another program.
     """
 
     def run(query: Any, key: Any, value: Any, slopes: Any, prepared: Any, *numbers: Any) -> Results:

@@ -97,13 +97,7 @@ def score_of(
 
     `is_bad` says that the query or the key is nonfinite, None that arithmetic decides. The score of a bad pair, or one
     that the function makes nonfinite, is `MARK`. Then the score of a pair that the function hides is -inf, and counts:
-    the gradient of a row that is NaN reaches all keys that the mask shows.
-
-    Args:
-        score: of a function.
-        captures: of `captures_of`.
-        device: of the call.
-        sees: whether the mask shows a pair; None for all.
+    the gradient of a row that is NaN reaches all keys that the mask shows. `sees` says which those are; None for all.
     """
     program = _known(score.function)[0]
     functions = _Functions(device)

@@ -40,9 +40,24 @@ def forward(spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, torch.
 
 def gradients(spec: AttentionSpec, tensors: Tensors, incoming: Several) -> list[Any]:
     """Return the gradients of query, key, value, bias, score vector and what else the score has, from the results'."""
-    return _through_prepare(
-        spec, tensors, lambda attention, operands: _first(attention, operands, incoming, spec)
-    )
+
+    def compute(attention: BlockAttention, operands: Operands) -> Several:
+        whole = attention.whole(operands)
+        totals = [None if x is None else torch.zeros_like(x) for x in operands.flat()]
+        rows = _rows_of(spec, operands, incoming)
+        for queries, keys in blocks_of(attention, 4):
+            block = whole.cut(queries, keys)
+            with torch.enable_grad():
+                leaves = [_leaf(x) for x in block.operands.flat()]
+                leaves += [_view(x, "query", block) for x in rows]
+                found, visible, bad = _differentiate(attention, block, leaves, False)
+            marked = attention.mark_gradients(found, visible, bad)
+            for place, (total, gradient) in enumerate(zip(totals, marked, strict=True)):
+                if total is not None:
+                    _view(total, _kind(place, leaves), block).add_(gradient)
+        return totals
+
+    return _through_prepare(spec, tensors, compute)
 
 
 def second(
@@ -59,8 +74,17 @@ def second(
     """
     of_incoming: list[Any] = []
 
-    def compute(attention: BlockAttention, operands: Operands) -> list[Any]:
-        totals = _second(attention, operands, incoming, cotangents, spec, tensors)
+    def compute(attention: BlockAttention, operands: Operands) -> Several:
+        weights = _directions(spec, tensors, cotangents)
+        whole = attention.whole(operands)
+        inputs = [*whole.operands.flat(), *_rows_of(spec, operands, incoming)]
+        totals = [None if x is None else torch.zeros_like(x) for x in inputs]
+        wanted = [place for place, x in enumerate(inputs) if x is not None]
+        for queries, keys in blocks_of(attention, 12):
+            block = whole.cut(queries, keys)
+            found = _second_of_block(attention, block, inputs, weights, wanted)
+            for place, x in zip(wanted, found, strict=True):
+                _view(totals[place], _kind(place, inputs), block).add_(x)
         of_incoming[:] = totals[-2:]
         return totals[:-2]
 
@@ -156,47 +180,6 @@ def _rows_of(spec: AttentionSpec, operands: Operands, incoming: Several) -> list
     ]
 
 
-def _first(
-    attention: BlockAttention, operands: Operands, incoming: Several, spec: AttentionSpec
-) -> list[torch.Tensor | None]:
-    whole = attention.whole(operands)
-    totals = [None if x is None else torch.zeros_like(x) for x in operands.flat()]
-    rows = _rows_of(spec, operands, incoming)
-    for queries, keys in blocks_of(attention, 4):
-        block = whole.cut(queries, keys)
-        with torch.enable_grad():
-            leaves = [_leaf(x) for x in block.operands.flat()]
-            leaves += [_view(x, "query", block) for x in rows]
-            gradients, visible, bad = _differentiate(attention, block, leaves, False)
-        marked = attention.mark_gradients(gradients, visible, bad)
-        for place, (total, gradient) in enumerate(zip(totals, marked, strict=True)):
-            if total is not None:
-                _view(total, _kind(place, leaves), block).add_(gradient)
-    return totals
-
-
-def _second(
-    attention: BlockAttention,
-    operands: Operands,
-    incoming: Several,
-    cotangents: Several,
-    spec: AttentionSpec,
-    tensors: Tensors,
-) -> list[torch.Tensor | None]:
-    """Return the same as `second` in the shapes of a block."""
-    weights = _directions(spec, tensors, cotangents)
-    whole = attention.whole(operands)
-    inputs = [*whole.operands.flat(), *_rows_of(spec, operands, incoming)]
-    totals = [None if x is None else torch.zeros_like(x) for x in inputs]
-    wanted = [place for place, x in enumerate(inputs) if x is not None]
-    for queries, keys in blocks_of(attention, 12):
-        block = whole.cut(queries, keys)
-        found = _second_of_block(attention, block, inputs, weights, wanted)
-        for place, x in zip(wanted, found, strict=True):
-            _view(totals[place], _kind(place, inputs), block).add_(x)
-    return totals
-
-
 def _directions(spec: AttentionSpec, tensors: Tensors, given: Several) -> list[Any]:
     """Return directions of the trained operands (None for 0) in the shapes of a block."""
     trained = [*(getattr(tensors, name) for name in _TRAINED), *spec.score.operands]
@@ -240,10 +223,7 @@ def _differentiate(
 ) -> tuple[list[torch.Tensor | None], Any, torch.Tensor | None]:
     """Return the gradients of a block, what it sees, and the rows that hold or receive nonfinite numbers.
 
-    Args:
-        attention, block: what is differentiated.
-        leaves: the operands, and gradients of output and log-sum-exp.
-        twice: whether the gradients will be differentiated.
+    The leaves are the operands, and the gradients of output and log-sum-exp.
     """
     *operands, output, lse = leaves
     rows = attention.attend(dataclasses.replace(block, operands=Operands.of(operands)))
