@@ -197,8 +197,8 @@ def _second(
 ) -> list[tf.Tensor]:
     """Return the gradients of sum(cotangents * first derivatives): of the operands, then of `incoming`.
 
-    `incoming` are those of the output and, if requested, of the log-sum-exp. By nested tapes over small blocks: speed is
-    not the aim.
+    `incoming` are those of the output and, if requested, of the log-sum-exp. Nested tapes run over small blocks: speed
+    is not the aim.
     """
     attention = dataclasses.replace(attention, arithmetic=_DIFFERENTIABLE)
     totals = _totals(operands)
