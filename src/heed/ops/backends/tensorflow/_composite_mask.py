@@ -12,14 +12,17 @@ from typing import Any
 import tensorflow as tf
 
 # tf.TypeSpec is public; the base class for batching in `tf.data` is not.
-from tensorflow.python.framework import type_spec
+from tensorflow.python.framework import type_spec, type_spec_registry
 
-from heed.ops.backends.tensorflow.registry import register_type_spec
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import Outline, put_together, take_apart
 
+_NAME = "heed.MaskSpec"
+# TensorFlow takes each name once; a later import of heed, as in a notebook, replaces it.
+type_spec_registry._NAME_TO_TYPE_SPEC.pop(_NAME, None)
 
-@register_type_spec("heed.MaskSpec")
+
+@type_spec_registry.register(_NAME)
 class MaskSpec(type_spec.BatchableTypeSpec):
     """The rules of a mask without their tensors, and a `tf.TensorSpec` for each tensor.
 

@@ -79,6 +79,12 @@ def check_tapes() -> None:
         )
 
 
+def register_gradient(name: str) -> Callable[[Any], Any]:
+    """Register the gradient of an op. TensorFlow takes each name once; a later import of heed replaces it."""
+    _registered.pop(name, None)
+    return tf.RegisterGradient(name)
+
+
 def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a function of tensors that returns its results and their gradient function.
 

@@ -65,7 +65,8 @@ def attention(
     Returns:
         (B, N, T, V); 0 for a query that sees nothing.
     """
-    return _apply_weights(_weights(query, key, visible, bias, expression), value)
+    scores = _scores(query, key, bias, expression)
+    return _apply_weights(_softmax(scores, visible, expression.is_causal), value)
 
 
 # The function to call in place of `attention`.
@@ -137,11 +138,10 @@ class Exportable(Portable):
         visible, is_causal = _visible(spec, query, key)
         if (product := spec.score.product) is not None:
             bias, visible = _bias(spec, tensors, query, key, visible)
-            expression = Expression(product, is_causal)
-            weights = _weights(query, key, visible, bias, expression)
+            scores = _scores(query, key, bias, Expression(product, is_causal))
         else:
             scores, visible = _other_scores(spec, tensors, query, key, visible)
-            weights = _softmax(scores, visible, is_causal)
+        weights = _softmax(scores, visible, is_causal)
         for axis, name in enumerate(("heads", "rows", "keys"), start=1):
             if chosen[name] is not None:
                 indices = checks.check_indices(name, chosen[name], size(weights, axis))
@@ -244,16 +244,6 @@ def _other_scores(
         visible = seen if visible is None else tf.logical_and(visible, seen)
         scores = tf.where(seen, scores, tf.zeros((), scores.dtype))
     return scores if bias is None else scores + bias, visible
-
-
-def _weights(
-    query: tf.Tensor,
-    key: tf.Tensor,
-    visible: tf.Tensor | None,
-    bias: tf.Tensor | None,
-    expression: Expression,
-) -> tf.Tensor:
-    return _softmax(_scores(query, key, bias, expression), visible, expression.is_causal)
 
 
 def _softmax(scores: tf.Tensor, visible: tf.Tensor | None, is_causal: bool) -> tf.Tensor:

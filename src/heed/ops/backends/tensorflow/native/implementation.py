@@ -16,10 +16,13 @@ import tensorflow as tf
 
 from heed.ops.backends.protocol import OutputAndLse
 from heed.ops.backends.tensorflow.check_numerics import exempt
-from heed.ops.backends.tensorflow.derivatives import differentiate_twice, has_tangents
+from heed.ops.backends.tensorflow.derivatives import (
+    differentiate_twice,
+    has_tangents,
+    register_gradient,
+)
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.backends.tensorflow.portable.implementation import Portable
-from heed.ops.backends.tensorflow.registry import register_gradient
 from heed.ops.core.attention import reasons_against
 from heed.ops.core.form import Form, differentiable, operands, trained_operands, write
 from heed.ops.spec import AttentionSpec, Tensors
