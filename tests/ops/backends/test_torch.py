@@ -15,7 +15,6 @@ if BACKEND != "torch":
 import numpy as np
 import torch
 
-import heed
 from heed import Mask, ops
 
 pytestmark = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
@@ -56,17 +55,6 @@ def test_checkpoints_give_the_same() -> None:
 
     found = gradients(lambda *x: checkpoint(attend, *x, use_reentrant=False))
     assert_same(found, gradients(attend))
-
-
-def test_second_derivatives_of_both_implementations_agree() -> None:
-    def second() -> list[torch.Tensor]:
-        tensors = inputs()
-        first = torch.autograd.grad(attend(*tensors).sin().sum(), tensors, create_graph=True)
-        return list(torch.autograd.grad(sum(x.square().sum() for x in first), tensors))
-
-    native = second()
-    with heed.set_implementation("portable"):
-        assert_same(native, second())
 
 
 def test_the_log_sum_exp_may_be_changed_in_place() -> None:

@@ -212,15 +212,20 @@ def test_other_ops_are_transformed(transform: str, name: str) -> None:
     torch.testing.assert_close(found, expected_of(transform, function), atol=1e-8, rtol=1e-6)
 
 
+def check_gradients(function: Callable[..., Any], leaves: list[torch.Tensor]) -> None:
+    every = {"check_batched_grad": True}
+    assert torch.autograd.gradcheck(
+        function, leaves, check_forward_ad=True, check_batched_forward_grad=True, **every
+    )
+    assert torch.autograd.gradgradcheck(
+        function, leaves, check_fwd_over_rev=True, check_rev_over_rev=True, **every
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_gradcheck_of_other_ops(name: str) -> None:
-    leaf = ROWS.clone().requires_grad_()
-    every = {"check_batched_grad": True}
-    assert torch.autograd.gradcheck(
-        OTHERS[name], [leaf], check_forward_ad=True, check_batched_forward_grad=True, **every
-    )
-    assert torch.autograd.gradgradcheck(OTHERS[name], [leaf], check_fwd_over_rev=True, **every)
+    check_gradients(OTHERS[name], [ROWS.clone().requires_grad_()])
 
 
 def test_nothing_flows_through_statistics() -> None:
@@ -268,13 +273,7 @@ def test_gradcheck(implementation: str) -> None:
         return ops.dot_product_attention(*tensors, is_causal=True)
 
     with heed.set_implementation(implementation):
-        every = {"check_batched_grad": True}
-        assert torch.autograd.gradcheck(
-            call, leaves, check_forward_ad=True, check_batched_forward_grad=True, **every
-        )
-        assert torch.autograd.gradgradcheck(
-            call, leaves, check_fwd_over_rev=True, check_rev_over_rev=True, **every
-        )
+        check_gradients(call, leaves)
 
 
 class Own(torch.Tensor):
