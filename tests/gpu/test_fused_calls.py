@@ -10,19 +10,9 @@ from keras import ops as keras_ops
 
 import heed
 from heed import Mask, ops
-from tests import tolerances
-from tests.backend import BACKEND
-
-if BACKEND == "torch":
-    import torch
-
-    HAS_GPU = torch.cuda.is_available()
-elif BACKEND == "jax":
-    import jax
-
-    HAS_GPU = jax.default_backend() == "gpu"
-else:
-    HAS_GPU = False
+from tests.backend import vjp
+from tests.gpu.device import BACKEND, HAS_GPU, to_device, to_host
+from tests.ops.backends.fused_calls import Sizes, assert_as_portable, first
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")]
 
@@ -96,47 +86,12 @@ CALLS: dict[str, dict[str, tuple[str, int, Any]]] = {
 }.get(BACKEND, {})
 
 
-def make(kv_heads: int, dtype: str) -> list[Any]:
-    rng = np.random.default_rng(0)
-    shapes = (B, T, N, H), (B, T, kv_heads, H), (B, T, kv_heads, H)
-    return [keras_ops.convert_to_tensor(rng.normal(size=x), dtype) for x in shapes]
-
-
-def to_array(x: Any) -> np.ndarray:
-    return keras_ops.convert_to_numpy(keras_ops.cast(x, "float32"))
-
-
-def run(tensors: list[Any], options: dict[str, Any]) -> list[np.ndarray]:
-    """Return the output and the gradients of query, key and value."""
-    upstream = np.random.default_rng(5).normal(size=(B, T, N, H))
-    if BACKEND == "jax":
-        output, pull = jax.vjp(lambda *x: ops.dot_product_attention(*x, **options), *tensors)
-        found = [output, *pull(keras_ops.convert_to_tensor(upstream, output.dtype))]
-    else:
-        leaves = [x.detach().requires_grad_() for x in tensors]
-        output = ops.dot_product_attention(*leaves, **options)
-        incoming = keras_ops.convert_to_tensor(upstream, "float32").to(output.dtype)
-        found = [output.detach(), *torch.autograd.grad(output, leaves, incoming)]
-    return [to_array(x) for x in found]
-
-
-def assert_as_portable(tensors: list[Any], options: dict[str, Any], dtype: str) -> None:
-    found = run(tensors, options)
-    with heed.set_implementation("portable"):
-        expected = run(tensors, options)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(np.isnan(one), np.isnan(other))
-        tolerances.assert_gradients(
-            np.nan_to_num(one), np.nan_to_num(other), f"{dtype}, many queries"
-        )
-
-
 @pytest.mark.parametrize("name", CALLS)
 def test_it_gives_what_the_portable_form_gives(name: str) -> None:
     chosen, kv_heads, options = CALLS[name]
-    tensors = make(kv_heads, "bfloat16")
+    tensors = Sizes(B, T, T, N, kv_heads, H).draw("bfloat16")
     assert heed.explain_dispatch(*tensors, **options()).implementation == chosen
-    assert_as_portable(tensors, options(), "bfloat16")
+    assert_as_portable(first, tensors, options(), "bfloat16, many queries")
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -146,24 +101,22 @@ def test_nonfinite_numbers_reach_the_rows_that_see_them(name: str, place: int) -
     options = options()
     if "mask" not in options and not options.get("is_causal"):
         pytest.skip("arithmetic decides")
-    rng = np.random.default_rng(0)
-    arrays = [rng.normal(size=x) for x in ((B, T, N, H), (B, T, kv_heads, H), (B, T, kv_heads, H))]
-    for position, number in ((100, np.nan), (290, -np.inf)):
-        arrays[place][1, position, 1, 3] = number
-    tensors = [keras_ops.convert_to_tensor(x, "bfloat16") for x in arrays]
-    assert_as_portable(tensors, options, "bfloat16")
+    tensors = Sizes(B, T, T, N, kv_heads, H).draw("bfloat16")
+    array = to_host(tensors[place])
+    array[1, [100, 290], 1, 3] = np.nan, -np.inf
+    tensors[place] = to_device(array, "bfloat16")
+    assert_as_portable(first, tensors, options, "bfloat16, many queries")
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="is about flex_attention")
 def test_an_array_that_a_function_captures_gets_its_gradient() -> None:
-    def gradients(tensors: list[Any]) -> np.ndarray:
-        table = keras_ops.convert_to_tensor(TABLE).requires_grad_()
-        output = ops.dot_product_attention(*tensors, score_mod=bent(table))
-        return to_array(torch.autograd.grad(output.float().square().sum(), table)[0])
+    def gradients(tensors: list[Any], _: Any) -> list[Any]:
+        def loss(table: Any) -> Any:
+            output = ops.dot_product_attention(*tensors, score_mod=bent(table))
+            return keras_ops.sum(keras_ops.square(keras_ops.cast(output, "float32")))
 
-    tensors = make(K, "bfloat16")
+        return vjp(loss, TABLE)[1]()
+
+    tensors = Sizes(B, T, T, N, K, H).draw("bfloat16")
     assert heed.explain_dispatch(*tensors, score_mod=bent(TABLE)).implementation == "flex_attention"
-    found = gradients(tensors)
-    with heed.set_implementation("portable"):
-        expected = gradients(tensors)
-    tolerances.assert_gradients(found, expected, "bfloat16, many queries")
+    assert_as_portable(gradients, tensors, None, "bfloat16, many queries")

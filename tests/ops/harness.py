@@ -65,7 +65,7 @@ def _small_blocks_of_jax(queries: int) -> Iterator[None]:
 
     if queries not in _programs:
         # A function of its own: JAX keeps programs by function, whatever sizes they were traced with.
-        _programs[queries] = jax.jit(lambda *args: _blockwise._attend(*args), static_argnums=0)
+        _programs[queries] = jax.jit(lambda *args: _blockwise._attend(*args))
     with (
         mock.patch.multiple(plan, MOST_QUERIES=queries, GROUPS=1),
         mock.patch.object(_blockwise, "_compiled", _programs[queries]),

@@ -200,7 +200,7 @@ FAULTS = (
     # Weights, statistics
     Fault(
         "weights of chosen heads take the key of another head",
-        f"{_SHARED}/weights.py",
+        f"{_SHARED}/_weights.py",
         "kv_heads = [head // block.heads[1] for head in heads]",
         "kv_heads = [head % block.heads[0] for head in heads]",
         (f"{_TESTS}/test_attention_weights.py",),

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from heed.ops.backends import NATIVE, PORTABLE, FusedOps, constant_while_tracing, current
+from heed.ops.backends import NATIVE, PORTABLE, constant_while_tracing, current
 from heed.ops.backends.protocol import Implementation
+from heed.ops.backends.shared.fused_ops import FusedOps
 from heed.ops.recomputation import Restore, keep
 from heed.ops.sequence_split import sequence_positions
 from heed.ops.spec import AttentionSpec

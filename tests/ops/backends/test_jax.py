@@ -34,8 +34,8 @@ from heed.ops.backends.shared import plan
 from heed.ops.backends.shared._dropout import keep_mask
 from heed.ops.sizes import Span
 from tests import reference, tolerances
-from tests.backend import enable_64_bits
 from tests.native.test_adapters_xla import Frame
+from tests.slow import slow
 
 B, T, S, N, K, H, V = 2, 13, 11, 4, 2, 8, 5
 TRAINED = ("query", "key", "value", "bias")
@@ -88,7 +88,18 @@ def as_reference(options):
     return options
 
 
-@pytest.mark.parametrize("name", CASES)
+# The portable form computes each kind of mask in tests/ops, too.
+@pytest.mark.parametrize(
+    ("name", "implementation"),
+    [
+        *((name, "native") for name in CASES),
+        *((name, "portable") for name in ("causal", "lengths", "bias", "alibi")),
+        *slow(
+            [(x, "portable") for x in ("none", "window", "segments", "prefix", "dilated", "dense")]
+        ),
+    ],
+    indirect=["implementation"],
+)
 def test_results_and_gradients_are_those_of_the_reference(name, implementation):
     options = CASES[name]
     arrays = operands()
@@ -112,35 +123,6 @@ def test_results_and_gradients_are_those_of_the_reference(name, implementation):
     )
     for one, gradient in zip(names, pull((d_out, d_lse)), strict=True):
         tolerances.assert_gradients(gradient, getattr(wanted, one), "float32", one)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_narrow_dtypes_are_computed_in_float32(dtype, implementation):
-    arrays = operands(dtype)
-    output, lse = dot_product_attention(*arrays, is_causal=True, return_lse=True)
-    mask = np.tri(T, S, dtype=bool)
-    expected = reference.dot_product_attention(*map(tolerances.to_numpy, arrays), mask=mask)
-    tolerances.assert_values(output, expected.out, dtype)
-    tolerances.assert_statistics(lse, expected.lse, dtype)
-    assert output.dtype == dtype
-    assert lse.dtype == "float32"
-
-
-def test_float64_is_computed_in_float64(implementation):
-    with enable_64_bits(True):
-        arrays = operands("float64")
-        output = dot_product_attention(*arrays, mask=Mask.window(4, 4))
-        mask = np.asarray(Mask.window(4, 4).to_dense(T, S))
-        expected = reference.dot_product_attention(*arrays, mask=mask)
-        tolerances.assert_values(output, expected.out, "float64")
-
-
-def test_heads_first_gives_the_same(implementation):
-    arrays = operands()
-    first = [jnp.swapaxes(x, 1, 2) for x in arrays]
-    expected = dot_product_attention(*arrays, is_causal=True)
-    output = dot_product_attention(*first, is_causal=True, layout="BNTH")
-    np.testing.assert_allclose(jnp.swapaxes(output, 1, 2), expected, atol=1e-6)
 
 
 def test_additive_attention(implementation):
@@ -176,61 +158,6 @@ def test_the_same_weights_drop_for_one_seed(implementation):
     tolerances.assert_values(output, expected.out, "float32")
 
 
-@pytest.mark.parametrize("shape", [(0, 3, 3), (1, 0, 3), (1, 3, 0)])
-def test_empty_sizes(shape, implementation):
-    b, t, s = shape
-    arrays = random(b, t, N, H), random(b, s, K, H), random(b, s, K, V)
-    output, pull = jax.vjp(functools.partial(dot_product_attention, is_causal=True), *arrays)
-    assert output.shape == (b, t, N, V)
-    assert not np.asarray(output).any()
-    assert [x.shape for x in pull(output)] == [x.shape for x in arrays]
-
-
-def test_nonfinite_numbers_behind_a_mask_reach_nothing(implementation):
-    query, key, value = operands()
-    key, value = key.at[:, 7:].set(jnp.nan), value.at[:, 7:].set(jnp.inf)
-    attend = functools.partial(dot_product_attention, mask=Mask.lengths([7, 7]))
-    output, pull = jax.vjp(attend, query, key, value)
-    assert np.isfinite(output).all()
-    assert all(np.isfinite(x).all() for x in pull(output))
-
-
-@pytest.mark.parametrize("name", ["causal", "bias", "lengths"])
-def test_second_derivatives_are_those_of_plain_jax(name, implementation):
-    options = as_reference(CASES[name])
-    arrays = operands() + ([options.pop("bias")] if "bias" in options else [])
-
-    def plain(query, key, value, bias=0.0):
-        key, value = (jnp.repeat(x, N // K, 2) for x in (key, value))
-        scores = jnp.einsum("btnh,bsnh->bnts", query, key) * options.get("scale", H**-0.5)
-        cap = options.get("soft_cap")
-        scores = (cap * jnp.tanh(scores / cap) if cap else scores) + bias
-        mask = jnp.broadcast_to(options.get("mask", True), scores.shape)
-        weights = jax.nn.softmax(jnp.where(mask, scores, -1e30)) * mask.any(-1, keepdims=True)
-        return jnp.einsum("bnts,bsnv->btnv", weights, value)
-
-    def ours(query, key, value, bias=None):
-        return dot_product_attention(query, key, value, bias=bias, **CASES_WITHOUT_BIAS[name])
-
-    def second(function):
-        places = tuple(range(len(arrays)))
-
-        def first(*arrays):
-            gradients = jax.grad(lambda *x: (function(*x) ** 3).sum(), places)(*arrays)
-            return sum((x**2).sum() for x in gradients)
-
-        return jax.grad(first, places)(*arrays)
-
-    for one, other in zip(jax.jit(second, static_argnums=0)(ours), second(plain), strict=True):
-        scale = np.abs(other).max()
-        np.testing.assert_allclose(one / scale, other / scale, atol=2e-5)
-
-
-CASES_WITHOUT_BIAS = {
-    name: {key: x for key, x in case.items() if key != "bias"} for name, case in CASES.items()
-}
-
-
 def test_forward_mode_of_the_portable_form():
     query, key, value = (x[:1, :3, :1, :2] for x in operands())
     with heed.set_implementation("portable"):
@@ -263,7 +190,15 @@ def test_forward_mode_as_in_the_docs(implementation):
     np.testing.assert_allclose(hessian, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["causal", "lengths", "dense", "bias", "alibi"])
+@pytest.mark.parametrize(
+    ("name", "implementation"),
+    [
+        *((name, "native") for name in ("causal", "lengths", "dense", "bias", "alibi")),
+        *((name, "portable") for name in ("lengths", "bias")),
+        *slow([(name, "portable") for name in ("causal", "dense", "alibi")]),
+    ],
+    indirect=["implementation"],
+)
 def test_vmap_gives_each_entry_its_own(name, implementation):
     count = 3
     query, key, value = (random(count, *x.shape, seed=i) for i, x in enumerate(operands()))
@@ -348,20 +283,6 @@ def test_weights_and_statistics():
     with np.errstate(all="ignore"):
         entropy = -np.nansum(expected * np.log(expected), -1)
     np.testing.assert_allclose(found(query, key), entropy, atol=1e-5)
-
-
-def test_dispatch_names_the_implementation(implementation):
-    chosen = heed.explain_dispatch(*operands())
-    assert chosen.implementation == implementation
-    assert heed.info()["backend"] == "jax"
-
-
-def test_errors_name_the_argument(implementation):
-    query, key, value = operands()
-    with pytest.raises(ValueError, match="as many features as `query`"):
-        dot_product_attention(query, key[..., :3], value)
-    with pytest.raises(ValueError, match="`key_lengths`"):
-        Mask.lengths([-1, 2])
 
 
 def test_a_derivative_needs_linear_memory(implementation):

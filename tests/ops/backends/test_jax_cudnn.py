@@ -24,6 +24,7 @@ from heed import Mask, ops
 from heed.ops.backends.jax.cudnn import implementation
 from heed.ops.backends.jax.native import library
 from tests import tolerances
+from tests.ops.backends.fused_calls import Sizes, assert_as_portable, first, second
 from tests.slow import slow
 
 B, T, N, K, H = 2, 9, 4, 2, 8
@@ -76,10 +77,7 @@ def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def inputs(
     dtype: str = "float16", keys: int = T, kv_heads: int = K, layout: str = "BTNH"
 ) -> list[jax.Array]:
-    rng = np.random.default_rng(0)
-    shapes = (B, T, N, H), (B, keys, kv_heads, H), (B, keys, kv_heads, H)
-    made = [rng.normal(size=shape) for shape in shapes]
-    return [jnp.asarray(x if layout == "BTNH" else x.swapaxes(1, 2), dtype) for x in made]
+    return Sizes(B, T, keys, N, kv_heads, H).draw(dtype, layout)
 
 
 CALLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -92,53 +90,26 @@ CALLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def first(tensors: list[jax.Array], options: dict[str, Any], upstream: Any = None) -> list[Any]:
-    """Return output and gradients."""
-    output, pull = jax.vjp(lambda *x: ops.dot_product_attention(*x, **options), *tensors)
-    if upstream is None:
-        upstream = jnp.linspace(-1, 1, output.size).reshape(output.shape)
-    return [output, *pull(jnp.asarray(upstream, output.dtype))]
-
-
-def second(tensors: list[jax.Array], options: dict[str, Any]) -> list[Any]:
-    """Return the gradients of the sum of squares of the first ones."""
-
-    def squares(*tensors: jax.Array) -> Any:
-        found = first(list(tensors), options)[1:]
-        return sum((x.astype("float32") ** 2).sum() for x in found)
-
-    return list(jax.grad(squares, (0, 1, 2))(*tensors))
-
-
-def assert_as_portable(found: list[Any], expected: list[Any], dtype: str = "float16") -> None:
-    for one, other in zip(found, expected, strict=True):
-        tolerances.assert_gradients(one, tolerances.to_float64(other), dtype)
-
-
 @pytest.mark.usefixtures("with_gpu")
 @pytest.mark.parametrize("name", CALLS)
 def test_it_gives_what_the_portable_form_gives(name: str) -> None:
     shape, options = CALLS[name]
     tensors = inputs(**shape)
     assert heed.explain_dispatch(*tensors, **options).implementation == "cudnn"
-    found = first(tensors, options)
+    assert_as_portable(first, tensors, options, "float16")
     assert calls
-    with heed.set_implementation("portable"):
-        assert_as_portable(found, first(tensors, options))
 
 
 @pytest.mark.usefixtures("with_gpu")
 @pytest.mark.parametrize("name", ["causal lengths", *slow(set(CALLS) - {"causal lengths"})])
 def test_second_derivatives(name: str) -> None:
     shape, options = CALLS[name]
-    tensors = inputs(**shape)
-    found = second(tensors, options)
-    with heed.set_implementation("portable"):
-        expected = second(tensors, options)
-    # Sums of some dozen terms of up to the size of the largest.
-    for one, other in zip(found, expected, strict=True):
-        size = float(jnp.abs(other).max())
-        tolerances.assert_gradients(one / size, tolerances.to_float64(other / size), "float16")
+
+    def scaled(*arguments: Any) -> list[Any]:
+        # Sums of some dozen terms of up to the size of the largest.
+        return [x / float(jnp.abs(x).max()) for x in second(*arguments)]
+
+    assert_as_portable(scaled, inputs(**shape), options, "float16")
 
 
 @pytest.mark.usefixtures("with_gpu")
@@ -149,9 +120,7 @@ def test_nonfinite_numbers_reach_the_rows_that_see_them(name: str, place: int) -
     tensors = inputs(**shape)
     tensors[place] = tensors[place].at[1, 8, 1, 2].set(jnp.nan).at[0, 3, 0, 1].set(-jnp.inf)
     upstream = jnp.ones((B, T, N, H)).at[1, 2, 3, 4].set(jnp.inf)
-    found = first(tensors, options, upstream)
-    with heed.set_implementation("portable"):
-        assert_as_portable(found, first(tensors, options, upstream))
+    assert_as_portable(first, tensors, options, "float16", upstream)
 
 
 @pytest.mark.usefixtures("with_gpu")
@@ -175,10 +144,8 @@ def test_it_is_mapped_and_compiled() -> None:
     tensors = [jnp.stack([x, 2 * x]) for x in inputs()]
     mask = Mask.lengths([9, 4])
     attend = jax.jit(jax.vmap(lambda *x: ops.dot_product_attention(*x, mask=mask)))
-    one, other = (
-        ops.dot_product_attention(*(x[index] for x in tensors), mask=mask) for index in range(2)
-    )
-    assert_as_portable([attend(*tensors)], [jnp.stack([one, other])])
+    each = [ops.dot_product_attention(*(x[i] for x in tensors), mask=mask) for i in range(2)]
+    tolerances.assert_gradients(attend(*tensors), jnp.stack(each), "float16")
 
 
 @pytest.mark.usefixtures("with_gpu")

@@ -13,10 +13,9 @@ import heed
 from heed import Mask, ops
 from heed.ops.dispatch import select_fused_ops
 from tests.about_tensorflow import tf
+from tests.ops.backends import functions
+from tests.ops.backends.functions import ROWS, as_heads
 from tests.slow import slow
-
-ROWS = np.random.default_rng(0).normal(size=(4, 6))
-VECTOR = ROWS[0]
 
 
 def _product(*arguments: Any) -> Any:
@@ -30,23 +29,11 @@ def _write(*arguments: Any) -> Any:
 
 
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    **functions.FUNCTIONS,
     "dot product": lambda x: ops.dot_product_attention(
-        *[x[None, :, None]] * 3, mask=Mask.lengths([3]) & Mask.causal()
+        *[as_heads(x)] * 3, mask=Mask.lengths([3]) & Mask.causal()
     ),
-    "additive": lambda x: ops.additive_attention(x[None], x[None], x[None], VECTOR),
-    "weights": lambda x: ops.attention_weights(x[None, :, None], x[None, :, None]),
-    "weights by log-sum-exp": lambda x: ops.attention_weights(
-        x[None, :, None],
-        x[None, :, None],
-        keys=[1],
-        lse=ops.dot_product_attention(*[x[None, :, None]] * 3, return_lse=True)[1],
-    ),
-    "layer normalization": lambda x: ops.layer_normalization(x, x[0], x[1]),
-    "RMS normalization": lambda x: ops.rms_normalization(x, x[0]),
-    "cross entropy": lambda x: ops.softmax_cross_entropy(x, [1, 0, 5, 2], label_smoothing=0.1),
-    "dropout": lambda x: ops.dropout(x * x, 0.5, seed=3, residual=x),
-    "rotary embedding": lambda x: ops.rotary_embedding((x * x)[None, :, None]),
-    "position bias": lambda x: ops.relative_position_bias(x * x, 3, 5),
+    "additive": lambda x: ops.additive_attention(x[None], x[None], x[None], ROWS[0]),
     "product": lambda x: _product(x, keras.ops.stack([x, x * x]), True),
     "cache write": lambda x: _write(
         x[None], (x * x)[None, :2], keras.ops.convert_to_tensor(1, "int32")

@@ -20,6 +20,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import heed
 from heed import Mask, ops
+from tests.ops.backends import functions
+from tests.ops.backends.functions import as_heads
 from tests.slow import slow
 
 # PyTorch warns of its own parts: of `torch.jit`, of quantized tensors, of the graphs of `linearize`.
@@ -111,7 +113,10 @@ def assert_same(found: Any, expected: Any) -> None:
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("name", [name for name in TRANSFORMS if not name.startswith("jacrev")])
+NESTED = ["jacrev of jacfwd", "jacrev of jacrev"]
+
+
+@pytest.mark.parametrize("name", [*(x for x in TRANSFORMS if x not in NESTED), *slow(NESTED)])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_transformations_are_those_of_a_plain_expression(implementation: str, name: str) -> None:
     transform = TRANSFORMS[name]
@@ -119,12 +124,6 @@ def test_transformations_are_those_of_a_plain_expression(implementation: str, na
     with heed.set_implementation(implementation):
         found = transform(heeds)(*inputs())
     assert_same(found, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["jacrev of jacfwd", "jacrev of jacrev"])
-def test_nested_jacobians_are_those_of_a_plain_expression(name: str) -> None:
-    test_transformations_are_those_of_a_plain_expression("native", name)
 
 
 @pytest.mark.parametrize("kind", ["additive", "dropout", "bias"])
@@ -157,39 +156,9 @@ def test_other_attentions_are_transformed(kind: str, name: str) -> None:
     torch.testing.assert_close(found, numeric, atol=1e-8, rtol=1e-6)
 
 
-ROWS = inputs()[0][0, :4].flatten(1)[:, :6]
-LABELS = torch.tensor([1, 0, 5, 2])
-
-
-def as_heads(x: torch.Tensor) -> torch.Tensor:
-    return x[None, :, None]
-
-
-# Functions of (4, 6).
+ROWS = torch.tensor(functions.ROWS)
 OTHERS: dict[str, Callable[[Any], Any]] = {
-    "layer normalization": lambda x: ops.layer_normalization(x, x[0], x[1]),
-    "RMS normalization": lambda x: ops.rms_normalization(x, x[0]),
-    "cross entropy": lambda x: ops.softmax_cross_entropy(
-        x, LABELS, label_smoothing=0.1, ignore_class=2
-    ),
-    "dropout": lambda x: ops.dropout(x * x, 0.5, seed=3, residual=x),
-    "rotary embedding": lambda x: ops.rotary_embedding(as_heads(x * x)),
-    "position bias": lambda x: ops.relative_position_bias(x * x, 3, 5),
-    "weights": lambda x: ops.attention_weights(
-        as_heads(x),
-        as_heads(x),
-        mask=Mask.lengths(LENGTHS[:1] - 1),
-        rows=[0, 2],
-        dropout=0.4,
-        seed=1,
-    ),
-    "weights by log-sum-exp": lambda x: ops.attention_weights(
-        as_heads(x),
-        as_heads(x),
-        keys=[1],
-        lse=ops.dot_product_attention(*[as_heads(x)] * 3, soft_cap=2.0, return_lse=True)[1],
-        soft_cap=2.0,
-    ),
+    **functions.FUNCTIONS,
     "additive weights": lambda x: ops.additive_attention_weights(x[None], x[None], x[0]),
     "any leading axes": lambda x: ops.scaled_dot_product_attention(x, x, x, return_weights=True)[1],
 }
@@ -243,15 +212,20 @@ def test_other_ops_are_transformed(transform: str, name: str) -> None:
     torch.testing.assert_close(found, expected_of(transform, function), atol=1e-8, rtol=1e-6)
 
 
+def check_gradients(function: Callable[..., Any], leaves: list[torch.Tensor]) -> None:
+    every = {"check_batched_grad": True}
+    assert torch.autograd.gradcheck(
+        function, leaves, check_forward_ad=True, check_batched_forward_grad=True, **every
+    )
+    assert torch.autograd.gradgradcheck(
+        function, leaves, check_fwd_over_rev=True, check_rev_over_rev=True, **every
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_gradcheck_of_other_ops(name: str) -> None:
-    leaf = ROWS.clone().requires_grad_()
-    every = {"check_batched_grad": True}
-    assert torch.autograd.gradcheck(
-        OTHERS[name], [leaf], check_forward_ad=True, check_batched_forward_grad=True, **every
-    )
-    assert torch.autograd.gradgradcheck(OTHERS[name], [leaf], check_fwd_over_rev=True, **every)
+    check_gradients(OTHERS[name], [ROWS.clone().requires_grad_()])
 
 
 def test_nothing_flows_through_statistics() -> None:
@@ -299,13 +273,7 @@ def test_gradcheck(implementation: str) -> None:
         return ops.dot_product_attention(*tensors, is_causal=True)
 
     with heed.set_implementation(implementation):
-        every = {"check_batched_grad": True}
-        assert torch.autograd.gradcheck(
-            call, leaves, check_forward_ad=True, check_batched_forward_grad=True, **every
-        )
-        assert torch.autograd.gradgradcheck(
-            call, leaves, check_fwd_over_rev=True, check_rev_over_rev=True, **every
-        )
+        check_gradients(call, leaves)
 
 
 class Own(torch.Tensor):
@@ -384,17 +352,21 @@ def test_a_traced_function_computes_again() -> None:
     assert_same(traced(*inputs()), plain(*inputs()))
 
 
+def with_permuted_operands(query: Any, key: Any, value: Any) -> Any:
+    bias = query.mean() * key.new_ones(query.shape[1], key.shape[1], 4)
+    return ops.dot_product_attention(
+        (query * 2).transpose(1, 3).contiguous().transpose(1, 3),
+        key,
+        value,
+        mask=Mask.window(3, 0) & Mask.lengths(LENGTHS),
+        bias=bias.permute(2, 0, 1)[None],
+    )
+
+
 COMPILED: dict[str, tuple[Callable[..., Any], bool | None]] = {
-    "dynamic, permuted bias": (
-        lambda q, k, v: ops.dot_product_attention(
-            (q * 2).transpose(1, 3).contiguous().transpose(1, 3),
-            k,
-            v,
-            mask=Mask.window(3, 0),
-            bias=(q.mean() * k.new_ones(q.shape[1], k.shape[1], 4)).permute(2, 0, 1)[None],
-        ),
-        True,
-    ),
+    # For the first length as it is, for the second one as a symbol.
+    "permuted": (with_permuted_operands, None),
+    "permuted, symbols from the start": (with_permuted_operands, True),
     "dropout": (lambda q, k, v: ops.dot_product_attention(q, k, v, dropout=0.3, seed=5), None),
     "jvp": (lambda q, k, v: torch.func.jvp(lambda x: heeds(x, k, v), (q,), (q,))[1], None),
 }
@@ -402,7 +374,7 @@ COMPILED: dict[str, tuple[Callable[..., Any], bool | None]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("backend", ["aot_eager", *slow(["inductor"])])
-@pytest.mark.parametrize("name", ["dynamic, permuted bias", *slow(["dropout", "jvp"])])
+@pytest.mark.parametrize("name", ["permuted", *slow([*COMPILED][1:])])
 def test_compiled_functions_give_the_same(name: str, backend: str) -> None:
     function, dynamic = COMPILED[name]
     torch._dynamo.reset()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
 
 from heed.install import how_to_install
 from heed.patching import Patch
@@ -40,70 +43,13 @@ class KerasKernel(NamedTuple):
     copies: bool
 
 
-class FusedOps(Protocol):
-    """Fused row-wise ops: each works along the last axis, on checked arguments.
-
-    The type of computation is float64 for float64, else float32. Everything is differentiable twice.
-    """
-
-    def cross_entropy(self, logits: Any, labels: Any, smoothing: float, ignored: int) -> Any:
-        """Return losses (...) in the type of computation; see `softmax_cross_entropy`.
-
-        Args:
-            logits: (..., C).
-            labels: (...) int32.
-            smoothing: in [0, 1).
-            ignored: the label of rows that do not count, or `NO_LABEL`.
-        """
-
-    def normalization(self, x: Any, scale: Any, offset: Any, epsilon: float, rms: bool) -> Any:
-        """Return the result of `layer_normalization`, or with `rms` of `rms_normalization`, in the dtype of `x`.
-
-        Args:
-            x: (..., D).
-            scale, offset: (D,) in the type of computation, or None for 1 and 0.
-            epsilon: above 0.
-        """
-
-    def dropout(self, x: Any, residual: Any, rate: float, seed: Any) -> Any:
-        """Return the result of `dropout`, in the dtype of `x`.
-
-        Args:
-            x: (..., D).
-            residual: like `x`, or None for 0.
-            rate: in (0, 1).
-            seed: (2,) uint32.
-        """
-
-    def product(self, x: Any, weights: Any, transposed: bool) -> Any | None:
-        """Return the product (R, G, N) of rows with the weights of each group g, or None to leave it to the backend.
-
-        y[r, g, n] = sum over k of x[r, k] * weights[g, k, n]
-
-        Args:
-            x: (R, K), of a known shape.
-            weights: (G, K, N), or (G, N, K) if `transposed`.
-        """
-
-    def write(self, cache: Any, update: Any, index: Any) -> Any | None:
-        """Return the cache (B, L, ...) with `update` (B, T, ...) written at position `index`, or None as above.
-
-        Writes in place if nothing else holds the cache.
-
-        Args:
-            index: () int32. Clamped so that the update fits, as by `keras.ops.slice_update`.
-        """
-
-    def argmax(self, x: Any) -> Any:
-        """Return the index of the largest number of each row (..., D), the first of several: (...) int32."""
-
-
 class Backend(Protocol):
-    """A module of this package, named after a backend of Keras.
+    """What heed asks of a backend of Keras: a package of this folder has one, `BACKEND`.
 
     Attributes:
         IMPLEMENTATIONS: an `Implementation` (`protocol.py`) by name, the preferred one first.
-        FUSED_OPS: by the same names; an implementation that is missing here uses the portable ones.
+        FUSED_OPS: `FusedOps` (`shared/fused_ops.py`) by the same names; an implementation that is missing here uses the
+            portable ones.
         DECODER_OP: the decoder engine as an op of a graph, `decode(decoder, encoder, batch, search)` of tensors; None
             where graphs decode op by op. See `heed.ops.core.decoder` for the engine itself.
         COMPILES_NATIVE: whether Keras can compile a model (`jit_compile=True`) that runs on native kernels.
@@ -113,17 +59,19 @@ class Backend(Protocol):
     """
 
     IMPLEMENTATIONS: Mapping[str, Any]
-    FUSED_OPS: Mapping[str, FusedOps]
-    DECODER_OP: Any
-    COMPILES_NATIVE: bool
+    FUSED_OPS: Mapping[str, Any]
+    DECODER_OP: Any = None
+    COMPILES_NATIVE: bool = False
     MATH: Any
-    WORD: str
+    WORD: str = "uint32"
 
     def as_written(self, function: _F) -> _F:
         """Return the function, protected from source transformations of the backend."""
+        return function
 
     def constant_while_tracing(self, function: _F) -> _F:
         """Return the function (without arguments), whose result is a constant of code that is traced."""
+        return function
 
     def device_of(self, x: Any = None) -> str:
         """Return where attention of a tensor is computed, without one where Keras is: "CPU", "GPU" or "TPU"."""
@@ -134,6 +82,7 @@ class Backend(Protocol):
         Args:
             call: a `Call` of `heed.ops.device_rule`.
         """
+        return None
 
     def is_tensor(self, x: Any) -> bool:
         """Return whether `x` is a dense tensor of the backend: no variable, sparse tensor or array."""
@@ -146,11 +95,19 @@ class Backend(Protocol):
 
     def widest_integer(self) -> str:
         """Return the dtype of the widest integers that tensors hold."""
+        return "int64"
 
     def require(self, x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
-        """Return `x`; fails with `text` and the named numbers when it is computed, unless the condition holds."""
+        """Return `x`; fails with `text` and the named numbers unless the condition holds, or has no value here."""
+        if self.has_values(condition) and not bool(condition):
+            raise ValueError(
+                text + ", ".join(f"{name}={number}" for name, number in numbers.items())
+            )
+        return x
 
-    def compile_graph(self, function: _F, variables: Callable[[], list[Any]] = list) -> _F:
+    def compile_graph(
+        self, function: Callable[..., Any], variables: Callable[[], list[Any]] = list
+    ) -> Callable[..., Any]:
         """Return a function of tensors as one graph, compiled on its first call; within a graph, the function itself.
 
         Args:
@@ -159,30 +116,35 @@ class Backend(Protocol):
         """
 
     def compile_graph_when_repeated(
-        self, function: _F, variables: Callable[[], list[Any]] = list
-    ) -> _F:
-        """Do as `compile_graph`, for a function of a dictionary of tensors; the first call runs without a graph.
+        self, function: Callable[[Any], Any], variables: Callable[[], list[Any]] = list
+    ) -> Callable[[Any], Any]:
+        """Do as `compile_graph`, for a function of a dictionary of tensors; the first call may run without a graph.
 
         For functions that may run only once and are quick without a graph.
         """
+        return self.compile_graph(function, variables)
 
     def hides_values(self) -> bool:
-        """Return whether numbers of tensors cannot be read, as while code is traced."""
+        """Return whether numbers of tensors cannot be read, as while code is traced, and no error says so."""
+        return False
 
     def has_dynamic_shapes(self) -> bool:
         """Return whether sizes may depend on values: not where a compiler needs fixed ones."""
 
     def is_unknown_size(self, x: Any) -> bool:
         """Return whether `x` is a symbolic size, not a number or a tensor."""
+        return False
 
     def has_values(self, x: Any) -> bool:
         """Return whether the numbers of a tensor can be read here and now."""
 
     def without_gradients(self) -> AbstractContextManager[Any]:
         """Return a context in which nothing is recorded for gradients, unless a tape of the caller's records it."""
+        return contextlib.nullcontext()
 
     def steps_with_values(self) -> AbstractContextManager[Any]:
         """Make a context where loops outside of compiled functions run step by step, so that tensors have values."""
+        return contextlib.nullcontext()
 
     def gradients(self, compute: Callable[[Callable[[Any], Any]], Any]) -> list[Any]:
         """Return the gradients of a scalar with respect to tensors on its way; 0 for those that it does not depend on.
@@ -201,9 +163,11 @@ class Backend(Protocol):
 
     def worker(self) -> tuple[int, int]:
         """Return this worker's number among those that compute together, and their count: (0, 1) for a single one."""
+        return 0, 1
 
     def across_workers(self, name: str) -> Any:
         """Return an object with the named implementation's `attend`, for a sequence split across workers."""
+        return self.IMPLEMENTATIONS[name]
 
     def use_threads(self, count: int) -> None:
         """Limit the number of threads, if nothing has run yet."""
@@ -216,9 +180,11 @@ class Backend(Protocol):
 
     def make_reader(self, variables: Sequence[Any]) -> Callable[[], list[Any]]:
         """Return a function that returns the tensors of Keras variables as they are when it is called."""
+        return lambda: [x.value for x in variables]
 
-    def to_array(self, x: Any) -> Any:
+    def to_array(self, x: Any) -> np.ndarray:
         """Return the numbers of a tensor as a contiguous array, in the tensor's own memory where that is possible."""
+        return np.ascontiguousarray(x)
 
     def weights_version(self, tensors: Sequence[Any]) -> Any:
         """Return a value that differs once the variables of held tensors have other numbers."""
@@ -291,8 +257,8 @@ def _load() -> Backend:
     import keras
 
     module: Any = importlib.import_module(f"{__name__}.{keras.config.backend()}")
-    _loaded = module
-    return module
+    _loaded = module.BACKEND
+    return module.BACKEND
 
 
 def as_written(function: _F) -> _F:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from heed.ops.spec import AttentionSpec, Tensors
+
+OutputAndLse: TypeAlias = "tuple[Any, Any | None]"
 
 
 class Implementation(Protocol):
@@ -14,9 +16,7 @@ class Implementation(Protocol):
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
         """Say why it cannot run a call, in sentences; none if it can. None asks about this machine only."""
 
-    def attend(
-        self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
-    ) -> tuple[Any, Any | None]:
+    def attend(self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool) -> OutputAndLse:
         """Return the output in the layout of the spec and the dtype of the query, and the log-sum-exp.
 
         The latter is (B, N, T), or (B, T) for additive attention, in the dtype of the spec; None if not requested.

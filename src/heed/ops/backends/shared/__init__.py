@@ -1,1 +1,1 @@
-"""Parts that backends share: one block of attention in `keras.ops`, and the C interface of the native core."""
+"""Parts that backends share: attention block by block, its weights and statistics, and fused ops, in `keras.ops`."""

@@ -10,6 +10,7 @@ substitutes, and NaN is then written into each row that sees a nonfinite key or 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -66,6 +67,18 @@ class Rows(NamedTuple):
         if self.seen is not None:
             x = fill(~self.seen, x, unseen)
         return x if self.nonfinite is None else fill(self.nonfinite, x, math.nan)
+
+    def bad(self, output: Any, lse: Any) -> Any:
+        """Return which rows are nonfinite or receive a nonfinite number, from the gradients of output and log-sum-exp.
+
+        Booleans (B, K, G, t, 1); None where arithmetic decides.
+        """
+        if self.nonfinite is None:
+            return None
+        received = ops.logical_or(has_nonfinite(output), has_nonfinite(lse))
+        if self.visible is not None:
+            received = ops.logical_and(received, ops.any(self.visible, axis=-1, keepdims=True))
+        return ops.logical_or(self.nonfinite, received)
 
 
 class Incoming(NamedTuple):
@@ -261,11 +274,22 @@ class BlockAttention:
             axes = tuple(axis for axis in range(4) if operands.bias.shape[axis] == 1)
             full = self.join_heads(of_scores)
             found[3] = ops.sum(full, axis=axes, keepdims=True) if axes else full
-        if nonfinite is not None:
-            found[0] = fill(nonfinite, found[0], math.nan)
-            hit = self.keys_of_rows(visible, nonfinite)
-            found[1:3] = [fill(hit, x, math.nan) for x in found[1:3]]
-        return Operands.of(found)
+        return Operands.of(self.mark_gradients(found, visible, nonfinite))
+
+    def mark_gradients(self, flat: Sequence[Any], visible: Any, bad: Any) -> Sequence[Any]:
+        """Return the gradients of `Operands.flat` with NaN for bad queries, and for the keys and values that they see.
+
+        Args:
+            flat: the gradients.
+            visible: see `visible`.
+            bad: booleans (B, K, G, t, 1), or None for no query.
+        """
+        if bad is None:
+            return flat
+        query, key, value, *others = flat
+        hit = self.keys_of_rows(visible, bad)
+        key, value = (fill(hit, x, math.nan) for x in (key, value))
+        return [fill(bad, query, math.nan), key, value, *others]
 
     def visible(self, block: Block) -> Any:
         """Return booleans that broadcast to (B, K, G, t, s) and have s, or None for "everything"."""
@@ -297,10 +321,8 @@ class BlockAttention:
 
     def scores(self, block: Block, visible: Any) -> Any:
         """Return the scores of a block, (B, K, G, t, s); see `Score.apply`."""
-        return self.score.apply(block, self._times_transposed, visible)
-
-    def _times_transposed(self, x: Any, y: Any) -> Any:
-        return self.arithmetic.times(x, y, transpose_y=True)
+        times_transposed = functools.partial(self.arithmetic.times, transpose_y=True)
+        return self.score.apply(block, times_transposed, visible)
 
     def logits(self, scores: Any, addend: Any) -> tuple[Any, Any]:
         """Return the scores plus the addend, and which rows see any key: see `seen_rows`. Other rows are 0."""
@@ -405,30 +427,19 @@ def prepare(
     spec: AttentionSpec, tensors: Tensors, arithmetic: Arithmetic = ARITHMETIC
 ) -> tuple[BlockAttention, Operands]:
     """Return the attention and its operands, in the shapes of this file. No keys become one hidden key."""
-    axis = spec.heads_axis
-
-    def split(x: Any) -> Any:
-        """Return (B, heads, T or S, features) in the spec's dtype."""
-        if x is None:
-            return None
-        x = ops.cast(x, spec.dtype)
-        if axis is None:
-            return x[:, None]
-        return ops.swapaxes(x, 1, 2) if axis == 2 else x
-
-    query, key, value = map(split, tensors[:3])
-    query, bias = spec.score.add_bias(query, tensors.bias)
+    query, bias = spec.score.add_bias(by_key_heads(spec, tensors.query), tensors.bias)
+    key = by_heads(spec, tensors.key)
+    value = None if tensors.value is None else by_heads(spec, tensors.value)
     mask = spec.mask
-    heads = (spec.kv_heads, spec.queries_per_kv)
-    batch, _, length, width = sizes(query)
-    query = ops.reshape(query, (batch, *heads, length, width))
     if key.shape[2] == 0:
         mask = Mask.dense(ops.zeros((1, 1, 1, 1), "bool"))
-        key, value = (None if x is None else _pad_last_but_one(x) for x in (key, value))
+        one_more = [[0, 0], [0, 0], [0, 1], [0, 0]]
+        key, value = (None if x is None else ops.pad(x, one_more) for x in (key, value))
         if bias is not None and bias.shape[3] == 0:
             bias = ops.pad(bias, [[0, 0], [0, 0], [0, 0], [0, 1]])
     operands = Operands(query, key, value, bias, tensors.score_vector, spec.score.operands)
     per_pair = max(1, spec.score.numbers_per_pair(spec.widths[0]))
+    batch = size(query, 0)
     known = batch if is_static(batch) else _USUAL_BATCH
     attention = BlockAttention(
         spec.score,
@@ -436,8 +447,8 @@ def prepare(
         tensors.slopes,
         spec.dropout,
         tensors.seed,
-        heads,
-        (length, size(key, 2)),
+        (spec.kv_heads, spec.queries_per_kv),
+        (size(query, 3), size(key, 2)),
         per_pair,
         spec.heads[0] * per_pair * known,
         arithmetic,
@@ -445,8 +456,18 @@ def prepare(
     return attention, operands
 
 
-def _pad_last_but_one(x: Any) -> Any:
-    return ops.pad(x, [[0, 0], [0, 0], [0, 1], [0, 0]])
+def by_heads(spec: AttentionSpec, x: Any) -> Any:
+    """Return an operand in the layout of the spec as (B, heads, T or S, features) in its dtype."""
+    x = ops.cast(x, spec.dtype)
+    if spec.heads_axis is None:
+        return x[:, None]
+    return ops.swapaxes(x, 1, 2) if spec.heads_axis == 2 else x
+
+
+def by_key_heads(spec: AttentionSpec, x: Any) -> Any:
+    """Return the query, the output or its gradient as (B, K, G, T, features)."""
+    batch, _, length, width = sizes(x := by_heads(spec, x))
+    return ops.reshape(x, (batch, spec.kv_heads, spec.queries_per_kv, length, width))
 
 
 def join(spec: AttentionSpec, tensors: Tensors, output: Any, lse: Any) -> tuple[Any, Any]:

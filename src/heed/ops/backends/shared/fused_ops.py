@@ -1,4 +1,4 @@
-"""The fused row-wise ops in `keras.ops`, differentiated by the backend."""
+"""The fused row-wise ops: what each computes, in `keras.ops`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,22 @@ from heed.ops.scores import number
 from heed.ops.sizes import Span, size, sizes
 
 
-class PlainFusedOps:
-    """The fused row-wise ops in `keras.ops`. Numbers may be tensors () where the sizes are known."""
+class FusedOps:
+    """The fused row-wise ops, differentiated by the backend, which overrides those that it has kernels for.
+
+    Each works along the last axis, on checked arguments. The type of computation is float64 for float64, else float32.
+    Everything is differentiable twice. Numbers may be tensors () where the sizes are known.
+    """
 
     def cross_entropy(self, logits: Any, labels: Any, smoothing: float, ignored: int) -> Any:
-        """Return the losses. Labels are checked by `checks.check_labels` where they are known."""
+        """Return losses (...) in the type of computation; see `softmax_cross_entropy`.
+
+        Args:
+            logits: (..., C).
+            labels: (...) int32, checked by `checks.check_labels` where they are known.
+            smoothing: in [0, 1).
+            ignored: the label of rows that do not count, or `NO_LABEL`.
+        """
         counts = ops.not_equal(labels, ignored)
         # First of all, so that NaN in ignored rows stays out of gradients, too.
         x = _widen(logits)
@@ -40,6 +51,13 @@ class PlainFusedOps:
         return fill(~counts, losses, 0.0)
 
     def normalization(self, x: Any, scale: Any, offset: Any, epsilon: float, rms: bool) -> Any:
+        """Return the result of `layer_normalization`, or with `rms` of `rms_normalization`, in the dtype of `x`.
+
+        Args:
+            x: (..., D).
+            scale, offset: (D,) in the type of computation, or None for 1 and 0.
+            epsilon: above 0.
+        """
         y = _widen(x)
         if not isinstance(rms, bool):
             y = y - fill(rms, _mean(y), 0.0)
@@ -54,6 +72,14 @@ class PlainFusedOps:
         return ops.cast(y, x.dtype)
 
     def dropout(self, x: Any, residual: Any, rate: float, seed: Any) -> Any:
+        """Return the result of `dropout`, in the dtype of `x`.
+
+        Args:
+            x: (..., D).
+            residual: like `x`, or None for 0.
+            rate: in (0, 1).
+            seed: (2,) uint32.
+        """
         *front, width = sizes(x)
         # The mask of attention in head 0 of batch entry 0, with rows for queries and columns for keys.
         rows = Span(0, math.prod(front))
@@ -63,12 +89,28 @@ class PlainFusedOps:
         return ops.cast(y if residual is None else _widen(residual) + y, x.dtype)
 
     def product(self, x: Any, weights: Any, transposed: bool) -> Any | None:
+        """Return the product (R, G, N) of rows with the weights of each group g, or None to leave it to the backend.
+
+        y[r, g, n] = sum over k of x[r, k] * weights[g, k, n]
+
+        Args:
+            x: (R, K), of a known shape.
+            weights: (G, K, N), or (G, N, K) if `transposed`.
+        """
         return None
 
     def write(self, cache: Any, update: Any, index: Any) -> Any | None:
+        """Return the cache (B, L, ...) with `update` (B, T, ...) written at position `index`, or None as above.
+
+        Writes in place if nothing else holds the cache.
+
+        Args:
+            index: () int32. Clamped so that the update fits, as by `keras.ops.slice_update`.
+        """
         return None
 
     def argmax(self, x: Any) -> Any:
+        """Return the index of the largest number of each row (..., D), the first of several: (...) int32."""
         return ops.cast(ops.argmax(x, axis=-1), "int32")
 
 

@@ -70,13 +70,13 @@ def _visible_keys(
     if not all(map(known, ends)):
         return Span(0, length)
     lo, hi = map(int, ends)
-    return _span(lo, hi, length, step)
+    return widened(lo, hi, length, step)
 
 
-def _span(lo: int, hi: int, length: int, step: int) -> Span:
+def widened(lo: Size, hi: Size, length: Size, step: int) -> Span:
     """Return a range of keys, widened to at least one and to multiples of a step."""
-    begin = min(lo, length - 1) // step * step
-    return Span(begin, min(length, ceil_div(max(hi, begin + 1), step) * step) - begin)
+    begin = maximum(0, minimum(lo, length - 1) // step * step)
+    return Span(begin, minimum(length, ceil_div(maximum(hi, begin + 1), step) * step) - begin)
 
 
 class Group(NamedTuple):
@@ -98,10 +98,6 @@ class Group(NamedTuple):
     def fixed_keys(self) -> Span | None:
         """The keys, where all blocks have the same ones."""
         return Span(self.keys[0], self.width) if len({*self.keys}) == 1 else None
-
-    def moves_like(self, other: Group) -> bool:
-        """Return whether both have the same keys for all their blocks, or neither has."""
-        return self.fixed_keys == other.fixed_keys
 
 
 def groups(attention: BlockAttention, share: int = 1, step: int = 1) -> list[Group]:
@@ -133,7 +129,7 @@ def groups(attention: BlockAttention, share: int = 1, step: int = 1) -> list[Gro
     for begins, size in sized:
         group = _group(begins, size, [reach(begin, size) for begin in begins], keys, step)
         last = found[-1] if found else None
-        if last and last[1::2] == group[1::2] and last.moves_like(group):
+        if last and last[1::2] == group[1::2] and last.fixed_keys == group.fixed_keys:
             # One loop instead of two.
             found[-1] = last._replace(queries=last.queries + begins, keys=last.keys + group.keys)
         else:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from heed.ops.backends import EXPORTABLE, NATIVE, PORTABLE, FusedOps
+from heed.ops.backends import EXPORTABLE, NATIVE, PORTABLE, Backend
 from heed.ops.backends.protocol import Implementation
+from heed.ops.backends.shared.fused_ops import FusedOps
 from heed.ops.backends.tensorflow import (  # noqa: F401  (registers masks with TensorFlow)
     _composite_mask,
 )
-from heed.ops.backends.tensorflow._recomputation import recomputation_patches  # noqa: F401  (of the protocol)
-from heed.ops.backends.tensorflow._stock import keras_kernel  # noqa: F401  (of the protocol)
+from heed.ops.backends.tensorflow._recomputation import recomputation_patches
 from heed.ops.backends.tensorflow.check_numerics import exempt
-from heed.ops.backends.tensorflow.device import device_of  # noqa: F401  (of the protocol)
+from heed.ops.backends.tensorflow.device import default_device
 from heed.ops.backends.tensorflow.exportable import Exportable, ExportableFusedOps
 from heed.ops.backends.tensorflow.native import decoder, library
 from heed.ops.backends.tensorflow.native.fused_ops import NativeFusedOps
@@ -33,103 +31,134 @@ from heed.ops.core import library as core
 _EAGER = tf.__internal__.EagerTensor
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-IMPLEMENTATIONS: dict[str, Implementation] = {
-    NATIVE: Native(),
-    PORTABLE: Portable(),
-    EXPORTABLE: Exportable(),
-}
-FUSED_OPS: dict[str, FusedOps] = {
-    NATIVE: NativeFusedOps(),
-    PORTABLE: PortableFusedOps(),
-    EXPORTABLE: ExportableFusedOps(),
-}
-convert_to_tensor = keras.ops.convert_to_tensor
-DECODER_OP = decoder
-COMPILES_NATIVE = False  # XLA has no kernel for an op of TensorFlow's
-MATH = tf.math
-WORD = "uint32"
 
+class _TensorFlow(Backend):
+    IMPLEMENTATIONS: Mapping[str, Implementation] = {
+        NATIVE: Native(),
+        PORTABLE: Portable(),
+        EXPORTABLE: Exportable(),
+    }
+    FUSED_OPS: Mapping[str, FusedOps] = {
+        NATIVE: NativeFusedOps(),
+        PORTABLE: PortableFusedOps(),
+        EXPORTABLE: ExportableFusedOps(),
+    }
+    DECODER_OP = decoder
+    # COMPILES_NATIVE stays False: XLA has no kernel for an op of TensorFlow's.
+    MATH = tf.math
+    recomputation_patches = staticmethod(recomputation_patches)
+    convert_to_tensor = staticmethod(keras.ops.convert_to_tensor)
+    native_threads = staticmethod(library.threads)
 
-def as_written(function: _F) -> _F:
-    """Return the function, protected from AutoGraph, which only matters in graphs, and from checks of numbers."""
-    return exempt(function, tf.autograph.experimental.do_not_convert(function))
+    def as_written(self, function: _F) -> _F:
+        # From AutoGraph, which only matters in graphs, and from checks of numbers.
+        return exempt(function, tf.autograph.experimental.do_not_convert(function))
 
+    def device_of(self, x: Any = None) -> str:
+        return default_device()  # where a traced tensor will be is not known
 
-def constant_while_tracing(function: _F) -> _F:
-    """Return the function itself: Python runs while TensorFlow traces."""
-    return function
+    def instruction_set(self) -> str:
+        return "none" if library.ops() is None else core.instruction_set()
 
+    def block_sizes(self) -> dict[str, int]:
+        return {} if library.ops() is None else core.block_sizes()
 
-def instruction_set() -> str:
-    """Return the instruction set of the native kernels here, or "none"."""
-    return "none" if library.ops() is None else core.instruction_set()
+    def is_tensor(self, x: Any) -> bool:
+        return isinstance(x, tf.Tensor)
 
+    def kind_of(self, query: Any, key: Any, value: Any) -> Any:
+        # The shapes of tensors of graphs may be unknown.
+        if not (type(query) is _EAGER and type(key) is _EAGER and type(value) is _EAGER):
+            return None
+        # Far quicker than `shape` and `dtype`.
+        return (
+            *(query._shape_tuple(), query._datatype_enum()),
+            *(key._shape_tuple(), key._datatype_enum()),
+            *(value._shape_tuple(), value._datatype_enum()),
+        )
 
-def block_sizes() -> dict[str, int]:
-    """Return the block sizes of the native kernels here; empty without kernels."""
-    return {} if library.ops() is None else core.block_sizes()
+    def require(self, x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
+        """Return `x`; if the condition fails, the graph raises an InvalidArgumentError of `text` and the numbers."""
+        data: list[Any] = [text]
+        for name, number in numbers.items():
+            data += [f"{name}=", number]
+        check = tf.raw_ops.Assert(condition=condition, data=data, summarize=1)
+        with tf.control_dependencies([check]):
+            return tf.identity(x)
 
+    def compile_graph(
+        self, function: Callable[..., Any], variables: Callable[[], list[Any]] = list
+    ) -> Callable[..., Any]:
+        """Return it as a `tf.function`; from the second shape of the inputs on, one graph serves all shapes."""
+        graph = tf.function(function, autograph=False, reduce_retracing=True)
+        return lambda *inputs: (graph if tf.executing_eagerly() else function)(*inputs)
 
-def is_tensor(x: Any) -> bool:
-    """Return whether `x` is a dense tensor: no variable, sparse tensor or array."""
-    return isinstance(x, tf.Tensor)
+    def compile_graph_when_repeated(
+        self, function: Callable[[Any], Any], variables: Callable[[], list[Any]] = list
+    ) -> Callable[[Any], Any]:
+        """Return the function: called directly at first, then as one graph for tensors of any sizes."""
+        graph = tf.function(function, autograph=False)
+        calls, traced = itertools.count(), {}
 
+        def run(inputs: Mapping[str, Any]) -> Any:
+            if not tf.executing_eagerly() or next(calls) == 0:
+                return function(inputs)
+            inputs = {
+                name: x if self.is_tensor(x) else tf.convert_to_tensor(x)
+                for name, x in inputs.items()
+            }
+            kinds = tuple((name, x.dtype, x.shape.rank) for name, x in inputs.items())
+            if kinds not in traced:
+                specs = {name: tf.TensorSpec([None] * rank, dtype) for name, dtype, rank in kinds}
+                traced[kinds] = _on_this_thread(graph.get_concrete_function(specs))
+            return traced[kinds](inputs)
 
-def kind_of(query: Any, key: Any, value: Any) -> Any:
-    """Return shapes and dtypes of tensors with values; None for those of graphs, whose shapes may be unknown."""
-    if not (type(query) is _EAGER and type(key) is _EAGER and type(value) is _EAGER):
-        return None
-    # Far quicker than `shape` and `dtype`.
-    return (
-        *(query._shape_tuple(), query._datatype_enum()),
-        *(key._shape_tuple(), key._datatype_enum()),
-        *(value._shape_tuple(), value._datatype_enum()),
-    )
+        return run
 
+    def has_dynamic_shapes(self) -> bool:
+        return not library.compiled_by_xla()
 
-def widest_integer() -> str:
-    """Return the dtype of the widest integers that tensors hold."""
-    return "int64"
+    def has_values(self, x: Any) -> bool:
+        return hasattr(x, "numpy")
 
+    def gradients(self, compute: Callable[[Callable[[Any], Any]], Any]) -> list[Any]:
+        marked: list[Any] = []
 
-def require(x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
-    """Return `x`; if the condition fails, the graph raises an InvalidArgumentError of `text` and the numbers."""
-    data: list[Any] = [text]
-    for name, number in numbers.items():
-        data += [f"{name}=", number]
-    check = tf.raw_ops.Assert(condition=condition, data=data, summarize=1)
-    with tf.control_dependencies([check]):
-        return tf.identity(x)
+        def mark(x: tf.Tensor) -> tf.Tensor:
+            tape.watch(x)
+            marked.append(x)
+            return x
 
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            value = compute(mark)
+        return tape.gradient(value, marked, unconnected_gradients="zero")
 
-def compile_graph(
-    function: Callable[..., Any], variables: Callable[[], list[Any]] = list
-) -> Callable[..., Any]:
-    """Return the function as a `tf.function`; from the second shape of the inputs on, one graph serves all shapes."""
-    graph = tf.function(function, autograph=False, reduce_retracing=True)
-    return lambda *inputs: (graph if tf.executing_eagerly() else function)(*inputs)
+    def worker(self) -> tuple[int, int]:
+        """Return the number of this worker of a `tf.distribute` strategy, and their count."""
+        return current_worker()
 
+    def across_workers(self, name: str) -> Any:
+        here = current_worker()
+        return self.IMPLEMENTATIONS[name] if here.workers == 1 else Ring(name, here)
 
-def compile_graph_when_repeated(
-    function: Callable[[Any], Any], variables: Callable[[], list[Any]] = list
-) -> Callable[[Any], Any]:
-    """Return the function of a dictionary: called directly at first, then as one graph for tensors of any sizes."""
-    graph = tf.function(function, autograph=False)
-    calls, traced = itertools.count(), {}
+    def use_threads(self, count: int) -> None:
+        """Limit the threads of TensorFlow and the native ops; RuntimeError once TensorFlow has started."""
+        tf.config.threading.set_intra_op_parallelism_threads(count)
+        tf.config.threading.set_inter_op_parallelism_threads(count)
 
-    def run(inputs: Mapping[str, Any]) -> Any:
-        if not tf.executing_eagerly() or next(calls) == 0:
-            return function(inputs)
-        inputs = {
-            name: x if is_tensor(x) else tf.convert_to_tensor(x) for name, x in inputs.items()
-        }
-        kinds = tuple((name, x.dtype, x.shape.rank) for name, x in inputs.items())
-        if kinds not in traced:
-            specs = {name: tf.TensorSpec([None] * rank, dtype) for name, dtype, rank in kinds}
-            traced[kinds] = _on_this_thread(graph.get_concrete_function(specs))
-        return traced[kinds](inputs)
+    def is_tracing(self) -> bool:
+        return not tf.executing_eagerly()
 
-    return run
+    def make_reader(self, variables: Sequence[Any]) -> Callable[[], list[tf.Tensor]]:
+        """Read all variables as one graph, from the second time on: each alone takes far longer."""
+        read = self.compile_graph_when_repeated(
+            lambda _: [tf.convert_to_tensor(x.value) for x in variables]
+        )
+        return lambda: read({})
+
+    def weights_version(self, tensors: Sequence[tf.Tensor]) -> Any:
+        """Return the addresses of their buffers, to which nobody writes while others hold them."""
+        return tuple(np.asarray(x).ctypes.data for x in tensors)
 
 
 def _on_this_thread(function: Any) -> Callable[[Mapping[str, Any]], Any]:
@@ -152,86 +181,4 @@ def _on_this_thread(function: Any) -> Callable[[Mapping[str, Any]], Any]:
     return call
 
 
-def hides_values() -> bool:
-    """Return False: tensors of graphs refuse to be read with errors that heed expects."""
-    return False
-
-
-def has_dynamic_shapes() -> bool:
-    """Return whether sizes may depend on values: everywhere but under XLA."""
-    return not library.compiled_by_xla()
-
-
-def is_unknown_size(x: Any) -> bool:
-    """Return False: such sizes are tensors."""
-    return False
-
-
-def has_values(x: Any) -> bool:
-    """Return whether the numbers of a tensor can be read: not in a graph."""
-    return hasattr(x, "numpy")
-
-
-def without_gradients() -> AbstractContextManager[None]:
-    """Do nothing: TensorFlow records on tapes only."""
-    return contextlib.nullcontext()
-
-
-def steps_with_values() -> AbstractContextManager[None]:
-    """Do nothing: outside of compiled functions, loops run step by step."""
-    return contextlib.nullcontext()
-
-
-def gradients(compute: Callable[[Callable[[Any], Any]], Any]) -> list[Any]:
-    """Return the gradients of a scalar with respect to tensors on its way."""
-    marked: list[Any] = []
-
-    def mark(x: tf.Tensor) -> tf.Tensor:
-        tape.watch(x)
-        marked.append(x)
-        return x
-
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        value = compute(mark)
-    return tape.gradient(value, marked, unconnected_gradients="zero")
-
-
-def worker() -> tuple[int, int]:
-    """Return the number of this worker of a `tf.distribute` strategy, and their count."""
-    return current_worker()
-
-
-def across_workers(name: str) -> Any:
-    """Return the implementation of this name, for a sequence that is split across the workers of a strategy."""
-    here = current_worker()
-    return IMPLEMENTATIONS[name] if here.workers == 1 else Ring(name, here)
-
-
-def use_threads(count: int) -> None:
-    """Limit the threads of TensorFlow and the native ops; RuntimeError once TensorFlow has started."""
-    tf.config.threading.set_intra_op_parallelism_threads(count)
-    tf.config.threading.set_inter_op_parallelism_threads(count)
-
-
-def is_tracing() -> bool:
-    """Return whether code is traced here."""
-    return not tf.executing_eagerly()
-
-
-native_threads = library.threads
-
-
-def make_reader(variables: Sequence[Any]) -> Callable[[], list[tf.Tensor]]:
-    """Return a function that reads all variables as one graph, from the second time on: each alone takes far longer."""
-    read = compile_graph_when_repeated(lambda _: [tf.convert_to_tensor(x.value) for x in variables])
-    return lambda: read({})
-
-
-def to_array(x: tf.Tensor) -> np.ndarray:
-    """Return the numbers of a tensor as a contiguous array."""
-    return np.ascontiguousarray(x)
-
-
-def weights_version(tensors: Sequence[tf.Tensor]) -> Any:
-    """Return the addresses of their buffers, to which nobody writes while others hold them."""
-    return tuple(np.asarray(x).ctypes.data for x in tensors)
+BACKEND = _TensorFlow()

@@ -12,14 +12,17 @@ from typing import Any
 import tensorflow as tf
 
 # tf.TypeSpec is public; the base class for batching in `tf.data` is not.
-from tensorflow.python.framework import type_spec
+from tensorflow.python.framework import type_spec, type_spec_registry
 
-from heed.ops.backends.tensorflow.registry import register_type_spec
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import Outline, put_together, take_apart
 
+_NAME = "heed.MaskSpec"
+# TensorFlow takes each name once; a later import of heed, as in a notebook, replaces it.
+type_spec_registry._NAME_TO_TYPE_SPEC.pop(_NAME, None)
 
-@register_type_spec("heed.MaskSpec")
+
+@type_spec_registry.register(_NAME)
 class MaskSpec(type_spec.BatchableTypeSpec):
     """The rules of a mask without their tensors, and a `tf.TensorSpec` for each tensor.
 
@@ -34,13 +37,11 @@ class MaskSpec(type_spec.BatchableTypeSpec):
 
     @classmethod
     def of(cls, mask: Mask) -> MaskSpec:
-        """Return the spec of a mask."""
         tensors, outlines = take_apart(mask.rules)
         return cls(outlines, [tf.TensorSpec(x.shape, x.dtype) for x in tensors])
 
     @property
     def value_type(self) -> type:
-        """`Mask`."""
         return Mask
 
     @property
@@ -67,7 +68,6 @@ class MaskSpec(type_spec.BatchableTypeSpec):
         return self._map(lambda shape: shape[1:], 4)
 
     def _map(self, change: Callable[[tf.TensorShape], tf.TensorShape], dense_rank: int) -> MaskSpec:
-        """Return the spec with other shapes."""
         for rule in put_together(self._outlines, self._specs):
             if rule.dense is not None and rule.dense.shape.rank != dense_rank:
                 letters = "(N, T, S) to be batched" if dense_rank == 3 else "(B, N, T, S) to be cut"
@@ -78,13 +78,9 @@ class MaskSpec(type_spec.BatchableTypeSpec):
         return MaskSpec(self._outlines, changed)
 
 
-def _register() -> None:
-    composite = tf.__internal__.CompositeTensor
-    composite.register(Mask)
-    for name, member in vars(composite).items():
-        if isinstance(member, (property, types.FunctionType)):
-            setattr(Mask, name, member)
-    Mask._type_spec = property(MaskSpec.of)  # type: ignore[attr-defined]
-
-
-_register()
+_Composite = tf.__internal__.CompositeTensor
+_Composite.register(Mask)
+for _name, _member in vars(_Composite).items():
+    if isinstance(_member, (property, types.FunctionType)):
+        setattr(Mask, _name, _member)
+Mask._type_spec = property(MaskSpec.of)  # type: ignore[attr-defined]

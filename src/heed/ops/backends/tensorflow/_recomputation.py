@@ -14,8 +14,6 @@ from heed.patching import Function, Patch, Replacement
 
 
 def recomputation_patches(start: Callable[..., Any]) -> list[Patch]:
-    """Return the patches; see `Backend`."""
-
     def make(original: Function) -> Function:
         @functools.wraps(original)
         def decorate(f: Function, args: Any, kwargs: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import tensorflow as tf
 
@@ -14,8 +13,3 @@ from heed.ops.backends import CPU
 def default_device() -> str:
     """Return the kind of device that TensorFlow puts operations on. Asking starts its runtime."""
     return next((kind for kind in ("GPU", "TPU") if tf.config.list_logical_devices(kind)), CPU)
-
-
-def device_of(x: Any = None) -> str:
-    """Return where a tensor is. Where a traced tensor will be is not known."""
-    return default_device()

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from heed.ops import checks
+from heed.ops.backends.protocol import OutputAndLse
 from heed.ops.backends.shared.block import HIDING_BIAS, prepare
 from heed.ops.backends.tensorflow.portable.implementation import Portable, PortableFusedOps
 from heed.ops.mask import Mask
@@ -64,7 +65,8 @@ def attention(
     Returns:
         (B, N, T, V); 0 for a query that sees nothing.
     """
-    return _apply_weights(_weights(query, key, visible, bias, expression), value)
+    scores = _scores(query, key, bias, expression)
+    return _apply_weights(_softmax(scores, visible, expression.is_causal), value)
 
 
 # The function to call in place of `attention`.
@@ -112,9 +114,7 @@ class Exportable(Portable):
         """Refuse dropout."""
         return ["it has no dropout"] if spec is not None and spec.dropout else []
 
-    def attend(
-        self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+    def attend(self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool) -> OutputAndLse:
         query, key, value = (_with_heads(x, spec) for x in tensors[:3])
         visible, is_causal = _visible(spec, query, key)
         if (product := spec.score.product) is not None:
@@ -132,28 +132,19 @@ class Exportable(Portable):
         return output, lse[:, 0] if spec.heads_axis is None else lse
 
     def weights(
-        self,
-        spec: AttentionSpec,
-        tensors: Tensors,
-        *,
-        heads: Sequence[int] | None,
-        rows: Sequence[int] | None,
-        keys: Sequence[int] | None,
-        lse: Any,
+        self, spec: AttentionSpec, tensors: Tensors, *, lse: Any, **chosen: Sequence[int] | None
     ) -> tf.Tensor:
         query, key = (_with_heads(x, spec) for x in tensors[:2])
         visible, is_causal = _visible(spec, query, key)
         if (product := spec.score.product) is not None:
             bias, visible = _bias(spec, tensors, query, key, visible)
-            expression = Expression(product, is_causal)
-            weights = _weights(query, key, visible, bias, expression)
+            scores = _scores(query, key, bias, Expression(product, is_causal))
         else:
             scores, visible = _other_scores(spec, tensors, query, key, visible)
-            weights = _softmax(scores, visible, is_causal)
-        chosen = {"heads": heads, "rows": rows, "keys": keys}
-        for axis, (name, indices) in enumerate(chosen.items(), start=1):
-            if indices is not None:
-                indices = checks.check_indices(name, indices, size(weights, axis))
+        weights = _softmax(scores, visible, is_causal)
+        for axis, name in enumerate(("heads", "rows", "keys"), start=1):
+            if chosen[name] is not None:
+                indices = checks.check_indices(name, chosen[name], size(weights, axis))
                 weights = tf.gather(weights, tf.constant(indices, tf.int32), axis=axis)
         return weights
 
@@ -253,16 +244,6 @@ def _other_scores(
         visible = seen if visible is None else tf.logical_and(visible, seen)
         scores = tf.where(seen, scores, tf.zeros((), scores.dtype))
     return scores if bias is None else scores + bias, visible
-
-
-def _weights(
-    query: tf.Tensor,
-    key: tf.Tensor,
-    visible: tf.Tensor | None,
-    bias: tf.Tensor | None,
-    expression: Expression,
-) -> tf.Tensor:
-    return _softmax(_scores(query, key, bias, expression), visible, expression.is_causal)
 
 
 def _softmax(scores: tf.Tensor, visible: tf.Tensor | None, is_causal: bool) -> tf.Tensor:

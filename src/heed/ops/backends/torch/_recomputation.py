@@ -13,8 +13,6 @@ from heed.patching import Function, Patch, Replacement
 
 
 def recomputation_patches(start: Callable[[], Any]) -> list[Patch]:
-    """Return the patches; see `Backend`."""
-
     def make_generator(original: Function) -> Function:
         @functools.wraps(original)
         def generate(fn: Function, *args: Any, **kwargs: Any) -> Iterator[None]:

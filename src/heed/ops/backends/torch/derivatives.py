@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
+from heed.ops.backends.protocol import OutputAndLse
 from heed.ops.backends.torch.graph_breaks import in_python, may_be_compiled
 from heed.ops.backends.torch.operands import (
     are_transforms_active,
@@ -61,7 +62,7 @@ class Kernel(Protocol):
 
 def _attend(
     kernel: Kernel, spec: AttentionSpec, tensors: Tensors, return_lse: bool
-) -> tuple[torch.Tensor, OptionalTensor]:
+) -> OutputAndLse:
     """Return the output, and the log-sum-exp if requested. `torch.compile` leaves the call to Python."""
     output, lse, _ = _apply(_Attention, spec, kernel, return_lse, *tensors, *rest_of(spec))
     return output, lse
@@ -72,7 +73,7 @@ attend = in_python(_attend, "this call")
 
 def attend_unobserved(
     kernel: Any, spec: AttentionSpec, tensors: Tensors, return_lse: bool
-) -> tuple[torch.Tensor, OptionalTensor]:
+) -> OutputAndLse:
     """Do as `attend`, quicker, where nothing records or transforms the call and all tensors have memory.
 
     `kernel.forward_unobserved` does as `Kernel.forward` there.
@@ -88,11 +89,6 @@ def rest_of(spec: AttentionSpec) -> Sequence[torch.Tensor]:
         return ()
     rules = [] if spec.mask is None else take_apart(spec.mask.rules)[0]
     return (*rules, *spec.score.operands)
-
-
-def spread(gradients: Sequence[Any]) -> list[Any]:
-    """Return the five of query, key, value, bias and score vector in their places among all seven operands."""
-    return [*gradients[:4], None, None, gradients[4]]
 
 
 def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Any:
@@ -151,9 +147,9 @@ def _number_trained(spec: AttentionSpec) -> int:
 
 def _in_places(gradients: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
     """Return the gradients of the trained operands in their places among all operands, the mask's, and the score's."""
-    others = gradients[len(TRAINED) :]
+    query, key, value, bias, score_vector, *others = gradients
     rules = len(inputs) - _OPERANDS - len(others)
-    return [*spread(gradients[: len(TRAINED)]), *[None] * rules, *others]
+    return [query, key, value, bias, None, None, score_vector, *[None] * rules, *others]
 
 
 def _alive(saved: Sequence[Any]) -> Sequence[Any]:
@@ -464,9 +460,8 @@ def _one_by_one(
 ) -> tuple[Any, Any]:
     def entry(index: int) -> Iterator[Any]:
         for x, dim in zip(inputs, dims, strict=True):
-            mapped = dim is not None and isinstance(
-                x, torch.Tensor
-            )  # a list has a dim for each entry
+            # A list has a dim for each entry.
+            mapped = dim is not None and isinstance(x, torch.Tensor)
             yield x if not mapped else x.select(dim, index) if count else x.sum(dim)
 
     found = [_apply(function, *entry(index)) for index in range(max(1, count))]

@@ -17,16 +17,11 @@ def has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
-@functools.cache
-def _has_accelerator() -> bool:
-    if hasattr(torch, "accelerator"):
-        return torch.accelerator.is_available()
-    return torch.cuda.is_available()
-
-
 @torch.compiler.assume_constant_result
+@functools.cache
 def _default_device() -> str:
-    return "GPU" if _has_accelerator() else CPU
+    accelerator: Any = getattr(torch, "accelerator", torch.cuda)
+    return "GPU" if accelerator.is_available() else CPU
 
 
 def device_of(x: Any = None) -> str:

@@ -15,36 +15,28 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from heed.ops.backends.jax.derivatives import second_derivatives
-from heed.ops.backends.jax.portable.implementation import Portable
-from heed.ops.mask import Mask
-from heed.ops.mask_rules import Outline, put_together, take_apart
+from heed.ops.backends.jax.portable.implementation import Portable, second_derivatives
 from heed.ops.spec import AttentionSpec, Tensors
 
 
-class Static(NamedTuple):
-    """What is fixed in a compiled call: the attention without its mask, and the mask's rules without their tensors."""
-
-    spec: AttentionSpec
-    outlines: tuple[Outline, ...] | None
-
-    def whole(self, numbers: Sequence[Any]) -> AttentionSpec:
-        """Return the spec with its mask, whose tensors are `numbers`."""
-        if self.outlines is None:
-            return self.spec
-        return dataclasses.replace(self.spec, mask=Mask(put_together(self.outlines, numbers)))
+def _flatten(spec: AttentionSpec) -> tuple[Any, AttentionSpec]:
+    """Return the tensors of a spec, and what is fixed in a compiled call."""
+    score = spec.score.with_operands(())
+    return (spec.mask, spec.score.operands), dataclasses.replace(spec, mask=None, score=score)
 
 
+def _unflatten(bare: AttentionSpec, tensors: Any) -> AttentionSpec:
+    mask, operands = tensors
+    return dataclasses.replace(bare, mask=mask, score=bare.score.with_operands(operands))
+
+
+jax.tree_util.register_pytree_node(AttentionSpec, _flatten, _unflatten)
+
+
+@jax.jit
 def run(spec: AttentionSpec, tensors: Tensors) -> jax.Array:
     """Return the output in the layout of the spec."""
-    numbers, outlines = ([], None) if spec.mask is None else take_apart(spec.mask.rules)
-    static = Static(dataclasses.replace(spec, mask=None), outlines)
-    return _compiled(static, tensors, tuple(numbers))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _compiled(static: Static, tensors: Tensors, numbers: Sequence[Any]) -> jax.Array:
-    return _run(static, tensors, numbers)[0]
+    return _run(spec, tensors)[0]
 
 
 class _Ranges(NamedTuple):
@@ -55,7 +47,6 @@ class _Ranges(NamedTuple):
 
     @property
     def is_any(self) -> Any:
-        """Whether there is one."""
         return self.first <= self.last
 
     def hold_any(self, flags: jax.Array) -> jax.Array:
@@ -121,42 +112,40 @@ def _without(ranges: _Ranges, where: Any) -> _Ranges:
     return _Ranges(jnp.where(where, 0, ranges.first), jnp.where(where, -1, ranges.last))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _run(static: Static, tensors: Tensors, numbers: Sequence[Any]) -> tuple[jax.Array, Any]:
+@jax.custom_vjp
+def _run(spec: AttentionSpec, tensors: Tensors) -> tuple[jax.Array, Any]:
     """Return the output, and what cuDNN keeps for the backward pass."""
-    spec = static.whole(numbers)
     problem = _problem(spec)
     operands = tensors[:3]
     if problem is None:
         output, pull = jax.vjp(_call(spec, {}), *operands)
         return output, jax.tree.leaves(pull)
-    output, pull = jax.vjp(_call(spec, problem.options), *_substitutes(operands))
+    finite = [jnp.where(jnp.isfinite(x), x, jnp.asarray(0, x.dtype)) for x in operands]
+    output, pull = jax.vjp(_call(spec, problem.options), *finite)
     output = _fill(spec, ~problem.of_rows.is_any, output, 0.0)
     output = _fill(spec, _bad_rows(spec, problem, operands), output, jnp.nan)
     return output, jax.tree.leaves(pull)
 
 
-def _run_forward(static: Static, tensors: Tensors, numbers: Sequence[Any]) -> Any:
+def _run_forward(spec: AttentionSpec, tensors: Tensors) -> Any:
     # By the function itself, whose derivative an outer differentiation then finds.
-    output, kept = _run(static, tensors, numbers)
-    return (output, kept), (tensors, numbers, kept)
+    output, kept = _run(spec, tensors)
+    return (output, kept), (spec, tensors, kept)
 
 
-def _run_backward(static: Static, saved: Any, cotangents: Any) -> Any:
+def _run_backward(saved: Any, cotangents: Any) -> Any:
     # What is kept is no result of the attention: its gradient counts nowhere.
-    found = _gradients(static, *saved, cotangents[0])
-    return Tensors(*found), None
+    return None, Tensors(*_gradients(*saved, cotangents[0]))
 
 
 _run.defvjp(_run_forward, _run_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@jax.custom_vjp
 def _gradients(
-    static: Static, tensors: Tensors, numbers: Any, kept: Any, incoming: jax.Array
+    spec: AttentionSpec, tensors: Tensors, kept: Any, incoming: jax.Array
 ) -> tuple[jax.Array, ...]:
     """Return the gradients of query, key and value."""
-    spec = static.whole(numbers)
     problem = _problem(spec)
     call = _call(spec, {} if problem is None else problem.options)
     # The function that pulls gradients back, with what was kept in its place.
@@ -178,19 +167,18 @@ def _gradients(
     return query, key, value
 
 
-def _gradients_forward(static: Static, *arrays: Any) -> tuple[Any, Any]:
-    return _gradients(static, *arrays), arrays
+def _gradients_forward(*arguments: Any) -> tuple[Any, Any]:
+    return _gradients(*arguments), arguments
 
 
-def _gradients_backward(static: Static, saved: Any, cotangents: Sequence[Any]) -> Any:
-    tensors, numbers, _, incoming = saved
-    spec = static.whole(numbers)
+def _gradients_backward(saved: Any, cotangents: Sequence[Any]) -> Any:
+    spec, tensors, _, incoming = saved
 
     def attend(trained: list[Any]) -> Any:
         return Portable().attend(spec, Tensors(*trained), return_lse=False)[0]
 
     second, of_incoming = second_derivatives(attend, list(tensors[:3]), incoming, cotangents)
-    return Tensors(*second), None, None, of_incoming
+    return None, Tensors(*second), None, of_incoming
 
 
 _gradients.defvjp(_gradients_forward, _gradients_backward)
@@ -223,19 +211,9 @@ def _fill(spec: AttentionSpec, where: jax.Array, x: jax.Array, number: float) ->
     return jnp.where(_by_head(spec, where)[..., None], jnp.asarray(number, x.dtype), x)
 
 
-def _nonfinite(spec: AttentionSpec, x: jax.Array) -> jax.Array:
-    """Return whether the vectors (B, heads, length) hold nonfinite numbers."""
-    return _by_head(spec, ~jnp.isfinite(x).all(-1))
-
-
-def _substitutes(operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """Return the operands with 0 in place of nonfinite numbers."""
-    return [jnp.where(jnp.isfinite(x), x, jnp.asarray(0, x.dtype)) for x in operands]
-
-
 def _bad_rows(spec: AttentionSpec, problem: _Problem, operands: Sequence[jax.Array]) -> jax.Array:
     """Return which rows see a nonfinite number: (B, N, T)."""
-    query, key, value = (_nonfinite(spec, x) for x in operands)
+    query, key, value = (_by_head(spec, ~jnp.isfinite(x).all(-1)) for x in operands)
     found = problem.of_rows.hold_any(key | value)
     found = jnp.repeat(found, spec.queries_per_kv, axis=1)
     return (query | found) & problem.of_rows.is_any

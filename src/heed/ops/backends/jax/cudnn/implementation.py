@@ -8,7 +8,7 @@ import jax
 
 from heed.ops.backends.jax.cudnn import _attention
 from heed.ops.backends.jax.portable.implementation import Portable
-from heed.ops.backends.jax.shape_inference import has_symbols, placeholder
+from heed.ops.backends.protocol import OutputAndLse
 from heed.ops.spec import AttentionSpec, Tensors
 
 # The first GPUs that cuDNN's attention runs on, and those on which it takes wider heads.
@@ -43,14 +43,12 @@ class Cudnn(Portable):
             return ["cuDNN's attention needs an Ampere GPU or a later one"]
         return [] if spec is None else _reasons_against(spec, widest_heads())
 
-    def attend(
-        self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
-    ) -> tuple[jax.Array, jax.Array | None]:
+    def attend_numbers(
+        self, spec: AttentionSpec, tensors: Tensors, return_lse: bool
+    ) -> OutputAndLse:
         # JAX rounds the log-sum-exp to half precision.
         if return_lse:
-            return super().attend(spec, tensors, return_lse=True)
-        if has_symbols(tensors):
-            return placeholder(spec, tensors, return_lse)
+            return super().attend_numbers(spec, tensors, return_lse)
         return _attention.run(spec, tensors), None
 
 
@@ -78,7 +76,6 @@ def _reasons_against(spec: AttentionSpec, widest: int) -> list[str]:
 
 
 def _is_taken(spec: AttentionSpec) -> bool:
-    """Return whether cuDNN has the mask."""
     if spec.mask is None:
         return True
     length, keys = spec.lengths

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,43 +19,30 @@ from jax import lax
 from heed.ops.backends.shared import plan
 from heed.ops.backends.shared.block import BlockAttention
 from heed.ops.backends.shared.operands import Block, Operands, fill
-from heed.ops.mask import Mask
-from heed.ops.mask_rules import Outline, put_together, take_apart
 from heed.ops.sizes import Span, sizes
 
 
-class Kind(NamedTuple):
-    """What is static in an attention: JAX traces once for each.
-
-    Attributes:
-        attention: without mask, slopes, seed and operands of the score.
-        outlines: of the rules of the mask; None without a mask.
-    """
-
-    attention: BlockAttention
-    outlines: tuple[Outline, ...] | None
+def _flatten(attention: BlockAttention) -> tuple[Any, BlockAttention]:
+    """Return the tensors of an attention that get no gradients, and the rest, for which JAX traces once each."""
+    bare = dataclasses.replace(
+        attention, score=attention.score.with_operands(()), mask=None, slopes=None, seed=None
+    )
+    return (attention.mask, attention.slopes, attention.seed), bare
 
 
-class Extras(NamedTuple):
-    """The tensors of an attention that get no gradients.
+def _unflatten(bare: BlockAttention, tensors: Any) -> BlockAttention:
+    mask, slopes, seed = tensors
+    return dataclasses.replace(bare, mask=mask, slopes=slopes, seed=seed)
 
-    Attributes:
-        numbers: those of the mask, in order.
-        slopes: (N,) of ALiBi, or None.
-        seed: (2,) uint32 of the dropout, or None.
-    """
 
-    numbers: Sequence[jax.Array]
-    slopes: jax.Array | None
-    seed: jax.Array | None
+jax.tree_util.register_pytree_node(BlockAttention, _flatten, _unflatten)
 
 
 def blockwise(attention: BlockAttention, operands: Operands) -> tuple[jax.Array, jax.Array]:
     """Return output (B, K, G, T, V) and log-sum-exp (B, K, G, T, 1), differentiable any number of times."""
-    kind, extras = _split(attention)
     # Otherwise GPUs and TPUs round the factors of float32 products.
     with jax.default_matmul_precision("highest"):
-        return _compiled(kind, operands, extras)
+        return _compiled(attention, operands)
 
 
 def run_blocks(
@@ -67,21 +54,6 @@ def run_blocks(
         return carry, function(block)
 
     return _loop(attention, whole, share, step, None)[1]
-
-
-def _split(attention: BlockAttention) -> tuple[Kind, Extras]:
-    numbers: list[Any] = []
-    outlines = None
-    if attention.mask is not None:
-        numbers, outlines = take_apart(attention.mask.rules)
-    score = attention.score.with_operands(())
-    bare = dataclasses.replace(attention, score=score, mask=None, slopes=None, seed=None)
-    return Kind(bare, outlines), Extras(tuple(numbers), attention.slopes, attention.seed)
-
-
-def _whole(kind: Kind, extras: Extras) -> BlockAttention:
-    mask = None if kind.outlines is None else Mask(put_together(kind.outlines, extras.numbers))
-    return dataclasses.replace(kind.attention, mask=mask, slopes=extras.slopes, seed=extras.seed)
 
 
 def _loop(
@@ -190,38 +162,32 @@ def _block_gradients(
 ) -> Operands:
     def attend(operands: Operands) -> Any:
         rows = attention.attend(dataclasses.replace(block, operands=operands))
-        return (rows.output, rows.lse), (rows.nonfinite, rows.visible)
+        return (rows.output, rows.lse), rows
 
-    _, pull, (bad, visible) = jax.vjp(attend, operands, has_aux=True)
-    if bad is None:
-        return pull(incoming)[0]
+    _, pull, rows = jax.vjp(attend, operands, has_aux=True)
     output, lse = incoming
-    wrong = ~(jnp.isfinite(output).all(-1, keepdims=True) & jnp.isfinite(lse))
-    bad = bad | (wrong if visible is None else wrong & visible.any(-1, keepdims=True))
-    gradients = pull((fill(bad, output, 0.0), fill(bad, lse, 0.0)))[0]
-    hit = attention.keys_of_rows(visible, bad)
-    return gradients._replace(
-        query=fill(bad, gradients.query, jnp.nan),
-        key=fill(hit, gradients.key, jnp.nan),
-        value=fill(hit, gradients.value, jnp.nan),
-    )
+    bad = rows.bad(output, lse)
+    if bad is not None:
+        output, lse = fill(bad, output, 0.0), fill(bad, lse, 0.0)
+    gradients = pull((output, lse))[0].flat()
+    return Operands.of(attention.mark_gradients(gradients, rows.visible, bad))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(kind: Kind, operands: Operands, extras: Extras) -> tuple[jax.Array, jax.Array]:
-    return _forward(_whole(kind, extras), operands)
+@jax.custom_vjp
+def _attend(attention: BlockAttention, operands: Operands) -> tuple[jax.Array, jax.Array]:
+    return _forward(attention, operands)
 
 
-def _attend_forward(kind: Kind, operands: Operands, extras: Extras) -> Any:
-    return _forward(_whole(kind, extras), operands), (operands, extras)
+def _attend_forward(attention: BlockAttention, operands: Operands) -> Any:
+    return _forward(attention, operands), (attention, operands)
 
 
-def _attend_backward(kind: Kind, saved: Any, incoming: Any) -> Any:
-    operands, extras = saved
+def _attend_backward(saved: Any, incoming: Any) -> Any:
+    attention, operands = saved
     with jax.default_matmul_precision("highest"):
-        return _backward(_whole(kind, extras), operands, incoming), None
+        return None, _backward(attention, operands, incoming)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 # Outside of a program of the caller, each operation would be compiled by itself, which takes seconds.
-_compiled = jax.jit(_attend, static_argnums=0)
+_compiled = jax.jit(_attend)

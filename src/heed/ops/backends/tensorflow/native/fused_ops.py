@@ -13,10 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from heed.ops import checks
-from heed.ops.backends.tensorflow.derivatives import differentiate_twice
+from heed.ops.backends.tensorflow.derivatives import differentiate_twice, register_gradient
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.backends.tensorflow.portable.implementation import PortableFusedOps
-from heed.ops.backends.tensorflow.registry import register_gradient
 
 # With more rows TensorFlow's own product, which is blocked for the cache, is as fast.
 _FEW_ROWS = 16

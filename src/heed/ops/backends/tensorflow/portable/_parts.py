@@ -107,10 +107,8 @@ def _of_any_length(attention: BlockAttention, share: int, compiled: bool) -> Par
         return Span(minimum(index * block, length - block), block)
 
     def visible(index: Size, queries: Span) -> Span:
-        lo, hi = mask_rules.key_range(attention.limits, queries, length, keys)
-        begin = maximum(0, minimum(lo, keys - 1) // _STEP * _STEP)
-        end = minimum(keys, ceil_div(maximum(hi, begin + 1), _STEP) * _STEP)
-        return Span(begin, end - begin)
+        ends = mask_rules.key_range(attention.limits, queries, length, keys)
+        return plan.widened(*ends, keys, _STEP)
 
     everything = compiled or all(rule.dense is not None for rule in attention.limits)
     fixed = Span(0, keys) if everything else None

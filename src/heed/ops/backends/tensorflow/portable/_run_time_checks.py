@@ -62,12 +62,9 @@ class Demands:
 def check_operands(
     operands: Operands, mask: Mask | None, lengths: Sequence[Size]
 ) -> tuple[Operands, Mask | None]:
-    """Return the operands and the mask, which fail at run time if their sizes do not fit.
+    """Return the operands and the mask, which fail at run time if their sizes do not fit to (B, N, T, S).
 
-    Args:
-        operands: whole. A bias of unknown shape is broadcast, as its gradient depends on its shape.
-        mask: its rules are checked against (B, N, T, S).
-        lengths: (T, S).
+    A bias of unknown shape is broadcast, as its gradient depends on its shape.
     """
     demands = Demands()
     query, key, value, bias = operands.query, operands.key, operands.value, operands.bias

@@ -16,11 +16,14 @@ from heed.ops.backends.shared import block as shared
 from heed.ops.backends.shared import plan
 from heed.ops.backends.shared.block import Arithmetic, BlockAttention, Results
 from heed.ops.backends.shared.operands import Block, Operands, fill
-from heed.ops.backends.tensorflow.derivatives import differentiate_twice
-from heed.ops.backends.tensorflow.forward_mode import check_tapes, has_tangents
+from heed.ops.backends.tensorflow.derivatives import (
+    check_tapes,
+    custom_gradient,
+    differentiate_twice,
+    has_tangents,
+)
 from heed.ops.backends.tensorflow.portable._loops import put
 from heed.ops.backends.tensorflow.portable._parts import Total, make_plan, over_blocks
-from heed.ops.backends.tensorflow.portable.custom_gradient import custom_gradient
 from heed.ops.sizes import is_static, size, sizes, slice_axis
 
 Several = Sequence[tf.Tensor]
@@ -192,14 +195,10 @@ def _named(gradients: Sequence[Any], block: Block, totals: dict[str, Total]) -> 
 def _second(
     attention: BlockAttention, operands: Operands, incoming: Several, cotangents: Operands
 ) -> list[tf.Tensor]:
-    """Return the gradients of sum(cotangents * first derivatives), by nested tapes over small blocks.
+    """Return the gradients of sum(cotangents * first derivatives): of the operands, then of `incoming`.
 
-    Args:
-        attention, operands: what is differentiated.
-        incoming: gradients of the output and, if requested, of the log-sum-exp.
-        cotangents: one for each operand.
-
-    Returns: one gradient for each of the operands and of `incoming`. Speed is not the aim.
+    `incoming` are those of the output and, if requested, of the log-sum-exp. Nested tapes run over small blocks: speed
+    is not the aim.
     """
     attention = dataclasses.replace(attention, arithmetic=_DIFFERENTIABLE)
     totals = _totals(operands)

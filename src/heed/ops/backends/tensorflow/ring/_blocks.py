@@ -6,17 +6,16 @@ of a whole call, given the output and softmax over all stretches.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import tensorflow as tf
 
-from heed.ops.backends.shared.block import BlockAttention, Results
-from heed.ops.backends.tensorflow.native import op
+from heed.ops.backends.shared.block import Results, by_key_heads
+from heed.ops.backends.tensorflow.native.implementation import part_gradients, run
 from heed.ops.backends.tensorflow.portable.blockwise import backward, forward
-from heed.ops.backends.tensorflow.portable.implementation import checked
+from heed.ops.backends.tensorflow.portable.implementation import Portable
 from heed.ops.spec import AttentionSpec, Tensors
 
 
@@ -91,21 +90,42 @@ def nothing(spec: AttentionSpec, tensors: Tensors) -> Part:
     return Part(output, rows - math.inf, rows, tf.stack([rows, rows]))
 
 
-class Blocks(Protocol):
-    """One implementation of parts and their gradients."""
+class Blocks:
+    """Parts and their gradients in plain TensorFlow."""
 
     def attend(self, spec: AttentionSpec, tensors: Tensors) -> Part:
         """Return the attention to the keys of `tensors`."""
+        attention, operands = Portable().prepare(spec, tensors)
+        output, *softmax = forward(attention, operands, "output", "row_max", "row_sum")
+        row_max, total = (attention.join_heads(x)[..., 0] for x in softmax)
+        level = tf.where(tf.equal(total, 0), tf.constant(-math.inf, total.dtype), row_max)
+        output = _from_heads(spec, attention.join_heads(output))
+        return Part(output, level, total, tf.stack([row_max, total]))
 
     def gradients(self, spec: AttentionSpec, tensors: Tensors, whole: Whole) -> Sequence[tf.Tensor]:
         """Return the gradients of query, key and value that come from the keys of `tensors`."""
+        attention, operands = Portable().prepare(spec, tensors)
+
+        def rows(x: tf.Tensor) -> tf.Tensor:
+            """Map (B, N, T) to (B, K, G, T, 1)."""
+            shape = tf.shape(x)
+            return tf.reshape(x, tf.stack([shape[0], *attention.heads, shape[2], 1]))
+
+        results = Results(
+            by_key_heads(spec, whole.output),
+            by_key_heads(spec, whole.output_gradient),
+            rows(whole.lse_gradient),
+            tf.concat([rows(x) for x in tf.unstack(whole.softmax)], -1),
+        )
+        query, key, value = backward(attention, operands, results)
+        return [_from_heads(spec, x) for x in (attention.join_heads(query), key, value)]
 
 
-class NativeBlocks:
-    """Blocks by the native kernels."""
+class NativeBlocks(Blocks):
+    """Parts and their gradients by the native kernels."""
 
     def attend(self, spec: AttentionSpec, tensors: Tensors) -> Part:
-        output, lse, softmax = op.run(spec, tensors)
+        output, lse, softmax = run(spec, tensors)
         softmax = tf.reshape(softmax, tf.concat([[2], tf.shape(lse)], 0))
         softmax.set_shape([2, *lse.shape])
         level, total = lse, tf.cast(tf.not_equal(lse, -math.inf), lse.dtype)
@@ -117,53 +137,9 @@ class NativeBlocks:
 
     def gradients(self, spec: AttentionSpec, tensors: Tensors, whole: Whole) -> Sequence[tf.Tensor]:
         received = whole._replace(softmax=tf.reshape(whole.softmax, [-1]))
-        return op.part_gradients(spec, tensors, **received._asdict())
-
-
-class PortableBlocks:
-    """Blocks in plain TensorFlow."""
-
-    def attend(self, spec: AttentionSpec, tensors: Tensors) -> Part:
-        attention, operands = checked(spec, tensors)
-        output, *softmax = forward(attention, operands, "output", "row_max", "row_sum")
-        row_max, total = (attention.join_heads(x)[..., 0] for x in softmax)
-        level = tf.where(tf.equal(total, 0), tf.constant(-math.inf, total.dtype), row_max)
-        return Part(
-            _from_heads(spec, attention.join_heads(output)),
-            level,
-            total,
-            tf.stack([row_max, total]),
-        )
-
-    def gradients(self, spec: AttentionSpec, tensors: Tensors, whole: Whole) -> Sequence[tf.Tensor]:
-        attention, operands = checked(spec, tensors)
-        split = _Split(spec, attention)
-        rows = [split.rows(x) for x in (*tf.unstack(whole.softmax), whole.lse_gradient)]
-        outputs = split.output(whole.output), split.output(whole.output_gradient)
-        results = Results(*outputs, rows[2], tf.concat(rows[:2], -1))
-        query, key, value = backward(attention, operands, results)
-        return [_from_heads(spec, x) for x in (attention.join_heads(query), key, value)]
+        return part_gradients(spec, tensors, **received._asdict())
 
 
 def _from_heads(spec: AttentionSpec, x: tf.Tensor) -> tf.Tensor:
     """Return (B, N, T, V) in the layout of the spec."""
     return tf.transpose(x, (0, 2, 1, 3)) if spec.heads_axis == 2 else x
-
-
-@dataclasses.dataclass(frozen=True)
-class _Split:
-    """Turns results into the shapes of `shared/block.py`."""
-
-    spec: AttentionSpec
-    attention: BlockAttention
-
-    def rows(self, x: tf.Tensor) -> tf.Tensor:
-        """Map (B, N, T) to (B, K, G, T, 1)."""
-        shape = tf.shape(x)
-        return tf.reshape(x, tf.stack([shape[0], *self.attention.heads, shape[2], 1]))
-
-    def output(self, x: tf.Tensor) -> tf.Tensor:
-        """Return the layout of the spec to (B, K, G, T, V)."""
-        x = _from_heads(self.spec, tf.cast(x, self.spec.dtype))
-        shape = tf.shape(x)
-        return tf.reshape(x, tf.stack([shape[0], *self.attention.heads, shape[2], x.shape[3]]))

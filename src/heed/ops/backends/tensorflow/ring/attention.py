@@ -15,17 +15,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from heed.ops.backends import NATIVE, PORTABLE
-from heed.ops.backends.tensorflow.portable.custom_gradient import custom_gradient
+from heed.ops.backends.protocol import OutputAndLse
+from heed.ops.backends.tensorflow.derivatives import custom_gradient
 from heed.ops.backends.tensorflow.ring._blocks import (
     Blocks,
     NativeBlocks,
     Part,
-    PortableBlocks,
     Whole,
     merge,
     nothing,
@@ -38,36 +38,33 @@ from heed.ops.sequence_split import stretches_of
 from heed.ops.sizes import Span, slice_axis
 from heed.ops.spec import AttentionSpec, Tensors
 
-_BLOCKS: dict[str, Blocks] = {NATIVE: NativeBlocks(), PORTABLE: PortableBlocks()}
+_BLOCKS: dict[str, Blocks] = {NATIVE: NativeBlocks(), PORTABLE: Blocks()}
 # Makes the seeds of dropout of different pairs of stretches differ.
 _GOLDEN = 0x9E3779B9
 
 Several = Sequence[tf.Tensor]
 
 
-class Ring:
+class Ring(NamedTuple):
     """Attends across workers; the `attend` of an `Implementation`.
 
-    Args:
+    Attributes:
         name: the implementation of the blocks, "native" or "portable".
         worker: the worker for which it runs.
     """
 
-    def __init__(self, name: str, worker: Worker):
-        self._name, self._worker = name, worker
+    name: str
+    worker: Worker
 
-    def attend(
-        self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+    def attend(self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool) -> OutputAndLse:
         """Return output and log-sum-exp. Operands are this worker's; the mask is over the whole sequence.
 
         Raises:
             ValueError: for an attention that cannot be split.
             RuntimeError: outside of a `tf.function`.
         """
-        _check(spec, self._name)
-        ring = _Ring(spec, tensors, self._worker, _BLOCKS[self._name])
-        output, lse = ring.attend()
+        _check(spec, self.name)
+        output, lse = _Ring(spec, tensors, self.worker, _BLOCKS[self.name]).attend()
         return output, lse if return_lse else None
 
 

@@ -36,9 +36,7 @@ def block_mask(
 ) -> Any:
     """Return the `BlockMask` of a mask. Blocks are classified as a whole: no pair is looked at.
 
-    Args:
-        mask, batch, length, keys, device: of the call.
-        prepared: from `prepare_blocks`, alone if there is no mask; () if nothing is known.
+    `prepared` is from `prepare_blocks`, alone if there is no mask; () if nothing is known.
     """
     from torch.nn.attention.flex_attention import BlockMask, noop_mask
 
@@ -65,16 +63,12 @@ def block_mask(
 def prepare_blocks(
     mask: Mask | None, limits: Sequence[MaskRule], length: int, keys: int, device: torch.device
 ) -> tuple[Any, ...]:
-    """Return what is known of the blocks without their tensors, made once: the lists, or verdicts of functions.
+    """Return what is known of the blocks without their tensors, made once.
 
-    Args:
-        mask, length, keys: the mask and the numbers of queries and keys.
-        limits: of the score.
-        device: where they lie. A GPU's streams do not wait for each other, so each has its own.
-
-    Returns: the eight lists, for a mask without tensors; whether functions show some pair and all pairs of each block;
-        or () if nothing is known.
+    The eight lists, for a mask without tensors; whether functions show some pair and all pairs of each block; or () if
+    nothing is known. `limits` are those of the score.
     """
+    # A GPU's streams do not wait for each other, so each has its own.
     stream = torch.cuda.current_stream(device).stream_id if device.type == "cuda" else None
     place = length, keys, device, stream, WIDTH
     rules = () if mask is None else mask.rules

@@ -8,7 +8,7 @@ import importlib.util
 import types
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -46,29 +46,8 @@ class Prepared(NamedTuple):
 NOTHING = Prepared()
 
 
-class Expression(Call, Protocol):
-    """A call that can be compiled."""
-
-    def prepare(self, spec: AttentionSpec, query: torch.Tensor) -> Prepared:
-        """Return what is made outside of what is compiled."""
-
-    def express(
-        self,
-        spec: AttentionSpec,
-        tensors: Tensors,
-        repair: bool,
-        prepared: Prepared = NOTHING,
-    ) -> Results:
-        """Return the results by operations that PyTorch compiles; see `Call.compute`.
-
-        Args:
-            spec, tensors, repair: of `Call.compute`.
-            prepared: of `prepare`; `NOTHING` where PyTorch compiles the caller.
-        """
-
-
-def run(call: Expression, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
-    """Return the results of a call, compiled; while PyTorch compiles, and without Triton, its operations.
+def run(call: Any, spec: AttentionSpec, tensors: Tensors, repair: bool) -> Results:
+    """Return the results of a `Flex`, compiled; while PyTorch compiles, and without Triton, its operations.
 
     Raises:
         CannotRun: if PyTorch fails to compile it.
@@ -130,31 +109,23 @@ def _kind_of(call: Call, spec: AttentionSpec) -> tuple[Any, list[Any]]:
 
 @functools.lru_cache(maxsize=_MOST_KINDS)
 def compiled(
-    call: Expression,
+    call: Any,
     spec: AttentionSpec,
     outlines: tuple[Outline, ...] | None,
     variant: tuple[Any, ...],
 ) -> Callable[..., Results]:
     """Return a function of query, key, value, slopes, what is prepared, and the tensors of the mask.
 
-    Args:
-        call, spec, outlines: the kind of call.
-        variant: whether it repairs, and what else makes another program.
+    `variant` says whether it repairs, and what else makes another program.
     """
-    return torch.compile(express(call, spec, outlines, variant[0]), fullgraph=True)
-
-
-def express(
-    call: Expression, spec: AttentionSpec, outlines: tuple[Outline, ...] | None, repair: bool
-) -> Callable[..., Results]:
-    """Return the same, not compiled."""
 
     def run(query: Any, key: Any, value: Any, slopes: Any, prepared: Any, *numbers: Any) -> Results:
         mask = None if outlines is None else Mask(put_together(outlines, numbers))
         whole = dataclasses.replace(spec, mask=mask)
-        return call.express(whole, Tensors(query, key, value, slopes=slopes), repair, prepared)
+        tensors = Tensors(query, key, value, slopes=slopes)
+        return call.express(whole, tensors, variant[0], prepared)
 
     # PyTorch counts recompilations for each object of code.
-    return types.FunctionType(
-        run.__code__.replace(), run.__globals__, run.__name__, None, run.__closure__
-    )
+    code = run.__code__.replace()
+    copy = types.FunctionType(code, run.__globals__, run.__name__, None, run.__closure__)
+    return torch.compile(copy, fullgraph=True)

@@ -30,11 +30,7 @@ _MOST_KNOWN = 256
 
 
 def remember(*functions: str) -> None:
-    """Make the programs of one call known to what PyTorch compiles.
-
-    Args:
-        functions: their texts.
-    """
+    """Make the programs of one call, given as texts, known to what PyTorch compiles."""
     new = [x for x in functions if x not in _KNOWN]
     if len(_KNOWN) + len(new) > _MOST_KNOWN:
         _KNOWN.clear()
@@ -72,13 +68,7 @@ class _Functions(KerasFunctions):
 
 
 def keep_of(function: str, captures: Sequence[torch.Tensor], device: torch.device) -> Pair:
-    """Return whether a pair counts.
-
-    Args:
-        function: the text of the program.
-        captures: its arrays, flat.
-        device: of the call.
-    """
+    """Return whether a pair counts, by the text of a program and its arrays, flat."""
     program, _, source = _known(function)
     functions = _Functions(device)
     arrays = [captures[x] for x in source]
@@ -107,13 +97,7 @@ def score_of(
 
     `is_bad` says that the query or the key is nonfinite, None that arithmetic decides. The score of a bad pair, or one
     that the function makes nonfinite, is `MARK`. Then the score of a pair that the function hides is -inf, and counts:
-    the gradient of a row that is NaN reaches all keys that the mask shows.
-
-    Args:
-        score: of a function.
-        captures: of `captures_of`.
-        device: of the call.
-        sees: whether the mask shows a pair; None for all.
+    the gradient of a row that is NaN reaches all keys that the mask shows. `sees` says which those are; None for all.
     """
     program = _known(score.function)[0]
     functions = _Functions(device)

@@ -29,6 +29,7 @@ class Call(Protocol):
 
     def machine_reasons(self) -> list[str]:
         """Return why it cannot run with this PyTorch, as sentences about the call."""
+        return []
 
     def reasons_against(self, spec: AttentionSpec) -> list[str]:
         """Return why it does not give heed's result, as sentences about the call."""

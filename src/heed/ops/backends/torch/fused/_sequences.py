@@ -172,12 +172,9 @@ def _range(
 
 
 def _ends(batch: int, length: int, parts: tuple[Any, ...], device: Any) -> torch.Tensor:
-    """Return where the parts of each batch entry begin, and the end of the last one.
+    """Return where the parts of each batch entry begin in (B * length,), and the end of the last one.
 
-    Args:
-        batch, length: of (B * length,).
-        parts: where each part but the first begins in its entry: a number, or a tensor (B,).
-        device: of the call.
+    `parts` says where each part but the first begins in its entry: a number, or a tensor (B,).
     """
     numbers = tuple(x if isinstance(x, int) else 0 for x in parts)
     if torch.compiler.is_compiling() or is_recording():  # a recorded tensor has no numbers to keep

@@ -95,7 +95,12 @@ class Flex(Call):
         repair: bool,
         prepared: _compiling.Prepared = _compiling.NOTHING,
     ) -> Results:
-        """Return the attention as operations that PyTorch compiles into one kernel and few others."""
+        """Return the attention as operations that PyTorch compiles into one kernel and few others.
+
+        Args:
+            spec, tensors, repair: of `compute`.
+            prepared: of `prepare`; `NOTHING` where PyTorch compiles the caller.
+        """
         from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
         query, key, value = (x.transpose(1, 2) if spec.layout == "BTNH" else x for x in tensors[:3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from heed.ops.backends.protocol import OutputAndLse
 from heed.ops.backends.torch.device import has_cuda
 from heed.ops.backends.torch.fused import _attention
 from heed.ops.backends.torch.fused._protocol import Call, CannotRun
@@ -40,9 +41,7 @@ class Fused(Portable):
             return reasons
         return _reasons_against(spec) or self._call.reasons_against(spec)
 
-    def attend(
-        self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def attend(self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool) -> OutputAndLse:
         if return_lse and not self._call.gives_lse:
             other = self._with_lse
             if other is not None and not other.unsupported_reasons(spec):

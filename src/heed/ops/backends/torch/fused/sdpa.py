@@ -34,9 +34,6 @@ class Sdpa(Call):
     name = SDPA
     gives_lse = False
 
-    def machine_reasons(self) -> list[str]:
-        return []
-
     def reasons_against(self, spec: AttentionSpec) -> list[str]:
         product = spec.score.product
         length, keys = spec.lengths

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from heed.ops.backends.shared import plan
-from heed.ops.backends.shared.block import BlockAttention, join, prepare
+from heed.ops.backends.shared.block import BlockAttention, by_key_heads, join, prepare
 from heed.ops.backends.shared.operands import Block, Operands, fill
 from heed.ops.backends.torch.operands import has_values
 from heed.ops.sizes import Span
@@ -40,9 +40,24 @@ def forward(spec: AttentionSpec, tensors: Tensors) -> tuple[torch.Tensor, torch.
 
 def gradients(spec: AttentionSpec, tensors: Tensors, incoming: Several) -> list[Any]:
     """Return the gradients of query, key, value, bias, score vector and what else the score has, from the results'."""
-    return _through_prepare(
-        spec, tensors, lambda attention, operands: _first(attention, operands, incoming, spec)
-    )
+
+    def compute(attention: BlockAttention, operands: Operands) -> Several:
+        whole = attention.whole(operands)
+        totals = [None if x is None else torch.zeros_like(x) for x in operands.flat()]
+        rows = _rows_of(spec, operands, incoming)
+        for queries, keys in blocks_of(attention, 4):
+            block = whole.cut(queries, keys)
+            with torch.enable_grad():
+                leaves = [_leaf(x) for x in block.operands.flat()]
+                leaves += [_view(x, "query", block) for x in rows]
+                found, visible, bad = _differentiate(attention, block, leaves, False)
+            marked = attention.mark_gradients(found, visible, bad)
+            for place, (total, gradient) in enumerate(zip(totals, marked, strict=True)):
+                if total is not None:
+                    _view(total, _kind(place, leaves), block).add_(gradient)
+        return totals
+
+    return _through_prepare(spec, tensors, compute)
 
 
 def second(
@@ -59,8 +74,17 @@ def second(
     """
     of_incoming: list[Any] = []
 
-    def compute(attention: BlockAttention, operands: Operands) -> list[Any]:
-        totals = _second(attention, operands, incoming, cotangents, spec, tensors)
+    def compute(attention: BlockAttention, operands: Operands) -> Several:
+        weights = _directions(spec, tensors, cotangents)
+        whole = attention.whole(operands)
+        inputs = [*whole.operands.flat(), *_rows_of(spec, operands, incoming)]
+        totals = [None if x is None else torch.zeros_like(x) for x in inputs]
+        wanted = [place for place, x in enumerate(inputs) if x is not None]
+        for queries, keys in blocks_of(attention, 12):
+            block = whole.cut(queries, keys)
+            found = _second_of_block(attention, block, inputs, weights, wanted)
+            for place, x in zip(wanted, found, strict=True):
+                _view(totals[place], _kind(place, inputs), block).add_(x)
         of_incoming[:] = totals[-2:]
         return totals[:-2]
 
@@ -146,50 +170,14 @@ def _prepare_with(
 
 def _rows_of(spec: AttentionSpec, operands: Operands, incoming: Several) -> list[torch.Tensor]:
     """Return gradients of output and log-sum-exp in the shapes of a block: (B, K, G, T, V) and (B, K, G, T, 1)."""
-    query = operands.query
+    query, (output, lse) = operands.query, incoming
     shape = query.shape[:4]
-    output, lse = incoming
-    if output is None:
-        output = query.new_zeros((*shape, operands.value.shape[3]))
-    else:
-        output = output.to(query.dtype)
-        output = output.transpose(1, 2) if spec.heads_axis == 2 else output
-        output = output.reshape(*shape, operands.value.shape[3])
-    lse = query.new_zeros((*shape, 1)) if lse is None else lse.to(query.dtype).reshape(*shape, 1)
-    return [output, lse]
-
-
-def _first(
-    attention: BlockAttention, operands: Operands, incoming: Several, spec: AttentionSpec
-) -> list[torch.Tensor | None]:
-    whole = attention.whole(operands)
-    totals = [None if x is None else torch.zeros_like(x) for x in operands.flat()]
-    rows = _rows_of(spec, operands, incoming)
-    for block in blocks_of(attention, 4):
-        _add_block(attention, whole.cut(*block), rows, totals)
-    return totals
-
-
-def _second(
-    attention: BlockAttention,
-    operands: Operands,
-    incoming: Several,
-    cotangents: Several,
-    spec: AttentionSpec,
-    tensors: Tensors,
-) -> list[torch.Tensor | None]:
-    """Return the same as `second` in the shapes of a block."""
-    weights = _directions(spec, tensors, cotangents)
-    whole = attention.whole(operands)
-    inputs = [*whole.operands.flat(), *_rows_of(spec, operands, incoming)]
-    totals = [None if x is None else torch.zeros_like(x) for x in inputs]
-    wanted = [place for place, x in enumerate(inputs) if x is not None]
-    for queries, keys in blocks_of(attention, 12):
-        block = whole.cut(queries, keys)
-        found = _second_of_block(attention, block, inputs, weights, wanted)
-        for place, x in zip(wanted, found, strict=True):
-            _view(totals[place], _kind(place, inputs), block).add_(x)
-    return totals
+    return [
+        query.new_zeros((*shape, operands.value.shape[3]))
+        if output is None
+        else by_key_heads(spec, output),
+        query.new_zeros((*shape, 1)) if lse is None else lse.to(query.dtype).reshape(*shape, 1),
+    ]
 
 
 def _directions(spec: AttentionSpec, tensors: Tensors, given: Several) -> list[Any]:
@@ -230,29 +218,17 @@ def _view(x: torch.Tensor | None, kind: str, block: Block) -> Any:
     return x[:, :, queries if rows else everything, keys if columns else everything]
 
 
-def _leaves(tensors: Several, block: Block) -> list[torch.Tensor | None]:
-    """Return the parts of operands, output and log-sum-exp as leaves of a graph of their own."""
-    return [_leaf(_view(x, _kind(place, tensors), block)) for place, x in enumerate(tensors)]
-
-
 def _differentiate(
     attention: BlockAttention, block: Block, leaves: Several, twice: bool
 ) -> tuple[list[torch.Tensor | None], Any, torch.Tensor | None]:
     """Return the gradients of a block, what it sees, and the rows that hold or receive nonfinite numbers.
 
-    Args:
-        attention, block: what is differentiated.
-        leaves: the operands, and gradients of output and log-sum-exp.
-        twice: whether the gradients will be differentiated.
+    The leaves are the operands, and the gradients of output and log-sum-exp.
     """
     *operands, output, lse = leaves
     rows = attention.attend(dataclasses.replace(block, operands=Operands.of(operands)))
-    bad = rows.nonfinite
+    bad = rows.bad(output, lse)
     if bad is not None:
-        wrong = ~(torch.isfinite(output).all(-1, keepdim=True) & torch.isfinite(lse))
-        if rows.visible is not None:
-            wrong = wrong & rows.visible.any(-1, keepdim=True)
-        bad = bad | wrong
         output, lse = fill(bad, output, 0.0), fill(bad, lse, 0.0)
     gradients = _gradients([rows.output, rows.lse], operands, [output, lse], create_graph=twice)
     return gradients, rows.visible, bad
@@ -270,26 +246,6 @@ def _gradients(
     return [None if x is None else next(found) for x in leaves]
 
 
-def _add_block(
-    attention: BlockAttention,
-    block: Block,
-    incoming: Sequence[torch.Tensor],
-    totals: list[torch.Tensor | None],
-) -> None:
-    """Add the gradients of a block to those of the operands."""
-    with torch.enable_grad():
-        leaves = [_leaf(x) for x in block.operands.flat()]
-        leaves += [_view(x, "query", block) for x in incoming]
-        gradients, visible, bad = _differentiate(attention, block, leaves, False)
-    if bad is not None:
-        gradients[0] = fill(bad, gradients[0], torch.nan)
-        hit = attention.keys_of_rows(visible, bad)
-        gradients[1], gradients[2] = (fill(hit, x, torch.nan) for x in gradients[1:3])
-    for place, (total, gradient) in enumerate(zip(totals, gradients, strict=True)):
-        if total is not None:
-            _view(total, _kind(place, leaves), block).add_(gradient)
-
-
 def _second_of_block(
     attention: BlockAttention,
     block: Block,
@@ -299,7 +255,7 @@ def _second_of_block(
 ) -> list[Any]:
     """Return the gradients of sum(cotangents * first derivatives) of a block, for tensors in the wanted places."""
     with torch.enable_grad():
-        leaves = _leaves(tensors, block)
+        leaves = [_leaf(_view(x, _kind(place, tensors), block)) for place, x in enumerate(tensors)]
         gradients, _, bad = _differentiate(attention, block, leaves, True)
         pairs = [
             (x, _view(weight, _kind(place, tensors), block))

@@ -10,23 +10,13 @@ from typing import Any
 from keras import ops
 
 from heed.ops import checks
-from heed.ops.backends.shared.block import ARITHMETIC, Arithmetic, BlockAttention, prepare
+from heed.ops.backends.shared.block import BlockAttention
 from heed.ops.backends.shared.operands import Block, Marks, Operands, fill
 from heed.ops.sizes import Span, is_static, sizes, slice_axis
-from heed.ops.spec import AttentionSpec, Tensors
+from heed.ops.spec import AttentionSpec
 
 
 def weights_of(
-    spec: AttentionSpec, tensors: Tensors, arithmetic: Arithmetic = ARITHMETIC, **chosen: Any
-) -> Any:
-    """Return the weights as `Implementation.weights` does, whose keywords `chosen` are."""
-    lse = chosen["lse"]
-    if lse is not None:
-        lse = checks.check_lse(lse, [spec.batch, spec.heads[0], spec.lengths[0]], spec.dtype)
-    return some_weights(*prepare(spec, tensors, arithmetic), spec, **{**chosen, "lse": lse})
-
-
-def some_weights(
     attention: BlockAttention,
     operands: Operands,
     spec: AttentionSpec,
@@ -36,7 +26,7 @@ def some_weights(
     keys: Sequence[int] | None,
     lse: Any,
 ) -> Any:
-    """Return the weights of an attention; see `weights_of`."""
+    """Return the weights of an attention; see `Implementation.weights`."""
     length, key_length = attention.lengths[0], spec.lengths[1]
     key_length = attention.lengths[1] if key_length is None else key_length
     heads = checks.check_indices("heads", heads, spec.heads[0])
