@@ -18,11 +18,9 @@ class ConfiguredLayer(keras.layers.Layer):
     """A layer that keeps each argument of its constructor in an attribute of that name, or with `_` before it."""
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, as plain values."""
         return {**super().get_config(), **dict(self._arguments())}
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """Return shape and dtype of the result of a call."""
         # Traced instead of derived from shapes, because the results depend on the arguments.
         return keras.Operation.compute_output_spec(self, *args, **kwargs)
 
@@ -46,7 +44,6 @@ class SequenceLayer(ConfiguredLayer):
         self.supports_masking = True
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        """Return the shape of the output for inputs of this shape."""
         return tuple(input_shape)
 
 

@@ -88,7 +88,6 @@ class FeedForward(SequenceLayer):
         )
 
     def build(self, input_shape: Any) -> None:
-        """Create the variables."""
         width = input_shape[-1]
         self.hidden_dense = self._dense(self.hidden_width, self.activation, "hidden")
         self.up_dense = self._dense(self.hidden_width, None, "up") if self.gated else None
@@ -100,12 +99,10 @@ class FeedForward(SequenceLayer):
         self.output_dense.build((None, self.hidden_width))
 
     def compute_output_spec(self, inputs: Any, training: bool | None = None) -> Any:
-        """Return shape and dtype of the result of a call."""
         # Not by tracing `call`, where Keras on PyTorch forgets that mixed precision narrows the variables.
         return keras.KerasTensor(inputs.shape, self.compute_dtype)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         hidden = self.hidden_dense(inputs)
         if self.up_dense is not None:
             hidden = hidden * self.up_dense(inputs)

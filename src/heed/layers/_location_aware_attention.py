@@ -82,7 +82,6 @@ class LocationAwareAttention(AdditiveAttention):
         key_shape: Sequence[Any] | None = None,
         previous_weights_shape: Sequence[Any] | None = None,
     ) -> None:
-        """Check the shapes and create the variables."""
         super().build(query_shape, value_shape, key_shape)
 
     def _build_scores(self, query_width: int, key_width: int) -> None:
@@ -114,7 +113,6 @@ class LocationAwareAttention(AdditiveAttention):
         training: bool | None = None,
         cache: Any = None,
     ) -> Any:
-        """Attend to the values; the class describes the arguments."""
         self._check_location(query, value, cache, previous_weights)
 
         context, weights = self._attend(
@@ -143,7 +141,6 @@ class LocationAwareAttention(AdditiveAttention):
         key_shape: Sequence[Any] | None = None,
         previous_weights_shape: Sequence[Any] | None = None,
     ) -> tuple[Shape, Shape]:
-        """Return the shapes of context and weights."""
         return super().compute_output_shape(
             query_shape, value_shape, key_shape, return_attention_scores=True
         )

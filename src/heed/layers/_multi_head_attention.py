@@ -301,7 +301,6 @@ class MultiHeadAttention(AttentionLayer):
         value_shape: Sequence[Any] | None = None,
         key_shape: Sequence[Any] | None = None,
     ) -> None:
-        """Create the projections for inputs of these shapes."""
         query, value, key = key_value_shapes(query_shape, value_shape, key_shape)
         rank = len(query)
         self._axes = AttentionAxes(rank, self._attention_axes)
@@ -418,7 +417,6 @@ class MultiHeadAttention(AttentionLayer):
         cache: Any = None,
         cache_index: Any = None,
     ) -> Any:
-        """Attend to the values; the class describes the arguments."""
         request = ScoresRequest.parse(return_attention_scores)
         query_mask = masks.check_positions(query_mask, query, "query_mask")
         value_mask = masks.check_positions(value_mask, value, "value_mask")

@@ -52,14 +52,12 @@ class SingleHeadAttention(AttentionLayer):
         value_shape: Sequence[Any] | None = None,
         key_shape: Sequence[Any] | None = None,
     ) -> None:
-        """Check the shapes and create the variables, if there are any."""
         query, _, key = self._check_shapes(query_shape, value_shape, key_shape)
         self._widths = {"query": query[-1], "key": key[-1]}
         _score_functions.build(getattr(self, "_score_function", None))  # subclasses may take one
         self._build_scores(query[-1], key[-1])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the layer; see the class for the arguments."""
         _check_order(args)
         return super().__call__(*args, **kwargs)
 
@@ -77,7 +75,6 @@ class SingleHeadAttention(AttentionLayer):
         use_causal_mask: bool = False,
         cache: Any = None,
     ) -> Any:
-        """Attend to the values; the class describes the arguments."""
         output, scores = self._attend(
             query,
             value,

@@ -220,7 +220,6 @@ class TransformerEncoderLayer(_TransformerLayer):
     """
 
     def build(self, input_shape: Any) -> None:
-        """Create the variables."""
         width = input_shape[-1]
         self.attention, self.attention_norm, self.attention_dropout_layer = self._make_attention(
             "attention", width, width, 2, self.sliding_window
@@ -239,7 +238,6 @@ class TransformerEncoderLayer(_TransformerLayer):
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         mask = check_positions(mask, inputs, "mask")
 
         def attend(x: Any) -> Any:
@@ -320,7 +318,6 @@ class TransformerDecoderLayer(_TransformerLayer):
         self.cross_attention = bool(cross_attention)
 
     def build(self, inputs_shape: Any, encoded_shape: Any = None) -> None:
-        """Create the variables."""
         width = inputs_shape[-1]
         self.self_attention, self.self_attention_norm, self.self_attention_dropout = (
             self._make_attention("self_attention", width, width, 2, self.sliding_window)
@@ -378,7 +375,6 @@ class TransformerDecoderLayer(_TransformerLayer):
         return_attention_scores: bool | str = False,
         training: bool | None = None,
     ) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         inputs_mask = check_positions(inputs_mask, inputs, "inputs_mask")
         encoded_mask = check_positions(encoded_mask, encoded, "encoded_mask")
         cross_attention_mask = check_scores(cross_attention_mask, "cross_attention_mask")
@@ -449,7 +445,6 @@ class TransformerDecoderLayer(_TransformerLayer):
     def compute_output_shape(
         self, inputs_shape: Any, encoded_shape: Any = None
     ) -> tuple[int | None, ...]:
-        """Return the shape of the output for inputs of this shape."""
         return tuple(inputs_shape)
 
 

@@ -31,7 +31,6 @@ class Classifier(EncoderModel):
         self.output_layer = FlatDense(self.num_classes, dtype=self.dtype_policy, name="output")
 
     def build(self, input_shape: Any = None) -> None:
-        """Create the variables."""
         super().build()
         self.output_layer.build((None, None, self.config.width))
 
@@ -42,11 +41,9 @@ class Classifier(EncoderModel):
     def call(
         self, inputs: Any, return_attention_scores: bool = False, training: bool | None = None
     ) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         encoded, *scores = self.encode(inputs, return_attention_scores, training)
         logits = self.output_layer(self.drop(self.pool(encoded, inputs), training=training))
         return pack_outputs(ops.cast(logits, "float32"), *scores)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, as plain values."""
         return {**super().get_config(), "num_classes": self.num_classes}

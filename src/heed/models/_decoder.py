@@ -79,7 +79,6 @@ class TransformerDecoder(Stack):
             )
 
     def build(self, input_shape: Any = None) -> None:
-        """Create the variables."""
         super().build()
         if self.output_layer is not None:
             self.output_layer.build((None, None, self.config.width))
@@ -219,7 +218,6 @@ class TransformerDecoder(Stack):
         return_attention_scores: bool | str = False,
         training: bool | None = None,
     ) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         hidden, found, caches = self.hidden(
             target, encoded, source_mask, caches, cache_index, return_attention_scores, training
         )
@@ -229,7 +227,6 @@ class TransformerDecoder(Stack):
         return pack_outputs(self.logits(hidden), scores, caches)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, as plain values."""
         return {**super().get_config(), "cross_attention": self.cross_attention}
 
 

@@ -87,7 +87,6 @@ class TransformerEncoder(Stack):
         training: bool | None = None,
         segments: Any = None,
     ) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         source = check_call_tokens("source", source, self.config.source_vocabulary_size, "(B, S)")
         if segments is not None:
             if self.num_segments == 1:
@@ -108,5 +107,4 @@ class TransformerEncoder(Stack):
         return (x, scores) if return_attention_scores else x
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, as plain values."""
         return {**super().get_config(), "num_segments": self.num_segments}

@@ -46,7 +46,6 @@ class EncoderModel(ConfiguredModel):
         self.encoder = encoder
 
     def build(self, input_shape: Any = None) -> None:
-        """Create the variables."""
         if not self.encoder.built:
             self.encoder.build()
 

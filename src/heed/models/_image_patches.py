@@ -34,7 +34,6 @@ class PatchEmbedding(keras.layers.Layer):
         self.drop = Dropout(config.dropout, dtype=policy, name="dropout")
 
     def build(self, input_shape: Any = None) -> None:
-        """Create the variables."""
         config = self.config
         self.patches.build((None, None, math.prod(config.patch_shape) * config.channels))
         if self.positions is not None:
@@ -48,7 +47,6 @@ class PatchEmbedding(keras.layers.Layer):
             )
 
     def call(self, images: Any, training: bool | None = None) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         config = self.config
         (rows, columns), (height, width) = config.grid, config.patch_shape
         # The patches of all images become the rows of one matrix.

@@ -74,7 +74,6 @@ class InputEmbedding(keras.layers.Layer):
         self.drop = Dropout(config.dropout, dtype=policy, name="dropout")
 
     def build(self, input_shape: Any = None) -> None:
-        """Create the variables."""
         if not self.tokens.built:
             self.tokens.build((None, None))
         if self.segments is not None:

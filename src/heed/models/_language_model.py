@@ -99,13 +99,11 @@ class LanguageModel(ConfiguredModel):
         )
 
     def build(self, input_shape: Any = None) -> None:
-        """Create the variables."""
         self.decoder.build()
 
     def call(
         self, tokens: Any, return_attention_scores: bool = False, training: bool | None = None
     ) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         tokens = check_call_tokens("tokens", tokens, self.config.vocabulary_size)
         with split_across_workers() if self.sequence_parallel else contextlib.nullcontext():
             if return_attention_scores and splits_sequences():
@@ -122,7 +120,6 @@ class LanguageModel(ConfiguredModel):
         return logits, scores["decoder"]
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, as plain values."""
         return {**super().get_config(), "sequence_parallel": self.sequence_parallel}
 
     stream = stream

@@ -72,7 +72,6 @@ class MaskedLanguageModel(EncoderModel):
             )
 
     def build(self, input_shape: Any = None) -> None:
-        """Create the variables."""
         super().build()
         shape = (None, None, self.config.width)
         self.head_dense.build(shape)
@@ -86,7 +85,6 @@ class MaskedLanguageModel(EncoderModel):
     def call(
         self, inputs: Any, return_attention_scores: bool = False, training: bool | None = None
     ) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         encoded, *scores = self.encode(inputs, return_attention_scores, training)
         hidden = self.head_norm(self.head_dense(encoded))
         if self.output_layer is not None:

@@ -27,12 +27,10 @@ class ConfiguredModel(keras.Model):
         self.config: Any = config
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the outputs of a call as symbolic tensors."""
         # By tracing: the outputs depend on the arguments.
         return keras.Operation.compute_output_spec(self, *args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, as plain values."""
         return {
             "name": self.name,
             "trainable": self.trainable,
@@ -42,7 +40,6 @@ class ConfiguredModel(keras.Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """Return the model that `get_config` described."""
         arguments = dict(config)
         return cls(cls.config_class.from_dict(arguments.pop("config")), **arguments)
 
@@ -51,7 +48,6 @@ class ConfiguredModel(keras.Model):
         return {"input_shape": None}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        """Create the variables."""
         self.build()
 
 

@@ -84,7 +84,6 @@ class RecurrentDecoder(keras.layers.Layer):
         return LuongAttention(config.attention, **options)
 
     def build(self, input_shape: Any = None) -> None:
-        """Create the variables."""
         config, D = self.config, self.config.width
         self.tokens.build((None, None))
         attends = self.attention is not None
@@ -181,7 +180,6 @@ class RecurrentDecoder(keras.layers.Layer):
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         if return_attention_scores and self.attention is None:
             raise ValueError(
                 "`return_attention_scores` needs attention. "

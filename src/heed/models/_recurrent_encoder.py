@@ -57,13 +57,11 @@ class RecurrentEncoder(keras.layers.Layer):
         return keras.layers.Bidirectional(one_side, dtype=self.dtype_policy, name=f"layer_{number}")
 
     def build(self, input_shape: Any = None) -> None:
-        """Create the variables."""
         self.tokens.build((None, None))
         for block in self.blocks:
             block.build((None, None, self.config.width))
 
     def call(self, source: Any, training: bool | None = None) -> tuple[Any, Any, Any]:
-        """Compute the outputs; the class describes the arguments."""
         source = check_call_tokens("source", source, self.config.source_vocabulary_size, "(B, S)")
         mask = ops.not_equal(source, self.config.pad_id)
         x, last = self.drop(self.tokens(source), training=training), []

@@ -70,14 +70,12 @@ class RecurrentTranslator(ConfiguredModel):
         self.decoder = RecurrentDecoder(config, dtype=policy, name="decoder")
 
     def build(self, input_shape: Any = None) -> None:
-        """Create the variables."""
         self.encoder.build()
         self.decoder.build()
 
     def call(
         self, inputs: Any, training: bool | None = None, return_attention_scores: bool | str = False
     ) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         source, target = check_translation(inputs)
         memory = self.encode_source(source, training)
         return self.decoder(

@@ -56,7 +56,6 @@ class SequenceClassifier(Classifier):
     """
 
     def build(self, input_shape: Any = None) -> None:
-        """Create the variables."""
         super().build()
         width = self.config.width
         self.query = self.add_weight((width,), "zeros", name="query")

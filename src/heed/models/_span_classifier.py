@@ -83,14 +83,12 @@ class SpanClassifier(EncoderModel):
         self.output_layer = FlatDense(2, dtype=self.dtype_policy, name="output")
 
     def build(self, input_shape: Any = None) -> None:
-        """Create the variables."""
         super().build()
         self.output_layer.build((None, None, self.config.width))
 
     def call(
         self, inputs: Any, return_attention_scores: bool = False, training: bool | None = None
     ) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         tokens, segments = split_inputs(inputs)
         if segments is None:
             raise ValueError(

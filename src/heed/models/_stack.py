@@ -65,7 +65,6 @@ class Stack(ConfiguredModel):
         return x if self.final_norm is None else self.final_norm(x), scores
 
     def build(self, input_shape: Any = None) -> None:
-        """Create the variables."""
         shape = (None, None, self.config.width)
         self.embedding.build()
         for block in self.blocks:

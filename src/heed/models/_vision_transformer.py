@@ -72,7 +72,6 @@ class VisionTransformer(Stack):
             self.head = FlatDense(config.num_classes, dtype=policy, name="head")
 
     def build(self, input_shape: Any = None) -> None:
-        """Create the variables."""
         super().build()
         if self.head is not None:
             self.head.build((None, self.config.width))
@@ -100,7 +99,6 @@ class VisionTransformer(Stack):
     def call(
         self, images: Any, return_attention_scores: bool = False, training: bool | None = None
     ) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         x = self.features(images, return_attention_scores, training)
         if self.head is None:
             return x
