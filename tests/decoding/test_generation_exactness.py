@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from heed.decoding import _generation, engine
 from heed.models import LanguageModel, RecurrentTranslator, RecurrentTranslatorConfig
-from heed.models._recurrent_translator_config import ATTENTIONS
+from heed.models._recurrent_translator import ATTENTIONS
 from heed.models.config import POSITIONS
 from tests.models.builders import prompts, randomise, small_language_model, small_model, sources
 

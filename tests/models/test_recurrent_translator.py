@@ -6,7 +6,7 @@ import heed
 from heed import inspect
 from heed.decoding._incremental_decoder import IncrementalDecoder
 from heed.models import RecurrentTranslator, RecurrentTranslatorConfig, explain_generate, generate
-from heed.models._recurrent_translator_config import ATTENTIONS
+from heed.models._recurrent_translator import ATTENTIONS
 from tests.backend import BACKEND, is_dense, vjp
 from tests.models.builders import randomise, sources
 

@@ -13,7 +13,7 @@ from heed.layers.attend import pack_outputs
 from heed.layers.flat_dense import FlatDense
 from heed.models._model import check_call_tokens
 from heed.models._stack import Stack
-from heed.models._transformer_config import TransformerConfig
+from heed.models.config import TransformerConfig
 from heed.ops.dispatch import first_position
 
 

@@ -10,7 +10,7 @@ from keras import ops
 from heed.layers import TokenEmbedding, TransformerEncoderLayer
 from heed.models._model import check_call_tokens, check_token_source
 from heed.models._stack import Stack
-from heed.models._transformer_config import TransformerConfig
+from heed.models.config import TransformerConfig
 from heed.number_checks import check_integer
 
 

@@ -12,8 +12,7 @@ from heed.config import with_default
 from heed.decoding.streaming import stream
 from heed.models._decoder import TransformerDecoder
 from heed.models._model import ConfiguredModel, check_call_tokens
-from heed.models._transformer_config import OneStackConfig, TransformerConfig
-from heed.models.config import TokensConfig
+from heed.models.config import OneStackConfig, TokensConfig, TransformerConfig
 from heed.ops.checks import check_flag
 from heed.ops.dispatch import split_across_workers, splits_sequences
 

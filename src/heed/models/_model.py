@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from heed.config import Config
-from heed.models._transformer_config import TransformerConfig
+from heed.models.config import TransformerConfig
 from heed.ops.checks import check_tokens
 
 

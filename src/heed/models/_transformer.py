@@ -14,7 +14,7 @@ from heed.layers.shapes import agree
 from heed.models._decoder import TransformerDecoder
 from heed.models._encoder import TransformerEncoder
 from heed.models._model import ConfiguredModel, check_translation
-from heed.models._transformer_config import TransformerConfig
+from heed.models.config import TransformerConfig
 
 
 @keras.saving.register_keras_serializable(package="heed")
