@@ -226,7 +226,6 @@ class MultiHeadAttention(AttentionLayer):
         self._check_options()
 
     def _check_options(self) -> None:
-        """Check that the options are consistent."""
         grouped = self._num_key_value_heads != self._num_heads
         if self._shared_projection and (grouped or self._value_dim != self._key_dim):
             raise ValueError(
@@ -498,14 +497,11 @@ class MultiHeadAttention(AttentionLayer):
         """Attend with projected tensors; subclasses may override it, with the arguments of Keras' method.
 
         Args:
-            query: (B, T, N, H), or (B, d1, ..., dk, N, H).
-            key: (B, S, K, H).
-            value: (B, S, K, V).
+            query, key, value: (B, T, N, H) or (B, d1, ..., dk, N, H), (B, S, K, H), (B, S, K, V).
             attention_mask: `Mask` over (B', N, T, S) that includes all other masks, or booleans as in a call.
-            training: whether dropout is on.
             return_attention_scores: a `ScoresRequest`, or as in a call.
             use_causal_mask: whether query i sees only keys j <= i, in addition to `attention_mask`.
-            position_bias, alibi_slopes: as in a call.
+            training, position_bias, alibi_slopes: as in a call.
             first_query: the position of the first query for `score_mod`. Default: 0.
 
         Returns:
@@ -622,7 +618,6 @@ class MultiHeadAttention(AttentionLayer):
         )
 
     def _values(self, value: Any, shared: Any = None) -> Any:
-        """Return projected values (B, S, K, V)."""
         return self._value_widths.split((shared or self._value_dense)(value))
 
     def _gate(self, query: Any) -> Any:
@@ -660,7 +655,6 @@ class MultiHeadAttention(AttentionLayer):
         cache: Any,
         cache_index: Any,
     ) -> None:
-        """Check the arguments of a call."""
         if len(axes.axes) > 1 and (use_causal_mask or self._sliding_window is not None):
             raise ValueError(
                 "`use_causal_mask` and `sliding_window` need an order of positions, which several "

@@ -104,11 +104,8 @@ class SingleHeadAttention(AttentionLayer):
     ) -> tuple[Any, Any]:
         """Return output and scores in the compute dtype; the scores are None unless requested.
 
-        Args:
-            query, value, key, cache, attention_mask, use_causal_mask, training: of the call.
-            given_masks: those of query, value and key.
-            with_scores: whether to return the scores.
-            previous_weights: (B, S), for a layer that adds their `_location_keys` to the projected keys; or None.
+        The arguments are those of a call; `previous_weights` (B, S) are for a layer that adds their `_location_keys` to
+        the projected keys.
         """
         single = _is_single(query, use_causal_mask)
         query_mask, value_mask, key_mask = (
@@ -310,11 +307,7 @@ def _is_single(query: Any, use_causal_mask: bool) -> bool:
 
 
 def _check_order(arguments: tuple[Any, ...]) -> None:
-    """Detect calls with the order of arguments of other libraries.
-
-    Raises:
-        TypeError: for the one list of Keras' layers.
-    """
+    """Detect calls with the order of arguments of other libraries, and the one list of Keras' layers."""
     order = "the arguments are (query, value, key=None), one by one"
     first = arguments[0] if arguments else None
     if isinstance(first, list | tuple) and any(hasattr(x, "shape") for x in first):

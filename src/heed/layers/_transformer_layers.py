@@ -38,14 +38,8 @@ def residual_step(
 ) -> tuple[Any, ...]:
     """Add what a part of a Transformer layer makes of `read` to x; return the sum and the other outputs of the part.
 
-    Args:
-        x: (B, T, D).
-        read: (B, T, D), normalised first if `norm_first`.
-        part: returns a sequence (B, T, D), or a tuple that begins with one.
-        norm: normalises what is read, or the sum.
-        post_norm: normalises what is added; None: nothing does.
-        add: adds the change to x, after dropout.
-        norm_first: normalise what is read, not the sum.
+    The part returns a sequence (B, T, D), or a tuple that begins with one. `norm` normalises what it reads, or with
+    `norm_first=False` the sum; `post_norm`, if there is one, what is added; `add` adds that to x, after dropout.
     """
     result = part(norm(read) if norm_first else read)
     change, *rest = result if isinstance(result, (tuple, list)) else (result,)

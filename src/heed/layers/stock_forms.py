@@ -76,8 +76,7 @@ def stock_form(cls: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 def stock_attention(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return Keras' class and its arguments for the config of a multi-head attention of heed.
 
-    Raises:
-        StockFormError: with the options that Keras' layers do not have.
+    A StockFormError names the options that Keras' layers do not have.
     """
     options = dict(config)
     beyond = [name for name, default in _BEYOND.items() if options.pop(name) != default]
@@ -132,8 +131,7 @@ def _no_form(layer: Any) -> str:
 def stock_copy(model: keras.Model) -> keras.Model:
     """Return a model of Keras' layers that computes the same, with the same weights.
 
-    Raises:
-        ValueError: if some layers have no form; the message gives the reason for each.
+    A ValueError gives the reason for each layer that has no form.
     """
     copy = StockCopy()
     if _has_graph(model):
@@ -360,10 +358,8 @@ def attend(
 ) -> Any:
     """Apply an attention that is a part of a layer.
 
-    Args:
-        positions: (B, S), True = a real position of the value, or None; in addition to the mask that it carries.
-        attention_mask: the scores that count, or None.
-        **arguments: of the call.
+    `positions` (B, S), True = a real position of the value, or None, hold in addition to the mask that the value
+    carries; `attention_mask` says which scores count, or is None.
     """
     _check_mask(attention_mask)
     _check_scores(arguments["return_attention_scores"])
