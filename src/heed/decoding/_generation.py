@@ -121,11 +121,7 @@ class Request(NamedTuple):
 
 
 def make_request(model: Decodable, source: Any, prompt: Any, given: Mapping[str, Any]) -> Request:
-    """Check the arguments of `generate`, build the model and draw the random numbers.
-
-    Raises:
-        TypeError, ValueError: As `generate`.
-    """
+    """Check the arguments of `generate`, build the model and draw the random numbers."""
     options = _check(model, given)
     config = model.config
     if config.longest_target is not None and options.max_length > config.longest_target:

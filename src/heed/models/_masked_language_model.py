@@ -68,11 +68,7 @@ class MaskedLanguageModelConfig(OneStackConfig):
 
 
 class EncoderModel(ConfiguredModel):
-    """An encoder, and a head that reads its vectors.
-
-    Attributes:
-        encoder: a `TransformerEncoder`, which other models may share.
-    """
+    """An encoder, which other models may share, and a head that reads its vectors."""
 
     config_class = MaskedLanguageModelConfig
 
@@ -125,11 +121,7 @@ class EncoderModel(ConfiguredModel):
 
 
 def split_inputs(inputs: Any) -> tuple[Any, Any]:
-    """Split a model's inputs into tokens (B, T) and segments (B, T) or None.
-
-    Raises:
-        ValueError: if `inputs` is a dict without tokens or with other keys.
-    """
+    """Split a model's inputs into tokens (B, T) and segments (B, T) or None."""
     if not isinstance(inputs, Mapping):
         return inputs, None
     if not {"tokens"} <= set(inputs) <= {"tokens", "segments"}:

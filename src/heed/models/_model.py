@@ -52,11 +52,7 @@ class ConfiguredModel(keras.Model):
 
 
 def check_translation(inputs: Any) -> tuple[Any, Any]:
-    """Split the inputs of a call into source and target.
-
-    Raises:
-        ValueError: if `inputs` is not a dict of both.
-    """
+    """Split the inputs of a call into source and target."""
     if not isinstance(inputs, Mapping) or not {"source", "target"} <= set(inputs):
         received = sorted(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
         raise ValueError(
@@ -71,9 +67,5 @@ def check_call_tokens(name: str, tokens: Any, size: int, letters: str = "(B, T)"
 
 
 def check_token_source(source: Any, size: int) -> Any:
-    """Check the source of `generate` and return an int32 tensor (B, S).
-
-    Raises:
-        ValueError: if it is something else, or has tokens that are not in [0, size).
-    """
+    """Check the source of `generate` and return an int32 tensor (B, S) of tokens in [0, size)."""
     return ops.cast(check_tokens("source", source, size, "(B, S)"), "int32")

@@ -105,17 +105,9 @@ _LAYERS = {"lstm": keras.layers.LSTM, "gru": keras.layers.GRU}
 class RecurrentEncoder(keras.layers.Layer):
     """Encodes token ids as one state for each, with context from both sides.
 
-    Args:
-        config: Sizes and choices.
-        **kwargs: `name`, `dtype`, as for every Keras layer.
-
-    Call arguments:
-        source: (B, S) integers; those equal to `config.pad_id` change nothing.
-        training: Whether dropout is on.
-
-    Returns:
-        The states (B, S, D), half of each from either direction; the mask (B, S), True = a token; and the concatenated
-        last states of all layers and directions: (B, layers D), or (B, layers 2 D) for an LSTM.
+    A call takes (B, S) integers, of which those equal to `config.pad_id` change nothing, and returns the states (B, S,
+    D), half of each from either direction; the mask (B, S), True = a token; and the concatenated last states of all
+    layers and directions: (B, layers D), or (B, layers 2 D) for an LSTM.
     """
 
     def __init__(self, config: RecurrentTranslatorConfig, **kwargs: Any) -> None:
@@ -173,19 +165,8 @@ class RecurrentDecoder(keras.layers.Layer):
     The state before a token is a dictionary: "cells", for each layer the list of its states (rows, D); and with
     attention inside the recurrence "context" (rows, D) and, for "location", "weights" (rows, S).
 
-    Args:
-        config: Sizes and choices.
-        **kwargs: `name`, `dtype`, as for every Keras layer.
-
-    Call arguments:
-        target: (B, T) integers.
-        memory: From `remember`.
-        return_attention_scores: Whether to return the alignment too.
-        training: Whether dropout is on.
-
-    Returns:
-        Logits (B, T, target_vocabulary_size), float32; with `return_attention_scores=True` the pair of them and the
-        weights (B, T, S).
+    A call takes a target (B, T) and the memory, from `remember`. It returns logits (B, T, target_vocabulary_size),
+    float32; with `return_attention_scores=True` the pair of them and the weights (B, T, S).
     """
 
     def __init__(self, config: RecurrentTranslatorConfig, **kwargs: Any) -> None:
@@ -236,14 +217,10 @@ class RecurrentDecoder(keras.layers.Layer):
             self.output_layer.build((None, None, D))
 
     def remember(self, encoded: Any, mask: Any, last: Any) -> dict[str, Any]:
-        """Return the memory of a source, which is the same for all target tokens.
+        """Return the memory of a source, from the outputs of the encoder; it is the same for all target tokens.
 
-        Args:
-            encoded, mask, last: The outputs of the encoder.
-
-        Returns:
-            "start", the states of the cells before the first token; and with attention "mask" (B, S) and "cache", the
-            projected keys and values (B, S, .).
+        That is "start", the states of the cells before the first token; and with attention "mask" (B, S) and "cache",
+        the projected keys and values (B, S, .).
         """
         names = [_STATES[self.config.cell]] * self.config.decoder_layers
         states = iter(ops.split(self.bridge(last), sum(names), axis=-1))
@@ -272,13 +249,8 @@ class RecurrentDecoder(keras.layers.Layer):
     ) -> tuple[Any, Any, dict[str, Any]]:
         """Return the input of the output layer (rows, T, D), the weights (rows, T, S) or None, and the new state.
 
-        Args:
-            target: (rows, T) integers.
-            state: Before the first of them.
-            memory: From `remember`, of B sources.
-            training: Whether dropout is on.
-            with_weights: Whether to return the weights.
-            several: Whether rows may be a multiple of B: several rows for each source.
+        The state is that before the first of the tokens (rows, T). If `several`, rows may be a multiple of the memory's
+        B: several rows for each source.
         """
 
         def step(state: dict[str, Any], x: Any) -> tuple[dict[str, Any], dict[str, Any]]:

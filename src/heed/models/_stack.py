@@ -25,12 +25,8 @@ from heed.ops import alibi_slopes
 class InputEmbedding(keras.layers.Layer):
     """Embeds token ids for the first layer, and makes the attention layers' arguments for positions.
 
-    Args:
-        config: The model's sizes and choices.
-        vocabulary_size: Number of tokens.
-        bidirectional: Whether the stack sees keys after the query (an encoder).
-        tokens: A token embedding to share, or None for a new one.
-        num_segments: Number of segments; if there are several, each has a learned vector.
+    A stack that sees keys after the query is `bidirectional` (an encoder); `tokens` is an embedding to share, or None
+    for a new one; each of several segments has a learned vector.
     """
 
     def __init__(
@@ -105,10 +101,7 @@ class InputEmbedding(keras.layers.Layer):
     ) -> dict[str, Any]:
         """Return the positions for each self-attention of the stack, as keyword arguments.
 
-        Args:
-            query_length: T, an int or an integer tensor ().
-            key_length: S, an int or an integer tensor ().
-            start_index: Key position of query 0, an int or an integer tensor ().
+        Lengths T and S, and the key position of query 0, are ints or integer tensors ().
         """
         position = self.config.position
         if position == "rotary":

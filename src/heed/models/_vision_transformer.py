@@ -117,11 +117,7 @@ def _both(size: int | tuple[int, int]) -> tuple[int, int]:
 
 @keras.saving.register_keras_serializable(package="heed")
 class PatchEmbedding(keras.layers.Layer):
-    """Embeds images (B, height, width, C) as (B, P, D), or with a class token (B, 1 + P, D).
-
-    Args:
-        config: The model's sizes and choices.
-    """
+    """Embeds images (B, height, width, C) as (B, P, D), or with a class token (B, 1 + P, D)."""
 
     def __init__(self, config: VisionTransformerConfig, **kwargs: Any) -> None:
         super().__init__(**kwargs)
