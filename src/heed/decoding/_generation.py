@@ -175,7 +175,6 @@ def _check_model(model: Any) -> None:
 
 
 def _check(model: Decodable, given: Mapping[str, Any]) -> GenerateOptions:
-    """Check a model and the options of `generate` that were given."""
     _check_model(model)
     options = GenerateOptions(**given)
     if options.top_k:  # more than the vocabulary cut nothing

@@ -142,7 +142,6 @@ class IncrementalDecoder:
         return column(logits, index), _add(coverage, ops.where(is_read, alignment, 0.0))
 
     def _empty(self, rows: Any) -> Any:
-        """Return the state of no tokens."""
         if self._use_cache:
             return self._model.make_state(rows, self.length, self._memory)
         return ops.full((rows, self.length), self.config.pad_id, dtype="int32")

@@ -80,6 +80,13 @@ class AttentionLayer(KernelLayer, ConfiguredLayer):
         options = {name: getattr(self, name) for name in options_of("scores")}
         return options | {"score_mod": self._score_function}
 
+    def _check_built(self, method: str) -> None:
+        if not self.built:
+            raise ValueError(
+                f"`{method}` needs the projections: build the layer or call it once before. "
+                "Received: a layer that is not built"
+            )
+
 
 def _plain(value: Any) -> Any:
     if inspect.isfunction(value) or isinstance(value, type):

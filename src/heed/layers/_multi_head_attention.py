@@ -43,6 +43,10 @@ from heed.number_checks import check_integer, check_real, integer
 from heed.ops import Mask
 
 
+def _public(attribute: str, doc: str) -> property:
+    return property(attrgetter(attribute), doc=doc)
+
+
 def _check_dropout(dropout: Any) -> float:
     """Check the rate; the error tells users of tutorials, whose fourth argument is the model width, its name here."""
     if (integer(dropout) or 0) > 1:
@@ -186,11 +190,9 @@ class MultiHeadAttention(AttentionLayer):
         self.supports_masking = True
         self._num_heads = config.num_heads
         self._key_dim = check_widths("key_dim", key_dim, self._num_heads)
-        self._value_dim = (
-            self._key_dim
-            if value_dim is None
-            else check_widths("value_dim", value_dim, self._num_heads)
-        )
+        self._value_dim = self._key_dim
+        if value_dim is not None:
+            self._value_dim = check_widths("value_dim", value_dim, self._num_heads)
         self._key_widths = HeadWidths.of(self._key_dim, self._num_heads)
         self._value_widths = HeadWidths.of(self._value_dim, self._num_heads)
         self._dropout = _check_dropout(dropout)
@@ -222,6 +224,7 @@ class MultiHeadAttention(AttentionLayer):
         self._qkv_bias = config.qkv_bias
         self._shared_projection = bool(shared_projection)
         self._output_projection = bool(output_projection)
+        self._gate_dense = self._query_norm = self._key_norm = None  # unless `build` makes them
         self._widths: dict[str, int] = {}
         self._check_options()
 
@@ -249,45 +252,27 @@ class MultiHeadAttention(AttentionLayer):
                 f"position={self._position}"
             )
 
-    num_heads = property(attrgetter("_num_heads"), doc="N, number of query heads.")
-    num_key_value_heads = property(
-        attrgetter("_num_key_value_heads"), doc="K, number of key/value heads."
+    num_heads = _public("_num_heads", "N, number of query heads.")
+    num_key_value_heads = _public("_num_key_value_heads", "K, number of key/value heads.")
+    key_dim = _public("_key_dim", "H, width of a query or key head, or a tuple of N that differ.")
+    value_dim = _public("_value_dim", "V, width of a value head, or a tuple of N that differ.")
+    shared_projection = _public(
+        "_shared_projection", "Whether a head has one projection for all three."
     )
-    key_dim = property(
-        attrgetter("_key_dim"),
-        doc="H, width of a query or key head, or a tuple of N where they differ.",
+    dropout = _public("_dropout", "Rate of dropped weights in training.")
+    use_bias = _public("_use_bias", "Whether projections have a bias.")
+    sliding_window = _public(
+        "_sliding_window", "W: query i sees key j if |i - j| < W. None: no limit."
     )
-    value_dim = property(
-        attrgetter("_value_dim"), doc="V, width of a value head, or a tuple of N where they differ."
-    )
-    shared_projection = property(
-        attrgetter("_shared_projection"), doc="Whether a head has one projection for all three."
-    )
-    dropout = property(attrgetter("_dropout"), doc="Rate of dropped weights in training.")
-    use_bias = property(attrgetter("_use_bias"), doc="Whether projections have a bias.")
-    sliding_window = property(
-        attrgetter("_sliding_window"), doc="W: query i sees key j if |i - j| < W. None: no limit."
-    )
-    position = property(attrgetter("_position"), doc="The layer's own positions, or None.")
-    attention_axes = property(attrgetter("_attention_axes"), doc="The axes attended over, or None.")
-    query_dense = property(attrgetter("_query_dense"), doc="The projection of the query.")
-    key_dense = property(attrgetter("_key_dense"), doc="The projection of the key.")
-    value_dense = property(attrgetter("_value_dense"), doc="The projection of the value.")
-    output_dense = property(
-        attrgetter("_output_dense"), doc="The projection of the heads back, or None without."
-    )
-    gate_dense = property(
-        lambda self: self._gate_dense if self._use_gate else None,
-        doc="The projection to the gate of the heads, or None without.",
-    )
-    query_norm = property(
-        lambda self: self._query_norm if self._qk_norm else None,
-        doc="The normalisation of each head of the query, or None without.",
-    )
-    key_norm = property(
-        lambda self: self._key_norm if self._qk_norm else None,
-        doc="The normalisation of each head of the key, or None without.",
-    )
+    position = _public("_position", "The layer's own positions, or None.")
+    attention_axes = _public("_attention_axes", "The axes attended over, or None.")
+    query_dense = _public("_query_dense", "The projection of the query.")
+    key_dense = _public("_key_dense", "The projection of the key.")
+    value_dense = _public("_value_dense", "The projection of the value.")
+    output_dense = _public("_output_dense", "The projection of the heads back, or None without.")
+    gate_dense = _public("_gate_dense", "The projection to the gate of the heads, or None without.")
+    query_norm = _public("_query_norm", "The normalisation of each query head, or None without.")
+    key_norm = _public("_key_norm", "The normalisation of each key head, or None without.")
 
     @property
     def own_widths(self) -> bool:
@@ -458,6 +443,8 @@ class MultiHeadAttention(AttentionLayer):
             whole = axes.scores_shape(queries.shape, keys.shape, self._num_heads)
             masks.warn_if_ambiguous(attention_mask, whole)
         structure = masks.structure(use_causal_mask, self._sliding_window, align)
+        moved = cache_index is not None and self.score_mod is not None
+        first_query = {"first_query": cache_index} if moved else {}
         heads, scores = self._compute_attention(
             queries,
             keys,
@@ -469,11 +456,7 @@ class MultiHeadAttention(AttentionLayer):
             request or False,
             # Only those that there are: subclasses may have Keras' signature.
             **positions.score_terms(queries, keys, start, position_bias, alibi_slopes),
-            **(
-                {}
-                if cache_index is None or self.score_mod is None
-                else {"first_query": cache_index}
-            ),
+            **first_query,
         )
         if self._use_gate:
             heads = heads * self._gate(inputs.query)
@@ -575,11 +558,7 @@ class MultiHeadAttention(AttentionLayer):
             >>> bool(np.array_equal(direct, cached))
             True
         """
-        if not self.built:
-            raise ValueError(
-                "`project_cache` needs the projections: build the layer or call it once before. "
-                "Received: a layer that is not built"
-            )
+        self._check_built("project_cache")
         if not self._axes.trivial:
             raise ValueError(
                 "`project_cache` needs inputs of the shape (B, T, D). "
@@ -640,7 +619,6 @@ class MultiHeadAttention(AttentionLayer):
             )
 
     def _cache_heads(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return (K, H) and (K, V)."""
         groups = self._num_key_value_heads
         return (groups, self._key_widths.widest), (groups, self._value_widths.widest)
 

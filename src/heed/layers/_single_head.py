@@ -183,11 +183,7 @@ class SingleHeadAttention(AttentionLayer):
             >>> bool(np.array_equal(direct, cached))
             True
         """
-        if not self.built:
-            raise ValueError(
-                "`project_cache` needs the projections: build the layer or call it once before. "
-                "Received: a layer that is not built"
-            )
+        self._check_built("project_cache")
         value = ops.cast(ops.convert_to_tensor(value), self.compute_dtype)
         key = value if key is None else ops.cast(ops.convert_to_tensor(key), self.compute_dtype)
         *_, shape = key_value_shapes(value.shape, value.shape, key.shape)
@@ -213,15 +209,12 @@ class SingleHeadAttention(AttentionLayer):
         return layer
 
     def _project_query(self, query: Any) -> Any:
-        """Project the query (B, T, D)."""
         return query
 
     def _project_key(self, key: Any) -> Any:
-        """Project the key (B, S, D)."""
         return key
 
     def _scored_width(self) -> int:
-        """Return the width of a projected key."""
         return self._widths["key"]
 
     def _location_keys(self, previous_weights: Any, columns: Any) -> Any:
@@ -296,7 +289,6 @@ class SingleHeadAttention(AttentionLayer):
 
 
 def _is_single(query: Any, use_causal_mask: bool) -> bool:
-    """Return whether the query is a single state."""
     single = len(query.shape) == 2
     if single and use_causal_mask:
         raise ValueError(

@@ -23,7 +23,7 @@ from heed.layers.layer_config import (
     takes_options,
 )
 from heed.layers.masks import check_positions, check_scores, implicit_mask
-from heed.layers.normalization import NORMALIZATIONS
+from heed.layers.normalization import make_normalization
 from heed.number_checks import check_integer
 
 
@@ -75,7 +75,6 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
         self.seed = check_integer("seed", seed, least=None, optional=True)
 
     def _seed(self, part: int) -> int | None:
-        """Return a different seed for each part with dropout."""
         return None if self.seed is None else self.seed + part
 
     def _arguments_of(self, part: str) -> dict[str, Any]:
@@ -110,8 +109,7 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
         return attention, self._make_norms(width, name), dropout
 
     def _make_norm(self, width: int, name: str) -> keras.layers.Layer:
-        made = NORMALIZATIONS[self.normalization]
-        norm = made(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
+        norm = make_normalization(self, dtype=self.dtype_policy, name=name)
         norm.build((None, None, width))
         return norm
 
@@ -342,11 +340,7 @@ class TransformerDecoderLayer(_TransformerLayer):
         Raises:
             ValueError: If the layer is not built.
         """
-        if not self.built:
-            raise ValueError(
-                "`make_cache` needs the attention layers: build this layer or call it once before. "
-                "Received: a layer that is not built"
-            )
+        self._check_built("make_cache")
         cache = {"self": self.self_attention.make_cache(batch_size, length, dtype)}
         if encoded is not None:
             cache["cross"] = self.encoded_attention.project_cache(encoded)

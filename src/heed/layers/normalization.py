@@ -71,3 +71,8 @@ def _check_axis(layer: Any, input_shape: Any) -> None:
 
 # By the name that `LayerConfig.normalization` has for them.
 NORMALIZATIONS = {"layer": LayerNormalization, "rms": RMSNormalization}
+
+
+def make_normalization(options: Any, **arguments: Any) -> keras.layers.Layer:
+    """Return the normalisation that a `LayerConfig`, or a layer with its options, describes."""
+    return NORMALIZATIONS[options.normalization](epsilon=options.norm_epsilon, **arguments)

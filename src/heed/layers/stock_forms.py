@@ -325,7 +325,6 @@ def _attention(copy: StockCopy, layer: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _both(masks: Sequence[Any]) -> Any:
-    """Return the conjunction of masks."""
     masks = [ops.cast(mask, "bool") for mask in masks]
     return masks[0] if len(masks) == 1 else ops.logical_and(*masks)
 

@@ -101,10 +101,9 @@ class TransformerEncoder(Stack):
         length = ops.shape(source)[1]
         arguments = self.embedding.attention_arguments(length, length)
         x = self.embedding(source, training=training, segments=segments)
-        x, scores = self.run_layers(
+        return self.run_layers(
             x, return_attention_scores, training, attention_mask=mask, **arguments
         )
-        return (x, scores) if return_attention_scores else x
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "num_segments": self.num_segments}

@@ -13,7 +13,7 @@ from heed.config import COUNT, INDEX, option, with_default
 from heed.layers.attend import pack_outputs
 from heed.layers.flat_dense import FlatDense
 from heed.layers.layer_config import LayerConfig
-from heed.layers.normalization import NORMALIZATIONS
+from heed.layers.normalization import make_normalization
 from heed.models._encoder import TransformerEncoder
 from heed.models._model import ConfiguredModel, check_call_tokens
 from heed.models.config import OneStackConfig, SpecialTokens, TokensConfig
@@ -181,8 +181,7 @@ class MaskedLanguageModel(EncoderModel):
         self.head_dense = FlatDense(
             config.width, activation=config.activation, dtype=policy, name="head_dense"
         )
-        normalization = NORMALIZATIONS[config.normalization]
-        self.head_norm = normalization(epsilon=config.norm_epsilon, dtype=policy, name="head_norm")
+        self.head_norm = make_normalization(config, dtype=policy, name="head_norm")
         self.output_layer: Any = None
         if not config.tie_embeddings:
             self.output_layer = FlatDense(

@@ -15,7 +15,7 @@ from heed.layers import (
     TokenEmbedding,
 )
 from heed.layers.dropout import Dropout
-from heed.layers.normalization import NORMALIZATIONS
+from heed.layers.normalization import make_normalization
 from heed.models._model import ConfiguredModel
 from heed.models.config import TransformerConfig
 from heed.ops import alibi_slopes
@@ -67,8 +67,7 @@ class InputEmbedding(keras.layers.Layer):
             )
         self.norm: Any = None
         if config.normalize_embeddings:
-            normalization = NORMALIZATIONS[config.normalization]
-            self.norm = normalization(epsilon=config.norm_epsilon, dtype=policy, name="norm")
+            self.norm = make_normalization(config, dtype=policy, name="norm")
         self.drop = Dropout(config.dropout, dtype=policy, name="dropout")
 
     def build(self, input_shape: Any = None) -> None:
@@ -149,15 +148,12 @@ class Stack(ConfiguredModel):
         ]
         self.final_norm: Any = None
         if config.norm_first:  # such layers do not normalise their output
-            normalization = NORMALIZATIONS[config.normalization]
-            self.final_norm = normalization(
-                epsilon=config.norm_epsilon, dtype=policy, name="final_norm"
-            )
+            self.final_norm = make_normalization(config, dtype=policy, name="final_norm")
 
     def run_layers(
         self, x: Any, return_attention_scores: bool, training: bool | None, **arguments: Any
-    ) -> tuple[Any, list[Any]]:
-        """Run the layers and the normalisation; return the output and the scores of each layer, if requested."""
+    ) -> Any:
+        """Run the layers and the normalisation; return the output, or the pair of it and the scores of each layer."""
         scores: list[Any] = []
         arguments |= {"return_attention_scores": return_attention_scores, "training": training}
         for block in self.blocks:
@@ -165,7 +161,8 @@ class Stack(ConfiguredModel):
             if return_attention_scores:
                 x, layer_scores = x
                 scores.append(layer_scores)
-        return x if self.final_norm is None else self.final_norm(x), scores
+        x = x if self.final_norm is None else self.final_norm(x)
+        return (x, scores) if return_attention_scores else x
 
     def build(self, input_shape: Any = None) -> None:
         shape = (None, None, self.config.width)

@@ -21,9 +21,6 @@ from heed.models.config import LayersConfig
 from heed.number_checks import integer
 from heed.ops import sinusoidal_positions
 
-POSITIONS = ("learned", "sinusoidal")
-POOLINGS = ("class", "mean")
-
 
 def _check_size(name: str, value: Any) -> Any:
     """Return an integer, or a pair of them as a tuple, all 1 or more."""
@@ -77,8 +74,8 @@ class VisionTransformerConfig(LayersConfig):
     channels: int = option(3, COUNT)
     num_classes: int | None = option(None, COUNT_OR_NONE)
     layers: int = option(2, COUNT)
-    pooling: str = option("class", one_of(POOLINGS))
-    position: str = option("learned", one_of(POSITIONS))
+    pooling: str = option("class", one_of(("class", "mean")))
+    position: str = option("learned", one_of(("learned", "sinusoidal")))
     activation: str = with_default(LayerConfig, "activation", "gelu")
 
     def __post_init__(self) -> None:
@@ -245,8 +242,7 @@ class VisionTransformer(Stack):
     ) -> Any:
         """Return the features before pooling, (B, 1 + P, D) or (B, P, D), for the arguments of a call."""
         x = self.embedding(self.check_source(images), training=training)
-        x, scores = self.run_layers(x, return_attention_scores, training)
-        return pack_outputs(x, scores if return_attention_scores else None)
+        return self.run_layers(x, return_attention_scores, training)
 
     def call(
         self, images: Any, return_attention_scores: bool = False, training: bool | None = None
