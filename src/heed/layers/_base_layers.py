@@ -36,6 +36,13 @@ class ConfiguredLayer(keras.layers.Layer):
                     yield name, _plain(getattr(self, attribute))
 
 
+def bind_call(layer: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return the arguments of a call of a layer by name, with defaults."""
+    bound = inspect.signature(layer.call).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
 class SequenceLayer(ConfiguredLayer):
     """A layer that keeps the shape of a sequence, and its mask."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
@@ -13,7 +12,7 @@ import keras
 from keras import ops
 
 from heed.layers import _cache, _projections, _score_functions, masks
-from heed.layers._base_layers import AttentionLayer
+from heed.layers._base_layers import AttentionLayer, bind_call
 from heed.layers._cache import Cache
 from heed.layers._head_positions import HeadPositions
 from heed.layers._head_widths import HeadWidths, check_widths
@@ -684,9 +683,7 @@ class MultiHeadAttention(AttentionLayer):
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         """Return the outputs of a call as symbolic tensors; check the shapes of all its arguments."""
         # From shapes: tracing takes twenty times as long, and needs a backend that can trace.
-        bound = inspect.signature(self.call).bind(*args, **kwargs)
-        bound.apply_defaults()
-        call = bound.arguments
+        call = bind_call(self, args, kwargs)
         query, value, key, cache = (call[name] for name in ("query", "value", "key", "cache"))
         axes = AttentionAxes(len(query.shape), self._attention_axes)
         names = ("use_causal_mask", "rotary_positions", "cache", "cache_index")

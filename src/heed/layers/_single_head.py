@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +10,7 @@ import keras
 from keras import ops
 
 from heed.layers import _cache, _score_functions, masks
-from heed.layers._base_layers import AttentionLayer
+from heed.layers._base_layers import AttentionLayer, bind_call
 from heed.layers._cache import Cache
 from heed.layers._projections import clone_initializer
 from heed.layers.attend import dropout_options, one_head, pack_outputs
@@ -240,9 +239,7 @@ class SingleHeadAttention(AttentionLayer):
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         """Return the outputs of a call as symbolic tensors; check the shapes of all its arguments."""
-        bound = inspect.signature(self.call).bind(*args, **kwargs)
-        bound.apply_defaults()
-        call = bound.arguments
+        call = bind_call(self, args, kwargs)
         query, cache = call["query"], call["cache"]
         _is_single(query, call["use_causal_mask"])
         _, source, _ = self._call_shapes(query, call["value"], call["key"], cache)

@@ -19,6 +19,7 @@ class _FlatProduct(keras.layers.Layer):
     kernel: Any
     bias: Any
     activation: Any
+    _contracted = 1  # the number of axes that the product sums over
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Return the product over the last axes of `inputs`, plus the bias, activated.
@@ -31,7 +32,7 @@ class _FlatProduct(keras.layers.Layer):
             (..., *outer), where `outer` are the other axes of the kernel.
         """
         kernel = ops.convert_to_tensor(self.kernel)
-        contracted = self._contracted()
+        contracted = self._contracted
         inner, outer = kernel.shape[:contracted], kernel.shape[contracted:]
         rows = ops.reshape(inputs, (-1, math.prod(inner)))
         product = ops.matmul(rows, ops.reshape(kernel, (math.prod(inner), math.prod(outer))))
@@ -45,10 +46,6 @@ class _FlatProduct(keras.layers.Layer):
         """Do as Keras' method, without its check for subclasses."""
         super().quantize(*arguments, **{**options, "type_check": False})
 
-    def _contracted(self) -> int:
-        """Return the number of axes that the product sums over."""
-        raise NotImplementedError
-
 
 @keras.saving.register_keras_serializable(package="heed")
 class FlatDense(_FlatProduct, keras.layers.Dense):
@@ -61,9 +58,6 @@ class FlatDense(_FlatProduct, keras.layers.Dense):
         >>> tuple(FlatDense(4)(np.zeros((2, 5, 8), "float32")).shape)
         (2, 5, 4)
     """
-
-    def _contracted(self) -> int:
-        return 1
 
 
 @keras.saving.register_keras_serializable(package="heed")
@@ -101,10 +95,7 @@ class FlatEinsumDense(_FlatProduct, keras.layers.EinsumDense):
             raise ValueError(
                 f"`bias_axes` must be {outer!r} or None. Received: bias_axes={self.bias_axes!r}"
             )
-        self._inner = len(inner)
-
-    def _contracted(self) -> int:
-        return self._inner
+        self._contracted = len(inner)
 
 
 def _leading(x: Any, dropped: int) -> tuple[Any, ...]:

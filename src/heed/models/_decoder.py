@@ -10,8 +10,7 @@ from keras import ops
 
 from heed.layers import TokenEmbedding, TransformerDecoderLayer
 from heed.layers.attend import pack_outputs
-from heed.layers.flat_dense import FlatDense
-from heed.models._model import check_call_tokens
+from heed.models._model import check_call_tokens, make_output, score_tokens
 from heed.models._stack import Stack
 from heed.models.config import TransformerConfig
 from heed.ops.dispatch import first_position
@@ -72,11 +71,8 @@ class TransformerDecoder(Stack):
             tokens,
             bidirectional=False,
         )
-        self.output_layer: Any = None
-        if not config.tie_embeddings:
-            self.output_layer = FlatDense(
-                config.target_vocabulary_size, dtype=self.dtype_policy, name="output"
-            )
+        size = config.target_vocabulary_size
+        self.output_layer = make_output(config, size, self.dtype_policy)
 
     def build(self, input_shape: Any = None) -> None:
         super().build()
@@ -197,15 +193,11 @@ class TransformerDecoder(Stack):
 
     def logits(self, hidden: Any) -> Any:
         """Return scores of each token, (B, T, D) to (B, T, target_vocabulary_size), float32."""
-        if self.output_layer is not None:
-            scores = self.output_layer(hidden)
-        else:
-            scores = self.embedding.tokens.logits(hidden)
-        return self.bound(scores)
+        return self.bound(score_tokens(self.output_layer, self.embedding.tokens, hidden))
 
     def bound(self, scores: Any) -> Any:
-        """Return the scores of the output layer as float32, within the config's `logit_soft_cap`."""
-        scores, cap = ops.cast(scores, "float32"), self.config.logit_soft_cap
+        """Return float32 scores of the output layer within the config's `logit_soft_cap`."""
+        cap = self.config.logit_soft_cap
         return scores if cap is None else cap * ops.tanh(scores / cap)
 
     def call(

@@ -15,7 +15,7 @@ from heed.layers.flat_dense import FlatDense
 from heed.layers.layer_config import LayerConfig
 from heed.layers.normalization import make_normalization
 from heed.models._encoder import TransformerEncoder
-from heed.models._model import ConfiguredModel, check_call_tokens
+from heed.models._model import ConfiguredModel, check_call_tokens, make_output, score_tokens
 from heed.models.config import OneStackConfig, SpecialTokens, TokensConfig
 
 
@@ -182,11 +182,7 @@ class MaskedLanguageModel(EncoderModel):
             config.width, activation=config.activation, dtype=policy, name="head_dense"
         )
         self.head_norm = make_normalization(config, dtype=policy, name="head_norm")
-        self.output_layer: Any = None
-        if not config.tie_embeddings:
-            self.output_layer = FlatDense(
-                config.vocabulary_size, use_bias=False, dtype=policy, name="output"
-            )
+        self.output_layer = make_output(config, config.vocabulary_size, policy, use_bias=False)
 
     def build(self, input_shape: Any = None) -> None:
         super().build()
@@ -204,8 +200,5 @@ class MaskedLanguageModel(EncoderModel):
     ) -> Any:
         encoded, *scores = self.encode(inputs, return_attention_scores, training)
         hidden = self.head_norm(self.head_dense(encoded))
-        if self.output_layer is not None:
-            logits = self.output_layer(hidden)
-        else:
-            logits = self.encoder.embedding.tokens.logits(hidden)
-        return pack_outputs(ops.cast(logits, "float32") + self.output_bias, *scores)
+        logits = score_tokens(self.output_layer, self.encoder.embedding.tokens, hidden)
+        return pack_outputs(logits + self.output_bias, *scores)

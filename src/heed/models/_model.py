@@ -9,6 +9,8 @@ import keras
 from keras import ops
 
 from heed.config import Config
+from heed.layers import TokenEmbedding
+from heed.layers.flat_dense import FlatDense
 from heed.models.config import TransformerConfig
 from heed.ops.checks import check_tokens
 
@@ -49,6 +51,19 @@ class ConfiguredModel(keras.Model):
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         self.build()
+
+
+def make_output(config: Any, size: int, dtype: Any, use_bias: bool = True) -> Any:
+    """Make the output layer, which scores tokens; None where the table of the embedding does."""
+    if config.tie_embeddings:
+        return None
+    return FlatDense(size, use_bias=use_bias, dtype=dtype, name="output")
+
+
+def score_tokens(output_layer: Any, tokens: TokenEmbedding, hidden: Any) -> Any:
+    """Return scores of each token, (..., D) to (..., vocabulary) float32, by what `make_output` returned."""
+    scores = tokens.logits(hidden) if output_layer is None else output_layer(hidden)
+    return ops.cast(scores, "float32")
 
 
 def check_translation(inputs: Any) -> tuple[Any, Any]:

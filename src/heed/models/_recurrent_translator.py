@@ -24,11 +24,12 @@ from heed.models._model import (
     check_call_tokens,
     check_token_source,
     check_translation,
+    make_output,
+    score_tokens,
 )
 from heed.models.config import SpecialTokens
 
 ATTENTIONS = ("additive", "dot", "general", "scaled", "location", "none")
-CELLS = ("lstm", "gru")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +73,7 @@ class RecurrentTranslatorConfig(SpecialTokens):
     target_vocabulary_size: int = option(REQUIRED, COUNT)
     _: dataclasses.KW_ONLY
     width: int = option(128, COUNT)
-    cell: str = option("lstm", one_of(CELLS))
+    cell: str = option("lstm", one_of(("lstm", "gru")))
     encoder_layers: int = option(1, COUNT)
     decoder_layers: int = option(1, COUNT)
     attention: str = option("additive", one_of(ATTENTIONS))
@@ -182,11 +183,7 @@ class RecurrentDecoder(keras.layers.Layer):
         )
         self.attention: Any = self._make_attention()
         self.readout = FlatDense(D, activation="tanh", dtype=policy, name="readout")
-        self.output_layer: Any = None
-        if not config.tie_embeddings:
-            self.output_layer = FlatDense(
-                config.target_vocabulary_size, dtype=policy, name="output"
-            )
+        self.output_layer = make_output(config, config.target_vocabulary_size, policy)
         self.drop = Dropout(config.dropout, dtype=policy, name="dropout")
 
     def _make_attention(self) -> Any:
@@ -281,8 +278,7 @@ class RecurrentDecoder(keras.layers.Layer):
 
     def logits(self, hidden: Any) -> Any:
         """Return scores of each token, (rows, T, D) to (rows, T, target_vocabulary_size), float32."""
-        scores = self.tokens.logits if self.output_layer is None else self.output_layer
-        return ops.cast(scores(hidden), "float32")
+        return score_tokens(self.output_layer, self.tokens, hidden)
 
     def call(
         self,
