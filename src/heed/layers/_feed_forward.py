@@ -7,9 +7,8 @@ from typing import Any
 import keras
 
 from heed.layers._base_layers import SequenceLayer
-from heed.layers._projections import clone_initializer
 from heed.layers.dropout import Dropout
-from heed.layers.flat_dense import FlatDense
+from heed.layers.flat_dense import FlatDense, clone_initializer
 from heed.number_checks import check_integer, check_real
 
 

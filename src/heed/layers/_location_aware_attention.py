@@ -10,8 +10,8 @@ from keras import ops
 
 from heed.layers import masks
 from heed.layers._additive_attention import AdditiveAttention
-from heed.layers._projections import clone_initializer
 from heed.layers.attend import pack_outputs
+from heed.layers.flat_dense import clone_initializer
 from heed.layers.shapes import Shape, agree
 from heed.number_checks import check_integer
 

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from heed.layers import _cache, _projections, _score_functions, masks
+from heed.layers import _cache, _score_functions, masks
 from heed.layers._base_layers import AttentionLayer, bind_call
 from heed.layers._cache import Cache
 from heed.layers._head_positions import HeadPositions
@@ -25,6 +25,7 @@ from heed.layers.attend import (
     scores_mask,
 )
 from heed.layers.axes import AttentionAxes
+from heed.layers.flat_dense import clone_initializer, compute_once, projection
 from heed.layers.layer_config import (
     LayerConfig,
     describes_options,
@@ -364,15 +365,15 @@ class MultiHeadAttention(AttentionLayer):
         self, name: str, shape: Shape, *width: int, contracted: int = 1, activation: Any = None
     ) -> Any:
         """Return a projection of inputs of this shape, with its own copy of the initializers."""
-        return _projections.projection(
+        return projection(
             name,
             shape,
             contracted,
             width,
             self._use_bias or (self._qkv_bias and name in ("query", "key", "value")),
             activation=activation,
-            kernel_initializer=_projections.clone_initializer(self._kernel_initializer),
-            bias_initializer=_projections.clone_initializer(self._bias_initializer),
+            kernel_initializer=clone_initializer(self._kernel_initializer),
+            bias_initializer=clone_initializer(self._bias_initializer),
             kernel_regularizer=self._kernel_regularizer,
             bias_regularizer=self._bias_regularizer,
             activity_regularizer=self._activity_regularizer,
@@ -414,7 +415,7 @@ class MultiHeadAttention(AttentionLayer):
         start = 0 if cache_index is None else cache_index
         length = positions.text_length(query, value, rotary_positions, rotary_key_positions)
         # A shared projection is computed once for each tensor.
-        shared = _projections.compute_once(self._query_dense) if self._shared_projection else None
+        shared = compute_once(self._query_dense) if self._shared_projection else None
         project_keys = functools.partial(
             self._keys, positions=rotary_key_positions, start=start, length=length, shared=shared
         )

@@ -12,10 +12,9 @@ from keras import ops
 from heed.layers import _cache, _score_functions, masks
 from heed.layers._base_layers import AttentionLayer, bind_call
 from heed.layers._cache import Cache
-from heed.layers._projections import clone_initializer
 from heed.layers.attend import dropout_options, one_head, pack_outputs
 from heed.layers.axes import AttentionAxes
-from heed.layers.flat_dense import FlatDense
+from heed.layers.flat_dense import FlatDense, clone_initializer
 from heed.layers.shapes import (
     Shape,
     agree,

@@ -12,9 +12,9 @@ from heed.layers import _score_functions
 from heed.layers._base_layers import AttentionLayer, SequenceLayer
 from heed.layers._feed_forward import FeedForward
 from heed.layers._multi_head_attention import MultiHeadAttention
-from heed.layers._projections import clone_initializer
 from heed.layers.attend import ScoresRequest, pack_outputs
 from heed.layers.dropout import Dropout
+from heed.layers.flat_dense import clone_initializer
 from heed.layers.layer_config import (
     LayerConfig,
     describes_options,

@@ -169,17 +169,15 @@ def many_heads(
     sinks: Any = None,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """Return attention of projected tensors (B, d1, ..., dk, N, H) over the axes.
+    """Return attention of projected tensors (B, d1, ..., dk, N, H) over the axes, and the requested scores or None.
+
+    The heads are (B, d1, ..., dk, N, V), the scores (B, N, T, S), in the op's dtype.
 
     Args:
-        axes, query, key, value: the axes attended over, and the heads.
-        request: the requested scores, or None.
-        dropout: from `dropout_options`.
-        scores_drop: whether dropout is in the scores.
+        axes, query, key, value, request: the axes attended over, the heads, and the requested scores or None.
+        dropout: from `dropout_options`; `scores_drop` says whether it is in the scores.
         sinks: (N,), a score for each head that takes part in its softmax and has no value; or None.
         **options: of the op, over the flattened axes.
-
-    Returns: the heads (B, d1, ..., dk, N, V), and the scores (B, N, T, S), in the op's dtype, or None.
     """
     flat_query, flat_key, flat_value = (axes.flatten(x) for x in (query, key, value))
     share = None
@@ -218,15 +216,14 @@ def one_head(
     score_vector: Any = None,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """Return attention with one head: additive if there is a score vector (D,), else by dot products.
+    """Return attention with one head, (B, T, V), and its weights (B, T, S), in the op's dtype, or None.
+
+    It is additive if there is a score vector (D,), else by dot products.
 
     Args:
         query, key, value: (B, T, D), (B, S, D), (B, S, V).
-        with_scores: whether to return the weights.
         mask, scores_mask: over (B, T, S), for the output and for the weights.
         score_vector, **options: of the op.
-
-    Returns: (B, T, V), and the weights (B, T, S), in the op's dtype, or None.
     """
     scores = None
     if score_vector is not None:

@@ -145,12 +145,7 @@ class TransformerDecoder(Stack):
 
     @property
     def alignment_layer(self) -> int:
-        """The layer whose cross-attention aligns best: the last but one, or the only one.
-
-        Source:
-            Garg, Peitz, Nallasamy and Paulik, "Jointly learning to align and translate with Transformer models" (2019),
-            section 4.1, who take the mean of its heads.
-        """
+        """The layer whose cross-attention aligns best (Garg et al. 2019): the last but one, or the only one."""
         return max(0, len(self.blocks) - 2)
 
     def next_logits(
