@@ -15,10 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heed.decoding import _generation, engine
-from heed.models import LanguageModel, RecurrentTranslator, RecurrentTranslatorConfig
+from heed.models import LanguageModel
 from heed.models._recurrent_translator import ATTENTIONS
 from heed.models.config import POSITIONS
-from tests.models.builders import prompts, randomise, small_language_model, small_model, sources
+from tests.models.builders import (
+    prompts,
+    small_language_model,
+    small_model,
+    small_recurrent,
+    sources,
+)
 
 LENGTH, ROWS = 6, 4
 ALONE = (1, 2)  # of a language model the first begins with nothing
@@ -27,13 +33,6 @@ TIE = 5e-3  # of log probabilities: such a choice may go either way
 WAYS = {"graph": _generation._decode, "engine": engine.decode}
 slow = pytest.mark.slow
 RECURRENT = [(attention, cell) for attention in ATTENTIONS for cell in ("lstm", "gru")]
-
-
-def recurrent(seed: int, end_bias: float, **options: Any) -> Any:
-    sizes = {"width": 8, "location_filters": 3, "location_kernel_size": 3, "tie_embeddings": False}
-    model = RecurrentTranslator(RecurrentTranslatorConfig(11, 9, **sizes, **options))
-    model.build()
-    return randomise(model, seed, end_bias)
 
 
 TRANSFORMERS = {position: {"position": position, "decoder_layers": 2} for position in POSITIONS}
@@ -59,14 +58,19 @@ MODELS = {
     },
     **{
         f"RecurrentTranslator, {attention}, {cell}": (
-            recurrent,
-            {"attention": attention, "cell": cell},
+            small_recurrent,
+            {"attention": attention, "cell": cell, "tie_embeddings": False},
         )
         for attention, cell in RECURRENT
     },
     "RecurrentTranslator, of several layers": (
-        recurrent,
-        {"attention": "location", "cell": "lstm", "encoder_layers": 2, "decoder_layers": 3},
+        small_recurrent,
+        {
+            "attention": "location",
+            "tie_embeddings": False,
+            "encoder_layers": 2,
+            "decoder_layers": 3,
+        },
     ),
 }
 

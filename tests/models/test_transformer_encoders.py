@@ -12,12 +12,11 @@ from heed.models import (
     TransformerConfig,
     TransformerEncoder,
     VisionTransformer,
-    VisionTransformerConfig,
     explain_generate,
     generate,
 )
 from tests.backend import on_tensorflow, tf
-from tests.models.builders import SMALL, randomise, sources
+from tests.models.builders import SMALL, images, randomise, sources, vision_config
 
 TARGET = np.array([[1, 3, 4, 5], [1, 7, 7, 0], [1, 8, 3, 2]], "int32")
 METHODS = {
@@ -34,10 +33,7 @@ def config_of(**changes):
 
 
 def vision(**changes):
-    sizes = {"width": 8, "num_heads": 2, "feed_forward_width": 16, "layers": 1}
-    return VisionTransformer(
-        VisionTransformerConfig((4, 6), 2, channels=2, **{**sizes, **changes}), name="vision"
-    )
+    return VisionTransformer(vision_config(**changes), name="vision")
 
 
 def features_encoder(masked=True):
@@ -68,13 +64,13 @@ def features(batch=8, length=5, seed=0):
     return np.where(np.arange(length)[:, None] < LENGTHS[:batch, None, None], x, 0)
 
 
-def images(batch=8, seed=0):
-    return 3 * np.random.default_rng(seed).normal(size=(batch, 4, 6, 2)).astype("f4")
+def images_of(batch=8):
+    return 3 * images(batch)
 
 
 ENCODERS = {
-    "images": (vision, images),
-    "images without a class token": (lambda: vision(pooling="mean"), images),
+    "images": (vision, images_of),
+    "images without a class token": (lambda: vision(pooling="mean"), images_of),
     "features": (lambda: features_encoder(masked=False), features),
     "masked features": (features_encoder, features),
 }
@@ -163,7 +159,7 @@ def test_every_way_of_decoding_finds_the_same_tokens(kind, method):
 
 
 def test_a_prompt_is_gone_on_from():
-    model, source = model_of(vision()), images()
+    model, source = model_of(vision()), images_of()
     free = decode(model, source)
     prompt = np.where(free[:, :2] == 0, 0, 6)
     for in_graph in (False, True):
@@ -191,7 +187,7 @@ def test_decoding_inside_a_tf_function_with_unknown_batches(kind):
 )
 def test_saved_models_come_back(encoder, tmp_path):
     model = Transformer(config_of(), encoder=encoder())
-    source = images(3) if encoder is vision else features(3)
+    source = images_of(3) if encoder is vision else features(3)
     batch = {"source": source, "target": TARGET}
     model(batch)
     randomise(model)
@@ -250,7 +246,7 @@ def test_fit_lowers_the_loss_of_model_and_encoder(policy):
         keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0),
         jit_compile=False,
     )
-    batch = {"source": np.tile(images(3), (8, 1, 1, 1)), "target": np.tile(TARGET, (8, 1))}
+    batch = {"source": np.tile(images_of(3), (8, 1, 1, 1)), "target": np.tile(TARGET, (8, 1))}
     labels = np.pad(batch["target"][:, 1:], ((0, 0), (0, 1)))
     model.build()
     before = [np.asarray(x) for x in model.encoder.weights]
@@ -258,7 +254,7 @@ def test_fit_lowers_the_loss_of_model_and_encoder(policy):
     assert history[-1] < 0.7 * history[0]
     changed = [np.any(x != y) for x, y in zip(before, model.encoder.weights, strict=True)]
     assert all(changed)
-    assert decode(model, images()).shape == (8, 7)
+    assert decode(model, images_of()).shape == (8, 7)
 
 
 def test_variables_are_made_by_build():
@@ -293,7 +289,7 @@ def test_an_encoder_of_another_width_is_named(encoder, received):
 
 def test_bad_sources_are_what_the_encoder_says():
     with pytest.raises(ValueError, match="`images` must be floats"):
-        decode(model_of(vision()), images()[:, :3])
+        decode(model_of(vision()), images_of()[:, :3])
     with pytest.raises(ValueError, match="incompatible"):
         decode(model_of(features_encoder()), features()[..., :2])
 
@@ -312,7 +308,7 @@ def test_configs_and_encoders_that_do_not_go_together():
 
 def test_inspect_sees_encoder_and_decoder():
     model = model_of(vision(), decoder_layers=2)
-    batch = {"source": images(3), "target": TARGET}
+    batch = {"source": images_of(3), "target": TARGET}
     found = inspect.capture(model, batch)
     assert found.kinds == {
         "vision/layer_0/attention": "self",
