@@ -18,9 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import heed
-from heed.decoding import _generation, engine
+from heed.decoding import engine
 from heed.decoding.engine.describe import describe_decoder, describe_stack
-from heed.decoding.options import options_of
 from heed.layers import (
     FeedForward,
     MultiHeadAttention,
@@ -54,6 +53,7 @@ from heed.ops.observe import set_watcher
 from heed.weights import CACHES, WEIGHTS
 from tests.backend import BACKEND, WrongValue, on_tensorflow, tf
 from tests.decoding.scores import log_probabilities
+from tests.decoding.ways import by_both, in_the_graph, request
 from tests.graphs import traced
 from tests.models.builders import small_config, small_language_model, small_model, sources
 
@@ -71,8 +71,7 @@ def decode(model: Any, source: Any, max_length: int = 8, **options: Any) -> np.n
 
 
 def decode_in_graph(model: Any, source: Any, **options: Any) -> np.ndarray:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(engine, "unsupported_reasons", lambda *_: ["a test asks for the graph"])
+    with in_the_graph():
         return decode(model, source, **options)
 
 
@@ -164,36 +163,8 @@ def test_beams_are_those_of_the_graph(beam_size: int, length_penalty: float) -> 
     np.testing.assert_array_equal(tokens, decode_in_graph(model, sources(20), **options))
 
 
-def eager(model: Any, source: Any, prompt: Any = None, max_length: int = 6, **options: Any) -> Any:
-    """Return model, inputs and options for both ways of decoding, op by op: no graph is traced."""
-    defaults = {"beam_size": 3, "length_penalty": 0.6, "coverage_penalty": 0.0}
-    defaults |= {"temperature": 1.0, "top_k": 4, "top_p": 0.9, "min_p": None}
-    shared = {"max_length": max_length, "use_cache": True, "weights": "float32"}
-    shared["cache"] = "float32"
-    shared |= {"num_results": 1, "return_scores": options["method"] != "greedy"}
-    options = {**shared, **defaults, **options}
-    assert engine.unsupported_reasons(model, options) == []
-    inputs = {"source": keras.ops.convert_to_tensor(source)}
-    if prompt is not None:
-        inputs["prompt"] = _generation._prompt(prompt, inputs["source"], model.config, max_length)
-    if options["method"] == "sample":
-        shape = (len(source) * options["num_results"], max_length)
-        inputs["uniform"] = np.random.default_rng(3).random(shape, "float32")
-    names = [name for name in options_of(options["method"]) if name != "seed"]
-    return model, inputs, {name: options[name] for name in names}
-
-
 def by_engine(*arguments: Any, **options: Any) -> np.ndarray:
-    return np.asarray(engine.decode(*eager(*arguments, **options))[0])[:, 0]
-
-
-def by_both(*arguments: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens; several results of a source stand one after the other. Scores, if there are any, are alike."""
-    call = eager(*arguments, **options)
-    (mine, of_mine), (graphs, of_graphs) = engine.decode(*call), _generation._decode(*call)
-    if of_mine is not None:
-        np.testing.assert_allclose(of_mine, of_graphs, atol=1e-4, rtol=1e-5)
-    return tuple(np.asarray(x).reshape(-1, x.shape[-1]) for x in (mine, graphs))
+    return np.asarray(engine.decode(*request(*arguments, **options))[0])[:, 0]
 
 
 METHODS = ({"method": "greedy"}, {"method": "beam"}, {"method": "sample"})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import heed
-from heed.decoding import _generation, compiled, engine
+from heed.decoding import _generation, compiled
 from heed.decoding._beam import beam_search, penalty
 from heed.decoding._incremental_decoder import DecodingState, IncrementalDecoder
 from heed.decoding._sampling import draw
@@ -17,6 +17,7 @@ from heed.models.config import POSITIONS
 from heed.ops.backends import current
 from tests.backend import on_tensorflow, tf
 from tests.decoding.scores import allowed_log_probabilities, log_probabilities
+from tests.decoding.ways import in_the_graph
 from tests.graphs import allocated, traced
 from tests.models.builders import small_config, small_model, sources
 
@@ -30,10 +31,10 @@ END_BIAS = 0.7  # makes rows end at different steps
 
 
 @pytest.fixture(autouse=True)
-def in_the_graph(monkeypatch):
+def _in_the_graph():
     """test_engine.py compares the engine's output with this."""
-    reasons = ["these tests are of decoding in the graph"]
-    monkeypatch.setattr(engine, "unsupported_reasons", lambda *_: reasons)
+    with in_the_graph():
+        yield
 
 
 def decode(model, source, max_length=8, **options):
@@ -314,24 +315,9 @@ def test_decoding_stops_when_all_rows_have_ended(method, monkeypatch):
         IncrementalDecoder, "step", lambda self, *args: steps.append(1) or real(self, *args)
     )
     model = small_model(end_bias=1000.0)
-    source = keras.ops.convert_to_tensor(sources())
-    options = {
-        "beam_size": 1,
-        "length_penalty": 0.6,
-        "coverage_penalty": 0.0,
-        "temperature": 1.0,
-        "top_k": None,
-        "top_p": None,
-        "use_cache": True,
-        "max_length": 20,
-        "num_results": 1,
-        "return_scores": False,
-        **METHODS[method],
-    }
-    options.pop("seed", None)  # of the draws below
-    inputs = {"source": source, "uniform": keras.ops.zeros((5, 20))}
+    made = _generation.make_request(model, sources(), None, {"max_length": 20, **METHODS[method]})
     # Runs step by step, not as a graph.
-    tokens = _generation._decode(model, inputs, options)[0][:, 0]
+    tokens = _generation._decode(model, made.inputs, made.options)[0][:, 0]
     np.testing.assert_array_equal(tokens[:, 0], 2)
     assert len(steps) == 1
 

@@ -105,22 +105,10 @@ def alone(inputs: dict[str, Any], row: int) -> dict[str, Any]:
 
 def decode(way: str, model: Any, inputs: dict[str, Any], **options: Any) -> tuple[Any, Any]:
     """Return tokens (B, N, L) and scores (B, N), op by op."""
-    given_options = {
-        "max_length": LENGTH,
-        "use_cache": True,
-        "coverage_penalty": 0.0,
-        "weights": "float32",
-        "cache": "float32",
-        "num_results": 1,
-        "return_scores": True,
-        **options,
-    }
-    inputs = {name: keras.ops.convert_to_tensor(x) for name, x in inputs.items()}
-    if "prompt" in inputs:
-        inputs["prompt"] = _generation._prompt(
-            inputs["prompt"], inputs.get("source"), model.config, LENGTH
-        )
-    tokens, scores = WAYS[way](model, inputs, given_options)
+    given_options = {"max_length": LENGTH, "return_scores": True, **options}
+    source, prompt = inputs.get("source"), inputs.get("prompt")
+    made = _generation.make_request(model, source, prompt, given_options)
+    tokens, scores = WAYS[way](model, made.inputs, made.options)
     return np.asarray(tokens), None if scores is None else np.asarray(scores)
 
 

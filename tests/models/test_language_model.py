@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heed.decoding import _generation, engine
-from heed.decoding.options import options_of
+from heed.decoding import _generation
 from heed.models import (
     Decodable,
     LanguageModel,
@@ -23,13 +22,11 @@ from heed.models import (
 from heed.models.config import POSITIONS
 from heed.ops.backends import current
 from tests.backend import on_tensorflow, tf
+from tests.decoding.ways import by_both, by_the_engine, in_the_graph, request
 from tests.models.builders import prompts, small_language_model
 
 TOKENS = np.array([[1, 3, 4, 5, 6], [1, 7, 7, 8, 3], [1, 8, 3, 4, 2]], "int32")
 slow = pytest.mark.slow
-by_the_engine = pytest.mark.skipif(
-    bool(engine.machine_reasons()), reason="the engine does not run here"
-)
 
 
 @keras.saving.register_keras_serializable(package="test_language_model")
@@ -142,28 +139,6 @@ def write(model: Any, prompt: Any, max_length: int = 8, **options: Any) -> np.nd
     return np.asarray(generate(model, prompt=prompt, max_length=max_length, **options))
 
 
-def by_both(model: Any, prompt: Any, length: int = 8, **options: Any) -> tuple[Any, Any]:
-    """Return the tokens of the engine and of the graph, op by op: no graph is traced."""
-    shared = {"max_length": length, "use_cache": True, "weights": "float32"}
-    shared["cache"] = "float32"
-    shared |= {"num_results": 1, "return_scores": options["method"] != "greedy"}
-    defaults = {"beam_size": 3, "length_penalty": 0.6, "coverage_penalty": 0.0}
-    defaults |= {"temperature": 1.5, "top_k": 4, "top_p": 0.9, "min_p": None}
-    assert engine.unsupported_reasons(model, {**shared, **defaults, **options}) == []
-    inputs = {"prompt": _generation._prompt(prompt, None, model.config, length)}
-    if options["method"] == "sample":
-        inputs["uniform"] = np.random.default_rng(3).random((len(prompt), length), "float32")
-    names = [name for name in options_of(options["method"]) if name != "seed"]
-    options = {name: {**shared, **defaults, **options}[name] for name in names}
-    (mine, of_mine), (graphs, of_graphs) = (
-        engine.decode(model, inputs, options),
-        _generation._decode(model, inputs, options),
-    )
-    if of_mine is not None:
-        np.testing.assert_allclose(of_mine, of_graphs, atol=1e-4)
-    return np.asarray(mine)[:, 0], np.asarray(graphs)[:, 0]
-
-
 @pytest.mark.slow
 @by_the_engine
 @pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=slow) for n in (1, 2))])
@@ -176,7 +151,7 @@ def test_the_engine_writes_what_the_graph_does(first: int) -> None:
         config = model.config
         prompt = prompts(4, 5, number, min(9, config.vocabulary_size))
         given = np.where(prompt == 0, config.pad_id, prompt)
-        mine, graphs = by_both(model, given, method=method)
+        mine, graphs = by_both(model, None, given, 8, method=method)
         np.testing.assert_array_equal(mine, graphs, err_msg=str(changes))
         kept = np.cumprod(given != config.pad_id, 1).astype(bool)
         kept &= np.cumsum(given == config.end_id, 1) - (given == config.end_id) == 0
@@ -194,14 +169,10 @@ def test_the_engine_reads_long_prompts_at_once() -> None:
     prompt[1, :70] = 9  # the graph reads at once what all rows have
     prompt[2:, 66:] = prompt[0, 66:]
     prompt[2:, :66] = 7
-    mine, graphs = by_both(model, prompt, 83, method="beam")
+    mine, graphs = by_both(model, None, prompt, 83, method="beam")
     np.testing.assert_array_equal(mine, graphs)
     alone = write(model, prompt[2:3], 83, method="beam", weights="float32")
     np.testing.assert_array_equal(alone[0], mine[2])
-
-
-def in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "unsupported_reasons", lambda *_: ["a test asks for the graph"])
 
 
 @pytest.mark.parametrize(
@@ -217,8 +188,8 @@ def in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param({"position": "learned", "layers": 2}, "sample", marks=slow),
     ],
 )
-def test_the_cache_changes_nothing(changes: Any, method: str, monkeypatch: Any) -> None:
-    in_the_graph(monkeypatch)
+@in_the_graph()
+def test_the_cache_changes_nothing(changes: Any, method: str) -> None:
     model = small_language_model(seed=4, end_bias=0.7, **changes)
     for prompt in (prompts(length=3), np.minimum(prompts()[[0, 0, 0]] + [[0], [1], [2]], 8)):
         cached = write(model, prompt, **METHODS[method])
@@ -230,7 +201,6 @@ def test_the_cache_changes_nothing(changes: Any, method: str, monkeypatch: Any) 
 @pytest.mark.parametrize("method", ["greedy", "beam"])
 def test_prompts_that_are_read_at_once(method: str, monkeypatch: Any) -> None:
     """In one step, whatever they share; the tokens are those of prompts that are read token by token."""
-    in_the_graph(monkeypatch)
     model = small_language_model(seed=4, end_bias=0.7)
     steps: list[int] = []
     real = LanguageModel.decode_step
@@ -240,24 +210,20 @@ def test_prompts_that_are_read_at_once(method: str, monkeypatch: Any) -> None:
         return real(self, tokens, *arguments)
 
     monkeypatch.setattr(LanguageModel, "decode_step", counted)
-    options: dict[str, Any] = {"max_length": 8, "use_cache": True, "method": method}
-    options |= {"num_results": 1, "return_scores": False}
-    if method == "beam":
-        options.update(beam_size=3, length_penalty=0.6, coverage_penalty=0.0)
     for prompt, shared in (
         ([[3, 4, 5, 6, 7], [5, 6, 7, 0, 0], [8, 8, 8, 8, 0]], 3),
         ([[3, 4, 2, 6, 7], [5, 6, 7, 2, 0]], 2),  # with the end
     ):
-        given = _generation._prompt(prompt, None, model.config, 8)
+        call = request(model, None, prompt, 8, return_scores=False, **METHODS[method])
         steps.clear()
-        at_once = np.asarray(_generation._decode(model, {"prompt": given}, options)[0])[:, 0]
+        at_once = np.asarray(_generation._decode(*call)[0])[:, 0]
         assert steps[0] == shared
         assert set(steps[1:]) == {1}
         assert len(steps) <= 1 + 8 - shared
         steps.clear()
         with monkeypatch.context() as patched:
             patched.setattr(current(), "has_dynamic_shapes", lambda: False)
-            one_by_one = _generation._decode(model, {"prompt": given}, options)[0][:, 0]
+            one_by_one = _generation._decode(*call)[0][:, 0]
         assert set(steps) == {1}
         np.testing.assert_array_equal(at_once, one_by_one)
     np.testing.assert_array_equal(at_once[:, :4], [[3, 4, 2, 0], [5, 6, 7, 2]])
@@ -272,8 +238,7 @@ def test_inside_a_tf_function() -> None:
     expected = write(model, prompts())
     compiled = tf.function(lambda x: generate(model, prompt=x, max_length=8), jit_compile=True)
     np.testing.assert_array_equal(compiled(tf.constant(prompts())), expected)
-    with pytest.MonkeyPatch.context() as patched:
-        in_the_graph(patched)
+    with in_the_graph():
         spec = [tf.TensorSpec((None, None), tf.int32)]
         traced = tf.function(lambda x: generate(model, prompt=x, max_length=8), spec)
         np.testing.assert_array_equal(traced(prompts()), expected)

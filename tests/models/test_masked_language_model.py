@@ -15,6 +15,7 @@ from heed.models import (
 from heed.models.config import POSITIONS
 from tests.backend import on_tensorflow, tf
 from tests.models.builders import MASKED, QUESTIONS, masked_config, small_masked
+from tests.slow import slow
 
 V, T = 13, 7
 TEXT = np.array([[0, 0, 0, 1, 1, 1, 0], [0, 0, 0, 0, 1, 0, 0], [0, 0, 0, 1, 0, 0, 0]], bool)
@@ -33,7 +34,6 @@ VARIANTS = [
     {"norm_first": False, "tie_embeddings": False},
     {"num_key_value_heads": 1, "normalization": "rms", "gated": True, "qk_norm": True},
 ]
-each_model = pytest.mark.parametrize("name", SHAPES)
 # The variants are the encoder's, which all have: one model stands for them.
 each_variant = pytest.mark.parametrize(
     ("name", "variant"),
@@ -70,7 +70,7 @@ def test_shapes_scores_and_padding(name, variant):
     np.testing.assert_allclose(result[real], np.asarray(output)[real], atol=2e-5)
 
 
-@each_model
+@pytest.mark.parametrize("name", ["masked", "span", *slow(["sequence", "token"])])
 def test_segments_matter_and_none_are_zeros(name):
     model = small_masked(name)
     output = np.asarray(model(QUESTIONS))

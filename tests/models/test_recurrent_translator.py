@@ -36,7 +36,7 @@ every_attention = pytest.mark.parametrize(
     [
         *(pytest.param(attention, {}, marks=slow) for attention in LOOKING),
         ("additive", {"cell": "gru", "encoder_layers": 2, "decoder_layers": 3}),
-        ("location", {"tie_embeddings": False, "attention_units": 5}),
+        pytest.param("location", {"tie_embeddings": False, "attention_units": 5}, marks=slow),
         ("general", {"pad_id": 5, "start_id": 0, "dropout": 0.4}),
     ],
 )

@@ -32,12 +32,7 @@ def describe(variant):
 
 @pytest.mark.parametrize(
     "variant",
-    [
-        x
-        if x in (VARIANTS[0], VARIANTS[-1], {"norm_first": False})
-        else pytest.param(x, marks=pytest.mark.slow)
-        for x in VARIANTS
-    ],
+    [VARIANTS[0], {"norm_first": False}, *slow(x for x in VARIANTS[1:] if "norm_first" not in x)],
     ids=describe,
 )
 def test_shapes_dtypes_and_scores(variant):
@@ -107,10 +102,7 @@ def test_the_target_is_causal(position):
 
 @pytest.mark.parametrize(
     "position",
-    [
-        x if x in ("rotary", "relative") else pytest.param(x, marks=pytest.mark.slow)
-        for x in POSITIONS
-    ],
+    ["rotary", *slow(x for x in POSITIONS if x != "rotary")],
 )
 @pytest.mark.parametrize("side", ["target", pytest.param("source", marks=pytest.mark.slow)])
 def test_the_order_of_tokens_matters(position, side):
@@ -190,10 +182,7 @@ def test_encode_and_decode_are_the_call():
     ("position", "chunks"),
     [
         ("relative", (2, 3)),
-        ("rotary", (1, 1, 1, 1, 1)),
-        *slow((x, (2, 3)) for x in POSITIONS if x != "relative"),
-        *(pytest.param(x, (4, 1), marks=pytest.mark.slow) for x in POSITIONS),
-        *(pytest.param(x, (1, 1, 1, 1, 1), marks=pytest.mark.slow) for x in POSITIONS),
+        *slow((x, y) for x in POSITIONS for y in ((2, 3), (4, 1), (1,) * 5)),
     ],
 )
 def test_decoding_with_a_cache_is_the_call(position, chunks):

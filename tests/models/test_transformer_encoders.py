@@ -1,5 +1,7 @@
 """A Transformer whose encoder reads something else than tokens: images, features, whatever a layer takes."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from heed.models import (
     generate,
 )
 from tests.backend import on_tensorflow, tf
+from tests.decoding import ways
 from tests.models.builders import SMALL, images, randomise, sources, vision_config
 
 TARGET = np.array([[1, 3, 4, 5], [1, 7, 7, 0], [1, 8, 3, 2]], "int32")
@@ -84,10 +87,7 @@ def model_of(encoder, seed=4, dtype=None, **changes):
 
 
 def decode(model, source, in_graph=False, **options):
-    with pytest.MonkeyPatch.context() as patched:
-        if in_graph:
-            reasons = ["a test asks for the graph"]
-            patched.setattr(engine, "unsupported_reasons", lambda *_: reasons)
+    with ways.in_the_graph() if in_graph else contextlib.nullcontext():
         return np.asarray(generate(model, source, max_length=7, **options))
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 import heed
 from tests.backend import on_tensorflow, tf
 from tests.models.builders import images, small_vision, vision_config
+from tests.slow import slow
 
 VARIANTS = [
     {},
@@ -17,7 +18,9 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize(
+    "variant", [*slow(VARIANTS[:2]), *VARIANTS[2:4], *slow(VARIANTS[4:])], ids=str
+)
 def test_shapes_dtypes_and_scores(variant):
     model = small_vision(layers=2, **variant)
     length = model.config.length
