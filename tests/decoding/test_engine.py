@@ -56,6 +56,7 @@ from tests.decoding.scores import log_probabilities
 from tests.decoding.ways import by_both, in_the_graph, request
 from tests.graphs import traced
 from tests.models.builders import small_config, small_language_model, small_model, sources
+from tests.slow import slow as slow_cases
 
 pytestmark = pytest.mark.skipif(
     bool(engine.machine_reasons()), reason="the engine does not run here"
@@ -129,38 +130,6 @@ def test_nothing_is_traced_but_the_reading_of_weights(options: Any) -> None:
     assert not found.ops
     assert third.shape == (2, 8)
     np.testing.assert_array_equal(first, second)
-
-
-CUTS: tuple[dict[str, float], ...] = ({}, {"top_p": 0.7}, {"top_p": 1.0})
-
-
-@pytest.mark.parametrize(
-    "cut",
-    [
-        {"top_k": 1},
-        {"top_k": 4, "top_p": 0.6},
-        {"min_p": 0.3},
-        *(pytest.param(x, marks=slow) for x in CUTS),
-    ],
-    ids=str,
-)
-def test_draws_are_those_of_the_graph(cut: Any) -> None:
-    model = small_model(seed=3)
-    options = {"method": "sample", "seed": 9, **cut}
-    tokens = decode(model, sources(20), **options)
-    np.testing.assert_array_equal(tokens, decode_in_graph(model, sources(20), **options))
-
-
-@pytest.mark.parametrize(
-    ("beam_size", "length_penalty"),
-    [(4, 2.0), *(pytest.param(*x, marks=slow) for x in ((1, 0.6), (2, 0.0), (9, 0.6)))],
-    ids=str,
-)
-def test_beams_are_those_of_the_graph(beam_size: int, length_penalty: float) -> None:
-    model = small_model(seed=4, end_bias=0.7, position="relative")
-    options = {"method": "beam", "beam_size": beam_size, "length_penalty": length_penalty}
-    tokens = decode(model, sources(20), **options)
-    np.testing.assert_array_equal(tokens, decode_in_graph(model, sources(20), **options))
 
 
 def by_engine(*arguments: Any, **options: Any) -> np.ndarray:
@@ -364,6 +333,33 @@ def test_tokens_are_those_of_the_graph_whatever_is_combined(
         np.testing.assert_allclose(*scores, atol=1e-4, rtol=1e-5)
     else:
         np.testing.assert_array_equal(mine, graphs)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_k": 1, "return_scores": False},
+        {"top_k": 4, "top_p": 0.6},
+        {"min_p": 0.3, "top_k": None, "top_p": None},
+        {"beam_size": 4, "length_penalty": 2.0},
+        *slow_cases(
+            [
+                {"top_k": None, "top_p": None},
+                {"top_p": 0.7},
+                {"top_p": 1.0},
+                {"beam_size": 1},
+                {"beam_size": 2, "length_penalty": 0.0},
+                {"beam_size": 9},
+            ]
+        ),
+    ],
+    ids=str,
+)
+def test_choices_are_those_of_the_graph(options: Any) -> None:
+    method = "beam" if "beam_size" in options else "sample"
+    model = small_model(seed=4, end_bias=0.7, position="relative")
+    mine, graphs = by_both(model, sources(20), max_length=8, method=method, **options)
+    np.testing.assert_array_equal(mine, graphs)
 
 
 def test_each_layer_has_settings_of_its_own() -> None:

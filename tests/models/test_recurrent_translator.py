@@ -8,6 +8,7 @@ from heed.models import explain_generate, generate
 from heed.models._recurrent_translator import ATTENTIONS
 from tests.backend import BACKEND
 from tests.models.builders import TARGET, randomise, small_recurrent, sources
+from tests.slow import slow
 
 LOOKING = [name for name in ATTENTIONS if name != "none"]
 METHODS = {
@@ -15,7 +16,6 @@ METHODS = {
     "beam": {"method": "beam", "beam_size": 3},
     "sample": {"method": "sample", "seed": 5},
 }
-slow = pytest.mark.slow  # a graph is traced in each case: the default run has the telling ones
 
 
 def inputs():
@@ -23,20 +23,16 @@ def inputs():
 
 
 every_attention = pytest.mark.parametrize(
-    "attention",
-    [
-        name if name in ("location", "none") else pytest.param(name, marks=pytest.mark.slow)
-        for name in ATTENTIONS
-    ],
+    "attention", ["location", "none", *slow(x for x in LOOKING if x != "location")]
 )
 
 
 @pytest.mark.parametrize(
     ("attention", "changes"),
     [
-        *(pytest.param(attention, {}, marks=slow) for attention in LOOKING),
+        *slow((attention, {}) for attention in LOOKING),
         ("additive", {"cell": "gru", "encoder_layers": 2, "decoder_layers": 3}),
-        pytest.param("location", {"tie_embeddings": False, "attention_units": 5}, marks=slow),
+        *slow([("location", {"tie_embeddings": False, "attention_units": 5})]),
         ("general", {"pad_id": 5, "start_id": 0, "dropout": 0.4}),
     ],
 )
@@ -55,10 +51,7 @@ def test_shapes_and_the_alignment(attention, changes):
     assert not np.any(np.asarray(alignment)[padding])
 
 
-@pytest.mark.parametrize(
-    "attention",
-    [x if x in ("additive", "general") else pytest.param(x, marks=slow) for x in LOOKING],
-)
+@pytest.mark.parametrize("attention", ["additive", "general", *slow(["dot", "scaled", "location"])])
 def test_inspect_sees_one_alignment_of_the_whole_target(attention):
     model = small_recurrent(attention, decoder_layers=2)
     batch = inputs()
@@ -153,7 +146,7 @@ def test_the_target_is_causal_and_the_source_is_read(attention):
     [
         ("location", "beam"),
         ("general", "greedy"),
-        *(pytest.param(attention, m, marks=slow) for attention in ATTENTIONS for m in METHODS),
+        *slow((attention, m) for attention in ATTENTIONS for m in METHODS),
     ],
 )
 def test_the_cache_changes_nothing(attention, method):

@@ -181,7 +181,7 @@ def test_encode_and_decode_are_the_call():
 @pytest.mark.parametrize(
     ("position", "chunks"),
     [
-        ("relative", (2, 3)),
+        ("rotary", (2, 3)),
         *slow((x, y) for x in POSITIONS for y in ((2, 3), (4, 1), (1,) * 5)),
     ],
 )

@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 
-import heed
 from heed import inspect
 from heed.decoding import engine
 from heed.models import (
@@ -20,6 +19,7 @@ from heed.models import (
 from tests.backend import on_tensorflow, tf
 from tests.decoding import ways
 from tests.models.builders import SMALL, images, randomise, sources, vision_config
+from tests.slow import slow
 
 TARGET = np.array([[1, 3, 4, 5], [1, 7, 7, 0], [1, 8, 3, 2]], "int32")
 METHODS = {
@@ -94,8 +94,9 @@ def decode(model, source, in_graph=False, **options):
 @pytest.mark.parametrize(
     "kind",
     [
-        x if x in ("images", "masked features") else pytest.param(x, marks=pytest.mark.slow)
-        for x in ENCODERS
+        "images",
+        "masked features",
+        *slow(x for x in ENCODERS if x not in ("images", "masked features")),
     ],
 )
 def test_the_call_is_the_decoder_over_what_is_encoded(kind):
@@ -116,9 +117,7 @@ def test_the_call_is_the_decoder_over_what_is_encoded(kind):
     assert [tuple(x.shape) for x in scores["encoder"]] == expected
 
 
-@pytest.mark.parametrize(
-    "encoder", [features_encoder, pytest.param(Padded, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("encoder", [features_encoder, *slow([Padded])])
 def test_what_the_encoder_masks_changes_nothing(encoder):
     model = Transformer(config_of(), encoder=encoder())
     batch = {"source": features(3), "target": TARGET}
@@ -139,9 +138,8 @@ def test_what_the_encoder_masks_changes_nothing(encoder):
 @pytest.mark.parametrize(
     ("kind", "method"),
     [
-        ("images", "greedy"),
         ("masked features", "beam"),
-        *(pytest.param(k, m, marks=pytest.mark.slow) for k in ENCODERS for m in METHODS),
+        *slow((kind, method) for kind in ENCODERS for method in METHODS),
     ],
 )
 def test_every_way_of_decoding_finds_the_same_tokens(kind, method):
@@ -169,9 +167,7 @@ def test_a_prompt_is_gone_on_from():
 
 
 @on_tensorflow
-@pytest.mark.parametrize(
-    "kind", [pytest.param("images", marks=pytest.mark.slow), "masked features"]
-)
+@pytest.mark.parametrize("kind", ["masked features", *slow(["images"])])
 @pytest.mark.usefixtures("compiled")
 def test_decoding_inside_a_tf_function_with_unknown_batches(kind):
     encoder, source = ENCODERS[kind]
@@ -182,9 +178,7 @@ def test_decoding_inside_a_tf_function_with_unknown_batches(kind):
     assert tuple(generate(model, source[:0], max_length=7).shape) == (0, 7)
 
 
-@pytest.mark.parametrize(
-    "encoder", [vision, Padded, pytest.param(features_encoder, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("encoder", [vision, Padded, *slow([features_encoder])])
 def test_saved_models_come_back(encoder, tmp_path):
     model = Transformer(config_of(), encoder=encoder())
     source = images_of(3) if encoder is vision else features(3)
@@ -221,22 +215,8 @@ def test_an_encoder_of_tokens_may_be_given_too():
     np.testing.assert_allclose(model(batch), model(wider), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [x if x == "masked features" else pytest.param(x, marks=pytest.mark.slow) for x in ENCODERS],
-)
-def test_both_implementations_agree(kind):
-    encoder, source = ENCODERS[kind]
-    model, batch = model_of(encoder()), {"source": source(3), "target": TARGET}
-    with heed.set_implementation("portable"):
-        portable = np.asarray(model(batch))
-    np.testing.assert_allclose(model(batch), portable, atol=2e-5)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "policy", [pytest.param("float32", marks=pytest.mark.slow), "mixed_float16"]
-)
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 @pytest.mark.usefixtures("compiled")
 def test_fit_lowers_the_loss_of_model_and_encoder(policy):
     keras.utils.set_random_seed(0)
