@@ -967,10 +967,6 @@ def attending(model: Any, **options: Any) -> Any:
     [
         (2, {"key_dim": [2, 6]}, "has heads of own widths"),
         (1, {"key_dim": 4, "output_projection": False}, "has no output projection"),
-        pytest.param(1, {"key_dim": [2, 6]}, "has heads of own widths", marks=slow),
-        pytest.param(
-            2, {"key_dim": 4, "output_projection": False}, "has no output projection", marks=slow
-        ),
     ],
 )
 def test_heads_that_the_graph_alone_decodes(layers: int, options: Any, reason: str) -> None:

@@ -383,19 +383,3 @@ def test_a_cache_needs_a_built_layer():
 def test_a_decoder_layer_needs_something_to_read():
     with pytest.raises(ValueError, match="`encoded` must be given"):
         decoder()(X)
-
-
-@pytest.mark.parametrize("make", [TransformerEncoderLayer, TransformerDecoderLayer])
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"num_heads": 0}, "num_heads"),
-        ({"feed_forward_width": 2.5}, "feed_forward_width"),
-        ({"dropout": 1.0}, "dropout"),
-        ({"attention_dropout": -0.5}, "attention_dropout"),
-        ({"normalization": "batch"}, "normalization"),
-    ],
-)
-def test_bad_arguments_are_named(make, options, name):
-    with pytest.raises(ValueError, match=rf"`{name}` must be .* Received: {name}="):
-        make(**{"num_heads": 2, "feed_forward_width": 8, **options})

@@ -2,17 +2,21 @@ import dataclasses
 
 import pytest
 
-from heed.models import RecurrentTranslatorConfig
+from heed.models import LanguageModelConfig, RecurrentTranslatorConfig
 from tests.models.builders import masked_config, small_config, vision_config
 
 VOCABULARIES = {"source_vocabulary_size": 11, "target_vocabulary_size": 9}
+
+
+def language_config(**changes):
+    return LanguageModelConfig(**{"vocabulary_size": 9, "width": 8, "num_heads": 2, **changes})
 
 
 def recurrent_config(**changes):
     return RecurrentTranslatorConfig(**{**VOCABULARIES, **changes})
 
 
-# Each config, and values that its other fields, or its range, exclude.
+# Each config, and values that its other fields, or its range, exclude; with what else has to be given for that.
 BAD = {
     small_config: [
         ("width", True),
@@ -32,6 +36,15 @@ BAD = {
         ("soft_cap", float("inf")),
         ("sliding_window", 0),
         ("sliding_window_pattern", 2),  # without a window
+    ],
+    language_config: [
+        ("end_id", 9),
+        ("rotary_dim", 3),  # is odd
+        ("rotary_dim", 6),  # more than a head has
+        ("rotary_local_base", 9.0),  # without a window
+        ("rotary_base", 9.0, {"position": "alibi"}),
+        ("rotary_pattern", 2, {"position": "learned"}),
+        ("parallel", True, {"norm_first": False}),
     ],
     masked_config: [
         ("vocabulary_size", 4),  # nothing but special tokens
@@ -65,9 +78,9 @@ BAD = {
 @pytest.mark.parametrize("make", BAD)
 def test_a_bad_value_is_named_with_what_was_received(make):
     fields = [field.name for field in dataclasses.fields(make())]
-    for field, value in [*BAD[make], *((field, Ellipsis) for field in fields)]:
+    for field, value, *others in [*BAD[make], *((field, Ellipsis) for field in fields)]:
         with pytest.raises(ValueError, match="must") as error:
-            make(**{field: value})
+            make(**{field: value}, **(others[0] if others else {}))
         assert f"{field}={value!r}" in str(error.value).split("Received: ")[1]
 
 

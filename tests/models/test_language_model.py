@@ -246,16 +246,6 @@ def test_inside_a_tf_function() -> None:
         assert traced(np.zeros((0, 3), "int32")).shape == (0, 8)
 
 
-def test_mixed_precision_goes_on_in_the_graph() -> None:
-    model = small_language_model(seed=4, dtype="mixed_bfloat16")
-    explained = explain_generate(model)
-    assert explained.implementation == "graph"
-    assert "mixed_bfloat16" in str(explained)
-    tokens = write(model, prompts())
-    assert tokens.shape == (5, 8)
-    assert ((tokens >= 0) & (tokens < 9)).all()
-
-
 @by_the_engine
 @pytest.mark.parametrize("name", ["make_state", "decode_step", "encode_source"])
 def test_a_subclass_that_decodes_otherwise_goes_on_in_the_graph(name: str) -> None:
@@ -285,59 +275,12 @@ def test_what_cannot_be_written_is_named(arguments: Any, text: str) -> None:
         generate(small_language_model(), max_length=8, **arguments)
 
 
-def test_learned_positions_bound_the_length() -> None:
-    model = small_language_model(position="learned")
-    assert write(model, prompts(), 24).shape == (5, 24)
-    with pytest.raises(ValueError, match=r"max_length=25, config\.max_length=24"):
-        write(model, prompts(), 25)
-
-
 def test_empty_batches_and_prompts_of_no_tokens() -> None:
     model = small_language_model(seed=4)
     assert write(model, np.zeros((0, 3), "int32")).shape == (0, 8)
     empty = write(model, np.zeros((2, 0), "int32"))
     np.testing.assert_array_equal(empty, write(model, np.zeros((2, 3), "int32")))
     np.testing.assert_array_equal(empty[0], empty[1])
-
-
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"vocabulary_size": 0}, "`vocabulary_size` must .*Received: vocabulary_size=0"),
-        ({"layers": 0}, "`layers` must .*Received: layers=0"),
-        ({"position": "none"}, "`position` must be one of .*Received: position='none'"),
-        ({"num_heads": 3}, "`num_heads` must divide `width` .*num_heads=3, width=8"),
-        ({"num_key_value_heads": 3}, "`num_key_value_heads` must divide .*=3, num_heads=2"),
-        ({"width": 6}, "`width` must be an even multiple .*width=6, num_heads=2, key_dim=None"),
-        ({"end_id": 9}, "`end_id` must be below `vocabulary_size`.*end_id=9, vocabulary_size=9"),
-        ({"end_id": 1}, "`pad_id` must differ from .*pad_id=0, start_id=1, end_id=1"),
-        ({"sliding_window": 0}, "`sliding_window` must .*Received: sliding_window=0"),
-        ({"dropout": 1.0}, "`dropout` must .*Received: dropout=1.0"),
-        ({"sinks": 1}, "`sinks` must be True or False.*sinks=1"),
-        ({"rotary_dim": 3}, "`rotary_dim` must be an even integer .*rotary_dim=3"),
-        ({"rotary_dim": 6}, "`rotary_dim` must be at most the width .*rotary_dim=6"),
-        ({"rotary_base": 0}, "`rotary_base` must be a .*rotary_base=0"),
-        ({"rotary_local_base": 9.0}, "`rotary_local_base` must be None .*sliding_window=None"),
-        (
-            {"rotary_base": 9.0, "position": "alibi"},
-            "`rotary_base` must have its default .*rotary_base=9.0",
-        ),
-        (
-            {"rotary_pattern": 2, "position": "learned"},
-            "`rotary_pattern` must have its default .*rotary_pattern=2",
-        ),
-        ({"score_scale": 0.0}, "`score_scale` must be a .*score_scale=0.0"),
-        (
-            {"parallel": True, "norm_first": False},
-            "`parallel` must be False .*parallel=True, norm_first=False",
-        ),
-        ({"normalization": "batch"}, "`normalization` must be one of .*'batch'"),
-        ({"activation": "no"}, "`activation` must be the name .*activation='no'"),
-    ],
-)
-def test_bad_configs_name_field_and_value(changes: Any, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        LanguageModelConfig(**{"vocabulary_size": 9, "width": 8, "num_heads": 2, **changes})
 
 
 def test_it_is_decodable() -> None:

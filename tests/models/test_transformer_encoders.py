@@ -23,7 +23,7 @@ from tests.slow import slow
 
 TARGET = np.array([[1, 3, 4, 5], [1, 7, 7, 0], [1, 8, 3, 2]], "int32")
 METHODS = {
-    "greedy": {"method": "greedy"},
+    "greedy": {},
     "beam": {"method": "beam", "beam_size": 3},
     "sample": {"method": "sample", "seed": 5, "top_k": 5},
 }
