@@ -12,9 +12,12 @@ from heed.layers import (
     DotProductAttention,
     FeedForward,
     LearnedPositions,
+    LocationAwareAttention,
     LuongAttention,
     MultiHeadAttention,
+    RelativePositionBias,
     SinusoidalPositions,
+    TokenEmbedding,
     TransformerEncoderLayer,
 )
 from heed.ops import Mask
@@ -60,20 +63,27 @@ def test_an_unknown_option(make):
         make(heads_of_state=3)
 
 
-def test_constructors_of_the_others():
-    for bad in INTEGERS:
-        with pytest.raises(ValueError, match="`units` must be an integer >= 1"):
-            AdditiveAttention(bad)
-    for bad in ("big", float("-inf"), True):
-        with pytest.raises(ValueError, match="`scale` must be a finite number"):
-            DotProductAttention(scale=bad)
-    for cls, arguments in (
-        (AdditiveAttention, (3,)),
-        (LuongAttention, ()),
-        (DotProductAttention, ()),
-    ):
-        with pytest.raises(ValueError, match="`dropout` must be a finite number"):
-            cls(*arguments, dropout=2)
+@pytest.mark.parametrize(
+    ("cls", "options", "bad"),
+    [
+        (AdditiveAttention, {"units": 3}, {"units": INTEGERS, "dropout": [2]}),
+        (LuongAttention, {}, {"dropout": [2]}),
+        (DotProductAttention, {}, {"dropout": [2], "scale": ["big", float("-inf"), True]}),
+        (LocationAwareAttention, {"units": 4}, {"filters": [0], "kernel_size": [0]}),
+        (FeedForward, {"hidden_width": 4}, {"hidden_width": [0], "dropout": [1.0]}),
+        (TokenEmbedding, {"vocabulary_size": 3, "width": 2}, {"width": INTEGERS}),
+        (TokenEmbedding, {"vocabulary_size": 3, "width": 2}, {"vocabulary_size": INTEGERS}),
+        (SinusoidalPositions, {}, {"max_wavelength": [0]}),
+        (LearnedPositions, {"max_length": 9}, {"max_length": [0]}),
+        (RelativePositionBias, {"num_heads": 2}, {"num_heads": [0], "num_buckets": [1.5]}),
+        (RelativePositionBias, {"num_heads": 2}, {"max_distance": [-3]}),
+    ],
+)
+def test_constructors_of_the_others(cls, options, bad):
+    for name, values in bad.items():
+        for value in values:
+            with pytest.raises(ValueError, match=rf"`{name}` must be .*Received: {name}="):
+                cls(**{**options, name: value})
 
 
 MULTI = [

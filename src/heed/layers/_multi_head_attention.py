@@ -224,7 +224,10 @@ class MultiHeadAttention(AttentionLayer):
         self._qkv_bias = config.qkv_bias
         self._shared_projection = bool(shared_projection)
         self._output_projection = bool(output_projection)
-        self._gate_dense = self._query_norm = self._key_norm = None  # unless `build` makes them
+        # None unless `build` makes them.
+        self._gate_dense: Any = None
+        self._query_norm: Any = None
+        self._key_norm: Any = None
         self._widths: dict[str, int] = {}
         self._check_options()
 
