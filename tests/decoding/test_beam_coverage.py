@@ -5,8 +5,6 @@ import pytest
 
 from heed.models import (
     Ensemble,
-    RecurrentTranslator,
-    RecurrentTranslatorConfig,
     Transformer,
     explain_generate,
     generate,
@@ -14,10 +12,10 @@ from heed.models import (
 from tests.graphs import traced
 from tests.models.builders import (
     prompts,
-    randomise,
     small_config,
     small_language_model,
     small_model,
+    small_recurrent,
     sources,
 )
 
@@ -30,9 +28,8 @@ def transformer(seed=4):
     return small_model(seed=seed, end_bias=1.5, decoder_layers=3, position="rotary")
 
 
-def recurrent(attention, seed=2):
-    config = RecurrentTranslatorConfig(11, 9, width=8, attention=attention, tie_embeddings=False)
-    return randomise(RecurrentTranslator(config), seed, 1.5)
+def recurrent(attention):
+    return small_recurrent(attention, seed=2, end_bias=1.5, tie_embeddings=False)
 
 
 MODELS = {

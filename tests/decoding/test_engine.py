@@ -18,9 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import heed
-from heed.decoding import _generation, engine
+from heed.decoding import engine
 from heed.decoding.engine.describe import describe_decoder, describe_stack
-from heed.decoding.options import options_of
 from heed.layers import (
     FeedForward,
     MultiHeadAttention,
@@ -54,8 +53,10 @@ from heed.ops.observe import set_watcher
 from heed.weights import CACHES, WEIGHTS
 from tests.backend import BACKEND, WrongValue, on_tensorflow, tf
 from tests.decoding.scores import log_probabilities
+from tests.decoding.ways import by_both, in_the_graph, request
 from tests.graphs import traced
 from tests.models.builders import small_config, small_language_model, small_model, sources
+from tests.slow import slow as slow_cases
 
 pytestmark = pytest.mark.skipif(
     bool(engine.machine_reasons()), reason="the engine does not run here"
@@ -71,8 +72,7 @@ def decode(model: Any, source: Any, max_length: int = 8, **options: Any) -> np.n
 
 
 def decode_in_graph(model: Any, source: Any, **options: Any) -> np.ndarray:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(engine, "unsupported_reasons", lambda *_: ["a test asks for the graph"])
+    with in_the_graph():
         return decode(model, source, **options)
 
 
@@ -132,68 +132,8 @@ def test_nothing_is_traced_but_the_reading_of_weights(options: Any) -> None:
     np.testing.assert_array_equal(first, second)
 
 
-CUTS: tuple[dict[str, float], ...] = ({}, {"top_p": 0.7}, {"top_p": 1.0})
-
-
-@pytest.mark.parametrize(
-    "cut",
-    [
-        {"top_k": 1},
-        {"top_k": 4, "top_p": 0.6},
-        {"min_p": 0.3},
-        *(pytest.param(x, marks=slow) for x in CUTS),
-    ],
-    ids=str,
-)
-def test_draws_are_those_of_the_graph(cut: Any) -> None:
-    model = small_model(seed=3)
-    options = {"method": "sample", "seed": 9, **cut}
-    tokens = decode(model, sources(20), **options)
-    np.testing.assert_array_equal(tokens, decode_in_graph(model, sources(20), **options))
-
-
-@pytest.mark.parametrize(
-    ("beam_size", "length_penalty"),
-    [(4, 2.0), *(pytest.param(*x, marks=slow) for x in ((1, 0.6), (2, 0.0), (9, 0.6)))],
-    ids=str,
-)
-def test_beams_are_those_of_the_graph(beam_size: int, length_penalty: float) -> None:
-    model = small_model(seed=4, end_bias=0.7, position="relative")
-    options = {"method": "beam", "beam_size": beam_size, "length_penalty": length_penalty}
-    tokens = decode(model, sources(20), **options)
-    np.testing.assert_array_equal(tokens, decode_in_graph(model, sources(20), **options))
-
-
-def eager(model: Any, source: Any, prompt: Any = None, max_length: int = 6, **options: Any) -> Any:
-    """Return model, inputs and options for both ways of decoding, op by op: no graph is traced."""
-    defaults = {"beam_size": 3, "length_penalty": 0.6, "coverage_penalty": 0.0}
-    defaults |= {"temperature": 1.0, "top_k": 4, "top_p": 0.9, "min_p": None}
-    shared = {"max_length": max_length, "use_cache": True, "weights": "float32"}
-    shared["cache"] = "float32"
-    shared |= {"num_results": 1, "return_scores": options["method"] != "greedy"}
-    options = {**shared, **defaults, **options}
-    assert engine.unsupported_reasons(model, options) == []
-    inputs = {"source": keras.ops.convert_to_tensor(source)}
-    if prompt is not None:
-        inputs["prompt"] = _generation._prompt(prompt, inputs["source"], model.config, max_length)
-    if options["method"] == "sample":
-        shape = (len(source) * options["num_results"], max_length)
-        inputs["uniform"] = np.random.default_rng(3).random(shape, "float32")
-    names = [name for name in options_of(options["method"]) if name != "seed"]
-    return model, inputs, {name: options[name] for name in names}
-
-
 def by_engine(*arguments: Any, **options: Any) -> np.ndarray:
-    return np.asarray(engine.decode(*eager(*arguments, **options))[0])[:, 0]
-
-
-def by_both(*arguments: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens; several results of a source stand one after the other. Scores, if there are any, are alike."""
-    call = eager(*arguments, **options)
-    (mine, of_mine), (graphs, of_graphs) = engine.decode(*call), _generation._decode(*call)
-    if of_mine is not None:
-        np.testing.assert_allclose(of_mine, of_graphs, atol=1e-4, rtol=1e-5)
-    return tuple(np.asarray(x).reshape(-1, x.shape[-1]) for x in (mine, graphs))
+    return np.asarray(engine.decode(*request(*arguments, **options))[0])[:, 0]
 
 
 METHODS = ({"method": "greedy"}, {"method": "beam"}, {"method": "sample"})
@@ -393,6 +333,33 @@ def test_tokens_are_those_of_the_graph_whatever_is_combined(
         np.testing.assert_allclose(*scores, atol=1e-4, rtol=1e-5)
     else:
         np.testing.assert_array_equal(mine, graphs)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_k": 1, "return_scores": False},
+        {"top_k": 4, "top_p": 0.6},
+        {"min_p": 0.3, "top_k": None, "top_p": None},
+        {"beam_size": 4, "length_penalty": 2.0},
+        *slow_cases(
+            [
+                {"top_k": None, "top_p": None},
+                {"top_p": 0.7},
+                {"top_p": 1.0},
+                {"beam_size": 1},
+                {"beam_size": 2, "length_penalty": 0.0},
+                {"beam_size": 9},
+            ]
+        ),
+    ],
+    ids=str,
+)
+def test_choices_are_those_of_the_graph(options: Any) -> None:
+    method = "beam" if "beam_size" in options else "sample"
+    model = small_model(seed=4, end_bias=0.7, position="relative")
+    mine, graphs = by_both(model, sources(20), max_length=8, method=method, **options)
+    np.testing.assert_array_equal(mine, graphs)
 
 
 def test_each_layer_has_settings_of_its_own() -> None:
@@ -1000,10 +967,6 @@ def attending(model: Any, **options: Any) -> Any:
     [
         (2, {"key_dim": [2, 6]}, "has heads of own widths"),
         (1, {"key_dim": 4, "output_projection": False}, "has no output projection"),
-        pytest.param(1, {"key_dim": [2, 6]}, "has heads of own widths", marks=slow),
-        pytest.param(
-            2, {"key_dim": 4, "output_projection": False}, "has no output projection", marks=slow
-        ),
     ],
 )
 def test_heads_that_the_graph_alone_decodes(layers: int, options: Any, reason: str) -> None:

@@ -1,3 +1,4 @@
+import dataclasses
 import gc
 import itertools
 import traceback
@@ -8,17 +9,20 @@ import numpy as np
 import pytest
 
 import heed
-from heed.decoding import _generation, compiled, engine
+from heed.decoding import _generation, compiled
 from heed.decoding._beam import beam_search, penalty
 from heed.decoding._incremental_decoder import DecodingState, IncrementalDecoder
 from heed.decoding._sampling import draw
+from heed.decoding.options import GenerateOptions
 from heed.models import Transformer, explain_generate, generate
 from heed.models.config import POSITIONS
 from heed.ops.backends import current
 from tests.backend import on_tensorflow, tf
 from tests.decoding.scores import allowed_log_probabilities, log_probabilities
+from tests.decoding.ways import in_the_graph
 from tests.graphs import allocated, traced
 from tests.models.builders import small_config, small_model, sources
+from tests.slow import slow as slow_cases
 
 METHODS = {
     "greedy": {"method": "greedy"},
@@ -30,10 +34,10 @@ END_BIAS = 0.7  # makes rows end at different steps
 
 
 @pytest.fixture(autouse=True)
-def in_the_graph(monkeypatch):
+def _in_the_graph():
     """test_engine.py compares the engine's output with this."""
-    reasons = ["these tests are of decoding in the graph"]
-    monkeypatch.setattr(engine, "unsupported_reasons", lambda *_: reasons)
+    with in_the_graph():
+        yield
 
 
 def decode(model, source, max_length=8, **options):
@@ -46,42 +50,30 @@ def lengths_of(tokens, end=2):
     return np.where(ended, (tokens == end).argmax(axis=1) + 1, tokens.shape[1])
 
 
-@pytest.mark.parametrize(
-    ("position", "method"),
-    [
-        ("learned", "greedy"),
-        ("alibi", "beam"),
-        *(pytest.param(*each, marks=slow) for each in itertools.product(POSITIONS, METHODS)),
-    ],
+OTHERS = (
+    {"norm_first": False, "encoder_layers": 2, "decoder_layers": 3},
+    {"num_key_value_heads": 1, "dropout": 0.4, "attention_dropout": 0.4},
 )
-def test_the_cache_changes_nothing(method, position):
-    model = small_model(seed=4, end_bias=END_BIAS, position=position)
+
+
+@pytest.mark.parametrize(
+    ("changes", "method"),
+    [
+        ({"position": "learned"}, "greedy"),
+        ({"position": "alibi"}, "beam"),
+        *slow_cases(({"position": x}, y) for x in POSITIONS for y in METHODS),
+        *slow_cases((x, y) for x in OTHERS for y in METHODS),
+    ],
+    ids=str,
+)
+def test_the_cache_changes_nothing(changes, method):
+    model = small_model(seed=4, end_bias=END_BIAS, **changes)
     source = sources(6)
     cached = decode(model, source, **METHODS[method])
     assert cached.shape == (6, 8)
     assert cached.dtype == np.int32
     np.testing.assert_array_equal(cached, decode(model, source, use_cache=False, **METHODS[method]))
-    assert len({tuple(row) for row in cached}) > 1
-
-
-@pytest.mark.parametrize(
-    "variant",
-    [
-        {"norm_first": False, "encoder_layers": 2, "decoder_layers": 3},
-        pytest.param(
-            {"num_key_value_heads": 1, "dropout": 0.4, "attention_dropout": 0.4}, marks=slow
-        ),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize(
-    "method", [pytest.param("greedy", marks=slow), "beam", pytest.param("sample", marks=slow)]
-)
-def test_the_cache_changes_nothing_in_other_models(method, variant):
-    model = small_model(seed=4, end_bias=END_BIAS, **variant)
-    cached = decode(model, sources(), **METHODS[method])
-    again = decode(model, sources(), use_cache=False, **METHODS[method])
-    np.testing.assert_array_equal(cached, again)
+    assert changes in OTHERS or len({tuple(row) for row in cached}) > 1
 
 
 @pytest.mark.parametrize("use_cache", [True, pytest.param(False, marks=slow)])
@@ -218,16 +210,6 @@ def test_a_beam_as_wide_as_the_space_is_an_exhaustive_search(exhausted, alpha):
     assert differs  # greedy decoding misses the best sequence somewhere
 
 
-@slow  # test_generation_exactness.py has it by default
-@pytest.mark.parametrize("alpha", [0.0, 2.0])
-def test_one_beam_is_greedy(alpha):
-    model = small_model(end_bias=END_BIAS)
-    for seed in REWEIGHTED:
-        model.set_weights(small_model(seed=seed, end_bias=END_BIAS).get_weights())
-        one_beam = decode(model, sources(), method="beam", beam_size=1, length_penalty=alpha)
-        np.testing.assert_array_equal(one_beam, decode(model, sources()))
-
-
 class Script:
     """In place of a model: scores that depend on the step alone."""
 
@@ -314,42 +296,24 @@ def test_decoding_stops_when_all_rows_have_ended(method, monkeypatch):
         IncrementalDecoder, "step", lambda self, *args: steps.append(1) or real(self, *args)
     )
     model = small_model(end_bias=1000.0)
-    source = keras.ops.convert_to_tensor(sources())
-    options = {
-        "beam_size": 1,
-        "length_penalty": 0.6,
-        "coverage_penalty": 0.0,
-        "temperature": 1.0,
-        "top_k": None,
-        "top_p": None,
-        "use_cache": True,
-        "max_length": 20,
-        "num_results": 1,
-        "return_scores": False,
-        **METHODS[method],
-    }
-    options.pop("seed", None)  # of the draws below
-    inputs = {"source": source, "uniform": keras.ops.zeros((5, 20))}
+    made = _generation.make_request(model, sources(), None, {"max_length": 20, **METHODS[method]})
     # Runs step by step, not as a graph.
-    tokens = _generation._decode(model, inputs, options)[0][:, 0]
+    tokens = _generation._decode(model, made.inputs, made.options)[0][:, 0]
     np.testing.assert_array_equal(tokens[:, 0], 2)
     assert len(steps) == 1
 
 
 @on_tensorflow
-@pytest.mark.parametrize(
-    ("method", "jit_compile"),
-    list(itertools.product(METHODS, (False, True))),
-)
-@slow  # of unknown sizes, below, is more; a language model is compiled by XLA by default
+@pytest.mark.parametrize("method", METHODS)
+@slow  # a language model is compiled by XLA by default
 @pytest.mark.usefixtures("compiled")
-def test_inside_a_tf_function(method, jit_compile):
+def test_inside_a_tf_function_by_xla(method):
     model = small_model(seed=4, end_bias=END_BIAS)
     options = {"max_length": 8, **METHODS[method]}
-    traced = tf.function(lambda x: generate(model, x, **options), jit_compile=jit_compile)
+    traced = tf.function(lambda x: generate(model, x, **options), jit_compile=True)
     source = tf.constant(sources())
     tokens = traced(source)
-    if method == "sample" and jit_compile:  # XLA has random numbers of its own
+    if method == "sample":  # XLA has random numbers of its own
         np.testing.assert_array_equal(tokens, traced(source))
         assert np.all(lengths_of(np.asarray(tokens)) > 0)
     else:
@@ -666,52 +630,34 @@ def test_lists_and_empty_batches():
     assert decode(model, sources(), 1).shape == (5, 1)
 
 
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"method": "viterbi"}, "method"),
-        ({"method": ["greedy"]}, "method"),
-        ({"weights": None}, "weights"),
-        ({"max_length": 10**9}, "max_length"),
-        ({"max_length": "4"}, "max_length"),
-        ({"beam_size": 10**9}, "beam_size"),
-        ({"beam_size": "4"}, "beam_size"),
-        ({"num_results": 10**9}, "num_results"),
-        ({"length_penalty": 1000}, "length_penalty"),
-        ({"coverage_penalty": 1e6}, "coverage_penalty"),
-        ({"temperature": 1e-320}, "temperature"),  # logits would leave float32
-        ({"temperature": 1e30}, "temperature"),  # padding would become likely
-        ({"temperature": "1"}, "temperature"),
-        ({"top_p": float("nan")}, "top_p"),
-        ({"seed": 10**400}, "seed"),
-        ({"use_cache": "no"}, "use_cache"),
-        ({"return_scores": 1}, "return_scores"),
-        ({"max_length": 0}, "max_length"),
-        ({"max_length": 2.5}, "max_length"),
-        ({"beam_size": 0}, "beam_size"),
-        ({"length_penalty": -1}, "length_penalty"),
-        ({"length_penalty": float("nan")}, "length_penalty"),
-        ({"temperature": 0}, "temperature"),
-        ({"temperature": float("inf")}, "temperature"),
-        ({"top_k": 0}, "top_k"),
-        ({"top_p": 0.0}, "top_p"),
-        ({"top_p": 1.5}, "top_p"),
-        ({"min_p": 1.5}, "min_p"),
-        ({"seed": "a"}, "seed"),
-        ({"top_k": True}, "top_k"),
-        ({"temperature": np.bool_(True)}, "temperature"),
-        ({"length_penalty": 10**400}, "length_penalty"),
-    ],
-)
-def test_bad_options_are_named(options, name):
+# Values out of range; every option refuses what has another type, too.
+BAD = {
+    "method": ["viterbi", ["greedy"]],
+    "max_length": [10**9, 0, 2.5],
+    "beam_size": [10**9, 0],
+    "num_results": [10**9],
+    "length_penalty": [1000, -1, float("nan"), 10**400],
+    "coverage_penalty": [1e6],
+    "temperature": [0, 1e-320, 1e30, float("inf"), np.bool_(True)],  # logits would leave float32
+    "top_k": [0, True],
+    "top_p": [0.0, 1.5, float("nan")],
+    "min_p": [1.5],
+    "seed": [10**400],
+    "return_scores": [1],
+}
+
+
+def test_bad_options_are_named():
     model = Transformer(small_config())
-    with pytest.raises(ValueError, match=rf"`{name}` must .*Received: {name}="):
-        decode(model, sources(), **{"max_length": 4, **options})
+    for field in dataclasses.fields(GenerateOptions):
+        name = field.name
+        for value in [*BAD.get(name, ()), ..., "1"]:
+            with pytest.raises(ValueError, match=rf"`{name}` must .*Received: {name}="):
+                decode(model, sources(), **{"max_length": 4, name: value})
+            if name in ("method", "beam_size", "use_cache"):
+                with pytest.raises(ValueError, match=rf"`{name}` must .*Received: {name}="):
+                    explain_generate(model, **{name: value})
     assert not model.built  # nothing was done yet
-    explained = {k: x for k, x in options.items() if k in ("method", "beam_size", "use_cache")}
-    if explained:
-        with pytest.raises(ValueError, match=rf"`{name}` must .*Received: {name}="):
-            explain_generate(model, **explained)
 
 
 def test_more_tokens_to_choose_from_than_there_are_cut_nothing():

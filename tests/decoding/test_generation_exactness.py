@@ -15,10 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heed.decoding import _generation, engine
-from heed.models import LanguageModel, RecurrentTranslator, RecurrentTranslatorConfig
-from heed.models._recurrent_translator_config import ATTENTIONS
+from heed.models import LanguageModel
+from heed.models._recurrent_translator import ATTENTIONS
 from heed.models.config import POSITIONS
-from tests.models.builders import prompts, randomise, small_language_model, small_model, sources
+from tests.models.builders import (
+    prompts,
+    small_language_model,
+    small_model,
+    small_recurrent,
+    sources,
+)
 
 LENGTH, ROWS = 6, 4
 ALONE = (1, 2)  # of a language model the first begins with nothing
@@ -27,13 +33,6 @@ TIE = 5e-3  # of log probabilities: such a choice may go either way
 WAYS = {"graph": _generation._decode, "engine": engine.decode}
 slow = pytest.mark.slow
 RECURRENT = [(attention, cell) for attention in ATTENTIONS for cell in ("lstm", "gru")]
-
-
-def recurrent(seed: int, end_bias: float, **options: Any) -> Any:
-    sizes = {"width": 8, "location_filters": 3, "location_kernel_size": 3, "tie_embeddings": False}
-    model = RecurrentTranslator(RecurrentTranslatorConfig(11, 9, **sizes, **options))
-    model.build()
-    return randomise(model, seed, end_bias)
 
 
 TRANSFORMERS = {position: {"position": position, "decoder_layers": 2} for position in POSITIONS}
@@ -59,14 +58,19 @@ MODELS = {
     },
     **{
         f"RecurrentTranslator, {attention}, {cell}": (
-            recurrent,
-            {"attention": attention, "cell": cell},
+            small_recurrent,
+            {"attention": attention, "cell": cell, "tie_embeddings": False},
         )
         for attention, cell in RECURRENT
     },
     "RecurrentTranslator, of several layers": (
-        recurrent,
-        {"attention": "location", "cell": "lstm", "encoder_layers": 2, "decoder_layers": 3},
+        small_recurrent,
+        {
+            "attention": "location",
+            "tie_embeddings": False,
+            "encoder_layers": 2,
+            "decoder_layers": 3,
+        },
     ),
 }
 
@@ -101,22 +105,10 @@ def alone(inputs: dict[str, Any], row: int) -> dict[str, Any]:
 
 def decode(way: str, model: Any, inputs: dict[str, Any], **options: Any) -> tuple[Any, Any]:
     """Return tokens (B, N, L) and scores (B, N), op by op."""
-    given_options = {
-        "max_length": LENGTH,
-        "use_cache": True,
-        "coverage_penalty": 0.0,
-        "weights": "float32",
-        "cache": "float32",
-        "num_results": 1,
-        "return_scores": True,
-        **options,
-    }
-    inputs = {name: keras.ops.convert_to_tensor(x) for name, x in inputs.items()}
-    if "prompt" in inputs:
-        inputs["prompt"] = _generation._prompt(
-            inputs["prompt"], inputs.get("source"), model.config, LENGTH
-        )
-    tokens, scores = WAYS[way](model, inputs, given_options)
+    given_options = {"max_length": LENGTH, "return_scores": True, **options}
+    source, prompt = inputs.get("source"), inputs.get("prompt")
+    made = _generation.make_request(model, source, prompt, given_options)
+    tokens, scores = WAYS[way](model, made.inputs, made.options)
     return np.asarray(tokens), None if scores is None else np.asarray(scores)
 
 

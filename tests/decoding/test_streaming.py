@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import subprocess
@@ -10,6 +11,7 @@ import textwrap
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -21,12 +23,10 @@ from heed.decoding import engine, streaming
 from heed.models import Ensemble, explain_generate, generate, stream
 from heed.ops.backends import current
 from tests.backend import BACKEND
+from tests.decoding.ways import by_the_engine, in_the_graph
 from tests.models.builders import small_language_model, small_model, sources
 
 slow = pytest.mark.slow
-by_the_engine = pytest.mark.skipif(
-    bool(engine.machine_reasons()), reason="the engine does not run here"
-)
 WAYS = [pytest.param("engine", marks=by_the_engine), "graph"]
 GREEDY: dict[str, Any] = {}
 SAMPLED: dict[str, Any] = {"method": "sample", "seed": 5, "top_k": 5, "temperature": 1.5}
@@ -34,12 +34,9 @@ END_BIAS = 1.0  # makes rows end at different steps
 
 
 @pytest.fixture
-def decode_by(monkeypatch: Any) -> Any:
-    def choose(way: str) -> None:
-        if way == "graph":
-            monkeypatch.setattr(engine, "unsupported_reasons", lambda *_: ["a test asks for it"])
-
-    return choose
+def decode_by() -> Iterator[Any]:
+    with contextlib.ExitStack() as stack:
+        yield lambda way: way == "graph" and stack.enter_context(in_the_graph())
 
 
 def row_of(model: Any, source: Any = None, **options: Any) -> list[int]:
@@ -185,9 +182,11 @@ def test_errors_of_the_other_thread_reach_the_reader(monkeypatch: Any) -> None:
 @by_the_engine
 def test_a_process_may_end_while_tokens_are_decoded() -> None:
     program = """
-        import gc
+        import contextlib
+import gc
         gc.disable()  # which saves a third of the time of imports
-        from tests.models.builders import small_language_model
+        from tests.decoding.ways import by_the_engine, in_the_graph
+from tests.models.builders import small_language_model
         gc.freeze()
         tokens = small_language_model(seed=3, end_bias=-1e9).stream(prompt=[[5]], max_length=10**6)
         print(next(tokens) > 0)

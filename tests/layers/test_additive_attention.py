@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heed.layers import AdditiveAttention, LuongAttention
-from heed.ops import Mask
 from tests import reference
 from tests.backend import FLOAT64, vjp
 from tests.layers.stock import assert_close, randomise, randoms
@@ -98,40 +97,6 @@ def test_any_mask(batch, queries, keys, causal, rank, given_masks, seed):
     np.testing.assert_array_equal(layer(*arrays, **arguments), output)
 
 
-def test_a_decoder_state_with_masks():
-    shapes = [(3, 3), (3, 6, 4)]
-    layer = built(*shapes)
-    state, value = randoms(*shapes)
-    mask = np.array([[1, 1, 1, 0, 0, 0], [0] * 6, [1] * 6], bool)
-    want = expected(layer, state[:, None], value, mask=mask[:, None])
-    for arguments in (
-        {"value_mask": mask},
-        {"key_mask": mask},
-        {"attention_mask": mask},
-        {"attention_mask": mask.astype("int8")},
-        {"attention_mask": Mask.lengths([3, 0, 6])},
-    ):
-        output, scores = layer(state, value, return_attention_scores=True, **arguments)
-        assert_values(output, want.out[:, 0], "float32")
-        assert_values(scores, want.weights[:, 0], "float32")
-    assert np.all(np.asarray(output)[1] == 0)
-    rows = layer(state, value, query_mask=np.array([True, False, True]))
-    assert np.all(np.asarray(rows)[1] == 0)
-
-
-def test_mask_objects():
-    shapes = [(2, 4, 3), (2, 6, 4)]
-    layer = built(*shapes)
-    arrays = randoms(*shapes)
-    dense = np.random.default_rng(0).random((2, 4, 6)) > 0.4
-    expected = layer(*arrays, attention_mask=dense)
-    assert_close(layer(*arrays, attention_mask=Mask.dense(dense)), expected)
-    for mask in (Mask.causal("bottom_right"), Mask.window(1, 1), Mask.lengths([2, 5])):
-        seen = np.asarray(mask.to_dense(4, 6))[:, 0]
-        expected = layer(*arrays, attention_mask=dense & seen)
-        assert_close(layer(*arrays, attention_mask=Mask.dense(dense) & mask), expected)
-
-
 def test_a_recurrent_decoder_trains():
     """Bahdanau's decoder: the state of each step asks, the context goes into the next."""
 
@@ -154,20 +119,6 @@ def test_a_recurrent_decoder_trains():
     x = randoms((16, 5, 8))[0]
     losses = model.fit(x, x.mean((1, 2))[:, None], epochs=10, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
-
-
-def test_dropout():
-    layer = built((2, 30, 3), (2, 40, 3), dropout=0.3, seed=5)
-    arrays = randoms((2, 30, 3), (2, 40, 3))
-    quiet = np.asarray(layer(*arrays, return_attention_scores=True)[1])
-    output, scores = layer(*arrays, return_attention_scores=True, training=True)
-    scores = np.asarray(scores)
-    dropped = scores == 0
-    assert abs(dropped.mean() - 0.3) < 0.05
-    np.testing.assert_allclose(scores[~dropped], quiet[~dropped] / 0.7, rtol=1e-5)
-    np.testing.assert_allclose(output, scores @ arrays[1], atol=1e-5)
-    assert layer.seed_generator is not None
-    assert not hasattr(AdditiveAttention(5), "seed_generator")
 
 
 def test_gradients_are_those_of_the_formula():

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heed.layers import DotProductAttention
-from heed.ops import Mask
 from tests import reference
 from tests.backend import WrongValue
 from tests.layers.stock import assert_close, randoms
@@ -72,19 +71,6 @@ def test_is_the_formula(batch, queries, keys, width, scale, soft_cap, masked, se
     assert_values(scores, want.weights[:, 0], "float32")
 
 
-def test_mask_objects():
-    arrays = randoms(*SHAPES)
-    layer = DotProductAttention()
-    dense = np.random.default_rng(0).random((2, 4, 5)) > 0.4
-    expected = layer(*arrays, attention_mask=dense)
-    assert_close(layer(*arrays, attention_mask=Mask.dense(dense)), expected)
-    assert_close(layer(*arrays, attention_mask=Mask.dense(dense[:, None])), expected)
-    assert_close(layer(*arrays, attention_mask=Mask.blocked(~dense)), expected)
-    joined = layer(*arrays, attention_mask=Mask.dense(dense) & Mask.window(1, 1))
-    window = np.abs(np.arange(4)[:, None] - np.arange(5)) <= 1
-    assert_close(joined, layer(*arrays, attention_mask=dense & window))
-
-
 def test_implicit_masks():
     ids = np.array([[1, 2, 0], [3, 0, 0]])
     embedded = keras.layers.Embedding(4, 6, mask_zero=True)(ids)
@@ -95,25 +81,6 @@ def test_implicit_masks():
     explicit = np.array([[1, 1, 1], [0, 1, 0]], bool)
     output = DotProductAttention()(embedded, embedded, query_mask=explicit)
     np.testing.assert_array_equal(output._keras_mask, explicit & (ids != 0))
-
-
-def test_a_single_state_leaves_no_dimension_behind():
-    state, value = randoms((2, 6), (2, 7, 6))
-    output, scores = DotProductAttention()(state, value, return_attention_scores=True)
-    sequence = DotProductAttention()(state[:, None], value, return_attention_scores=True)
-    np.testing.assert_array_equal(sequence[0][:, 0], output)
-    np.testing.assert_array_equal(sequence[1][:, 0], scores)
-
-
-def test_dropout():
-    layer = DotProductAttention(dropout=0.4, seed=3)
-    arrays = randoms((2, 30, 6), (2, 40, 6))
-    output, scores = layer(*arrays, return_attention_scores=True, training=True)
-    assert abs((np.asarray(scores) == 0).mean() - 0.4) < 0.05
-    np.testing.assert_allclose(output, np.asarray(scores) @ arrays[1], atol=1e-5)
-    assert DotProductAttention.from_config(layer.get_config()).seed == 3
-    quiet = layer(*arrays, return_attention_scores=True)[1]
-    np.testing.assert_allclose(np.asarray(quiet).sum(-1), 1, atol=1e-5)
 
 
 def test_float64():

@@ -133,17 +133,3 @@ def test_half_precision_sums_the_gradient_in_float32():
     result = gradient(layer, lambda: keras.ops.sum(keras.ops.cast(layer(ids), "float32")), False)
     assert keras.backend.standardize_dtype(result.dtype) == "float32"
     assert float(result[0, 0]) == 5000.0  # float16 would stop at 2048
-
-
-def test_float_ids_count_as_integers():
-    layer = embedding()
-    np.testing.assert_array_equal(layer(IDS.astype("float32")), layer(IDS))
-
-
-@pytest.mark.parametrize(
-    "options", [{"vocabulary_size": 0}, {"vocabulary_size": 2.5}, {"width": -1}, {"width": True}]
-)
-def test_bad_sizes_are_named(options):
-    name = next(iter(options))
-    with pytest.raises(ValueError, match=rf"`{name}` must be an integer >= 1.*{name}="):
-        TokenEmbedding(**{"vocabulary_size": 3, "width": 2, **options})

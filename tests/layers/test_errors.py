@@ -12,9 +12,12 @@ from heed.layers import (
     DotProductAttention,
     FeedForward,
     LearnedPositions,
+    LocationAwareAttention,
     LuongAttention,
     MultiHeadAttention,
+    RelativePositionBias,
     SinusoidalPositions,
+    TokenEmbedding,
     TransformerEncoderLayer,
 )
 from heed.ops import Mask
@@ -60,20 +63,27 @@ def test_an_unknown_option(make):
         make(heads_of_state=3)
 
 
-def test_constructors_of_the_others():
-    for bad in INTEGERS:
-        with pytest.raises(ValueError, match="`units` must be an integer >= 1"):
-            AdditiveAttention(bad)
-    for bad in ("big", float("-inf"), True):
-        with pytest.raises(ValueError, match="`scale` must be a finite number"):
-            DotProductAttention(scale=bad)
-    for cls, arguments in (
-        (AdditiveAttention, (3,)),
-        (LuongAttention, ()),
-        (DotProductAttention, ()),
-    ):
-        with pytest.raises(ValueError, match="`dropout` must be a finite number"):
-            cls(*arguments, dropout=2)
+@pytest.mark.parametrize(
+    ("cls", "options", "bad"),
+    [
+        (AdditiveAttention, {"units": 3}, {"units": INTEGERS, "dropout": [2]}),
+        (LuongAttention, {}, {"dropout": [2]}),
+        (DotProductAttention, {}, {"dropout": [2], "scale": ["big", float("-inf"), True]}),
+        (LocationAwareAttention, {"units": 4}, {"filters": [0], "kernel_size": [0]}),
+        (FeedForward, {"hidden_width": 4}, {"hidden_width": [0], "dropout": [1.0]}),
+        (TokenEmbedding, {"vocabulary_size": 3, "width": 2}, {"width": INTEGERS}),
+        (TokenEmbedding, {"vocabulary_size": 3, "width": 2}, {"vocabulary_size": INTEGERS}),
+        (SinusoidalPositions, {}, {"max_wavelength": [0]}),
+        (LearnedPositions, {"max_length": 9}, {"max_length": [0]}),
+        (RelativePositionBias, {"num_heads": 2}, {"num_heads": [0], "num_buckets": [1.5]}),
+        (RelativePositionBias, {"num_heads": 2}, {"max_distance": [-3]}),
+    ],
+)
+def test_constructors_of_the_others(cls, options, bad):
+    for name, values in bad.items():
+        for value in values:
+            with pytest.raises(ValueError, match=rf"`{name}` must be .*Received: {name}="):
+                cls(**{**options, name: value})
 
 
 MULTI = [
@@ -214,47 +224,27 @@ def test_a_mask_object_that_does_not_fit_is_the_attention_mask(layer, letters, s
 
 
 def test_numbers_of_numpy_are_numbers():
-    three, half = np.int64(3), np.float32(0.5)
-    layers = [
-        MultiHeadAttention(
-            np.int32(4),
-            np.int64(6),
-            three,
-            dropout=half,
-            soft_cap=half,
-            seed=three,
-            num_key_value_heads=np.int16(2),
-            sliding_window=three,
-            output_shape=three,
-            attention_axes=(np.int64(1),),
-        ),
-        DotProductAttention(scale=half, dropout=half, soft_cap=np.array(0.5), seed=three),
-        AdditiveAttention(three, dropout=half, seed=three),
-        TransformerEncoderLayer(
-            np.int64(2),
-            three,
-            key_dim=three,
-            dropout=half,
-            norm_epsilon=np.float32(1e-3),
-            seed=three,
-            soft_cap=half,
-            sliding_window=three,
-        ),
-        FeedForward(three, dropout=half, seed=three),
-        SinusoidalPositions(np.float32(100)),
-        LearnedPositions(np.int64(9)),
-    ]
-    for layer in layers:
-        x = np.ones((2, 5, 8), "float32")
-        arguments = (x, x) if hasattr(layer, "_project_query") or "multi" in layer.name else (x,)
-        layer(*arguments, **({"training": True} if "positions" not in layer.name else {}))
-        config = layer.get_config()
-        assert json.loads(json.dumps(config, default=str)) == json.loads(
-            json.dumps(type(layer).from_config(config).get_config(), default=str)
-        )
-        for value in config.values():
-            assert not isinstance(value, np.generic), config
-    whole = MultiHeadAttention(2, 4)
+    def to_numpy(value):
+        if isinstance(value, tuple):
+            return tuple(map(to_numpy, value))
+        return np.int64(value) if isinstance(value, int) else np.float32(value)
+
+    heads = {"num_key_value_heads": 2, "sliding_window": 3, "soft_cap": 0.5, "seed": 3}
+    own = {"value_dim": 3, "output_shape": 3, "attention_axes": (1,), "dropout": 0.5}
+    sizes = {"feed_forward_width": 3, "key_dim": 3, "norm_epsilon": 0.25, "dropout": 0.5}
+    for cls, options in (
+        (MultiHeadAttention, {"num_heads": 4, "key_dim": 6, **heads, **own}),
+        (DotProductAttention, {"scale": 0.5, "dropout": 0.5, "soft_cap": 0.5, "seed": 3}),
+        (AdditiveAttention, {"units": 3, "dropout": 0.5, "seed": 3}),
+        (TransformerEncoderLayer, {"num_heads": 2, **heads, **sizes}),
+        (FeedForward, {"hidden_width": 3, "dropout": 0.5, "seed": 3}),
+        (SinusoidalPositions, {"max_wavelength": 100.0}),
+        (LearnedPositions, {"max_length": 9}),
+    ):
+        given = {name: to_numpy(value) for name, value in options.items()}
+        found, expected = (cls(**x, name="x").get_config() for x in (given, options))
+        assert json.dumps(found) == json.dumps(expected)
+    x, whole = np.ones((2, 5, 8), "float32"), MultiHeadAttention(2, 4)
     _, scores = whole(x, x, return_attention_scores=[np.int64(1)])
     assert scores.shape == (2, 1, 5, 5)
 

@@ -59,12 +59,3 @@ def test_dropout_acts_in_training_only_and_follows_its_seed():
     dropped = np.asarray(layer(X, training=True))
     assert np.abs(dropped - np.asarray(layer(X))).max() > 1e-3
     np.testing.assert_array_equal(twin(X, training=True), dropped)
-
-
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [({"hidden_width": 0}, "hidden_width"), ({"hidden_width": 4, "dropout": 1.0}, "dropout")],
-)
-def test_bad_arguments_are_named(options, name):
-    with pytest.raises(ValueError, match=rf"`{name}` must be .* Received: {name}="):
-        FeedForward(**options)

@@ -224,7 +224,7 @@ def test_mixed_precision_in_bfloat16(case):
     contract.check_mixed_precision(case, "mixed_bfloat16")
 
 
-@by_default(*LEARNING)
+@by_default("multi_head_full", "location_aware", "embedding", "decoder")
 def test_training(case):
     contract.check_training(case)
 

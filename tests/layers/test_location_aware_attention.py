@@ -161,11 +161,6 @@ def test_errors():
         layer(value, value)
     with pytest.raises(ValueError, match=r"`previous_weights` must have .*\(3, 6\).*\(3, 5\)"):
         layer(state, value, previous_weights=np.ones((3, 5), "float32"))
-    for name in ("filters", "kernel_size"):
-        with pytest.raises(
-            ValueError, match=f"`{name}` must be an integer >= 1. Received: {name}=0"
-        ):
-            LocationAwareAttention(4, **{name: 0})
 
 
 def test_regularizers_and_constraints():

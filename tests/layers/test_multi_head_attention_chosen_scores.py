@@ -10,6 +10,7 @@ import pytest
 
 from heed.layers import MultiHeadAttention, TransformerEncoderLayer
 from tests.layers.stock import randomise, randoms
+from tests.slow import slow
 
 SHAPES = [(2, 6, 8), (2, 9, 8)]
 WANTED: dict[str, tuple[Any, Any]] = {
@@ -25,7 +26,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": True},
     "relative": {"position": "relative", "sliding_window": 3},
 }
-each_wanted = pytest.mark.parametrize(("wanted", "index"), WANTED.values(), ids=WANTED)
 
 
 def built(**options: Any) -> Any:
@@ -35,10 +35,16 @@ def built(**options: Any) -> Any:
     return layer
 
 
-@each_wanted
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_they_are_those_of_all(options: dict[str, Any], wanted: Any, index: Any) -> None:
-    layer = built(**options)
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        *(("plain", name) for name in WANTED),
+        *((options, "both") for options in OPTIONS if options != "plain"),
+        *slow((x, y) for x in OPTIONS for y in WANTED if x != "plain" and y != "both"),
+    ],
+)
+def test_they_are_those_of_all(options: str, name: str) -> None:
+    layer, (wanted, index) = built(**OPTIONS[options]), WANTED[name]
     query, value = randoms(*SHAPES)
     mask = np.random.default_rng(0).random((2, 6, 9)) > 0.3
     arguments = {"attention_mask": mask}
@@ -50,9 +56,9 @@ def test_they_are_those_of_all(options: dict[str, Any], wanted: Any, index: Any)
     assert shape == tuple(chosen.shape)
 
 
-@each_wanted
-def test_in_a_functional_model_of_unknown_lengths(wanted: Any, index: Any, tmp_path: Any) -> None:
-    layer = built()
+@pytest.mark.parametrize("name", ["both", *slow(name for name in WANTED if name != "both")])
+def test_in_a_functional_model_of_unknown_lengths(name: str, tmp_path: Any) -> None:
+    layer, (wanted, index) = built(), WANTED[name]
     inputs = [keras.Input((None, 8)) for _ in SHAPES]
     outputs = layer(*inputs, return_attention_scores=wanted)
     model = keras.Model(inputs, outputs)

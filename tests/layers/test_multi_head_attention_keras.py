@@ -11,7 +11,7 @@ from tests.layers.stock import assert_close, pair, randomise, randoms
 @pytest.mark.parametrize("groups", [None, 1, 2])
 @pytest.mark.parametrize("use_bias", [True, False])
 def test_weights_and_their_files_interchange(groups, use_bias, tmp_path):
-    options = {"use_bias": use_bias}
+    options = {"use_bias": use_bias, "dropout": 0.5}
     if groups:
         options["num_key_value_heads"] = groups
     shapes = [(2, 5, 8), (2, 7, 8)]
@@ -40,23 +40,6 @@ def test_weights_and_their_files_interchange(groups, use_bias, tmp_path):
         model(target).load_weights(path)
         for one, other in zip(source.get_weights(), target.get_weights(), strict=True):
             np.testing.assert_array_equal(one, other)
-
-
-def test_files_interchange_with_dropout(tmp_path):
-    for make in (MultiHeadAttention, keras.layers.MultiHeadAttention):
-        other = (
-            MultiHeadAttention
-            if make is not MultiHeadAttention
-            else keras.layers.MultiHeadAttention
-        )
-        models = []
-        for cls in (make, other):
-            inputs = keras.Input((None, 8))
-            models.append(keras.Model(inputs, cls(2, 4, dropout=0.5)(inputs, inputs)))
-        models[0].save_weights(tmp_path / "model.weights.h5")
-        models[1].load_weights(tmp_path / "model.weights.h5")
-        x = randoms((2, 5, 8))[0]
-        assert_close(models[0](x), models[1](x))
 
 
 def test_a_config_of_keras_makes_a_layer():

@@ -60,18 +60,6 @@ def test_rotary_positions_are_those_of_the_tokens() -> None:
     assert_close(layer(query, value, **shifted), other(query, value, **shifted))
 
 
-def test_the_options_of_the_rotation() -> None:
-    """Against the op, on the layer's own projections."""
-    rotation = {"max_wavelength": 100.0, "scaling_factor": 2.5, "interleaved": True}
-    layer = built(position={"kind": "rotary", **rotation})
-    x = randoms(X)[0]
-    query, key = (
-        ops.rotary_embedding(dense(x), **rotation) for dense in (layer.query_dense, layer.key_dense)
-    )
-    expected = ops.dot_product_attention(query, key, layer.value_dense(x))
-    assert_close(layer(x, x), layer.output_dense(expected))
-
-
 @pytest.mark.parametrize("turned", [2, 0, None])
 def test_a_part_of_the_features_is_rotated_by_a_base_of_its_own(turned: int | None) -> None:
     """Against the formula in float64, with another scale too; whether the layer or the call gives positions."""
@@ -115,23 +103,23 @@ DYNAMIC = {"kind": "dynamic", "original_length": 4}
 
 
 @pytest.mark.parametrize(
-    "scaling",
+    "rotation",
     [
-        {"kind": "linear", "factor": 2.0},
-        {"kind": "ntk", "factor": 2.0},
-        {"kind": "llama3", "original_length": 20, "factor": 3.0},
-        {"kind": "yarn", "factor": 4.0, "original_length": 100, "beta_fast": 9.0},
-        DYNAMIC,
+        {"max_wavelength": 100.0, "scaling_factor": 2.5, "interleaved": True},
+        {"scaling": {"kind": "linear", "factor": 2.0}},
+        {"scaling": {"kind": "ntk", "factor": 2.0}},
+        {"scaling": {"kind": "llama3", "original_length": 20, "factor": 3.0}},
+        {"scaling": POSITIONS["yarn rotary"]["scaling"]},
+        {"scaling": DYNAMIC},
     ],
-    ids=lambda scaling: scaling["kind"],
+    ids=str,
 )
-def test_stretched_rotation(scaling: dict[str, Any]) -> None:
+def test_stretched_rotation(rotation: dict[str, Any]) -> None:
     """Against the op, on the layer's own projections; its config is complete."""
-    layer = built(position={"kind": "rotary", "scaling": scaling})
+    layer = built(position={"kind": "rotary", **rotation})
     x = randoms(X)[0]
     query, key = (
-        ops.rotary_embedding(dense(x), scaling=scaling)
-        for dense in (layer.query_dense, layer.key_dense)
+        ops.rotary_embedding(dense(x), **rotation) for dense in (layer.query_dense, layer.key_dense)
     )
     output = layer(x, x)
     expected = ops.dot_product_attention(query, key, layer.value_dense(x))
@@ -140,7 +128,6 @@ def test_stretched_rotation(scaling: dict[str, Any]) -> None:
     short.set_weights(layer.get_weights())
     assert not np.allclose(output, short(x, x), atol=1e-4)
     config = json.loads(json.dumps(layer.get_config()))
-    assert config["position"]["scaling"]["kind"] == scaling["kind"]
     twin = MultiHeadAttention.from_config(config)
     twin.build(X, X)
     twin.set_weights(layer.get_weights())

@@ -85,9 +85,9 @@ def assert_stock(model: keras.Model) -> None:
 
 OPTIONS: list[dict[str, Any]] = [
     {"norm_first": False, "use_bias": False, "sliding_window": 2},
-    {"parallel": True},
     *slow(
         [
+            {"parallel": True},
             {
                 "gated": True,
                 "activation": "silu",
@@ -357,9 +357,8 @@ def test_masks_that_would_be_lost_are_refused() -> None:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (Transformer(TransformerConfig(11, 11, **config(position="rotary"))), "position='rotary'"),
         (Transformer(TransformerConfig(11, 11, **config(sinks=True))), "sinks"),
-        (LanguageModel(LanguageModelConfig(11, **config())), "position='rotary'"),
+        *slow([(LanguageModel(LanguageModelConfig(11, **config())), "position='rotary'")]),
         (
             MaskedLanguageModel(MaskedLanguageModelConfig(11, **config())),
             "no form in Keras' layers: MaskedLanguageModel",

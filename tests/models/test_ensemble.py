@@ -6,18 +6,10 @@ import pytest
 from heed.models import (
     Decodable,
     Ensemble,
-    RecurrentTranslator,
-    RecurrentTranslatorConfig,
     explain_generate,
     generate,
 )
-from tests.models.builders import randomise, small_model, sources
-
-
-def recurrent(seed):
-    """Return a built model of the same tokens as those of `small_model`."""
-    config = RecurrentTranslatorConfig(11, 9, width=8)
-    return randomise(RecurrentTranslator(config), seed)
+from tests.models.builders import small_model, small_recurrent, sources
 
 
 def decode(model, **options):
@@ -38,7 +30,7 @@ def means(models, source, tokens):
 
 def test_tokens_are_those_of_the_mean():
     """Of models of two kinds."""
-    models = [small_model(seed=4, end_bias=0.7), recurrent(2)]
+    models = [small_model(seed=4, end_bias=0.7), small_recurrent(seed=2)]
     both = Ensemble(models)
     assert isinstance(both, Decodable)
     assert explain_generate(both).implementation == "graph"
@@ -53,7 +45,7 @@ def test_tokens_are_those_of_the_mean():
 
 @pytest.mark.slow
 def test_other_ways_find_the_same_tokens():
-    both = Ensemble([small_model(seed=4, end_bias=0.7), recurrent(2)])
+    both = Ensemble([small_model(seed=4, end_bias=0.7), small_recurrent(seed=2)])
     tokens = decode(both)
     np.testing.assert_array_equal(tokens, decode(both, use_cache=False))
     np.testing.assert_array_equal(tokens, decode(both, method="beam", beam_size=1))

@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import heed
-from heed.decoding import _generation, engine
-from heed.decoding.options import options_of
+from heed.decoding import _generation
 from heed.models import (
     Decodable,
     LanguageModel,
@@ -23,14 +21,12 @@ from heed.models import (
 )
 from heed.models.config import POSITIONS
 from heed.ops.backends import current
-from tests.backend import on_tensorflow, tf, vjp
+from tests.backend import on_tensorflow, tf
+from tests.decoding.ways import by_both, by_the_engine, in_the_graph, request
 from tests.models.builders import prompts, small_language_model
 
 TOKENS = np.array([[1, 3, 4, 5, 6], [1, 7, 7, 8, 3], [1, 8, 3, 4, 2]], "int32")
 slow = pytest.mark.slow
-by_the_engine = pytest.mark.skipif(
-    bool(engine.machine_reasons()), reason="the engine does not run here"
-)
 
 
 @keras.saving.register_keras_serializable(package="test_language_model")
@@ -139,93 +135,8 @@ def test_a_token_sees_those_before_it_alone(changes: Any, kept: int, data: Any) 
     np.testing.assert_allclose(one[:, :kept], model(tokens[:, :kept]), atol=2e-5)
 
 
-def test_it_is_built_without_data_and_comes_back(tmp_path: Any) -> None:
-    model = small_language_model(layers=2, tie_embeddings=False, num_key_value_heads=1, gated=True)
-    count = model.count_params()
-    expected = model(TOKENS)
-    assert model.count_params() == count
-    assert len({weight.path for weight in model.weights}) == len(model.weights)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert loaded.config == model.config
-    np.testing.assert_array_equal(loaded(TOKENS), expected)
-    fresh = LanguageModel.from_config(model.get_config())
-    fresh.build()
-    model.save_weights(tmp_path / "model.weights.h5")
-    fresh.load_weights(tmp_path / "model.weights.h5")
-    np.testing.assert_array_equal(fresh(TOKENS), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("policy", "jit_compile"),
-    [
-        pytest.param("float32", True, marks=slow),
-        pytest.param("float32", False, marks=slow),
-        ("mixed_bfloat16", False),
-    ],
-)
-@pytest.mark.usefixtures("compiled")
-def test_fit_lowers_the_loss(policy: str, jit_compile: bool) -> None:
-    model = LanguageModel(LanguageModelConfig(9, width=16, num_heads=2), dtype=policy)
-    tokens = np.tile(TOKENS, (8, 1))
-    labels = np.pad(tokens[:, 1:], ((0, 0), (0, 1)))
-    with heed.set_implementation("portable" if jit_compile else "auto"):
-        model.compile(
-            keras.optimizers.Adam(0.01),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0),
-            jit_compile=jit_compile,
-        )
-        history = model.fit(tokens, labels, batch_size=24, epochs=12, verbose=0).history["loss"]
-    assert history[-1] < 0.7 * history[0]
-    assert {weight.dtype for weight in model.trainable_weights} == {"float32"}
-    assert keras.backend.standardize_dtype(model(tokens).dtype) == "float32"
-
-
-@pytest.mark.skipif(heed.info()["implementation"] != "native", reason="there is but one")
-@pytest.mark.parametrize(
-    "changes",
-    [
-        *(pytest.param({"position": x}, marks=slow) for x in POSITIONS),
-        {"num_key_value_heads": 1, "sliding_window": 3, "sinks": True, "qk_norm": True},
-    ],
-)
-def test_both_implementations_agree(changes: Any) -> None:
-    model = small_language_model(layers=2, **changes)
-    found = []
-    for name in ("native", "portable"):
-        with heed.set_implementation(name):
-            logits, pull = vjp(lambda: model(TOKENS), variables=model.trainable_weights)
-            found.append([logits, *pull(2 * logits / np.prod(logits.shape))])
-    for one, other in zip(*found, strict=True):
-        scale = max(1.0, float(np.abs(one).max()))
-        np.testing.assert_allclose(one, other, atol=3e-5 * scale)
-
-
 def write(model: Any, prompt: Any, max_length: int = 8, **options: Any) -> np.ndarray:
     return np.asarray(generate(model, prompt=prompt, max_length=max_length, **options))
-
-
-def by_both(model: Any, prompt: Any, length: int = 8, **options: Any) -> tuple[Any, Any]:
-    """Return the tokens of the engine and of the graph, op by op: no graph is traced."""
-    shared = {"max_length": length, "use_cache": True, "weights": "float32"}
-    shared["cache"] = "float32"
-    shared |= {"num_results": 1, "return_scores": options["method"] != "greedy"}
-    defaults = {"beam_size": 3, "length_penalty": 0.6, "coverage_penalty": 0.0}
-    defaults |= {"temperature": 1.5, "top_k": 4, "top_p": 0.9, "min_p": None}
-    assert engine.unsupported_reasons(model, {**shared, **defaults, **options}) == []
-    inputs = {"prompt": _generation._prompt(prompt, None, model.config, length)}
-    if options["method"] == "sample":
-        inputs["uniform"] = np.random.default_rng(3).random((len(prompt), length), "float32")
-    names = [name for name in options_of(options["method"]) if name != "seed"]
-    options = {name: {**shared, **defaults, **options}[name] for name in names}
-    (mine, of_mine), (graphs, of_graphs) = (
-        engine.decode(model, inputs, options),
-        _generation._decode(model, inputs, options),
-    )
-    if of_mine is not None:
-        np.testing.assert_allclose(of_mine, of_graphs, atol=1e-4)
-    return np.asarray(mine)[:, 0], np.asarray(graphs)[:, 0]
 
 
 @pytest.mark.slow
@@ -240,7 +151,7 @@ def test_the_engine_writes_what_the_graph_does(first: int) -> None:
         config = model.config
         prompt = prompts(4, 5, number, min(9, config.vocabulary_size))
         given = np.where(prompt == 0, config.pad_id, prompt)
-        mine, graphs = by_both(model, given, method=method)
+        mine, graphs = by_both(model, None, given, 8, method=method)
         np.testing.assert_array_equal(mine, graphs, err_msg=str(changes))
         kept = np.cumprod(given != config.pad_id, 1).astype(bool)
         kept &= np.cumsum(given == config.end_id, 1) - (given == config.end_id) == 0
@@ -258,14 +169,10 @@ def test_the_engine_reads_long_prompts_at_once() -> None:
     prompt[1, :70] = 9  # the graph reads at once what all rows have
     prompt[2:, 66:] = prompt[0, 66:]
     prompt[2:, :66] = 7
-    mine, graphs = by_both(model, prompt, 83, method="beam")
+    mine, graphs = by_both(model, None, prompt, 83, method="beam")
     np.testing.assert_array_equal(mine, graphs)
     alone = write(model, prompt[2:3], 83, method="beam", weights="float32")
     np.testing.assert_array_equal(alone[0], mine[2])
-
-
-def in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "unsupported_reasons", lambda *_: ["a test asks for the graph"])
 
 
 @pytest.mark.parametrize(
@@ -281,8 +188,8 @@ def in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param({"position": "learned", "layers": 2}, "sample", marks=slow),
     ],
 )
-def test_the_cache_changes_nothing(changes: Any, method: str, monkeypatch: Any) -> None:
-    in_the_graph(monkeypatch)
+@in_the_graph()
+def test_the_cache_changes_nothing(changes: Any, method: str) -> None:
     model = small_language_model(seed=4, end_bias=0.7, **changes)
     for prompt in (prompts(length=3), np.minimum(prompts()[[0, 0, 0]] + [[0], [1], [2]], 8)):
         cached = write(model, prompt, **METHODS[method])
@@ -294,7 +201,6 @@ def test_the_cache_changes_nothing(changes: Any, method: str, monkeypatch: Any) 
 @pytest.mark.parametrize("method", ["greedy", "beam"])
 def test_prompts_that_are_read_at_once(method: str, monkeypatch: Any) -> None:
     """In one step, whatever they share; the tokens are those of prompts that are read token by token."""
-    in_the_graph(monkeypatch)
     model = small_language_model(seed=4, end_bias=0.7)
     steps: list[int] = []
     real = LanguageModel.decode_step
@@ -304,24 +210,20 @@ def test_prompts_that_are_read_at_once(method: str, monkeypatch: Any) -> None:
         return real(self, tokens, *arguments)
 
     monkeypatch.setattr(LanguageModel, "decode_step", counted)
-    options: dict[str, Any] = {"max_length": 8, "use_cache": True, "method": method}
-    options |= {"num_results": 1, "return_scores": False}
-    if method == "beam":
-        options.update(beam_size=3, length_penalty=0.6, coverage_penalty=0.0)
     for prompt, shared in (
         ([[3, 4, 5, 6, 7], [5, 6, 7, 0, 0], [8, 8, 8, 8, 0]], 3),
         ([[3, 4, 2, 6, 7], [5, 6, 7, 2, 0]], 2),  # with the end
     ):
-        given = _generation._prompt(prompt, None, model.config, 8)
+        call = request(model, None, prompt, 8, return_scores=False, **METHODS[method])
         steps.clear()
-        at_once = np.asarray(_generation._decode(model, {"prompt": given}, options)[0])[:, 0]
+        at_once = np.asarray(_generation._decode(*call)[0])[:, 0]
         assert steps[0] == shared
         assert set(steps[1:]) == {1}
         assert len(steps) <= 1 + 8 - shared
         steps.clear()
         with monkeypatch.context() as patched:
             patched.setattr(current(), "has_dynamic_shapes", lambda: False)
-            one_by_one = _generation._decode(model, {"prompt": given}, options)[0][:, 0]
+            one_by_one = _generation._decode(*call)[0][:, 0]
         assert set(steps) == {1}
         np.testing.assert_array_equal(at_once, one_by_one)
     np.testing.assert_array_equal(at_once[:, :4], [[3, 4, 2, 0], [5, 6, 7, 2]])
@@ -336,23 +238,12 @@ def test_inside_a_tf_function() -> None:
     expected = write(model, prompts())
     compiled = tf.function(lambda x: generate(model, prompt=x, max_length=8), jit_compile=True)
     np.testing.assert_array_equal(compiled(tf.constant(prompts())), expected)
-    with pytest.MonkeyPatch.context() as patched:
-        in_the_graph(patched)
+    with in_the_graph():
         spec = [tf.TensorSpec((None, None), tf.int32)]
         traced = tf.function(lambda x: generate(model, prompt=x, max_length=8), spec)
         np.testing.assert_array_equal(traced(prompts()), expected)
         np.testing.assert_array_equal(traced(prompts()[:2, :3]), write(model, prompts()[:2, :3]))
         assert traced(np.zeros((0, 3), "int32")).shape == (0, 8)
-
-
-def test_mixed_precision_goes_on_in_the_graph() -> None:
-    model = small_language_model(seed=4, dtype="mixed_bfloat16")
-    explained = explain_generate(model)
-    assert explained.implementation == "graph"
-    assert "mixed_bfloat16" in str(explained)
-    tokens = write(model, prompts())
-    assert tokens.shape == (5, 8)
-    assert ((tokens >= 0) & (tokens < 9)).all()
 
 
 @by_the_engine
@@ -384,13 +275,6 @@ def test_what_cannot_be_written_is_named(arguments: Any, text: str) -> None:
         generate(small_language_model(), max_length=8, **arguments)
 
 
-def test_learned_positions_bound_the_length() -> None:
-    model = small_language_model(position="learned")
-    assert write(model, prompts(), 24).shape == (5, 24)
-    with pytest.raises(ValueError, match=r"max_length=25, config\.max_length=24"):
-        write(model, prompts(), 25)
-
-
 def test_empty_batches_and_prompts_of_no_tokens() -> None:
     model = small_language_model(seed=4)
     assert write(model, np.zeros((0, 3), "int32")).shape == (0, 8)
@@ -399,51 +283,5 @@ def test_empty_batches_and_prompts_of_no_tokens() -> None:
     np.testing.assert_array_equal(empty[0], empty[1])
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"vocabulary_size": 0}, "`vocabulary_size` must .*Received: vocabulary_size=0"),
-        ({"layers": 0}, "`layers` must .*Received: layers=0"),
-        ({"position": "none"}, "`position` must be one of .*Received: position='none'"),
-        ({"num_heads": 3}, "`num_heads` must divide `width` .*num_heads=3, width=8"),
-        ({"num_key_value_heads": 3}, "`num_key_value_heads` must divide .*=3, num_heads=2"),
-        ({"width": 6}, "`width` must be an even multiple .*width=6, num_heads=2, key_dim=None"),
-        ({"end_id": 9}, "`end_id` must be below `vocabulary_size`.*end_id=9, vocabulary_size=9"),
-        ({"end_id": 1}, "`pad_id` must differ from .*pad_id=0, start_id=1, end_id=1"),
-        ({"sliding_window": 0}, "`sliding_window` must .*Received: sliding_window=0"),
-        ({"dropout": 1.0}, "`dropout` must .*Received: dropout=1.0"),
-        ({"sinks": 1}, "`sinks` must be True or False.*sinks=1"),
-        ({"rotary_dim": 3}, "`rotary_dim` must be an even integer .*rotary_dim=3"),
-        ({"rotary_dim": 6}, "`rotary_dim` must be at most the width .*rotary_dim=6"),
-        ({"rotary_base": 0}, "`rotary_base` must be a .*rotary_base=0"),
-        ({"rotary_local_base": 9.0}, "`rotary_local_base` must be None .*sliding_window=None"),
-        (
-            {"rotary_base": 9.0, "position": "alibi"},
-            "`rotary_base` must have its default .*rotary_base=9.0",
-        ),
-        (
-            {"rotary_pattern": 2, "position": "learned"},
-            "`rotary_pattern` must have its default .*rotary_pattern=2",
-        ),
-        ({"score_scale": 0.0}, "`score_scale` must be a .*score_scale=0.0"),
-        (
-            {"parallel": True, "norm_first": False},
-            "`parallel` must be False .*parallel=True, norm_first=False",
-        ),
-        ({"normalization": "batch"}, "`normalization` must be one of .*'batch'"),
-        ({"activation": "no"}, "`activation` must be the name .*activation='no'"),
-    ],
-)
-def test_bad_configs_name_field_and_value(changes: Any, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        LanguageModelConfig(**{"vocabulary_size": 9, "width": 8, "num_heads": 2, **changes})
-
-
-def test_configs_are_plain_values() -> None:
-    config = LanguageModelConfig(np.int64(9), width=8, num_heads=2)
-    assert LanguageModelConfig.from_dict(config.to_dict()) == config
-    with pytest.raises(ValueError, match=r"fields of LanguageModelConfig only\. .*: depth"):
-        LanguageModelConfig.from_dict({**config.to_dict(), "depth": 2})
-    with pytest.raises(TypeError, match="`config` must be a LanguageModelConfig"):
-        LanguageModel({"vocabulary_size": 9})
+def test_it_is_decodable() -> None:
     assert isinstance(small_language_model(), Decodable)

@@ -2,31 +2,20 @@ import keras
 import numpy as np
 import pytest
 
-import heed
 from heed import inspect
 from heed.decoding._incremental_decoder import IncrementalDecoder
-from heed.models import RecurrentTranslator, RecurrentTranslatorConfig, explain_generate, generate
-from heed.models._recurrent_translator_config import ATTENTIONS
-from tests.backend import BACKEND, is_dense, vjp
-from tests.models.builders import randomise, sources
+from heed.models import explain_generate, generate
+from heed.models._recurrent_translator import ATTENTIONS
+from tests.backend import BACKEND
+from tests.models.builders import TARGET, randomise, small_recurrent, sources
+from tests.slow import slow
 
-TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 7, 0, 0], [1, 8, 3, 4, 2]], "int32")
 LOOKING = [name for name in ATTENTIONS if name != "none"]
-SMALL = {"width": 8, "location_filters": 3, "location_kernel_size": 3}
 METHODS = {
     "greedy": {},
     "beam": {"method": "beam", "beam_size": 3},
     "sample": {"method": "sample", "seed": 5},
 }
-slow = pytest.mark.slow  # a graph is traced in each case: the default run has the telling ones
-
-
-def small_model(attention="additive", dtype=None, seed=0, **changes):
-    """Return a built model with weights of order 1."""
-    config = RecurrentTranslatorConfig(11, 9, attention=attention, **{**SMALL, **changes})
-    model = RecurrentTranslator(config, dtype=dtype)
-    model.build()
-    return randomise(model, seed)
 
 
 def inputs():
@@ -34,25 +23,21 @@ def inputs():
 
 
 every_attention = pytest.mark.parametrize(
-    "attention",
-    [
-        name if name in ("location", "none") else pytest.param(name, marks=pytest.mark.slow)
-        for name in ATTENTIONS
-    ],
+    "attention", ["location", "none", *slow(x for x in LOOKING if x != "location")]
 )
 
 
 @pytest.mark.parametrize(
     ("attention", "changes"),
     [
-        *(pytest.param(attention, {}, marks=slow) for attention in LOOKING),
+        *slow((attention, {}) for attention in LOOKING),
         ("additive", {"cell": "gru", "encoder_layers": 2, "decoder_layers": 3}),
-        ("location", {"tie_embeddings": False, "attention_units": 5}),
+        *slow([("location", {"tie_embeddings": False, "attention_units": 5})]),
         ("general", {"pad_id": 5, "start_id": 0, "dropout": 0.4}),
     ],
 )
 def test_shapes_and_the_alignment(attention, changes):
-    model = small_model(attention, **changes)
+    model = small_recurrent(attention, **changes)
     batch = inputs()
     count = model.count_params()
     logits, alignment = model(batch, return_attention_scores=True)
@@ -66,12 +51,9 @@ def test_shapes_and_the_alignment(attention, changes):
     assert not np.any(np.asarray(alignment)[padding])
 
 
-@pytest.mark.parametrize(
-    "attention",
-    [x if x in ("additive", "general") else pytest.param(x, marks=slow) for x in LOOKING],
-)
+@pytest.mark.parametrize("attention", ["additive", "general", *slow(["dot", "scaled", "location"])])
 def test_inspect_sees_one_alignment_of_the_whole_target(attention):
-    model = small_model(attention, decoder_layers=2)
+    model = small_recurrent(attention, decoder_layers=2)
     batch = inputs()
     logits, alignment = model(batch, return_attention_scores=True)
     found = inspect.capture(model, batch)
@@ -125,7 +107,7 @@ def formula(model, source, target):
 
 
 def test_it_is_the_papers_formula():
-    model = small_model(cell="gru")
+    model = small_recurrent(cell="gru")
     batch = inputs()
     logits = np.asarray(model(batch))
     for source, target, ours in zip(batch["source"], batch["target"], logits, strict=True):
@@ -135,7 +117,7 @@ def test_it_is_the_papers_formula():
 
 @every_attention
 def test_padding_of_the_source_changes_nothing(attention):
-    model = small_model(attention, encoder_layers=2)
+    model = small_recurrent(attention, encoder_layers=2)
     batch = inputs()
     wider = {**batch, "source": np.pad(batch["source"], ((0, 0), (0, 3)))}
     logits = np.asarray(model(batch))
@@ -146,15 +128,9 @@ def test_padding_of_the_source_changes_nothing(attention):
     np.testing.assert_allclose(model(alone)[0], logits[2], atol=1e-5)
 
 
-@pytest.mark.parametrize("attention", ["additive", "none"])
-def test_a_source_of_nothing_but_padding_gives_finite_logits(attention):
-    batch = {"source": np.zeros((2, 4), "int32"), "target": TARGET[:2]}
-    assert np.all(np.isfinite(small_model(attention)(batch)))
-
-
 @every_attention
 def test_the_target_is_causal_and_the_source_is_read(attention):
-    model = small_model(attention)
+    model = small_recurrent(attention)
     batch = inputs()
     changed = {**batch, "target": batch["target"].copy()}
     changed["target"][:, 3:] = 5
@@ -170,11 +146,11 @@ def test_the_target_is_causal_and_the_source_is_read(attention):
     [
         ("location", "beam"),
         ("general", "greedy"),
-        *(pytest.param(attention, m, marks=slow) for attention in ATTENTIONS for m in METHODS),
+        *slow((attention, m) for attention in ATTENTIONS for m in METHODS),
     ],
 )
 def test_the_cache_changes_nothing(attention, method):
-    model = small_model(attention, cell="gru", tie_embeddings=False)
+    model = small_recurrent(attention, cell="gru", tie_embeddings=False)
     randomise(model, seed=4, end_bias=-9.0)  # no text ends at once
     source, options = sources(4), METHODS[method]
     cached = np.asarray(generate(model, source, max_length=5, **options))
@@ -187,7 +163,7 @@ def test_the_cache_changes_nothing(attention, method):
 @every_attention
 def test_steps_give_what_the_call_gives(attention):
     """Also of several rows for each source, which may change places."""
-    model = small_model(attention, decoder_layers=2)
+    model = small_recurrent(attention, decoder_layers=2)
     source = sources(2)
     read = np.array([[1, 3, 4], [1, 5, 6], [1, 7, 8], [1, 4, 4]], "int32")  # two of each source
     whole = np.asarray(model({"source": source.repeat(2, axis=0), "target": read}))[:, :, 2:]
@@ -205,122 +181,15 @@ def test_steps_give_what_the_call_gives(attention):
     np.testing.assert_allclose(np.asarray(logits)[:, 2:], whole[:, 2], atol=1e-5)
 
 
-@every_attention
-def test_both_implementations_agree(attention):
-    model = small_model(attention)
-    with heed.set_implementation("portable"):
-        portable = np.asarray(model(inputs()))
-    np.testing.assert_allclose(model(inputs()), portable, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("attention", "changes"),
-    [("location", {"cell": "gru"}), ("none", {"encoder_layers": 2, "tie_embeddings": False})],
-)
-def test_saved_models_come_back(attention, changes, tmp_path):
-    model = small_model(attention, **changes)
-    expected = model(inputs())
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert loaded.config == model.config
-    np.testing.assert_array_equal(loaded(inputs()), expected)
-    twin = RecurrentTranslator.from_config(model.get_config())
-    twin.build()
-    assert np.abs(np.asarray(twin(inputs())) - np.asarray(expected)).max() > 1e-2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("attention", "policy"),
-    [
-        ("location", "mixed_float16"),
-        pytest.param("additive", "mixed_float16", marks=slow),
-        pytest.param("location", "float32", marks=slow),
-        pytest.param("general", "float32", marks=slow),
-        pytest.param("location", "mixed_bfloat16", marks=slow),
-    ],
-)
-@pytest.mark.usefixtures("compiled")
-def test_fit_lowers_the_loss(attention, policy):
-    model = small_model(attention, policy, cell="gru", dropout=0.1)
-    batch = {"source": np.tile(inputs()["source"], (8, 1)), "target": np.tile(TARGET, (8, 1))}
-    labels = np.pad(batch["target"][:, 1:], ((0, 0), (0, 1)))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
-    model.compile(keras.optimizers.Adam(0.03), loss, jit_compile=False)
-    history = model.fit(batch, labels, batch_size=24, epochs=12, verbose=0).history["loss"]
-    assert np.all(np.isfinite(history))
-    assert history[-1] < 0.7 * history[0]
-    assert {weight.dtype for weight in model.trainable_weights} == {"float32"}
-    assert keras.backend.standardize_dtype(model(batch).dtype) == "float32"
-
-
-@every_attention
-def test_every_weight_gets_a_dense_gradient(attention):
-    model = small_model(attention, tie_embeddings=False)
-    batch = inputs()
-    _, pull = vjp(
-        lambda: keras.ops.mean(model(batch, training=True) ** 2), variables=model.trainable_weights
-    )
-    gradients = pull()
-    for weight, gradient in zip(model.trainable_weights, gradients, strict=True):
-        assert is_dense(gradient), weight.path
-        assert np.abs(gradient).max() > 0, weight.path
-
-
-def test_dropout_acts_in_training_only():
-    model = small_model(dropout=0.5)
-    np.testing.assert_array_equal(model(inputs()), model(inputs(), training=False))
-    difference = np.asarray(model(inputs(), training=True)) - np.asarray(model(inputs()))
-    assert np.abs(difference).max() > 1e-2
-
-
-@pytest.mark.usefixtures("compiled")
-def test_unknown_sizes_in_a_functional_model():
-    model = small_model("location")
-    symbolic = {name: keras.Input((None,), dtype="int32", name=name) for name in inputs()}
-    outer = keras.Model(symbolic, model(symbolic))
-    assert outer.output_shape == (None, None, 9)
-    np.testing.assert_allclose(outer(inputs()), model(inputs()), atol=1e-6)
-    np.testing.assert_allclose(outer.predict(inputs(), verbose=0), model(inputs()), atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"width": 7}, "`width` must be even. Received: width=7"),
-        ({"width": 0}, "`width` must be an integer >= 1. Received: width=0"),
-        ({"cell": "rnn"}, "`cell` must be one of 'lstm', 'gru'. Received: cell='rnn'"),
-        ({"attention": "bahdanau"}, "`attention` must be one of .* attention='bahdanau'"),
-        ({"dropout": 1.0}, "`dropout` must be .* dropout=1.0"),
-        ({"decoder_layers": 0}, "`decoder_layers` must be .* decoder_layers=0"),
-        ({"location_filters": 1.5}, "`location_filters` must be .* location_filters=1.5"),
-        ({"attention_units": 0}, "`attention_units` must be .* attention_units=0"),
-        ({"tie_embeddings": 1}, "`tie_embeddings` must be True or False"),
-        ({"end_id": 1}, "`pad_id` must differ from `start_id` and `end_id`"),
-        ({"pad_id": 9}, "`pad_id` must be below `target_vocabulary_size`"),
-    ],
-)
-def test_bad_fields_are_named_with_their_value(changes, message):
-    with pytest.raises(ValueError, match=message):
-        RecurrentTranslatorConfig(11, 9, **changes)
-
-
-def test_configs_travel_as_plain_values():
-    config = RecurrentTranslatorConfig(11, 9, cell="gru", attention_units=4)
-    assert RecurrentTranslatorConfig.from_dict(config.to_dict()) == config
-
-
 def test_what_is_asked_of_a_model_without_attention():
     with pytest.raises(ValueError, match="`return_attention_scores` needs attention"):
-        small_model("none")(inputs(), return_attention_scores=True)
+        small_recurrent("none")(inputs(), return_attention_scores=True)
     with pytest.raises(ValueError, match="`model` must have attention"):
-        inspect.capture(small_model("none"), inputs())
+        inspect.capture(small_recurrent("none"), inputs())
 
 
 def test_inputs_are_checked():
     with pytest.raises(ValueError, match='"source" and "target"'):
-        small_model()({"source": sources()})
+        small_recurrent()({"source": sources()})
     with pytest.raises(ValueError, match="`source` must be integers"):
-        generate(small_model(), np.ones((2, 3), "float32"), max_length=4)
-    with pytest.raises(TypeError, match="must be a RecurrentTranslatorConfig"):
-        RecurrentTranslator({"width": 8})
+        generate(small_recurrent(), np.ones((2, 3), "float32"), max_length=4)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 
 import numpy as np
 import pytest
 
-from heed.decoding import engine
 from heed.layers import TokenEmbedding
 from heed.models import (
     MaskedLanguageModel,
@@ -18,6 +18,7 @@ from heed.models import (
     generate,
 )
 from tests.backend import on_tensorflow, tf
+from tests.decoding.ways import in_the_graph
 from tests.models.builders import small_language_model, small_model
 
 SIZES = {"width": 8, "num_heads": 2, "layers": 1, "num_segments": 2}
@@ -51,10 +52,10 @@ def models() -> dict[str, tuple[Any, Any]]:
 
 
 @pytest.fixture(params=["engine", pytest.param("graph", marks=pytest.mark.slow)])
-def way(request, monkeypatch):
+def way(request):
     """Build the models that decode."""
-    if request.param == "graph":
-        monkeypatch.setattr(engine, "unsupported_reasons", lambda *_: ["a test asks for the graph"])
+    with in_the_graph() if request.param == "graph" else contextlib.nullcontext():
+        yield
 
 
 def test_every_model_names_the_range(way) -> None:

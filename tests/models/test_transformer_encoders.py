@@ -1,10 +1,11 @@
 """A Transformer whose encoder reads something else than tokens: images, features, whatever a layer takes."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
 
-import heed
 from heed import inspect
 from heed.decoding import engine
 from heed.models import (
@@ -12,16 +13,17 @@ from heed.models import (
     TransformerConfig,
     TransformerEncoder,
     VisionTransformer,
-    VisionTransformerConfig,
     explain_generate,
     generate,
 )
 from tests.backend import on_tensorflow, tf
-from tests.models.builders import SMALL, randomise, sources
+from tests.decoding import ways
+from tests.models.builders import SMALL, images, randomise, sources, vision_config
+from tests.slow import slow
 
 TARGET = np.array([[1, 3, 4, 5], [1, 7, 7, 0], [1, 8, 3, 2]], "int32")
 METHODS = {
-    "greedy": {"method": "greedy"},
+    "greedy": {},
     "beam": {"method": "beam", "beam_size": 3},
     "sample": {"method": "sample", "seed": 5, "top_k": 5},
 }
@@ -34,10 +36,7 @@ def config_of(**changes):
 
 
 def vision(**changes):
-    sizes = {"width": 8, "num_heads": 2, "feed_forward_width": 16, "layers": 1}
-    return VisionTransformer(
-        VisionTransformerConfig((4, 6), 2, channels=2, **{**sizes, **changes}), name="vision"
-    )
+    return VisionTransformer(vision_config(**changes), name="vision")
 
 
 def features_encoder(masked=True):
@@ -68,13 +67,13 @@ def features(batch=8, length=5, seed=0):
     return np.where(np.arange(length)[:, None] < LENGTHS[:batch, None, None], x, 0)
 
 
-def images(batch=8, seed=0):
-    return 3 * np.random.default_rng(seed).normal(size=(batch, 4, 6, 2)).astype("f4")
+def images_of(batch=8):
+    return 3 * images(batch)
 
 
 ENCODERS = {
-    "images": (vision, images),
-    "images without a class token": (lambda: vision(pooling="mean"), images),
+    "images": (vision, images_of),
+    "images without a class token": (lambda: vision(pooling="mean"), images_of),
     "features": (lambda: features_encoder(masked=False), features),
     "masked features": (features_encoder, features),
 }
@@ -88,18 +87,16 @@ def model_of(encoder, seed=4, dtype=None, **changes):
 
 
 def decode(model, source, in_graph=False, **options):
-    with pytest.MonkeyPatch.context() as patched:
-        if in_graph:
-            reasons = ["a test asks for the graph"]
-            patched.setattr(engine, "unsupported_reasons", lambda *_: reasons)
+    with ways.in_the_graph() if in_graph else contextlib.nullcontext():
         return np.asarray(generate(model, source, max_length=7, **options))
 
 
 @pytest.mark.parametrize(
     "kind",
     [
-        x if x in ("images", "masked features") else pytest.param(x, marks=pytest.mark.slow)
-        for x in ENCODERS
+        "images",
+        "masked features",
+        *slow(x for x in ENCODERS if x not in ("images", "masked features")),
     ],
 )
 def test_the_call_is_the_decoder_over_what_is_encoded(kind):
@@ -120,9 +117,7 @@ def test_the_call_is_the_decoder_over_what_is_encoded(kind):
     assert [tuple(x.shape) for x in scores["encoder"]] == expected
 
 
-@pytest.mark.parametrize(
-    "encoder", [features_encoder, pytest.param(Padded, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("encoder", [features_encoder, *slow([Padded])])
 def test_what_the_encoder_masks_changes_nothing(encoder):
     model = Transformer(config_of(), encoder=encoder())
     batch = {"source": features(3), "target": TARGET}
@@ -143,9 +138,8 @@ def test_what_the_encoder_masks_changes_nothing(encoder):
 @pytest.mark.parametrize(
     ("kind", "method"),
     [
-        ("images", "greedy"),
         ("masked features", "beam"),
-        *(pytest.param(k, m, marks=pytest.mark.slow) for k in ENCODERS for m in METHODS),
+        *slow((kind, method) for kind in ENCODERS for method in METHODS),
     ],
 )
 def test_every_way_of_decoding_finds_the_same_tokens(kind, method):
@@ -163,7 +157,7 @@ def test_every_way_of_decoding_finds_the_same_tokens(kind, method):
 
 
 def test_a_prompt_is_gone_on_from():
-    model, source = model_of(vision()), images()
+    model, source = model_of(vision()), images_of()
     free = decode(model, source)
     prompt = np.where(free[:, :2] == 0, 0, 6)
     for in_graph in (False, True):
@@ -173,9 +167,7 @@ def test_a_prompt_is_gone_on_from():
 
 
 @on_tensorflow
-@pytest.mark.parametrize(
-    "kind", [pytest.param("images", marks=pytest.mark.slow), "masked features"]
-)
+@pytest.mark.parametrize("kind", ["masked features", *slow(["images"])])
 @pytest.mark.usefixtures("compiled")
 def test_decoding_inside_a_tf_function_with_unknown_batches(kind):
     encoder, source = ENCODERS[kind]
@@ -186,12 +178,10 @@ def test_decoding_inside_a_tf_function_with_unknown_batches(kind):
     assert tuple(generate(model, source[:0], max_length=7).shape) == (0, 7)
 
 
-@pytest.mark.parametrize(
-    "encoder", [vision, Padded, pytest.param(features_encoder, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("encoder", [vision, Padded, *slow([features_encoder])])
 def test_saved_models_come_back(encoder, tmp_path):
     model = Transformer(config_of(), encoder=encoder())
-    source = images(3) if encoder is vision else features(3)
+    source = images_of(3) if encoder is vision else features(3)
     batch = {"source": source, "target": TARGET}
     model(batch)
     randomise(model)
@@ -225,22 +215,8 @@ def test_an_encoder_of_tokens_may_be_given_too():
     np.testing.assert_allclose(model(batch), model(wider), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [x if x == "masked features" else pytest.param(x, marks=pytest.mark.slow) for x in ENCODERS],
-)
-def test_both_implementations_agree(kind):
-    encoder, source = ENCODERS[kind]
-    model, batch = model_of(encoder()), {"source": source(3), "target": TARGET}
-    with heed.set_implementation("portable"):
-        portable = np.asarray(model(batch))
-    np.testing.assert_allclose(model(batch), portable, atol=2e-5)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "policy", [pytest.param("float32", marks=pytest.mark.slow), "mixed_float16"]
-)
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 @pytest.mark.usefixtures("compiled")
 def test_fit_lowers_the_loss_of_model_and_encoder(policy):
     keras.utils.set_random_seed(0)
@@ -250,7 +226,7 @@ def test_fit_lowers_the_loss_of_model_and_encoder(policy):
         keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0),
         jit_compile=False,
     )
-    batch = {"source": np.tile(images(3), (8, 1, 1, 1)), "target": np.tile(TARGET, (8, 1))}
+    batch = {"source": np.tile(images_of(3), (8, 1, 1, 1)), "target": np.tile(TARGET, (8, 1))}
     labels = np.pad(batch["target"][:, 1:], ((0, 0), (0, 1)))
     model.build()
     before = [np.asarray(x) for x in model.encoder.weights]
@@ -258,7 +234,7 @@ def test_fit_lowers_the_loss_of_model_and_encoder(policy):
     assert history[-1] < 0.7 * history[0]
     changed = [np.any(x != y) for x, y in zip(before, model.encoder.weights, strict=True)]
     assert all(changed)
-    assert decode(model, images()).shape == (8, 7)
+    assert decode(model, images_of()).shape == (8, 7)
 
 
 def test_variables_are_made_by_build():
@@ -293,7 +269,7 @@ def test_an_encoder_of_another_width_is_named(encoder, received):
 
 def test_bad_sources_are_what_the_encoder_says():
     with pytest.raises(ValueError, match="`images` must be floats"):
-        decode(model_of(vision()), images()[:, :3])
+        decode(model_of(vision()), images_of()[:, :3])
     with pytest.raises(ValueError, match="incompatible"):
         decode(model_of(features_encoder()), features()[..., :2])
 
@@ -312,7 +288,7 @@ def test_configs_and_encoders_that_do_not_go_together():
 
 def test_inspect_sees_encoder_and_decoder():
     model = model_of(vision(), decoder_layers=2)
-    batch = {"source": images(3), "target": TARGET}
+    batch = {"source": images_of(3), "target": TARGET}
     found = inspect.capture(model, batch)
     assert found.kinds == {
         "vision/layer_0/attention": "self",

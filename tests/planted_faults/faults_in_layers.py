@@ -127,7 +127,7 @@ FAULTS = (
     ),
     Fault(
         "rotation in the decoder begins at 0 in each step",
-        f"{_MODELS}/_input.py",
+        f"{_MODELS}/_stack.py",
         'ops.arange(query_length, dtype="int32") + start_index}',
         'ops.arange(query_length, dtype="int32")}',
         (f"{_OF_DECODING}/test_generation.py", f"{_OF_MODELS}/test_transformer.py"),
@@ -141,14 +141,14 @@ FAULTS = (
     ),
     Fault(
         "a recurrent encoder reads padding",
-        f"{_MODELS}/_recurrent_encoder.py",
+        f"{_MODELS}/_recurrent_translator.py",
         "block(x, mask=mask, training=training)",
         "block(x, training=training)",
         (f"{_OF_MODELS}/test_recurrent_translator.py",),
     ),
     Fault(
         "rows and columns of patches change places in sinusoidal positions",
-        f"{_MODELS}/_image_patches.py",
+        f"{_MODELS}/_vision_transformer.py",
         "table = [ops.repeat(down, columns, axis=0), ops.tile(across, (rows, 1))]",
         "table = [ops.tile(across, (rows, 1)), ops.repeat(down, columns, axis=0)]",
         (f"{_OF_MODELS}/test_vision_transformer.py",),

@@ -54,14 +54,10 @@ def beam_search(
 
     Args:
         decoder: Runs the model, `beams` rows for each source.
-        beams: Width K of the beam.
-        length_penalty: Exponent alpha of the penalty, at least 0; 0 compares plain log
-            probabilities.
-        prompt: (B, length) int32, the first tokens of each row, then padding; or None. Neither its probability nor its
-            length counts.
-        results: N, the number of sequences to return, at most K.
-        coverage_penalty: Factor beta of the coverage, at least 0; above 0 the decoder must track the coverage, which
-            includes that of the prompt. A coverage below 1e-9 counts as 1e-9.
+        beams, length_penalty, coverage_penalty: See `generate`. With a coverage penalty the decoder must track the
+            coverage, which includes that of the prompt. A coverage below 1e-9 counts as 1e-9.
+        prompt: (B, length) int32, the first tokens of each row, then padding; or None.
+        results: N, the number of sequences to return, at most `beams`.
 
     Returns:
         Tokens (B, N, length) int32, padded after the end, and scores (B, N): the best finished hypotheses; then the

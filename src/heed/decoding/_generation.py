@@ -121,11 +121,7 @@ class Request(NamedTuple):
 
 
 def make_request(model: Decodable, source: Any, prompt: Any, given: Mapping[str, Any]) -> Request:
-    """Check the arguments of `generate`, build the model and draw the random numbers.
-
-    Raises:
-        TypeError, ValueError: As `generate`.
-    """
+    """Check the arguments of `generate`, build the model and draw the random numbers."""
     options = _check(model, given)
     config = model.config
     if config.longest_target is not None and options.max_length > config.longest_target:
@@ -169,18 +165,13 @@ def make_request(model: Decodable, source: Any, prompt: Any, given: Mapping[str,
     return Request(used, inputs, first.shape[0], reasons)
 
 
-def _check_model(model: Any) -> None:
+def _check(model: Decodable, given: Mapping[str, Any]) -> GenerateOptions:
     if missing := missing_names(model):
         raise TypeError(
             "`model` must be a heed.models.Transformer, LanguageModel or another model that has the methods of "
             "heed.models.Decodable; or, to stream, a language model of KerasHub after heed.accelerate(model). "
             f"Received: model={model!r}, without {', '.join(missing)}"
         )
-
-
-def _check(model: Decodable, given: Mapping[str, Any]) -> GenerateOptions:
-    """Check a model and the options of `generate` that were given."""
-    _check_model(model)
     options = GenerateOptions(**given)
     if options.top_k:  # more than the vocabulary cut nothing
         fewer = min(options.top_k, model.config.target_vocabulary_size)
@@ -270,12 +261,10 @@ def make_loop(
 ) -> RowLoop:
     """Return the loop of greedy decoding or sampling in the current graph, of the inputs and options of a `Request`."""
     decoder = _make_decoder(model, memory, inputs, options, options["num_results"])
-
     cuts = sampling_of(options)
 
     def sample(logits: Any, index: Any) -> Any:
-        uniform = column(inputs["uniform"], index)
-        return draw(logits, uniform, **cuts)
+        return draw(logits, column(inputs["uniform"], index), **cuts)
 
     choose = greedy if options["method"] == "greedy" else sample
     return RowLoop(decoder, choose, inputs.get("prompt"), options["return_scores"])
@@ -289,11 +278,8 @@ def _make_decoder(
     beams: int,
     track_coverage: bool = False,
 ) -> IncrementalDecoder:
-    rows, length, use_cache = _count_rows(inputs), options["max_length"], options["use_cache"]
+    rows = ops.shape(inputs["source" if "source" in inputs else "prompt"])[0]
+    length, use_cache = options["max_length"], options["use_cache"]
     return IncrementalDecoder(
         model, memory, rows, length, beams=beams, use_cache=use_cache, track_coverage=track_coverage
     )
-
-
-def _count_rows(inputs: dict[str, Any]) -> Any:
-    return ops.shape(inputs["source" if "source" in inputs else "prompt"])[0]

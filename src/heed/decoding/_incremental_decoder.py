@@ -86,12 +86,8 @@ class IncrementalDecoder:
     def start(self, prompt: Any = None) -> tuple[Any, DecodingState]:
         """Return the first tokens to read, (rows,), and the state before them.
 
-        Args:
-            prompt: (B, length) int32, the first tokens of each row, then padding; or None.
-
-        Returns:
-            The start token of each row and the empty state. If all prompts have n tokens or more before an end: token
-            n of each, and the state after those before it.
+        With prompts (B, length), padded after their tokens, that all have n tokens or more before an end: token n of
+        each, and the state after those before it. Otherwise the start token of each row and the empty state.
         """
         config = self.config
         # Compiled for fixed sizes, prompts are read token by token.
@@ -117,15 +113,7 @@ class IncrementalDecoder:
         return self.of_beams(column(tokens, shared)), DecodingState(shared, *state)
 
     def step(self, state: DecodingState, tokens: Any) -> tuple[Any, DecodingState]:
-        """Read a token of each row.
-
-        Args:
-            state: From `start`, `select` or the step before.
-            tokens: (rows,) integers.
-
-        Returns:
-            Scores of the next token, (rows, vocabulary) float32, and the new state.
-        """
+        """Read a token of each row: scores of the next one, (rows, vocabulary) float32, and the new state."""
         index, known, coverage = state
         if self._use_cache:
             tokens = ops.expand_dims(tokens, 1)
@@ -154,7 +142,6 @@ class IncrementalDecoder:
         return column(logits, index), _add(coverage, ops.where(is_read, alignment, 0.0))
 
     def _empty(self, rows: Any) -> Any:
-        """Return the state of no tokens."""
         if self._use_cache:
             return self._model.make_state(rows, self.length, self._memory)
         return ops.full((rows, self.length), self.config.pad_id, dtype="int32")

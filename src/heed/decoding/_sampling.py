@@ -31,20 +31,13 @@ def draw(
     top_p: float | None = None,
     min_p: float | None = None,
 ) -> Any:
-    """Draw one token a row by inverting the cumulative distribution.
+    """Draw one token a row by inverting the cumulative distribution, (B,) int32.
 
     `p = softmax(logits / temperature)`, cut to the `top_k` most likely tokens, then to the fewest of them that hold at
-    least `top_p` of the mass and to those with at least `min_p` of the likeliest one's, and scaled to sum to 1.
+    least `top_p` of the mass and to those with at least `min_p` of the likeliest one's, and scaled to sum to 1. None:
+    no such cut.
 
-    Args:
-        logits: (B, vocabulary) float32.
-        uniform: (B,) floats in [0, 1), the only randomness: a row's draw depends on its own number and scores alone.
-        temperature: Positive number.
-        top_k: Positive integer, or None for all tokens.
-        top_p, min_p: Numbers in (0, 1], or None for no such cut.
-
-    Returns:
-        (B,) int32.
+    The only randomness is `uniform`, (B,) floats in [0, 1): a row's draw depends on its own number and scores alone.
     """
     vocabulary = logits.shape[-1]
     if top_k == 1:
@@ -133,10 +126,8 @@ class RowLoop:
         return new, tokens, ops.logical_or(done, tokens == config.end_id), output, scores
 
     def run(self) -> tuple[Any, Any]:
-        """Return all steps.
+        """Run all steps: tokens (rows, length) int32, padded after the end, and scores (rows,), 0 unless computed.
 
-        Returns:
-            Tokens (rows, length) int32, padded after the end; and scores (rows,), the model's log probability of the
-            tokens after the prompt, or 0.
+        A score is the model's log probability of the tokens after the prompt.
         """
         return ops.while_loop(self.unfinished, self.step, self.start())[3:]

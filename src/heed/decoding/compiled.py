@@ -38,10 +38,8 @@ _kept: weakref.WeakKeyDictionary[Any, _Kept] = weakref.WeakKeyDictionary()
 def keep(model: Any, key: Hashable, make: Callable[[], Any]) -> Any:
     """Return `make()`, once for each key until the layers, variables or dtype policies of the model change.
 
-    Args:
-        model: a built model.
-        key: whatever the result depends on besides the model's structure.
-        make: returns something that does not hold the model, which it would keep alive.
+    The model is built, and `make` returns something that does not hold it, which would keep it alive. The key is
+    whatever else the result depends on.
     """
     with _lock:
         kept = _kept.setdefault(model, _Kept())
@@ -62,11 +60,8 @@ def program(
 ) -> Callable[[Any], Any]:
     """Return `function(model, inputs, options)` compiled as a function of the inputs.
 
-    Args:
-        model: a built model.
-        options: everything that the function depends on besides the model and its inputs.
-        function: a function of a module.
-        quick: whether it is quick uncompiled: then it is compiled at its second use.
+    The options are everything that the function depends on besides the built model and its inputs; it is a function of
+    a module. If it is `quick` uncompiled, it is compiled at its second use.
     """
     # A strong reference would keep every model alive.
     reference = weakref.ref(model)

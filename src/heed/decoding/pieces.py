@@ -15,18 +15,9 @@ def write_pieces(
     decode: Callable[[list[int]], str],
     start: Iterable[int] = (),
 ) -> Generator[str, None, tuple[str, list[int]]]:
-    """Yield pieces of text that join to that of all tokens, as early as they are certain.
+    """Yield pieces of text that join to that of all tokens, as early as they are certain; return the text and its ids.
 
-    Args:
-        tokens: are closed at the end.
-        decode: returns the text of ids.
-        start: ids before the tokens, whose text is in the first piece.
-
-    Returns:
-        The text and its ids.
-
-    Raises:
-        UnstableTextError: if more ids change the text of those before them.
+    The tokens are closed at the end. The text of the ids `start`, which are before the tokens, is in the first piece.
     """
     ids, text, whole = list(start), "", ""
     with contextlib.closing(tokens):

@@ -142,7 +142,6 @@ def _decode_by_engine(model: Decodable, request: Request) -> Generator[int, None
 
 
 def _decode_in_graph(model: Decodable, request: Request) -> Generator[int, None, None]:
-    """Run the loop of `generate` step by step."""
     inputs, options, config = request.inputs, request.options, model.config
     given = 0
     if "prompt" in inputs:

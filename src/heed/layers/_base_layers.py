@@ -18,11 +18,9 @@ class ConfiguredLayer(keras.layers.Layer):
     """A layer that keeps each argument of its constructor in an attribute of that name, or with `_` before it."""
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, as plain values."""
         return {**super().get_config(), **dict(self._arguments())}
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """Return shape and dtype of the result of a call."""
         # Traced instead of derived from shapes, because the results depend on the arguments.
         return keras.Operation.compute_output_spec(self, *args, **kwargs)
 
@@ -38,6 +36,13 @@ class ConfiguredLayer(keras.layers.Layer):
                     yield name, _plain(getattr(self, attribute))
 
 
+def bind_call(layer: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return the arguments of a call of a layer by name, with defaults."""
+    bound = inspect.signature(layer.call).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
 class SequenceLayer(ConfiguredLayer):
     """A layer that keeps the shape of a sequence, and its mask."""
 
@@ -46,7 +51,6 @@ class SequenceLayer(ConfiguredLayer):
         self.supports_masking = True
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        """Return the shape of the output for inputs of this shape."""
         return tuple(input_shape)
 
 
@@ -82,6 +86,13 @@ class AttentionLayer(KernelLayer, ConfiguredLayer):
         """Return the options of the scores as the op takes them."""
         options = {name: getattr(self, name) for name in options_of("scores")}
         return options | {"score_mod": self._score_function}
+
+    def _check_built(self, method: str) -> None:
+        if not self.built:
+            raise ValueError(
+                f"`{method}` needs the projections: build the layer or call it once before. "
+                "Received: a layer that is not built"
+            )
 
 
 def _plain(value: Any) -> Any:

@@ -33,11 +33,7 @@ def make(
 
 
 def check(cache: Any, batch_size: Any, key: Shape, value: Shape) -> None:
-    """Check that `cache` has these features: (K, H) and (K, V), or (D,) and (V,) for a layer with one head.
-
-    Raises:
-        ValueError: if a part is missing or has another shape.
-    """
+    """Check that `cache` has these features: (K, H) and (K, V), or (D,) and (V,) for a layer with one head."""
     if not isinstance(cache, Mapping) or set(cache) != {"key", "value"}:
         received = sorted(cache) if isinstance(cache, Mapping) else cache
         raise ValueError(
@@ -57,11 +53,7 @@ def check(cache: Any, batch_size: Any, key: Shape, value: Shape) -> None:
 
 
 def write(cache: Cache, key: Any, value: Any, cache_index: Any) -> Cache:
-    """Write new keys and values (B, T, K, .) into a cache from `cache_index` on.
-
-    Raises:
-        ValueError: if they do not fit; InvalidArgumentError in a graph.
-    """
+    """Write new keys and values (B, T, K, .) into a cache from `cache_index` on, where they must fit."""
     index = cache_slot(cache_index, ops.shape(key)[1], ops.shape(cache["key"])[1])
     start = ops.stack([0, index, 0, 0])
 

@@ -92,7 +92,6 @@ class TokenEmbedding(ConfiguredLayer):
         self.supports_masking = self.mask_zero
 
     def build(self, input_shape: Any = None) -> None:
-        """Create the variables."""
         self.embeddings = self.add_weight(
             shape=(self.vocabulary_size, self.width),
             initializer=self.embeddings_initializer,
@@ -103,7 +102,6 @@ class TokenEmbedding(ConfiguredLayer):
         )
 
     def call(self, inputs: Any) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         ids = check_tokens("inputs", inputs, self.vocabulary_size)
         if keras.backend.standardize_dtype(ids.dtype) not in ("int32", "int64"):
             ids = ops.cast(ids, "int32")
@@ -130,9 +128,7 @@ class TokenEmbedding(ConfiguredLayer):
         return ops.reshape(scores, (*ops.shape(x)[:-1], self.vocabulary_size))
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Return the Keras mask of the output."""
         return ops.not_equal(inputs, 0) if self.mask_zero else None
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        """Return the shape of the output for inputs of this shape."""
         return (*input_shape, self.width)

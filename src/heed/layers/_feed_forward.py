@@ -7,9 +7,8 @@ from typing import Any
 import keras
 
 from heed.layers._base_layers import SequenceLayer
-from heed.layers._projections import clone_initializer
 from heed.layers.dropout import Dropout
-from heed.layers.flat_dense import FlatDense
+from heed.layers.flat_dense import FlatDense, clone_initializer
 from heed.number_checks import check_integer, check_real
 
 
@@ -88,7 +87,6 @@ class FeedForward(SequenceLayer):
         )
 
     def build(self, input_shape: Any) -> None:
-        """Create the variables."""
         width = input_shape[-1]
         self.hidden_dense = self._dense(self.hidden_width, self.activation, "hidden")
         self.up_dense = self._dense(self.hidden_width, None, "up") if self.gated else None
@@ -100,12 +98,10 @@ class FeedForward(SequenceLayer):
         self.output_dense.build((None, self.hidden_width))
 
     def compute_output_spec(self, inputs: Any, training: bool | None = None) -> Any:
-        """Return shape and dtype of the result of a call."""
         # Not by tracing `call`, where Keras on PyTorch forgets that mixed precision narrows the variables.
         return keras.KerasTensor(inputs.shape, self.compute_dtype)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         hidden = self.hidden_dense(inputs)
         if self.up_dense is not None:
             hidden = hidden * self.up_dense(inputs)

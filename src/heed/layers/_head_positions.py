@@ -39,10 +39,6 @@ class HeadPositions:
 
     Attributes:
         options: all options of `position`, with its `kind`, or None.
-
-    Raises:
-        ValueError: for an unknown kind, option or scaling, or an odd H that cannot be rotated; or for more features to
-            rotate than there are.
     """
 
     def __init__(
@@ -95,15 +91,10 @@ class HeadPositions:
         return ops.maximum(*lengths)
 
     def rotate(self, x: Any, positions: Any, start: Any, length: Any, name: str) -> Any:
-        """Return heads (B, T, N, H) rotated by their positions.
+        """Return heads (B, T, N, H) rotated by their positions, (T,) or (B, T) integers.
 
-        Args:
-            x: the heads.
-            positions: (T,) or (B, T) integers; None: `start`, `start + 1`, ... if `position` is rotary, else no
-                rotation.
-            start: the position of the first token.
-            length: from `text_length`.
-            name: the argument that holds `positions`, for messages.
+        Positions of None are `start`, `start + 1`, ... if `position` is rotary, else nothing is rotated. `length` comes
+        from `text_length`; `name` is the argument that holds the positions, for messages.
         """
         rotary = self.of_kind("rotary")
         if positions is None:

@@ -17,11 +17,7 @@ from heed.number_checks import check_integer
 
 
 def check_widths(name: str, value: Any, num_heads: int) -> int | tuple[int, ...]:
-    """Return the width of all heads, or a tuple of N widths if they differ.
-
-    Raises:
-        ValueError: for anything but a positive integer or a list or tuple of `num_heads` of them.
-    """
+    """Return the width of all heads, or a tuple of N widths if they differ."""
     if not isinstance(value, list | tuple):
         return int(check_integer(name, value, least=1))
     if len(value) != num_heads:
@@ -35,11 +31,7 @@ def check_widths(name: str, value: Any, num_heads: int) -> int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class HeadWidths:
-    """The widths of a projection's heads.
-
-    Attributes:
-        each: N widths.
-    """
+    """The widths of a projection's N heads."""
 
     each: tuple[int, ...]
 

@@ -10,8 +10,8 @@ from keras import ops
 
 from heed.layers import masks
 from heed.layers._additive_attention import AdditiveAttention
-from heed.layers._projections import clone_initializer
 from heed.layers.attend import pack_outputs
+from heed.layers.flat_dense import clone_initializer
 from heed.layers.shapes import Shape, agree
 from heed.number_checks import check_integer
 
@@ -82,7 +82,6 @@ class LocationAwareAttention(AdditiveAttention):
         key_shape: Sequence[Any] | None = None,
         previous_weights_shape: Sequence[Any] | None = None,
     ) -> None:
-        """Check the shapes and create the variables."""
         super().build(query_shape, value_shape, key_shape)
 
     def _build_scores(self, query_width: int, key_width: int) -> None:
@@ -114,7 +113,6 @@ class LocationAwareAttention(AdditiveAttention):
         training: bool | None = None,
         cache: Any = None,
     ) -> Any:
-        """Attend to the values; the class describes the arguments."""
         self._check_location(query, value, cache, previous_weights)
 
         context, weights = self._attend(
@@ -143,7 +141,6 @@ class LocationAwareAttention(AdditiveAttention):
         key_shape: Sequence[Any] | None = None,
         previous_weights_shape: Sequence[Any] | None = None,
     ) -> tuple[Shape, Shape]:
-        """Return the shapes of context and weights."""
         return super().compute_output_shape(
             query_shape, value_shape, key_shape, return_attention_scores=True
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
@@ -12,8 +11,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from heed.layers import _cache, _projections, _score_functions, masks
-from heed.layers._base_layers import AttentionLayer
+from heed.layers import _cache, _score_functions, masks
+from heed.layers._base_layers import AttentionLayer, bind_call
 from heed.layers._cache import Cache
 from heed.layers._head_positions import HeadPositions
 from heed.layers._head_widths import HeadWidths, check_widths
@@ -26,6 +25,7 @@ from heed.layers.attend import (
     scores_mask,
 )
 from heed.layers.axes import AttentionAxes
+from heed.layers.flat_dense import clone_initializer, compute_once, projection
 from heed.layers.layer_config import (
     LayerConfig,
     describes_options,
@@ -41,6 +41,10 @@ from heed.layers.shapes import (
 )
 from heed.number_checks import check_integer, check_real, integer
 from heed.ops import Mask
+
+
+def _public(attribute: str, doc: str) -> property:
+    return property(attrgetter(attribute), doc=doc)
 
 
 def _check_dropout(dropout: Any) -> float:
@@ -186,11 +190,9 @@ class MultiHeadAttention(AttentionLayer):
         self.supports_masking = True
         self._num_heads = config.num_heads
         self._key_dim = check_widths("key_dim", key_dim, self._num_heads)
-        self._value_dim = (
-            self._key_dim
-            if value_dim is None
-            else check_widths("value_dim", value_dim, self._num_heads)
-        )
+        self._value_dim = self._key_dim
+        if value_dim is not None:
+            self._value_dim = check_widths("value_dim", value_dim, self._num_heads)
         self._key_widths = HeadWidths.of(self._key_dim, self._num_heads)
         self._value_widths = HeadWidths.of(self._value_dim, self._num_heads)
         self._dropout = _check_dropout(dropout)
@@ -222,11 +224,14 @@ class MultiHeadAttention(AttentionLayer):
         self._qkv_bias = config.qkv_bias
         self._shared_projection = bool(shared_projection)
         self._output_projection = bool(output_projection)
+        # None unless `build` makes them.
+        self._gate_dense: Any = None
+        self._query_norm: Any = None
+        self._key_norm: Any = None
         self._widths: dict[str, int] = {}
         self._check_options()
 
     def _check_options(self) -> None:
-        """Check that the options are consistent."""
         grouped = self._num_key_value_heads != self._num_heads
         if self._shared_projection and (grouped or self._value_dim != self._key_dim):
             raise ValueError(
@@ -250,45 +255,27 @@ class MultiHeadAttention(AttentionLayer):
                 f"position={self._position}"
             )
 
-    num_heads = property(attrgetter("_num_heads"), doc="N, number of query heads.")
-    num_key_value_heads = property(
-        attrgetter("_num_key_value_heads"), doc="K, number of key/value heads."
+    num_heads = _public("_num_heads", "N, number of query heads.")
+    num_key_value_heads = _public("_num_key_value_heads", "K, number of key/value heads.")
+    key_dim = _public("_key_dim", "H, width of a query or key head, or a tuple of N that differ.")
+    value_dim = _public("_value_dim", "V, width of a value head, or a tuple of N that differ.")
+    shared_projection = _public(
+        "_shared_projection", "Whether a head has one projection for all three."
     )
-    key_dim = property(
-        attrgetter("_key_dim"),
-        doc="H, width of a query or key head, or a tuple of N where they differ.",
+    dropout = _public("_dropout", "Rate of dropped weights in training.")
+    use_bias = _public("_use_bias", "Whether projections have a bias.")
+    sliding_window = _public(
+        "_sliding_window", "W: query i sees key j if |i - j| < W. None: no limit."
     )
-    value_dim = property(
-        attrgetter("_value_dim"), doc="V, width of a value head, or a tuple of N where they differ."
-    )
-    shared_projection = property(
-        attrgetter("_shared_projection"), doc="Whether a head has one projection for all three."
-    )
-    dropout = property(attrgetter("_dropout"), doc="Rate of dropped weights in training.")
-    use_bias = property(attrgetter("_use_bias"), doc="Whether projections have a bias.")
-    sliding_window = property(
-        attrgetter("_sliding_window"), doc="W: query i sees key j if |i - j| < W. None: no limit."
-    )
-    position = property(attrgetter("_position"), doc="The layer's own positions, or None.")
-    attention_axes = property(attrgetter("_attention_axes"), doc="The axes attended over, or None.")
-    query_dense = property(attrgetter("_query_dense"), doc="The projection of the query.")
-    key_dense = property(attrgetter("_key_dense"), doc="The projection of the key.")
-    value_dense = property(attrgetter("_value_dense"), doc="The projection of the value.")
-    output_dense = property(
-        attrgetter("_output_dense"), doc="The projection of the heads back, or None without."
-    )
-    gate_dense = property(
-        lambda self: self._gate_dense if self._use_gate else None,
-        doc="The projection to the gate of the heads, or None without.",
-    )
-    query_norm = property(
-        lambda self: self._query_norm if self._qk_norm else None,
-        doc="The normalisation of each head of the query, or None without.",
-    )
-    key_norm = property(
-        lambda self: self._key_norm if self._qk_norm else None,
-        doc="The normalisation of each head of the key, or None without.",
-    )
+    position = _public("_position", "The layer's own positions, or None.")
+    attention_axes = _public("_attention_axes", "The axes attended over, or None.")
+    query_dense = _public("_query_dense", "The projection of the query.")
+    key_dense = _public("_key_dense", "The projection of the key.")
+    value_dense = _public("_value_dense", "The projection of the value.")
+    output_dense = _public("_output_dense", "The projection of the heads back, or None without.")
+    gate_dense = _public("_gate_dense", "The projection to the gate of the heads, or None without.")
+    query_norm = _public("_query_norm", "The normalisation of each query head, or None without.")
+    key_norm = _public("_key_norm", "The normalisation of each key head, or None without.")
 
     @property
     def own_widths(self) -> bool:
@@ -301,7 +288,6 @@ class MultiHeadAttention(AttentionLayer):
         value_shape: Sequence[Any] | None = None,
         key_shape: Sequence[Any] | None = None,
     ) -> None:
-        """Create the projections for inputs of these shapes."""
         query, value, key = key_value_shapes(query_shape, value_shape, key_shape)
         rank = len(query)
         self._axes = AttentionAxes(rank, self._attention_axes)
@@ -382,15 +368,15 @@ class MultiHeadAttention(AttentionLayer):
         self, name: str, shape: Shape, *width: int, contracted: int = 1, activation: Any = None
     ) -> Any:
         """Return a projection of inputs of this shape, with its own copy of the initializers."""
-        return _projections.projection(
+        return projection(
             name,
             shape,
             contracted,
             width,
             self._use_bias or (self._qkv_bias and name in ("query", "key", "value")),
             activation=activation,
-            kernel_initializer=_projections.clone_initializer(self._kernel_initializer),
-            bias_initializer=_projections.clone_initializer(self._bias_initializer),
+            kernel_initializer=clone_initializer(self._kernel_initializer),
+            bias_initializer=clone_initializer(self._bias_initializer),
             kernel_regularizer=self._kernel_regularizer,
             bias_regularizer=self._bias_regularizer,
             activity_regularizer=self._activity_regularizer,
@@ -418,7 +404,6 @@ class MultiHeadAttention(AttentionLayer):
         cache: Any = None,
         cache_index: Any = None,
     ) -> Any:
-        """Attend to the values; the class describes the arguments."""
         request = ScoresRequest.parse(return_attention_scores)
         query_mask = masks.check_positions(query_mask, query, "query_mask")
         value_mask = masks.check_positions(value_mask, value, "value_mask")
@@ -433,7 +418,7 @@ class MultiHeadAttention(AttentionLayer):
         start = 0 if cache_index is None else cache_index
         length = positions.text_length(query, value, rotary_positions, rotary_key_positions)
         # A shared projection is computed once for each tensor.
-        shared = _projections.compute_once(self._query_dense) if self._shared_projection else None
+        shared = compute_once(self._query_dense) if self._shared_projection else None
         project_keys = functools.partial(
             self._keys, positions=rotary_key_positions, start=start, length=length, shared=shared
         )
@@ -461,6 +446,8 @@ class MultiHeadAttention(AttentionLayer):
             whole = axes.scores_shape(queries.shape, keys.shape, self._num_heads)
             masks.warn_if_ambiguous(attention_mask, whole)
         structure = masks.structure(use_causal_mask, self._sliding_window, align)
+        moved = cache_index is not None and self.score_mod is not None
+        first_query = {"first_query": cache_index} if moved else {}
         heads, scores = self._compute_attention(
             queries,
             keys,
@@ -472,11 +459,7 @@ class MultiHeadAttention(AttentionLayer):
             request or False,
             # Only those that there are: subclasses may have Keras' signature.
             **positions.score_terms(queries, keys, start, position_bias, alibi_slopes),
-            **(
-                {}
-                if cache_index is None or self.score_mod is None
-                else {"first_query": cache_index}
-            ),
+            **first_query,
         )
         if self._use_gate:
             heads = heads * self._gate(inputs.query)
@@ -500,14 +483,11 @@ class MultiHeadAttention(AttentionLayer):
         """Attend with projected tensors; subclasses may override it, with the arguments of Keras' method.
 
         Args:
-            query: (B, T, N, H), or (B, d1, ..., dk, N, H).
-            key: (B, S, K, H).
-            value: (B, S, K, V).
+            query, key, value: (B, T, N, H) or (B, d1, ..., dk, N, H), (B, S, K, H), (B, S, K, V).
             attention_mask: `Mask` over (B', N, T, S) that includes all other masks, or booleans as in a call.
-            training: whether dropout is on.
             return_attention_scores: a `ScoresRequest`, or as in a call.
             use_causal_mask: whether query i sees only keys j <= i, in addition to `attention_mask`.
-            position_bias, alibi_slopes: as in a call.
+            training, position_bias, alibi_slopes: as in a call.
             first_query: the position of the first query for `score_mod`. Default: 0.
 
         Returns:
@@ -581,11 +561,7 @@ class MultiHeadAttention(AttentionLayer):
             >>> bool(np.array_equal(direct, cached))
             True
         """
-        if not self.built:
-            raise ValueError(
-                "`project_cache` needs the projections: build the layer or call it once before. "
-                "Received: a layer that is not built"
-            )
+        self._check_built("project_cache")
         if not self._axes.trivial:
             raise ValueError(
                 "`project_cache` needs inputs of the shape (B, T, D). "
@@ -624,7 +600,6 @@ class MultiHeadAttention(AttentionLayer):
         )
 
     def _values(self, value: Any, shared: Any = None) -> Any:
-        """Return projected values (B, S, K, V)."""
         return self._value_widths.split((shared or self._value_dense)(value))
 
     def _gate(self, query: Any) -> Any:
@@ -647,7 +622,6 @@ class MultiHeadAttention(AttentionLayer):
             )
 
     def _cache_heads(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return (K, H) and (K, V)."""
         groups = self._num_key_value_heads
         return (groups, self._key_widths.widest), (groups, self._value_widths.widest)
 
@@ -662,7 +636,6 @@ class MultiHeadAttention(AttentionLayer):
         cache: Any,
         cache_index: Any,
     ) -> None:
-        """Check the arguments of a call."""
         if len(axes.axes) > 1 and (use_causal_mask or self._sliding_window is not None):
             raise ValueError(
                 "`use_causal_mask` and `sliding_window` need an order of positions, which several "
@@ -714,9 +687,7 @@ class MultiHeadAttention(AttentionLayer):
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         """Return the outputs of a call as symbolic tensors; check the shapes of all its arguments."""
         # From shapes: tracing takes twenty times as long, and needs a backend that can trace.
-        bound = inspect.signature(self.call).bind(*args, **kwargs)
-        bound.apply_defaults()
-        call = bound.arguments
+        call = bind_call(self, args, kwargs)
         query, value, key, cache = (call[name] for name in ("query", "value", "key", "cache"))
         axes = AttentionAxes(len(query.shape), self._attention_axes)
         names = ("use_causal_mask", "rotary_positions", "cache", "cache_index")

@@ -50,7 +50,6 @@ class SinusoidalPositions(SequenceLayer):
         self.max_wavelength = check_real("max_wavelength", max_wavelength, least=0, exclusive=True)
 
     def call(self, inputs: Any, start_index: Any = 0) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         positions = ops.arange(ops.shape(inputs)[1], dtype="int32") + start_index
         table = sinusoidal_positions(
             positions, inputs.shape[-1], max_wavelength=self.max_wavelength
@@ -99,7 +98,6 @@ class LearnedPositions(SequenceLayer):
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
 
     def build(self, input_shape: Any) -> None:
-        """Create the variables."""
         self.embeddings = self.add_weight(
             shape=(self.max_length, input_shape[-1]),
             initializer=self.embeddings_initializer,
@@ -107,13 +105,11 @@ class LearnedPositions(SequenceLayer):
         )
 
     def compute_output_spec(self, inputs: Any, start_index: Any = 0) -> Any:
-        """Return shape and dtype of the result of a call."""
         # Not by tracing `call`: in place of an unknown length Keras gives it a number, which may be too large.
         self._check(inputs, start_index)
         return keras.KerasTensor(inputs.shape, self.compute_dtype)
 
     def call(self, inputs: Any, start_index: Any = 0) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         self._check(inputs, start_index)
         shape = ops.shape(inputs)
         table = ops.convert_to_tensor(self.embeddings)
@@ -191,7 +187,6 @@ class RelativePositionBias(ConfiguredLayer):
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
 
     def build(self, input_shape: Any = None) -> None:
-        """Create the variables."""
         # A bias is added to float32 scores: casting it to less would only cost precision.
         self.embeddings = self.add_weight(
             shape=(self.num_buckets, self.num_heads),
@@ -201,7 +196,6 @@ class RelativePositionBias(ConfiguredLayer):
         )
 
     def call(self, query_length: Any, key_length: Any = None, start_index: Any = 0) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         return relative_position_bias(
             ops.convert_to_tensor(self.embeddings),
             query_length,

@@ -193,9 +193,7 @@ def _find_override(layer: Any) -> str | None:
 def _find_other_projection(layer: Any, expected: Any) -> str | None:
     """Return the projection of a built layer that is not as its config says, as a reason; None if there is none.
 
-    Args:
-        layer: the layer.
-        expected: an unbuilt one, made from its config.
+    `expected` is an unbuilt layer, made from the config.
     """
     parts = {name: getattr(layer, f"_{name}_dense", None) for name in _PROJECTIONS}
     for name, part in parts.items():

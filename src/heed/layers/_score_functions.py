@@ -10,14 +10,7 @@ from keras import ops
 
 
 def resolve(value: Any) -> Any:
-    """Return the function or layer of an option `score_mod`; None for none.
-
-    Args:
-        value: a function, a layer, the registered name of a function or of a layer's class, or None.
-
-    Raises:
-        ValueError: for a name that is not registered.
-    """
+    """Return the function or layer of an option `score_mod`, which may be its registered name; None for none."""
     if not isinstance(value, str):
         return value
     found = keras.saving.get_registered_object(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -11,12 +10,11 @@ import keras
 from keras import ops
 
 from heed.layers import _cache, _score_functions, masks
-from heed.layers._base_layers import AttentionLayer
+from heed.layers._base_layers import AttentionLayer, bind_call
 from heed.layers._cache import Cache
-from heed.layers._projections import clone_initializer
 from heed.layers.attend import dropout_options, one_head, pack_outputs
 from heed.layers.axes import AttentionAxes
-from heed.layers.flat_dense import FlatDense
+from heed.layers.flat_dense import FlatDense, clone_initializer
 from heed.layers.shapes import (
     Shape,
     agree,
@@ -52,14 +50,12 @@ class SingleHeadAttention(AttentionLayer):
         value_shape: Sequence[Any] | None = None,
         key_shape: Sequence[Any] | None = None,
     ) -> None:
-        """Check the shapes and create the variables, if there are any."""
         query, _, key = self._check_shapes(query_shape, value_shape, key_shape)
         self._widths = {"query": query[-1], "key": key[-1]}
         _score_functions.build(getattr(self, "_score_function", None))  # subclasses may take one
         self._build_scores(query[-1], key[-1])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the layer; see the class for the arguments."""
         _check_order(args)
         return super().__call__(*args, **kwargs)
 
@@ -77,7 +73,6 @@ class SingleHeadAttention(AttentionLayer):
         use_causal_mask: bool = False,
         cache: Any = None,
     ) -> Any:
-        """Attend to the values; the class describes the arguments."""
         output, scores = self._attend(
             query,
             value,
@@ -107,11 +102,8 @@ class SingleHeadAttention(AttentionLayer):
     ) -> tuple[Any, Any]:
         """Return output and scores in the compute dtype; the scores are None unless requested.
 
-        Args:
-            query, value, key, cache, attention_mask, use_causal_mask, training: of the call.
-            given_masks: those of query, value and key.
-            with_scores: whether to return the scores.
-            previous_weights: (B, S), for a layer that adds their `_location_keys` to the projected keys; or None.
+        The arguments are those of a call; `previous_weights` (B, S) are for a layer that adds their `_location_keys` to
+        the projected keys.
         """
         single = _is_single(query, use_causal_mask)
         query_mask, value_mask, key_mask = (
@@ -189,11 +181,7 @@ class SingleHeadAttention(AttentionLayer):
             >>> bool(np.array_equal(direct, cached))
             True
         """
-        if not self.built:
-            raise ValueError(
-                "`project_cache` needs the projections: build the layer or call it once before. "
-                "Received: a layer that is not built"
-            )
+        self._check_built("project_cache")
         value = ops.cast(ops.convert_to_tensor(value), self.compute_dtype)
         key = value if key is None else ops.cast(ops.convert_to_tensor(key), self.compute_dtype)
         *_, shape = key_value_shapes(value.shape, value.shape, key.shape)
@@ -219,15 +207,12 @@ class SingleHeadAttention(AttentionLayer):
         return layer
 
     def _project_query(self, query: Any) -> Any:
-        """Project the query (B, T, D)."""
         return query
 
     def _project_key(self, key: Any) -> Any:
-        """Project the key (B, S, D)."""
         return key
 
     def _scored_width(self) -> int:
-        """Return the width of a projected key."""
         return self._widths["key"]
 
     def _location_keys(self, previous_weights: Any, columns: Any) -> Any:
@@ -253,9 +238,7 @@ class SingleHeadAttention(AttentionLayer):
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         """Return the outputs of a call as symbolic tensors; check the shapes of all its arguments."""
-        bound = inspect.signature(self.call).bind(*args, **kwargs)
-        bound.apply_defaults()
-        call = bound.arguments
+        call = bind_call(self, args, kwargs)
         query, cache = call["query"], call["cache"]
         _is_single(query, call["use_causal_mask"])
         _, source, _ = self._call_shapes(query, call["value"], call["key"], cache)
@@ -302,7 +285,6 @@ class SingleHeadAttention(AttentionLayer):
 
 
 def _is_single(query: Any, use_causal_mask: bool) -> bool:
-    """Return whether the query is a single state."""
     single = len(query.shape) == 2
     if single and use_causal_mask:
         raise ValueError(
@@ -313,11 +295,7 @@ def _is_single(query: Any, use_causal_mask: bool) -> bool:
 
 
 def _check_order(arguments: tuple[Any, ...]) -> None:
-    """Detect calls with the order of arguments of other libraries.
-
-    Raises:
-        TypeError: for the one list of Keras' layers.
-    """
+    """Detect calls with the order of arguments of other libraries, and the one list of Keras' layers."""
     order = "the arguments are (query, value, key=None), one by one"
     first = arguments[0] if arguments else None
     if isinstance(first, list | tuple) and any(hasattr(x, "shape") for x in first):

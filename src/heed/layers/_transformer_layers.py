@@ -12,9 +12,9 @@ from heed.layers import _score_functions
 from heed.layers._base_layers import AttentionLayer, SequenceLayer
 from heed.layers._feed_forward import FeedForward
 from heed.layers._multi_head_attention import MultiHeadAttention
-from heed.layers._projections import clone_initializer
 from heed.layers.attend import ScoresRequest, pack_outputs
 from heed.layers.dropout import Dropout
+from heed.layers.flat_dense import clone_initializer
 from heed.layers.layer_config import (
     LayerConfig,
     describes_options,
@@ -23,7 +23,7 @@ from heed.layers.layer_config import (
     takes_options,
 )
 from heed.layers.masks import check_positions, check_scores, implicit_mask
-from heed.layers.normalization import NORMALIZATIONS
+from heed.layers.normalization import make_normalization
 from heed.number_checks import check_integer
 
 
@@ -38,14 +38,8 @@ def residual_step(
 ) -> tuple[Any, ...]:
     """Add what a part of a Transformer layer makes of `read` to x; return the sum and the other outputs of the part.
 
-    Args:
-        x: (B, T, D).
-        read: (B, T, D), normalised first if `norm_first`.
-        part: returns a sequence (B, T, D), or a tuple that begins with one.
-        norm: normalises what is read, or the sum.
-        post_norm: normalises what is added; None: nothing does.
-        add: adds the change to x, after dropout.
-        norm_first: normalise what is read, not the sum.
+    The part returns a sequence (B, T, D), or a tuple that begins with one. `norm` normalises what it reads, or with
+    `norm_first=False` the sum; `post_norm`, if there is one, what is added; `add` adds that to x, after dropout.
     """
     result = part(norm(read) if norm_first else read)
     change, *rest = result if isinstance(result, (tuple, list)) else (result,)
@@ -81,7 +75,6 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
         self.seed = check_integer("seed", seed, least=None, optional=True)
 
     def _seed(self, part: int) -> int | None:
-        """Return a different seed for each part with dropout."""
         return None if self.seed is None else self.seed + part
 
     def _arguments_of(self, part: str) -> dict[str, Any]:
@@ -116,8 +109,7 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
         return attention, self._make_norms(width, name), dropout
 
     def _make_norm(self, width: int, name: str) -> keras.layers.Layer:
-        made = NORMALIZATIONS[self.normalization]
-        norm = made(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
+        norm = make_normalization(self, dtype=self.dtype_policy, name=name)
         norm.build((None, None, width))
         return norm
 
@@ -220,7 +212,6 @@ class TransformerEncoderLayer(_TransformerLayer):
     """
 
     def build(self, input_shape: Any) -> None:
-        """Create the variables."""
         width = input_shape[-1]
         self.attention, self.attention_norm, self.attention_dropout_layer = self._make_attention(
             "attention", width, width, 2, self.sliding_window
@@ -239,7 +230,6 @@ class TransformerEncoderLayer(_TransformerLayer):
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         mask = check_positions(mask, inputs, "mask")
 
         def attend(x: Any) -> Any:
@@ -320,7 +310,6 @@ class TransformerDecoderLayer(_TransformerLayer):
         self.cross_attention = bool(cross_attention)
 
     def build(self, inputs_shape: Any, encoded_shape: Any = None) -> None:
-        """Create the variables."""
         width = inputs_shape[-1]
         self.self_attention, self.self_attention_norm, self.self_attention_dropout = (
             self._make_attention("self_attention", width, width, 2, self.sliding_window)
@@ -351,11 +340,7 @@ class TransformerDecoderLayer(_TransformerLayer):
         Raises:
             ValueError: If the layer is not built.
         """
-        if not self.built:
-            raise ValueError(
-                "`make_cache` needs the attention layers: build this layer or call it once before. "
-                "Received: a layer that is not built"
-            )
+        self._check_built("make_cache")
         cache = {"self": self.self_attention.make_cache(batch_size, length, dtype)}
         if encoded is not None:
             cache["cross"] = self.encoded_attention.project_cache(encoded)
@@ -378,7 +363,6 @@ class TransformerDecoderLayer(_TransformerLayer):
         return_attention_scores: bool | str = False,
         training: bool | None = None,
     ) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         inputs_mask = check_positions(inputs_mask, inputs, "inputs_mask")
         encoded_mask = check_positions(encoded_mask, encoded, "encoded_mask")
         cross_attention_mask = check_scores(cross_attention_mask, "cross_attention_mask")
@@ -449,7 +433,6 @@ class TransformerDecoderLayer(_TransformerLayer):
     def compute_output_shape(
         self, inputs_shape: Any, encoded_shape: Any = None
     ) -> tuple[int | None, ...]:
-        """Return the shape of the output for inputs of this shape."""
         return tuple(inputs_shape)
 
 

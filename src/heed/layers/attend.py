@@ -54,12 +54,8 @@ class ScoresRequest:
     def parse(cls, value: Any) -> ScoresRequest | None:
         """Return the request in `return_attention_scores`; None if no scores are asked for.
 
-        Args:
-            value: a boolean, a sequence of heads, a dictionary with sequences of `heads` or `rows` or both, or a
-                `ScoresRequest`.
-
-        Raises:
-            ValueError: for anything else.
+        It is a boolean, a sequence of heads, a dictionary with sequences of `heads` or `rows` or both, or a
+        `ScoresRequest`.
         """
         if value is None or isinstance(value, bool):
             return cls() if value else None
@@ -75,11 +71,7 @@ class ScoresRequest:
         return cls(chosen.get("heads"), chosen.get("rows"))
 
     def shape(self, whole: Shape, axes: AttentionAxes) -> Shape:
-        """Return the shape of the requested scores, of scores of shape `whole`.
-
-        Raises:
-            ValueError: if there is no such head or row.
-        """
+        """Return the shape of the requested scores, of scores of shape `whole`; each head and row must be there."""
         shape = list(whole)
         heads_axis = len(whole) - 2 * len(axes.axes) - 1
         for what, chosen, axis in (("heads", self.heads, heads_axis), ("rows", self.rows, -2)):
@@ -131,13 +123,7 @@ class MaskedInputs(NamedTuple):
 def masked_inputs(
     axes: AttentionAxes, inputs: Sequence[Any], given_masks: Sequence[Any]
 ) -> MaskedInputs:
-    """Join the masks of the inputs and hides the features of masked positions.
-
-    Args:
-        axes: the axes attended over.
-        inputs: query, value and key; the key may be None.
-        given_masks: the masks that were given for them. Those that the tensors carry hold too.
-    """
+    """Join the masks of query, value and key, given and carried, and hide the features of masked positions."""
     query, value, key = inputs
     query_mask, value_mask, key_mask = given_masks
     query_mask = masks.position_mask(query_mask, query, "query_mask")
@@ -160,12 +146,8 @@ def scores_mask(
 ) -> Mask | None:
     """Return everything that hides scores, as one mask over (B', N, T, S).
 
-    Args:
-        axes: the axes attended over.
-        query, key: projected to heads.
-        query_mask, key_mask: of their positions, or None.
-        attention_mask: of the call.
-        structure: the causal mask and the window, see `masks.structure`.
+    Query and key are projected to heads; the masks of their positions may be None, as may the causal mask and the
+    window of `masks.structure`.
     """
     rows = axes.align_positions(query_mask, query, "query_mask")
     return masks.join(
@@ -187,18 +169,15 @@ def many_heads(
     sinks: Any = None,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """Return attention of projected tensors (B, d1, ..., dk, N, H) over the axes.
+    """Return attention of projected tensors (B, d1, ..., dk, N, H) over the axes, and the requested scores or None.
+
+    The heads are (B, d1, ..., dk, N, V), the scores (B, N, T, S), in the op's dtype.
 
     Args:
-        axes: the axes attended over.
-        query, key, value: with their heads.
-        request: the requested scores, or None.
-        dropout: from `dropout_options`.
-        scores_drop: whether dropout is in the scores.
+        axes, query, key, value, request: the axes attended over, the heads, and the requested scores or None.
+        dropout: from `dropout_options`; `scores_drop` says whether it is in the scores.
         sinks: (N,), a score for each head that takes part in its softmax and has no value; or None.
         **options: of the op, over the flattened axes.
-
-    Returns: the heads (B, d1, ..., dk, N, V), and the scores (B, N, T, S), in the op's dtype, or None.
     """
     flat_query, flat_key, flat_value = (axes.flatten(x) for x in (query, key, value))
     share = None
@@ -237,17 +216,14 @@ def one_head(
     score_vector: Any = None,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """Return attention with one head: additive if there is a score vector, else by dot products.
+    """Return attention with one head, (B, T, V), and its weights (B, T, S), in the op's dtype, or None.
+
+    It is additive if there is a score vector (D,), else by dot products.
 
     Args:
         query, key, value: (B, T, D), (B, S, D), (B, S, V).
-        with_scores: whether to return the weights.
-        mask: over (B, T, S), for the output.
-        scores_mask: the same for the weights.
-        score_vector: (D,), or None.
-        **options: of the op.
-
-    Returns: (B, T, V), and the weights (B, T, S), in the op's dtype, or None.
+        mask, scores_mask: over (B, T, S), for the output and for the weights.
+        score_vector, **options: of the op.
     """
     scores = None
     if score_vector is not None:

@@ -17,15 +17,9 @@ from heed.layers.shapes import Shape, agree, broadcasts, padding_remedy
 
 
 class AttentionAxes:
-    """The axes attended over, for inputs of one rank.
+    """The axes attended over, for inputs of one rank: batch and features included, at least 3.
 
-    Args:
-        rank: rank of the layer's inputs, batch and features included; at least 3.
-        axes: axes counted in the input, negative ones from its end; None: all but the first and
-            the last.
-
-    Raises:
-        ValueError: if an axis is the batch or the feature axis, out of range, or named twice.
+    Axes are counted in the input, negative ones from its end; None: all but the first and the last.
     """
 
     def __init__(self, rank: int, axes: Sequence[int] | None) -> None:
@@ -52,11 +46,7 @@ class AttentionAxes:
         self._order = (0, *self.free, *self.axes)
 
     def check(self, query: Shape, value: Shape) -> None:
-        """Check that query and value have this rank and the same free dimensions.
-
-        Raises:
-            ValueError: if they do not.
-        """
+        """Check that query and value have this rank and the same free dimensions."""
         ranks = len(query) == len(value) == self.rank
         if not ranks or any(not agree(query[a : a + 1], value[a : a + 1]) for a in self.free):
             raise ValueError(
@@ -107,15 +97,8 @@ class AttentionAxes:
     def complete_scores_like(self, shape: Shape, target: Shape, name: str) -> Shape:
         """Return the shape of a mask or bias over the scores, with ones for the dimensions that Keras lets it omit.
 
-        (T, S) and (B, T, S) hold for every head: the ones are inserted before the attended axes.
-
-        Args:
-            shape: of the mask or bias.
-            target: of the scores.
-            name: the argument's name, for messages.
-
-        Raises:
-            ValueError: if the shape cannot broadcast to the scores.
+        (T, S) and (B, T, S) hold for every head: the ones are inserted before the attended axes. `target` is the shape
+        of the scores, `name` the argument's.
         """
         split = len(shape) - 2 * len(self.axes)
         missing = len(target) - len(shape)
@@ -130,12 +113,7 @@ class AttentionAxes:
     def flatten_scores_like(self, x: Any, query: Any, key: Any, heads: int, name: str) -> Any:
         """Return a mask or bias over the scores as an array that broadcasts to (B', N, T, S); None stays None.
 
-        Args:
-            x: the mask or bias, see `complete_scores_like`.
-            query: a tensor whose leading dimensions are (B, d1, ..., dk), projected or not.
-            key: the same for the keys.
-            heads: N.
-            name: the argument's name, for messages.
+        `query` and `key` may be projected or not: only their leading dimensions (B, d1, ..., dk) count.
         """
         if x is None:
             return None
@@ -167,13 +145,7 @@ class AttentionAxes:
     def check_positions(self, shape: Shape, tensor: Shape, name: str) -> bool:
         """Tell whether a mask has one value per position; with one attention axis it may be (B, T), for all free axes.
 
-        Args:
-            shape: of the mask: one value per position of the tensor, or (B, T).
-            tensor: (B, d1, ..., dk, ...), the shape of the tensor that the mask belongs to.
-            name: the argument's name, for messages.
-
-        Raises:
-            ValueError: if the mask has another shape.
+        A mask of another shape is an error. `tensor` is (B, d1, ..., dk, ...), the shape of what the mask belongs to.
         """
         full = tensor[: self.rank - 1]
         # One row holds for the whole batch, and a batch of 1 may have several rows: they broadcast.

@@ -2,11 +2,16 @@
 
 Keras computes inputs (B, T, D) by a batched product: B small products forward, and backward B gradients of the kernel,
 (B, D, units) in memory, and their sum. As rows of one matrix (B T, D) they are one product each way.
+
+Names and kernel shapes are Keras', so weights, files, LoRA and quantisation of keras.layers.MultiHeadAttention and
+GroupQueryAttention work on heed's layer.
 """
 
 from __future__ import annotations
 
 import math
+import string
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -19,6 +24,7 @@ class _FlatProduct(keras.layers.Layer):
     kernel: Any
     bias: Any
     activation: Any
+    _contracted = 1  # the number of axes that the product sums over
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Return the product over the last axes of `inputs`, plus the bias, activated.
@@ -31,7 +37,7 @@ class _FlatProduct(keras.layers.Layer):
             (..., *outer), where `outer` are the other axes of the kernel.
         """
         kernel = ops.convert_to_tensor(self.kernel)
-        contracted = self._contracted()
+        contracted = self._contracted
         inner, outer = kernel.shape[:contracted], kernel.shape[contracted:]
         rows = ops.reshape(inputs, (-1, math.prod(inner)))
         product = ops.matmul(rows, ops.reshape(kernel, (math.prod(inner), math.prod(outer))))
@@ -45,10 +51,6 @@ class _FlatProduct(keras.layers.Layer):
         """Do as Keras' method, without its check for subclasses."""
         super().quantize(*arguments, **{**options, "type_check": False})
 
-    def _contracted(self) -> int:
-        """Return the number of axes that the product sums over."""
-        raise NotImplementedError
-
 
 @keras.saving.register_keras_serializable(package="heed")
 class FlatDense(_FlatProduct, keras.layers.Dense):
@@ -61,9 +63,6 @@ class FlatDense(_FlatProduct, keras.layers.Dense):
         >>> tuple(FlatDense(4)(np.zeros((2, 5, 8), "float32")).shape)
         (2, 5, 4)
     """
-
-    def _contracted(self) -> int:
-        return 1
 
 
 @keras.saving.register_keras_serializable(package="heed")
@@ -101,10 +100,7 @@ class FlatEinsumDense(_FlatProduct, keras.layers.EinsumDense):
             raise ValueError(
                 f"`bias_axes` must be {outer!r} or None. Received: bias_axes={self.bias_axes!r}"
             )
-        self._inner = len(inner)
-
-    def _contracted(self) -> int:
-        return self._inner
+        self._contracted = len(inner)
 
 
 def _leading(x: Any, dropped: int) -> tuple[Any, ...]:
@@ -113,3 +109,50 @@ def _leading(x: Any, dropped: int) -> tuple[Any, ...]:
     if known.count(None) == 1 and 0 not in known:
         return tuple(-1 if size is None else size for size in known)
     return tuple(ops.shape(x)[: len(known)])
+
+
+def clone_initializer(initializer: Any) -> Any:
+    """Make a new initializer of the same config: one without a seed would give all its users the same values."""
+    if isinstance(initializer, keras.initializers.Initializer):
+        return initializer.__class__.from_config(initializer.get_config())
+    return initializer
+
+
+def projection(
+    name: str,
+    shape: Sequence[Any],
+    contracted: int,
+    width: Sequence[int],
+    use_bias: bool,
+    **options: Any,
+) -> FlatEinsumDense:
+    """Return a built layer that contracts the last axes of inputs of this shape with a kernel (..., *width).
+
+    (B, ..., D) becomes (B, ..., N, H) with one axis contracted, (B, ..., N, V) becomes (B, ..., D) with two.
+    """
+    kept, rank = len(shape) - contracted, len(shape)
+    letters = string.ascii_lowercase
+    positions, inner, outer = letters[:kept], letters[kept:rank], letters[rank : rank + len(width)]
+    layer = FlatEinsumDense(
+        f"{positions}{inner},{inner}{outer}->{positions}{outer}",
+        output_shape=(*(None,) * (kept - 1), *width),
+        bias_axes=outer if use_bias else None,
+        name=name,
+        **options,
+    )
+    # Otherwise Keras warns that the projection destroys masks, which the attention layer handles.
+    layer.supports_masking = True
+    layer.build(shape)
+    return layer
+
+
+def compute_once(project: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return the function with a memory of its results by tensor, for one call of a layer."""
+    made: dict[int, tuple[Any, Any]] = {}
+
+    def projected(x: Any) -> Any:
+        if id(x) not in made:
+            made[id(x)] = (x, project(x))  # the tensor too: its id is unique while it lives
+        return made[id(x)][1]
+
+    return projected

@@ -30,9 +30,6 @@ def to_bool(mask: Any, name: str) -> Any:
 
     For masks that Keras passes: heed's layers check the masks of their callers with `check_positions` and
     `check_scores`.
-
-    Raises:
-        TypeError: if it is neither boolean nor a real number.
     """
     try:
         tensor = ops.convert_to_tensor(mask)
@@ -75,11 +72,8 @@ def check_scores(mask: Any, name: str = "attention_mask") -> Any:
 def warn_if_ambiguous(mask: Any, scores: Sequence[Any]) -> None:
     """Say once that a mask (T, S) could as well be one of padding, (B, S), where B equals T.
 
-    A mask whose queries all see their own position is taken for one of scores, and says nothing.
-
-    Args:
-        mask: booleans.
-        scores: (B, ..., T, S), the shape of the scores.
+    A mask whose queries all see their own position is taken for one of scores, and says nothing. `scores` is the shape
+    (B, ..., T, S).
     """
     batch, length = scores[0], scores[-2]
     if len(mask.shape) != 2 or batch in (None, 1) or batch != length or mask.shape[0] != batch:
@@ -107,16 +101,9 @@ def join(*masks: Any) -> Any:
 
 
 def position_mask(explicit: Any, tensor: Any, name: str, spread: Spread | None = None) -> Any:
-    """Return the conjunction of the given mask and the one that the tensor carries.
+    """Return the conjunction of the given mask and the one that the tensor carries, as booleans; or None.
 
-    Args:
-        explicit: the mask that was given, or None.
-        tensor: a tensor that may carry one, or None.
-        name: the argument's name, for messages.
-        spread: extends either of them to other positions, see `Spread`. Default: no.
-
-    Returns:
-        A boolean tensor, or None if there is no mask.
+    `spread` extends either of them to other positions; by default none does.
     """
     carried = implicit_mask(tensor)
     given = [carried] if explicit is None or explicit is carried else [explicit, carried]
@@ -133,11 +120,8 @@ def key_positions(
 ) -> Any:
     """Return the conjunction of the masks of value and key, given and carried, over the positions of `x`; or None.
 
-    Args:
-        axes: the axes attended over.
-        x: the value, or projected keys.
-        value_mask, key_mask: pairs of a given mask and the tensor that may carry one.
-        spread: see `position_mask`.
+    `value_mask` and `key_mask` are pairs of a given mask and the tensor that may carry one; `x` is the value, or
+    projected keys. For `spread` see `position_mask`.
     """
     return join(
         *(
@@ -181,11 +165,7 @@ def padding(query_mask: Any, key_mask: Any, heads: bool = True) -> Mask | None:
 
 
 def without_head(mask: Mask, scores: Sequence[Any]) -> Mask:
-    """Return a Mask over (B, T, S): removes the axis of heads, of length 1, from its arrays.
-
-    Raises:
-        ValueError: if an array does not broadcast to the scores.
-    """
+    """Return a Mask over (B, T, S): removes the axis of heads, of length 1, from its arrays."""
     mask = mask.map_dense(lambda x: x[:, 0] if len(x.shape) == 4 and x.shape[1] == 1 else x)
     _check_arrays(mask, scores, "(B, T, S)")
     return mask

@@ -11,8 +11,24 @@ from heed.layers._base_layers import KernelLayer
 from heed.ops import layer_normalization, rms_normalization
 
 
+class _LastAxis(KernelLayer):
+    """Refuses another axis than the last."""
+
+    axis: Any
+
+    def build(self, input_shape: Any) -> None:
+        """Make the variables, of the last axis of `input_shape`."""
+        # By the shape: a built layer of Keras 3.16 has the positive axis in its config.
+        axes = self.axis if isinstance(self.axis, (list, tuple)) else [self.axis]
+        if list(axes) not in ([-1], [len(input_shape) - 1]):
+            raise ValueError(
+                f"`axis` must be the last. Received: axis={self.axis}, input_shape={tuple(input_shape)}"
+            )
+        super().build(input_shape)
+
+
 @keras.saving.register_keras_serializable(package="heed")
-class LayerNormalization(KernelLayer, keras.layers.LayerNormalization):
+class LayerNormalization(_LastAxis, keras.layers.LayerNormalization):
     """`keras.layers.LayerNormalization` of the last axis by `heed.ops.layer_normalization`.
 
     Example:
@@ -25,11 +41,6 @@ class LayerNormalization(KernelLayer, keras.layers.LayerNormalization):
     def __init__(self, epsilon: float = 1e-3, **kwargs: Any) -> None:
         super().__init__(epsilon=epsilon, **kwargs)
 
-    def build(self, input_shape: Any) -> None:
-        """Make the variables, of the last axis of `input_shape`."""
-        _check_axis(self, input_shape)
-        super().build(input_shape)
-
     def call(self, inputs: Any) -> Any:
         """Return normalised (..., D), in the compute dtype."""
         x = layer_normalization(inputs, self.gamma, self.beta, epsilon=self.epsilon)
@@ -37,7 +48,7 @@ class LayerNormalization(KernelLayer, keras.layers.LayerNormalization):
 
 
 @keras.saving.register_keras_serializable(package="heed")
-class RMSNormalization(KernelLayer, keras.layers.RMSNormalization):
+class RMSNormalization(_LastAxis, keras.layers.RMSNormalization):
     """`keras.layers.RMSNormalization` of the last axis by `heed.ops.rms_normalization`.
 
     Example:
@@ -50,24 +61,15 @@ class RMSNormalization(KernelLayer, keras.layers.RMSNormalization):
         super().__init__(epsilon=epsilon, **kwargs)
         self.supports_masking = True  # which Keras' own does not say
 
-    def build(self, input_shape: Any) -> None:
-        """Make the variables, of the last axis of `input_shape`."""
-        _check_axis(self, input_shape)
-        super().build(input_shape)
-
     def call(self, inputs: Any) -> Any:
         """Return normalised (..., D)."""
         return rms_normalization(inputs, self.scale, epsilon=self.epsilon)
 
 
-def _check_axis(layer: Any, input_shape: Any) -> None:
-    """Go by the shape: a built layer of Keras 3.16 has the positive axis in its config."""
-    axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
-    if list(axes) not in ([-1], [len(input_shape) - 1]):
-        raise ValueError(
-            f"`axis` must be the last. Received: axis={layer.axis}, input_shape={tuple(input_shape)}"
-        )
-
-
 # By the name that `LayerConfig.normalization` has for them.
 NORMALIZATIONS = {"layer": LayerNormalization, "rms": RMSNormalization}
+
+
+def make_normalization(options: Any, **arguments: Any) -> keras.layers.Layer:
+    """Return the normalisation that a `LayerConfig`, or a layer with its options, describes."""
+    return NORMALIZATIONS[options.normalization](epsilon=options.norm_epsilon, **arguments)

@@ -44,11 +44,8 @@ def find_multi_head_override(
 ) -> str | None:
     """Return why a `MultiHeadAttention` or `GroupQueryAttention` computes another attention than Keras' class, or None.
 
-    Args:
-        layer: may be unbuilt, or a subclass without some of the parts.
-        base: the class of Keras.
-        axes: attended over.
-        *names: methods that must be those of `base`, besides those for masks and softmax.
+    The layer may be unbuilt, or a subclass without some of the parts. `names` are methods that must be those of `base`,
+    Keras' class, besides those for masks and softmax; `axes` are attended over.
     """
     return (
         find_override(layer, base, (*names, *MASKS_AND_SOFTMAX))

@@ -42,12 +42,7 @@ def padding_remedy(shape: Sequence[Any], scores: Sequence[Any]) -> str:
 def key_value_shapes(
     query_shape: Sequence[Any], value_shape: Sequence[Any] | None, key_shape: Sequence[Any] | None
 ) -> tuple[Shape, Shape, Shape]:
-    """Return the three shapes as tuples; the key has that of the value if it is not given.
-
-    Raises:
-        ValueError: if `value` is missing, or key and value differ in anything but their width, or
-            query and value differ in their batch size.
-    """
+    """Return the three shapes as tuples, once they are checked; the key has that of the value if it is not given."""
     if value_shape is None:
         raise ValueError(
             "`value` must be given, unless `cache` holds projected keys and values and the layer "
@@ -69,11 +64,7 @@ def key_value_shapes(
 
 
 def optional_integers(name: str, value: Any, *, least: int | None = None) -> Shape | None:
-    """Return an integer or a list or tuple of them, all `least` or more, as a tuple; None stays None.
-
-    Raises:
-        ValueError: if it is something else.
-    """
+    """Return an integer or a list or tuple of them, all `least` or more, as a tuple; None stays None."""
     if value is None:
         return None
     numbers = tuple(map(integer, value if isinstance(value, list | tuple) else (value,)))
@@ -86,11 +77,7 @@ def optional_integers(name: str, value: Any, *, least: int | None = None) -> Sha
 
 
 def same_width(query: int, key: int) -> None:
-    """Check that query and key have the same width, as dot products need.
-
-    Raises:
-        ValueError: if they do not.
-    """
+    """Check that query and key have the same width, as dot products need."""
     if query != key:
         raise ValueError(
             "`key` (`value`, where no key is given) must have as many features as `query`; the arguments are (query, "
@@ -99,15 +86,7 @@ def same_width(query: int, key: int) -> None:
 
 
 def built_widths(received: Mapping[str, Sequence[Any]], built: Mapping[str, int]) -> None:
-    """Check that a call has the widths that the layer was built for.
-
-    Args:
-        received: shapes by argument.
-        built: widths by argument; empty before the layer is built.
-
-    Raises:
-        ValueError: if one differs.
-    """
+    """Check that a call has the widths that the layer was built for; `built` is empty before that."""
     for name, shape in received.items():
         width = built.get(name)
         if width is not None and shape[-1] != width:

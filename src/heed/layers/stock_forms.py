@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from heed.layers._base_layers import bind_call
 from heed.layers._embedding import TokenEmbedding
 from heed.layers._feed_forward import FeedForward
 from heed.layers._multi_head_attention import MultiHeadAttention
@@ -76,8 +78,7 @@ def stock_form(cls: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 def stock_attention(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return Keras' class and its arguments for the config of a multi-head attention of heed.
 
-    Raises:
-        StockFormError: with the options that Keras' layers do not have.
+    A StockFormError names the options that Keras' layers do not have.
     """
     options = dict(config)
     beyond = [name for name, default in _BEYOND.items() if options.pop(name) != default]
@@ -132,8 +133,7 @@ def _no_form(layer: Any) -> str:
 def stock_copy(model: keras.Model) -> keras.Model:
     """Return a model of Keras' layers that computes the same, with the same weights.
 
-    Raises:
-        ValueError: if some layers have no form; the message gives the reason for each.
+    A ValueError gives the reason for each layer that has no form.
     """
     copy = StockCopy()
     if _has_graph(model):
@@ -327,14 +327,13 @@ def _attention(copy: StockCopy, layer: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _both(masks: Sequence[Any]) -> Any:
-    """Return the conjunction of masks."""
     masks = [ops.cast(mask, "bool") for mask in masks]
     return masks[0] if len(masks) == 1 else ops.logical_and(*masks)
 
 
 def _refuse(given: Mapping[str, Any]) -> None:
-    """Raise a StockFormError if one of these arguments of a call is not None."""
-    if named := [name for name, value in given.items() if value is not None]:
+    """Raise a StockFormError if one of these arguments of a call is neither None nor False."""
+    if named := [name for name, value in given.items() if value is not None and value is not False]:
         raise StockFormError(f"{', '.join(named)} in its call")
 
 
@@ -360,10 +359,8 @@ def attend(
 ) -> Any:
     """Apply an attention that is a part of a layer.
 
-    Args:
-        positions: (B, S), True = a real position of the value, or None; in addition to the mask that it carries.
-        attention_mask: the scores that count, or None.
-        **arguments: of the call.
+    `positions` (B, S), True = a real position of the value, or None, hold in addition to the mask that the value
+    carries; `attention_mask` says which scores count, or is None.
     """
     _check_mask(attention_mask)
     _check_scores(arguments["return_attention_scores"])
@@ -419,19 +416,17 @@ def _feed_forward_step(
     return _step(copy, layer, x, part, norm, dropout, training, read)[0]
 
 
-def _call_arguments(layer: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Return the arguments of a call by name, with defaults; StockFormError for those that stock layers do not have."""
-    bound = inspect.signature(layer.call).bind(*args, **kwargs)
-    bound.apply_defaults()
-    given = dict(bound.arguments)
-    beyond = ("position_bias", "alibi_slopes", "rotary_positions", "cache")
+def call_arguments(layer: Any, args: Any, kwargs: Any, *beyond: str) -> dict[str, Any]:
+    """Return the arguments of a call by name, with defaults; StockFormError for those that its form does not take."""
+    given = bind_call(layer, args, kwargs)
+    beyond = (*beyond, "position_bias", "alibi_slopes", "rotary_positions", "cache")
     _refuse({name: given[name] for name in beyond if name in given})
     return given
 
 
 @stock_form(TransformerEncoderLayer)
 def _encoder_layer(copy: StockCopy, layer: Any, *args: Any, **kwargs: Any) -> Any:
-    given = _call_arguments(layer, args, kwargs)
+    given = call_arguments(layer, args, kwargs)
     names = ("use_causal_mask", "return_attention_scores", "training")
     arguments = {name: given[name] for name in names}
 
@@ -446,7 +441,7 @@ def _encoder_layer(copy: StockCopy, layer: Any, *args: Any, **kwargs: Any) -> An
 
 @stock_form(TransformerDecoderLayer)
 def _decoder_layer(copy: StockCopy, layer: Any, *args: Any, **kwargs: Any) -> Any:
-    given = _call_arguments(layer, args, kwargs)
+    given = call_arguments(layer, args, kwargs)
     arguments = {name: given[name] for name in ("return_attention_scores", "training")}
     training = given["training"]
 
@@ -476,20 +471,17 @@ def _decoder_layer(copy: StockCopy, layer: Any, *args: Any, **kwargs: Any) -> An
 def _feed_forward(
     copy: StockCopy, layer: Any, inputs: Any, training: bool | None = None, before: str = ""
 ) -> Any:
-    within = copy.make_once(layer, lambda: _Prefixed(f"{before}{layer.name}", layer), "name")
+    # What stock layers take from a layer that is a part of another, with the name of both.
+    within = types.SimpleNamespace(
+        name=f"{before}{layer.name}", dtype_policy=layer.dtype_policy, trainable=layer.trainable
+    )
+    within = copy.make_once(layer, lambda: within, "name")
     hidden = copy.part(layer.hidden_dense, within)(inputs)
     if layer.up_dense is not None:
         up = copy.part(layer.up_dense, within)(inputs)
         hidden = copy.layer(within, "gated", keras.layers.Multiply)([hidden, up])
     hidden = copy.drop(hidden, layer.dropout_layer, within, training, "hidden_dropout")
     return copy.part(layer.output_dense, within)(hidden)
-
-
-class _Prefixed:
-    """The properties that stock layers take from a layer that is a part of another, with the name of both."""
-
-    def __init__(self, name: str, layer: Any) -> None:
-        self.name, self.dtype_policy, self.trainable = name, layer.dtype_policy, layer.trainable
 
 
 @stock_form(TokenEmbedding)

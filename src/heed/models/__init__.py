@@ -19,22 +19,17 @@ import heed.ops  # noqa: F401  (first: it says what is missing)
 
 # isort: split
 from heed.decoding import Decodable, explain_generate, generate, stream
+from heed.models._classifiers import SequenceClassifier, SpanClassifier, TokenClassifier, best_spans
 from heed.models._decoder import TransformerDecoder
 from heed.models._encoder import TransformerEncoder
 from heed.models._ensemble import Ensemble
 from heed.models._language_model import LanguageModel, LanguageModelConfig
-from heed.models._masked_language_model import MaskedLanguageModel
-from heed.models._masked_language_model_config import MaskedLanguageModelConfig
+from heed.models._masked_language_model import MaskedLanguageModel, MaskedLanguageModelConfig
 from heed.models._masking import mask_tokens
-from heed.models._recurrent_translator import RecurrentTranslator
-from heed.models._recurrent_translator_config import RecurrentTranslatorConfig
-from heed.models._sequence_classifier import SequenceClassifier
-from heed.models._span_classifier import SpanClassifier, best_spans
-from heed.models._token_classifier import TokenClassifier
+from heed.models._recurrent_translator import RecurrentTranslator, RecurrentTranslatorConfig
 from heed.models._transformer import Transformer
-from heed.models._transformer_config import TransformerConfig
-from heed.models._vision_transformer import VisionTransformer
-from heed.models._vision_transformer_config import VisionTransformerConfig
+from heed.models._vision_transformer import VisionTransformer, VisionTransformerConfig
+from heed.models.config import TransformerConfig
 
 # isort: split
 from heed.models import _stock_forms  # noqa: F401  (for `replace_attention`)

@@ -10,10 +10,9 @@ from keras import ops
 
 from heed.layers import TokenEmbedding, TransformerDecoderLayer
 from heed.layers.attend import pack_outputs
-from heed.layers.flat_dense import FlatDense
-from heed.models._model import check_call_tokens
+from heed.models._model import check_call_tokens, make_output, score_tokens
 from heed.models._stack import Stack
-from heed.models._transformer_config import TransformerConfig
+from heed.models.config import TransformerConfig
 from heed.ops.dispatch import first_position
 
 
@@ -72,14 +71,10 @@ class TransformerDecoder(Stack):
             tokens,
             bidirectional=False,
         )
-        self.output_layer: Any = None
-        if not config.tie_embeddings:
-            self.output_layer = FlatDense(
-                config.target_vocabulary_size, dtype=self.dtype_policy, name="output"
-            )
+        size = config.target_vocabulary_size
+        self.output_layer = make_output(config, size, self.dtype_policy)
 
     def build(self, input_shape: Any = None) -> None:
-        """Create the variables."""
         super().build()
         if self.output_layer is not None:
             self.output_layer.build((None, None, self.config.width))
@@ -150,12 +145,7 @@ class TransformerDecoder(Stack):
 
     @property
     def alignment_layer(self) -> int:
-        """The layer whose cross-attention aligns best: the last but one, or the only one.
-
-        Source:
-            Garg, Peitz, Nallasamy and Paulik, "Jointly learning to align and translate with Transformer models" (2019),
-            section 4.1, who take the mean of its heads.
-        """
+        """The layer whose cross-attention aligns best (Garg et al. 2019): the last but one, or the only one."""
         return max(0, len(self.blocks) - 2)
 
     def next_logits(
@@ -198,15 +188,11 @@ class TransformerDecoder(Stack):
 
     def logits(self, hidden: Any) -> Any:
         """Return scores of each token, (B, T, D) to (B, T, target_vocabulary_size), float32."""
-        if self.output_layer is not None:
-            scores = self.output_layer(hidden)
-        else:
-            scores = self.embedding.tokens.logits(hidden)
-        return self.bound(scores)
+        return self.bound(score_tokens(self.output_layer, self.embedding.tokens, hidden))
 
     def bound(self, scores: Any) -> Any:
-        """Return the scores of the output layer as float32, within the config's `logit_soft_cap`."""
-        scores, cap = ops.cast(scores, "float32"), self.config.logit_soft_cap
+        """Return float32 scores of the output layer within the config's `logit_soft_cap`."""
+        cap = self.config.logit_soft_cap
         return scores if cap is None else cap * ops.tanh(scores / cap)
 
     def call(
@@ -219,7 +205,6 @@ class TransformerDecoder(Stack):
         return_attention_scores: bool | str = False,
         training: bool | None = None,
     ) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         hidden, found, caches = self.hidden(
             target, encoded, source_mask, caches, cache_index, return_attention_scores, training
         )
@@ -229,7 +214,6 @@ class TransformerDecoder(Stack):
         return pack_outputs(self.logits(hidden), scores, caches)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, as plain values."""
         return {**super().get_config(), "cross_attention": self.cross_attention}
 
 

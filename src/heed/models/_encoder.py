@@ -10,7 +10,7 @@ from keras import ops
 from heed.layers import TokenEmbedding, TransformerEncoderLayer
 from heed.models._model import check_call_tokens, check_token_source
 from heed.models._stack import Stack
-from heed.models._transformer_config import TransformerConfig
+from heed.models.config import TransformerConfig
 from heed.number_checks import check_integer
 
 
@@ -87,7 +87,6 @@ class TransformerEncoder(Stack):
         training: bool | None = None,
         segments: Any = None,
     ) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         source = check_call_tokens("source", source, self.config.source_vocabulary_size, "(B, S)")
         if segments is not None:
             if self.num_segments == 1:
@@ -102,11 +101,9 @@ class TransformerEncoder(Stack):
         length = ops.shape(source)[1]
         arguments = self.embedding.attention_arguments(length, length)
         x = self.embedding(source, training=training, segments=segments)
-        x, scores = self.run_layers(
+        return self.run_layers(
             x, return_attention_scores, training, attention_mask=mask, **arguments
         )
-        return (x, scores) if return_attention_scores else x
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, as plain values."""
         return {**super().get_config(), "num_segments": self.num_segments}

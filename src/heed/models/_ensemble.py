@@ -82,7 +82,6 @@ class Ensemble:
         return [variable for model in self.models for variable in model.variables]
 
     def build(self) -> None:
-        """Create the variables."""
         for model in self.models:
             if not model.built:
                 model.build()

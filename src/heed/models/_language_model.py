@@ -12,8 +12,7 @@ from heed.config import with_default
 from heed.decoding.streaming import stream
 from heed.models._decoder import TransformerDecoder
 from heed.models._model import ConfiguredModel, check_call_tokens
-from heed.models._transformer_config import OneStackConfig, TransformerConfig
-from heed.models.config import TokensConfig
+from heed.models.config import OneStackConfig, TokensConfig, TransformerConfig
 from heed.ops.checks import check_flag
 from heed.ops.dispatch import split_across_workers, splits_sequences
 
@@ -99,13 +98,11 @@ class LanguageModel(ConfiguredModel):
         )
 
     def build(self, input_shape: Any = None) -> None:
-        """Create the variables."""
         self.decoder.build()
 
     def call(
         self, tokens: Any, return_attention_scores: bool = False, training: bool | None = None
     ) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         tokens = check_call_tokens("tokens", tokens, self.config.vocabulary_size)
         with split_across_workers() if self.sequence_parallel else contextlib.nullcontext():
             if return_attention_scores and splits_sequences():
@@ -122,7 +119,6 @@ class LanguageModel(ConfiguredModel):
         return logits, scores["decoder"]
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, as plain values."""
         return {**super().get_config(), "sequence_parallel": self.sequence_parallel}
 
     stream = stream

@@ -1,17 +1,135 @@
-"""A masked language model: predicts hidden tokens from the tokens around them."""
+"""A masked language model, its config, and the base of all models around one encoder."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 from keras import ops
 
+from heed.config import COUNT, INDEX, option, with_default
 from heed.layers.attend import pack_outputs
 from heed.layers.flat_dense import FlatDense
-from heed.layers.normalization import NORMALIZATIONS
-from heed.models._encoder_model import EncoderModel
-from heed.models._masked_language_model_config import MaskedLanguageModelConfig
+from heed.layers.layer_config import LayerConfig
+from heed.layers.normalization import make_normalization
+from heed.models._encoder import TransformerEncoder
+from heed.models._model import ConfiguredModel, check_call_tokens, make_output, score_tokens
+from heed.models.config import OneStackConfig, SpecialTokens, TokensConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskedLanguageModelConfig(OneStackConfig):
+    """The options of a masked language model and of the classifiers on its encoder.
+
+    `start_id` is BERT's [CLS], `end_id` its [SEP], `mask_id` its [MASK].
+
+    Args:
+        vocabulary_size: Number of tokens, the four special ones among them, an integer from 5.
+        layers: Number of layers. Default 2.
+        mask_id: Token id that replaces a hidden token. Default 3.
+        num_segments: Number of segments of a row, such as 2 for a question and a text; each adds a learned vector to
+            its tokens (BERT's token types). Default 1, which adds none.
+        activation, position: As in `TransformerConfig`. Default "gelu" and "learned", as in BERT.
+        **others: The fields of `TransformerConfig` that are not of two vocabularies or stacks, see
+            `LanguageModelConfig`.
+
+    Raises:
+        ValueError: If a value is out of range or inconsistent with others; the message names it.
+
+    Source:
+        Devlin et al. 2019 (L = layers, H = width, A = num_heads), whose models are post-norm: `norm_first=False`.
+
+    Example:
+        >>> config = MaskedLanguageModelConfig(vocabulary_size=260, num_segments=2)
+        >>> config.mask_id, config.position
+        (3, 'learned')
+        >>> config.special_ids
+        (0, 1, 2, 3)
+    """
+
+    mask_id: int = option(3, INDEX)
+    num_segments: int = option(1, COUNT)
+    activation: str = with_default(LayerConfig, "activation", "gelu")
+    position: str = with_default(TokensConfig, "position", "learned")
+
+    _special_tokens = (*SpecialTokens._special_tokens, "mask_id")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ordinary = self.vocabulary_size > len(self._special_tokens)
+        self._require(ordinary, "leave room for an ordinary token", "vocabulary_size")
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        """The ids of the special tokens, in ascending order; they are never masked or inserted."""
+        return tuple(sorted(getattr(self, name) for name in self._special_tokens))
+
+
+class EncoderModel(ConfiguredModel):
+    """An encoder, which other models may share, and a head that reads its vectors."""
+
+    config_class = MaskedLanguageModelConfig
+
+    def __init__(
+        self,
+        config: MaskedLanguageModelConfig,
+        encoder: TransformerEncoder | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(config, **kwargs)
+        stack, num_segments = config.of_transformer(), config.num_segments
+        if encoder is None:
+            encoder = TransformerEncoder(
+                stack, num_segments=num_segments, dtype=self.dtype_policy, name="encoder"
+            )
+        elif not isinstance(encoder, TransformerEncoder):
+            raise TypeError(
+                f"`encoder` must be a TransformerEncoder or None. Received: encoder={encoder!r}"
+            )
+        # A saved model stores only the config, and loading makes a new encoder from it.
+        elif (encoder.config, encoder.num_segments) != (stack, num_segments):
+            raise ValueError(
+                "`encoder` must be one that was made from `config`. Received: "
+                f"encoder.config={encoder.config}, encoder.num_segments={encoder.num_segments}, config={config}"
+            )
+        self.encoder = encoder
+
+    def build(self, input_shape: Any = None) -> None:
+        if not self.encoder.built:
+            self.encoder.build()
+
+    def encode(
+        self, inputs: Any, return_attention_scores: bool = False, training: bool | None = None
+    ) -> tuple[Any, ...]:
+        """Return the encoder's vectors (B, T, D), and with `return_attention_scores=True` its scores."""
+        tokens, segments = split_inputs(inputs)
+        tokens = check_call_tokens("tokens", tokens, self.config.vocabulary_size)
+        encoded = self.encoder(
+            tokens,
+            return_attention_scores=return_attention_scores,
+            training=training,
+            segments=segments,
+        )
+        return encoded if return_attention_scores else (encoded,)
+
+    def real_tokens(self, inputs: Any) -> Any:
+        """Return (B, T) booleans, True where a token is not padding."""
+        tokens, _ = split_inputs(inputs)
+        return ops.not_equal(tokens, self.config.pad_id)
+
+
+def split_inputs(inputs: Any) -> tuple[Any, Any]:
+    """Split a model's inputs into tokens (B, T) and segments (B, T) or None."""
+    if not isinstance(inputs, Mapping):
+        return inputs, None
+    if not {"tokens"} <= set(inputs) <= {"tokens", "segments"}:
+        raise ValueError(
+            '`inputs` must be tokens or a dict with "tokens" and, if the model has them, "segments". '
+            f"Received: {sorted(inputs)}"
+        )
+    return inputs["tokens"], inputs.get("segments")
 
 
 @keras.saving.register_keras_serializable(package="heed")
@@ -63,16 +181,10 @@ class MaskedLanguageModel(EncoderModel):
         self.head_dense = FlatDense(
             config.width, activation=config.activation, dtype=policy, name="head_dense"
         )
-        normalization = NORMALIZATIONS[config.normalization]
-        self.head_norm = normalization(epsilon=config.norm_epsilon, dtype=policy, name="head_norm")
-        self.output_layer: Any = None
-        if not config.tie_embeddings:
-            self.output_layer = FlatDense(
-                config.vocabulary_size, use_bias=False, dtype=policy, name="output"
-            )
+        self.head_norm = make_normalization(config, dtype=policy, name="head_norm")
+        self.output_layer = make_output(config, config.vocabulary_size, policy, use_bias=False)
 
     def build(self, input_shape: Any = None) -> None:
-        """Create the variables."""
         super().build()
         shape = (None, None, self.config.width)
         self.head_dense.build(shape)
@@ -86,11 +198,7 @@ class MaskedLanguageModel(EncoderModel):
     def call(
         self, inputs: Any, return_attention_scores: bool = False, training: bool | None = None
     ) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         encoded, *scores = self.encode(inputs, return_attention_scores, training)
         hidden = self.head_norm(self.head_dense(encoded))
-        if self.output_layer is not None:
-            logits = self.output_layer(hidden)
-        else:
-            logits = self.encoder.embedding.tokens.logits(hidden)
-        return pack_outputs(ops.cast(logits, "float32") + self.output_bias, *scores)
+        logits = score_tokens(self.output_layer, self.encoder.embedding.tokens, hidden)
+        return pack_outputs(logits + self.output_bias, *scores)

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from heed.models._masked_language_model_config import MaskedLanguageModelConfig
+from heed.models._masked_language_model import MaskedLanguageModelConfig
 from heed.number_checks import check_real
 
 # The shares of the chosen tokens that become the mask, and a random token.

@@ -9,7 +9,9 @@ import keras
 from keras import ops
 
 from heed.config import Config
-from heed.models._transformer_config import TransformerConfig
+from heed.layers import TokenEmbedding
+from heed.layers.flat_dense import FlatDense
+from heed.models.config import TransformerConfig
 from heed.ops.checks import check_tokens
 
 
@@ -27,12 +29,10 @@ class ConfiguredModel(keras.Model):
         self.config: Any = config
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the outputs of a call as symbolic tensors."""
         # By tracing: the outputs depend on the arguments.
         return keras.Operation.compute_output_spec(self, *args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, as plain values."""
         return {
             "name": self.name,
             "trainable": self.trainable,
@@ -42,7 +42,6 @@ class ConfiguredModel(keras.Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """Return the model that `get_config` described."""
         arguments = dict(config)
         return cls(cls.config_class.from_dict(arguments.pop("config")), **arguments)
 
@@ -51,16 +50,24 @@ class ConfiguredModel(keras.Model):
         return {"input_shape": None}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        """Create the variables."""
         self.build()
 
 
-def check_translation(inputs: Any) -> tuple[Any, Any]:
-    """Split the inputs of a call into source and target.
+def make_output(config: Any, size: int, dtype: Any, use_bias: bool = True) -> Any:
+    """Make the output layer, which scores tokens; None where the table of the embedding does."""
+    if config.tie_embeddings:
+        return None
+    return FlatDense(size, use_bias=use_bias, dtype=dtype, name="output")
 
-    Raises:
-        ValueError: if `inputs` is not a dict of both.
-    """
+
+def score_tokens(output_layer: Any, tokens: TokenEmbedding, hidden: Any) -> Any:
+    """Return scores of each token, (..., D) to (..., vocabulary) float32, by what `make_output` returned."""
+    scores = tokens.logits(hidden) if output_layer is None else output_layer(hidden)
+    return ops.cast(scores, "float32")
+
+
+def check_translation(inputs: Any) -> tuple[Any, Any]:
+    """Split the inputs of a call into source and target."""
     if not isinstance(inputs, Mapping) or not {"source", "target"} <= set(inputs):
         received = sorted(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
         raise ValueError(
@@ -75,9 +82,5 @@ def check_call_tokens(name: str, tokens: Any, size: int, letters: str = "(B, T)"
 
 
 def check_token_source(source: Any, size: int) -> Any:
-    """Check the source of `generate` and return an int32 tensor (B, S).
-
-    Raises:
-        ValueError: if it is something else, or has tokens that are not in [0, size).
-    """
+    """Check the source of `generate` and return an int32 tensor (B, S) of tokens in [0, size)."""
     return ops.cast(check_tokens("source", source, size, "(B, S)"), "int32")

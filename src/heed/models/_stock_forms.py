@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from heed.layers.stock_forms import INPUTS, StockCopy, StockFormError, stock_form
+from heed.layers.stock_forms import INPUTS, StockCopy, StockFormError, call_arguments, stock_form
 from heed.models._decoder import TransformerDecoder
 from heed.models._encoder import TransformerEncoder
 from heed.models._language_model import LanguageModel
@@ -22,13 +22,6 @@ def _tokens(name: str) -> Any:
 INPUTS[Transformer] = lambda: {"source": _tokens("source"), "target": _tokens("target")}
 INPUTS[LanguageModel] = lambda: _tokens("tokens")
 INPUTS[TransformerEncoder] = lambda: _tokens("source")
-
-
-def _refuse(arguments: dict[str, Any]) -> None:
-    """Raise a StockFormError for an argument that is neither None nor False: the forms do not take it."""
-    for name, value in arguments.items():
-        if value is not None and value is not False:
-            raise StockFormError(f"{name}={value!r} in its call")
 
 
 def _embed(copy: StockCopy, embedding: Any, ids: Any, training: bool | None) -> Any:
@@ -53,15 +46,9 @@ def _expand_queries(mask: Any) -> Any:
 
 
 @stock_form(TransformerEncoder)
-def _encoder(
-    copy: StockCopy,
-    model: Any,
-    source: Any,
-    return_attention_scores: bool = False,
-    training: bool | None = None,
-    segments: Any = None,
-) -> Any:
-    _refuse({"return_attention_scores": return_attention_scores, "segments": segments})
+def _encoder(copy: StockCopy, model: Any, *args: Any, **kwargs: Any) -> Any:
+    given = call_arguments(model, args, kwargs, "return_attention_scores", "segments")
+    source, training = given["source"], given["training"]
     mask = _expand_queries(model.source_mask(source))
     with copy.prefix_names(model.name):
         x = _embed(copy, model.embedding, source, training)
@@ -71,25 +58,16 @@ def _encoder(
 
 
 @stock_form(TransformerDecoder)
-def _decoder(
-    copy: StockCopy,
-    model: Any,
-    target: Any,
-    encoded: Any = None,
-    source_mask: Any = None,
-    caches: Any = None,
-    cache_index: Any = None,
-    return_attention_scores: bool = False,
-    training: bool | None = None,
-) -> Any:
-    _refuse({"caches": caches, "return_attention_scores": return_attention_scores})
-    mask = _expand_queries(source_mask)
+def _decoder(copy: StockCopy, model: Any, *args: Any, **kwargs: Any) -> Any:
+    given = call_arguments(model, args, kwargs, "return_attention_scores", "caches")
+    encoded, training = given["encoded"], given["training"]
+    mask = _expand_queries(given["source_mask"])
     with copy.prefix_names(model.name):
-        x = _embed(copy, model.embedding, target, training)
+        x = _embed(copy, model.embedding, given["target"], training)
         for block in model.blocks:
             x = copy.form(block, x, encoded, cross_attention_mask=mask, training=training)
         x = _normalize(copy, model, x)
-        return model.bound(_logits(copy, model, x))
+        return model.bound(ops.cast(_logits(copy, model, x), "float32"))
 
 
 def _logits(copy: StockCopy, model: Any, x: Any) -> Any:
@@ -103,26 +81,15 @@ def _logits(copy: StockCopy, model: Any, x: Any) -> Any:
 
 
 @stock_form(LanguageModel)
-def _language_model(
-    copy: StockCopy,
-    model: Any,
-    tokens: Any,
-    return_attention_scores: bool = False,
-    training: bool | None = None,
-) -> Any:
-    scores = {"return_attention_scores": return_attention_scores}
-    return copy.form(model.decoder, tokens, **scores, training=training)
+def _language_model(copy: StockCopy, model: Any, *args: Any, **kwargs: Any) -> Any:
+    given = call_arguments(model, args, kwargs, "return_attention_scores")
+    return copy.form(model.decoder, given["tokens"], training=given["training"])
 
 
 @stock_form(Transformer)
-def _transformer(
-    copy: StockCopy,
-    model: Any,
-    inputs: Any,
-    training: bool | None = None,
-    return_attention_scores: bool = False,
-) -> Any:
-    _refuse({"return_attention_scores": return_attention_scores})
+def _transformer(copy: StockCopy, model: Any, *args: Any, **kwargs: Any) -> Any:
+    given = call_arguments(model, args, kwargs, "return_attention_scores")
+    inputs, training = given["inputs"], given["training"]
     if not isinstance(model.encoder, TransformerEncoder):
         raise StockFormError(f"encoder={type(model.encoder).__name__}")
     source = inputs["source"]

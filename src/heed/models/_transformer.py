@@ -14,7 +14,7 @@ from heed.layers.shapes import agree
 from heed.models._decoder import TransformerDecoder
 from heed.models._encoder import TransformerEncoder
 from heed.models._model import ConfiguredModel, check_translation
-from heed.models._transformer_config import TransformerConfig
+from heed.models.config import TransformerConfig
 
 
 @keras.saving.register_keras_serializable(package="heed")
@@ -214,7 +214,6 @@ class Transformer(ConfiguredModel):
     def call(
         self, inputs: Any, training: bool | None = None, return_attention_scores: bool | str = False
     ) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         source, target = check_translation(inputs)
         every = bool(return_attention_scores) and return_attention_scores != "alignment"
         encoded = self.encode(source, training, every)
@@ -234,12 +233,10 @@ class Transformer(ConfiguredModel):
         return logits, {**scores, **decoder_scores}
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, as plain values."""
         own = keras.saving.serialize_keras_object(self.encoder) if self._has_own_encoder else None
         return {**super().get_config(), "encoder": own}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """Return the model that `get_config` described."""
         encoder = keras.saving.deserialize_keras_object(config.get("encoder"), custom_objects)
         return super().from_config({**config, "encoder": encoder}, custom_objects)

@@ -23,13 +23,10 @@ def decode(
     options: dict[str, Any],
     on_token: Callable[[int], bool] | None = None,
 ) -> tuple[Any, Any]:
-    """Return tokens (B, N, L) and scores (B, N) or None, of the inputs and options of `generate`.
+    """Return tokens (B, N, L) and scores (B, N) or None, by the engine, of the inputs and options of a `Request`.
 
-    Args:
-        model: that the engine decodes.
-        inputs, options: of a `Request`.
-        on_token: called with each token of the only target as soon as it is decoded, from any thread; False ends the
-            target there. Only where nothing is traced.
+    Where nothing is traced, `on_token` is called with each token of the only target as soon as it is decoded, from any
+    thread; False ends the target there.
     """
     results = options["num_results"]
     draws = results if options["method"] == "sample" else 1
@@ -100,7 +97,6 @@ def _decode_at_once(
 
 
 def _pack(model: Any, weights: str, encodes: bool) -> PackedModel:
-    """Return the engine of a model, which encodes its sources or not."""
     encoder = describe_stack(model.encoder, weights) if encodes else None
     stacks = (model.decoder, model.encoder) if encodes else (model.decoder,)
     tables = tuple(x for stack in stacks for x in stack.embedding.variables)
@@ -121,7 +117,6 @@ def _decode_in_graph(
 
 
 def _encodes(model: Any, inputs: dict[str, Any]) -> bool:
-    """Return whether the engine encodes the sources."""
     return "source" in inputs and not encoder_reasons(model)
 
 
@@ -141,13 +136,10 @@ def _make_batch(
     encoded: dict[str, Any] | None,
     find_positions: Callable[..., Positions],
 ) -> Batch:
-    """Return the batch of a call.
+    """Return the batch of a call for targets of a length.
 
-    Args:
-        model, inputs: of the call.
-        length: L.
-        encoded: what `_encode` returns, or None where the engine encodes the sources or there are none.
-        find_positions: as `describe_positions`.
+    What `_encode` returns is None where the engine encodes the sources or there are none; `find_positions` does as
+    `describe_positions`.
     """
     fields: dict[str, Any] = {}
     if encoded is not None:

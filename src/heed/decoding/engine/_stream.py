@@ -36,10 +36,9 @@ class TokenStream:
         )
 
     def read(self) -> Generator[int, None, None]:
-        """Yield the tokens as they come. A reader who stops ends the decoding at its next token.
+        """Yield the tokens as they come, then raise what the decoding raised.
 
-        Raises:
-            BaseException: what the decoding raised, after its tokens.
+        A reader who stops ends the decoding at its next token.
         """
         _running.add(self)
         try:
@@ -52,11 +51,7 @@ class TokenStream:
             raise self._failure
 
     def close(self, seconds: float | None = None) -> None:
-        """End the decoding at its next token.
-
-        Args:
-            seconds: the longest time to wait for that; None for as long as it takes.
-        """
+        """End the decoding at its next token, and wait for that, at most `seconds` if they are given."""
         self._closed = True
         if self._thread.ident is not None:
             self._thread.join(seconds)

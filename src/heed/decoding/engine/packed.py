@@ -60,10 +60,8 @@ class PackedModel:
     TensorFlow and JAX nobody writes to tensors that others hold. PyTorch trains in place: there a decoding that goes on
     meanwhile reads the new numbers of large float32 weights as they come, see `PackedDecoder`.
 
-    Args:
-        decoder, encoder: with variables, or what is computed of some, as weights; without an encoder None.
-        tables: further weights, a tuple: those that tables of positions are made of.
-        check: gets the array of each weight before it is packed, and raises an error to refuse it.
+    The weights are variables, or what is computed of some. `tables` are further ones, those that tables of positions
+    are made of. `check` gets the array of each weight before it is packed, and raises an error to refuse it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Extractive question answering: finds the answer to a question in a text."""
+"""Classifiers of rows, tokens and spans, which fine-tune an encoder."""
 
 from __future__ import annotations
 
@@ -7,13 +7,138 @@ from typing import Any
 import keras
 from keras import ops
 
+from heed.layers import DotProductAttention
 from heed.layers.attend import pack_outputs
 from heed.layers.dropout import Dropout
 from heed.layers.flat_dense import FlatDense
 from heed.models._encoder import TransformerEncoder
-from heed.models._encoder_model import EncoderModel, split_inputs
-from heed.models._masked_language_model_config import MaskedLanguageModelConfig
+from heed.models._masked_language_model import EncoderModel, MaskedLanguageModelConfig, split_inputs
 from heed.number_checks import check_integer
+
+
+class Classifier(EncoderModel):
+    """An encoder, and a dense layer that scores the classes of each pooled vector."""
+
+    def __init__(
+        self,
+        config: MaskedLanguageModelConfig,
+        num_classes: int,
+        encoder: TransformerEncoder | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(config, encoder, **kwargs)
+        self.num_classes = check_integer("num_classes", num_classes, least=1)
+        self.drop = Dropout(config.dropout, dtype=self.dtype_policy, name="dropout")
+        self.output_layer = FlatDense(self.num_classes, dtype=self.dtype_policy, name="output")
+
+    def build(self, input_shape: Any = None) -> None:
+        super().build()
+        self.output_layer.build((None, None, self.config.width))
+
+    def pool(self, encoded: Any, inputs: Any) -> Any:
+        """Return the vectors to classify, from those of the tokens (B, T, D)."""
+        return encoded
+
+    def call(
+        self, inputs: Any, return_attention_scores: bool = False, training: bool | None = None
+    ) -> Any:
+        encoded, *scores = self.encode(inputs, return_attention_scores, training)
+        logits = self.output_layer(self.drop(self.pool(encoded, inputs), training=training))
+        return pack_outputs(ops.cast(logits, "float32"), *scores)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "num_classes": self.num_classes}
+
+
+@keras.saving.register_keras_serializable(package="heed")
+class SequenceClassifier(Classifier):
+    """Scores each class for a row of tokens.
+
+    `logits = W pool(x) + b`, where `pool` is the attention of one learned query q to the encoder's vectors x, padding
+    excluded: `sum_t softmax_t(q x_t / sqrt(D)) x_t`.
+
+    The query starts at 0, so pooling starts as the mean. The mean is a better start than BERT's pooling, the vector of
+    the first token: masked language modelling trains the vectors of all tokens, but never that one. The query
+    then learns which tokens matter; `heed.inspect` shows it as the attention `pooling`.
+
+    Args:
+        config: The options of the model that the encoder comes from.
+        num_classes: Number of classes, a positive integer.
+        encoder: `model.encoder` of a `MaskedLanguageModel` or another model with the same config. Both models share it,
+            so training one changes the other. None (default) makes a new encoder; `set_weights` can copy weights into
+            it. A saved model loads with its own copy.
+        **kwargs: `name`, `dtype`, as for every Keras model.
+
+    Call arguments:
+        inputs, return_attention_scores, training: As for `MaskedLanguageModel`.
+
+    Returns:
+        Logits (B, num_classes), float32. With `return_attention_scores=True`, (logits, scores): scores is a list of
+        (B, N, T, T), one per layer. A row of only padding is pooled to 0.
+
+    Raises:
+        ValueError: If `num_classes` is not a positive integer, or `encoder` has another config.
+        TypeError: If `config` or `encoder` has the wrong type.
+
+    Source:
+        Devlin et al. 2019, section 3.2; Reimers and Gurevych 2019, section 6 (the mean or the first token);
+        Yang et al. 2016 (a learned query).
+
+    Example:
+        >>> import numpy as np
+        >>> from heed.models import MaskedLanguageModel, MaskedLanguageModelConfig, SequenceClassifier
+        >>> config = MaskedLanguageModelConfig(30, width=8, num_heads=2, feed_forward_width=16)
+        >>> pretrained = MaskedLanguageModel(config)
+        >>> model = SequenceClassifier(config, num_classes=3, encoder=pretrained.encoder)
+        >>> tuple(model(np.array([[1, 7, 9, 8, 2, 0]])).shape)
+        (1, 3)
+    """
+
+    def build(self, input_shape: Any = None) -> None:
+        super().build()
+        width = self.config.width
+        self.query = self.add_weight((width,), "zeros", name="query")
+        self.pooling = DotProductAttention(dtype=self.dtype_policy, name="pooling")
+        self.pooling.build((None, width), (None, None, width))
+
+    def pool(self, encoded: Any, inputs: Any) -> Any:
+        """Pool the vectors of each row into one, (B, D)."""
+        query = ops.zeros_like(encoded[:, 0]) + ops.cast(self.query, encoded.dtype)
+        return self.pooling(query, encoded, value_mask=self.real_tokens(inputs))
+
+
+@keras.saving.register_keras_serializable(package="heed")
+class TokenClassifier(Classifier):
+    """Scores each class for each token, as for parts of speech or named entities.
+
+    `logits_t = W x_t + b`, where x_t is the encoder's vector of token t. Exclude padding and unlabelled tokens from the
+    loss (`sample_weight`, or `ignore_class` of Keras' crossentropy).
+
+    Args:
+        config, num_classes, encoder, **kwargs: As for `SequenceClassifier`.
+
+    Call arguments:
+        inputs, return_attention_scores, training: As for `MaskedLanguageModel`.
+
+    Returns:
+        Logits (B, T, num_classes), float32. With `return_attention_scores=True`, (logits, scores): scores is a list of
+        (B, N, T, T), one per layer.
+
+    Raises:
+        ValueError, TypeError: As `SequenceClassifier`.
+
+    Source:
+        Devlin et al. 2019, section 5.3.
+
+    Example:
+        >>> import numpy as np
+        >>> from heed.models import MaskedLanguageModelConfig, TokenClassifier
+        >>> config = MaskedLanguageModelConfig(30, width=8, num_heads=2, feed_forward_width=16)
+        >>> model = TokenClassifier(config, num_classes=5)
+        >>> tuple(model(np.array([[1, 7, 9, 8, 2, 0]])).shape)
+        (1, 6, 5)
+    """
+
 
 # The score of tokens outside the text: finite, so a row without a text has a finite loss.
 _NOWHERE = -1e9
@@ -83,14 +208,12 @@ class SpanClassifier(EncoderModel):
         self.output_layer = FlatDense(2, dtype=self.dtype_policy, name="output")
 
     def build(self, input_shape: Any = None) -> None:
-        """Create the variables."""
         super().build()
         self.output_layer.build((None, None, self.config.width))
 
     def call(
         self, inputs: Any, return_attention_scores: bool = False, training: bool | None = None
     ) -> Any:
-        """Compute the outputs; the class describes the arguments."""
         tokens, segments = split_inputs(inputs)
         if segments is None:
             raise ValueError(
