@@ -359,7 +359,7 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
 
 def test_arguments(tmp_path: Path) -> None:
     model = model_of()
-    with pytest.raises(ExportError, match=r"`quantization` must .*Received: 'int4'"):
+    with pytest.raises(ExportError, match=r"`quantization` of .*Received: 'int4'"):
         export.write(model, tmp_path, quantization="int4")
     with pytest.raises(ValueError, match=r"`longest` must be .*Received: longest=0"):
         export.write(model, tmp_path, longest=0)
@@ -373,7 +373,7 @@ def test_arguments(tmp_path: Path) -> None:
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    with pytest.raises(ExportError, match=r"ctranslate2 library: pip install .*export"):
+    with pytest.raises(ExportError, match=r"needs ctranslate2: pip install .*export"):
         export.write(model_of(), tmp_path)
 
 

@@ -242,13 +242,13 @@ def test_the_runner_reads_numbers_as_heed_does(finished_run):
         ),
         (
             {"format": "saved_model", "precision": "int8"},
-            "`precision` of saved_model must be float32",
+            "`precision` of saved_model must be one of float32. Received: 'int8'",
         ),
         (
             {"format": "onnx", "implementation": "native"},
             "`implementation` goes with SavedModel only",
         ),
-        ({"format": "saved_model", "implementation": "auto"}, "must be portable or native"),
+        ({"implementation": "auto"}, "must be one of portable, native"),
         ({"format": []}, r"`format` must be one of .* Received: \[\]"),
         ({"format": "onnx", "opset": 23.0}, "`opset` must be from 17 to 24. Received: opset=23.0"),
         ({"format": "onnx", "opset": "23"}, "`opset` must be from 17 to 24. Received: opset='23'"),

@@ -445,7 +445,7 @@ def test_unsupported_operations_are_one_line(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"precision": "int4"}, "`precision` must be one of 'float32', 'float16', 'int8'"),
+        ({"precision": "int4"}, "`precision` of litert must be one of float32, float16, int8"),
         ({"calibration": [{"x": np.ones((1, 2, 4))}]}, '`calibration` goes with precision="int8"'),
         (
             {"precision": "int8", "calibration": []},

@@ -455,7 +455,7 @@ def test_gradients_through_a_whole_model_match_finite_differences(name):
 
     found = gradient_times_attention(model, inputs, target, call_arguments=arguments)
 
-    from heed.inspect._run import run_observed
+    from heed.inspect._run import ModelCall, run_observed
 
     def scaled(layer, head, factor):
         def look(place, x):
@@ -465,8 +465,8 @@ def test_gradients_through_a_whole_model_match_finite_differences(name):
                 )
             return None
 
-        outputs = run_observed(model, inputs, arguments, lambda *_: None, [layer], taps=(look,))[0]
-        return float(to_numpy(target(outputs)))
+        call = ModelCall(model, inputs, arguments)
+        return float(to_numpy(target(run_observed(call, None, [layer], taps=(look,))[0])))
 
     step = 3e-3  # smaller than the distance to any kink of the models
     for layer, contributions in found.items():

@@ -92,23 +92,15 @@ def call_timed(function: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def verify(
-    folder: Path,
-    samples: Samples,
-    precision: str,
-    computes_in: str = "float32",
-    needs_heed: bool = False,
+    folder: Path, samples: Samples, precision: str, computes_in: str, needs_heed: bool
 ) -> Agreement:
     """Run an exported model in a separate process and compare its outputs with the original's.
 
     Args:
         folder: the artefact with its manifest.
         samples: inputs and the original's outputs.
-        precision: of the artefact, a key of `TOLERANCES`.
-        computes_in: see `ExportFormat`, a key of `TOLERANCES`.
+        precision, computes_in: see `ExportFormat`; keys of `TOLERANCES`.
         needs_heed: whether the process may import heed.
-
-    Raises:
-        ExportError: if it does not run, or the outputs differ by more than the precision allows.
     """
     found = _answers(folder, samples.inputs, needs_heed)
     seconds = float(found.pop("seconds"))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from heed.config import one_of
 from heed.inspect import _names
 from heed.inspect._residual import Residual
 from heed.inspect._row_statistics import Floats, RowStatistics, compute_statistics
@@ -167,10 +168,8 @@ class Capture:
             ValueError: if no layer has such a key, or if a picture is not whole and the key was not among the
                 `tokens` of the capture.
         """
-        token = _names.to_integer("token", token)
         longest = max((length for _, length in self.lengths.values()), default=0)
-        if not 0 <= token < longest:
-            raise ValueError(f"`token` must be in [0, {longest}). Received: token={token}")
+        token = _names.check_index("token", token, longest)
         return MappingProxyType(
             {
                 name: layer.get_share("tokens", token)
@@ -215,11 +214,7 @@ class Capture:
         Raises:
             ValueError: if it does not; the message lists the layers.
         """
-        if name not in self.weights:
-            raise ValueError(
-                f"`layer` must be one of {', '.join(map(repr, self.names))}. Received: layer={name!r}"
-            )
-        return name
+        return one_of(self.names).check("layer", name)
 
     def head_index(self, name: str, head: int) -> int:
         """Return the index of a head along the second axis of the layer's weights.
@@ -327,20 +322,9 @@ class Capture:
 def select_weights(
     capture: Capture, name: str, heads: Sequence[int] | None, example: int
 ) -> Floats:
-    """Return the weights of some or all heads of a layer for one entry of the batch, (heads, rows, columns).
-
-    Raises:
-        TypeError: if `example` is not an integer.
-        ValueError: if the layer, head or entry does not exist; the message says which do.
-    """
-    weights, number = (
-        capture.weights[capture.check_layer(name)],
-        _names.to_integer("example", example),
-    )
-    if not 0 <= number < len(weights):
-        raise ValueError(
-            f"`example` must be in [0, {len(weights)}), the batch of {name!r}. Received: example={example}"
-        )
+    """Return the weights of some or all heads of a layer for one entry of the batch, (heads, rows, columns)."""
+    weights = capture.weights[capture.check_layer(name)]
+    number = _names.check_index("example", example, len(weights), f", the batch of {name!r}")
     chosen = slice(None) if heads is None else [capture.head_index(name, head) for head in heads]
     return weights[number, chosen]
 

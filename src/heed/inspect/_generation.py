@@ -13,7 +13,7 @@ import numpy as np
 
 from heed.byte_pairs import name_token
 from heed.inspect._capture import Capture
-from heed.inspect._names import to_integer
+from heed.inspect._names import check_index
 from heed.inspect._page import Page, page
 from heed.inspect._run import Selection, capture
 from heed.patching import ContextPatch, Function
@@ -58,15 +58,9 @@ class Generation:
             ValueError: if there is no such step, or its row has not been captured.
             TypeError: if `number` is no integer.
         """
-        number = to_integer("number", number)
-        if not 0 <= number < len(self.steps):
-            raise ValueError(
-                f"`number` must be in [0, {len(self.steps)}), the steps of this text. Received: number={number}"
-            )
-        row = self.steps[number]
-        return self.capture.select_row(
-            row, [name for name, kind in self.capture.kinds.items() if kind != "self"]
-        )
+        number = check_index("number", number, len(self.steps), ", the steps of this text")
+        names = [name for name, kind in self.capture.kinds.items() if kind != "self"]
+        return self.capture.select_row(self.steps[number], names)
 
     @property
     def layer_tokens(self) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from heed.inspect._circuits import SCORES, CircuitScores
 from heed.inspect._lens import Lens
+from heed.inspect._names import check_index
 
 _TOP = 3  # tokens in a cell of the lens
 _MOST = 20_000  # cells that browsers lay out without delay
@@ -63,11 +64,7 @@ def lens_table(
     """
     if not isinstance(lens, Lens):
         raise TypeError(f"`lens` must be a Lens. Received: {type(lens).__name__}")
-    count = min(len(x) for x in lens.logits.values())
-    if example >= count:
-        raise ValueError(
-            f"`example` must be in [0, {count}), the batch of `lens`. Received: example={example}"
-        )
+    check_index("example", example, min(map(len, lens.logits.values())), ", the batch of `lens`")
     positions = lens.positions if lens.positions is not None else (None,)
     _check_size("lens", len(positions) * len(lens.logits))
     # A classifier has one row.

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from heed.config import one_of
 from heed.figure import new_figure
 from heed.inspect._capture import Capture, select_weights
-from heed.inspect._circuits import CircuitScores, check_kind
+from heed.inspect._circuits import SCORES, CircuitScores
 from heed.inspect._interventions import Ablation
 from heed.inspect._measures import MEASURES, by_head
 from heed.inspect._row_statistics import Floats
@@ -354,7 +355,7 @@ def plot_model(
     else:
         costs: Any = source.costs if isinstance(source, Ablation) else source
         if isinstance(source, CircuitScores):
-            costs = source.scores[check_kind(measure)]
+            costs = source.scores[one_of(SCORES).check("measure", measure)]
             label = label or f"{measure} score"
         numbers = {name: np.asarray(x, np.float64) for name, x in costs.items()}
         label = label or ("cost of switching it off" if isinstance(source, Ablation) else "")

@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from heed.export.errors import ExportError
 from heed.export.formats import FORMATS, ExportJob
-from heed.install import how_to_install
 from heed.layers import TransformerDecoderLayer
 from heed.models import LanguageModel, Transformer, TransformerEncoder
 from heed.models.config import TokensConfig
 from heed.number_checks import check_integer
 from heed.ops import alibi_slopes, relative_position_buckets, sinusoidal_positions
 
-QUANTIZATIONS = FORMATS["ctranslate2"].precisions
+_FORMAT = FORMATS["ctranslate2"]
 _OTHERS = "saved_model, litert and onnx can"
 _UNKNOWN = "<unk>"
 # CTranslate2's names of activations, by Keras' names.
@@ -86,9 +85,7 @@ def write(
             vocabularies do not fit; if the ctranslate2 package is missing.
         OSError: if a file cannot be written.
     """
-    if quantization not in QUANTIZATIONS:
-        known = ", ".join(map(repr, QUANTIZATIONS))
-        raise ExportError(f"`quantization` must be one of {known}. Received: {quantization!r}")
+    _FORMAT.check_precision(quantization, "quantization")
     longest = check_integer("longest", longest, least=1)
     vocabularies = {"source": source_tokens, "target": target_tokens}
     _check_model(model)
@@ -148,13 +145,7 @@ def _unsupported_options(model: Any) -> Iterator[str]:
 
 
 def _specs() -> Any:
-    try:
-        from ctranslate2 import specs
-    except ImportError:
-        raise ExportError(
-            f"this needs the ctranslate2 library: {how_to_install('export')}"
-        ) from None
-    return specs
+    return _FORMAT.import_package("ctranslate2").specs
 
 
 def _specify(model: Any, longest: int) -> Any:

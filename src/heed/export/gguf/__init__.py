@@ -24,7 +24,6 @@ from heed.decoding.engine.describe import describe_decoder, describe_positions, 
 from heed.export.errors import ExportError, ExportOptionError
 from heed.export.formats import FORMATS, ExportJob
 from heed.files import temporary_path
-from heed.install import how_to_install
 from heed.models import LanguageModel
 from heed.number_checks import check_integer
 from heed.ops.core.description import (
@@ -40,18 +39,12 @@ from heed.ops.core.description import (
 if TYPE_CHECKING:
     from heed.export.programs import Program
 
-PRECISIONS = FORMATS["gguf"].precisions
+_FORMAT = FORMATS["gguf"]
 CONTEXT = 8192  # tokens of a text, unless the caller says otherwise
 _WAVELENGTH = 10_000.0  # of heed's rotary positions
 _NO_FORM = "llama.cpp has no form of"
 # Names of the package, by precision.
 _TYPES = {"float32": "F32", "bfloat16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
-_FILE_TYPES = {
-    "float32": "ALL_F32",
-    "bfloat16": "MOSTLY_BF16",
-    "q8_0": "MOSTLY_Q8_0",
-    "q4_0": "MOSTLY_Q4_0",
-}
 _NAMES = {
     "query": "attn_q",
     "key": "attn_k",
@@ -302,14 +295,11 @@ def write(
         >>> write(model, f"{tempfile.mkdtemp()}/model.gguf")
         ['the file has no tokenizer: programs must give token ids']
     """
-    if precision not in PRECISIONS:
-        known = ", ".join(map(repr, PRECISIONS))
-        raise ExportOptionError(f"`precision` must be one of {known}. Received: {precision!r}")
-    if context is not None:
-        try:
-            context = check_integer("context", context, least=1)
-        except ValueError as error:
-            raise ExportOptionError(str(error)) from None
+    _FORMAT.check_precision(precision)
+    try:
+        context = check_integer("context", context, least=1, optional=True)
+    except ValueError as error:
+        raise ExportOptionError(str(error)) from None
     package, data = _package(), _read_model(model)
     architecture = ARCHITECTURES[_find_architecture(data)]
     context, notes = _check_context(data, architecture, context)
@@ -335,11 +325,7 @@ def write(
 
 
 def _package() -> Any:
-    try:
-        import gguf
-    except ImportError:
-        raise ExportError(f"this needs the gguf package: {how_to_install('gguf')}") from None
-    return gguf
+    return _FORMAT.import_package("gguf")
 
 
 def _is_of_hub(model: Any) -> bool:
@@ -752,7 +738,8 @@ def _write_tensors(writer: Any, tensors: list[_Tensor], precision: str) -> list[
     types, quants = package.GGMLQuantizationType, package.quants
     kind = getattr(types, _TYPES[precision])
     block, _ = package.GGML_QUANT_SIZES[kind]
-    writer.add_file_type(getattr(package.LlamaFileType, _FILE_TYPES[precision]))
+    share = "ALL" if precision == "float32" else "MOSTLY"
+    writer.add_file_type(getattr(package.LlamaFileType, f"{share}_{_TYPES[precision]}"))
     if block > 1:
         writer.add_quantization_version(package.GGML_QUANT_VERSION)
     kinds = [

@@ -20,8 +20,6 @@ from heed.export.formats import FORMATS, ExportJob
 from heed.export.programs import SERVE, Program
 
 FILE = "model.tflite"
-PRECISIONS = FORMATS["litert"].precisions
-
 # Only these become products of integers when there are samples. Elsewhere eight bits do harm: they cannot hold both
 # scores and the number that masks a score, so attention would become a plain mean; and tables would get the range of
 # the operator that reads them.
@@ -70,11 +68,7 @@ def write(
         Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
         Inference".
     """
-    if precision not in PRECISIONS:
-        known = ", ".join(map(repr, PRECISIONS))
-        raise ExportOptionError(
-            f"`precision` must be one of {known}. Received: precision={precision!r}"
-        )
+    FORMATS["litert"].check_precision(precision)
     samples = None if calibration is None else _check_samples(calibration, programs, precision)
     functions = {program.name: program.trace() for program in programs}
     _check_size(functions, precision)

@@ -12,18 +12,14 @@ from typing import Any
 
 import onnx
 
-from heed.export.errors import ExportError
 from heed.export.formats import FORMATS, ExportJob
-from heed.export.onnx._converter import OPSETS, convert
+from heed.export.onnx._converter import convert
 from heed.export.onnx.ops.attention import call_marked
+from heed.export.programs import SERVE
 from heed.ops.backends.tensorflow import exportable
 
-__all__ = ["OPSETS", "PRECISIONS", "write", "write_artefact"]
-
-PRECISIONS = FORMATS["onnx"].precisions
 # A file of protocol buffers holds less than 2**31 bytes, of which nodes and names need some.
 _LARGEST = 2_000_000_000
-_FILES = {"serve": "model.onnx"}
 
 
 def write_artefact(job: ExportJob, folder: Path) -> list[str]:
@@ -55,13 +51,13 @@ def write(
     Raises:
         ExportError: if an operation, the opset or the precision is not supported.
     """
-    if precision not in PRECISIONS:
-        raise ExportError(f"`precision` must be one of {PRECISIONS}. Received: {precision!r}")
+    FORMATS["onnx"].check_precision(precision)
     files, beside = [], []
     for program in programs:
         with exportable.replace_attention(call_marked):
             function = program.trace()
-        path = Path(folder) / _FILES.get(program.name, f"{program.name}.onnx")
+        stem = "model" if program.name == SERVE else program.name
+        path = Path(folder) / f"{stem}.onnx"
         data = path.with_name(f"{path.name}.data")
         model = convert(
             function,

@@ -19,17 +19,12 @@ import tensorflow as tf
 from heed import __version__
 from heed.export.errors import ExportError, ExportOptionError
 from heed.export.onnx import ops  # noqa: F401  (registers the converters)
-from heed.export.onnx._past import join_past
-from heed.export.onnx._reading import names_read, select_needed
-from heed.export.onnx._storage import store
-from heed.export.onnx.builder import Builder, Shape, Value, dtype_of, element_type, shape_of
+from heed.export.onnx._graph import join_past, names_read, select_needed
+from heed.export.onnx.builder import Builder, Shape, Value, dtype_of, element_type, shape_of, store
 from heed.export.onnx.registry import Op, converter_of
 from heed.number_checks import integer
 
-# The supported versions of ONNX's operators.
-OPSETS = range(17, 25)
-# Prefix of an output that has the name of an input.
-NEXT = "next_"
+_OPSETS = range(17, 25)
 # Constants of this many numbers and more are computed when the file is run.
 _FOLDED = 1 << 16
 # Operations that change the model's variables, which ONNX cannot.
@@ -49,18 +44,14 @@ def convert(
 
     Args:
         function: a `ConcreteFunction` of tensors by name, which returns a dictionary of tensors.
-        opset: the version of ONNX's operators, 17 to 24; from 23 on each marked attention is one `Attention`.
-        halved: whether to store weights of float32 as float16; computations stay in float32.
+        opset, external_above: see `heed.export.onnx.write`.
+        halved: whether to store weights of float32 as float16.
         name: the graph's name.
         beside: the file for weights of more than `external_above` bytes together, or None.
-        external_above: see `beside`; the graph's own file holds less than 2 GB.
-
-    Raises:
-        ExportError: if an operation cannot be converted; the message names it and its layer.
     """
-    if integer(opset) not in OPSETS:
+    if integer(opset) not in _OPSETS:
         raise ExportOptionError(
-            f"`opset` must be from {OPSETS[0]} to {OPSETS[-1]}. Received: opset={opset!r}"
+            f"`opset` must be from {_OPSETS[0]} to {_OPSETS[-1]}. Received: opset={opset!r}"
         )
     builder = Builder(opset, halved)
     names = sorted(function.structured_input_signature[1])
@@ -84,7 +75,7 @@ def convert(
         inputs.append(_describe(value, wish))
     output_names = [
         # Names in a graph are unique, and a state is both an input and an output.
-        builder.unique(f"{NEXT}{wish}" if wish in names else wish)
+        builder.unique(f"next_{wish}" if wish in names else wish)
         for wish in sorted(function.structured_outputs)
     ]
     for outside, inside in graph.captures:
@@ -122,11 +113,7 @@ def convert(
 
 
 class Converter:
-    """Converts graphs and the functions that they call.
-
-    Args:
-        builder: collects the nodes.
-    """
+    """Converts graphs and the functions that they call to the nodes of a builder."""
 
     def __init__(self, builder: Builder) -> None:
         self._builder = builder
@@ -163,7 +150,7 @@ class Converter:
             convert: Any = converter_of(op.kind)
             self._builder.place = op.name
             found = convert(op, self._builder)
-        results = found if isinstance(found, list) and len(op.dtypes) != 1 else [found]
+        results = found if isinstance(found, list) else [found]
         for tensor, dtype, shape, result in zip(
             operation.outputs, op.dtypes, op.shapes, results, strict=True
         ):

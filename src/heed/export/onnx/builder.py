@@ -1,10 +1,11 @@
-"""Builds an ONNX graph: nodes, constants and names."""
+"""Builds an ONNX graph: nodes, constants and names; stores its numbers."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ Shape = tuple[int | None, ...] | None
 
 # Smaller weights are never stored as float16.
 _LEAST_HALVED = 16
+# Smaller tensors, such as shapes, stay in the graph's file, where checks read them.
+_LEAST_BESIDE = 1024
 
 
 @dataclass(eq=False)
@@ -209,3 +212,38 @@ def shape_of(tensor: Any) -> Shape:
 def element_type(dtype: Any) -> int:
     """Return ONNX's number for a dtype."""
     return onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+
+
+def store(
+    arrays: Mapping[str, np.ndarray], beside: Path | None, above: int
+) -> list[onnx.TensorProto]:
+    """Return the arrays as tensors of a graph.
+
+    Args:
+        arrays: the arrays by name.
+        beside: the file for large arrays, written if all together have more than `above` bytes; or None.
+        above: see `beside`.
+    """
+    if beside is None or sum(array.nbytes for array in arrays.values()) <= above:
+        return [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    found = []
+    with beside.open("wb") as file:
+        for name, array in arrays.items():
+            if array.nbytes < _LEAST_BESIDE:
+                found.append(onnx.numpy_helper.from_array(array, name))
+                continue
+            entries = {"location": beside.name, "offset": file.tell(), "length": array.nbytes}
+            array.astype(array.dtype.newbyteorder("<"), copy=False).tofile(file)
+            found.append(
+                onnx.TensorProto(
+                    name=name,
+                    dims=array.shape,
+                    data_type=element_type(array.dtype),
+                    data_location=onnx.TensorProto.EXTERNAL,
+                    external_data=[
+                        onnx.StringStringEntryProto(key=key, value=str(value))
+                        for key, value in entries.items()
+                    ],
+                )
+            )
+    return found

@@ -23,9 +23,8 @@ def load(folder: str | Path, threads: int | None = None) -> dict[str, Callable[.
     """
     import tensorflow as tf
 
-    logging.getLogger("absl").setLevel(
-        "ERROR"
-    )  # hides warnings about gradients, which are not needed here
+    # Hides warnings about gradients, which are not needed here.
+    logging.getLogger("absl").setLevel("ERROR")
     manifest = json.loads((Path(folder) / "manifest.json").read_text(encoding="utf-8"))
     if manifest["options"]["implementation"] == "native":
         try:

@@ -110,11 +110,10 @@ def _pack(op: Op, g: Builder) -> Converted:
 @converts("Unpack")
 def _unpack(op: Op, g: Builder) -> Converted:
     axis = op.attribute("axis") % op.rank()
-    found = [
+    return [
         g.node("Gather", op.inputs[0], np.array(i, np.int64), axis=axis)
         for i in range(op.attribute("num"))
     ]
-    return found if len(found) != 1 else found[0]
 
 
 @converts("Split", "SplitV")
