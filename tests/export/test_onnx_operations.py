@@ -507,4 +507,4 @@ def test_every_converter_is_tested() -> None:
     tested = set().union(*(kinds_of(trace(case[1], case[2], False).graph) for case in CASES))
     # The models of test_onnx.py have those of variables; others have side effects.
     others = {"If", "ReadVariableOp", "ResourceGather", "StatefulPartitionedCall", "While"}
-    assert set(registry._CONVERTERS) - tested - others == set()
+    assert set(registry.CONVERTERS) - tested - others == set()

@@ -102,17 +102,13 @@ def _loop(
     def at(time: Any, x: Any) -> Any:
         return tree.map_structure(lambda one: tf.gather(one, time), x)
 
-    def zeros(like: Any) -> Any:
-        return tf.zeros(tf.stack([batch, *like.shape[1:]]), like.dtype)
+    def zeros(like: Any, *first: Any) -> Any:
+        return tf.zeros(tf.stack([*first, batch, *like.shape[1:]]), like.dtype)
 
     # Only the shapes of this output are used.
     output, _ = step(at(0, inputs), initial_states)
     output = tree.map_structure(zeros, output)
-    kept = ()
-    if all_outputs:
-        kept = tree.map_structure(
-            lambda x: tf.zeros(tf.stack([length, batch, *x.shape[1:]]), x.dtype), output
-        )
+    kept = tree.map_structure(lambda x: zeros(x, length), output) if all_outputs else ()
 
     def body(time: Any, output: Any, states: Any, kept: Any) -> Any:
         new, new_states = step(at(time, inputs), states)
@@ -120,9 +116,8 @@ def _loop(
         new_states = tree.pack_sequence_as(states, tree.flatten(new_states))
         if counts is not None:
             now = tf.gather(counts, time)
-            new = _where(
-                now, new, tree.map_structure(tf.zeros_like, new) if zero_where_masked else output
-            )
+            skipped = tree.map_structure(tf.zeros_like, new) if zero_where_masked else output
+            new = _where(now, new, skipped)
             new_states = _where(now, new_states, states)
         if all_outputs:
             here = tf.equal(tf.range(length), time)

@@ -37,18 +37,14 @@ Arrays = Mapping[str, NDArray[Any]]
 class Samples:
     """Inputs, the model's outputs for them, and its speed.
 
-    Attributes:
-        inputs: arrays for `run.py --check`.
-        answers: the model's outputs by name; those of a model that decodes are "scores" (B, T, V), "probabilities"
-            (B, T) of the tokens that it writes, and "tokens" (N, T). Outputs that an artefact lacks are not compared.
-        count: the number of samples.
-        seconds: the model's time for all of them.
+    The outputs of a model that decodes are "scores" (B, T, V), "probabilities" (B, T) of the tokens that it writes, and
+    "tokens" (N, T). Outputs that an artefact lacks are not compared.
     """
 
-    inputs: Arrays
-    answers: Arrays
+    inputs: Arrays  # for `run.py --check`
+    answers: Arrays  # the model's outputs
     count: int
-    seconds: float
+    seconds: float  # the model's time for all of them
 
 
 @dataclasses.dataclass(frozen=True)

@@ -193,8 +193,9 @@ def attribute_logits(
             terms[part.place.name] = _dot(own, part.x)
             own = _lead_through_output_norm(block, part, own)
             for one in block.heads.get(part.place.name, ()):
-                if (found := _attribute_heads(one, own)) is not None:
-                    heads[one.place.owner] = found
+                if (projection := find_projection(one.place.layer)) is not None:
+                    projected = _project_heads(projection, one.place, one.x)
+                    heads[one.place.owner] = np.stack([_dot(own, x) for x in projected], axis=1)
     first = stack.blocks[0]
     terms[f"{first.name}/input"] = _dot(g, first.input)
     rest = total - constant - sum(float(x.sum()) for x in terms.values())
@@ -229,9 +230,6 @@ class _HeldNorm:
     """A normalisation over the features, with the statistics of a run held: y = offset + scale s_bt (x - mean(x)).
 
     The layer says by three vectors what it computes, so that it may be anybody's.
-
-    Args:
-        before, after: its input and its output.
     """
 
     def __init__(self, before: Seen, after: Seen) -> None:
@@ -331,15 +329,6 @@ def _rounding(*tensors: Any) -> float:
 
 def _largest(x: Floats) -> float:
     return float(np.abs(x).max(initial=0.0))
-
-
-def _attribute_heads(heads: Seen, g: Floats) -> Floats | None:
-    """Return (B, N, T), or None if nothing projects the heads."""
-    projection = find_projection(heads.place.layer)
-    if projection is None or heads.place.attention is None:
-        return None
-    projected = _project_heads(projection, heads.place, heads.x)
-    return np.stack([_dot(g, x) for x in projected], axis=1)
 
 
 def _project_heads(projection: Any, place: Place, x: Any) -> list[Floats]:

@@ -71,7 +71,6 @@ class CircuitScores:
         )
 
     def __repr__(self) -> str:
-        """Return a table of all heads."""
         width = max([5, *(len(name) for name in self.scores["previous"])])
         sign = "+" if self.compared else ""
         lines = [f"{'layer':<{width}}  head  " + "  ".join(f"{kind:>9}" for kind in SCORES)]

@@ -30,21 +30,13 @@ class Cell(NamedTuple):
 
 @dataclass
 class Baseline:
-    """A run without changes.
-
-    Attributes:
-        outputs: of the model.
-        names: the short name of each attention by its full name, in running order.
-        places: the shape of each place by its full name, in running order.
-        blocks: what each block returned, by full name.
-        numbers: how many numbers the outputs and the scores of the largest attention hold.
-    """
+    """A run without changes."""
 
     outputs: Any
-    names: dict[str, str]
-    places: dict[str, tuple[int, ...]]
-    blocks: dict[str, Returned]
-    numbers: int
+    names: dict[str, str]  # short names of attentions by full name, in running order
+    places: dict[str, tuple[int, ...]]  # shapes by full name, in running order
+    blocks: dict[str, Returned]  # what each returned, by full name
+    numbers: int  # that the outputs and the scores of the largest attention hold
 
 
 def run_baseline(call: ModelCall, layers: Sequence[str] | None) -> Baseline:
@@ -78,8 +70,7 @@ def run_cells(
     change the output of a block twice.
 
     Args:
-        call: the run to change.
-        baseline: that run without changes.
+        call, baseline: the run to change, and what it gives without changes.
         cells: the changes.
         measure: gets the outputs of one copy.
         sources: the values that take the place of those of the run, by place. None: 0.

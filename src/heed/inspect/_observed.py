@@ -197,8 +197,8 @@ class FusedAttention:
             output = heads[:, :, 0]
         else:
             output = heads if self._spec.heads_axis == 2 else _swap_heads(heads)
-        changed = FusedAttention(output, self._spec, self._tensors)
-        changed._replaced = self._replaced
+        changed = copy.copy(self)
+        changed.output = output
         return changed
 
     def is_projected_by(self, layer: Any) -> bool:
@@ -221,11 +221,7 @@ class FusedAttention:
 
 
 class StepwiseAttention:
-    """The attention of a recurrent decoder: T steps of one query each.
-
-    Args:
-        steps: the attention of each step, with sizes (B, N, 1, S).
-    """
+    """The attention of a recurrent decoder: T steps of one query each, with sizes (B, N, 1, S)."""
 
     def __init__(self, steps: Sequence[ObservedAttention]) -> None:
         self._steps = steps
@@ -242,11 +238,8 @@ class StepwiseAttention:
 class SoftmaxAttention:
     """An attention whose weights come out of a softmax in the layer.
 
-    Args:
-        layer: the layer.
-        weights: (B, N, T, S), or with more axes for batch and positions, or without one for heads.
-        scores: the input of the softmax.
-        mask: the mask of the softmax, broadcastable to the scores, or None.
+    They are (B, N, T, S), or have more axes for batch and positions, or none for heads. `scores` and `mask`, which
+    broadcasts to them, are the arguments of the softmax.
     """
 
     start = np.zeros((), np.int64)

@@ -26,12 +26,7 @@ _LENS_NOTE = (
 
 
 def scores_table(scores: CircuitScores) -> str:
-    """Return a table with a row for each head and a column for each score, as HTML.
-
-    Raises:
-        TypeError: if `scores` are none.
-        ValueError: if there are too many heads for a browser.
-    """
+    """Return a table with a row for each head and a column for each score, as HTML."""
     if not isinstance(scores, CircuitScores):
         raise TypeError(f"`scores` must be CircuitScores. Received: {type(scores).__name__}")
     layers = scores.scores[SCORES[0]]
@@ -52,15 +47,7 @@ def lens_table(
 ) -> str:
     """Return a table with a row for each position and a column for each place, as HTML.
 
-    Args:
-        lens: the lens.
-        example: which entry of its batch.
-        labels: names of positions, as far as they are known.
-        token_name: the name of a token of the vocabulary.
-
-    Raises:
-        TypeError: if `lens` is none, or names are no strings.
-        ValueError: if the entry does not exist, or there are too many positions for a browser.
+    `labels` name the positions, as far as they are known.
     """
     if not isinstance(lens, Lens):
         raise TypeError(f"`lens` must be a Lens. Received: {type(lens).__name__}")

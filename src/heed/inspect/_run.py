@@ -186,7 +186,6 @@ def run_observed(
 
 
 def check_layers(layers: Sequence[str] | None) -> None:
-    """Check that the names of layers are a list of names."""
     if layers is not None:
         if isinstance(layers, str) or any(not isinstance(name, str) for name in layers):
             raise TypeError(f"`layers` must be a list of names. Received: layers={layers!r}")
@@ -195,7 +194,6 @@ def check_layers(layers: Sequence[str] | None) -> None:
 
 
 def check_function(option: str, given: Any) -> None:
-    """Check that a measure of the outputs can be called."""
     if not callable(given):
         raise TypeError(f"`{option}` must be a function of the outputs. Received: {given!r}")
 

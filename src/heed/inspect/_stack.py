@@ -19,43 +19,25 @@ class Seen(NamedTuple):
 
 @dataclass
 class Block:
-    """A block of the stack.
+    """A block of the stack."""
 
-    Attributes:
-        name: its full name.
-        input, output: the stream before and after it.
-        parts: what it adds, in running order, by place.
-        heads: the heads of each part of attention.
-        norms: the normalisations that ran in it: pairs of input and output.
-    """
-
-    name: str
-    input: Any
-    output: Any
-    parts: list[Seen]
-    heads: dict[str, list[Seen]]
-    norms: list[tuple[Seen, Seen]]
+    name: str  # in full
+    input: Any  # the stream before it
+    output: Any  # and after it
+    parts: list[Seen]  # what it adds, in running order, by place
+    heads: dict[str, list[Seen]]  # of each part of attention
+    norms: list[tuple[Seen, Seen]]  # the inputs and outputs of the normalisations that ran in it
 
 
 @dataclass
 class Stack:
-    """A run of a model whose last blocks form a chain.
-
-    Attributes:
-        call: of the model.
-        outputs: of the model.
-        blocks: in running order; each gets the tensor that the one before it returns.
-        kept: what all blocks of the model returned, by full name.
-        final: the place and the tensor from which the head computes the outputs: the output of the final
-            normalisation, or that of the last block.
-        final_norm: the final normalisation, or None.
-    """
+    """A run of a model whose last blocks form a chain."""
 
     call: ModelCall
     outputs: Any
-    blocks: list[Block]
-    kept: dict[str, Returned]
-    final: Seen
+    blocks: list[Block]  # in running order; each gets the tensor that the one before it returns
+    kept: dict[str, Returned]  # what all blocks of the model returned, by full name
+    final: Seen  # what the head reads: the output of the final normalisation, or of the last block
     final_norm: tuple[Seen, Seen] | None
 
     def run_head(self, name: str, new: Any) -> Any:

@@ -57,12 +57,10 @@ class Place(NamedTuple):
 
     @property
     def part(self) -> str:
-        """The last part of the name."""
         return self.name.rpartition("/")[2]
 
     @property
     def owner(self) -> str:
-        """The full name of the block or of the attention."""
         return self.name.rpartition("/")[0]
 
     def shape(self, x: Any) -> Any:
@@ -102,11 +100,9 @@ class Frame:
 
     @property
     def first(self) -> Any:
-        """The first argument."""
         return self.args[0] if self.args else next(iter(_bind_arguments(self).values()), None)
 
     def replace_first(self, x: Any) -> None:
-        """Replace the first argument."""
         if self.args:
             self.args = (x, *self.args[1:])
         else:
@@ -218,7 +214,6 @@ class Session:
         return output
 
     def tap_first(self, place: Place, output: Any) -> Any:
-        """Tap the first tensor of a layer's output."""
         if isinstance(output, (tuple, list)):
             return type(output)([self.tap(place, output[0]), *output[1:]])
         return self.tap(place, output)
@@ -242,7 +237,6 @@ class Session:
         return found
 
     def call_softmax(self, original: Function, x: Any, axis: Any = -1) -> Any:
-        """Return the backend's softmax."""
         weights = original(x, axis=axis)
         return self.observe_softmax(x, weights) if axis in (-1, len(x.shape) - 1) else weights
 
@@ -267,7 +261,6 @@ class Session:
             return original(*args, **kwargs)
 
     def observe_op(self, spec: AttentionSpec, tensors: Tensors, output: Any) -> Any:
-        """Return an attention of heed's ops."""
         return self.observe(output, lambda: FusedAttention(output, spec, tensors))
 
     def observe_softmax(self, scores: Any, weights: Any, mask: Any = None) -> Any:
@@ -341,7 +334,6 @@ class Session:
         raise self.error
 
     def find_kind(self, attention: ObservedAttention) -> str:
-        """Find the kind of an attention, as `Observer` says."""
         if self.traced:
             return ""
         cross = _is_cross(self.frames[-1])

@@ -84,7 +84,7 @@ def drawing_of(
     layers, weights = [], []
     for name in capture.names:
         picture = _select_example(capture, name, example)
-        queries, keys = _select_tokens(capture, name, tokens, key_tokens)
+        queries, keys = select_tokens(capture, name, tokens, key_tokens)
         cells, (T, S) = capture.cells[name], capture.lengths[name]
         rows = capture.rows[name]
         columns = range(0, S, cells[1])
@@ -126,13 +126,6 @@ def drawing_of(
     }
 
 
-def query_tokens(
-    capture: Capture, name: str, tokens: Tokens, key_tokens: Sequence[str] | None
-) -> list[str]:
-    """Return the tokens of a layer's T queries; arguments as for `page`."""
-    return _select_tokens(capture, name, tokens, key_tokens)[0]
-
-
 def _select_example(capture: Capture, name: str, example: int) -> NDArray[np.float32]:
     picture = np.asarray(select_weights(capture, name, None, example), np.float32)
     lowest, highest = picture.min(initial=0.0), picture.max(initial=0.0)
@@ -143,10 +136,10 @@ def _select_example(capture: Capture, name: str, example: int) -> NDArray[np.flo
     return picture
 
 
-def _select_tokens(
+def select_tokens(
     capture: Capture, name: str, tokens: Tokens, key_tokens: Sequence[str] | None
 ) -> tuple[list[str], list[str]]:
-    """Select the tokens of the layer's T queries and S keys."""
+    """Return the tokens of a layer's T queries and S keys; arguments as for `page`."""
     T, S = capture.lengths[name]
     kind = capture.kinds[name]
     if isinstance(tokens, Mapping):

@@ -114,7 +114,6 @@ def make_unique(tokens: Sequence[str]) -> list[str]:
 
 
 def _check_model(model: Any) -> None:
-    """Raise an ExportError unless CTranslate2 can express the model."""
     if not isinstance(model, (Transformer, LanguageModel)):
         raise ExportError(
             "CTranslate2 takes a heed.models.Transformer or a LanguageModel, no other model: "
@@ -158,7 +157,6 @@ def _specify(model: Any, longest: int) -> Any:
 
 
 def _shared_options(config: TokensConfig) -> dict[str, Any]:
-    """Return the options of encoders and decoders alike."""
     own_width = config.num_heads * config.head_dim != config.width
     return {
         "pre_norm": config.norm_first,
@@ -305,14 +303,9 @@ def _set_bias(
 ) -> None:
     """Set a bias by distance as a table of T5's buckets, with a bucket for each distance below `furthest`.
 
-    The other half of the buckets holds larger distances, with the bias of `furthest`. So no bucket depends on a
-    logarithm, which CTranslate2 would round in another way.
-
-    Args:
-        spec: an encoder or decoder.
-        bias: maps relative positions (P,), key minus query, to biases (P, N).
-        furthest: a positive integer.
-        bidirectional: whether there are keys after the query.
+    `bias` maps relative positions (P,), key minus query, to biases (P, N). The other half of the buckets holds larger
+    distances, with the bias of `furthest`. So no bucket depends on a logarithm, which CTranslate2 would round in
+    another way.
     """
     distances = np.minimum(np.arange(2 * furthest), furthest).astype(np.int32)
     tables = [bias(-distances), bias(distances)] if bidirectional else [bias(-distances)]
@@ -363,7 +356,6 @@ def _name_tokens(
 
 
 def _checked_tokens(side: str, tokens: Sequence[str] | None, size: int) -> list[str]:
-    """Return the names of one side's ids."""
     tokens = [str(i) for i in range(size)] if tokens is None else list(tokens)
     if len(set(tokens)) != size or len(tokens) != size:
         raise ExportError(

@@ -130,7 +130,6 @@ def _convert(
 
 
 def _check_size(functions: Mapping[str, Any], precision: str) -> None:
-    """Raise an error unless the weights have room in one file."""
     weights = {x.ref() for function in functions.values() for x in function.graph.variables}
     size = _BYTES[precision] * sum(x.deref().shape.num_elements() for x in weights)
     if size >= _MOST_BYTES:

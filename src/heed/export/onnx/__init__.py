@@ -35,7 +35,7 @@ def write(
     opset: int = 23,
     precision: str = "float32",
     external_above: int = _LARGEST,
-) -> list[Path]:
+) -> None:
     """Write each program as an ONNX file: `model.onnx` for "serve", else its name, as in `decode_step.onnx`.
 
     Args:
@@ -45,30 +45,22 @@ def write(
         precision: "float32", or "float16": weights take half the space, and computations stay in float32.
         external_above: weights of more bytes go into a file of their own, `model.onnx.data`.
 
-    Returns:
-        The files, the models first.
-
     Raises:
         ExportError: if an operation, the opset or the precision is not supported.
     """
     FORMATS["onnx"].check_precision(precision)
-    files, beside = [], []
     for program in programs:
         with exportable.replace_attention(call_marked):
             function = program.trace()
         stem = "model" if program.name == SERVE else program.name
         path = Path(folder) / f"{stem}.onnx"
-        data = path.with_name(f"{path.name}.data")
         model = convert(
             function,
             opset=opset,
             halved=precision == "float16",
             name=program.name,
-            beside=data,
+            beside=path.with_name(f"{path.name}.data"),
             external_above=external_above,
         )
         onnx.save_model(model, str(path))
         onnx.checker.check_model(str(path), full_check=True)
-        files.append(path)
-        beside += [data] if data.exists() else []
-    return [*files, *beside]

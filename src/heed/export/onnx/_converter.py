@@ -21,7 +21,7 @@ from heed.export.errors import ExportError, ExportOptionError
 from heed.export.onnx import ops  # noqa: F401  (registers the converters)
 from heed.export.onnx._graph import join_past, names_read, select_needed
 from heed.export.onnx.builder import Builder, Shape, Value, dtype_of, element_type, shape_of, store
-from heed.export.onnx.registry import Op, converter_of
+from heed.export.onnx.registry import CONVERTERS, Op
 from heed.number_checks import integer
 
 _OPSETS = range(17, 25)
@@ -147,9 +147,8 @@ class Converter:
             raise op.error(reason)
         found = _fold(op)
         if found is None:
-            convert: Any = converter_of(op.kind)
             self._builder.place = op.name
-            found = convert(op, self._builder)
+            found = CONVERTERS[op.kind](op, self._builder)
         results = found if isinstance(found, list) else [found]
         for tensor, dtype, shape, result in zip(
             operation.outputs, op.dtypes, op.shapes, results, strict=True
@@ -234,7 +233,6 @@ def _constants(op: Op, function: Any) -> dict[str, Any]:
 
 
 def _small(shape: Shape) -> bool:
-    """Return whether a tensor of this shape may be a constant of the file."""
     return shape is not None and math.prod(_FOLDED if n is None else n for n in shape) < _FOLDED
 
 
@@ -250,7 +248,7 @@ def _unsupported_reason(op: Op) -> str:
         return "it works on text; give the model ids"
     if tf.bfloat16 in (x.dtype for x in op.source.outputs):
         return "onnxruntime has no bfloat16; export a float32 or mixed_float16 model"
-    if op.kind != "Const" and converter_of(op.kind) is None:
+    if op.kind != "Const" and op.kind not in CONVERTERS:
         return "heed has no ONNX form of this operation; SavedModel takes every layer"
     return ""
 

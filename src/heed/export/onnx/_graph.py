@@ -58,10 +58,7 @@ def join_past(
 ) -> list[onnx.NodeProto]:
     """Return the nodes of a graph, in which each `Attention` joins its keys and values if they begin with an input.
 
-    Args:
-        nodes: the graph's nodes, in order.
-        inputs: the names of the graph's inputs.
-        unique: makes a new name from a wish.
+    `inputs` are the names of the graph's inputs, and `unique` makes a new name from a wish.
     """
     result = list(nodes)
     for node in nodes:

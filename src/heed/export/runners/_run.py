@@ -198,9 +198,7 @@ class Model:
 def normalize(text: str, rules: Mapping[str, Any] | None) -> str:
     """Return the text as the model's training read it: in a Unicode form, with plain spaces, and none at the ends.
 
-    Args:
-        text: the text.
-        rules: "form", a form of Unicode or None; "spaces", characters that count as a space. None: neither.
+    The `rules` are "form", a form of Unicode or None, and "spaces", characters that count as a space; or None.
     """
     if rules and rules["form"]:
         text = unicodedata.normalize(rules["form"], text)
@@ -235,13 +233,14 @@ def _check(model: Model, given: str, out: str) -> None:
     else:
         found = model.programs["serve"](**arrays)
 
+    longest = int(arrays.get("longest", 0))
+
     def run() -> Any:
         if "all" not in arrays:
             return model.programs["serve"](**arrays)
         parts = range(0, len(arrays["all"]), 64)
         return [model.translate(arrays["all"][i : i + 64], longest) for i in parts]
 
-    longest = int(arrays.get("longest", 0))
     answers = run()
     began = time.monotonic()
     run()

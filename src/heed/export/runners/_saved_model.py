@@ -17,9 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 def load(folder: str | Path, threads: int | None = None) -> dict[str, Callable[..., Any]]:
     """Load the programs of a folder: functions by name, from arrays by name to arrays by name.
 
-    Args:
-        folder: the folder of the exported model.
-        threads: the most threads; None lets TensorFlow choose.
+    `threads` is the most threads; None lets TensorFlow choose.
     """
     import tensorflow as tf
 

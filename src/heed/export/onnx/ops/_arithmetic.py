@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from heed.export.onnx.builder import Builder, Input
-from heed.export.onnx.registry import Convert, Converted, Op, converts, register
+from heed.export.onnx.registry import CONVERTERS, Convert, Converted, Op, converts
 
 # Operations that become one node with the same inputs: those with ONNX's name, and others.
 _ALIKE = {
@@ -76,7 +76,7 @@ _EXPRESSIONS: dict[str, Convert] = {
     "Softmax": lambda op, g: g.node("Softmax", op.inputs[0], axis=-1),
     "Square": lambda op, g: g.node("Pow", op.inputs[0], _number(op, 2)),
 }
-register(_EXPRESSIONS)
+CONVERTERS.update(_EXPRESSIONS)
 
 
 @converts("BiasAdd")
