@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import keras
@@ -39,7 +35,7 @@ from tests.seq2seq import tiny
 from tests.slow import slow
 
 ctranslate2 = pytest.importorskip("ctranslate2")
-RUNNER = Path(export.__file__).parents[1] / "runners" / "_ctranslate2.py"
+runner = pytest.importorskip("heed.export.runners._ctranslate2")
 SIZES = {
     "source_vocabulary_size": 13,
     "target_vocabulary_size": 15,
@@ -53,16 +49,6 @@ SIZES = {
 }
 LENGTH = 8
 EPSILON = float(np.finfo("float32").eps)
-
-
-def runner() -> ModuleType:
-    """Return the runner, loaded from its file under the name that it has in an artefact."""
-    spec = importlib.util.spec_from_file_location("runtime", RUNNER)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def model_of(seed: int = 0, **changes: Any) -> Transformer:
@@ -110,7 +96,7 @@ def rounding(model: Any, answer: Callable[[], np.ndarray]) -> float:
 def assert_agrees(model: Transformer, folder: Path, source: np.ndarray) -> None:
     """Compare tokens, and the log-probabilities of random targets up to rounding."""
     expected = np.asarray(generate(model, source, max_length=LENGTH))
-    programs = runner().load(folder, threads=1)
+    programs = runner.load(folder, threads=1)
     found = programs["translate"](source=source, max_length=LENGTH)
     assert found["tokens"].dtype == np.int32
     np.testing.assert_array_equal(found["tokens"], expected)
@@ -186,7 +172,7 @@ def test_the_same_tokens_and_probabilities(options: dict[str, Any], tmp_path: Pa
         source = sources(6, 9, 1, 13)
         source = np.select([source == 0, source == config.pad_id], [config.pad_id, 8], source)
         export.write(model, tmp_path)
-        found = runner().load(tmp_path, 1)["translate"](source=source, max_length=LENGTH)["tokens"]
+        found = runner.load(tmp_path, 1)["translate"](source=source, max_length=LENGTH)["tokens"]
         expected = np.asarray(generate(model, source, max_length=LENGTH))
         np.testing.assert_array_equal(found, expected)
         return
@@ -217,7 +203,7 @@ def test_positions_beyond_the_table_are_refused(tmp_path: Path) -> None:
         folder.mkdir()
         model = model_of(position=position, max_length=20)
         export.write(model, folder, longest=20)
-        translate = runner().load(folder, 1)["translate"]
+        translate = runner.load(folder, 1)["translate"]
         translate(source=np.full((1, 20), 5), max_length=5)
         with pytest.raises(ValueError, match=r"not be empty, .* at most 20"):
             translate(source=np.full((1, 21), 5), max_length=5)
@@ -225,7 +211,7 @@ def test_positions_beyond_the_table_are_refused(tmp_path: Path) -> None:
 
 def test_bad_inputs_of_the_runner(tmp_path: Path) -> None:
     export.write(model_of(position="rotary"), tmp_path)
-    translate = runner().load(tmp_path, 1)["translate"]
+    translate = runner.load(tmp_path, 1)["translate"]
     with pytest.raises(ValueError, match=r"source must not be empty, .*tokens"):
         translate(source=np.array([[5, 6], [0, 0]]), max_length=5)
     with pytest.raises(ValueError, match=r"ids must be \(B, S\), with padding"):
@@ -248,7 +234,7 @@ def test_language_models(options: dict[str, Any], tmp_path: Path) -> None:
     export.write(model, tmp_path)
     prompt = prompts(6, 5, 2, 15)
     expected = np.asarray(generate(model, prompt=prompt, max_length=LENGTH))
-    found = runner().load(tmp_path, threads=1)["generate"](prompt=prompt, max_length=LENGTH)
+    found = runner.load(tmp_path, threads=1)["generate"](prompt=prompt, max_length=LENGTH)
     np.testing.assert_array_equal(found["tokens"], expected)
     tokens = np.random.default_rng(0).integers(3, 15, (3, 20)).astype("int32")
     logits = model(np.concatenate([np.ones((3, 1), "int32"), tokens[:, :-1]], axis=1))
@@ -347,8 +333,10 @@ def test_a_value_width_equal_to_that_of_keys_is_supported(tmp_path: Path) -> Non
 
 
 def test_other_models_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"no other model: .*Received: LearnedPositions"):
-        export.write(LearnedPositions(4), tmp_path)
+    recurrent = RecurrentTranslator(RecurrentTranslatorConfig(13, 15, width=8))
+    for other in (LearnedPositions(4), recurrent):
+        with pytest.raises(ExportError, match=f"no other model: .*: {type(other).__name__}"):
+            export.write(other, tmp_path)
     pictures = VisionTransformer(
         VisionTransformerConfig(image_size=8, patch_size=4, width=24, num_heads=4, layers=1)
     )
@@ -390,7 +378,7 @@ def test_odd_tokens(tmp_path: Path) -> None:
         *("config.json", "model.bin", "shared_vocabulary.json"),
     ]
     source = np.stack([np.roll(np.arange(4, size), i) for i in range(6)]).astype("int32")
-    found = runner().load(tmp_path, 1)["translate"](source=source, max_length=LENGTH)["tokens"]
+    found = runner.load(tmp_path, 1)["translate"](source=source, max_length=LENGTH)["tokens"]
     np.testing.assert_array_equal(found, np.asarray(generate(model, source, max_length=LENGTH)))
     assert len(set(found.ravel().tolist()) & set(range(4, size))) > 4
     translator = ctranslate2.Translator(str(tmp_path), intra_threads=1)
@@ -436,7 +424,7 @@ def test_a_run_of_numbers(tmp_path: Path) -> None:
     assert target[4:] == task.subwords.pieces(range(4, task.target_vocabulary_size))
     rows = [task.encode(str(n), lang) for n in (7, 12, 345, 999_999) for lang in ("en", "de")]
     source = np.array([row + [0] * (8 - len(row)) for row in rows], "int32")
-    found = runner().load(folder, 1)["translate"](source=source, max_length=LENGTH)["tokens"]
+    found = runner.load(folder, 1)["translate"](source=source, max_length=LENGTH)["tokens"]
     np.testing.assert_array_equal(found, np.asarray(generate(model, source, max_length=LENGTH)))
 
 
@@ -455,7 +443,7 @@ def test_a_run_of_text(options: dict[str, Any], tmp_path: Path) -> None:
     write_run(run, folder)
     rows = [task.encode(line) for line in text.splitlines()[:6]]
     ids = np.array([row + [0] * (40 - len(row)) for row in rows], "int32")
-    found = runner().load(folder, 1)["translate"](source=ids, max_length=LENGTH)["tokens"]
+    found = runner.load(folder, 1)["translate"](source=ids, max_length=LENGTH)["tokens"]
     np.testing.assert_array_equal(found, np.asarray(generate(model, ids, max_length=LENGTH)))
     side = "shared" if "vocabulary" in options else "source"
     names = json.loads((folder / f"{side}_vocabulary.json").read_text())
@@ -463,25 +451,3 @@ def test_a_run_of_text(options: dict[str, Any], tmp_path: Path) -> None:
     assert [names[i] for i in rows[0][:-1] if i > 3] == [
         name for name, i in zip(task.source_labels(rows[0]), rows[0], strict=False) if i > 3
     ]
-
-
-def test_a_recurrent_model_is_refused(tmp_path: Path) -> None:
-    model = RecurrentTranslator(RecurrentTranslatorConfig(13, 15, width=8))
-    with pytest.raises(ExportError, match=r"no other model: .*Received: RecurrentTranslator"):
-        export.write(model, tmp_path)
-
-
-def test_the_runner_needs_nothing_of_heed(tmp_path: Path) -> None:
-    model = model_of()
-    export.write(model, tmp_path)
-    shutil.copy(RUNNER, tmp_path / "runtime.py")
-    source = sources(3, 6, 1, 13)
-    code = (
-        "import sys; sys.modules.update(heed=None, keras=None, tensorflow=None)\n"
-        "from runtime import load\n"
-        f"print(load('.', 1)['translate'](source={source.tolist()}, max_length=6)['tokens'].tolist())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert json.loads(done.stdout) == np.asarray(generate(model, source, max_length=6)).tolist()

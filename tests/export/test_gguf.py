@@ -23,7 +23,6 @@ from tests.models.builders import randomise, small_model
 from tests.slow import slow
 
 gguf = pytest.importorskip("gguf")
-RUNNER = Path(export.__file__).parents[1] / "runners" / "_gguf.py"
 EPSILON = float(np.finfo("float32").eps)
 SIZES: dict[str, Any] = {
     "vocabulary_size": 40,
@@ -370,12 +369,7 @@ def test_other_tokenizers_are_refused_by_name(
 def runner() -> Any:
     """Return the runner, which needs llama-cpp-python."""
     pytest.importorskip("llama_cpp")
-    spec = importlib.util.spec_from_file_location("runtime", RUNNER)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("heed.export.runners._gguf")
 
 
 def error_bound(name: str, model: Any) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import pathlib
 import re
 from collections.abc import Callable, Iterator
@@ -511,24 +510,3 @@ def test_the_runner_names_missing_inputs(write: Any) -> None:
     run = write(programs_of(of_vectors(keras.layers.Dense(2))))["serve"]
     with pytest.raises(ValueError, match=r"serve needs x\. Missing: x"):
         run(y=np.ones((1, 2, 4)))
-
-
-def test_the_runner_stands_alone() -> None:
-    tree = ast.parse(pathlib.Path(runner.__file__).read_text())
-    names = {
-        name.partition(".")[0]
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for name in (
-            [node.module] if isinstance(node, ast.ImportFrom) else [x.name for x in node.names]
-        )
-    }
-    assert names <= {
-        "__future__",
-        "ai_edge_litert",
-        "collections",
-        "numpy",
-        "pathlib",
-        "threading",
-        "typing",
-    }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,7 +30,6 @@ L = keras.layers
 WORDS, WIDTH = 20, 16
 SIZES = ((2, 5), (3, 7), (1, 1))
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
-RUNNER = Path(runner.__file__)
 
 
 def with_weights(model: Any) -> Any:
@@ -508,16 +505,6 @@ def test_unknown_options(options: dict[str, Any], tmp_path: Path) -> None:
     (name,) = options
     with pytest.raises(ExportError, match=f"`{name}` .*must be"):
         write_and_load(dense(), tmp_path, **options)
-
-
-def test_the_runtime_needs_nothing_of_heed() -> None:
-    tree = ast.parse(RUNNER.read_text(encoding="utf-8"))
-    found = {
-        (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name).split(".")[0]
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-    }
-    assert found - {"numpy", "onnxruntime"} <= set(sys.stdlib_module_names)
 
 
 def test_a_wrong_name_of_an_input(tmp_path: Path) -> None:
