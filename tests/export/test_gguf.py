@@ -221,7 +221,7 @@ def test_a_window_bounds_the_context(tmp_path: Path) -> None:
 @pytest.mark.parametrize("context", [0, -1, 2.5, True])
 def test_a_context_is_a_positive_integer(context: Any, tmp_path: Path) -> None:
     with pytest.raises(ExportOptionError, match="`context` must be an integer >= 1"):
-        export.write(own_model(), tmp_path / "model.gguf", context=context)
+        export.write(None, tmp_path / "model.gguf", context=context)
 
 
 def test_bad_models_are_refused(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_bad_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="no other model"):
         export.write(small_model(), file)
     with pytest.raises(ExportError, match="`precision` of gguf must be"):
-        export.write(own_model(), file, precision="int8")
+        export.write(None, file, precision="int8")
     model = own_model()
     weight = model.decoder.blocks[1].feed_forward.output_dense.kernel
     weight.assign(np.full(weight.shape, np.nan))

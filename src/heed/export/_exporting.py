@@ -182,7 +182,6 @@ def _check_format(format: str, precision: str, chosen: Mapping[str, Any]) -> Exp
 
 
 def _can_run(kind: ExportFormat) -> bool:
-    """Return whether the package that runs a format is here, if it needs one."""
     if kind.runtime is None:
         return True
     try:

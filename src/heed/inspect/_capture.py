@@ -101,16 +101,11 @@ class Capture:
                 raise ValueError(
                     f"`{option}` must name layers of `weights`, {sorted(weights)}. Received: {sorted(unknown)}"
                 )
-        self._set_layers(
-            [
-                CapturedLayer(
-                    name, x, kinds[name], **{key: by.get(name) for key, by in options.items()}
-                )
-                for name, x in weights.items()
-            ],
-            outputs,
-            residual,
-        )
+        layers = []
+        for name, x in weights.items():
+            own = {key: by.get(name) for key, by in options.items()}
+            layers.append(CapturedLayer(name, x, kinds[name], **own))
+        self._set_layers(layers, outputs, residual)
 
     @classmethod
     def _of(
@@ -304,14 +299,10 @@ class Capture:
             if str(entries["format"]) != _FORMAT:
                 raise ValueError(f"its format is {str(entries['format'])!r}, not {_FORMAT!r}")
             layers = [
-                CapturedLayer.from_arrays(str(name), f"{number}/", entries)
+                CapturedLayer.from_arrays(str(name), _select_part(entries, f"{number}/"))
                 for number, name in enumerate(entries["names"])
             ]
-            stream = {
-                name.removeprefix("residual/"): x
-                for name, x in entries.items()
-                if name.startswith("residual/")
-            }
+            stream = _select_part(entries, "residual/")
             return cls._of(layers, residual=Residual.from_arrays(stream) if stream else None)
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise ValueError(
@@ -429,15 +420,17 @@ class CapturedLayer:
         return arrays
 
     @classmethod
-    def from_arrays(
-        cls, name: str, prefix: str, arrays: Mapping[str, NDArray[Any]]
-    ) -> CapturedLayer:
-        """Return the inverse of `to_arrays`, with a prefix to each name."""
-        rest = {key.removeprefix(prefix): x for key, x in arrays.items() if key.startswith(prefix)}
+    def from_arrays(cls, name: str, arrays: Mapping[str, NDArray[Any]]) -> CapturedLayer:
+        """Return the inverse of `to_arrays`."""
+        rest = dict(arrays)
         weights, starts, kind = rest.pop("weights"), rest.pop("starts"), str(rest.pop("kind"))
         lists = {key: rest.pop(key).tolist() for key in ("heads", "lengths", "rows") if key in rest}
         statistics = RowStatistics.from_arrays(rest) if rest else None
         return cls(name, weights, kind, starts=starts, statistics=statistics, **lists)
+
+
+def _select_part(entries: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {key.removeprefix(prefix): x for key, x in entries.items() if key.startswith(prefix)}
 
 
 def _check_labels(

@@ -150,14 +150,8 @@ def plot_alignment(
     sides = ("written: target", "read: source")
     figure = _draw_map(mean, labels, f"{where}, {of}", sides, cell=0.3)
     reading = np.flatnonzero(mean.sum(1) > 0)
-    figure.axes[0].scatter(
-        mean[reading].argmax(1),
-        reading,
-        s=26,
-        facecolors="none",
-        edgecolors="#d95f02",
-        linewidths=1.2,
-    )
+    ring = {"facecolors": "none", "edgecolors": "#d95f02", "linewidths": 1.2}
+    figure.axes[0].scatter(mean[reading].argmax(1), reading, s=26, **ring)
     return figure
 
 
@@ -495,10 +489,8 @@ def _make_labels(
 ) -> tuple[list[str], list[str]]:
     """Return the labels of the rows and columns of a layer's picture.
 
-    Args:
-        capture, layer: the layer.
-        tokens: the tokens of all queries and of all keys, by argument name. Default: their positions; the keys of
-            self-attention have the tokens of the queries.
+    `tokens` are those of all queries and of all keys, by argument name. Default: their positions; the keys of
+    self-attention have the tokens of the queries.
     """
     T, S = capture.lengths[layer]
     (option, queries), (key_option, keys) = tokens.items()

@@ -117,11 +117,14 @@ def drawing_of(
             f"Received: none{places}"
         )
     levels, text = _compress(weights)
+    # Of the largest weight, 1; the mean of heads is rounded again.
+    worst = 1 / levels + 1 / (4 * levels**2)
     return {
         "levels": levels,
         "sequences": list(map(list, sequences)),
         "layers": layers,
-        "note": _describe_accuracy(levels),
+        "note": f"Weights are accurate to {worst:.1g}, means of heads to {2 * worst:.1g}. "
+        "Colours follow the square root of a weight, so that weak ones stay visible.",
         "weights": text,
     }
 
@@ -206,15 +209,6 @@ def _compress(weights: Sequence[NDArray[np.float32]]) -> tuple[int, str]:
         if len(text) <= _SMALL:
             break
     return levels, text
-
-
-def _describe_accuracy(levels: int) -> str:
-    """Describe the accuracy of the page: that of the largest weight, 1, and of a mean, which is rounded again."""
-    worst = 1 / levels + 1 / (4 * levels**2)
-    return (
-        f"Weights are accurate to {worst:.1g}, means of heads to {2 * worst:.1g}. "
-        "Colours follow the square root of a weight, so that weak ones stay visible."
-    )
 
 
 def json_in_html(value: Any) -> str:

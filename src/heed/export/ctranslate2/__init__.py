@@ -119,10 +119,10 @@ def _check_model(model: Any) -> None:
             "CTranslate2 takes a heed.models.Transformer or a LanguageModel, no other model: "
             f"{_OTHERS}. Received: {type(model).__name__}"
         )
-    if not model.built:
-        model.build()
     if unsupported := list(_unsupported_options(model)):
         raise ExportError(f"CTranslate2 has no form of {', '.join(unsupported)}: {_OTHERS}")
+    if not model.built:
+        model.build()
 
 
 def _unsupported_options(model: Any) -> Iterator[str]:

@@ -695,24 +695,22 @@ def _write_tensors(writer: Any, tensors: list[_Tensor], precision: str) -> list[
     if block > 1:
         writer.add_quantization_version(package.GGML_QUANT_VERSION)
     kinds = [
-        kind if len(one.shape) > 1 and one.shape[-1] % block == 0 else types.F32 for one in tensors
+        (one, kind if len(one.shape) > 1 and one.shape[-1] % block == 0 else types.F32)
+        for one in tensors
     ]
-    for one, stored in zip(tensors, kinds, strict=True):
+    for one, stored in kinds:
         size = quants.quant_shape_to_byte_shape(one.shape, stored)
-        writer.add_tensor_info(
-            one.name, size, np.dtype(np.uint8), math.prod(size), raw_dtype=stored
-        )
+        dtype, count = np.dtype(np.uint8), math.prod(size)
+        writer.add_tensor_info(one.name, size, dtype, count, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for one, stored in zip(tensors, kinds, strict=True):
+    for one, stored in kinds:
         array = np.ascontiguousarray(one.read())
         if not np.isfinite(array).all():
             raise ExportError(f"{one.name} of the file would hold numbers that are not finite")
         writer.write_tensor_data(quants.quantize(array, stored))
-    whole = [
-        one.name for one, x in zip(tensors, kinds, strict=True) if len(one.shape) > 1 and x != kind
-    ]
+    whole = [one.name for one, stored in kinds if len(one.shape) > 1 and stored != kind]
     if not whole:
         return []
     return [

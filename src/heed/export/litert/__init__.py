@@ -172,11 +172,11 @@ def _conversion_error(error: Exception, noise: str, functions: Mapping[str, Any]
     name, place = min(places.items())
     layer = place.rpartition("/")[0]
     where = f"{name} in {layer}" if layer else name
-    more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
+    where += f" (and {len(places) - 1} more)" if len(places) > 1 else ""
     nearest = "write that with other operations; a SavedModel has all of TensorFlow's"
     if dtype := _other_float(functions):
         return ExportError(
-            f'LiteRT computes in float32, not in {dtype} as {where}{more}. Nearest: the model with dtype="float32" '
+            f'LiteRT computes in float32, not in {dtype} as {where}. Nearest: the model with dtype="float32" '
             'and the same weights, written with precision="float16"'
         )
     if name.startswith(_LISTS):
@@ -184,7 +184,7 @@ def _conversion_error(error: Exception, noise: str, functions: Mapping[str, Any]
             "LSTM, GRU, SimpleRNN or RNN of keras.layers in place of a loop over lists (ops.scan, ops.map, "
             "TimeDistributed); a SavedModel takes it as it is"
         )
-    return ExportError(f"LiteRT has no operator for {where}{more}. Nearest: {nearest}")
+    return ExportError(f"LiteRT has no operator for {where}. Nearest: {nearest}")
 
 
 def _resource_error(error: AssertionError) -> ExportError:

@@ -6,6 +6,7 @@ during the conversion.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 from collections.abc import Iterator, Mapping
@@ -160,8 +161,7 @@ def _value(result: Any, dtype: Any, shape: Shape) -> Any:
     if isinstance(result, Value):
         # Either side may know more sizes of an unchanged tensor.
         if result.shape is None or (shape is not None and None in result.shape):
-            shape = _merge(result.shape, shape)
-            return Value(result.dtype, shape, result.name, result.constant)
+            return dataclasses.replace(result, shape=_merge(result.shape, shape))
         return result
     if isinstance(result, np.ndarray):
         array = np.asarray(result, dtype)
@@ -223,11 +223,9 @@ def _constants(op: Op, function: Any) -> dict[str, Any]:
         name = argument.name if argument.name in names else names[place]
         if argument.type_list_attr:
             return {}
-        if argument.number_attr:
-            count = op.attribute(argument.number_attr)
-            found[name] = [tf.constant(next(given).constant) for _ in range(count)]
-        else:
-            found[name] = tf.constant(next(given).constant)
+        count = op.attribute(argument.number_attr) if argument.number_attr else 1
+        values = [tf.constant(next(given).constant) for _ in range(count)]
+        found[name] = values if argument.number_attr else values[0]
     attributes = (name for name in names if name not in found)
     return {**found, **{name: op.attribute(name) for name in attributes}} if found else {}
 
