@@ -204,19 +204,6 @@ def test_a_link_stays_and_its_target_is_written(tmp_path):
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_the_runner_reads_numbers_as_heed_does(finished_run):
-    shipment = Shipment(finished_run)
-    model = object.__new__(runner.Model)
-    model.manifest = {"tokens": shipment.tokens, "decoding": {"pad": 0, "start": 1, "end": 2}}
-    task = finished_run.task()
-    for text in ("0", "1,234", " 9 9", "999999", "007"):
-        assert model.read(text) == task.encode(text)
-    with pytest.raises(runner.TextError, match="Received: '1x'"):
-        model.read("1x")
-    ids = task.subwords.encode(["forty-two"])[0]
-    assert model.write([*ids, 0, 0]) == "forty-two"
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pathlib
 import re
 from collections.abc import Callable
@@ -18,17 +17,9 @@ from heed.export import litert
 from heed.export.errors import ExportError
 from heed.export.programs import Program, programs_of
 from heed.export.runners import _litert as runner
-from heed.models import (
-    LanguageModel,
-    LanguageModelConfig,
-    RecurrentTranslator,
-    RecurrentTranslatorConfig,
-    Transformer,
-    TransformerConfig,
-)
 from tests import reference
 from tests.export.classifiers import CLASSIFIERS, WORDS, classifier
-from tests.export.decoding import score_steps
+from tests.export.decoding import DECODABLE, check_decoding, transformer
 from tests.ops.test_backends_exportable import DYNAMIC
 from tests.slow import slow
 from tests.strategies import Shape
@@ -151,64 +142,16 @@ def test_each_kind_of_mask(kinds: list[str], write: Any) -> None:
             np.testing.assert_allclose(found["lse"], expected.lse, atol=ATOL, err_msg=kind)
 
 
-def make_transformer(width: int = 16, **options: Any) -> Transformer:
-    config = TransformerConfig(
-        WORDS,
-        WORDS,
-        width=width,
-        num_heads=4,
-        feed_forward_width=2 * width,
-        encoder_layers=1,
-        decoder_layers=1,
-        **options,
-    )
-    return Transformer(config)
-
-
-def make_recurrent(attention: str) -> RecurrentTranslator:
-    config = RecurrentTranslatorConfig(WORDS, WORDS, width=16, attention=attention)
-    return RecurrentTranslator(config)
-
-
-def make_language_model() -> LanguageModel:
-    config = LanguageModelConfig(WORDS, width=16, num_heads=2, layers=1, sliding_window=3)
-    return LanguageModel(config)
-
-
-DECODABLE: dict[str, Callable[[], Any]] = {
-    "language model": make_language_model,
-    "transformer": lambda: make_transformer(num_key_value_heads=2, position="rotary"),
-    **{
-        position: functools.partial(
-            make_transformer, position=position, soft_cap=5.0, gated=True, sinks=True
-        )
-        for position in ("sinusoidal", "learned", "alibi", "relative")
-    },
-    **{
-        f"recurrent, {attention}": functools.partial(make_recurrent, attention)
-        for attention in ("additive", "location", "dot", "general", "scaled", "none")
-    },
-}
-
-
-# The others decode as SavedModels and in ONNX too.
+# The others decode in ONNX too.
 @pytest.mark.parametrize("name", ["language model", *slow([*DECODABLE][1:])])
 def test_decoding(name: str, write: Any) -> None:
-    """The scores of each step are those of the model that reads all tokens at once."""
-    model = DECODABLE[name]()
-    programs = programs_of(model)
-    runs = write(programs)
-    for batch, length in SIZES:
-        tokens, source = tokens_of(batch, length, seed=1), tokens_of(batch, length + 2)
-        memory = model.encode_source(source) if "encode" in runs else ()
-        found = score_steps(programs, runs, source, tokens)
-        np.testing.assert_allclose(found, model.decode_all(tokens, memory), atol=ATOL)
+    check_decoding(name, write)
 
 
 @pytest.mark.slow
 def test_programs_share_their_weights(write: Any, tmp_path: pathlib.Path) -> None:
     """A table shared by source and target is stored once."""
-    model = make_transformer(width=256, share_embeddings=True)
+    model = transformer(width=256, share_embeddings=True)
     write(programs_of(model))
     size = (tmp_path / litert.FILE).stat().st_size
     weights = 4 * model.count_params()

@@ -22,10 +22,10 @@ pytest.importorskip("onnxruntime")
 from heed.export.errors import ExportError  # noqa: E402
 from heed.export.onnx import write  # noqa: E402
 from heed.export.onnx._graph import names_read  # noqa: E402
-from heed.export.programs import programs_of  # noqa: E402
+from heed.export.programs import Program, programs_of  # noqa: E402
 from heed.export.runners import _onnx as runner  # noqa: E402
 from tests.export.classifiers import CLASSIFIERS, WIDTH, WORDS, classifier, with_weights  # noqa: E402
-from tests.export.decoding import score_steps  # noqa: E402
+from tests.export.decoding import DECODABLE, check_decoding  # noqa: E402
 from tests.slow import slow  # noqa: E402
 
 L = keras.layers
@@ -112,15 +112,6 @@ def test_other_opsets(opset: int, tmp_path: Path) -> None:
     assert onnx.load(tmp_path / "model.onnx").opset_import[0].version == opset
 
 
-def test_images(tmp_path: Path) -> None:
-    x = images = keras.Input((8, 8, 3), name="images")
-    x = L.Conv2D(6, 3, padding="same", activation="gelu")(x)
-    x = L.MaxPooling2D()(L.BatchNormalization()(x))
-    x = layers.MultiHeadAttention(2, 4)(L.Reshape((16, 6))(x), L.Reshape((16, 6))(x))
-    model = keras.Model(images, L.Dense(3)(L.Flatten()(x)))
-    assert check_agreement(with_weights(model), tmp_path)["Attention"] == 1
-
-
 @pytest.mark.parametrize("opset", [*slow([17]), 23])
 def test_vision_transformer(opset: int, tmp_path: Path) -> None:
     sizes = {"width": 8, "num_heads": 2, "feed_forward_width": 16}
@@ -152,31 +143,6 @@ def test_keras_hub(name: str, opset: int, tmp_path: Path) -> None:
 # Models that decode.
 
 
-def check_decoding(model: Any, folder: Path, **options: Any) -> None:
-    """Compare encoding and decoding step by step with the model, which reads all tokens at once."""
-    programs = programs_of(model)
-    write(programs, folder, **options)
-    runs = runner.load(folder, threads=1)
-    rng = np.random.default_rng(0)
-    for batch, length, steps in ((2, 5, 4), (1, 3, 6)):
-        source = rng.integers(3, WORDS, (batch, length)).astype("int32")
-        source[0, -1] = 0
-        read = rng.integers(3, WORDS, (batch, steps)).astype("int32")
-        read[:, 0] = 1
-        with heed.set_implementation("portable"):
-            memory = () if "encode" not in runs else model.encode_source(tf.constant(source))
-            expected = model.decode_all(tf.constant(read), memory)
-        found = score_steps(programs, runs, source, read)
-        np.testing.assert_allclose(found, expected.numpy(), **TOLERANCE)
-
-
-def transformer(**options: Any) -> Any:
-    sizes: dict[str, Any] = {"width": WIDTH, "num_heads": 4, "feed_forward_width": 32}
-    model = models.Transformer(models.TransformerConfig(WORDS, WORDS, **{**sizes, **options}))
-    model.build()
-    return with_weights(model)
-
-
 def count_joins(path: Path) -> int:
     """Return the number of attentions that join past and new keys and values."""
     nodes = [node for node in onnx.load(path).graph.node if node.op_type == "Attention"]
@@ -185,55 +151,26 @@ def count_joins(path: Path) -> int:
     return len(found)
 
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "learned": {"position": "learned", "normalization": "rms", "gated": True},
-    "rotary": {"position": "rotary", "num_key_value_heads": 2, "qk_norm": True},
-    "alibi": {"position": "alibi", "soft_cap": 5.0, "activation": "gelu"},
-    "relative": {"position": "relative", "norm_first": False, "tie_embeddings": False},
-    "window": {"sliding_window": 3, "num_key_value_heads": 1},
-    "sinks": {"sinks": True, "activation": "silu", "value_dim": 6, "key_dim": 2},
-}
+OPSETS = [(name, opset) for name in DECODABLE for opset in (17, 23)]
+BY_DEFAULT = [("transformer", 23), ("gru", 23)]
 
 
 @pytest.mark.parametrize(
     ("name", "opset"),
-    [("plain", 23), *slow([("plain", 24), *((name, 17) for name in VARIANTS)]),
-     *slow((name, 23) for name in VARIANTS if name != "plain")],
-)  # fmt: skip
-def test_transformer(name: str, opset: int, tmp_path: Path) -> None:
-    model = transformer(encoder_layers=1, decoder_layers=1, **VARIANTS[name])
-    check_decoding(model, tmp_path, opset=opset)
-    if name == "plain":
-        new = opset >= 23
-        assert nodes_of(tmp_path / "encode.onnx")["Attention"] == (1 if new else 0)
-        assert nodes_of(tmp_path / "decode_step.onnx")["Attention"] == (2 if new else 0)
-        assert count_joins(tmp_path / "decode_step.onnx") == (1 if new else 0)
-
-
-@pytest.mark.slow  # its step is that of a transformer
-@pytest.mark.parametrize("opset", [17, 23])
-def test_language_model(opset: int, tmp_path: Path) -> None:
-    config = models.LanguageModelConfig(
-        WORDS, width=WIDTH, num_heads=4, feed_forward_width=32, layers=1
-    )
-    model = models.LanguageModel(config)
-    model.build()
-    check_decoding(with_weights(model), tmp_path, opset=opset)
-    assert not (tmp_path / "encode.onnx").exists()
-    assert count_joins(tmp_path / "decode_step.onnx") == (1 if opset >= 23 else 0)
-
-
-@pytest.mark.parametrize(
-    ("cell", "attention", "opset"), [*slow([("lstm", "additive", 17)]), ("gru", "dot", 23)]
+    [*BY_DEFAULT, *slow([("transformer", 24), *(x for x in OPSETS if x not in BY_DEFAULT)])],
 )
-def test_recurrent_translator(cell: str, attention: str, opset: int, tmp_path: Path) -> None:
-    config = models.RecurrentTranslatorConfig(
-        WORDS, WORDS, width=WIDTH, cell=cell, attention=attention
-    )
-    model = models.RecurrentTranslator(config)
-    model.build()
-    check_decoding(with_weights(model), tmp_path, opset=opset)
+def test_decoding(name: str, opset: int, tmp_path: Path) -> None:
+    def write_programs(programs: list[Program]) -> dict[str, Callable[..., Any]]:
+        write(programs, tmp_path, opset=opset)
+        return runner.load(tmp_path, threads=1)
+
+    check_decoding(name, write_programs)
+    attends = opset >= 23
+    if name == "transformer":
+        assert nodes_of(tmp_path / "encode.onnx")["Attention"] == attends
+        assert nodes_of(tmp_path / "decode_step.onnx")["Attention"] == 2 * attends
+    if name in ("transformer", "language model"):
+        assert count_joins(tmp_path / "decode_step.onnx") == attends
 
 
 # Masks and scores.
@@ -455,8 +392,3 @@ def test_unknown_options(options: dict[str, Any], tmp_path: Path) -> None:
     (name,) = options
     with pytest.raises(ExportError, match=f"`{name}` .*must be"):
         write_and_load(dense(), tmp_path, **options)
-
-
-def test_a_wrong_name_of_an_input(tmp_path: Path) -> None:
-    with pytest.raises((KeyError, ValueError), match="y"):
-        write_and_load(dense(), tmp_path)["serve"](y=np.ones((1, 1, WIDTH)))

@@ -256,34 +256,18 @@ def test_free_axes_are_merged_into_the_batch():
         np.testing.assert_allclose(stock, mine, atol=2e-6)
 
 
-def test_a_mask_says_where_queries_stand():
-    """Queries at the last T of S positions, as with a cache."""
-    x, y = sequence(3), sequence(5)
-    layer = MultiHeadAttention(2, 4, name="a")
-    mask = Mask.causal("bottom_right")
-    found = capture(layer, x, call_arguments={"value": y, "attention_mask": mask})
-    by_hand = compute_statistics(found.weights["a"], np.arange(2, 5)[None, None])
-    np.testing.assert_allclose(found.distance["a"], by_hand.distance, rtol=1e-6)
-    same = found.weights["a"][:, :, np.arange(3), np.arange(3) + 2]
-    np.testing.assert_array_equal(found.on_offset(0)["a"], same)
-
-    starts = np.array([0, 2])
-    mask = Mask.causal(starts)
-    found = capture(layer, x, call_arguments={"value": y, "attention_mask": mask})
-    for b, start in enumerate(starts):
-        same = found.weights["a"][b][:, np.arange(3), np.arange(3) + start]
-        np.testing.assert_array_equal(found.on_offset(0)["a"][b], same)
-
-
 @pytest.mark.parametrize("align", [2, "bottom_right", np.array([0, 2])])
-def test_an_offset_that_was_not_captured_counts_from_the_queries(tmp_path, align):
+def test_a_mask_says_where_queries_stand(tmp_path, align):
+    """Queries behind the first key, as with a cache; also for offsets that were not captured."""
     x, y = sequence(3), sequence(5)
     arguments = {"value": y, "attention_mask": Mask.window(2, 2, align)}
     found = capture(MultiHeadAttention(2, 4, name="a"), x, call_arguments=arguments)
     starts = align if isinstance(align, np.ndarray) else np.array([2, 2])
+    by_hand = compute_statistics(found.weights["a"], np.arange(3) + starts[:, None, None])
+    np.testing.assert_allclose(found.distance["a"], by_hand.distance, rtol=1e-6)
     found.save(tmp_path / "file")
     for each in (found, Capture.load(tmp_path / "file")):
-        for offset in (-2, 2):
+        for offset in (-2, 0, 2):
             shares = each.on_offset(offset)["a"]
             for b, i in np.ndindex(2, 3):
                 key = starts[b] + i + offset
@@ -409,20 +393,18 @@ def test_empty_sizes(batch, T, S, dropout):
         ({"tokens": [-1]}, r"`tokens` must be in \[0, S\)"),
         ({"size": 0}, "`size` must be an integer >= 1 or None"),
         ({"layers": []}, "`layers` must not be empty"),
+        ({"rows": [0.5]}, "`rows` must be a list of integers"),
+        ({"layers": "fused"}, "`layers` must be a list of names"),
     ],
 )
-def test_values_out_of_range(options, text):
-    with pytest.raises(ValueError, match=text):
+def test_bad_arguments_are_refused(options, text):
+    with pytest.raises((TypeError, ValueError), match=text):
         capture(chain(), sequence(), **options)
 
 
-def test_types():
+def test_models_are_those_of_keras():
     with pytest.raises(TypeError, match="`model` must be a Keras model"):
         capture(np.sum, sequence())
-    with pytest.raises(TypeError, match="`rows` must be a list of integers"):
-        capture(chain(), sequence(), rows=[0.5])
-    with pytest.raises(TypeError, match="`layers` must be a list of names"):
-        capture(chain(), sequence(), layers="fused")
 
 
 def test_a_model_without_attention_is_refused():

@@ -157,47 +157,33 @@ def heads_of(run):
     return np.array(run.residual["heads"])
 
 
-def zero(heads, other):
-    heads[:, [1, 3], 2] = 0
-    return heads
-
-
-def mean(heads, other):
-    heads[:, :, [0]] = heads.astype(np.float64).mean((0, 1))[[0]]
-    return heads
-
-
-def patch(heads, other):
-    heads[:, 5, 1:3] = other[:, 5, 1:3]
-    return heads
-
-
-def resample(heads, other):
-    return heads[::-1]
-
-
-def double(heads, other):
-    heads[:, [2, 0], 3] *= 2
-    return heads
-
-
+# By the change: the arguments of an edit, and the new heads from those of this run and of another.
 EDITS = {
-    zero: {"change": "zero", "heads": [2], "positions": [1, 3]},
-    mean: {"change": "mean", "heads": [0]},
-    patch: {"change": "patch", "heads": [1, 2], "positions": [5]},
-    resample: {"change": "resample"},
-    double: {"change": lambda x: 2 * x, "heads": [3], "positions": [2, 0]},
+    "zero": ({"heads": [2], "positions": [1, 3]}, lambda heads, _: 0 * heads),
+    "mean": ({"heads": [0]}, lambda heads, _: heads.astype(np.float64).mean((0, 1))),
+    "patch": ({"heads": [1, 2], "positions": [5]}, lambda _, other: other),
+    "resample": ({}, lambda heads, _: heads[::-1]),
+    "double": ({"heads": [3], "positions": [2, 0]}, lambda heads, _: 2 * heads),
 }
 
 
-@pytest.mark.parametrize("by_hand", EDITS, ids=lambda x: x.__name__)
-def test_edits_of_heads_are_those_made_by_hand(by_hand):
+@pytest.mark.parametrize("change", EDITS)
+def test_edits_of_heads_are_those_made_by_hand(change):
     layer, x, _, runs = pair()
-    options = EDITS[by_hand] | ({"run": runs[1]} if by_hand is patch else {})
-    with intervene(Edit("a", **options)):
+    options, by_hand = EDITS[change]
+
+    def edit(heads, other):
+        places = (options.get("positions", range(T)), options.get("heads", range(4)))
+        at = np.ix_(range(len(heads)), *places)
+        heads[at] = np.broadcast_to(by_hand(heads, other), heads.shape)[at]
+        return heads
+
+    run = runs[1] if change == "patch" else None
+    given = (lambda x: 2 * x) if change == "double" else change
+    with intervene(Edit("a", given, run=run, **options)):
         changed = to_numpy(layer(x, x))
-    wanted = projected(layer, by_hand(*map(heads_of, runs)))
-    size = projected(layer, by_hand(*(np.abs(heads_of(run)) for run in runs)), np.abs)
+    wanted = projected(layer, edit(*map(heads_of, runs)))
+    size = projected(layer, edit(*(np.abs(heads_of(run)) for run in runs)), np.abs)
     # A sum over the heads and what each has, and their mean.
     assert_sum(changed, wanted, 4 * 4 + 2 + len(x) * T, size)
     np.testing.assert_array_equal(to_numpy(layer(x, x)), to_numpy(runs[0].outputs))

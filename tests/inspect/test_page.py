@@ -262,12 +262,3 @@ def test_half_precision_and_rounding_above_one_are_fine():
     w[0, 0, 0] = [1.0009, 0]
     _, found = read(page(one(w), words(2)).html)
     assert found["layer"][0, 0].tolist() == [1.0, 0.0]
-
-
-def test_the_parts_of_the_page_are_small_and_all_are_used():
-    from heed.inspect import drawing
-
-    files = sorted(drawing._FILES.iterdir())
-    used = {"page.html", "page.css", "page.js", "tables.css", "view.html", *drawing._DRAWING}
-    assert {f.name for f in files} == used
-    assert all(f.read_text(encoding="utf-8").count("\n") <= 500 for f in files)

@@ -26,7 +26,7 @@ class FormatOption(NamedTuple):
     name: str
     help: str  # for the command line
     type: Any = str  # of its value on the command line; None if only Python can pass it
-    default: Any = None
+    default: Any = None  # its value where the caller gives none
 
 
 @dataclasses.dataclass(frozen=True)
