@@ -20,19 +20,10 @@ from heed.export import _samples as sampling
 from heed.export.programs import programs_of
 from heed.export.runners import _run as runner
 from heed.files import new_folder
-from heed.models import (
-    LanguageModel,
-    LanguageModelConfig,
-    RecurrentTranslator,
-    RecurrentTranslatorConfig,
-    Transformer,
-    TransformerConfig,
-)
 from heed.seq2seq import Shipment, Translator
 from heed.seq2seq.runs import shipping
+from tests.export.decoding import DECODABLE, recurrent
 from tests.slow import slow
-
-SMALL = {"width": 16, "num_heads": 4, "feed_forward_width": 32}
 
 
 def classifier():
@@ -46,12 +37,6 @@ def classifier():
 def dense():
     x = keras.Input((None, 3), name="x")
     return keras.Model(x, keras.layers.Dense(2)(x))
-
-
-def transformer(**options):
-    model = Transformer(TransformerConfig(20, 30, **{**SMALL, **options}))
-    model.build()
-    return model
 
 
 def answers_in_this_process(folder, given, needs_heed):
@@ -95,31 +80,16 @@ def test_an_artefact_runs_without_heed_and_agrees(exported):
 
 
 @pytest.mark.parametrize(
-    ("model", "implementation"),
+    ("name", "implementation"),
     [
-        (
-            lambda: LanguageModel(LanguageModelConfig(30, width=16, num_heads=2, layers=1)),
-            "portable",
-        ),
-        *slow(
-            [
-                (lambda: transformer(num_key_value_heads=2, position="relative"), "native"),
-                # In ONNX it is tested by default.
-                (
-                    lambda: RecurrentTranslator(RecurrentTranslatorConfig(20, 30, width=8)),
-                    "portable",
-                ),
-                (lambda: transformer(position="alibi"), "portable"),
-                (lambda: transformer(position="rotary", norm_first=False, gated=True), "portable"),
-            ]
-        ),
+        ("language model", "portable"),
+        *slow((name, "portable") for name in ("recurrent, additive", "alibi", "rotary")),
+        *slow([("relative", "native")]),
     ],
-    ids=["language-model", "relative", "recurrent", "alibi", "rotary"],
 )
-def test_exported_models_decode_alike(tmp_path, model, implementation, here):
-    done = export(
-        model(), tmp_path / "m", format="saved_model", implementation=implementation, longest=10
-    )
+def test_exported_models_decode_alike(tmp_path, name, implementation, here):
+    options = {"format": "saved_model", "implementation": implementation, "longest": 10}
+    done = export(DECODABLE[name](), tmp_path / "m", **options)
     assert done.agreement.same == 1
     assert done.agreement.relative_difference < 1e-5
 
@@ -255,7 +225,7 @@ def test_samples_that_do_not_fit_are_refused(tmp_path, samples, message):
 @pytest.fixture(scope="module")
 def translator():
     """Return a model with its programs."""
-    model = RecurrentTranslator(RecurrentTranslatorConfig(20, 30, width=8))
+    model = recurrent("additive")
     return model, programs_of(model)
 
 
@@ -263,8 +233,8 @@ def translator():
     ("source", "message"),
     [
         ([[1.5]], "must hold int32: float64 was received"),
-        ([[3, 20]], "must hold tokens from 0 to 19. Received: 3 to 20"),
-        ([[-3]], "must hold tokens from 0 to 19. Received: -3 to -3"),
+        ([[3, 40]], "must hold tokens from 0 to 39. Received: 3 to 40"),
+        ([[-3]], "must hold tokens from 0 to 39. Received: -3 to -3"),
         ([3], r"must have the shape \(None, None\), and no size of 0. Received: \(1,\)"),
     ],
     ids=str,

@@ -37,6 +37,7 @@ SIZES: dict[str, Any] = {
     "use_bias": False,
 }
 POST = {"use_post_ffw_norm": True, "use_post_attention_norm": True}
+GEMMA_2 = {"final_logit_soft_cap": 5.0, "query_head_dim_normalize": False}
 GEMMA_3 = {**POST, "use_query_key_norm": True, "attention_logit_soft_cap": None, "num_layers": 7}
 LLAMA_3 = {
     "rope_frequency_adjustment_factor": 8.0,
@@ -53,11 +54,7 @@ HUB: dict[str, tuple[str, dict[str, Any], str]] = {
     "Qwen": ("Qwen", {"use_sliding_window_attention": False}, "qwen2"),
     "Qwen 3": ("Qwen 3", {"sliding_window_size": 64, "layer_norm_epsilon": 0.1}, "qwen3"),
     "Gemma": ("Gemma", {}, "gemma"),
-    "Gemma 2": (
-        "Gemma 2",
-        {"final_logit_soft_cap": 5.0, "query_head_dim_normalize": False},
-        "gemma2",
-    ),
+    "Gemma 2": ("Gemma 2", GEMMA_2, "gemma2"),
     "Gemma 3": ("Gemma 3", {**GEMMA_3, "global_rope_scaling_factor": 8.0}, "gemma3"),
 }
 OWN: dict[str, dict[str, Any]] = {

@@ -71,7 +71,8 @@ def test_outputs_are_bitwise_those_without_capture(name, accelerated):
 
 
 def test_keras_layers_with_names_and_kinds():
-    found = capture(chain(), sequence())
+    found = capture(chain(), sequence(), size=T)
+    assert all(found.is_whole(name) for name in found), "nothing is pooled up to the size"
     assert list(found) == CHAIN
     assert dict(found.kinds) == {
         "fused": "self",
@@ -358,11 +359,6 @@ def test_pooled_pictures_and_their_exact_statistics(name, size, length, monkeypa
         assert_statistics(found.on_token(token)["a"], by_hand.tokens[token], "float32")
     for offset in (-1, 0, 1):
         assert_statistics(found.on_offset(offset)["a"], by_hand.offsets[offset], "float32")
-
-
-def test_nothing_is_pooled_up_to_the_size():
-    found = capture(chain(), sequence(), size=T)
-    assert all(found.is_whole(name) for name in found)
 
 
 @pytest.mark.parametrize("dropout", [None, 0.0, 0.1], ids=["heed", "fused", "softmax"])

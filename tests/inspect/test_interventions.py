@@ -375,18 +375,16 @@ def test_a_block_called_again_is_patched_where_it_was_called(monkeypatch):
 
 def test_patching_effects_refuse_bad_arguments():
     model, x = own_model(), sequence()
-    with pytest.raises(ValueError, match=r"same shapes\. Received: \(1, 6, 2, 4\)"):
-        patching_effects(model, x[:1], x, float)
-    with pytest.raises(ValueError, match=r"`metric` must return a number\. Received: float32"):
-        patching_effects(model, x, x, lambda y: y)
-    with pytest.raises(ValueError, match=r"`metric` must return a number\. Received: None"):
-        patching_effects(model, x, x, lambda y: None)
-    with pytest.raises(ValueError, match=r"places of the kind 'output'.*'att'"):
-        patching_effects(model, x, x, float, kind="output", layers=["att"])
-    with pytest.raises(ValueError, match="`kind` must be one of 'heads'"):
-        patching_effects(model, x, x, float, kind="head")
-    with pytest.raises(TypeError, match=r"`metric` must be a function.*Received: 3"):
-        patching_effects(model, x, x, 3)
+    for clean, metric, options, text in [
+        (x[:1], float, {}, r"same shapes\. Received: \(1, 6, 2, 4\)"),
+        (x, lambda y: y, {}, r"`metric` must return a number\. Received: float32"),
+        (x, lambda y: None, {}, r"`metric` must return a number\. Received: None"),
+        (x, float, {"kind": "output", "layers": ["att"]}, r"places of the kind 'output'.*'att'"),
+        (x, float, {"kind": "head"}, "`kind` must be one of 'heads'"),
+        (x, 3, {}, r"`metric` must be a function.*Received: 3"),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=text):
+            patching_effects(model, clean, x, metric, **options)
     for method in (
         capture,
         logit_lens,

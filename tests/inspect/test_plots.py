@@ -27,12 +27,14 @@ SOURCE = "ich sehe das rote Haus".split()
 TARGET = "i see it".split()
 
 
-def translation(batch: int = 1) -> Capture:
-    names = ["layer_0/cross", "layer_1/cross"]
-    weights = {name: random_weights(batch, 2, 3, 5, seed=i) for i, name in enumerate(names)}
-    weights["layer_0/self"] = random_weights(batch, 2, 3, 3)
-    kinds = {name: name.split("/")[1] for name in weights}
-    return Capture(weights, kinds)
+def described(S: int = 6) -> Capture:
+    weights = {f"layer_{i}/cross": random_weights(2, 2, 3, S, seed=i) for i in range(2)}
+    return Capture(weights, dict.fromkeys(weights, "cross"))
+
+
+def translation() -> Capture:
+    weights = {**described(5).weights, "layer_0/self": random_weights(2, 2, 3, 3)}
+    return Capture(weights, {name: name.split("/")[1] for name in weights})
 
 
 def texts(axis) -> list[str]:
@@ -249,7 +251,7 @@ def test_pyplot_knows_of_none_of_them():
     [
         (lambda c: plot_heads(c, "b"), "`layer` must be one of 'layer_0/cross'"),
         (lambda c: plot_map(c, "layer_0/cross", 9), "`head` must be one of 0, 1 of 'layer_0/"),
-        (lambda c: plot_map(c, "layer_0/cross", 0, example=1), r"`example` must be in \[0, 1\)"),
+        (lambda c: plot_map(c, "layer_0/cross", 0, example=2), r"`example` must be in \[0, 2\)"),
         (
             lambda c: plot_map(c, "layer_0/cross", 0, tokens=SOURCE),
             "`tokens` must be a list of 3 tokens, .* Received: 5",
@@ -279,11 +281,6 @@ def test_an_alignment_needs_one_cross_attention():
     capture = Capture({"a": w, "b": w[..., :4]}, {"a": "cross", "b": "cross"})
     with pytest.raises(ValueError, match=r"`layer` must be given.*\(3, 5\), \(3, 4\)"):
         plot_alignment(capture, SOURCE, TARGET)
-
-
-def described(S: int = 6, heads: int = 2) -> Capture:
-    weights = {f"layer_{i}/cross": random_weights(2, heads, 3, S, seed=i) for i in range(2)}
-    return Capture(weights, dict.fromkeys(weights, "cross"))
 
 
 def test_plot_image_attention_shows_a_map_for_each_token():
