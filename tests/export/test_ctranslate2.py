@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import keras
@@ -20,6 +16,7 @@ import pytest
 from heed.config import FLAG, option
 from heed.export import ExportError
 from heed.export import ctranslate2 as export
+from heed.export.formats import FORMATS, ExportJob
 from heed.layers import LearnedPositions
 from heed.models import (
     LanguageModel,
@@ -39,7 +36,7 @@ from tests.seq2seq import tiny
 from tests.slow import slow
 
 ctranslate2 = pytest.importorskip("ctranslate2")
-RUNNER = Path(export.__file__).parents[1] / "runners" / "_ctranslate2.py"
+runner = pytest.importorskip("heed.export.runners._ctranslate2")
 SIZES = {
     "source_vocabulary_size": 13,
     "target_vocabulary_size": 15,
@@ -53,16 +50,6 @@ SIZES = {
 }
 LENGTH = 8
 EPSILON = float(np.finfo("float32").eps)
-
-
-def runner() -> ModuleType:
-    """Return the runner, loaded from its file under the name that it has in an artefact."""
-    spec = importlib.util.spec_from_file_location("runtime", RUNNER)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def model_of(seed: int = 0, **changes: Any) -> Transformer:
@@ -107,13 +94,18 @@ def rounding(model: Any, answer: Callable[[], np.ndarray]) -> float:
     return effect(model, answer, lambda w: 2 * np.sqrt(terms) * EPSILON * np.abs(w))
 
 
+def assert_translates(model: Transformer, folder: Path, source: np.ndarray) -> Any:
+    """Compare tokens; return the programs."""
+    programs = runner.load(folder, threads=1)
+    found = programs["translate"](source=source, max_length=LENGTH)["tokens"]
+    assert found.dtype == np.int32
+    np.testing.assert_array_equal(found, np.asarray(generate(model, source, max_length=LENGTH)))
+    return programs
+
+
 def assert_agrees(model: Transformer, folder: Path, source: np.ndarray) -> None:
     """Compare tokens, and the log-probabilities of random targets up to rounding."""
-    expected = np.asarray(generate(model, source, max_length=LENGTH))
-    programs = runner().load(folder, threads=1)
-    found = programs["translate"](source=source, max_length=LENGTH)
-    assert found["tokens"].dtype == np.int32
-    np.testing.assert_array_equal(found["tokens"], expected)
+    programs = assert_translates(model, folder, source)
     rng, size = np.random.default_rng(0), model.config.target_vocabulary_size
     target = rng.integers(3, size, (len(source), 9)).astype("int32")
     inputs = np.concatenate([np.full((len(source), 1), 1, "int32"), target], axis=1)
@@ -127,11 +119,8 @@ def assert_agrees(model: Transformer, folder: Path, source: np.ndarray) -> None:
         [[str(i) for i in row] for row in target],
         max_input_length=0,
     )
-    found, expected, atol = (
-        np.array([one.log_probs for one in scored]),
-        answer(),
-        rounding(model, answer),
-    )
+    found = np.array([one.log_probs for one in scored])
+    expected, atol = answer(), rounding(model, answer)
     np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
     target[1, 4], target[1, 5:] = 2, 0  # one target with an end, others without
     found = programs["probabilities"](source=source, target=target)
@@ -144,8 +133,10 @@ def assert_agrees(model: Transformer, folder: Path, source: np.ndarray) -> None:
 
 
 SUPPORTED: list[Any] = [
-    {"position": "learned", "encoder_layers": 2, "decoder_layers": 2},
     {
+        "position": "learned",
+        "encoder_layers": 2,
+        "decoder_layers": 2,
         "norm_first": False,
         "normalization": "rms",
         "use_bias": False,
@@ -154,10 +145,10 @@ SUPPORTED: list[Any] = [
     },
     {"key_dim": 10, "num_key_value_heads": 1, "position": "rotary"},
     {"width": 30, "num_heads": 5, "position": "alibi"},  # no power of two
-    {"pad_id": 5, "start_id": 7, "end_id": 3},
     *slow(
         [
             {"position": "relative", "encoder_layers": 2},
+            {"position": "learned", "encoder_layers": 2, "decoder_layers": 2},
             {"norm_first": False, "normalization": "rms", "use_bias": False},
             {"gated": True, "activation": "silu", "normalization": "rms", "use_bias": False},
             {"source_vocabulary_size": 15, "share_embeddings": True, "tie_embeddings": True},
@@ -180,18 +171,16 @@ SUPPORTED: list[Any] = [
 @pytest.mark.parametrize("options", SUPPORTED, ids=str)
 def test_the_same_tokens_and_probabilities(options: dict[str, Any], tmp_path: Path) -> None:
     model = model_of(1, **options)
-    if "pad_id" in options:
-        # With other special tokens only decoding is tested, since the helper's targets contain them.
-        config = model.config
-        source = sources(6, 9, 1, 13)
-        source = np.select([source == 0, source == config.pad_id], [config.pad_id, 8], source)
-        export.write(model, tmp_path)
-        found = runner().load(tmp_path, 1)["translate"](source=source, max_length=LENGTH)["tokens"]
-        expected = np.asarray(generate(model, source, max_length=LENGTH))
-        np.testing.assert_array_equal(found, expected)
-        return
     export.write(model, tmp_path)
     assert_agrees(model, tmp_path, sources(6, 9, 1, 13))
+
+
+def test_other_special_tokens(tmp_path: Path) -> None:
+    """Only decoding is tested: targets of `assert_agrees` contain them."""
+    model = model_of(1, pad_id=5, start_id=7, end_id=3)
+    source = sources(6, 9, 1, 13)
+    export.write(model, tmp_path)
+    assert_translates(model, tmp_path, np.select([source == 0, source == 5], [5, 8], source))
 
 
 @pytest.mark.parametrize("position", ["relative", *slow(["sinusoidal", "alibi", "rotary"])])
@@ -217,7 +206,7 @@ def test_positions_beyond_the_table_are_refused(tmp_path: Path) -> None:
         folder.mkdir()
         model = model_of(position=position, max_length=20)
         export.write(model, folder, longest=20)
-        translate = runner().load(folder, 1)["translate"]
+        translate = runner.load(folder, 1)["translate"]
         translate(source=np.full((1, 20), 5), max_length=5)
         with pytest.raises(ValueError, match=r"not be empty, .* at most 20"):
             translate(source=np.full((1, 21), 5), max_length=5)
@@ -225,7 +214,7 @@ def test_positions_beyond_the_table_are_refused(tmp_path: Path) -> None:
 
 def test_bad_inputs_of_the_runner(tmp_path: Path) -> None:
     export.write(model_of(position="rotary"), tmp_path)
-    translate = runner().load(tmp_path, 1)["translate"]
+    translate = runner.load(tmp_path, 1)["translate"]
     with pytest.raises(ValueError, match=r"source must not be empty, .*tokens"):
         translate(source=np.array([[5, 6], [0, 0]]), max_length=5)
     with pytest.raises(ValueError, match=r"ids must be \(B, S\), with padding"):
@@ -248,7 +237,7 @@ def test_language_models(options: dict[str, Any], tmp_path: Path) -> None:
     export.write(model, tmp_path)
     prompt = prompts(6, 5, 2, 15)
     expected = np.asarray(generate(model, prompt=prompt, max_length=LENGTH))
-    found = runner().load(tmp_path, threads=1)["generate"](prompt=prompt, max_length=LENGTH)
+    found = runner.load(tmp_path, threads=1)["generate"](prompt=prompt, max_length=LENGTH)
     np.testing.assert_array_equal(found["tokens"], expected)
     tokens = np.random.default_rng(0).integers(3, 15, (3, 20)).astype("int32")
     logits = model(np.concatenate([np.ones((3, 1), "int32"), tokens[:, :-1]], axis=1))
@@ -338,17 +327,16 @@ def test_a_new_option_is_refused_by_its_name() -> None:
         new: bool = option(False, FLAG, "an option that CTranslate2 does not know")
 
     for value, expected in ((False, []), (True, ["new=True"])):
-        model = Transformer(NewConfig(**SIZES, new=value))
+        # A width of values that is that of keys is no option.
+        model = Transformer(NewConfig(**SIZES, value_dim=6, new=value))
         assert list(export._unsupported_options(model)) == expected
 
 
-def test_a_value_width_equal_to_that_of_keys_is_supported(tmp_path: Path) -> None:
-    export.write(model_of(value_dim=6), tmp_path)
-
-
 def test_other_models_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"no other model: .*Received: LearnedPositions"):
-        export.write(LearnedPositions(4), tmp_path)
+    recurrent = RecurrentTranslator(RecurrentTranslatorConfig(13, 15, width=8))
+    for other in (LearnedPositions(4), recurrent):
+        with pytest.raises(ExportError, match=f"no other model: .*: {type(other).__name__}"):
+            export.write(other, tmp_path)
     pictures = VisionTransformer(
         VisionTransformerConfig(image_size=8, patch_size=4, width=24, num_heads=4, layers=1)
     )
@@ -359,7 +347,7 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
 
 def test_arguments(tmp_path: Path) -> None:
     model = model_of()
-    with pytest.raises(ExportError, match=r"`quantization` must .*Received: 'int4'"):
+    with pytest.raises(ExportError, match=r"`quantization` of .*Received: 'int4'"):
         export.write(model, tmp_path, quantization="int4")
     with pytest.raises(ValueError, match=r"`longest` must be .*Received: longest=0"):
         export.write(model, tmp_path, longest=0)
@@ -373,7 +361,7 @@ def test_arguments(tmp_path: Path) -> None:
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    with pytest.raises(ExportError, match=r"ctranslate2 library: pip install .*export"):
+    with pytest.raises(ExportError, match=r"needs ctranslate2: pip install .*export"):
         export.write(model_of(), tmp_path)
 
 
@@ -390,8 +378,8 @@ def test_odd_tokens(tmp_path: Path) -> None:
         *("config.json", "model.bin", "shared_vocabulary.json"),
     ]
     source = np.stack([np.roll(np.arange(4, size), i) for i in range(6)]).astype("int32")
-    found = runner().load(tmp_path, 1)["translate"](source=source, max_length=LENGTH)["tokens"]
-    np.testing.assert_array_equal(found, np.asarray(generate(model, source, max_length=LENGTH)))
+    programs = assert_translates(model, tmp_path, source)
+    found = programs["translate"](source=source, max_length=LENGTH)["tokens"]
     assert len(set(found.ravel().tolist()) & set(range(4, size))) > 4
     translator = ctranslate2.Translator(str(tmp_path), intra_threads=1)
     one = translator.translate_batch(
@@ -406,82 +394,36 @@ def test_repeated_tokens() -> None:
     assert export.make_unique(["a", "a", "a<1>", "b"]) == ["a", "a<1>", "a<1><2>", "b"]
 
 
-def finished(run: RunFolder) -> Any:
-    """Give a run random weights; return its model."""
-    keras.utils.set_random_seed(0)
-    model = randomise(make_model(run), 5)
-    write_trained(run, [weight.numpy() for weight in model.weights], {"step": 0})
-    return model
-
-
-def write_run(run: RunFolder, folder: Path) -> None:
-    """Write a run with the names of its tokens, as `heed export` does."""
-    shipment = Shipment(run)
-    tokens = {
-        f"{side}_tokens": export.make_unique(shipment.tokens[side]) for side in ("source", "target")
-    }
-    export.write(shipment.model, folder, **tokens)
-
-
-def test_a_run_of_numbers(tmp_path: Path) -> None:
-    run = tiny.start(tmp_path / "run", languages=("en", "de"), tie_embeddings=False)
-    folder = tmp_path / "out"
+def vocabulary(shipment: Any, folder: Path, side: str) -> list[str]:
+    """Write a run as `export` does; return the names of the tokens of a side."""
     folder.mkdir()
-    model, task = finished(run), run.task()
-    write_run(run, folder)
-    names = json.loads((folder / "source_vocabulary.json").read_text())
+    job = ExportJob(shipment.model, [], shipment, FORMATS["ctranslate2"], "float32", {}, LENGTH)
+    export.write_artefact(job, folder)
+    return json.loads((folder / f"{side}_vocabulary.json").read_text())
+
+
+def test_the_tokens_of_numbers_have_their_names(finished_run: RunFolder, tmp_path: Path) -> None:
+    names = vocabulary(Shipment(finished_run), tmp_path / "out", "source")
     assert names == ["<pad>", "<s>", "</s>", "<unk>", *"0123456789", "en", "de"]
-    target = json.loads((folder / "target_vocabulary.json").read_text())
-    assert target[:4] == names[:4]
+    target = json.loads((tmp_path / "out" / "target_vocabulary.json").read_text())
+    task: Any = finished_run.task()
     assert target[4:] == task.subwords.pieces(range(4, task.target_vocabulary_size))
-    rows = [task.encode(str(n), lang) for n in (7, 12, 345, 999_999) for lang in ("en", "de")]
-    source = np.array([row + [0] * (8 - len(row)) for row in rows], "int32")
-    found = runner().load(folder, 1)["translate"](source=source, max_length=LENGTH)["tokens"]
-    np.testing.assert_array_equal(found, np.asarray(generate(model, source, max_length=LENGTH)))
 
 
 @pytest.mark.parametrize(
     "options", [{"unit": "word"}, *slow([{}, {"vocabulary": "shared"}])], ids=str
 )
-def test_a_run_of_text(options: dict[str, Any], tmp_path: Path) -> None:
+def test_the_tokens_of_texts_have_their_names(options: dict[str, Any], tmp_path: Path) -> None:
     source, target = tiny.write_parallel_text(tmp_path)
     text = source.read_text().replace("bb", "<unk>").replace("cc", "</s>")
     source.write_text(text)
     task = TextTask.create(source=source, target=target, vocabulary_size=60, **options)
     run = start_run(tmp_path / "run", task, **{**tiny.TINY, "tie_embeddings": False})
-    model = finished(run)
-    folder = tmp_path / "out"
-    folder.mkdir()
-    write_run(run, folder)
-    rows = [task.encode(line) for line in text.splitlines()[:6]]
-    ids = np.array([row + [0] * (40 - len(row)) for row in rows], "int32")
-    found = runner().load(folder, 1)["translate"](source=ids, max_length=LENGTH)["tokens"]
-    np.testing.assert_array_equal(found, np.asarray(generate(model, ids, max_length=LENGTH)))
+    write_trained(run, [weight.numpy() for weight in make_model(run).weights], {"step": 0})
     side = "shared" if "vocabulary" in options else "source"
-    names = json.loads((folder / f"{side}_vocabulary.json").read_text())
+    names = vocabulary(Shipment(run), tmp_path / "out", side)
     assert len(names) == len(set(names)) == task.source_vocabulary_size
-    assert [names[i] for i in rows[0][:-1] if i > 3] == [
-        name for name, i in zip(task.source_labels(rows[0]), rows[0], strict=False) if i > 3
+    ids = task.encode(text.splitlines()[0])
+    assert [names[i] for i in ids[:-1] if i > 3] == [
+        name for name, i in zip(task.source_labels(ids), ids, strict=False) if i > 3
     ]
-
-
-def test_a_recurrent_model_is_refused(tmp_path: Path) -> None:
-    model = RecurrentTranslator(RecurrentTranslatorConfig(13, 15, width=8))
-    with pytest.raises(ExportError, match=r"no other model: .*Received: RecurrentTranslator"):
-        export.write(model, tmp_path)
-
-
-def test_the_runner_needs_nothing_of_heed(tmp_path: Path) -> None:
-    model = model_of()
-    export.write(model, tmp_path)
-    shutil.copy(RUNNER, tmp_path / "runtime.py")
-    source = sources(3, 6, 1, 13)
-    code = (
-        "import sys; sys.modules.update(heed=None, keras=None, tensorflow=None)\n"
-        "from runtime import load\n"
-        f"print(load('.', 1)['translate'](source={source.tolist()}, max_length=6)['tokens'].tolist())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert json.loads(done.stdout) == np.asarray(generate(model, source, max_length=6)).tolist()

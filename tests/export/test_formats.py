@@ -1,5 +1,6 @@
 """The registry of formats, and what is made from it."""
 
+import ast
 import inspect
 import subprocess
 import sys
@@ -26,6 +27,24 @@ def test_each_format_has_a_writer_a_runner_and_tolerances(name):
     assert set(entry.precisions) <= set(TOLERANCES)
     for option in entry.options:
         assert option.name in inspect.signature(export).parameters
+
+
+@pytest.mark.parametrize("name", ["_run", *(f"_{name}" for name in FORMATS)])
+def test_runners_need_only_their_runtimes(name):
+    path = Path(runners.__file__).with_name(f"{name}.py")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = {
+        (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name).split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+    }
+    others = {
+        "_gguf": {"llama_cpp"},
+        "_run": {"sentencepiece"},
+        "_saved_model": {"tensorflow", "heed"},  # heed for native kernels only
+    }
+    known = others.get(name) or FORMATS[name.removeprefix("_")].packages
+    assert found <= {*sys.stdlib_module_names, "numpy", *known}
 
 
 def test_the_command_line_and_the_docs_list_the_formats(capsys):

@@ -27,26 +27,9 @@ from tests.slow import slow
 # Lines of people: names of special tokens, marks, invisible characters, other scripts, bytes that are no text.
 ODD = (
     *("aa bb cc", "  aa   bb ", "", "   ", "aa unheard-of xyz bb", "xyz", "é aa", "e\u0301 aa"),
-    *(
-        "\ufeffaa bb",
-        "aa\tbb",
-        "aa\rbb",
-        "aa bb\r",
-        "aa\u2028bb",
-        "\u3000aa\u3000bb\xa0",
-        "\x85aa\x1f",
-    ),
-    *(
-        "aa </s> bb",
-        "<s> aa <pad>",
-        "<unk>",
-        "<0x41> aa",
-        "aa ▁ bb",
-        "▁aa▁",
-        "▁",
-        "aa\0bb",
-        "\u200b",
-    ),
+    *("\ufeffaa bb", "aa\tbb", "aa\rbb", "aa bb\r", "aa\r\nbb", "aa\u2028bb", "aa ▁▁ "),
+    *("\u3000aa\u3000bb\xa0", "\x85aa\x1f", "aa </s> bb", "<s> aa <pad>", "<unk>", "<0x41> aa"),
+    *("aa ▁ bb", "▁aa▁", "▁", "aa\0bb", "\u200b"),
     *("三二一", "สวัสดี", "می‌خواهم", "👩‍👩‍👧 aa", "aa " * 30, "\udcff\udcfe aa"),
 )
 RULES = {"form": "NFC", "spaces": "\t\r\n\u2028\u3000\xa0▁"}
@@ -118,7 +101,7 @@ def read_by_graph(ops, line):
 
 
 @pytest.fixture(
-    scope="module", params=["subword", "bytes", *slow(["word", "character", "bpe-bytes", "spaces"])]
+    scope="module", params=["word", "character", "bytes", *slow(["subword", "bpe-bytes", "spaces"])]
 )
 def readers(request, tmp_path_factory):
     """Return a task, and its model and graph."""
@@ -130,24 +113,19 @@ def readers(request, tmp_path_factory):
 
 def test_odd_lines_are_read_alike(readers):
     task, model, ops = readers
-    assert read(task, ODD[0]) == read_by_runner(model, ODD[0])
+    rows = {}
     for line in ODD:
         ids = read(task, line)
         assert read_by_runner(model, line) == ids, line
         if ops is not None:
             as_bytes = line.encode("utf-8", "surrogateescape")
-            rules = model.manifest["tokens"]["normalization"]
-            wanted = None if rules and "e\u0301" in line else ids
+            wanted = None if "e\u0301" in line else ids  # a graph cannot normalise, and refuses
             assert read_by_graph(ops, as_bytes) == wanted, line
+            rows |= {as_bytes: wanted} if wanted else {}
     assert None in [read(task, line) for line in ODD]
-
-
-def test_only_a_line_feed_ends_a_line(monkeypatch):
-    """And only a mark before the first line is no text."""
-    data = b"\xef\xbb\xbfa\r\n\xef\xbb\xbfb\rc\n\xe2\x80\xa8d\x0b\x85\n\n\xff"
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), encoding="ascii"))
-    found = ["a\r\n", "\ufeffb\rc\n", "\u2028d\x0b\udc85\n", "\n", "\udcff"]
-    assert list(runner._lines()) == found
+    if ops is not None:
+        found = tf.function(ops.encode)(tf.constant(list(rows))).numpy()
+        assert [row[row != 0].tolist() for row in found] == list(rows.values())
 
 
 @given(
@@ -174,22 +152,17 @@ def test_any_tokens_are_written_alike(readers):
 
 
 def test_normalised_texts_are_read_alike(readers):
-    """The runner brings texts into the form of the run; a graph, which cannot, refuses other forms."""
+    """The runner brings texts into the form of the run."""
     task, model, _ = readers
     rules = model.manifest["tokens"]["normalization"] or RULES
     tokens = {**model.manifest["tokens"], "normalization": rules}
     changed = runner.Model.__new__(runner.Model)
     changed.folder, changed.manifest = model.folder, {**model.manifest, "tokens": tokens}
-    ops = text_ops(tokens)
     for line in ODD:
         plain = runner.normalize(line, rules)
         assert not set(plain) & set(rules["spaces"])
         ids = read(task, plain) if plain else [] if not line.strip() else None
         assert read_by_runner(changed, line) == ids, line
-        if ops is not None:
-            as_bytes = line.encode("utf-8", "surrogateescape")
-            wanted = None if "e\u0301" in line else ids
-            assert read_by_graph(ops, as_bytes) == wanted, line
 
 
 def test_numbers_are_read_alike(tmp_path):
@@ -197,26 +170,17 @@ def test_numbers_are_read_alike(tmp_path):
     model = model_of(tmp_path, task)
     ops = text_ops(model.manifest["tokens"])
     for line in (
-        "7",
-        "1,234",
-        "1 2 3",
-        "\u30007\t1",
-        "0070",
-        "1,2",
-        "x",
-        "1234567",
-        "",
-        " ",
-        "۷",
-        "-1",
-        "1.5",
+        *("7", "0", "100000", "999,999", "1,234", "1 2 3", "\u30007\t1", "0070", "", " "),
+        *("1,2", "1 ,234", "x", "1234567", "۷", "-1", "1.5"),
     ):
         ids = read(task, line)
         assert read_by_runner(model, line) == ids, line
         by_graph = read_by_graph(ops, line)
         assert (by_graph if not by_graph else [i for i in by_graph if i]) == ids, line
     rows = np.random.default_rng(0).integers(2, task.target_vocabulary_size, (100, 9))
-    assert [model.write(row) for row in rows] == task.decode(rows.tolist())
+    wanted = task.decode(rows.tolist())
+    assert [model.write(row) for row in rows] == wanted
+    assert [x.decode() for x in ops.decode(tf.constant(rows, tf.int32)).numpy()] == wanted
 
 
 def finished_run(path, task):
@@ -248,7 +212,7 @@ def test_run_py_is_the_command(format, kind, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(shipping, "_SAMPLES", 2)
     run = finished_run(tmp_path / "run", task_of(tmp_path, kind))
     folder = export(Shipment(run), tmp_path / format, format=format).path
-    given, lines = tmp_path / "lines.txt", ("\ufeffaa", *ODD)
+    given, lines = tmp_path / "lines.txt", ("\ufeffaa", *(x for x in ODD if "\n" not in x))
     given.write_bytes(b"".join(f"{x}\n".encode("utf-8", "surrogateescape") for x in lines))
     status = cli.main(["translate", str(run.path), "--input", str(given)])
     wanted, notes = capfd.readouterr()

@@ -18,68 +18,33 @@ _SIZES = {"vocabulary_size": WORDS, "num_layers": 2, "hidden_dim": HIDDEN, "inte
 
 @dataclass(frozen=True)
 class Family:
-    """One family.
-
-    Attributes:
-        task, backbone: names of the classes.
-        options: of the backbone.
-        norm_first: whether blocks do not normalise the stream.
-        blocks: how many there are.
-    """
+    """One family, by the names of its classes and the options of the backbone."""
 
     task: str
     backbone: str
     options: dict[str, Any]
-    norm_first: bool = True
+    norm_first: bool = True  # blocks do not normalise the stream
     blocks: int = 2
 
 
+_HEADS = {"num_heads": 2, "max_sequence_length": 12, **_SIZES}
+_GROUPS = {"num_query_heads": 4, "num_key_value_heads": 2, **_SIZES}
+_NORMS = {"use_post_ffw_norm": True, "use_post_attention_norm": True}
+_IMAGE = {"image_shape": (8, 8, 3), "patch_size": 4, "num_layers": 2, "num_heads": 2}
 FAMILIES = {
-    "gpt2": Family(
-        "GPT2CausalLM", "GPT2Backbone", {"num_heads": 2, "max_sequence_length": 12, **_SIZES}
-    ),
-    "llama": Family(
-        "LlamaCausalLM", "LlamaBackbone", {"num_query_heads": 4, "num_key_value_heads": 2, **_SIZES}
-    ),
+    "gpt2": Family("GPT2CausalLM", "GPT2Backbone", _HEADS),
+    "llama": Family("LlamaCausalLM", "LlamaBackbone", _GROUPS),
     "gemma": Family(
         "GemmaCausalLM",
         "GemmaBackbone",
-        {
-            "num_query_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 4,
-            "use_post_ffw_norm": True,
-            "use_post_attention_norm": True,
-            "final_logit_soft_cap": 3.0,
-            **_SIZES,
-        },
+        {"head_dim": 4, "final_logit_soft_cap": 3.0, **_NORMS, **_GROUPS},
     ),
-    "bert": Family(
-        "BertMaskedLM",
-        "BertBackbone",
-        {"num_heads": 2, "max_sequence_length": 12, **_SIZES},
-        norm_first=False,
-    ),
+    "bert": Family("BertMaskedLM", "BertBackbone", _HEADS, norm_first=False),
     "vit": Family(
-        "ViTImageClassifier",
-        "ViTBackbone",
-        {
-            "image_shape": (8, 8, 3),
-            "patch_size": 4,
-            "num_layers": 2,
-            "num_heads": 2,
-            "hidden_dim": HIDDEN,
-            "mlp_dim": 32,
-        },
+        "ViTImageClassifier", "ViTBackbone", {"hidden_dim": HIDDEN, "mlp_dim": 32, **_IMAGE}
     ),
     "t5": Family("T5Seq2SeqLM", "T5Backbone", {"num_heads": 2, **_SIZES}, blocks=4),
-    "bart": Family(
-        "BartSeq2SeqLM",
-        "BartBackbone",
-        {"num_heads": 2, "max_sequence_length": 12, **_SIZES},
-        norm_first=False,
-        blocks=4,
-    ),
+    "bart": Family("BartSeq2SeqLM", "BartBackbone", _HEADS, norm_first=False, blocks=4),
 }
 
 

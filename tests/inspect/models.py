@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ def sequence(length: int = T, seed: int = 0, batch: int = B) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(batch, length, D)).astype("float32")
 
 
+@functools.cache
 def chain() -> keras.Model:
     """Return Keras' four layers, one with dropout, which takes another path, and one that is called twice."""
     x = keras.Input((T, D))
@@ -80,6 +82,11 @@ class OwnSoftmaxAttention(OwnSoftmax):
     """The same with "Attention" in its name."""
 
 
+def crossed(layer: Any, other: str = "value") -> tuple[Any, Any, dict[str, Any]]:
+    """Return a layer that reads another sequence, with its arguments."""
+    return layer, sequence(), {other: sequence(S, 1)}
+
+
 MODELS: dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]] = {
     "keras layers": lambda: (chain(), sequence(), {}),
     "subclassed": lambda: (Subclassed(), sequence(), {}),
@@ -89,30 +96,16 @@ MODELS: dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]] = {
         sequence(),
         {"value": sequence(), "use_causal_mask": True},
     ),
-    "heed DotProductAttention": lambda: (
-        heed_layers.DotProductAttention(name="dot"),
-        sequence(),
-        {"value": sequence(S, 1)},
-    ),
-    "heed AdditiveAttention": lambda: (
-        heed_layers.AdditiveAttention(5, name="additive"),
-        sequence(),
-        {"value": sequence(S, 1)},
-    ),
-    "heed LuongAttention": lambda: (
-        heed_layers.LuongAttention("general", name="luong"),
-        sequence(),
-        {"value": sequence(S, 1)},
-    ),
+    "heed DotProductAttention": lambda: crossed(heed_layers.DotProductAttention(name="dot")),
+    "heed AdditiveAttention": lambda: crossed(heed_layers.AdditiveAttention(5, name="additive")),
+    "heed LuongAttention": lambda: crossed(heed_layers.LuongAttention("general", name="luong")),
     "heed encoder layer": lambda: (
         heed_layers.TransformerEncoderLayer(2, 16, activation="gelu", name="encoder"),
         sequence(),
         {},
     ),
-    "heed decoder layer": lambda: (
-        heed_layers.TransformerDecoderLayer(2, 16, name="decoder"),
-        sequence(),
-        {"encoded": sequence(S, 1)},
+    "heed decoder layer": lambda: crossed(
+        heed_layers.TransformerDecoderLayer(2, 16, name="decoder"), "encoded"
     ),
     "heed Transformer": lambda: (
         small_model(activation="gelu"),

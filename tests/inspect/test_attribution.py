@@ -28,14 +28,10 @@ from heed.inspect import (
 from heed.layers import MultiHeadAttention, TransformerEncoderLayer
 from tests.inspect.families import FAMILIES, HIDDEN, family
 from tests.inspect.models import D, T, sequence
-from tests.inspect.test_residual import Block, arrays, own_model
+from tests.inspect.test_residual import Block, own_model
 from tests.layers.stock import randomise
 from tests.slow import slow
-from tests.tolerances import EPSILON, assert_sum, sum_rounding
-
-
-def to_numpy(x):
-    return np.asarray(keras.ops.convert_to_numpy(x))
+from tests.tolerances import EPSILON, assert_sum, sum_rounding, to_numpy
 
 
 def wide(layer):
@@ -256,10 +252,8 @@ def test_integrated_gradients_sum_to_the_difference():
     found = gradient_times_attention(layer, x, target, steps=2, call_arguments={"value": x})["a"]
     # Values, weighted sums, projections and squares, and the same back.
     terms = 2 * (D + T + 2 * 4 + 1) + D
-    outputs, (values, projection) = (
-        layer(x, x),
-        (np.abs(w[0]) for w in (wide(layer._value_dense), wide(layer._output_dense))),
-    )
+    outputs = layer(x, x)
+    values, projection = (np.abs(wide(z)[0]) for z in (layer._value_dense, layer._output_dense))
     slopes = 2 * np.einsum("bd,nvd->bnv", np.abs(to_numpy(outputs)[:, 0]), projection)
     reached = np.einsum("bsd,dnv,bnv->bns", np.abs(x), values, slopes)
     size = capture(layer, x, call_arguments={"value": x}).weights["a"][:, :, 0] * reached
@@ -432,4 +426,3 @@ def test_circuits_refuse_bad_arguments():
             contrast(**arguments)(np.zeros((1, 2, 8)))
     with pytest.raises(TypeError, match=r"`position` must be an integer.*position=0\.5"):
         contrast(1, position=0.5)
-    assert len(arrays(found.outputs)) == 1

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
 from typing import Any
 from unittest import mock
 
-import keras
 import numpy as np
 import pytest
 
 import heed
-from heed.inspect import ablate, capture
+from heed.inspect import capture
 from tests import reference
 from tests.acceleration import test_hub as hub
 from tests.inspect.models import arrays
@@ -29,12 +28,6 @@ KINDS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _off_again() -> Iterator[None]:
-    yield
-    heed.decelerate()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("accelerated", [False, True], ids=["", "accelerated"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -42,10 +35,9 @@ def _off_again() -> Iterator[None]:
 def test_outputs_are_bitwise_those_without_capture(name, dropout, accelerated):
     model = hub.backbone(name, dropout=dropout)
     inputs = hub.inputs_of(model)
-    if accelerated:
-        heed.accelerate(model)
-    plain = arrays(model(inputs, training=False))
-    found = capture(model, inputs)
+    with heed.accelerate(model) if accelerated else contextlib.nullcontext():
+        plain = arrays(model(inputs, training=False))
+        found = capture(model, inputs)
     for a, b in zip(plain, arrays(found.outputs), strict=True):
         np.testing.assert_array_equal(a, b)
     assert list(found.kinds.values()) == KINDS[name]
@@ -77,19 +69,3 @@ def test_weights_are_those_of_the_reference(name, dropout):
             query, key, value, mask=None if mask is None else np.asarray(mask, bool)[:, None]
         )
         assert_statistics(found.weights[name], wanted.probabilities, "float32", name)
-
-
-@pytest.mark.slow
-def test_layer_names_are_distinct_and_heads_can_be_ablated():
-    model = hub.backbone("BertBackbone", dropout=0.1)
-    inputs = hub.inputs_of(model)
-    found = ablate(
-        model,
-        inputs,
-        # Of one feature: over all of them a normalised output has a mean square of 1 whatever its heads do.
-        lambda y: keras.ops.mean(y["sequence_output"][..., 0] ** 2),
-        layers=["transformer_layer_1/self_attention_layer"],
-    )
-    (costs,) = found.costs.values()
-    assert costs.shape == (2,)
-    assert np.all(costs != 0)

@@ -1,16 +1,11 @@
-"""`Capture`: what it holds, what it tells, what it refuses, and its file."""
+"""`Capture`: what it holds, what it tells, what it refuses, and its file (`test_npz` has damage of all kinds)."""
 
 from __future__ import annotations
-
-import io
-import zipfile
 
 import numpy as np
 import pytest
 
 from heed.inspect import Capture, RowStatistics
-from tests import damage
-from tests.slow import slow
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
@@ -68,12 +63,9 @@ def test_nan_stays_in_its_row():
 def test_it_is_a_collection_of_names_and_never_changes():
     given = random_weights(1, 2, 3, 3)
     capture = Capture({"a": given, "b": given}, {"b": "cross", "a": "self"})
-    assert (len(capture), list(capture), "b" in capture, "c" in capture) == (
-        2,
-        ["a", "b"],
-        True,
-        False,
-    )
+    assert (len(capture), list(capture)) == (2, ["a", "b"])
+    assert "b" in capture
+    assert "c" not in capture
     with pytest.raises(ValueError, match="read-only"):
         capture.weights["a"][0] = 0
     with pytest.raises(TypeError):
@@ -122,43 +114,31 @@ W = random_weights(1, 2, 3, 4)
 
 
 @pytest.mark.parametrize(
-    ("weights", "kinds", "options", "text"),
+    ("arguments", "text"),
     [
-        ({}, {}, {}, "at least one layer"),
-        ({"a": W[0]}, {"a": "self"}, {}, r"arrays \(B, N, T, S\).*\(2, 3, 4\) for 'a'"),
-        ({"a": W.astype(int)}, {"a": "self"}, {}, "floating-point.*int64"),
-        ({"a": W}, {}, {}, r"`kinds` must name the layers.*\[\], weights of \['a'\]"),
-        ({"a": W}, {"a": "both"}, {}, "`kinds` must be one of.*'both' for 'a'"),
-        ({"a": W}, {"a": "self"}, {"heads": {"b": [1]}}, r"`heads` must name layers.*\['b'\]"),
+        ({"weights": {}, "kinds": {}}, "at least one layer"),
+        ({"weights": {"a": W[0]}}, r"arrays \(B, N, T, S\).*\(2, 3, 4\) for 'a'"),
+        ({"weights": {"a": W.astype(int)}}, "floating-point.*int64"),
+        ({"kinds": {}}, r"`kinds` must name the layers.*\[\], weights of \['a'\]"),
+        ({"kinds": {"a": "both"}}, "`kinds` must be one of.*'both' for 'a'"),
+        ({"heads": {"b": [1]}}, r"`heads` must name layers.*\['b'\]"),
+        ({"heads": {"a": [1]}}, "must be 2 different integers .* of the heads of 'a'"),
+        ({"heads": {"a": [1, 1]}}, "must be 2 different integers .* of the heads of 'a'"),
+        ({"rows": {"a": [0, 1, 3]}}, r"`rows` must be in \[0, 3\)"),
+        ({"rows": {"a": [0, -1, 2]}}, "must be 3 different integers"),
+        ({"lengths": {"a": (2, 4)}}, r"\(2, 4\) for 'a'.*3 x 4"),
+        ({"lengths": {"a": (4, 4)}}, r"\(4, 4\) for 'a'.*3 x 4"),
+        ({"starts": {"a": [1, 2]}}, r"`starts` must be .*\[1, 2\]"),
+        ({"starts": {"a": 0.5}}, r"`starts` must be .*0.5"),
         (
-            {"a": W},
-            {"a": "self"},
-            {"heads": {"a": [1]}},
-            "must be 2 different integers .* of the heads of 'a'",
-        ),
-        (
-            {"a": W},
-            {"a": "self"},
-            {"heads": {"a": [1, 1]}},
-            "must be 2 different integers .* of the heads of 'a'",
-        ),
-        ({"a": W}, {"a": "self"}, {"rows": {"a": [0, 1, 3]}}, r"`rows` must be in \[0, 3\)"),
-        ({"a": W}, {"a": "self"}, {"rows": {"a": [0, -1, 2]}}, "must be 3 different integers"),
-        ({"a": W}, {"a": "self"}, {"lengths": {"a": (2, 4)}}, r"\(2, 4\) for 'a'.*3 x 4"),
-        ({"a": W}, {"a": "self"}, {"lengths": {"a": (4, 4)}}, r"\(4, 4\) for 'a'.*3 x 4"),
-        ({"a": W}, {"a": "self"}, {"starts": {"a": [1, 2]}}, r"`starts` must be .*\[1, 2\]"),
-        ({"a": W}, {"a": "self"}, {"starts": {"a": 0.5}}, r"`starts` must be .*0.5"),
-        (
-            {"a": W},
-            {"a": "self"},
             {"statistics": {"a": RowStatistics(W[..., 0], W[..., :2, 0])}},
             r"\(B, N, T\) = \(1, 2, 3\). Received: distance of shape \(1, 2, 2\)",
         ),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(weights, kinds, options, text):
+def test_arguments_that_do_not_fit_are_refused(arguments, text):
     with pytest.raises(ValueError, match=text):
-        Capture(weights, kinds, **options)
+        Capture(**{"weights": {"a": W}, "kinds": {"a": "self"}, **arguments})
 
 
 @pytest.mark.parametrize("token", [0.0, True, "a"])
@@ -213,115 +193,47 @@ def test_a_file_holds_all_of_it(tmp_path):
 
 
 def test_a_file_of_another_format_is_refused(tmp_path):
-    text, other, array = (tmp_path / name for name in ("text", "other.npz", "array.npy"))
+    text, other, array, cut = (
+        tmp_path / name for name in ("text", "other.npz", "array.npy", "cut.npz")
+    )
     text.write_text("hello")
+    planted().save(cut)
+    cut.write_bytes(cut.read_bytes()[:-9])
     np.savez(other, weights=W)
     np.save(array, W)
-    for path in (text, other, array):
+    for path in (text, other, array, cut):
         with pytest.raises(ValueError, match=r"a file that Capture.save wrote"):
             Capture.load(path)
     with pytest.raises(FileNotFoundError):
         Capture.load(tmp_path / "nothing")
 
 
-def test_a_damaged_file_is_refused(tmp_path):
-    path = tmp_path / "capture.npz"
-    planted().save(path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"that Capture.save wrote"):
-        Capture.load(path)
+def resaved(path, changed):
+    """Save a capture with some arrays replaced, or removed for None, and valid checksums."""
     planted().save(path)
     with np.load(path) as file:
-        entries = {name: file[name] for name in file.files}
-    for changed in ({"0/kind": np.array("none")}, {"0/lengths": np.array([1])}):
-        np.savez(path, **{**entries, **changed})
-        with pytest.raises(ValueError, match=r"that Capture.save wrote"):
-            Capture.load(path)
-    for missing in ("0/weights", "0/entropy", "names"):
-        np.savez(path, **{name: x for name, x in entries.items() if name != missing})
-        with pytest.raises(ValueError, match=r"that Capture.save wrote"):
-            Capture.load(path)
-    np.savez(path, **{**entries, "format": np.array("heed capture 9")})
-    with pytest.raises(ValueError, match="its format is 'heed capture 9'"):
-        Capture.load(path)
-
-
-def resaved(path, **changed):
-    """Save a capture with some arrays replaced and valid checksums."""
-    planted().save(path)
-    with np.load(path) as file:
-        entries = {name: file[name] for name in file.files}
-    np.savez(path, **{**entries, **{name.replace("_", "/"): x for name, x in changed.items()}})
+        entries = {name: file[name] for name in file.files} | changed
+    np.savez(path, **{name: x for name, x in entries.items() if x is not None})
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        {"0_heads": np.array([np.inf])},
-        {"0_heads": np.array(0)},
-        {"0_lengths": np.array([np.inf, 2])},
-        {"0_lengths": np.array([10**15, 10**15]), "0_rows": np.arange(4)},
+        {"0/heads": np.array([np.inf])},
+        {"0/heads": np.array(0)},
+        {"0/kind": np.array("none")},
+        {"0/lengths": np.array([1])},
+        {"0/lengths": np.array([np.inf, 2])},
+        {"0/lengths": np.array([10**15, 10**15]), "0/rows": np.arange(4)},
         {"names": np.array(0)},
-        {"0_entropy": np.array("x")},
-        {"0_tokens/x": np.zeros(1)},
+        {"0/entropy": np.array("x")},
+        {"0/tokens/x": np.zeros(1)},
+        *({name: None} for name in ("0/weights", "0/entropy", "names")),
+        {"format": np.array("heed capture 9")},
     ],
 )
 def test_forged_contents_are_refused(tmp_path, changed):
-    resaved(tmp_path / "capture.npz", **changed)
-    with pytest.raises(ValueError, match=r"that Capture.save wrote"):
+    resaved(tmp_path / "capture.npz", changed)
+    text = "its format is 'heed capture 9'" if "format" in changed else r"that Capture.save wrote"
+    with pytest.raises(ValueError, match=text):
         Capture.load(tmp_path / "capture.npz")
-
-
-def test_a_forged_shape_allocates_no_memory(tmp_path):
-    path = tmp_path / "capture.npz"
-    planted().save(path)
-    with zipfile.ZipFile(path) as archive:
-        entries = {name: archive.read(name) for name in archive.namelist()}
-    forged = io.BytesIO()
-    header = {"descr": "<f8", "fortran_order": False, "shape": (99_999,) * 4}
-    np.lib.format.write_array_header_1_0(forged, header)
-    entries["0/weights.npy"] = forged.getvalue() + bytes(64)
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in entries.items():
-            archive.writestr(name, content)
-    with pytest.raises(ValueError, match=r"as its shape \(99999, .*says"):
-        Capture.load(path)
-
-
-@pytest.mark.parametrize("kind", [*slow([damage.flipped]), damage.cut])
-def test_all_damage_raises_the_same_error(tmp_path, kind):
-    """Changes each byte of a small file, and truncates it at each length."""
-    path = tmp_path / "capture.npz"
-    small = Capture({"a": np.full((1, 1, 1, 2), 0.5, np.float32)}, {"a": "self"})
-    small.save(path)
-    tried = refused = read = 0
-    for place, data in kind(path.read_bytes()):
-        path.write_bytes(data)
-        tried += 1
-        try:
-            found = Capture.load(path)
-        except ValueError as error:
-            refused += "that Capture.save wrote" in str(error)
-        else:
-            assert repr(found) == repr(small), place
-            np.testing.assert_array_equal(found.weights["a"], small.weights["a"])
-            read += 1
-    assert refused + read == tried
-    assert refused > 1000
-    assert read == 0 or kind is damage.flipped
-
-
-def test_nothing_in_a_file_is_executed(tmp_path):
-    path = tmp_path / "capture.npz"
-    planted().save(path)
-    with zipfile.ZipFile(path) as archive:
-        entries = {name: archive.read(name) for name in archive.namelist()}
-    bad = tmp_path / "pickled.npy"
-    np.save(bad, np.array([{"a": 1}], object), allow_pickle=True)
-    entries["0/weights.npy"] = bad.read_bytes()
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in entries.items():
-            archive.writestr(name, data)
-    with pytest.raises(ValueError, match=r"that Capture.save wrote"):
-        Capture.load(path)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from heed.inspect import Capture, by_head, capture, head_similarity, rollout
-from tests.inspect.models import T, chain, sequence
+from tests.inspect.models import chain, sequence
 from tests.inspect.test_capture_object import planted, random_weights
 from tests.tolerances import assert_statistics
 
@@ -115,11 +115,3 @@ def test_rollout_refuses_meaningless_arguments():
             rollout(capture, layers)
     with pytest.raises(ValueError, match=r"`residual` must be in \[0, 1\]"):
         rollout(capture, ["a"], residual=1.5)
-
-
-def test_where_takes_the_padding_of_a_model():
-    found = capture(chain(), sequence(), layers=["fused"])
-    where = np.arange(T)[None] < np.array([[T], [2]])
-    values = found.entropy["fused"]
-    by_hand = (values[0].sum(-1) + values[1, :, :2].sum(-1)) / (T + 2)
-    np.testing.assert_allclose(by_head(found, "entropy", where=where)["fused"], by_hand, rtol=1e-6)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from heed.inspect import Capture, CircuitScores, Lens, Residual, circuit_scores, page
+from tests.slow import slow
 
 
 def softmax(x):
@@ -59,13 +60,14 @@ def test_the_weights_come_back_within_the_stated_precision():
     ]
     assert sides == [[words(9), words(9)], [words(9), words(5, "k")]]
     assert data["levels"] == 255
+    assert "accurate to 0.004, means of heads to 0.008" in data["note"]
     for name, w in arrays.items():
         bound = np.sqrt(w[1]) / 255 + 1 / (4 * 255**2)
         assert (abs(found[name] - w[1]) <= bound + 1e-6).all()
     assert (found["a"][0, 0] == 0).all()
 
 
-@pytest.mark.parametrize("scale", [0.0, 0.7, 1.5, 3.0, 8.0, "half-normal"])
+@pytest.mark.parametrize("scale", [1.5, "half-normal", *slow([0.0, 0.7, 3.0, 8.0])])
 def test_twelve_layers_of_twelve_heads_are_under_two_megabytes(scale):
     if scale == "half-normal":  # the distribution of square roots with the most bits
         w = np.random.default_rng(0).standard_normal((12, 1, 12, 128, 128)) ** 2
@@ -81,28 +83,12 @@ def test_twelve_layers_of_twelve_heads_are_under_two_megabytes(scale):
     assert (abs(found["l3"] - w[3, 0]) <= bound + 1e-6).all()
 
 
-def test_the_page_states_its_precision():
-    data, _ = read(page(one(random_weights(1, 1, 4, 4)), words(4)).html)
-    assert "accurate to 0.004, means of heads to 0.008" in data["note"]
-
-
 def test_text_is_escaped_everywhere():
-    nasty = [
-        "<script>alert(1)</script>",
-        "<!--",
-        "]]>",
-        "&amp;",
-        "\u2028",
-        '"',
-        "{{weights}}",
-        "\ud800",
-    ]
+    nasty = ["<script>alert(1)</script>", "<!--", "]]>", "&amp;", "\u2028", '"', "{{weights}}"]
+    nasty.append("\ud800")
     name = "a</script><b>"
-    made = page(
-        Capture({name: random_weights(1, 1, 8, 8)}, {name: "self"}),
-        nasty,
-        title="<b>{{data}}</b> & more",
-    )
+    capture = Capture({name: random_weights(1, 1, 8, 8)}, {name: "self"})
+    made = page(capture, nasty, title="<b>{{data}}</b> & more")
     made.html.encode()
     data, _ = read(made.html)
     assert data["sequences"] == [[*nasty[:-1], "\ufffd"]]
@@ -181,54 +167,24 @@ def test_cells_of_a_pooled_picture_are_labelled_by_their_ends():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "options", "error", "message"),
+    ("tokens", "options", "message"),
     [
-        (
-            words(5),
-            {},
-            ValueError,
-            r"`tokens` must have one token for each of the 4 queries of 'a'.*5 tokens",
-        ),
-        (
-            words(4),
-            {},
-            ValueError,
-            r"`key_tokens` must be given: 'b' is cross-attention, from 4 tokens to 3 others",
-        ),
-        (
-            words(4),
-            {"key_tokens": words(2)},
-            ValueError,
-            r"`key_tokens` must .* each of the 3 keys of 'b'.*2 tokens",
-        ),
-        (
-            {"a": words(4)},
-            {},
-            ValueError,
-            r"must name the captured layers \['a', 'b'\]. Received: \['a'\]",
-        ),
-        (
-            {"a": words(4), "b": words(4)},
-            {},
-            ValueError,
-            r"`tokens\['b'\]` must .* 3 keys of 'b'.*4 tokens",
-        ),
-        ({"a": words(4), "b": words(4)}, {"key_tokens": words(3)}, ValueError, "must be left out"),
-        ("abcd", {}, TypeError, "must be a list of strings. Received: 'abcd'"),
-        ([1, 2, 3, 4], {}, TypeError, "must be a list of strings. Received: 1 in it"),
-        (
-            words(4),
-            {"key_tokens": words(3), "example": 2},
-            ValueError,
-            r"\[0, 2\), the batch of 'a'.*example=2",
-        ),
-        (words(4), {"key_tokens": words(3), "example": "0"}, TypeError, "must be an integer"),
+        (words(5), {}, r"`tokens` must have one token for each of the 4 queries of 'a'.*5 tokens"),
+        (words(4), {}, r"`key_tokens` must be given: .* from 4 tokens to 3 others"),
+        (words(4), {"key_tokens": words(2)}, r"each of the 3 keys of 'b'.*2 tokens"),
+        ({"a": words(4)}, {}, r"must name the captured layers \['a', 'b'\]. Received: \['a'\]"),
+        ({"a": words(4), "b": words(4)}, {}, r"`tokens\['b'\]` must .* 3 keys of 'b'.*4 tokens"),
+        ({"a": words(4), "b": words(4)}, {"key_tokens": words(3)}, "must be left out"),
+        ("abcd", {}, "must be a list of strings. Received: 'abcd'"),
+        ([1, 2, 3, 4], {}, "must be a list of strings. Received: 1 in it"),
+        (words(4), {"key_tokens": words(3), "example": 2}, r"\[0, 2\), the batch of 'a'.*=2"),
+        (words(4), {"key_tokens": words(3), "example": "0"}, "must be an integer"),
     ],
 )
-def test_tokens_that_do_not_fit_are_refused(tokens, options, error, message):
+def test_tokens_that_do_not_fit_are_refused(tokens, options, message):
     arrays = {"a": random_weights(2, 1, 4, 4), "b": random_weights(2, 1, 4, 3)}
     capture = Capture(arrays, {"a": "causal", "b": "cross"})
-    with pytest.raises(error, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         page(capture, tokens, **options)
 
 
@@ -306,12 +262,3 @@ def test_half_precision_and_rounding_above_one_are_fine():
     w[0, 0, 0] = [1.0009, 0]
     _, found = read(page(one(w), words(2)).html)
     assert found["layer"][0, 0].tolist() == [1.0, 0.0]
-
-
-def test_the_parts_of_the_page_are_small_and_all_are_used():
-    from heed.inspect import drawing
-
-    files = sorted(drawing._FILES.iterdir())
-    used = {"page.html", "page.css", "page.js", "tables.css", "view.html", *drawing._DRAWING}
-    assert {f.name for f in files} == used
-    assert all(f.read_text(encoding="utf-8").count("\n") <= 500 for f in files)

@@ -27,12 +27,14 @@ SOURCE = "ich sehe das rote Haus".split()
 TARGET = "i see it".split()
 
 
-def translation(batch: int = 1) -> Capture:
-    names = ["layer_0/cross", "layer_1/cross"]
-    weights = {name: random_weights(batch, 2, 3, 5, seed=i) for i, name in enumerate(names)}
-    weights["layer_0/self"] = random_weights(batch, 2, 3, 3)
-    kinds = {name: name.split("/")[1] for name in weights}
-    return Capture(weights, kinds)
+def described(S: int = 6) -> Capture:
+    weights = {f"layer_{i}/cross": random_weights(2, 2, 3, S, seed=i) for i in range(2)}
+    return Capture(weights, dict.fromkeys(weights, "cross"))
+
+
+def translation() -> Capture:
+    weights = {**described(5).weights, "layer_0/self": random_weights(2, 2, 3, 3)}
+    return Capture(weights, {name: name.split("/")[1] for name in weights})
 
 
 def texts(axis) -> list[str]:
@@ -45,14 +47,10 @@ def image_of(axes) -> np.ndarray:
 
 
 def assert_saves(figure) -> None:
-    """Save as PNG and SVG without warnings, with every label inside."""
+    """Draw without warnings, with every label inside."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for kind, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
-            file = io.BytesIO()
-            figure.savefig(file, format=kind)
-            assert file.getvalue().startswith(start)
-    assert figure._repr_png_().startswith(b"\x89PNG")  # which a notebook displays
+        assert figure._repr_png_().startswith(b"\x89PNG")  # which a notebook displays
     whole = figure.bbox
     for axes in figure.axes:
         if axes.get_visible():
@@ -100,6 +98,10 @@ def test_plot_map_has_the_tokens_on_both_axes():
         translation(), "layer_1/cross", 1, tokens=["▁i", "$a$", "\n"], key_tokens=SOURCE
     )
     assert_saves(figure)
+    for kind, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
+        file = io.BytesIO()
+        figure.savefig(file, format=kind)
+        assert file.getvalue().startswith(start)
     axes = figure.axes[0]
     assert texts(axes.yaxis) == ["i", "$a$", "⏎"]
     assert texts(axes.xaxis) == SOURCE
@@ -248,14 +250,11 @@ def test_pyplot_knows_of_none_of_them():
     ("draw", "text"),
     [
         (lambda c: plot_heads(c, "b"), "`layer` must be one of 'layer_0/cross'"),
-        (
-            lambda c: plot_map(c, "layer_0/cross", 9),
-            "`head` must be one of 0, 1 of 'layer_0/cross'",
-        ),
-        (lambda c: plot_map(c, "layer_0/cross", 0, example=1), r"`example` must be in \[0, 1\)"),
+        (lambda c: plot_map(c, "layer_0/cross", 9), "`head` must be one of 0, 1 of 'layer_0/"),
+        (lambda c: plot_map(c, "layer_0/cross", 0, example=2), r"`example` must be in \[0, 2\)"),
         (
             lambda c: plot_map(c, "layer_0/cross", 0, tokens=SOURCE),
-            "`tokens` must be a list of 3 tokens, one for each position. Received: 5",
+            "`tokens` must be a list of 3 tokens, .* Received: 5",
         ),
         (
             lambda c: plot_map(c, "layer_0/cross", 0, tokens=TARGET, key_tokens="abcde"),
@@ -263,10 +262,6 @@ def test_pyplot_knows_of_none_of_them():
         ),
         (lambda c: plot_alignment(c, TARGET, TARGET), "`source` must be a list of 5.*Received: 3"),
         (lambda c: plot_alignment(c, SOURCE, SOURCE), "`target` must be a list of 3.*Received: 5"),
-        (
-            lambda c: plot_cross_attention(c, TARGET, TARGET),
-            "`source` must be a list of 5.*Received: 3",
-        ),
         (lambda c: plot_model(c, "size"), "`measure` must be one of"),
         (lambda c: plot_model({"a": [[1.0]]}), r"\(N,\) numbers.*'a': \(1, 1\)"),
         (lambda c: plot_model({}), "must hold"),
@@ -288,21 +283,12 @@ def test_an_alignment_needs_one_cross_attention():
         plot_alignment(capture, SOURCE, TARGET)
 
 
-def described(S: int = 6, heads: int = 2) -> Capture:
-    weights = {f"layer_{i}/cross": random_weights(2, heads, 3, S, seed=i) for i in range(2)}
-    return Capture(weights, dict.fromkeys(weights, "cross"))
-
-
 def test_plot_image_attention_shows_a_map_for_each_token():
     capture, image = described(), np.random.default_rng(0).random((4, 6, 3))
     figure = plot_image_attention(capture, None, image, tokens=["a", "$red", "circle"], example=1)
     assert_saves(figure)
-    assert [axes.get_title(loc="left") for axes in figure.axes[:4]] == [
-        "image",
-        "a",
-        "$red",
-        "circle",
-    ]
+    titles = [axes.get_title(loc="left") for axes in figure.axes[:4]]
+    assert titles == ["image", "a", "$red", "circle"]
     np.testing.assert_array_equal(image_of(figure.axes[0]), image)
     mean = np.mean([capture.weights[name][1] for name in capture.names], axis=(0, 1))
     for axes, expected in zip(figure.axes[1:4], mean, strict=True):

@@ -13,14 +13,10 @@ from heed.inspect._picture import compute_picture
 from heed.inspect._residual import to_floats
 from heed.layers import TransformerEncoderLayer
 from tests.inspect.families import FAMILIES, family
-from tests.inspect.models import MODELS, B, D, T, sequence
+from tests.inspect.models import MODELS, B, D, T, arrays, sequence
 from tests.layers.stock import randomise
 from tests.slow import slow
 from tests.tolerances import assert_sum, assert_values, to_float64
-
-
-def arrays(outputs):
-    return [keras.ops.convert_to_numpy(x) for x in keras.tree.flatten(outputs)]
 
 
 class Block(keras.layers.Layer):

@@ -24,11 +24,7 @@ _RUNNERS = Path(__file__).parent / "runners"
 
 
 def check_free(path: Path) -> None:
-    """Check that nothing is at `path` but perhaps an empty folder.
-
-    Raises:
-        ExportError: if there is something.
-    """
+    """Raise an `ExportError` if anything but an empty folder is at `path`."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ExportError(f"{path} exists already: choose another folder")
 
@@ -41,13 +37,13 @@ def add_runner(folder: Path, format: str) -> None:
 
 def write_manifest(folder: Path, values: Mapping[str, Any]) -> None:
     """Write the manifest: the values, and the size and checksum of each file."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
     files = {
         path.relative_to(folder).as_posix(): {
             "bytes": path.stat().st_size,
             "sha256": _checksum(path),
         }
-        for path in paths
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST
     }
     whole = {"format": FORMAT, "version": VERSION, **values, "files": files}
     text = json.dumps(whole, indent=2, ensure_ascii=False) + "\n"

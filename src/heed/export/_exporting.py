@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import importlib.metadata
 import os
 from collections.abc import Mapping, Sequence
@@ -17,12 +16,10 @@ from heed.export import _artefact
 from heed.export._samples import sample_arrays, samples_of
 from heed.export._verify import Agreement, verify
 from heed.export.errors import ExportError, ExportOptionError
-from heed.export.formats import FORMATS, ExportFormat, ExportJob
+from heed.export.formats import FORMATS, ExportFormat, ExportJob, check_name
 from heed.files import new_folder
-from heed.install import how_to_install
 from heed.models import Decodable
 from heed.number_checks import check_integer
-from heed.suggestions import nearest
 
 
 @runtime_checkable
@@ -108,19 +105,13 @@ def export(
         >>> done.agreement.largest_difference < 1e-5, sorted(path.name for path in done.path.iterdir())
         (True, ['manifest.json', 'model', 'run.py', 'runtime.py'])
     """
-    options: dict[str, Any] = {
-        "implementation": implementation,
-        "opset": 23 if opset is None else opset,
+    chosen: dict[str, Any] = {
+        "implementation": None if implementation == "portable" else implementation,
+        "opset": opset,
         "calibration": calibration,
         "context": context,
     }
-    used = {
-        "implementation": implementation == "native",
-        "opset": opset is not None,
-        "calibration": calibration is not None,
-        "context": context is not None,
-    }
-    kind = _check_format(format, precision, implementation, used)
+    kind = _check_format(format, precision, chosen)
     out, shipment = _path(out), None
     _artefact.check_free(out)
     longest = check_integer("longest", longest, least=1)
@@ -135,7 +126,9 @@ def export(
         raise ExportError(str(error)) from None
     given = {"source": shipment.sources} if shipment is not None else samples
     arrays = sample_arrays(model, programs, given)
-    options = {option.name: options[option.name] for option in kind.options}
+    options = {
+        x.name: x.default if chosen[x.name] is None else chosen[x.name] for x in kind.options
+    }
     job = ExportJob(model, programs, shipment, kind, precision, options, longest)
     with new_folder(out) as folder:
         try:
@@ -170,42 +163,25 @@ def _path(out: Any) -> Path:
     return Path(path)
 
 
-def _check_format(
-    format: str, precision: str, implementation: str, used: Mapping[str, bool]
-) -> ExportFormat:
-    """Return the format of this name, after checks of precision, options that are `used`, and packages."""
-    if not isinstance(format, str) or format not in FORMATS:
-        like = nearest(str(format), FORMATS)
-        raise ExportOptionError(
-            f"`format` must be one of {', '.join(FORMATS)}. Received: {format!r}{like}"
-        )
+def _check_format(format: str, precision: str, chosen: Mapping[str, Any]) -> ExportFormat:
+    """Return the format of this name, after checks of the precision, the chosen options, and packages."""
+    check_name("`format`", format, FORMATS)
     kind = FORMATS[format]
-    if precision not in kind.precisions:
-        known = ", ".join(kind.precisions)
-        like = nearest(str(precision), kind.precisions)
-        raise ExportOptionError(
-            f"`precision` of {format} must be {known}. Received: {precision!r}{like}"
-        )
-    if implementation not in ("portable", "native"):
-        raise ExportOptionError(
-            f"`implementation` must be portable or native. Received: {implementation!r}"
-        )
-    for name in used:
-        if used[name] and not kind.takes_option(name):
+    kind.check_precision(precision)
+    if chosen["implementation"] is not None:
+        check_name("`implementation`", chosen["implementation"], ("portable", "native"))
+    for name, value in chosen.items():
+        if value is not None and not kind.takes_option(name):
             titles = " and ".join(one.title for one in FORMATS.values() if one.takes_option(name))
             raise ExportOptionError(
                 f"`{name}` goes with {titles} only. Received: format={format!r}"
             )
     for package in kind.packages:
-        try:
-            importlib.import_module(package)
-        except ImportError:
-            raise ExportError(f"{format} needs {package}: {how_to_install(kind.extra)}") from None
+        kind.import_package(package)
     return kind
 
 
 def _can_run(kind: ExportFormat) -> bool:
-    """Return whether the package that runs a format is here, if it needs one."""
     if kind.runtime is None:
         return True
     try:

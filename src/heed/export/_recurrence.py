@@ -6,6 +6,7 @@ Keras itself keeps the inputs and outputs of a loop in TensorFlow's lists of ten
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -39,56 +40,46 @@ def _not_implemented(*_: Any, **__: Any) -> Any:
 def _make_rnn(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a replacement of Keras' `rnn`, with the same arguments and results."""
 
-    def rnn(
-        step_function: Callable[..., Any],
-        inputs: Any,
-        initial_states: Any,
-        go_backwards: bool = False,
-        mask: Any = None,
-        constants: Any = None,
-        unroll: bool = False,
-        input_length: Any = None,
-        time_major: bool = False,
-        zero_output_for_mask: bool = False,
-        return_all_outputs: bool = True,
-    ) -> Any:
-        if unroll:  # without a loop
-            return original(
-                step_function,
-                inputs,
-                initial_states,
-                go_backwards=go_backwards,
-                mask=mask,
-                constants=constants,
-                unroll=True,
-                input_length=input_length,
-                time_major=time_major,
-                zero_output_for_mask=zero_output_for_mask,
-                return_all_outputs=return_all_outputs,
-            )
-
-        def order(x: Any) -> Any:
-            """Return (T, B, ...), in the order of the steps."""
-            x = x if time_major else _swap_axes(x)
-            return tf.reverse(x, [0]) if go_backwards else x
-
-        steps = keras.tree.map_structure(order, inputs)
-        counts = None
-        if mask is not None:
-            counts = order(tf.cast(mask if len(mask.shape) > 2 else mask[..., None], tf.bool))
-        output, states, outputs = _loop(
-            lambda x, states: step_function(x, (*states, *(constants or ()))),
-            steps,
-            tuple(initial_states),
-            counts,
-            zero_output_for_mask,
-            return_all_outputs,
-        )
-        if not time_major:
-            outputs = keras.tree.map_structure(_swap_axes, outputs)
-        return output, outputs, list(states)
+    def rnn(step_function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        bound = inspect.signature(original).bind(step_function, *args, **options)
+        if bound.arguments.pop("unroll", False):  # without a loop
+            return original(step_function, *args, **options)
+        return _run(**bound.arguments)
 
     return rnn
+
+
+def _run(
+    step_function: Callable[..., Any],
+    inputs: Any,
+    initial_states: Any,
+    go_backwards: bool = False,
+    mask: Any = None,
+    constants: Any = None,
+    input_length: Any = None,
+    time_major: bool = False,
+    zero_output_for_mask: bool = False,
+    return_all_outputs: bool = True,
+) -> Any:
+    def order(x: Any) -> Any:
+        """Return (T, B, ...), in the order of the steps."""
+        x = x if time_major else _swap_axes(x)
+        return tf.reverse(x, [0]) if go_backwards else x
+
+    counts = None
+    if mask is not None:
+        counts = order(tf.cast(mask if len(mask.shape) > 2 else mask[..., None], tf.bool))
+    output, states, outputs = _loop(
+        lambda x, states: step_function(x, (*states, *(constants or ()))),
+        keras.tree.map_structure(order, inputs),
+        tuple(initial_states),
+        counts,
+        zero_output_for_mask,
+        return_all_outputs,
+    )
+    if not time_major:
+        outputs = keras.tree.map_structure(_swap_axes, outputs)
+    return output, outputs, list(states)
 
 
 def _loop(
@@ -101,13 +92,8 @@ def _loop(
 ) -> tuple[Any, Any, Any]:
     """Return the last output (B, ...), the last states, and the outputs (T, B, ...) or only the last one (1, B, ...).
 
-    Args:
-        step: maps an input (B, ...) and states to an output and new states.
-        inputs: structure of (T, B, ...).
-        initial_states: structure of (B, ...).
-        counts: booleans (T, B, 1), False for steps to skip; or None.
-        zero_where_masked: whether a skipped step gives 0 instead of the output of the step before.
-        all_outputs: whether to return all outputs.
+    `counts` are booleans (T, B, 1), False for steps to skip, or None; a skipped step gives 0 if `zero_where_masked`,
+    else the output of the step before.
     """
     tree = keras.tree
     first = tree.flatten(inputs)[0]
@@ -116,17 +102,13 @@ def _loop(
     def at(time: Any, x: Any) -> Any:
         return tree.map_structure(lambda one: tf.gather(one, time), x)
 
-    def zeros(like: Any) -> Any:
-        return tf.zeros(tf.stack([batch, *like.shape[1:]]), like.dtype)
+    def zeros(like: Any, *first: Any) -> Any:
+        return tf.zeros(tf.stack([*first, batch, *like.shape[1:]]), like.dtype)
 
     # Only the shapes of this output are used.
     output, _ = step(at(0, inputs), initial_states)
     output = tree.map_structure(zeros, output)
-    kept = ()
-    if all_outputs:
-        kept = tree.map_structure(
-            lambda x: tf.zeros(tf.stack([length, batch, *x.shape[1:]]), x.dtype), output
-        )
+    kept = tree.map_structure(lambda x: zeros(x, length), output) if all_outputs else ()
 
     def body(time: Any, output: Any, states: Any, kept: Any) -> Any:
         new, new_states = step(at(time, inputs), states)
@@ -134,9 +116,8 @@ def _loop(
         new_states = tree.pack_sequence_as(states, tree.flatten(new_states))
         if counts is not None:
             now = tf.gather(counts, time)
-            new = _where(
-                now, new, tree.map_structure(tf.zeros_like, new) if zero_where_masked else output
-            )
+            skipped = tree.map_structure(tf.zeros_like, new) if zero_where_masked else output
+            new = _where(now, new, skipped)
             new_states = _where(now, new_states, states)
         if all_outputs:
             here = tf.equal(tf.range(length), time)

@@ -21,16 +21,7 @@ _ROWS, _LENGTH, _BATCH, _SCORED = 8, 12, 64, 64
 def sample_arrays(
     model: Any, programs: list[Program], given: Mapping[str, Any] | None
 ) -> dict[str, NDArray[Any]]:
-    """Return the inputs to compare on.
-
-    Args:
-        model: the model.
-        programs: its programs, see `programs_of`.
-        given: arrays by name: the inputs of a Keras model, or "source" for one that decodes; None draws them.
-
-    Raises:
-        ExportError: if they do not fit the model's inputs.
-    """
+    """Return the inputs to compare on: those that are given, as for `export`, or random ones."""
     if given is None:
         return _draw(model, programs[0])
     if "source" in programs[0].inputs or not isinstance(model, Decodable):
@@ -51,17 +42,7 @@ def sample_arrays(
 def samples_of(
     model: Any, programs: list[Program], arrays: Mapping[str, NDArray[Any]], longest: int
 ) -> Samples:
-    """Return the inputs with the model's own outputs.
-
-    Args:
-        model: the model.
-        programs: its programs, see `programs_of`.
-        arrays: the inputs, see `sample_arrays`.
-        longest: the most tokens of a target.
-
-    Raises:
-        ExportError: if an output holds NaN.
-    """
+    """Return the inputs with the model's own outputs."""
     if isinstance(model, Decodable):
         found = _translate(model, arrays["source"], len(programs) == 1, longest)
     else:
@@ -72,7 +53,6 @@ def samples_of(
 
 
 def _serve(program: Program, arrays: Mapping[str, NDArray[Any]]) -> Samples:
-    """Return the outputs of a Keras model."""
     call = tf.function(program.function, autograph=False)
     tensors = {name: tf.constant(x) for name, x in arrays.items()}
     found, seconds = call_timed(lambda: {name: x.numpy() for name, x in call(**tensors).items()})

@@ -37,18 +37,14 @@ Arrays = Mapping[str, NDArray[Any]]
 class Samples:
     """Inputs, the model's outputs for them, and its speed.
 
-    Attributes:
-        inputs: arrays for `run.py --check`.
-        answers: the model's outputs by name; those of a model that decodes are "scores" (B, T, V), "probabilities"
-            (B, T) of the tokens that it writes, and "tokens" (N, T). Outputs that an artefact lacks are not compared.
-        count: the number of samples.
-        seconds: the model's time for all of them.
+    The outputs of a model that decodes are "scores" (B, T, V), "probabilities" (B, T) of the tokens that it writes, and
+    "tokens" (N, T). Outputs that an artefact lacks are not compared.
     """
 
-    inputs: Arrays
-    answers: Arrays
+    inputs: Arrays  # for `run.py --check`
+    answers: Arrays  # the model's outputs
     count: int
-    seconds: float
+    seconds: float  # the model's time for all of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,23 +88,15 @@ def call_timed(function: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def verify(
-    folder: Path,
-    samples: Samples,
-    precision: str,
-    computes_in: str = "float32",
-    needs_heed: bool = False,
+    folder: Path, samples: Samples, precision: str, computes_in: str, needs_heed: bool
 ) -> Agreement:
     """Run an exported model in a separate process and compare its outputs with the original's.
 
     Args:
         folder: the artefact with its manifest.
         samples: inputs and the original's outputs.
-        precision: of the artefact, a key of `TOLERANCES`.
-        computes_in: see `ExportFormat`, a key of `TOLERANCES`.
+        precision, computes_in: see `ExportFormat`; keys of `TOLERANCES`.
         needs_heed: whether the process may import heed.
-
-    Raises:
-        ExportError: if it does not run, or the outputs differ by more than the precision allows.
     """
     found = _answers(folder, samples.inputs, needs_heed)
     seconds = float(found.pop("seconds"))

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from heed.export.errors import ExportError, ExportOptionError
+from heed.install import how_to_install
+from heed.suggestions import nearest
 
 if TYPE_CHECKING:
     from heed.export.programs import Program
@@ -22,6 +26,7 @@ class FormatOption(NamedTuple):
     name: str
     help: str  # for the command line
     type: Any = str  # of its value on the command line; None if only Python can pass it
+    default: Any = None  # its value where the caller gives none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +78,18 @@ class ExportFormat:
         """Return whether it has an option of this name."""
         return any(option.name == name for option in self.options)
 
+    def check_precision(self, precision: str, argument: str = "precision") -> None:
+        """Raise an `ExportOptionError` unless weights can be stored so."""
+        check_name(f"`{argument}` of {self.name}", precision, self.precisions)
+
+    def import_package(self, package: str) -> Any:
+        """Return one of its packages, or raise an `ExportError` that says how to install it."""
+        try:
+            return importlib.import_module(package)
+        except ImportError:
+            command = how_to_install(self.extra)
+            raise ExportError(f"{self.name} needs {package}: {command}") from None
+
 
 class ExportJob(NamedTuple):
     """A model, and how to write it."""
@@ -86,6 +103,15 @@ class ExportJob(NamedTuple):
     longest: int  # the most tokens of a target
 
 
+def check_name(what: str, name: Any, known: Collection[str]) -> None:
+    """Raise an `ExportOptionError` unless the name is a known one."""
+    if not isinstance(name, str) or name not in known:
+        like = nearest(str(name), known)
+        raise ExportOptionError(
+            f"{what} must be one of {', '.join(known)}. Received: {name!r}{like}"
+        )
+
+
 _LOOPLESS = "every model without loops over lists"
 FORMATS = {
     entry.name: entry
@@ -97,7 +123,11 @@ FORMATS = {
             "TensorFlow 2.16 and newer, TensorFlow Serving",
             ("float32",),
             options=(
-                FormatOption("implementation", "portable (default), or native, which needs heed"),
+                FormatOption(
+                    "implementation",
+                    "portable (default), or native, which needs heed",
+                    default="portable",
+                ),
             ),
         ),
         ExportFormat(
@@ -116,7 +146,11 @@ FORMATS = {
             "onnxruntime and other runtimes",
             ("float32", "float16"),
             ("onnx", "onnxruntime"),
-            (FormatOption("opset", "17 to 24; from 23 (default) on, attention is one node", int),),
+            (
+                FormatOption(
+                    "opset", "17 to 24; from 23 (default) on, attention is one node", int, 23
+                ),
+            ),
         ),
         ExportFormat(
             "ctranslate2",

@@ -31,38 +31,23 @@ _LENGTH, _LONGER = 1009, 1013
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """One function of a model.
+    """One function of a model, which takes tensors by name and returns a dictionary of tensors."""
 
-    Attributes:
-        name: "serve", "encode" or "decode_step".
-        function: takes tensors by name, returns a dictionary of tensors.
-        inputs: its arguments by name; None in a shape varies from call to call.
-        growing: the states of "decode_step" that get longer in each step: (B, P, ...), with P = 0 at first.
-        variables: the variables that it reads.
-    """
-
-    name: str
+    name: str  # "serve", "encode" or "decode_step"
     function: Callable[..., dict[str, Any]]
-    inputs: Mapping[str, tf.TensorSpec]
+    inputs: Mapping[str, tf.TensorSpec]  # None in a shape varies from call to call
+    # The states of "decode_step" that get longer in each step: (B, P, ...), with P = 0 at first.
     growing: tuple[str, ...] = ()
-    variables: Sequence[Any] = ()
+    variables: Sequence[Any] = ()  # that it reads
 
     def trace(self, implementation: str = "exportable") -> Any:
-        """Trace the function; return a `ConcreteFunction` of tensors by name.
-
-        Args:
-            implementation: the implementation of attention, as in `heed.set_implementation`.
-        """
+        """Trace the function, with an implementation of attention; return a `ConcreteFunction` of tensors by name."""
         with exporting() if implementation == "exportable" else set_implementation(implementation):
             graph = tf.function(self.function, autograph=False)
             return graph.get_concrete_function(**self.inputs)
 
     def arrays(self, argument: str, given: Any) -> dict[str, NDArray[Any]]:
-        """Return the caller's arrays, converted to the dtypes of the inputs.
-
-        Args:
-            argument: the name of the caller's argument, for messages.
-            given: arrays by name.
+        """Return the arrays that a caller has given as `argument`, converted to the dtypes of the inputs.
 
         Raises:
             ExportError: unless each input has at least one sample, of the right shape and without NaN.
@@ -168,7 +153,6 @@ def _decodable_programs(model: Any, source: tf.TensorSpec | None) -> list[Progra
     """Return both programs of a model that decodes; "decode_step" alone for a language model."""
     if source is None:
         source = tf.TensorSpec((None, None), tf.int32, "source")
-    rows = tf.TensorSpec((None, 1), tf.int32, "tokens")
     alone = _needs_no_source(model)
 
     def start(given: Any, length: int = _LENGTH) -> tuple[Any, Any]:
@@ -195,13 +179,11 @@ def _decodable_programs(model: Any, source: tf.TensorSpec | None) -> list[Progra
     growing = tuple(name for name, it_grows in zip(states, grows, strict=True) if it_grows)
 
     def decode_step(**tensors: Any) -> dict[str, Any]:
-        known = tf.nest.pack_sequence_as(
-            memory,
-            [
-                tensors.get(name, tf.zeros([0] * spec.shape.rank, spec.dtype))
-                for name, spec in parts.items()
-            ],
-        )
+        flat = [
+            tensors.get(name, tf.zeros([0] * spec.shape.rank, spec.dtype))
+            for name, spec in parts.items()
+        ]
+        known = tf.nest.pack_sequence_as(memory, flat)
         with exportable.grow_caches() as with_room:
             before = [
                 with_room(tensors[name], 1) if name in growing else tensors[name] for name in states
@@ -209,11 +191,15 @@ def _decodable_programs(model: Any, source: tf.TensorSpec | None) -> list[Progra
             logits, after = model.decode_step(
                 tensors["tokens"], tensors["index"], tf.nest.pack_sequence_as(state, before), known
             )
-        flat = tf.nest.flatten(after)
-        return {"logits": logits, **{f"{STATE}{i}": tf.identity(x) for i, x in enumerate(flat)}}
+        new = {f"{STATE}{i}": tf.identity(x) for i, x in enumerate(tf.nest.flatten(after))}
+        return {"logits": logits, **new}
 
-    index = tf.TensorSpec((), tf.int32, "index")
-    inputs = {"tokens": rows, "index": index, **states, **parts}
+    inputs = {
+        "tokens": tf.TensorSpec((None, 1), tf.int32, "tokens"),
+        "index": tf.TensorSpec((), tf.int32, "index"),
+        **states,
+        **parts,
+    }
     # Steps read only a part of the memory, once keys and values have been projected.
     whole = Program(DECODE_STEP, decode_step, inputs, growing, model.variables)
     read = _names_read(whole.trace())

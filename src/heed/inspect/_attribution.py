@@ -15,10 +15,10 @@ from heed.inspect import _names
 from heed.inspect._blocks import find_projection
 from heed.inspect._observed import FusedAttention, ObservedAttention
 from heed.inspect._residual import to_floats
-from heed.inspect._row_statistics import Floats
-from heed.inspect._run import check_function, run_observed
+from heed.inspect._row_statistics import Floats, each_head
+from heed.inspect._run import ModelCall, check_function, run_observed
 from heed.inspect._stack import Block, Seen, run_stack
-from heed.inspect._watch import Place, watch
+from heed.inspect._watch import Place, Session, watch
 from heed.number_checks import check_integer
 from heed.ops.backends import current
 
@@ -120,12 +120,7 @@ class LogitAttribution:
     @property
     def ranking(self) -> list[tuple[str, int, float]]:
         """All heads with their terms, the largest first."""
-        found = [
-            (name, head, float(x))
-            for name, row in self.by_head.items()
-            for head, x in enumerate(row)
-        ]
-        return sorted(found, key=lambda x: -x[2])
+        return sorted(each_head(self.by_head), key=lambda x: -x[2])
 
     def __repr__(self) -> str:
         lines = [f"  {x:+.4g}  {name}" for name, x in self.by_layer.items()]
@@ -176,15 +171,15 @@ def attribute_logits(
     (True, ['layer_0/self_attention', 'layer_1/self_attention'])
     """
     check_function("target", target)
-    stack = run_stack(model, inputs, call_arguments)
-    total = float(_widen(_scalar(target(stack.outputs))))
+    stack = run_stack(ModelCall(model, inputs, call_arguments))
+    total = float(_to_float64(_scalar(target(stack.outputs))))
     (gradient,) = current().gradients(
         lambda mark: _scalar(target(stack.run_head(stack.final.place.name, mark(stack.final.x))))
     )
-    g: Floats = _widen(gradient)
+    g: Floats = _to_float64(gradient)
     with current().without_gradients():
         zero = stack.run_head(stack.final.place.name, ops.zeros_like(stack.final.x))
-        constant = float(_widen(_scalar(target(zero))))
+        constant = float(_to_float64(_scalar(target(zero))))
     if stack.final_norm is not None:
         norm = _HeldNorm(*stack.final_norm)
         constant += norm.constant(g)
@@ -196,10 +191,11 @@ def attribute_logits(
         constant += added
         for part, own in zip(reversed(block.parts), reversed(of_parts), strict=True):
             terms[part.place.name] = _dot(own, part.x)
-            own, _ = _lead_through_output_norm(block, part, own)
+            own = _lead_through_output_norm(block, part, own)
             for one in block.heads.get(part.place.name, ()):
-                if (found := _attribute_heads(one, own)) is not None:
-                    heads[one.place.owner] = found
+                if (projection := find_projection(one.place.layer)) is not None:
+                    projected = _project_heads(projection, one.place, one.x)
+                    heads[one.place.owner] = np.stack([_dot(own, x) for x in projected], axis=1)
     first = stack.blocks[0]
     terms[f"{first.name}/input"] = _dot(g, first.input)
     rest = total - constant - sum(float(x.sum()) for x in terms.values())
@@ -221,26 +217,23 @@ def _scalar(value: Any) -> Any:
     return value
 
 
-def _widen(x: Any) -> NDArray[np.float64]:
+def _to_float64(x: Any) -> NDArray[np.float64]:
     return to_floats(x).astype(np.float64)
 
 
 def _dot(g: Floats, x: Any) -> Floats:
     """Map (B, T, D) and (B, T, D) to (B, T)."""
-    return np.einsum("btd,btd->bt", g, _widen(x))
+    return np.einsum("btd,btd->bt", g, _to_float64(x))
 
 
 class _HeldNorm:
     """A normalisation over the features, with the statistics of a run held: y = offset + scale s_bt (x - mean(x)).
 
     The layer says by three vectors what it computes, so that it may be anybody's.
-
-    Args:
-        before, after: its input and its output.
     """
 
     def __init__(self, before: Seen, after: Seen) -> None:
-        layer, x, y = before.place.layer, _widen(before.x), _widen(after.x)
+        layer, x, y = before.place.layer, _to_float64(before.x), _to_float64(after.x)
         D = x.shape[-1]
         # A vector without zeros whose mean is 0.
         probe = np.resize([1.0, -1.0], D)
@@ -250,7 +243,7 @@ class _HeldNorm:
 
         def run(vector: Floats) -> Floats:
             shaped = ops.cast(vector.reshape(1, 1, D), before.x.dtype)
-            return _widen(layer(shaped)).reshape(D)
+            return _to_float64(layer(shaped)).reshape(D)
 
         with current().without_gradients():
             self._offset = run(np.zeros(D))
@@ -314,21 +307,18 @@ def _lead_through(block: Block, g: Floats) -> tuple[list[Floats], Floats, float]
     return of_parts, g, constant
 
 
-def _lead_through_output_norm(block: Block, part: Seen, g: Floats) -> tuple[Floats, float]:
+def _lead_through_output_norm(block: Block, part: Seen, g: Floats) -> Floats:
     """Return the gradient of what an attention returns, where the block normalises that before it adds it."""
-    for pair in block.norms:
-        if pair[1].x is part.x:
-            norm = _HeldNorm(*pair)
-            return norm.lead_back(g), norm.constant(g)
-    return g, 0.0
+    pair = next((pair for pair in block.norms if pair[1].x is part.x), None)
+    return g if pair is None else _HeldNorm(*pair).lead_back(g)
 
 
 def _is_sum(found: Any, terms: Sequence[Any]) -> bool:
     """Return whether a tensor is the sum of others, up to rounding."""
     if any(tuple(x.shape) != tuple(found.shape) for x in terms):
         return False
-    wide = [_widen(x) for x in terms]
-    error = _largest(_widen(found) - np.sum(wide, axis=0))
+    wide = [_to_float64(x) for x in terms]
+    error = _largest(_to_float64(found) - np.sum(wide, axis=0))
     return error <= _ROUNDINGS * _rounding(found, *terms) * _largest(np.sum(np.abs(wide), axis=0))
 
 
@@ -341,15 +331,6 @@ def _largest(x: Floats) -> float:
     return float(np.abs(x).max(initial=0.0))
 
 
-def _attribute_heads(heads: Seen, g: Floats) -> Floats | None:
-    """Return (B, N, T), or None if nothing projects the heads."""
-    projection = find_projection(heads.place.layer)
-    if projection is None or heads.place.attention is None:
-        return None
-    projected = _project_heads(projection, heads.place, heads.x)
-    return np.stack([_dot(g, x) for x in projected], axis=1)
-
-
 def _project_heads(projection: Any, place: Place, x: Any) -> list[Floats]:
     """Return what a projection makes of each head (B, T, N, V) alone, without its bias: N times (B, T, D)."""
     B, T, N, V = x.shape
@@ -357,11 +338,11 @@ def _project_heads(projection: Any, place: Place, x: Any) -> list[Floats]:
     if len(place.raw_shape) > 4:
         shape = place.raw_shape
     with current().without_gradients():
-        nothing = _widen(projection(ops.reshape(ops.zeros_like(x), shape)))
+        nothing = _to_float64(projection(ops.reshape(ops.zeros_like(x), shape)))
         found: list[Floats] = []
         for head in range(N):
             alone = ops.where((np.arange(N) == head)[:, None], x, ops.zeros((), x.dtype))
-            y = _widen(projection(ops.reshape(alone, shape))) - nothing
+            y = _to_float64(projection(ops.reshape(alone, shape))) - nothing
             found.append(y.reshape(B, T, y.shape[-1]))
     return found
 
@@ -408,8 +389,9 @@ def value_norms(
         _, N, T, _ = attention.sizes
         weights[full] = attention.compute_weights(range(T), range(N))
 
+    call = ModelCall(model, inputs, call_arguments)
     with current().without_gradients():
-        _, names = run_observed(model, inputs, call_arguments, take, layers, taps=(see,))
+        _, names = run_observed(call, take, layers, taps=(see,))
         norms = {}
         for full, w in weights.items():
             seen = found.get(full)
@@ -431,7 +413,7 @@ def value_norms(
                     )
                 values = ops.transpose(attention.values, (0, 2, 1, 3))
             else:
-                values = _find_values(model, inputs, call_arguments, full, w.shape)
+                values = _find_values(call, full, w.shape)
             # Positions of keys, not of queries.
             projected = _project_heads(projection, seen.place, ops.cast(values, seen.x.dtype))
             sizes = np.stack([np.linalg.norm(x, axis=-1) for x in projected], axis=1)
@@ -439,13 +421,7 @@ def value_norms(
     return norms
 
 
-def _find_values(
-    model: Any,
-    inputs: Any,
-    call_arguments: Mapping[str, Any] | None,
-    name: str,
-    sizes: tuple[int, ...],
-) -> Any:
+def _find_values(call: ModelCall, name: str, sizes: tuple[int, ...]) -> Any:
     """Return the values (B, S, N, V) of an attention that gives only its weights: each query reads one key."""
     B, N, T, S = sizes
     parts: list[Any] = []
@@ -460,8 +436,8 @@ def _find_values(
                 parts.append(x)
             return None
 
-        with watch(None, taps=(tap,)):
-            model(inputs, training=False, **(call_arguments or {}))
+        with watch(Session(taps=(tap,))):
+            call()
     return ops.concatenate(parts, axis=1)[:, :S]
 
 
@@ -509,67 +485,57 @@ def gradient_times_attention(
     """
     check_function("target", target)
     steps = check_integer("steps", steps, least=1, optional=True)
-    run = _Gradients(model, inputs, target, layers, call_arguments)
-    found, gradients = run.compute()
+    call = ModelCall(model, inputs, call_arguments)
+    names, found, gradients = _compute_gradients(call, target, layers)
     if steps is not None:
         points, shares = np.polynomial.legendre.leggauss(steps)
         gradients = [0.0] * len(found)
         for full in dict.fromkeys(name for name, _ in found):
             for point, share in zip((points + 1) / 2, shares / 2, strict=True):
-                of_layer = iter(run.compute(full, float(point))[1])
+                *_, of_layer = _compute_gradients(call, target, layers, full, float(point))
+                rest = iter(of_layer)
                 for i, (name, _) in enumerate(found):
                     if name == full:
-                        gradients[i] = gradients[i] + share * next(of_layer)
+                        gradients[i] = gradients[i] + share * next(rest)
     products: dict[str, list[Floats]] = {}
     for (full, attention), gradient in zip(found, gradients, strict=True):
-        products.setdefault(run.names[full], []).append(_multiply_gradient(attention, gradient))
+        _, N, T, _ = attention.sizes
+        product = attention.compute_weights(range(T), range(N)) * attention.compute_gradient(
+            gradient
+        )
+        products.setdefault(names[full], []).append(product)
     return {name: np.concatenate(steps, axis=2) for name, steps in products.items()}
 
 
-class _Gradients:
-    """Gradients of a target with respect to the outputs of attentions."""
+def _compute_gradients(
+    call: ModelCall,
+    target: Callable[[Any], Any],
+    layers: Sequence[str] | None,
+    only: str | None = None,
+    scale: float = 1.0,
+) -> tuple[dict[str, str], list[tuple[str, ObservedAttention]], list[Any]]:
+    """Compute the gradients of a target at the outputs of attentions, or at `scale` times those of one.
 
-    def __init__(
-        self,
-        model: Any,
-        inputs: Any,
-        target: Callable[[Any], Any],
-        layers: Sequence[str] | None,
-        call_arguments: Mapping[str, Any] | None,
-    ) -> None:
-        self._model, self._inputs, self._target = model, inputs, target
-        self._layers, self._call_arguments = layers, call_arguments
-        self.names: dict[str, str] = {}
+    Returns:
+        The short names of all attentions by full name; the attentions, several of one name for a recurrent decoder;
+        and the gradient of each.
+    """
+    found: list[tuple[str, ObservedAttention]] = []
+    short: dict[str, str] = {}
 
-    def compute(
-        self, only: str | None = None, scale: float = 1.0
-    ) -> tuple[list[tuple[str, ObservedAttention]], list[Any]]:
-        """Compute the gradients at the outputs, or at `scale` times those of one attention.
+    def compute(mark: Callable[[Any], Any]) -> Any:
+        traced = bool(found)  # again, to trace it
 
-        Returns:
-            The attentions, several of one name for a recurrent decoder, and the gradient of each.
-        """
-        found: list[tuple[str, ObservedAttention]] = []
+        def take(full: str, attention: ObservedAttention, kind: str) -> Any:
+            if only is not None and full != only:
+                return None
+            if not traced:
+                found.append((full, attention))
+            return mark(attention.output if only is None else scale * attention.output)
 
-        def compute(mark: Callable[[Any], Any]) -> Any:
-            traced = bool(found)  # again, to trace it
+        outputs, names = run_observed(call, take, layers, traced)
+        short.update(names)
+        return _scalar(target(outputs))
 
-            def take(full: str, attention: ObservedAttention, kind: str) -> Any:
-                if only is not None and full != only:
-                    return None
-                if not traced:
-                    found.append((full, attention))
-                return mark(attention.output if only is None else scale * attention.output)
-
-            outputs, names = run_observed(
-                self._model, self._inputs, self._call_arguments, take, self._layers, traced
-            )
-            self.names.update(names)
-            return _scalar(self._target(outputs))
-
-        return found, current().gradients(compute)
-
-
-def _multiply_gradient(attention: ObservedAttention, gradient: Any) -> Floats:
-    _, N, T, _ = attention.sizes
-    return attention.compute_weights(range(T), range(N)) * attention.compute_gradient(gradient)
+    gradients = current().gradients(compute)
+    return short, found, gradients

@@ -20,27 +20,19 @@ class _Form(NamedTuple):
     cross_attention: tuple[str, ...] = ()
 
 
+_HUB = _Form(("_self_attention_layer",), ("_feedforward_output_dense",))
+_GEMMA = _Form(("attention", "post_attention_norm"), ("ffw_linear", "post_ffw_norm"))
 # By package and class.
 _FORMS = {
     "heed.TransformerEncoderLayer": _Form(("attention",), ("feed_forward",)),
     "heed.TransformerDecoderLayer": _Form(
         ("self_attention",), ("feed_forward",), ("encoded_attention",)
     ),
-    "keras_hub.TransformerEncoder": _Form(
-        ("_self_attention_layer",), ("_feedforward_output_dense",)
-    ),
-    "keras_hub.TransformerDecoder": _Form(
-        ("_self_attention_layer",), ("_feedforward_output_dense",), ("_cross_attention_layer",)
-    ),
-    "keras_hub.LlamaTransformerDecoder": _Form(
-        ("_self_attention_layer",), ("_feedforward_output_dense",)
-    ),
-    "keras_hub.GemmaDecoderBlock": _Form(
-        ("attention", "post_attention_norm"), ("ffw_linear", "post_ffw_norm")
-    ),
-    "keras_hub.Gemma3DecoderBlock": _Form(
-        ("attention", "post_attention_norm"), ("ffw_linear", "post_ffw_norm")
-    ),
+    "keras_hub.TransformerEncoder": _HUB,
+    "keras_hub.TransformerDecoder": _HUB._replace(cross_attention=("_cross_attention_layer",)),
+    "keras_hub.LlamaTransformerDecoder": _HUB,
+    "keras_hub.GemmaDecoderBlock": _GEMMA,
+    "keras_hub.Gemma3DecoderBlock": _GEMMA,
     "keras_hub.ViTEncoderBlock": _Form(("mha",), ("mlp",)),
     "keras_hub.T5TransformerLayer": _Form(
         ("self_attention",), ("output_projector",), ("cross_attention",)
@@ -68,11 +60,7 @@ def is_norm(layer: Any) -> bool:
 def find_parts(layer: Any) -> Mapping[Any, str] | None:
     """Return the layers of a block that add to the residual stream, with the names of their outputs.
 
-    Args:
-        layer: any layer.
-
-    Returns:
-        "attention_output", "cross_attention_output" or "feed_forward_output" by layer; None if `layer` is no block.
+    These are "attention_output", "cross_attention_output" or "feed_forward_output"; None if `layer` is no block.
     """
     for cls in type(layer).__mro__:
         form = _FORMS.get(f"{cls.__module__.partition('.')[0]}.{cls.__name__}")
@@ -107,7 +95,7 @@ def _recognise_parts(layer: Any) -> dict[Any, str] | None:
     others = {
         name: x
         for name, x in layers.items()
-        if name not in attention and not is_norm(x) and not _is_named(x, "dropout")
+        if not (is_attention(x) or is_norm(x) or _is_named(x, "dropout"))
     }
     whole = [
         x

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from heed.config import one_of
 from heed.inspect import _names
 from heed.inspect._residual import Residual
 from heed.inspect._row_statistics import Floats, RowStatistics, compute_statistics
@@ -100,16 +101,11 @@ class Capture:
                 raise ValueError(
                     f"`{option}` must name layers of `weights`, {sorted(weights)}. Received: {sorted(unknown)}"
                 )
-        self._set_layers(
-            [
-                CapturedLayer(
-                    name, x, kinds[name], **{key: by.get(name) for key, by in options.items()}
-                )
-                for name, x in weights.items()
-            ],
-            outputs,
-            residual,
-        )
+        layers = []
+        for name, x in weights.items():
+            own = {key: by.get(name) for key, by in options.items()}
+            layers.append(CapturedLayer(name, x, kinds[name], **own))
+        self._set_layers(layers, outputs, residual)
 
     @classmethod
     def _of(
@@ -167,10 +163,8 @@ class Capture:
             ValueError: if no layer has such a key, or if a picture is not whole and the key was not among the
                 `tokens` of the capture.
         """
-        token = _names.to_integer("token", token)
         longest = max((length for _, length in self.lengths.values()), default=0)
-        if not 0 <= token < longest:
-            raise ValueError(f"`token` must be in [0, {longest}). Received: token={token}")
+        token = _names.check_index("token", token, longest)
         return MappingProxyType(
             {
                 name: layer.get_share("tokens", token)
@@ -215,11 +209,7 @@ class Capture:
         Raises:
             ValueError: if it does not; the message lists the layers.
         """
-        if name not in self.weights:
-            raise ValueError(
-                f"`layer` must be one of {', '.join(map(repr, self.names))}. Received: layer={name!r}"
-            )
-        return name
+        return one_of(self.names).check("layer", name)
 
     def head_index(self, name: str, head: int) -> int:
         """Return the index of a head along the second axis of the layer's weights.
@@ -309,14 +299,10 @@ class Capture:
             if str(entries["format"]) != _FORMAT:
                 raise ValueError(f"its format is {str(entries['format'])!r}, not {_FORMAT!r}")
             layers = [
-                CapturedLayer.from_arrays(str(name), f"{number}/", entries)
+                CapturedLayer.from_arrays(str(name), _select_part(entries, f"{number}/"))
                 for number, name in enumerate(entries["names"])
             ]
-            stream = {
-                name.removeprefix("residual/"): x
-                for name, x in entries.items()
-                if name.startswith("residual/")
-            }
+            stream = _select_part(entries, "residual/")
             return cls._of(layers, residual=Residual.from_arrays(stream) if stream else None)
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise ValueError(
@@ -327,20 +313,9 @@ class Capture:
 def select_weights(
     capture: Capture, name: str, heads: Sequence[int] | None, example: int
 ) -> Floats:
-    """Return the weights of some or all heads of a layer for one entry of the batch, (heads, rows, columns).
-
-    Raises:
-        TypeError: if `example` is not an integer.
-        ValueError: if the layer, head or entry does not exist; the message says which do.
-    """
-    weights, number = (
-        capture.weights[capture.check_layer(name)],
-        _names.to_integer("example", example),
-    )
-    if not 0 <= number < len(weights):
-        raise ValueError(
-            f"`example` must be in [0, {len(weights)}), the batch of {name!r}. Received: example={example}"
-        )
+    """Return the weights of some or all heads of a layer for one entry of the batch, (heads, rows, columns)."""
+    weights = capture.weights[capture.check_layer(name)]
+    number = _names.check_index("example", example, len(weights), f", the batch of {name!r}")
     chosen = slice(None) if heads is None else [capture.head_index(name, head) for head in heads]
     return weights[number, chosen]
 
@@ -445,15 +420,17 @@ class CapturedLayer:
         return arrays
 
     @classmethod
-    def from_arrays(
-        cls, name: str, prefix: str, arrays: Mapping[str, NDArray[Any]]
-    ) -> CapturedLayer:
-        """Return the inverse of `to_arrays`, with a prefix to each name."""
-        rest = {key.removeprefix(prefix): x for key, x in arrays.items() if key.startswith(prefix)}
+    def from_arrays(cls, name: str, arrays: Mapping[str, NDArray[Any]]) -> CapturedLayer:
+        """Return the inverse of `to_arrays`."""
+        rest = dict(arrays)
         weights, starts, kind = rest.pop("weights"), rest.pop("starts"), str(rest.pop("kind"))
         lists = {key: rest.pop(key).tolist() for key in ("heads", "lengths", "rows") if key in rest}
         statistics = RowStatistics.from_arrays(rest) if rest else None
         return cls(name, weights, kind, starts=starts, statistics=statistics, **lists)
+
+
+def _select_part(entries: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {key.removeprefix(prefix): x for key, x in entries.items() if key.startswith(prefix)}
 
 
 def _check_labels(

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from heed.config import one_of
 from heed.inspect._capture import Capture
-from heed.inspect._row_statistics import Floats
+from heed.inspect._row_statistics import Floats, each_head
 from heed.number_checks import check_integer
 
 SCORES = ("previous", "duplicate", "induction")
@@ -43,11 +44,7 @@ class CircuitScores:
         Raises:
             ValueError: if there is no such score.
         """
-        found = [
-            HeadScore(layer, head, float(x))
-            for layer, row in self.scores[check_kind(kind)].items()
-            for head, x in enumerate(row)
-        ]
+        found = [HeadScore(*x) for x in each_head(self.scores[one_of(SCORES).check("kind", kind)])]
         return sorted(found, key=lambda x: -(abs(x.score) if self.compared else x.score))
 
     def __sub__(self, other: CircuitScores) -> CircuitScores:
@@ -74,7 +71,6 @@ class CircuitScores:
         )
 
     def __repr__(self) -> str:
-        """Return a table of all heads."""
         width = max([5, *(len(name) for name in self.scores["previous"])])
         sign = "+" if self.compared else ""
         lines = [f"{'layer':<{width}}  head  " + "  ".join(f"{kind:>9}" for kind in SCORES)]
@@ -197,19 +193,6 @@ def repeated_tokens(
     )
     parts = [rows, rows] if first is None else [np.full((batch, 1), first), rows, rows]
     return np.concatenate(parts, axis=1)
-
-
-def check_kind(kind: str) -> str:
-    """Return the name of a score.
-
-    Raises:
-        ValueError: if there is no such score.
-    """
-    if kind not in SCORES:
-        raise ValueError(
-            f"`kind` must be one of {', '.join(map(repr, SCORES))}. Received: kind={kind!r}"
-        )
-    return kind
 
 
 def _mean_share(weights: Floats, wanted: NDArray[np.bool_]) -> Floats:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from heed.inspect import _names
 from heed.inspect._capture import Capture
-from heed.inspect._observed import ObservedAttention
-from heed.inspect._watch import Place, watch
+from heed.inspect._observed import ObservedAttention, spread
+from heed.inspect._watch import Place, Session, watch
 
 CHANGES = ("zero", "mean", "resample", "patch")
 
@@ -106,7 +106,7 @@ class Edit:
         heads = None
         if place.attention is not None:
             heads = _check_range("heads", self.heads, int(x.shape[2]), place)
-        return replace_part(x, self._new_values(place, x, positions, heads), positions, heads)
+        return _replace_part(x, self._new_values(place, x, positions, heads), positions, heads)
 
     def _new_values(
         self, place: Place, x: Any, positions: NDArray[Any] | None, heads: NDArray[Any] | None
@@ -127,9 +127,7 @@ class Edit:
             # Each chosen value back to its place; the others are not read.
             for axis, chosen in ((1, positions), (2, heads)):
                 if chosen is not None:
-                    order = np.zeros(int(x.shape[axis]), "int32")
-                    order[chosen] = np.arange(len(chosen))
-                    new = ops.take(new, order, axis=axis)
+                    new = spread(new, chosen, int(x.shape[axis]), axis)
             return new
         source = x if self.run is None else ops.cast(self._source(place, x), x.dtype)
         if self.change == "mean":
@@ -261,9 +259,7 @@ class _Taps:
 
     def check(self) -> None:
         """Check that each edit found its place."""
-        for number, edit in enumerate(self.edits):
-            if number in self.used:
-                continue
+        for edit in (x for number, x in enumerate(self.edits) if number not in self.used):
             if not self.names:
                 raise RuntimeError(
                     "A model must run inside `intervene`, outside of a compiled function (jit, model.predict), which "
@@ -328,23 +324,17 @@ class _Intervention(AbstractContextManager[None]):
     @contextmanager
     def _apply(self) -> Iterator[None]:
         taps = _Taps(self._edits)
-        with watch(None, taps=(taps,)):
+        with watch(Session(taps=(taps,))):
             yield
         taps.check()
 
 
-def replace_part(x: Any, new: Any, positions: Any, heads: Any, rows: Any = None) -> Any:
-    """Return `x` with other values at some positions, heads and rows (None for all).
-
-    Args:
-        x: (B, T, ...).
-        new: broadcasts to `x`.
-        positions, heads, rows: indices of the axes 1, 2 and 0.
-    """
-    if positions is None and heads is None and rows is None:
+def _replace_part(x: Any, new: Any, positions: Any, heads: Any) -> Any:
+    """Return `x` (B, T, ...) with values of `new`, which broadcasts to it, at positions and heads (None for all)."""
+    if positions is None and heads is None:
         return ops.broadcast_to(new, x.shape)
     chosen: Any = True
-    for axis, indices in ((0, rows), (1, positions), (2, heads)):
+    for axis, indices in ((1, positions), (2, heads)):
         if indices is not None:
             one = np.zeros(int(x.shape[axis]), bool)
             one[indices] = True
@@ -355,11 +345,7 @@ def replace_part(x: Any, new: Any, positions: Any, heads: Any, rows: Any = None)
 def check_source(
     source: Any, x: Any, name: str, *, same_length: bool = True, same_batch: bool = True
 ) -> Any:
-    """Return the values of another run if they fit those of this one.
-
-    Raises:
-        ValueError: if the widths differ, or lengths or batches that must be the same.
-    """
+    """Return the values of another run, after a check that they fit those of this one."""
     batch = source.shape[0] in (1, x.shape[0]) or not same_batch
     length = source.shape[1] == x.shape[1] or not same_length
     if not (batch and length and tuple(source.shape[2:]) == tuple(x.shape[2:])):
@@ -372,10 +358,5 @@ def check_source(
 
 
 def _check_range(option: str, chosen: Any, limit: int, place: Place) -> NDArray[Any] | None:
-    if chosen is None:
-        return None
-    if not chosen or min(chosen) < 0 or max(chosen) >= limit:
-        raise ValueError(
-            f"`{option}` must be in [0, {limit}) for {place.name!r}. Received: {option}={tuple(chosen)}"
-        )
-    return np.array(chosen, "int32")
+    found = _names.check_indices(option, chosen, limit, f" for {place.name!r}")
+    return None if found is None else np.array(found, "int32")

@@ -13,10 +13,10 @@ import numpy as np
 
 from heed.byte_pairs import name_token
 from heed.inspect._capture import Capture
-from heed.inspect._names import to_integer
+from heed.inspect._names import check_index
 from heed.inspect._page import Page, page
 from heed.inspect._run import Selection, capture
-from heed.patching import ContextPatch, Function
+from heed.patching import ContextPatch, Function, activate
 
 # Of the tokens that a model continues.
 _MASKS = ("decoder_padding_mask", "padding_mask")
@@ -58,15 +58,9 @@ class Generation:
             ValueError: if there is no such step, or its row has not been captured.
             TypeError: if `number` is no integer.
         """
-        number = to_integer("number", number)
-        if not 0 <= number < len(self.steps):
-            raise ValueError(
-                f"`number` must be in [0, {len(self.steps)}), the steps of this text. Received: number={number}"
-            )
-        row = self.steps[number]
-        return self.capture.select_row(
-            row, [name for name, kind in self.capture.kinds.items() if kind != "self"]
-        )
+        number = check_index("number", number, len(self.steps), ", the steps of this text")
+        names = [name for name, kind in self.capture.kinds.items() if kind != "self"]
+        return self.capture.select_row(self.steps[number], names)
 
     @property
     def layer_tokens(self) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -186,7 +180,6 @@ def _watch_preprocessor(preprocessor: Any, seen: dict[str, Any]) -> Iterator[Non
     """Collect the arrays that `generate` gets from the preprocessor and give back to it, by name."""
 
     def make_before(original: Function) -> Function:
-        @functools.wraps(original)
         def observe(*args: Any, **kwargs: Any) -> Any:
             inputs = original(*args, **kwargs)
             seen.update(inputs)
@@ -197,18 +190,14 @@ def _watch_preprocessor(preprocessor: Any, seen: dict[str, Any]) -> Iterator[Non
         return observe
 
     def make_after(original: Function) -> Function:
-        @functools.wraps(original)
         def observe(self: Any, outputs: Any) -> Any:
             seen.update(outputs)
             return original(self, outputs)
 
         return observe
 
-    kind = type(preprocessor)
-    with (
-        ContextPatch(kind, "generate_preprocess", make_before).active(),
-        ContextPatch(kind, "generate_postprocess", make_after).active(),
-    ):
+    makers = {"generate_preprocess": make_before, "generate_postprocess": make_after}
+    with activate(ContextPatch(type(preprocessor), *one) for one in makers.items()):
         yield
 
 
@@ -230,12 +219,7 @@ def _count(mask: Any) -> int:
 
 
 def label_tokens(tokenizer: Any, ids: Iterable[int]) -> tuple[str, ...]:
-    """Return the names of tokens of KerasHub's, readable: "▁" stands for a space, as in SentencePiece.
-
-    Args:
-        tokenizer: of KerasHub.
-        ids: token ids; one that the tokenizer does not have is named by its number.
-    """
+    """Return readable names of tokens of KerasHub's: "▁" stands for a space, and an unknown id is its number."""
     by_bytes = any(cls.__name__ == "BytePairTokenizer" for cls in type(tokenizer).__mro__)
 
     def name(i: int) -> str:

@@ -11,8 +11,8 @@ import numpy as np
 from keras import ops
 
 from heed.inspect._edits import check_source
-from heed.inspect._run import run_observed
-from heed.inspect._watch import Place, Returned, is_edited, watch
+from heed.inspect._run import ModelCall, run_observed
+from heed.inspect._watch import Place, Returned, Session, is_edited, watch
 from heed.layers.masks import carry, implicit_mask
 from heed.ops.backends import current
 
@@ -30,37 +30,17 @@ class Cell(NamedTuple):
 
 @dataclass
 class Baseline:
-    """A run without changes.
-
-    Attributes:
-        outputs: of the model.
-        names: the short name of each attention by its full name, in running order.
-        places: the shape of each place by its full name, in running order.
-        blocks: what each block returned, by full name.
-        numbers: how many numbers the outputs and the scores of the largest attention hold.
-    """
+    """A run without changes."""
 
     outputs: Any
-    names: dict[str, str]
-    places: dict[str, tuple[int, ...]]
-    blocks: dict[str, Returned]
-    numbers: int
+    names: dict[str, str]  # short names of attentions by full name, in running order
+    places: dict[str, tuple[int, ...]]  # shapes by full name, in running order
+    blocks: dict[str, Returned]  # what each returned, by full name
+    numbers: int  # that the outputs and the scores of the largest attention hold
 
 
-def run_baseline(
-    model: Any,
-    inputs: Any,
-    call_arguments: Mapping[str, Any] | None,
-    layers: Sequence[str] | None = None,
-) -> Baseline:
-    """Run a model without changes.
-
-    Args:
-        model, inputs, call_arguments, layers: as for `run_observed`.
-
-    Raises:
-        ValueError, TypeError, RuntimeError: as `capture`.
-    """
+def run_baseline(call: ModelCall, layers: Sequence[str] | None) -> Baseline:
+    """Run a model without changes; `layers` as for `capture`."""
     places: dict[str, tuple[int, ...]] = {}
     blocks: dict[str, Returned] = {}
     sizes = [0]
@@ -71,20 +51,13 @@ def run_baseline(
         elif place.attention is not None:
             sizes.append(int(np.prod(place.attention.sizes)))
 
-    def ignore(*_: Any) -> None:
-        pass
-
-    outputs, names = run_observed(
-        model, inputs, call_arguments, ignore, layers, taps=(see,), kept=blocks
-    )
+    outputs, names = run_observed(call, None, layers, taps=(see,), kept=blocks)
     numbers = max(sizes) + sum(int(np.prod(x.shape)) for x in keras.tree.flatten(outputs))
     return Baseline(outputs, names, places, blocks, numbers)
 
 
 def run_cells(
-    model: Any,
-    inputs: Any,
-    call_arguments: Mapping[str, Any] | None,
+    call: ModelCall,
     baseline: Baseline,
     cells: Sequence[Cell],
     measure: Callable[[Any], float],
@@ -97,8 +70,7 @@ def run_cells(
     change the output of a block twice.
 
     Args:
-        model, inputs, call_arguments: the run to change.
-        baseline: that run without changes.
+        call, baseline: the run to change, and what it gives without changes.
         cells: the changes.
         measure: gets the outputs of one copy.
         sources: the values that take the place of those of the run, by place. None: 0.
@@ -114,16 +86,14 @@ def run_cells(
     found = [0.0] * len(cells)
     for group in np.array_split(sorted_cells, passes):
         chosen = [cells[i] for i in group]
-        outputs = _run_group(model, inputs, call_arguments, baseline, chosen, order, sources)
+        outputs = _run_group(call, baseline, chosen, order, sources)
         for number, i in enumerate(group):
             found[i] = measure(_take_copy(outputs, number, len(chosen)))
     return found, passes
 
 
 def _run_group(
-    model: Any,
-    inputs: Any,
-    call_arguments: Mapping[str, Any] | None,
+    call: ModelCall,
     baseline: Baseline,
     cells: Sequence[Cell],
     order: Mapping[str, int],
@@ -146,11 +116,9 @@ def _run_group(
             return None
         changed = np.zeros((copies, *x.shape[1 : 2 if place.attention is None else 3]), bool)
         for number, cell in here:
-            where: tuple[Any, ...] = (
-                number,
-                slice(None) if cell.position is None else cell.position,
-            )
-            changed[(*where, cell.head) if cell.head is not None else where] = True
+            position = slice(None) if cell.position is None else cell.position
+            of_head = () if cell.head is None else (cell.head,)
+            changed[(number, position, *of_head)] = True
         changed = np.repeat(changed, x.shape[0] // copies, axis=0)
         changed = changed.reshape(changed.shape + (1,) * (len(x.shape) - changed.ndim))
         if sources is None:
@@ -160,12 +128,13 @@ def _run_group(
         stacked = ops.concatenate([ops.cast(source, x.dtype)] * copies, axis=0)
         return ops.where(changed, stacked, x)
 
-    stacked = keras.tree.map_structure(lambda x: _stack(x, copies, None), inputs)
-    arguments = keras.tree.map_structure(
-        lambda x: _stack(x, copies, batch), dict(call_arguments or {})
+    stacked = ModelCall(
+        call.model,
+        keras.tree.map_structure(lambda x: _stack(x, copies, None), call.inputs),
+        keras.tree.map_structure(lambda x: _stack(x, copies, batch), call.arguments),
     )
-    with watch(None, taps=(tap,), outputs=skipped), current().without_gradients():
-        return model(stacked, training=False, **arguments)
+    with watch(Session(taps=(tap,), outputs=skipped)), current().without_gradients():
+        return stacked()
 
 
 def _stack(x: Any, copies: int, batch: int | None) -> Any:

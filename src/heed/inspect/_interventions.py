@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from keras import ops
 
+from heed.config import one_of
 from heed.inspect import _names
 from heed.inspect._grid import Baseline, Cell, run_baseline, run_cells
-from heed.inspect._row_statistics import Floats
-from heed.inspect._run import check_function, run_observed
+from heed.inspect._row_statistics import Floats, each_head
+from heed.inspect._run import ModelCall, check_function, run_observed
 from heed.inspect._watch import Place
 from heed.ops.backends import current
 
-KINDS = (
+_KINDS = (
     *("heads", "input", "output"),
     *("attention_output", "cross_attention_output", "feed_forward_output"),
 )
@@ -50,18 +51,11 @@ class Ablation:
     @property
     def ranking(self) -> list[HeadCost]:
         """All heads, the most costly first."""
-        found = [
-            HeadCost(name, head, float(cost))
-            for name, costs in self.costs.items()
-            for head, cost in enumerate(costs)
-        ]
-        return sorted(found, key=lambda x: -x.cost)
+        return sorted((HeadCost(*x) for x in each_head(self.costs)), key=lambda x: -x.cost)
 
     def __repr__(self) -> str:
-        ranking = self.ranking
-        lines = [f"  {x.cost:+.4g}  {x.layer}, head {x.head}" for x in ranking[:10]]
-        more = [f"  ... and {len(ranking) - 10} more"] if len(ranking) > 10 else []
-        return "\n".join([f"<Ablation of {self.baseline:.4g}", *lines, *more]) + ">"
+        lines = [f"  {x.cost:+.4g}  {x.layer}, head {x.head}" for x in self.ranking]
+        return _join_first(f"<Ablation of {self.baseline:.4g}", lines)
 
 
 def ablate(
@@ -101,12 +95,13 @@ def ablate(
     (0.0, 2, True)
     """
     measure = _make_measure(metric)
+    call = ModelCall(model, inputs, call_arguments)
     with current().without_gradients():
-        baseline = run_baseline(model, inputs, call_arguments, layers)
+        baseline = run_baseline(call, layers)
         number = measure(baseline.outputs)
         places = _find_places(baseline, "heads", layers)
         cells = [Cell(full, head) for full in places for head in range(baseline.places[full][2])]
-        found, passes = run_cells(model, inputs, call_arguments, baseline, cells, measure)
+        found, passes = run_cells(call, baseline, cells, measure)
     costs: dict[str, list[float]] = {}
     for cell, value in zip(cells, found, strict=True):
         costs.setdefault(places[cell.place].removesuffix("/heads"), []).append(value)
@@ -159,15 +154,19 @@ class PatchingEffects:
 
     def __repr__(self) -> str:
         lines = []
-        for x in self.ranking[:10]:
+        for x in self.ranking:
             parts = [x.place]
             parts += [] if x.head is None else [f"head {x.head}"]
             parts += [] if x.position is None else [f"position {x.position}"]
             lines.append(f"  {x.effect:+.4g}  {', '.join(parts)}")
-        count = sum(x.size for x in self.effects.values())
-        more = [f"  ... and {count - 10} more"] if count > 10 else []
-        first = f"<PatchingEffects from {self.corrupted:.4g} to {self.clean:.4g}, in {self.passes} passes"
-        return "\n".join([first, *lines, *more]) + ">"
+        head = f"<PatchingEffects from {self.corrupted:.4g} to {self.clean:.4g}, in {self.passes} passes"
+        return _join_first(head, lines)
+
+
+def _join_first(head: str, lines: Sequence[str]) -> str:
+    """Return a representation with the first ten lines."""
+    more = [f"  ... and {len(lines) - 10} more"] if len(lines) > 10 else []
+    return "\n".join([head, *lines[:10], *more]) + ">"
 
 
 def patching_effects(
@@ -218,10 +217,7 @@ def patching_effects(
     >>> found.passes
     3
     """
-    if kind not in KINDS:
-        raise ValueError(
-            f"`kind` must be one of {', '.join(map(repr, KINDS))}. Received: kind={kind!r}"
-        )
+    one_of(_KINDS).check("kind", kind)
     measure = _make_measure(metric)
     sources: dict[str, Any] = {}
 
@@ -229,21 +225,18 @@ def patching_effects(
         if place.part == kind:
             sources[place.name] = x
 
-    def ignore(*_: Any) -> None:
-        pass
-
+    call = ModelCall(model, corrupted, call_arguments)
     with current().without_gradients():
-        baseline = run_baseline(model, corrupted, call_arguments, layers)
+        baseline = run_baseline(call, layers)
         places = _find_places(baseline, kind, layers)
-        outputs, _ = run_observed(model, clean, call_arguments, ignore, layers, taps=(keep,))
+        clean_call = ModelCall(model, clean, call_arguments)
+        outputs, _ = run_observed(clean_call, None, layers, taps=(keep,))
         for full, name in places.items():
-            shapes = [
-                tuple(x) for x in (getattr(sources.get(full), "shape", ()), baseline.places[full])
-            ]
-            if shapes[0] != shapes[1]:
+            shape = tuple(getattr(sources.get(full), "shape", ()))
+            if shape != baseline.places[full]:
                 raise ValueError(
                     "`clean` and `corrupted` must have the same shapes. "
-                    f"Received: {shapes[0]} and {shapes[1]} at {name!r}"
+                    f"Received: {shape} and {baseline.places[full]} at {name!r}"
                 )
         cells, sizes = [], {}
         for full in places:
@@ -251,13 +244,10 @@ def patching_effects(
             sizes[full] = (T,) if kind != "heads" else (rest[0], T) if by_position else (rest[0],)
             for where in np.ndindex(*sizes[full]):
                 head = where[0] if kind == "heads" else None
-                cells.append(
-                    Cell(full, head, where[-1] if kind != "heads" or by_position else None)
-                )
+                position = where[-1] if kind != "heads" or by_position else None
+                cells.append(Cell(full, head, position))
         numbers = measure(outputs), measure(baseline.outputs)
-        found, passes = run_cells(
-            model, corrupted, call_arguments, baseline, cells, measure, sources
-        )
+        found, passes = run_cells(call, baseline, cells, measure, sources)
     effects, rest_of = {}, iter(found)
     for full, size in sizes.items():
         values = [next(rest_of) for _ in range(int(np.prod(size)))]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from heed.inspect import _names
 from heed.inspect._residual import to_floats
 from heed.inspect._row_statistics import Floats
+from heed.inspect._run import ModelCall, check_layers
 from heed.inspect._stack import run_stack
 from heed.ops.backends import current
 
@@ -40,8 +41,7 @@ class Lens:
     def rank(self, token: int) -> dict[str, NDArray[np.int64]]:
         """Return how many tokens are likelier than `token`, (B, t), by place."""
         width = next(iter(self.logits.values())).shape[-1]
-        if not 0 <= _names.to_integer("token", token) < width:
-            raise ValueError(f"`token` must be in [0, {width}). Received: token={token}")
+        token = _names.check_index("token", token, width)
         return {name: (x > x[..., token : token + 1]).sum(-1) for name, x in self.logits.items()}
 
     def __repr__(self) -> str:
@@ -92,7 +92,8 @@ def logit_lens(
     >>> bool(np.all(lens.logits["layer_1/output"] == model(tokens)))
     True
     """
-    stack = run_stack(model, inputs, call_arguments, layers)
+    check_layers(layers)
+    stack = run_stack(ModelCall(model, inputs, call_arguments))
     if not hasattr(stack.outputs, "shape"):
         raise ValueError(
             "`model` must return one tensor, its logits. "
@@ -103,7 +104,8 @@ def logit_lens(
     short = dict(zip(streams, _names.shorten_names(list(streams)), strict=True))
     _names.check_names("layers", layers or (), list(streams), "blocks")
     shape = tuple(stack.outputs.shape)
-    chosen = _check_positions(positions, shape)
+    length = shape[1] if len(shape) > 2 else 0
+    chosen = _names.check_indices("positions", positions, length, f" of outputs of shape {shape}")
     last = f"{stack.blocks[-1].name}/output"
     logits = {}
     for name, x in streams.items():
@@ -111,20 +113,8 @@ def logit_lens(
             continue
         with current().without_gradients():
             found = to_floats(stack.run_head(last, x))
-        logits[short[name]] = found if positions is None else np.array(found[:, list(chosen)])
-    return Lens(logits, chosen if len(shape) > 2 else None)
-
-
-def _check_positions(positions: Sequence[int] | None, shape: tuple[int, ...]) -> tuple[int, ...]:
-    chosen = _names.to_integers("positions", positions)
-    if chosen is None:
-        return tuple(range(shape[1]))
-    length = shape[1] if len(shape) > 2 else 0
-    if not chosen or min(chosen) < 0 or max(chosen) >= length:
-        raise ValueError(
-            f"`positions` must be in [0, {length}) of outputs of shape {shape}. Received: positions={chosen}"
-        )
-    return chosen
+        logits[short[name]] = found if chosen is None else np.array(found[:, list(chosen)])
+    return Lens(logits, None if len(shape) < 3 else chosen or tuple(range(length)))
 
 
 def _softmax(x: Floats) -> Floats:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from heed.config import one_of
 from heed.inspect._capture import Capture
 from heed.inspect._row_statistics import Floats
 
@@ -43,10 +44,7 @@ def by_head(capture: Capture, measure: str, *, where: Any = None) -> dict[str, F
     >>> float(by_head(Capture({"a": weights}, {"a": "causal"}), "previous")["a"][0])
     0.75
     """
-    if measure not in MEASURES:
-        raise ValueError(
-            f"`measure` must be one of {', '.join(map(repr, MEASURES))}. Received: measure={measure!r}"
-        )
+    compute, _ = MEASURES[one_of(MEASURES).check("measure", measure)]
     given = None if where is None else np.asarray(where, bool)
     shapes = {name: (len(capture.weights[name]), capture.lengths[name][0]) for name in capture}
     if given is not None and given.shape not in shapes.values():
@@ -55,7 +53,6 @@ def by_head(capture: Capture, measure: str, *, where: Any = None) -> dict[str, F
             f"`where` must have the shape (B, T) of a layer, {possible}. "
             f"Received: where.shape={given.shape}"
         )
-    compute, _ = MEASURES[measure]
     near, far = capture.on_offset(0), capture.distance
     means = {}
     for name, values in compute(capture).items():

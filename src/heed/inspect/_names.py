@@ -54,11 +54,7 @@ def shorten_names(fulls: Sequence[str]) -> list[str]:
 def check_names(
     option: str, given: Iterable[str], fulls: Sequence[str], kind: str = "attention layers"
 ) -> None:
-    """Check that each name selects a layer.
-
-    Raises:
-        ValueError: if one does not; the message lists the layers.
-    """
+    """Check that each name selects a layer; else list the layers in a ValueError."""
     for name in given:
         if not any(selects(name, full) for full in fulls):
             raise ValueError(
@@ -68,11 +64,7 @@ def check_names(
 
 
 def to_integer(option: str, value: Any) -> int:
-    """Return the value of an option as an int.
-
-    Raises:
-        TypeError: if it is not an integer.
-    """
+    """Return the value of an option as an int, or raise a TypeError."""
     number = integer(value)
     if number is None:
         raise TypeError(f"`{option}` must be an integer. Received: {option}={value!r}")
@@ -80,13 +72,33 @@ def to_integer(option: str, value: Any) -> int:
 
 
 def to_integers(option: str, given: Any) -> tuple[int, ...] | None:
-    """Return the values of an option as ints, None as it is.
-
-    Raises:
-        TypeError: if it is no list, or one value is not an integer.
-    """
+    """Return the values of an option as ints, or raise a TypeError; None stays None."""
     if given is None:
         return None
-    if isinstance(given, str) or not isinstance(given, (Sequence, np.ndarray)):
+    items = np.asarray(given, object)
+    if items.ndim != 1 or any(integer(i) is None for i in items):
         raise TypeError(f"`{option}` must be a list of integers. Received: {option}={given!r}")
-    return tuple(to_integer(option, i) for i in given)
+    return tuple(map(int, items))
+
+
+def check_index(option: str, value: Any, limit: int, of: str = "") -> int:
+    """Return an index below `limit`; `of` says in the message what it is an index of."""
+    number = to_integer(option, value)
+    if not 0 <= number < limit:
+        raise ValueError(f"`{option}` must be in [0, {limit}){of}. Received: {option}={value}")
+    return number
+
+
+def check_indices(
+    option: str, given: Any, limit: int | None, of: str = ""
+) -> tuple[int, ...] | None:
+    """Return indices below `limit`, at least one; None stays None. Without a limit there may be none."""
+    chosen = to_integers(option, given)
+    if chosen is None:
+        return None
+    if limit is not None and not chosen:
+        raise ValueError(f"`{option}` must not be empty{of}. Received: {option}={given!r}")
+    if min(chosen, default=0) < 0 or (limit is not None and max(chosen) >= limit):
+        upper = "S" if limit is None else limit
+        raise ValueError(f"`{option}` must be in [0, {upper}){of}. Received: {option}={given!r}")
+    return chosen

@@ -122,7 +122,6 @@ class FusedAttention:
 
     @property
     def causal(self) -> bool:
-        """Tell whether the mask hides every later key, as `ObservedAttention` says."""
         mask = self._spec.mask
         return mask is not None and any(map(self._hides_the_future, mask.rules))
 
@@ -132,7 +131,6 @@ class FusedAttention:
         return _is_lower_triangle(ops.convert_to_numpy(rule.dense), self.sizes)
 
     def hide(self, hidden: NDArray[np.bool_]) -> FusedAttention:
-        """Hide pairs, as `ObservedAttention` says."""
         visible = ops.convert_to_tensor(~hidden[None] if self._spec.heads_axis else ~hidden)
         mask = Mask.dense(visible)
         mask = mask if self._spec.mask is None else self._spec.mask & mask
@@ -143,16 +141,14 @@ class FusedAttention:
         return changed._take_rows(self, np.any(hidden, axis=-1))
 
     def replace_weights(self, rows: Sequence[int], weights: Floats) -> FusedAttention:
-        """Replace the weights of rows, as `ObservedAttention` says."""
         value = self.values
         new = ops.matmul(ops.cast(weights, value.dtype), value)  # (B, N, rows, V)
-        order = np.zeros(self.sizes[2], "int32")
-        order[list(rows)] = np.arange(len(rows))
-        heads = ops.cast(_swap_heads(ops.take(new, order, axis=2)), self.output.dtype)
+        heads = ops.cast(_swap_heads(spread(new, rows, self.sizes[2], 2)), self.output.dtype)
         chosen = np.zeros((self.sizes[1], self.sizes[2]), bool)
         chosen[:, list(rows)] = True
         changed = self.replace_heads(heads)._take_rows(self, chosen)
-        changed._replaced = {**self._replaced, **_by_row(rows, weights)}
+        by_row = {row: weights[:, :, number] for number, row in enumerate(rows)}
+        changed._replaced = {**self._replaced, **by_row}
         return changed
 
     def _take_rows(self, other: FusedAttention, rows: NDArray[np.bool_]) -> FusedAttention:
@@ -160,7 +156,6 @@ class FusedAttention:
         return self.replace_heads(ops.where(rows.T[None, :, :, None], self.heads, other.heads))
 
     def compute_weights(self, rows: range, heads: Sequence[int]) -> Floats:
-        """Compute the weights of some rows and heads, as `WeightRows` says."""
         weights = self._recompute(rows, heads)
         if not self._replaced:
             return weights
@@ -181,7 +176,6 @@ class FusedAttention:
 
     @property
     def replaced_rows(self) -> frozenset[int]:
-        """Name the rows whose weights were replaced."""
         return frozenset(self._replaced)
 
     @property
@@ -203,37 +197,31 @@ class FusedAttention:
             output = heads[:, :, 0]
         else:
             output = heads if self._spec.heads_axis == 2 else _swap_heads(heads)
-        changed = FusedAttention(output, self._spec, self._tensors)
-        changed._replaced = self._replaced
+        changed = copy.copy(self)
+        changed.output = output
         return changed
 
     def is_projected_by(self, layer: Any) -> bool:
-        """Tell whether a layer projects the heads as they are: not where heads have several widths."""
         kernel = getattr(layer, "kernel", None)
-        return kernel is not None and math.prod(kernel.shape[:-1]) == self.sizes[1] * int(
-            self._spec.widths[1]
-        )
+        # Not where heads have several widths.
+        width = self.sizes[1] * int(self._spec.widths[1])
+        return kernel is not None and math.prod(kernel.shape[:-1]) == width
 
     def compute_gradient(self, gradient: Any) -> Floats:
-        """Compute the gradient of the weights, as `ObservedAttention` says: dL/dw_ij = dL/do_i . v_j."""
         value = ops.transpose(self.values, (0, 1, 3, 2))
         return ops.convert_to_numpy(ops.matmul(self._heads_first(gradient), value))
 
     def _heads_first(self, x: Any) -> Any:
         """Return (B, N, T, V), at least float32."""
-        x = _widen(x)
+        x = widen(x)
         axis = self._spec.heads_axis
         if axis is None:
             return x[:, None]
-        return ops.transpose(x, (0, 2, 1, 3)) if axis == 2 else x
+        return _swap_heads(x) if axis == 2 else x
 
 
 class StepwiseAttention:
-    """The attention of a recurrent decoder: T steps of one query each.
-
-    Args:
-        steps: the attention of each step, with sizes (B, N, 1, S).
-    """
+    """The attention of a recurrent decoder: T steps of one query each, with sizes (B, N, 1, S)."""
 
     def __init__(self, steps: Sequence[ObservedAttention]) -> None:
         self._steps = steps
@@ -243,7 +231,6 @@ class StepwiseAttention:
         self.numbers_per_weight = steps[0].numbers_per_weight
 
     def compute_weights(self, rows: range, heads: Sequence[int]) -> Floats:
-        """Compute the weights of some rows and heads, as `WeightRows` says."""
         each = [self._steps[row].compute_weights(range(1), heads) for row in rows]
         return np.concatenate(each, axis=2)
 
@@ -251,11 +238,8 @@ class StepwiseAttention:
 class SoftmaxAttention:
     """An attention whose weights come out of a softmax in the layer.
 
-    Args:
-        layer: the layer.
-        weights: (B, N, T, S), or with more axes for batch and positions, or without one for heads.
-        scores: the input of the softmax.
-        mask: the mask of the softmax, broadcastable to the scores, or None.
+    They are (B, N, T, S), or have more axes for batch and positions, or none for heads. `scores` and `mask`, which
+    broadcasts to them, are the arguments of the softmax.
     """
 
     start = np.zeros((), np.int64)
@@ -272,7 +256,6 @@ class SoftmaxAttention:
 
     @property
     def causal(self) -> bool:
-        """Tell whether the mask hides every later key, as `ObservedAttention` says."""
         T, S = self.sizes[2:]
         if T != S:
             return False
@@ -281,24 +264,21 @@ class SoftmaxAttention:
         return _is_lower_triangle(~hidden, self.sizes)
 
     def compute_weights(self, rows: range, heads: Sequence[int]) -> Floats:
-        """Compute the weights of some rows and heads, as `WeightRows` says."""
         part = slice(rows.start, rows.stop)
         weights = self._part(self.output, part)
         visible = ops.logical_not(self._hidden(self._part(self._scores, part), part))
         # Some softmaxes give a row without visible keys uniform weights.
         weights = ops.where(ops.any(visible, axis=-1, keepdims=True), weights, 0.0)
-        return ops.convert_to_numpy(ops.take(_widen(weights), list(heads), axis=1))
+        return ops.convert_to_numpy(ops.take(widen(weights), list(heads), axis=1))
 
     def is_projected_by(self, layer: Any) -> bool:
-        """Tell whether a layer projects the heads as they are."""
         return layer is not None
 
     def hide(self, hidden: NDArray[np.bool_]) -> SoftmaxAttention:
-        """Hide pairs, as `ObservedAttention` says."""
         T = self.sizes[2]
         scores = ops.reshape(self._scores, self.sizes)
         all_hidden = ops.logical_or(self._hidden(scores, slice(0, T)), hidden[None])
-        wide = ops.where(all_hidden, -np.inf, _widen(scores))
+        wide = ops.where(all_hidden, -np.inf, widen(scores))
         top = ops.max(wide, axis=-1, keepdims=True)
         # No softmax of Keras, which would be observed.
         powers = ops.exp(wide - ops.where(ops.isfinite(top), top, ops.zeros_like(top)))
@@ -315,21 +295,17 @@ class SoftmaxAttention:
         return changed
 
     def replace_weights(self, rows: Sequence[int], weights: Floats) -> SoftmaxAttention:
-        """Replace the weights of rows, as `ObservedAttention` says."""
-        order = np.zeros(self.sizes[2], "int32")
-        order[list(rows)] = np.arange(len(rows))
         chosen = np.zeros((self.sizes[2], 1), bool)
         chosen[list(rows)] = True
         old = ops.reshape(self.output, self.sizes)
-        new = ops.where(chosen, ops.cast(ops.take(weights, order, axis=2), old.dtype), old)
+        new = ops.cast(spread(weights, rows, self.sizes[2], 2), old.dtype)
         changed = copy.copy(self)
-        changed.output = ops.reshape(new, self.output.shape)
+        changed.output = ops.reshape(ops.where(chosen, new, old), self.output.shape)
         changed.replaced_rows = self.replaced_rows | set(rows)
         return changed
 
     def compute_gradient(self, gradient: Any) -> Floats:
-        """Compute the gradient of the weights, as `ObservedAttention` says."""
-        return ops.convert_to_numpy(_widen(ops.reshape(gradient, self.sizes)))
+        return ops.convert_to_numpy(widen(ops.reshape(gradient, self.sizes)))
 
     def _part(self, x: Any, rows: slice) -> Any:
         return ops.reshape(x, self.sizes)[:, :, rows]
@@ -345,14 +321,16 @@ class SoftmaxAttention:
         return ops.logical_or(hidden, ops.logical_not(mask))
 
 
-def _widen(x: Any) -> Any:
+def widen(x: Any) -> Any:
     """Cast to float32, unless it is float64."""
     return x if "float64" in str(x.dtype) else ops.cast(x, "float32")
 
 
-def _by_row(rows: Sequence[int], weights: Floats) -> dict[int, Floats]:
-    """Return weights (B, N, S) by row."""
-    return {row: weights[:, :, number] for number, row in enumerate(rows)}
+def spread(x: Any, places: Any, length: int, axis: int) -> Any:
+    """Return `length` entries along an axis, those of `x` in their places; all others are not to be read."""
+    order = np.zeros(length, "int32")
+    order[list(places)] = np.arange(len(places))
+    return ops.take(x, order, axis=axis)
 
 
 def _swap_heads(x: Any) -> Any:

@@ -18,8 +18,8 @@ from heed.inspect.drawing import (
     drawing_parts,
     fill,
     json_in_html,
-    query_tokens,
     read_part,
+    select_tokens,
 )
 
 _TITLE = "Attention"
@@ -108,7 +108,7 @@ def page(
     tables = [] if scores is None else [scores_table(scores)]
     if lens is not None:
         # The last layer reads what the model reads: in an encoder-decoder model the decoder's tokens.
-        labels = query_tokens(capture, capture.names[-1], tokens, key_tokens)
+        labels, _ = select_tokens(capture, capture.names[-1], tokens, key_tokens)
         tables.append(lens_table(lens, example, labels, token_name))
     drawing = drawing_parts()
     parts = {

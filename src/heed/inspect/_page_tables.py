@@ -9,6 +9,7 @@ import numpy as np
 
 from heed.inspect._circuits import SCORES, CircuitScores
 from heed.inspect._lens import Lens
+from heed.inspect._names import check_index
 
 _TOP = 3  # tokens in a cell of the lens
 _MOST = 20_000  # cells that browsers lay out without delay
@@ -25,12 +26,7 @@ _LENS_NOTE = (
 
 
 def scores_table(scores: CircuitScores) -> str:
-    """Return a table with a row for each head and a column for each score, as HTML.
-
-    Raises:
-        TypeError: if `scores` are none.
-        ValueError: if there are too many heads for a browser.
-    """
+    """Return a table with a row for each head and a column for each score, as HTML."""
     if not isinstance(scores, CircuitScores):
         raise TypeError(f"`scores` must be CircuitScores. Received: {type(scores).__name__}")
     layers = scores.scores[SCORES[0]]
@@ -51,23 +47,11 @@ def lens_table(
 ) -> str:
     """Return a table with a row for each position and a column for each place, as HTML.
 
-    Args:
-        lens: the lens.
-        example: which entry of its batch.
-        labels: names of positions, as far as they are known.
-        token_name: the name of a token of the vocabulary.
-
-    Raises:
-        TypeError: if `lens` is none, or names are no strings.
-        ValueError: if the entry does not exist, or there are too many positions for a browser.
+    `labels` name the positions, as far as they are known.
     """
     if not isinstance(lens, Lens):
         raise TypeError(f"`lens` must be a Lens. Received: {type(lens).__name__}")
-    count = min(len(x) for x in lens.logits.values())
-    if example >= count:
-        raise ValueError(
-            f"`example` must be in [0, {count}), the batch of `lens`. Received: example={example}"
-        )
+    check_index("example", example, min(map(len, lens.logits.values())), ", the batch of `lens`")
     positions = lens.positions if lens.positions is not None else (None,)
     _check_size("lens", len(positions) * len(lens.logits))
     # A classifier has one row.

@@ -22,14 +22,7 @@ def compute_picture(
     size: int | None,
     tokens: Sequence[int],
 ) -> tuple[Floats, RowStatistics]:
-    """Compute the picture and the statistics of some heads in one pass over their weights.
-
-    Args:
-        attention: the attention.
-        heads: which heads.
-        rows: which queries; None for all of them.
-        size: the maximum of rows and columns of the picture, or None. Ignored if `rows` are given.
-        tokens: which keys to report.
+    """Compute the picture and the statistics of some heads in one pass over their weights; arguments as for `capture`.
 
     Returns:
         The picture, (B, heads, rows, S) or pooled, and the statistics of all T queries.

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from heed.config import one_of
 from heed.figure import new_figure
 from heed.inspect._capture import Capture, select_weights
-from heed.inspect._circuits import CircuitScores, check_kind
+from heed.inspect._circuits import SCORES, CircuitScores
 from heed.inspect._interventions import Ablation
 from heed.inspect._measures import MEASURES, by_head
 from heed.inspect._row_statistics import Floats
@@ -144,21 +145,13 @@ def plot_alignment(
     """
     layers = _select_layers(capture, layer, None if head is None else [head], example)
     labels = _make_labels(capture, next(iter(layers)), target=target, source=source)
-    mean = np.mean(np.concatenate(list(layers.values())), axis=0)
-    of = _describe_mean(sum(map(len, layers.values())))
+    mean, where, of = _average(layers)
     of = of if head is None else f"head {head}" + (f", {of}" if len(layers) > 1 else "")
-    where = next(iter(layers)) if len(layers) == 1 else f"{len(layers)} layers of cross-attention"
     sides = ("written: target", "read: source")
     figure = _draw_map(mean, labels, f"{where}, {of}", sides, cell=0.3)
     reading = np.flatnonzero(mean.sum(1) > 0)
-    figure.axes[0].scatter(
-        mean[reading].argmax(1),
-        reading,
-        s=26,
-        facecolors="none",
-        edgecolors="#d95f02",
-        linewidths=1.2,
-    )
+    ring = {"facecolors": "none", "edgecolors": "#d95f02", "linewidths": 1.2}
+    figure.axes[0].scatter(mean[reading].argmax(1), reading, s=26, **ring)
     return figure
 
 
@@ -199,7 +192,7 @@ def plot_cross_attention(
     figure.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)
 
     axes = left.subplots()
-    image = _draw_panel(axes, np.mean(np.concatenate(list(layers.values())), axis=0), 1.0)
+    image = _draw_panel(axes, _average(layers)[0], 1.0)
     axes.set_title("mean of all heads", fontsize=9)
     _label_axis(axes.xaxis, columns, 10)
     _label_axis(axes.yaxis, rows, 10)
@@ -261,16 +254,14 @@ def plot_image_attention(
     pixels = _to_pixels(image)
     layers = _select_layers(capture, layer, heads, example)
     name = next(iter(layers))
-    where = name if len(layers) == 1 else f"{len(layers)} layers of cross-attention"
+    weights, where, of = _average(layers)
     if capture.cells[name] != (1, 1):
         raise ValueError(
             "`capture` must not be pooled: inspect.capture(..., size=None). "
             f"Received: {name!r} pooled to cells of {capture.cells[name]}"
         )
     if query is None:
-        weights = np.mean(np.concatenate(list(layers.values())), axis=0)
         titles, _ = _make_labels(capture, name, tokens=tokens, key_tokens=None)
-        of = _describe_mean(sum(map(len, layers.values())))
     elif len(layers) > 1 or query not in capture.rows[name]:
         raise ValueError(
             f"`query` must be one of the rows of one `layer`, {', '.join(map(str, capture.rows[name]))}. "
@@ -354,7 +345,7 @@ def plot_model(
     else:
         costs: Any = source.costs if isinstance(source, Ablation) else source
         if isinstance(source, CircuitScores):
-            costs = source.scores[check_kind(measure)]
+            costs = source.scores[one_of(SCORES).check("measure", measure)]
             label = label or f"{measure} score"
         numbers = {name: np.asarray(x, np.float64) for name, x in costs.items()}
         label = label or ("cost of switching it off" if isinstance(source, Ablation) else "")
@@ -377,16 +368,9 @@ def plot_model(
     axes.set_facecolor("#f4f5f7")  # cells that fewer heads leave empty
     for (i, j), x in np.ndenumerate(table):
         if np.isfinite(x):
-            dark = abs(x) > 0.6 * most
-            axes.text(
-                j,
-                i,
-                f"{round(x, digits) + 0.0:.{digits}f}",
-                ha="center",
-                va="center",
-                fontsize=6.5,
-                color="white" if dark else _INK,
-            )
+            text = f"{round(x, digits) + 0.0:.{digits}f}"
+            colour = "white" if abs(x) > 0.6 * most else _INK
+            axes.text(j, i, text, ha="center", va="center", fontsize=6.5, color=colour)
     _label_axis(axes.xaxis, [str(head) for head in names], 8)
     _label_axis(axes.yaxis, list(numbers), 8)
     axes.set_xlabel("head", fontsize=8, color=_MUTED)
@@ -447,8 +431,12 @@ def _select_layers(
     return layers
 
 
-def _describe_mean(count: int) -> str:
-    return f"mean of {count} head{'s' if count > 1 else ''}"
+def _average(layers: Mapping[str, Floats]) -> tuple[Floats, str, str]:
+    """Return the mean of all heads, and in words the layers and the number of the heads."""
+    pictures = np.concatenate(list(layers.values()))
+    where = next(iter(layers)) if len(layers) == 1 else f"{len(layers)} layers of cross-attention"
+    count = f"{len(pictures)} head{'s' if len(pictures) > 1 else ''}"
+    return pictures.mean(0), where, f"mean of {count}"
 
 
 def _to_pixels(image: Any) -> Floats:
@@ -501,14 +489,8 @@ def _make_labels(
 ) -> tuple[list[str], list[str]]:
     """Return the labels of the rows and columns of a layer's picture.
 
-    Args:
-        capture: the weights.
-        layer: name of a layer.
-        tokens: the tokens of all queries and of all keys, by argument name. Default: their positions; the keys of
-            self-attention have the tokens of the queries.
-
-    Raises:
-        ValueError: if the number of tokens is not that of the positions.
+    `tokens` are those of all queries and of all keys, by argument name. Default: their positions; the keys of
+    self-attention have the tokens of the queries.
     """
     T, S = capture.lengths[layer]
     (option, queries), (key_option, keys) = tokens.items()
@@ -533,8 +515,7 @@ def _draw_panel(axes: Any, numbers: Floats, most: float | None = None, linear: b
     """Draw numbers (rows, columns). Colours follow the square root, which makes small weights visible.
 
     Args:
-        axes: the axes.
-        numbers: drawn with a signed scale if any is negative.
+        axes, numbers: the numbers, drawn with a signed scale if any is negative.
         most: the number with the darkest colour. Default: the largest.
         linear: whether colours follow the numbers themselves, as signed ones always do.
     """

@@ -11,6 +11,7 @@ from keras import ops
 from numpy.typing import NDArray
 
 from heed.inspect import _names
+from heed.inspect._observed import widen
 from heed.inspect._row_statistics import Floats
 from heed.inspect._watch import Place
 
@@ -92,11 +93,7 @@ class Residual(Mapping[str, "Floats"]):
 
 
 class Recorder:
-    """A tap that records the stream and the heads.
-
-    Args:
-        choose: see `Choose`.
-    """
+    """A tap that records the stream and the heads."""
 
     def __init__(self, choose: Choose) -> None:
         self._choose = choose
@@ -105,7 +102,6 @@ class Recorder:
         self.positions: dict[str, tuple[int, ...]] = {}
 
     def __call__(self, place: Place, x: Any) -> None:
-        """Record a tensor."""
         if place.part == "weights":
             return
         if place.name not in self.names:
@@ -135,5 +131,4 @@ class Recorder:
 
 def to_floats(x: Any) -> Floats:
     """Return a tensor as an array of its own, float32 or float64."""
-    x = x if "float64" in str(x.dtype) else ops.cast(x, "float32")
-    return np.array(ops.convert_to_numpy(x))
+    return np.array(ops.convert_to_numpy(widen(x)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,13 @@ class RowStatistics:
             tokens={**other.tokens, **self.tokens},
             offsets={**other.offsets, **self.offsets},
         )
+
+
+def each_head(rows: Mapping[str, Floats]) -> Iterator[tuple[str, int, float]]:
+    """Yield the layer, the number and the value of each head of (N,) values by layer."""
+    for name, row in rows.items():
+        for head, x in enumerate(row):
+            yield name, head, float(x)
 
 
 def join_rows(parts: Sequence[RowStatistics]) -> RowStatistics:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from heed.inspect import _names
 from heed.inspect._blocks import is_attention
@@ -90,7 +89,7 @@ def capture(
         _, N, T, S = attention.sizes
         chosen_heads = _select("heads", heads, full, N) or tuple(range(N))
         chosen_rows = _select("rows", rows, full, T)
-        keys = [token for token in _check_integers("tokens", tokens, None, full) if token < S]
+        keys = [token for token in _select("tokens", tokens, full, None) or () if token < S]
         picture, statistics = compute_picture(attention, chosen_heads, chosen_rows, size, keys)
         captured[full] |= {
             "weights": picture,
@@ -115,8 +114,9 @@ def capture(
 
     recorder = Recorder(choose) if residual else None
     taps = () if recorder is None else (recorder,)
+    call = ModelCall(model, inputs, call_arguments)
     with current().without_gradients():
-        outputs, names = run_observed(model, inputs, call_arguments, take, layers, taps=taps)
+        outputs, names = run_observed(call, take, layers, taps=taps)
         for full, attentions in steps.items():
             draw(full, StepwiseAttention(attentions))
     for option, given in (("heads", heads), ("rows", rows)):
@@ -127,33 +127,43 @@ def capture(
     return Capture._of(parts, outputs, stream)
 
 
+class ModelCall:
+    """A call of a model that can be repeated; arguments as for `capture`."""
+
+    def __init__(
+        self, model: Any, inputs: Any, call_arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        if not isinstance(model, keras.layers.Layer):
+            raise TypeError(f"`model` must be a Keras model or layer. Received: model={model!r}")
+        for x in keras.tree.flatten(inputs):
+            if isinstance(x, Iterator):
+                raise TypeError(
+                    "`inputs` must be arrays, which several runs can read. "
+                    f"Received: a {type(x).__name__}, which the first run would use up"
+                )
+        self.model, self.inputs, self.arguments = model, inputs, dict(call_arguments or {})
+
+    def __call__(self) -> Any:
+        return self.model(self.inputs, training=False, **self.arguments)
+
+
 def run_observed(
-    model: Any,
-    inputs: Any,
-    call_arguments: Mapping[str, Any] | None,
-    observer: Observer,
+    call: ModelCall,
+    observer: Observer | None,
     layers: Sequence[str] | None = None,
     traced: bool = False,
     taps: Sequence[Tap] = (),
     kept: dict[str, Returned] | None = None,
 ) -> tuple[Any, dict[str, str]]:
-    """Run a model and report its attention to `observer`.
-
-    Args:
-        model, inputs, call_arguments, layers: as for `capture`.
-        observer: gets each attention of the chosen layers.
-        traced: whether this repeats a run to trace it, for its derivative.
-        taps, kept: see `watch`.
+    """Run a model and report the attention of the chosen layers to `observer`; see `Session`.
 
     Returns:
         The outputs of the model, and the short name of each attention that ran by its full name.
-
-    Raises:
-        ValueError, TypeError: as `capture`.
     """
-    check_run(model, inputs, layers)
-    with watch(observer, layers, traced, taps, kept=kept) as session:
-        outputs = model(inputs, training=False, **(call_arguments or {}))
+    check_layers(layers)
+    model = call.model
+    with watch(Session(observer, layers, traced, taps, kept=kept)) as session:
+        outputs = call()
     missed = [] if traced else _find_missed(model, session)
     if not session.names:
         known = f"; it has {', '.join(missed)}" if missed else ""
@@ -175,21 +185,7 @@ def run_observed(
     return outputs, dict(zip(session.names, _names.shorten_names(session.names), strict=True))
 
 
-def check_run(model: Any, inputs: Any, layers: Sequence[str] | None = None) -> None:
-    """Check that a model is one of Keras, that the inputs can be read again, and that layers are names.
-
-    Raises:
-        TypeError: if not.
-        ValueError: if there are no names.
-    """
-    if not isinstance(model, keras.layers.Layer):
-        raise TypeError(f"`model` must be a Keras model or layer. Received: model={model!r}")
-    for x in keras.tree.flatten(inputs):
-        if isinstance(x, Iterator):
-            raise TypeError(
-                "`inputs` must be arrays, which several runs can read. "
-                f"Received: a {type(x).__name__}, which the first run would use up"
-            )
+def check_layers(layers: Sequence[str] | None) -> None:
     if layers is not None:
         if isinstance(layers, str) or any(not isinstance(name, str) for name in layers):
             raise TypeError(f"`layers` must be a list of names. Received: layers={layers!r}")
@@ -198,11 +194,6 @@ def check_run(model: Any, inputs: Any, layers: Sequence[str] | None = None) -> N
 
 
 def check_function(option: str, given: Any) -> None:
-    """Check that a measure of the outputs can be called.
-
-    Raises:
-        TypeError: if it cannot.
-    """
     if not callable(given):
         raise TypeError(f"`{option}` must be a function of the outputs. Received: {given!r}")
 
@@ -217,25 +208,11 @@ def _find_missed(model: Any, session: Session) -> list[str]:
     ]
 
 
-def _select(option: str, given: Selection, full: str, limit: int) -> tuple[int, ...] | None:
-    """Return the chosen heads or rows of one layer; None for all."""
+def _select(option: str, given: Selection, full: str, limit: int | None) -> tuple[int, ...] | None:
+    """Return the chosen heads, rows or keys of one layer; None for all."""
     if isinstance(given, Mapping):
         given = next((x for name, x in given.items() if _names.selects(name, full)), None)
-    return None if given is None else _check_integers(option, given, limit, full)
-
-
-def _check_integers(option: str, given: Any, limit: int | None, full: str) -> tuple[int, ...]:
-    array = np.asarray(given)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise TypeError(f"`{option}` must be a list of integers. Received: {option}={given!r}")
-    chosen = tuple(int(i) for i in array)
-    if limit is not None and not chosen:
-        raise ValueError(f"`{option}` must not be empty. Received: {option}={given!r}")
-    if len(set(chosen)) != len(chosen):
+    chosen = _names.check_indices(option, given, limit, f" for {full!r}")
+    if chosen is not None and len(set(chosen)) != len(chosen):
         raise ValueError(f"`{option}` must not repeat. Received: {option}={given!r}")
-    if min(chosen, default=0) < 0 or (limit is not None and max(chosen) >= limit):
-        upper = "S" if limit is None else limit
-        raise ValueError(
-            f"`{option}` must be in [0, {upper}) for {full!r}. Received: {option}={given!r}"
-        )
     return chosen

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from heed.inspect._run import check_run
-from heed.inspect._watch import Place, Returned, Tap, watch
+from heed.inspect._run import ModelCall
+from heed.inspect._watch import Place, Returned, Session, watch
 from heed.ops.backends import current
 
 
@@ -20,93 +19,52 @@ class Seen(NamedTuple):
 
 @dataclass
 class Block:
-    """A block of the stack.
+    """A block of the stack."""
 
-    Attributes:
-        name: its full name.
-        input, output: the stream before and after it.
-        parts: what it adds, in running order, by place.
-        heads: the heads of each part of attention.
-        norms: the normalisations that ran in it: pairs of input and output.
-    """
-
-    name: str
-    input: Any
-    output: Any
-    parts: list[Seen]
-    heads: dict[str, list[Seen]]
-    norms: list[tuple[Seen, Seen]]
+    name: str  # in full
+    input: Any  # the stream before it
+    output: Any  # and after it
+    parts: list[Seen]  # what it adds, in running order, by place
+    heads: dict[str, list[Seen]]  # of each part of attention
+    norms: list[tuple[Seen, Seen]]  # the inputs and outputs of the normalisations that ran in it
 
 
 @dataclass
 class Stack:
-    """A run of a model whose last blocks form a chain.
+    """A run of a model whose last blocks form a chain."""
 
-    Attributes:
-        model, inputs, call_arguments: the run.
-        outputs: of the model.
-        blocks: in running order; each gets the tensor that the one before it returns.
-        kept: what all blocks of the model returned, by full name.
-        final: the place and the tensor from which the head computes the outputs: the output of the final
-            normalisation, or that of the last block.
-        final_norm: the final normalisation, or None.
-    """
-
-    model: Any
-    inputs: Any
-    call_arguments: Mapping[str, Any]
+    call: ModelCall
     outputs: Any
-    blocks: list[Block]
-    kept: dict[str, Returned]
-    final: Seen
+    blocks: list[Block]  # in running order; each gets the tensor that the one before it returns
+    kept: dict[str, Returned]  # what all blocks of the model returned, by full name
+    final: Seen  # what the head reads: the output of the final normalisation, or of the last block
     final_norm: tuple[Seen, Seen] | None
 
     def run_head(self, name: str, new: Any) -> Any:
-        """Run what comes after the last block again.
-
-        Args:
-            name: the full name of a place at or after the end of the stack.
-            new: the tensor there.
-        """
+        """Run what comes after the last block again, with a new tensor at a place at or after the end of the stack."""
 
         def tap(place: Place, x: Any) -> Any:
             return new if place.name == name else None
 
-        taps: tuple[Tap, ...] = (tap,)
-        with watch(None, traced=True, taps=taps, outputs=self.kept, norms=True):
-            return self.model(self.inputs, training=False, **self.call_arguments)
+        with watch(Session(traced=True, taps=(tap,), outputs=self.kept, norms=True)):
+            return self.call()
 
 
-def run_stack(
-    model: Any,
-    inputs: Any,
-    call_arguments: Mapping[str, Any] | None,
-    layers: Sequence[str] | None = None,
-) -> Stack:
-    """Run a model and find its last stack of blocks.
-
-    Raises:
-        TypeError, ValueError: as `check_run`, and if the model has no blocks that heed knows.
-        RuntimeError: if a block runs inside a compiled function.
-    """
-    check_run(model, inputs, layers)
+def run_stack(call: ModelCall) -> Stack:
+    """Run a model and find its last stack of blocks."""
     seen: list[Seen] = []
     kept: dict[str, Returned] = {}
 
     def see(place: Place, x: Any) -> None:
         seen.append(Seen(place, x))
 
-    arguments = dict(call_arguments or {})
-    with (
-        current().without_gradients(),
-        watch(None, taps=(see,), kept=kept, norms=True),
-    ):
-        outputs = model(inputs, training=False, **arguments)
+    with current().without_gradients(), watch(Session(taps=(see,), kept=kept, norms=True)):
+        outputs = call()
     blocks = [_make_block(name, seen) for name in kept]
     if not blocks:
         raise ValueError(
             "`model` must have blocks of a Transformer: those of heed or KerasHub, or layers with an attention layer "
-            f"and a feed-forward layer. Received: {model.name!r}, which ran none"
+            f"and a feed-forward layer. Received: {call.model.name!r}, which ran none"
         )
     chain = [blocks.pop()]
     while blocks and chain[0].input is blocks[-1].output:
@@ -114,9 +72,7 @@ def run_stack(
     last = chain[-1].output
     end = max(i for i, one in enumerate(seen) if one.x is last and one.place.part == "output")
     norm = next((pair for pair in _pair_norms(seen[end:]) if pair[0].x is last), None)
-    return Stack(
-        model, inputs, arguments, outputs, chain, kept, seen[end] if norm is None else norm[1], norm
-    )
+    return Stack(call, outputs, chain, kept, seen[end] if norm is None else norm[1], norm)
 
 
 def _make_block(name: str, seen: list[Seen]) -> Block:

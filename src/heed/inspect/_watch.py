@@ -45,28 +45,22 @@ Observer = Callable[[str, ObservedAttention, str], Any]
 class Place(NamedTuple):
     """A place where a running model has a tensor that can be recorded or replaced.
 
-    Attributes:
-        name: its full name: that of a block of the model and "input", "output", "attention_output",
-            "cross_attention_output" or "feed_forward_output"; or that of an attention and "heads" or "weights"; or that
-            of a normalisation and "norm_input" or "norm_output".
-        layer: the layer that is called there; of heads and weights the attention layer.
-        attention: for heads and weights the attention, else None.
-        raw_shape: of heads, the shape in which the layer has them.
+    Its full name is that of a block of the model and "input", "output", "attention_output", "cross_attention_output" or
+    "feed_forward_output"; or that of an attention and "heads" or "weights"; or that of a normalisation and "norm_input"
+    or "norm_output".
     """
 
     name: str
-    layer: Any
-    attention: ObservedAttention | None = None
-    raw_shape: tuple[int, ...] = ()
+    layer: Any  # that is called there; of heads and weights the attention layer
+    attention: ObservedAttention | None = None  # of heads and weights
+    raw_shape: tuple[int, ...] = ()  # in which the layer has its heads
 
     @property
     def part(self) -> str:
-        """The last part of the name."""
         return self.name.rpartition("/")[2]
 
     @property
     def owner(self) -> str:
-        """The full name of the block or of the attention."""
         return self.name.rpartition("/")[0]
 
     def shape(self, x: Any) -> Any:
@@ -84,74 +78,61 @@ Tap = Callable[[Place, Any], Any]
 
 
 class Returned(NamedTuple):
-    """What a block returned.
-
-    Attributes:
-        output: the output.
-        names, blocks: the full names of the attentions, and of the blocks, that ran in it.
-    """
+    """What a block returned."""
 
     output: Any
-    names: Sequence[str]
-    blocks: Sequence[str]
+    names: Sequence[str]  # of the attentions that ran in it
+    blocks: Sequence[str]  # that ran in it
 
 
 @dataclass(eq=False)
 class Frame:
-    """A layer that is being called.
-
-    Attributes:
-        parts: the parts of a block, see `find_parts`; else empty.
-        name: the full name of a block.
-        norm: the full name of a normalisation.
-        before: how many attentions and blocks had run before a block.
-        heads: the place of the heads of an attention, once they have been computed and until they are used.
-    """
+    """A layer that is being called."""
 
     layer: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    parts: Mapping[Any, str] = field(default_factory=dict)
-    name: str = ""
-    norm: str = ""
-    before: tuple[int, int] = (0, 0)
-    heads: Place | None = None
+    parts: Mapping[Any, str] = field(default_factory=dict)  # of a block, see `find_parts`
+    name: str = ""  # the full name of a block
+    norm: str = ""  # the full name of a normalisation
+    before: tuple[int, int] = (0, 0)  # how many attentions and blocks had run before a block
+    heads: Place | None = None  # of an attention, from when they are computed until they are used
 
     @property
     def first(self) -> Any:
-        """The first argument."""
         return self.args[0] if self.args else next(iter(_bind_arguments(self).values()), None)
 
     def replace_first(self, x: Any) -> None:
-        """Replace the first argument."""
         if self.args:
             self.args = (x, *self.args[1:])
         else:
             self.kwargs = {**self.kwargs, next(iter(_bind_arguments(self))): x}
 
 
+@dataclass(eq=False)
 class Session:
     """The observation of one run of a model.
 
     Args:
-        observer, layers, taps, outputs, kept, norms: see `watch`.
+        observer: gets the attentions; None where only taps are wanted.
+        layers: names of the layers to report, see `heed.inspect._names.selects`; None for all.
         traced: whether the run is traced, for its derivative. Nothing has values then, and no kind is determined: the
             observer gets "".
+        taps: get the tensors of all places, each what the taps before it made of them.
+        outputs: what blocks return by full name, instead of being called.
+        kept: gets what each block returns, by full name.
+        norms: whether the inputs and outputs of normalisations are places too.
     """
 
-    def __init__(
-        self,
-        observer: Observer | None,
-        layers: Sequence[str] | None,
-        traced: bool = False,
-        taps: Sequence[Tap] = (),
-        outputs: Mapping[str, Returned] | None = None,
-        kept: dict[str, Returned] | None = None,
-        norms: bool = False,
-    ) -> None:
-        self.kept, self.norms = kept, norms
-        self.observer, self.layers, self.traced = observer, layers, traced
-        self.taps, self.outputs = taps, outputs or {}
+    observer: Observer | None = None
+    layers: Sequence[str] | None = None
+    traced: bool = False
+    taps: Sequence[Tap] = ()
+    outputs: Mapping[str, Returned] = field(default_factory=dict)
+    kept: dict[str, Returned] | None = None
+    norms: bool = False
+
+    def __post_init__(self) -> None:
         self.frames: list[Frame] = []
         self.names: list[str] = []  # of all attentions that ran
         self.blocks: list[str] = []  # the names of all blocks that ran
@@ -233,7 +214,6 @@ class Session:
         return output
 
     def tap_first(self, place: Place, output: Any) -> Any:
-        """Tap the first tensor of a layer's output."""
         if isinstance(output, (tuple, list)):
             return type(output)([self.tap(place, output[0]), *output[1:]])
         return self.tap(place, output)
@@ -257,7 +237,6 @@ class Session:
         return found
 
     def call_softmax(self, original: Function, x: Any, axis: Any = -1) -> Any:
-        """Return the backend's softmax."""
         weights = original(x, axis=axis)
         return self.observe_softmax(x, weights) if axis in (-1, len(x.shape) - 1) else weights
 
@@ -282,7 +261,6 @@ class Session:
             return original(*args, **kwargs)
 
     def observe_op(self, spec: AttentionSpec, tensors: Tensors, output: Any) -> Any:
-        """Return an attention of heed's ops."""
         return self.observe(output, lambda: FusedAttention(output, spec, tensors))
 
     def observe_softmax(self, scores: Any, weights: Any, mask: Any = None) -> Any:
@@ -342,11 +320,7 @@ class Session:
         return path[1:] or path
 
     def check_values(self, x: Any) -> None:
-        """Check that a tensor has values.
-
-        Raises:
-            RuntimeError: if it has none, inside a compiled function.
-        """
+        """Raise a RuntimeError if a tensor has no values, inside a compiled function."""
         if self.traced or isinstance(x, np.ndarray) or current().has_values(x):
             return
         self.without_values = True
@@ -360,7 +334,6 @@ class Session:
         raise self.error
 
     def find_kind(self, attention: ObservedAttention) -> str:
-        """Find the kind of an attention, as `Observer` says."""
         if self.traced:
             return ""
         cross = _is_cross(self.frames[-1])
@@ -386,31 +359,16 @@ _taps: ContextVar[tuple[Tap, ...]] = ContextVar("heed_inspect_taps", default=())
 
 
 @contextmanager
-def watch(
-    observer: Observer | None,
-    layers: Sequence[str] | None = None,
-    traced: bool = False,
-    taps: Sequence[Tap] = (),
-    outputs: Mapping[str, Returned] | None = None,
-    kept: dict[str, Returned] | None = None,
-    norms: bool = False,
-) -> Iterator[Session]:
-    """Report each attention that Keras layers compute in this thread.
-
-    Args:
-        observer: gets the attentions; None where only taps are wanted.
-        layers: names of the layers to report, see `heed.inspect._names.selects`; None for all.
-        traced: see `Session`.
-        taps: get the tensors of all places, each what the taps before it made of them. Those that are active around
-            this block come first.
-        outputs: what blocks return by full name, instead of being called.
-        kept: gets what each block returns, by full name.
-        norms: whether the inputs and outputs of normalisations are places too.
-    """
-    with set_here(_taps, (*_taps.get(), *taps)):
-        session = Session(observer, layers, traced, _taps.get(), outputs, kept, norms)
-        with set_here(_session, session), set_watcher(session.observe_op), activate(_patches()):
-            yield session
+def watch(session: Session) -> Iterator[Session]:
+    """Observe what Keras layers compute in this thread; the taps of sessions around this one come first."""
+    session.taps = (*_taps.get(), *session.taps)
+    with (
+        set_here(_taps, session.taps),
+        set_here(_session, session),
+        set_watcher(session.observe_op),
+        activate(_patches()),
+    ):
+        yield session
 
 
 def is_edited() -> bool:

@@ -84,7 +84,7 @@ def drawing_of(
     layers, weights = [], []
     for name in capture.names:
         picture = _select_example(capture, name, example)
-        queries, keys = _select_tokens(capture, name, tokens, key_tokens)
+        queries, keys = select_tokens(capture, name, tokens, key_tokens)
         cells, (T, S) = capture.cells[name], capture.lengths[name]
         rows = capture.rows[name]
         columns = range(0, S, cells[1])
@@ -117,20 +117,16 @@ def drawing_of(
             f"Received: none{places}"
         )
     levels, text = _compress(weights)
+    # Of the largest weight, 1; the mean of heads is rounded again.
+    worst = 1 / levels + 1 / (4 * levels**2)
     return {
         "levels": levels,
         "sequences": list(map(list, sequences)),
         "layers": layers,
-        "note": _describe_accuracy(levels),
+        "note": f"Weights are accurate to {worst:.1g}, means of heads to {2 * worst:.1g}. "
+        "Colours follow the square root of a weight, so that weak ones stay visible.",
         "weights": text,
     }
-
-
-def query_tokens(
-    capture: Capture, name: str, tokens: Tokens, key_tokens: Sequence[str] | None
-) -> list[str]:
-    """Return the tokens of a layer's T queries; arguments as for `page`."""
-    return _select_tokens(capture, name, tokens, key_tokens)[0]
 
 
 def _select_example(capture: Capture, name: str, example: int) -> NDArray[np.float32]:
@@ -143,10 +139,10 @@ def _select_example(capture: Capture, name: str, example: int) -> NDArray[np.flo
     return picture
 
 
-def _select_tokens(
+def select_tokens(
     capture: Capture, name: str, tokens: Tokens, key_tokens: Sequence[str] | None
 ) -> tuple[list[str], list[str]]:
-    """Select the tokens of the layer's T queries and S keys."""
+    """Return the tokens of a layer's T queries and S keys; arguments as for `page`."""
     T, S = capture.lengths[name]
     kind = capture.kinds[name]
     if isinstance(tokens, Mapping):
@@ -213,15 +209,6 @@ def _compress(weights: Sequence[NDArray[np.float32]]) -> tuple[int, str]:
         if len(text) <= _SMALL:
             break
     return levels, text
-
-
-def _describe_accuracy(levels: int) -> str:
-    """Describe the accuracy of the page: that of the largest weight, 1, and of a mean, which is rounded again."""
-    worst = 1 / levels + 1 / (4 * levels**2)
-    return (
-        f"Weights are accurate to {worst:.1g}, means of heads to {2 * worst:.1g}. "
-        "Colours follow the square root of a weight, so that weak ones stay visible."
-    )
 
 
 def json_in_html(value: Any) -> str:

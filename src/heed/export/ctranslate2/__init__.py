@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from heed.export.errors import ExportError
 from heed.export.formats import FORMATS, ExportJob
-from heed.install import how_to_install
 from heed.layers import TransformerDecoderLayer
 from heed.models import LanguageModel, Transformer, TransformerEncoder
 from heed.models.config import TokensConfig
 from heed.number_checks import check_integer
 from heed.ops import alibi_slopes, relative_position_buckets, sinusoidal_positions
 
-QUANTIZATIONS = FORMATS["ctranslate2"].precisions
+_FORMAT = FORMATS["ctranslate2"]
 _OTHERS = "saved_model, litert and onnx can"
 _UNKNOWN = "<unk>"
 # CTranslate2's names of activations, by Keras' names.
@@ -86,9 +85,7 @@ def write(
             vocabularies do not fit; if the ctranslate2 package is missing.
         OSError: if a file cannot be written.
     """
-    if quantization not in QUANTIZATIONS:
-        known = ", ".join(map(repr, QUANTIZATIONS))
-        raise ExportError(f"`quantization` must be one of {known}. Received: {quantization!r}")
+    _FORMAT.check_precision(quantization, "quantization")
     longest = check_integer("longest", longest, least=1)
     vocabularies = {"source": source_tokens, "target": target_tokens}
     _check_model(model)
@@ -117,16 +114,15 @@ def make_unique(tokens: Sequence[str]) -> list[str]:
 
 
 def _check_model(model: Any) -> None:
-    """Raise an ExportError unless CTranslate2 can express the model."""
     if not isinstance(model, (Transformer, LanguageModel)):
         raise ExportError(
             "CTranslate2 takes a heed.models.Transformer or a LanguageModel, no other model: "
             f"{_OTHERS}. Received: {type(model).__name__}"
         )
-    if not model.built:
-        model.build()
     if unsupported := list(_unsupported_options(model)):
         raise ExportError(f"CTranslate2 has no form of {', '.join(unsupported)}: {_OTHERS}")
+    if not model.built:
+        model.build()
 
 
 def _unsupported_options(model: Any) -> Iterator[str]:
@@ -148,13 +144,7 @@ def _unsupported_options(model: Any) -> Iterator[str]:
 
 
 def _specs() -> Any:
-    try:
-        from ctranslate2 import specs
-    except ImportError:
-        raise ExportError(
-            f"this needs the ctranslate2 library: {how_to_install('export')}"
-        ) from None
-    return specs
+    return _FORMAT.import_package("ctranslate2").specs
 
 
 def _specify(model: Any, longest: int) -> Any:
@@ -167,7 +157,6 @@ def _specify(model: Any, longest: int) -> Any:
 
 
 def _shared_options(config: TokensConfig) -> dict[str, Any]:
-    """Return the options of encoders and decoders alike."""
     own_width = config.num_heads * config.head_dim != config.width
     return {
         "pre_norm": config.norm_first,
@@ -314,14 +303,9 @@ def _set_bias(
 ) -> None:
     """Set a bias by distance as a table of T5's buckets, with a bucket for each distance below `furthest`.
 
-    The other half of the buckets holds larger distances, with the bias of `furthest`. So no bucket depends on a
-    logarithm, which CTranslate2 would round in another way.
-
-    Args:
-        spec: an encoder or decoder.
-        bias: maps relative positions (P,), key minus query, to biases (P, N).
-        furthest: a positive integer.
-        bidirectional: whether there are keys after the query.
+    `bias` maps relative positions (P,), key minus query, to biases (P, N). The other half of the buckets holds larger
+    distances, with the bias of `furthest`. So no bucket depends on a logarithm, which CTranslate2 would round in
+    another way.
     """
     distances = np.minimum(np.arange(2 * furthest), furthest).astype(np.int32)
     tables = [bias(-distances), bias(distances)] if bidirectional else [bias(-distances)]
@@ -372,7 +356,6 @@ def _name_tokens(
 
 
 def _checked_tokens(side: str, tokens: Sequence[str] | None, size: int) -> list[str]:
-    """Return the names of one side's ids."""
     tokens = [str(i) for i in range(size)] if tokens is None else list(tokens)
     if len(set(tokens)) != size or len(tokens) != size:
         raise ExportError(

@@ -24,7 +24,6 @@ from heed.decoding.engine.describe import describe_decoder, describe_positions, 
 from heed.export.errors import ExportError, ExportOptionError
 from heed.export.formats import FORMATS, ExportJob
 from heed.files import temporary_path
-from heed.install import how_to_install
 from heed.models import LanguageModel
 from heed.number_checks import check_integer
 from heed.ops.core.description import (
@@ -40,18 +39,12 @@ from heed.ops.core.description import (
 if TYPE_CHECKING:
     from heed.export.programs import Program
 
-PRECISIONS = FORMATS["gguf"].precisions
+_FORMAT = FORMATS["gguf"]
 CONTEXT = 8192  # tokens of a text, unless the caller says otherwise
 _WAVELENGTH = 10_000.0  # of heed's rotary positions
 _NO_FORM = "llama.cpp has no form of"
 # Names of the package, by precision.
 _TYPES = {"float32": "F32", "bfloat16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
-_FILE_TYPES = {
-    "float32": "ALL_F32",
-    "bfloat16": "MOSTLY_BF16",
-    "q8_0": "MOSTLY_Q8_0",
-    "q4_0": "MOSTLY_Q4_0",
-}
 _NAMES = {
     "query": "attn_q",
     "key": "attn_k",
@@ -74,42 +67,27 @@ _Array = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Architecture:
-    """A language model that llama.cpp has code for: rotated grouped heads, gated feed-forward parts, RMS norms.
+    """A language model that llama.cpp has code for: rotated grouped heads, gated feed-forward parts, RMS norms."""
 
-    Attributes:
-        name: in the file.
-        activation: of the feed-forward parts, one of `heed.ops.core.description.ACTIVATIONS`.
-        biases: the dense layers that have biases.
-        may_lack_biases: whether any of them may have none; else the file has zeros.
-        logit_bias: whether logits may have a bias.
-        post_norms: whether what a part adds to its input is normalised.
-        head_norms: whether queries and keys are.
-        soft_cap: whether attention scores have a soft-cap.
-        logit_soft_cap: whether logits have one; None: they may.
-        windows: n: every n-th layer sees the whole text, the others a window. None: no layer has a window.
-        needs_windows: whether a file without a window means another one.
-        neighbours: whether a feature is rotated with its neighbour, not with the one H / 2 further.
-        scales_embeddings: whether embedded tokens are multiplied by sqrt(D).
-        tied: whether the table of embeddings gives the logits too.
-        sets_frequencies: whether a file can set each frequency of the rotation.
-        own_scale: the number of layers of a model with 1 / sqrt(D // N) as the factor of q.k; others have 1 / sqrt(H).
-    """
-
-    name: str
-    activation: str = "silu"
-    biases: tuple[str, ...] = ()
-    may_lack_biases: bool = False
-    logit_bias: bool = False
-    post_norms: bool = False
-    head_norms: bool = False
-    soft_cap: bool = False
-    logit_soft_cap: bool | None = False
+    name: str  # in the file
+    activation: str = "silu"  # of the feed-forward parts, as in `heed.ops.core.description`
+    biases: tuple[str, ...] = ()  # the dense layers that have biases
+    may_lack_biases: bool = False  # whether any of them may have none; else the file has zeros
+    logit_bias: bool = False  # whether logits may have a bias
+    post_norms: bool = False  # whether what a part adds to its input is normalised
+    head_norms: bool = False  # whether queries and keys are
+    soft_cap: bool = False  # whether attention scores have a soft-cap
+    logit_soft_cap: bool | None = False  # whether logits have one; None: they may
+    # n: every n-th layer sees the whole text, the others a window. None: no layer has a window.
     windows: int | None = None
-    needs_windows: bool = False
-    neighbours: bool = False
-    scales_embeddings: bool = False
-    tied: bool = False
-    sets_frequencies: bool = False
+    needs_windows: bool = False  # whether a file without a window means another one
+    neighbours: bool = (
+        False  # whether a feature is rotated with its neighbour, not that H / 2 further
+    )
+    scales_embeddings: bool = False  # whether embedded tokens are multiplied by sqrt(D)
+    tied: bool = False  # whether the table of embeddings gives the logits too
+    sets_frequencies: bool = False  # whether a file can set each frequency of the rotation
+    # The layers of a model with 1 / sqrt(D // N) as the factor of q.k; others have 1 / sqrt(H).
     own_scale: int | None = None
 
     def scale(self, model: LanguageModelData) -> float:
@@ -163,23 +141,14 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class Rotation:
-    """A rotation of queries and keys.
+    """A rotation of queries and keys."""
 
-    Attributes:
-        frequencies: (H / 2,), radians a token.
-        base: pair c would have the frequency base^(-2 c / H).
-    """
-
-    frequencies: NDArray[np.float64]
-    base: float
+    frequencies: NDArray[np.float64]  # (H / 2,), radians a token
+    base: float  # pair c would have the frequency base^(-2 c / H)
 
     @classmethod
     def read(cls, table: Any, base: float) -> Rotation:
-        """Return the rotation of a table (L, H), a row of cosines, then sines, for each position.
-
-        Raises:
-            ExportError: if it does more than to rotate.
-        """
+        """Return the rotation of a table (L, H), a row of cosines, then sines, for each position."""
         cosines, sines = np.split(np.asarray(table, np.float64)[1], 2)
         if not np.allclose(np.hypot(cosines, sines), 1, rtol=0, atol=1e-5):
             raise ExportError(f"{_NO_FORM} a rotation that scales vectors too, as YaRN's does")
@@ -200,21 +169,13 @@ class Rotation:
 
 @dataclass(frozen=True)
 class LanguageModelData:
-    """A language model as data.
+    """A language model as data."""
 
-    Attributes:
-        name: for people.
-        stack: its layers.
-        rotations: by their numbers in the layers.
-        tokenizer: None if there is none, or it is not known.
-        reasons: options that no architecture has.
-    """
-
-    name: str
-    stack: DecoderStack
-    rotations: tuple[Rotation, ...]
-    tokenizer: Tokenizer | None
-    reasons: tuple[str, ...] = ()
+    name: str  # for people
+    stack: DecoderStack  # its layers
+    rotations: tuple[Rotation, ...]  # by their numbers in the layers
+    tokenizer: Tokenizer | None  # None if there is none, or it is not known
+    reasons: tuple[str, ...] = ()  # options that no architecture has
 
     @property
     def vocabulary(self) -> int:
@@ -302,14 +263,11 @@ def write(
         >>> write(model, f"{tempfile.mkdtemp()}/model.gguf")
         ['the file has no tokenizer: programs must give token ids']
     """
-    if precision not in PRECISIONS:
-        known = ", ".join(map(repr, PRECISIONS))
-        raise ExportOptionError(f"`precision` must be one of {known}. Received: {precision!r}")
-    if context is not None:
-        try:
-            context = check_integer("context", context, least=1)
-        except ValueError as error:
-            raise ExportOptionError(str(error)) from None
+    _FORMAT.check_precision(precision)
+    try:
+        context = check_integer("context", context, least=1, optional=True)
+    except ValueError as error:
+        raise ExportOptionError(str(error)) from None
     package, data = _package(), _read_model(model)
     architecture = ARCHITECTURES[_find_architecture(data)]
     context, notes = _check_context(data, architecture, context)
@@ -335,11 +293,7 @@ def write(
 
 
 def _package() -> Any:
-    try:
-        import gguf
-    except ImportError:
-        raise ExportError(f"this needs the gguf package: {how_to_install('gguf')}") from None
-    return gguf
+    return _FORMAT.import_package("gguf")
 
 
 def _is_of_hub(model: Any) -> bool:
@@ -347,11 +301,7 @@ def _is_of_hub(model: Any) -> bool:
 
 
 def _read_model(model: Any) -> LanguageModelData:
-    """Return a model as data.
-
-    Raises:
-        ExportError: if heed does not know what it computes.
-    """
+    """Return a model as data, or raise an error if heed does not know what it computes."""
     if _is_of_hub(model):
         return _read_hub_model(model)
     if not isinstance(model, LanguageModel):
@@ -422,7 +372,6 @@ def _find_architecture(model: LanguageModelData) -> str:
 
 
 def _dense(layer: DecoderLayer) -> Iterator[tuple[str, Dense]]:
-    """Yield the dense layers of a layer with their names."""
     for name in ("query", "key", "value", "output"):
         yield name, getattr(layer.self_attention, name)
     for name in ("hidden", "up", "back"):
@@ -518,11 +467,8 @@ def _score_reasons(model: LanguageModelData, architecture: Architecture) -> Iter
     for number, one in enumerate(attentions):
         within = architecture.has_window(number)
         rotations[within and has_windows].add(one.rotation)
-        if (
-            architecture.windows is not None
-            and has_windows
-            and within != (one.sliding_window is not None)
-        ):
+        own = one.sliding_window is not None
+        if architecture.windows is not None and has_windows and within != own:
             yield f"{name} with sliding_window={one.sliding_window} in layer {number}"
             return
     if len({one.sliding_window for one in attentions} - {None}) > 1:
@@ -530,17 +476,16 @@ def _score_reasons(model: LanguageModelData, architecture: Architecture) -> Iter
     if any(len(numbers) > 1 for numbers in rotations.values()):
         yield f"{name} with these rotations by layer"
         return
-    near, far = (_rotation(model, rotations[side]) for side in (True, False))
+    near, far = (
+        next((model.rotations[number] for number in rotations[side] if number is not None), None)
+        for side in (True, False)
+    )
     if far is not None and far.factor() is None and not architecture.sets_frequencies:
         yield f"{name} with scaled frequencies of its rotation"
     if name == "gemma2" and near is not None and far is not None and near is not far:
         yield f"{name} with several rotations"
     if near is not None and name == "gemma3" and (near.factor() != 1 or near.base != _WAVELENGTH):
         yield f"{name} with another rotation than of wavelength {_WAVELENGTH:g} in windows"
-
-
-def _rotation(model: LanguageModelData, numbers: set[int | None]) -> Rotation | None:
-    return next((model.rotations[number] for number in numbers if number is not None), None)
 
 
 def _near(x: float, y: float) -> bool:
@@ -569,7 +514,6 @@ def _check_context(
 def _describe(
     writer: Any, model: LanguageModelData, architecture: Architecture, context: int
 ) -> None:
-    """Write the settings."""
     stack, attentions = model.stack, [layer.self_attention for layer in model.stack.layers]
     writer.add_type("model")
     writer.add_name(model.name)
@@ -606,7 +550,6 @@ def _main_rotation(model: LanguageModelData, architecture: Architecture) -> Rota
 
 
 def _describe_tokens(writer: Any, model: LanguageModelData) -> None:
-    """Write the tokenizer."""
     tokenizer, count = model.tokenizer, model.vocabulary
     if tokenizer is None:
         writer.add_tokenizer_model("none")
@@ -640,7 +583,7 @@ def _describe_tokens(writer: Any, model: LanguageModelData) -> None:
 
 
 class _Tensor(NamedTuple):
-    """A tensor of the file: its name, its shape, and a function that reads it."""
+    """A tensor of the file, and a function that reads it."""
 
     name: str
     shape: tuple[int, ...]
@@ -713,14 +656,9 @@ def _norm(model: LanguageModelData, name: str, norm: Norm, factor: float = 1.0) 
 def _dense_tensors(
     name: str, dense: Dense, shape: tuple[int, int], heads: int, factor: float
 ) -> Iterator[_Tensor]:
-    """Yield the tensors of a dense layer.
+    """Yield the tensors of a dense layer, with outputs multiplied by `factor`.
 
-    Args:
-        name: without its ending.
-        dense: the layer.
-        shape: (outputs, inputs).
-        heads: of outputs whose features are rotated with their neighbours, else 1.
-        factor: multiplies the outputs.
+    If `heads` is not 1, they are heads whose features are rotated with their neighbours.
     """
 
     def order(array: _Array) -> _Array:
@@ -752,28 +690,27 @@ def _write_tensors(writer: Any, tensors: list[_Tensor], precision: str) -> list[
     types, quants = package.GGMLQuantizationType, package.quants
     kind = getattr(types, _TYPES[precision])
     block, _ = package.GGML_QUANT_SIZES[kind]
-    writer.add_file_type(getattr(package.LlamaFileType, _FILE_TYPES[precision]))
+    share = "ALL" if precision == "float32" else "MOSTLY"
+    writer.add_file_type(getattr(package.LlamaFileType, f"{share}_{_TYPES[precision]}"))
     if block > 1:
         writer.add_quantization_version(package.GGML_QUANT_VERSION)
     kinds = [
-        kind if len(one.shape) > 1 and one.shape[-1] % block == 0 else types.F32 for one in tensors
+        (one, kind if len(one.shape) > 1 and one.shape[-1] % block == 0 else types.F32)
+        for one in tensors
     ]
-    for one, stored in zip(tensors, kinds, strict=True):
+    for one, stored in kinds:
         size = quants.quant_shape_to_byte_shape(one.shape, stored)
-        writer.add_tensor_info(
-            one.name, size, np.dtype(np.uint8), math.prod(size), raw_dtype=stored
-        )
+        dtype, count = np.dtype(np.uint8), math.prod(size)
+        writer.add_tensor_info(one.name, size, dtype, count, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for one, stored in zip(tensors, kinds, strict=True):
+    for one, stored in kinds:
         array = np.ascontiguousarray(one.read())
         if not np.isfinite(array).all():
             raise ExportError(f"{one.name} of the file would hold numbers that are not finite")
         writer.write_tensor_data(quants.quantize(array, stored))
-    whole = [
-        one.name for one, x in zip(tensors, kinds, strict=True) if len(one.shape) > 1 and x != kind
-    ]
+    whole = [one.name for one, stored in kinds if len(one.shape) > 1 and stored != kind]
     if not whole:
         return []
     return [

@@ -20,8 +20,6 @@ from heed.export.formats import FORMATS, ExportJob
 from heed.export.programs import SERVE, Program
 
 FILE = "model.tflite"
-PRECISIONS = FORMATS["litert"].precisions
-
 # Only these become products of integers when there are samples. Elsewhere eight bits do harm: they cannot hold both
 # scores and the number that masks a score, so attention would become a plain mean; and tables would get the range of
 # the operator that reads them.
@@ -70,11 +68,7 @@ def write(
         Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
         Inference".
     """
-    if precision not in PRECISIONS:
-        known = ", ".join(map(repr, PRECISIONS))
-        raise ExportOptionError(
-            f"`precision` must be one of {known}. Received: precision={precision!r}"
-        )
+    FORMATS["litert"].check_precision(precision)
     samples = None if calibration is None else _check_samples(calibration, programs, precision)
     functions = {program.name: program.trace() for program in programs}
     _check_size(functions, precision)
@@ -136,7 +130,6 @@ def _convert(
 
 
 def _check_size(functions: Mapping[str, Any], precision: str) -> None:
-    """Raise an error unless the weights have room in one file."""
     weights = {x.ref() for function in functions.values() for x in function.graph.variables}
     size = _BYTES[precision] * sum(x.deref().shape.num_elements() for x in weights)
     if size >= _MOST_BYTES:
@@ -179,11 +172,11 @@ def _conversion_error(error: Exception, noise: str, functions: Mapping[str, Any]
     name, place = min(places.items())
     layer = place.rpartition("/")[0]
     where = f"{name} in {layer}" if layer else name
-    more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
+    where += f" (and {len(places) - 1} more)" if len(places) > 1 else ""
     nearest = "write that with other operations; a SavedModel has all of TensorFlow's"
     if dtype := _other_float(functions):
         return ExportError(
-            f'LiteRT computes in float32, not in {dtype} as {where}{more}. Nearest: the model with dtype="float32" '
+            f'LiteRT computes in float32, not in {dtype} as {where}. Nearest: the model with dtype="float32" '
             'and the same weights, written with precision="float16"'
         )
     if name.startswith(_LISTS):
@@ -191,7 +184,7 @@ def _conversion_error(error: Exception, noise: str, functions: Mapping[str, Any]
             "LSTM, GRU, SimpleRNN or RNN of keras.layers in place of a loop over lists (ops.scan, ops.map, "
             "TimeDistributed); a SavedModel takes it as it is"
         )
-    return ExportError(f"LiteRT has no operator for {where}{more}. Nearest: {nearest}")
+    return ExportError(f"LiteRT has no operator for {where}. Nearest: {nearest}")
 
 
 def _resource_error(error: AssertionError) -> ExportError:

@@ -12,18 +12,14 @@ from typing import Any
 
 import onnx
 
-from heed.export.errors import ExportError
 from heed.export.formats import FORMATS, ExportJob
-from heed.export.onnx._converter import OPSETS, convert
+from heed.export.onnx._converter import convert
 from heed.export.onnx.ops.attention import call_marked
+from heed.export.programs import SERVE
 from heed.ops.backends.tensorflow import exportable
 
-__all__ = ["OPSETS", "PRECISIONS", "write", "write_artefact"]
-
-PRECISIONS = FORMATS["onnx"].precisions
 # A file of protocol buffers holds less than 2**31 bytes, of which nodes and names need some.
 _LARGEST = 2_000_000_000
-_FILES = {"serve": "model.onnx"}
 
 
 def write_artefact(job: ExportJob, folder: Path) -> list[str]:
@@ -39,7 +35,7 @@ def write(
     opset: int = 23,
     precision: str = "float32",
     external_above: int = _LARGEST,
-) -> list[Path]:
+) -> None:
     """Write each program as an ONNX file: `model.onnx` for "serve", else its name, as in `decode_step.onnx`.
 
     Args:
@@ -49,30 +45,22 @@ def write(
         precision: "float32", or "float16": weights take half the space, and computations stay in float32.
         external_above: weights of more bytes go into a file of their own, `model.onnx.data`.
 
-    Returns:
-        The files, the models first.
-
     Raises:
         ExportError: if an operation, the opset or the precision is not supported.
     """
-    if precision not in PRECISIONS:
-        raise ExportError(f"`precision` must be one of {PRECISIONS}. Received: {precision!r}")
-    files, beside = [], []
+    FORMATS["onnx"].check_precision(precision)
     for program in programs:
         with exportable.replace_attention(call_marked):
             function = program.trace()
-        path = Path(folder) / _FILES.get(program.name, f"{program.name}.onnx")
-        data = path.with_name(f"{path.name}.data")
+        stem = "model" if program.name == SERVE else program.name
+        path = Path(folder) / f"{stem}.onnx"
         model = convert(
             function,
             opset=opset,
             halved=precision == "float16",
             name=program.name,
-            beside=data,
+            beside=path.with_name(f"{path.name}.data"),
             external_above=external_above,
         )
         onnx.save_model(model, str(path))
         onnx.checker.check_model(str(path), full_check=True)
-        files.append(path)
-        beside += [data] if data.exists() else []
-    return [*files, *beside]

@@ -6,6 +6,7 @@ during the conversion.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 from collections.abc import Iterator, Mapping
@@ -19,17 +20,12 @@ import tensorflow as tf
 from heed import __version__
 from heed.export.errors import ExportError, ExportOptionError
 from heed.export.onnx import ops  # noqa: F401  (registers the converters)
-from heed.export.onnx._past import join_past
-from heed.export.onnx._reading import names_read, select_needed
-from heed.export.onnx._storage import store
-from heed.export.onnx.builder import Builder, Shape, Value, dtype_of, element_type, shape_of
-from heed.export.onnx.registry import Op, converter_of
+from heed.export.onnx._graph import join_past, names_read, select_needed
+from heed.export.onnx.builder import Builder, Shape, Value, dtype_of, element_type, shape_of, store
+from heed.export.onnx.registry import CONVERTERS, Op
 from heed.number_checks import integer
 
-# The supported versions of ONNX's operators.
-OPSETS = range(17, 25)
-# Prefix of an output that has the name of an input.
-NEXT = "next_"
+_OPSETS = range(17, 25)
 # Constants of this many numbers and more are computed when the file is run.
 _FOLDED = 1 << 16
 # Operations that change the model's variables, which ONNX cannot.
@@ -49,18 +45,14 @@ def convert(
 
     Args:
         function: a `ConcreteFunction` of tensors by name, which returns a dictionary of tensors.
-        opset: the version of ONNX's operators, 17 to 24; from 23 on each marked attention is one `Attention`.
-        halved: whether to store weights of float32 as float16; computations stay in float32.
+        opset, external_above: see `heed.export.onnx.write`.
+        halved: whether to store weights of float32 as float16.
         name: the graph's name.
         beside: the file for weights of more than `external_above` bytes together, or None.
-        external_above: see `beside`; the graph's own file holds less than 2 GB.
-
-    Raises:
-        ExportError: if an operation cannot be converted; the message names it and its layer.
     """
-    if integer(opset) not in OPSETS:
+    if integer(opset) not in _OPSETS:
         raise ExportOptionError(
-            f"`opset` must be from {OPSETS[0]} to {OPSETS[-1]}. Received: opset={opset!r}"
+            f"`opset` must be from {_OPSETS[0]} to {_OPSETS[-1]}. Received: opset={opset!r}"
         )
     builder = Builder(opset, halved)
     names = sorted(function.structured_input_signature[1])
@@ -84,7 +76,7 @@ def convert(
         inputs.append(_describe(value, wish))
     output_names = [
         # Names in a graph are unique, and a state is both an input and an output.
-        builder.unique(f"{NEXT}{wish}" if wish in names else wish)
+        builder.unique(f"next_{wish}" if wish in names else wish)
         for wish in sorted(function.structured_outputs)
     ]
     for outside, inside in graph.captures:
@@ -122,11 +114,7 @@ def convert(
 
 
 class Converter:
-    """Converts graphs and the functions that they call.
-
-    Args:
-        builder: collects the nodes.
-    """
+    """Converts graphs and the functions that they call to the nodes of a builder."""
 
     def __init__(self, builder: Builder) -> None:
         self._builder = builder
@@ -160,10 +148,9 @@ class Converter:
             raise op.error(reason)
         found = _fold(op)
         if found is None:
-            convert: Any = converter_of(op.kind)
             self._builder.place = op.name
-            found = convert(op, self._builder)
-        results = found if isinstance(found, list) and len(op.dtypes) != 1 else [found]
+            found = CONVERTERS[op.kind](op, self._builder)
+        results = found if isinstance(found, list) else [found]
         for tensor, dtype, shape, result in zip(
             operation.outputs, op.dtypes, op.shapes, results, strict=True
         ):
@@ -174,8 +161,7 @@ def _value(result: Any, dtype: Any, shape: Shape) -> Any:
     if isinstance(result, Value):
         # Either side may know more sizes of an unchanged tensor.
         if result.shape is None or (shape is not None and None in result.shape):
-            shape = _merge(result.shape, shape)
-            return Value(result.dtype, shape, result.name, result.constant)
+            return dataclasses.replace(result, shape=_merge(result.shape, shape))
         return result
     if isinstance(result, np.ndarray):
         array = np.asarray(result, dtype)
@@ -237,17 +223,14 @@ def _constants(op: Op, function: Any) -> dict[str, Any]:
         name = argument.name if argument.name in names else names[place]
         if argument.type_list_attr:
             return {}
-        if argument.number_attr:
-            count = op.attribute(argument.number_attr)
-            found[name] = [tf.constant(next(given).constant) for _ in range(count)]
-        else:
-            found[name] = tf.constant(next(given).constant)
+        count = op.attribute(argument.number_attr) if argument.number_attr else 1
+        values = [tf.constant(next(given).constant) for _ in range(count)]
+        found[name] = values if argument.number_attr else values[0]
     attributes = (name for name in names if name not in found)
     return {**found, **{name: op.attribute(name) for name in attributes}} if found else {}
 
 
 def _small(shape: Shape) -> bool:
-    """Return whether a tensor of this shape may be a constant of the file."""
     return shape is not None and math.prod(_FOLDED if n is None else n for n in shape) < _FOLDED
 
 
@@ -263,7 +246,7 @@ def _unsupported_reason(op: Op) -> str:
         return "it works on text; give the model ids"
     if tf.bfloat16 in (x.dtype for x in op.source.outputs):
         return "onnxruntime has no bfloat16; export a float32 or mixed_float16 model"
-    if op.kind != "Const" and converter_of(op.kind) is None:
+    if op.kind != "Const" and op.kind not in CONVERTERS:
         return "heed has no ONNX form of this operation; SavedModel takes every layer"
     return ""
 

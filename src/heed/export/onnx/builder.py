@@ -1,37 +1,34 @@
-"""Builds an ONNX graph: nodes, constants and names."""
+"""Builds an ONNX graph: nodes, constants and names; stores its numbers."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import tensorflow as tf
 
+# The known sizes, None for others; None for an unknown rank.
 Shape = tuple[int | None, ...] | None
 
 # Smaller weights are never stored as float16.
 _LEAST_HALVED = 16
+# Smaller tensors, such as shapes, stay in the graph's file, where checks read them.
+_LEAST_BESIDE = 1024
 
 
 @dataclass(eq=False)
 class Value:
-    """A tensor.
-
-    Attributes:
-        dtype: NumPy's dtype.
-        shape: the known sizes, None for others; None for an unknown rank.
-        name: its name in the ONNX graph; "" for a constant that is not used yet.
-        constant: its numbers, if they are known and few.
-    """
+    """A tensor."""
 
     dtype: np.dtype
     shape: Shape
-    name: str = ""
-    constant: np.ndarray | None = None
+    name: str = ""  # in the ONNX graph; "" for a constant that is not used yet
+    constant: np.ndarray | None = None  # its numbers, if they are known and few
 
     @property
     def rank(self) -> int | None:
@@ -44,14 +41,9 @@ Input = Value | str | np.ndarray | Sequence[int] | None
 
 
 class Builder:
-    """Collects the nodes of a graph and of its inner graphs.
+    """Collects the nodes of a graph and of its inner graphs; if `halved`, weights of float32 are stored as float16."""
 
-    Args:
-        opset: the version of ONNX's operators.
-        halved: whether weights of float32 are stored as float16.
-    """
-
-    def __init__(self, opset: int, halved: bool = False) -> None:
+    def __init__(self, opset: int, halved: bool) -> None:
         self.opset, self.halved = opset, halved
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: dict[str, np.ndarray] = {}
@@ -105,21 +97,16 @@ class Builder:
     def weight(self, wish: str, array: np.ndarray) -> str:
         """Store numbers in the graph; return their name."""
         name = self.unique(wish)
-        half = (
-            self.halved
-            and array.dtype == np.float32
-            and array.size >= _LEAST_HALVED
-            and bool(np.all(np.abs(array) <= np.finfo(np.float16).max))
+        large = array.dtype == np.float32 and array.size >= _LEAST_HALVED
+        if not (self.halved and large and np.all(np.abs(array) <= np.finfo(np.float16).max)):
+            self.initializers[name] = array
+            return name
+        stored = f"{name}:half"
+        self.initializers[stored] = array.astype(np.float16)
+        widen = onnx.helper.make_node(
+            "Cast", [stored], [name], name=name, to=onnx.TensorProto.FLOAT
         )
-        stored = f"{name}:half" if half else name
-        if half:
-            array = array.astype(np.float16)
-            self._stored.append(
-                onnx.helper.make_node(
-                    "Cast", [stored], [name], name=name, to=onnx.TensorProto.FLOAT
-                )
-            )
-        self.initializers[stored] = array
+        self._stored.append(widen)
         return name
 
     @property
@@ -209,3 +196,32 @@ def shape_of(tensor: Any) -> Shape:
 def element_type(dtype: Any) -> int:
     """Return ONNX's number for a dtype."""
     return onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+
+
+def store(
+    arrays: Mapping[str, np.ndarray], beside: Path | None, above: int
+) -> list[onnx.TensorProto]:
+    """Return the arrays as tensors of a graph; large ones are in the file `beside` if all have over `above` bytes."""
+    if beside is None or sum(array.nbytes for array in arrays.values()) <= above:
+        return [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    found = []
+    with beside.open("wb") as file:
+        for name, array in arrays.items():
+            if array.nbytes < _LEAST_BESIDE:
+                found.append(onnx.numpy_helper.from_array(array, name))
+                continue
+            entries = {"location": beside.name, "offset": file.tell(), "length": array.nbytes}
+            array.astype(array.dtype.newbyteorder("<"), copy=False).tofile(file)
+            found.append(
+                onnx.TensorProto(
+                    name=name,
+                    dims=array.shape,
+                    data_type=element_type(array.dtype),
+                    data_location=onnx.TensorProto.EXTERNAL,
+                    external_data=[
+                        onnx.StringStringEntryProto(key=key, value=str(value))
+                        for key, value in entries.items()
+                    ],
+                )
+            )
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,7 @@ from heed.export.onnx.builder import Builder, Shape, dtype_of, shape_of
 
 
 class Op:
-    """An operation of a TensorFlow graph, with its inputs in ONNX.
-
-    Args:
-        source: the operation itself.
-        inputs: the values of its inputs.
-        converter: the converter of its graph.
-    """
+    """An operation `source` of a TensorFlow graph, with its inputs in ONNX and the converter of its graph."""
 
     def __init__(self, source: Any, inputs: list[Any], converter: Any) -> None:
         self.source, self.inputs, self.converter = source, inputs, converter
@@ -39,22 +33,14 @@ class Op:
         return self.shapes[0]
 
     def rank(self, index: int = 0) -> int:
-        """Return the number of axes of an input.
-
-        Raises:
-            ExportError: if it is not known.
-        """
+        """Return the number of axes of an input; raise an error if it is not known."""
         found = self.inputs[index].rank
         if found is None:
             raise self.error("the number of axes of its input is not known")
         return found
 
     def constant(self, index: int) -> np.ndarray:
-        """Return the numbers of a constant input.
-
-        Raises:
-            ExportError: if the input depends on the model's inputs.
-        """
+        """Return the numbers of a constant input; raise an error if it depends on the model's inputs."""
         found = self.inputs[index].constant
         if found is None:
             raise self.error(f"its input {index} must be a constant")
@@ -73,24 +59,14 @@ class Op:
 # The outputs of a converted operation: a name, a value or a constant (`Input`), or a list of several.
 Converted = Any
 Convert = Callable[[Op, Builder], Converted]
-_CONVERTERS: dict[str, Convert] = {}
-
-
-def register(functions: Mapping[str, Convert]) -> None:
-    """Register functions of an operation and a builder, which return the converted outputs, by kind."""
-    _CONVERTERS.update(functions)
+CONVERTERS: dict[str, Convert] = {}  # by kind of operation
 
 
 def converts(*kinds: str) -> Callable[[Convert], Convert]:
     """Register the decorated function for these kinds."""
 
     def decorate(function: Convert) -> Convert:
-        register(dict.fromkeys(kinds, function))
+        CONVERTERS.update(dict.fromkeys(kinds, function))
         return function
 
     return decorate
-
-
-def converter_of(kind: str) -> Convert | None:
-    """Return the function that converts operations of this kind, if there is one."""
-    return _CONVERTERS.get(kind)

@@ -20,14 +20,9 @@ def load(
 ) -> dict[str, Callable[..., dict[str, Any]]]:
     """Load the model's programs: "translate" and "probabilities", or "generate" for a language model.
 
-    Args:
-        folder: the model folder.
-        threads: the number of threads; None lets CTranslate2 choose.
-
-    Returns:
-        Functions by name. "translate" and "generate" take `source` (B, S) or `prompt` (B, P), int32 with padding at
-        the end of each row, and `max_length`, the most tokens of a result including the end and the prompt. They
-        return {"tokens": (B, max_length) int32}, padded after the end.
+    "translate" and "generate" take `source` (B, S) or `prompt` (B, P), int32 with padding at the end of each row, and
+    `max_length`, the most tokens of a result including the end and the prompt. They return {"tokens": (B, max_length)
+    int32}, padded after the end. `threads` is the number of threads; None lets CTranslate2 choose.
     """
     folder = Path(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

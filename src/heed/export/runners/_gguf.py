@@ -21,13 +21,7 @@ llama_cpp.llama_log_set(_silent, ctypes.c_void_p())
 
 
 class Context:
-    """A model that reads tokens; keys and values are kept in float32.
-
-    Args:
-        file: a GGUF file.
-        length: the most tokens of a text.
-        threads: None for one a processor.
-    """
+    """A model that reads texts of at most `length` tokens; keys and values are kept in float32."""
 
     def __init__(self, file: str | Path, length: int, threads: int | None = None) -> None:
         llama_cpp.llama_backend_init()
@@ -99,14 +93,9 @@ def load(
 ) -> dict[str, Callable[..., dict[str, Any]]]:
     """Load the model's programs: "serve"; and "generate" and "probabilities" for a model of heed's.
 
-    Args:
-        folder: the model folder.
-        threads: the number of threads; None for one a processor.
-
-    Returns:
-        Functions by name. "serve" takes `token_ids` (B, T) and returns {"logits": (B, T, V) float32}. "generate" takes
-        `prompt` (B, P), int32 with padding at the end of each row, and `max_length`, the most tokens of a result
-        including the end and the prompt. It returns {"tokens": (B, max_length) int32}, padded after the end.
+    "serve" takes `token_ids` (B, T) and returns {"logits": (B, T, V) float32}. "generate" takes `prompt` (B, P), int32
+    with padding at the end of each row, and `max_length`, the most tokens of a result including the end and the prompt.
+    It returns {"tokens": (B, max_length) int32}, padded after the end. `threads` are one a processor by default.
     """
     folder = Path(folder)
     special = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["decoding"]

@@ -13,15 +13,10 @@ import numpy as np
 def load(
     folder: str | pathlib.Path, threads: int | None = None
 ) -> dict[str, Callable[..., dict[str, np.ndarray]]]:
-    """Load the programs of `model.tflite`.
+    """Load the programs of `model.tflite`: functions by name, from arrays by name to arrays by name.
 
-    Args:
-        folder: the model's folder.
-        threads: the number of threads of a call. Default: one.
-
-    Returns:
-        Functions by name, from arrays by name to arrays by name. Sizes may vary from call to call; calls with the sizes
-        of the call before are fastest. One call runs at a time; for parallel calls, load the model once per thread.
+    Sizes may vary from call to call; calls with the sizes of the call before are fastest. A call has `threads` threads,
+    or one. One call runs at a time; for parallel calls, load the model once per thread.
     """
     from ai_edge_litert.interpreter import Interpreter
 
@@ -36,8 +31,7 @@ def _program(interpreter: Any, name: str, lock: Any) -> Callable[..., dict[str, 
     inputs = {key: details["dtype"] for key, details in runner.get_input_details().items()}
 
     def run(**arrays: Any) -> dict[str, np.ndarray]:
-        missing = set(inputs) - set(arrays)
-        if missing:
+        if missing := set(inputs) - set(arrays):
             raise ValueError(
                 f"{name} needs {', '.join(inputs)}. Missing: {', '.join(sorted(missing))}"
             )

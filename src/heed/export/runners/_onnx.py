@@ -16,14 +16,9 @@ _NAMES = {"float": "float32", "double": "float64"}
 def load(
     folder: str | Path, threads: int | None = None
 ) -> dict[str, Callable[..., dict[str, np.ndarray]]]:
-    """Load the programs of a folder: "serve", or "encode" and "decode_step".
+    """Load the programs of a folder, "serve" or "encode" and "decode_step": functions of arrays by name.
 
-    Args:
-        folder: the folder of the files.
-        threads: the number of threads; None lets onnxruntime choose.
-
-    Returns:
-        Functions by name, from arrays by name to arrays by name.
+    `threads` is the number of threads; None lets onnxruntime choose.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or 0

@@ -26,9 +26,8 @@ import numpy as np
 VERSION = 1
 _NUMBER = re.compile(r"[0-9]+(?: +[0-9]+)*|[0-9]{1,3}(?:,[0-9]{3})+")
 _DIGITS = 6
-_NO_BREAKS = str.maketrans(
-    "\r\n", "  "
-)  # bytes may spell a line break, which would start another line
+# Bytes may spell a line break, which would start another line.
+_NO_BREAKS = str.maketrans("\r\n", "  ")
 
 
 class TextError(ValueError):
@@ -199,9 +198,7 @@ class Model:
 def normalize(text: str, rules: Mapping[str, Any] | None) -> str:
     """Return the text as the model's training read it: in a Unicode form, with plain spaces, and none at the ends.
 
-    Args:
-        text: the text.
-        rules: "form", a form of Unicode or None; "spaces", characters that count as a space. None: neither.
+    The `rules` are "form", a form of Unicode or None, and "spaces", characters that count as a space; or None.
     """
     if rules and rules["form"]:
         text = unicodedata.normalize(rules["form"], text)
@@ -235,17 +232,14 @@ def _check(model: Model, given: str, out: str) -> None:
         found = {}
     else:
         found = model.programs["serve"](**arrays)
-    if "all" in arrays:
-        longest, parts = int(arrays["longest"]), range(0, len(arrays["all"]), 64)
 
-        def translate_all() -> Any:
-            return [model.translate(arrays["all"][i : i + 64], longest) for i in parts]
+    longest = int(arrays.get("longest", 0))
 
-        run = translate_all
-    else:
-
-        def run() -> Any:
+    def run() -> Any:
+        if "all" not in arrays:
             return model.programs["serve"](**arrays)
+        parts = range(0, len(arrays["all"]), 64)
+        return [model.translate(arrays["all"][i : i + 64], longest) for i in parts]
 
     answers = run()
     began = time.monotonic()

@@ -17,15 +17,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 def load(folder: str | Path, threads: int | None = None) -> dict[str, Callable[..., Any]]:
     """Load the programs of a folder: functions by name, from arrays by name to arrays by name.
 
-    Args:
-        folder: the folder of the exported model.
-        threads: the most threads; None lets TensorFlow choose.
+    `threads` is the most threads; None lets TensorFlow choose.
     """
     import tensorflow as tf
 
-    logging.getLogger("absl").setLevel(
-        "ERROR"
-    )  # hides warnings about gradients, which are not needed here
+    # Hides warnings about gradients, which are not needed here.
+    logging.getLogger("absl").setLevel("ERROR")
     manifest = json.loads((Path(folder) / "manifest.json").read_text(encoding="utf-8"))
     if manifest["options"]["implementation"] == "native":
         try:

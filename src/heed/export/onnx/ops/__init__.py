@@ -1,23 +1,10 @@
-"""Converters of TensorFlow's operations, a file for each family."""
+"""Converters of TensorFlow's operations, a file for each family; importing them registers them."""
 
-from heed.export.onnx.ops import (
+from heed.export.onnx.ops import (  # noqa: F401
     _arithmetic,
     _control_flow,
     _convolutions,
     _indexing,
-    _products,
     _reductions,
     _shapes,
-    attention,
 )
-
-__all__ = [
-    "_arithmetic",
-    "_control_flow",
-    "_convolutions",
-    "_indexing",
-    "_products",
-    "_reductions",
-    "_shapes",
-    "attention",
-]

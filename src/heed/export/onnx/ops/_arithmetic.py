@@ -1,4 +1,4 @@
-"""Elementwise operations: arithmetic, comparisons, activations, dtypes."""
+"""Elementwise operations (arithmetic, comparisons, activations, dtypes) and matrix products."""
 
 from __future__ import annotations
 
@@ -6,56 +6,31 @@ from typing import Any
 
 import numpy as np
 
-from heed.export.onnx.builder import Builder
-from heed.export.onnx.registry import Convert, Converted, Op, converts, register
+from heed.export.onnx.builder import Builder, Input
+from heed.export.onnx.registry import CONVERTERS, Convert, Converted, Op, converts
 
-# Operations that become one node with the same inputs.
+# Operations that become one node with the same inputs: those with ONNX's name, and others.
 _ALIKE = {
-    "Abs": "Abs",
+    name: name
+    for name in (
+        *("Abs", "Acos", "Add", "Asin", "Atan", "Ceil", "Cos", "Cosh", "Elu", "Equal", "Erf"),
+        *("Exp", "Floor", "Greater", "IsInf", "Less", "Log", "Neg", "Pow", "Reciprocal", "Relu"),
+        *("Round", "Selu", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Sub"),
+        *("Tan", "Tanh"),
+    )
+} | {
     "AddN": "Sum",
-    "Acos": "Acos",
-    "Asin": "Asin",
-    "Atan": "Atan",
-    "Add": "Add",
     "AddV2": "Add",
-    "Ceil": "Ceil",
-    "Cos": "Cos",
-    "Cosh": "Cosh",
-    "Elu": "Elu",
-    "Equal": "Equal",
-    "Erf": "Erf",
-    "Exp": "Exp",
-    "Floor": "Floor",
-    "Greater": "Greater",
     "GreaterEqual": "GreaterOrEqual",
     "IsNan": "IsNaN",
-    "IsInf": "IsInf",
-    "Less": "Less",
     "LessEqual": "LessOrEqual",
-    "Log": "Log",
     "LogicalAnd": "And",
     "LogicalNot": "Not",
     "LogicalOr": "Or",
     "Maximum": "Max",
     "Minimum": "Min",
-    "Neg": "Neg",
-    "Pow": "Pow",
     "RealDiv": "Div",
-    "Reciprocal": "Reciprocal",
-    "Relu": "Relu",
     "Rint": "Round",
-    "Round": "Round",
-    "Selu": "Selu",
-    "Sigmoid": "Sigmoid",
-    "Sign": "Sign",
-    "Sin": "Sin",
-    "Sinh": "Sinh",
-    "Softplus": "Softplus",
-    "Softsign": "Softsign",
-    "Sqrt": "Sqrt",
-    "Sub": "Sub",
-    "Tan": "Tan",
-    "Tanh": "Tanh",
     "TruncateDiv": "Div",
 }
 
@@ -73,11 +48,6 @@ def _same(op: Op, _: Builder) -> Converted:
     return op.inputs[0]
 
 
-@converts("IdentityN")
-def _same_all(op: Op, _: Builder) -> Converted:
-    return op.inputs if len(op.dtypes) != 1 else op.inputs[0]
-
-
 def _number(op: Op, value: float) -> np.ndarray:
     """Return a number of the dtype of the first input."""
     return np.array(value, op.inputs[0].dtype)
@@ -88,8 +58,12 @@ _EXPRESSIONS: dict[str, Convert] = {
     "ClipByValue": lambda op, g: g.node(
         "Min", g.node("Max", op.inputs[0], op.inputs[1]), op.inputs[2]
     ),
+    "Einsum": lambda op, g: g.node(
+        "Einsum", *op.inputs, equation=op.attribute("equation").decode()
+    ),
     "Erfc": lambda op, g: g.node("Sub", _number(op, 1), g.node("Erf", op.inputs[0])),
     "Expm1": lambda op, g: g.node("Sub", g.node("Exp", op.inputs[0]), _number(op, 1)),
+    "IdentityN": lambda op, _: op.inputs,
     "InvertPermutation": lambda op, _: np.argsort(op.constant(0)),
     "IsFinite": lambda op, g: g.node(
         "Not", g.node("Or", g.node("IsNaN", op.inputs[0]), g.node("IsInf", op.inputs[0]))
@@ -102,7 +76,7 @@ _EXPRESSIONS: dict[str, Convert] = {
     "Softmax": lambda op, g: g.node("Softmax", op.inputs[0], axis=-1),
     "Square": lambda op, g: g.node("Pow", op.inputs[0], _number(op, 2)),
 }
-register(_EXPRESSIONS)
+CONVERTERS.update(_EXPRESSIONS)
 
 
 @converts("BiasAdd")
@@ -144,6 +118,18 @@ def _select(op: Op, g: Builder) -> Converted:
         raise op.error("its condition must have as many axes as its values")
     condition, x, y = op.inputs
     return g.where(condition, x, y, op.dtype)
+
+
+@converts("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+def _matmul(op: Op, g: Builder) -> Converted:
+    factors: list[Input] = []
+    names = ("transpose_a", "transpose_b") if op.kind == "MatMul" else ("adj_x", "adj_y")
+    for index, name in enumerate(names):
+        x, rank = op.inputs[index], op.rank(index)
+        if op.attribute(name):
+            x = g.node("Transpose", x, perm=[*range(rank - 2), rank - 1, rank - 2])
+        factors.append(x)
+    return g.node("MatMul", *factors)
 
 
 @converts("Mul")

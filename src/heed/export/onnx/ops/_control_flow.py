@@ -17,8 +17,7 @@ def _call(op: Op, g: Builder) -> Converted:
     attention = attend(op, g)
     if attention is not None:
         return attention
-    found = op.converter.call(op.converter.function(op.source, "f").graph, op.inputs)
-    return found if len(op.dtypes) != 1 else found[0]
+    return op.converter.call(op.converter.function(op.source, "f").graph, op.inputs)
 
 
 @converts("If", "StatelessIf")
@@ -26,8 +25,7 @@ def _if(op: Op, g: Builder) -> Converted:
     condition, *inputs = op.inputs
     if condition.constant is not None:
         branch = "then_branch" if condition.constant else "else_branch"
-        found = op.converter.call(op.converter.function(op.source, branch).graph, inputs)
-        return found if len(op.dtypes) != 1 else found[0]
+        return op.converter.call(op.converter.function(op.source, branch).graph, inputs)
     place = g.place
     branches = {}
     for name in ("then_branch", "else_branch"):
@@ -81,7 +79,7 @@ def _while(op: Op, g: Builder) -> Converted:
     results: list[Any] = list(op.inputs)
     for i, name in zip(carried, found, strict=True):
         results[i] = name
-    return results if len(op.dtypes) != 1 else results[0]
+    return results
 
 
 def _is_unchanged(given: Any, result: Any) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 
 from heed.export.onnx.builder import Builder, Input
 from heed.export.onnx.ops._shapes import shape_input
-from heed.export.onnx.registry import Converted, Op, converts
+from heed.export.onnx.registry import CONVERTERS, Convert, Converted, Op, converts
 
 _END = np.iinfo(np.int64).max
 
@@ -27,14 +27,18 @@ def _gather(op: Op, g: Builder) -> Converted:
     return g.node("GatherND", x, places, batch_dims=batch)
 
 
-@converts("GatherNd")
-def _gather_nd(op: Op, g: Builder) -> Converted:
-    return g.node("GatherND", op.inputs[0], g.cast(op.inputs[1], np.int64))
-
-
-@converts("Where")
-def _where(op: Op, g: Builder) -> Converted:
-    return g.node("Transpose", g.node("NonZero", op.inputs[0]), perm=[1, 0])
+_EXPRESSIONS: dict[str, Convert] = {
+    "GatherNd": lambda op, g: g.node("GatherND", op.inputs[0], g.cast(op.inputs[1], np.int64)),
+    "ReverseSequence": lambda op, g: g.node(
+        "ReverseSequence",
+        op.inputs[0],
+        g.cast(op.inputs[1], np.int64),
+        batch_axis=op.attribute("batch_dim"),
+        time_axis=op.attribute("seq_dim"),
+    ),
+    "Where": lambda op, g: g.node("Transpose", g.node("NonZero", op.inputs[0]), perm=[1, 0]),
+}
+CONVERTERS.update(_EXPRESSIONS)
 
 
 @converts("OneHot")
@@ -42,12 +46,8 @@ def _one_hot(op: Op, g: Builder) -> Converted:
     """Gather: ONNX's own operator counts negative indices from the end; in TensorFlow they give no entry."""
     indices, depth, on, off = op.inputs
     axis = op.attribute("axis") % (op.rank() + 1)
-    places = g.node(
-        "Range",
-        np.array(0, np.int64),
-        g.cast(depth, np.int64),
-        np.array(1, np.int64),
-    )
+    first, step = np.array(0, np.int64), np.array(1, np.int64)
+    places = g.node("Range", first, g.cast(depth, np.int64), step)
     behind = op.rank() - axis
     if behind:
         places = g.node("Reshape", places, [-1] + [1] * behind)
@@ -78,17 +78,6 @@ def _reverse(op: Op, g: Builder) -> Converted:
         return op.inputs[0]
     many = len(axes)
     return g.node("Slice", op.inputs[0], [_END] * many, [-_END] * many, axes, [-1] * many)
-
-
-@converts("ReverseSequence")
-def _reverse_sequence(op: Op, g: Builder) -> Converted:
-    return g.node(
-        "ReverseSequence",
-        op.inputs[0],
-        g.cast(op.inputs[1], np.int64),
-        batch_axis=op.attribute("batch_dim"),
-        time_axis=op.attribute("seq_dim"),
-    )
 
 
 @converts("StridedSlice")
@@ -164,9 +153,8 @@ def _bound(op: Op, g: Builder) -> Converted:
 @converts("TensorScatterUpdate", "TensorScatterAdd", "TensorScatterMax", "TensorScatterMin")
 def _scatter(op: Op, g: Builder) -> Converted:
     x, indices, updates = op.inputs
-    how = {"Update": None, "Add": "add", "Max": "max", "Min": "min"}[
-        op.kind[len("TensorScatter") :]
-    ]
+    kind = op.kind.removeprefix("TensorScatter").lower()
+    how = None if kind == "update" else kind
     return g.node("ScatterND", x, g.cast(indices, np.int64), updates, reduction=how)
 
 

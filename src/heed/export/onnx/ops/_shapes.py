@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from heed.export.onnx.builder import Builder, Input, Value
-from heed.export.onnx.registry import Convert, Converted, Op, converts, register
+from heed.export.onnx.registry import CONVERTERS, Convert, Converted, Op, converts
 
 
 def shape_input(op: Op, g: Builder, index: int) -> Input:
@@ -36,7 +36,7 @@ _EXPRESSIONS: dict[str, Convert] = {
     "Size": lambda op, g: g.narrow(g.node("Size", op.inputs[0]), op.dtype),
     "Tile": lambda op, g: g.node("Tile", op.inputs[0], shape_input(op, g, 1)),
 }
-register(_EXPRESSIONS)
+CONVERTERS.update(_EXPRESSIONS)
 
 
 @converts("Reshape")
@@ -110,11 +110,10 @@ def _pack(op: Op, g: Builder) -> Converted:
 @converts("Unpack")
 def _unpack(op: Op, g: Builder) -> Converted:
     axis = op.attribute("axis") % op.rank()
-    found = [
+    return [
         g.node("Gather", op.inputs[0], np.array(i, np.int64), axis=axis)
         for i in range(op.attribute("num"))
     ]
-    return found if len(found) != 1 else found[0]
 
 
 @converts("Split", "SplitV")
@@ -125,22 +124,18 @@ def _split(op: Op, g: Builder) -> Converted:
     count = op.attribute("num_split")
     if count == 1:
         return x
+    length = g.shape(x, axis, axis + 1)
     sizes: Input
     if op.kind == "SplitV":
-        given = op.constant(1).astype(np.int64)
-        if -1 in given:
-            whole = None if x.shape is None else x.shape[axis]
-            if whole is None:
+        sizes = op.constant(1).astype(np.int64)
+        if -1 in sizes:
+            if not isinstance(length, np.ndarray):
                 raise op.error("the size of a part is not known")
-            given = np.where(given == -1, whole - given[given != -1].sum(), given)
-        sizes = given
+            sizes = np.where(sizes == -1, length - sizes[sizes != -1].sum(), sizes)
+    elif isinstance(length, np.ndarray):
+        sizes = np.repeat(length // count, count)
     else:
-        length = g.shape(x, axis, axis + 1)
-        if isinstance(length, np.ndarray):
-            sizes = np.repeat(length // count, count)
-        else:
-            each = g.node("Div", length, [count])
-            sizes = g.node("Expand", each, [count])
+        sizes = g.node("Expand", g.node("Div", length, [count]), [count])
     return g.node("Split", x, sizes, outputs=count, axis=axis)
 
 

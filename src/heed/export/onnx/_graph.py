@@ -1,4 +1,4 @@
-"""Turns joined keys and values into inputs and outputs of `Attention`.
+"""Finishes the nodes of an ONNX graph: leaves out those that nothing reads, and lets `Attention` join keys and values.
 
 A step of decoding appends new keys and values to the past ones, (B, P, K, H), and attends to all of them. The operator
 does both: it takes past and new ones as separate inputs, and returns them joined.
@@ -12,10 +12,38 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 
-from heed.export.onnx._reading import names_read
-
 _HEADS_FIRST = [0, 2, 1, 3]
 Unique = Callable[[str], str]
+
+
+def names_read(node: onnx.NodeProto) -> list[str]:
+    """Return the names that a node reads, and those that its inner graphs read or return."""
+    found = list(node.input)
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            found += [output.name for output in attribute.g.output]
+            for inner in attribute.g.node:
+                found += names_read(inner)
+    return found
+
+
+def select_needed(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onnx.NodeProto]:
+    """Return the nodes that the `outputs` depend on, in order; removes others from inner graphs too."""
+    read = set(outputs)
+    kept = []
+    for node in reversed(nodes):
+        if not read.intersection(node.output):
+            continue
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                inner = select_needed(
+                    attribute.g.node, [output.name for output in attribute.g.output]
+                )
+                del attribute.g.node[:]
+                attribute.g.node.extend(inner)
+        read.update(names_read(node))
+        kept.append(node)
+    return kept[::-1]
 
 
 class _Join(NamedTuple):
@@ -30,10 +58,7 @@ def join_past(
 ) -> list[onnx.NodeProto]:
     """Return the nodes of a graph, in which each `Attention` joins its keys and values if they begin with an input.
 
-    Args:
-        nodes: the graph's nodes, in order.
-        inputs: the names of the graph's inputs.
-        unique: makes a new name from a wish.
+    `inputs` are the names of the graph's inputs, and `unique` makes a new name from a wish.
     """
     result = list(nodes)
     for node in nodes:
