@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,6 @@ from heed.layers.overrides import is_replaceable
 from heed.number_checks import real
 from heed.ops.core.description import (
     Computed,
-    DecoderAttention,
     DecoderLayer,
     DecoderStack,
     Dense,
@@ -243,36 +242,6 @@ def require_softmax(layer: Any) -> None:
         raise LeftToKerasError(f"{getattr(layer, 'name', layer)} is no plain softmax over keys")
 
 
-def attention(
-    heads: int, kv_heads: int, *layers: Any, scale: float, **options: Any
-) -> DecoderAttention:
-    """Return an attention of four dense layers of heads: of query, key and value, and back.
-
-    Raises:
-        LeftToKerasError: if a layer computes otherwise, or has another number of heads.
-    """
-    query, key, value, output = layers
-    for layer, count in ((query, heads), (key, kv_heads), (value, kv_heads)):
-        shape = layer.kernel.shape
-        place = layer.equation.replace("->", ",").split(",")[1].index(layer.equation[-2])
-        if len(shape) != 3 or shape[place] != count:
-            raise LeftToKerasError(f"{layer.name} has other heads than {count}")
-    return DecoderAttention(
-        query=dense(query),
-        key=dense(key),
-        value=dense(value),
-        output=dense(output),
-        scale=scale,
-        **options,
-    )
-
-
-def attention_of(layer: Any, **options: Any) -> DecoderAttention:
-    """Return the attention of a layer whose heads and dense layers have KerasHub's usual names; see `attention`."""
-    dense_layers = (layer.query_dense, layer.key_dense, layer.value_dense, layer.output_dense)
-    return attention(layer.num_query_heads, layer.num_key_value_heads, *dense_layers, **options)
-
-
 def window(size: Any) -> int | None:
     """Return the option of a sliding window, which a model may lack."""
     if size is not None and (type(size) is not int or size < 1):
@@ -291,12 +260,11 @@ def cap(value: Any) -> float | None:
 def describe(
     backbone: Any,
     sizes: tuple[Any, Any, Any, Any],
-    layers: Iterable[DecoderLayer],
+    layers: Sequence[DecoderLayer],
     final_norm: Norm,
-    embedding: Any = None,
+    rotations: Rotations,
     scale: float = 1.0,
     embedding_norm: Norm | None = None,
-    rotations: Rotations | None = None,
     rotary_dim: int | None = None,
     **options: Any,
 ) -> Description:
@@ -307,14 +275,13 @@ def describe(
         sizes: N, K, H and V.
         layers: one after the other.
         final_norm: before the logits.
-        embedding: a `ReversibleEmbedding`. Default: the model's `token_embedding`.
+        rotations: of the layers.
         scale: multiplies embedded tokens.
         embedding_norm: of embedded tokens, or None.
-        rotations: of the layers.
         rotary_dim: P, or None for all H.
         options: further fields of the description.
     """
-    layer = backbone.token_embedding if embedding is None else embedding
+    layer = backbone.token_embedding
     require_keras(layer, keras.layers.ReversibleEmbedding)
     require_float32(layer, but=_quantised.MODES)
     require_equal(layer, mask_zero=False)
@@ -342,6 +309,4 @@ def describe(
         logit_soft_cap=cap(layer.logit_soft_cap),
         rotary_dim=rotary_dim,
     )
-    return Description(
-        stack, rotations=() if rotations is None else tuple(rotations.found), **options
-    )
+    return Description(stack, rotations=tuple(rotations.found), **options)
