@@ -491,10 +491,10 @@ def prompts(name: str, *lengths: int, longest: int = LENGTH) -> dict[str, np.nda
     return made
 
 
-def written(model: Any, inputs: dict[str, np.ndarray]) -> np.ndarray:
+def written(model: Any, inputs: dict[str, np.ndarray], stops: Any = None) -> np.ndarray:
     """Return the tokens that it generates."""
     model.generate_function = None
-    made = model.generate(dict(inputs), stop_token_ids=None)
+    made = model.generate(dict(inputs), stop_token_ids=stops)
     return made["decoder_token_ids" if "decoder_token_ids" in inputs else "token_ids"]
 
 
