@@ -77,7 +77,8 @@ def test_each_sampler_generates_the_same(name: str, changes: dict[str, Any], sam
         found.append(written(model, inputs))
     np.testing.assert_array_equal(*found)
     assert len(np.unique(found[0])) > 5
-    assert acceleration.report().calls["keras_hub.samplers.Sampler"] == 1
+    by_heed = acceleration.report().calls.get("keras_hub.samplers.Sampler", 0)
+    assert by_heed == (sampler != "contrastive")  # which has a loop of its own
 
 
 # Keras' attention needs products of float16 that sum in float32, which JAX lacks on CPUs.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,6 @@ from heed.layers.overrides import is_replaceable
 from heed.number_checks import real
 from heed.ops.core.description import (
     Computed,
-    DecoderLayer,
     DecoderStack,
     Dense,
     Norm,
@@ -257,56 +256,15 @@ def cap(value: Any) -> float | None:
     return None if number is None else float(number)
 
 
-def describe(
-    backbone: Any,
-    sizes: tuple[Any, Any, Any, Any],
-    layers: Sequence[DecoderLayer],
-    final_norm: Norm,
-    rotations: Rotations,
-    scale: float = 1.0,
-    embedding_norm: Norm | None = None,
-    rotary_dim: int | None = None,
-    **options: Any,
-) -> Description:
-    """Return the description of a model.
-
-    Args:
-        backbone: of the model.
-        sizes: N, K, H and V.
-        layers: one after the other.
-        final_norm: before the logits.
-        rotations: of the layers.
-        scale: multiplies embedded tokens.
-        embedding_norm: of embedded tokens, or None.
-        rotary_dim: P, or None for all H.
-        options: further fields of the description.
-    """
-    layer = backbone.token_embedding
+def embedding(layer: Any) -> tuple[Any, Dense]:
+    """Return the table of a `ReversibleEmbedding`, and its layer back to the logits."""
     require_keras(layer, keras.layers.ReversibleEmbedding)
     require_float32(layer, but=_quantised.MODES)
     require_equal(layer, mask_zero=False)
     if layer.reverse_dtype not in (None, "float32"):
         raise LeftToKerasError(f"{layer.name} computes logits in {layer.reverse_dtype}")
     if layer.quantization_mode:
-        table, logits = _quantised.embedding(layer)
-    else:
-        table = _with_lora(layer, "_embeddings", "lora_embeddings", None)
-        tied = layer.tie_weights
-        logits = Dense(table, transposed=True) if tied else Dense(layer.reverse_embeddings)
-    heads, kv_heads, head_dim, value_dim = map(int, sizes)
-    stack = DecoderStack(
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        value_dim=value_dim,
-        embedding=table,
-        embedding_scale=scale,
-        embedding_norm=embedding_norm,
-        final_norm=final_norm,
-        layers=tuple(layers),
-        weights="float32",
-        logits=logits,
-        logit_soft_cap=cap(layer.logit_soft_cap),
-        rotary_dim=rotary_dim,
-    )
-    return Description(stack, rotations=tuple(rotations.found), **options)
+        return _quantised.embedding(layer)
+    table = _with_lora(layer, "_embeddings", "lora_embeddings", None)
+    tied = layer.tie_weights
+    return table, Dense(table, transposed=True) if tied else Dense(layer.reverse_embeddings)

@@ -16,7 +16,7 @@ class Bloom(Family):
     norms = ("pre_attention_layernorm", "post_attention_layernorm")
     heads = ("num_heads", "num_heads")
 
-    def model_options(self, backbone: Any) -> dict[str, Any]:
+    def model_options(self, backbone: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         slopes = []
         for layer in backbone.transformer_layers:
             attention = layer._self_attention_layer
@@ -24,7 +24,7 @@ class Bloom(Family):
             require_float32(alibi)
             slopes.append(tuple(map(float, alibi._get_slopes(attention.num_heads))))
         norm = parts.norm(backbone.embeddings_layer_norm)
-        return {"embedding_norm": norm, "slopes": parts.same(slopes, "slopes")}
+        return {"embedding_norm": norm}, {"slopes": parts.same(slopes, "slopes")}
 
     def feed_forward(self, layer: Any) -> dict[str, Any]:
         return {
@@ -44,7 +44,7 @@ class Falcon(Family):
     heads = ("num_heads", "num_heads")
     weights_dropout = "attention_dropout"
 
-    def model_options(self, backbone: Any) -> dict[str, Any]:
+    def model_options(self, backbone: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the slopes times the scale, by which KerasHub multiplies the sum of scores and bias."""
         slopes = [
             tuple(
@@ -53,7 +53,7 @@ class Falcon(Family):
             )
             for layer in backbone.transformer_layers
         ]
-        return {"slopes": parts.same(slopes, "slopes")}
+        return {}, {"slopes": parts.same(slopes, "slopes")}
 
     def feed_forward(self, layer: Any) -> dict[str, Any]:
         return {

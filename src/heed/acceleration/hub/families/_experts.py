@@ -133,9 +133,9 @@ class GptOss(Rotated):
     norms = ("input_layernorm", "post_attention_layernorm")
     softmax = None  # its code has sinks
 
-    def model_options(self, backbone: Any) -> dict[str, Any]:
+    def model_options(self, backbone: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         first = backbone.transformer_layers[0]
-        return {"rotary_dim": first.self_attention_layer._rotary_dim or None}
+        return {"rotary_dim": first.self_attention_layer._rotary_dim or None}, {}
 
     def rotation(self, attention: Any) -> Rotation | None:
         return parts.rotation(attention.rotary_embedding_layer, attention._rotary_dim)

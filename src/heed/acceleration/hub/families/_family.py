@@ -16,7 +16,7 @@ from heed.acceleration.hub.recognition import (
     require_keras,
 )
 from heed.layers.overrides import option
-from heed.ops.core.description import DecoderAttention, DecoderLayer, Norm
+from heed.ops.core.description import DecoderAttention, DecoderLayer, DecoderStack, Norm
 
 
 class Family:
@@ -52,19 +52,28 @@ class Family:
         """Return the description of a model."""
         rotations, layers = Rotations(), backbone.transformer_layers
         sizes = parts.same([self._sizes(layer) for layer in layers], "heads")
-        options = self.model_options(backbone)
-        return parts.describe(
-            backbone,
-            sizes,
-            [self._layer(layer, rotations) for layer in layers],
-            self.last_norm(backbone),
-            rotations,
-            **options,
+        of_stack, others = self.model_options(backbone)
+        made = tuple(self._layer(layer, rotations) for layer in layers)
+        embedding, logits = parts.embedding(backbone.token_embedding)
+        heads, kv_heads, head_dim, value_dim = map(int, sizes)
+        stack = DecoderStack(
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            value_dim=value_dim,
+            embedding=embedding,
+            final_norm=self.last_norm(backbone),
+            layers=made,
+            weights="float32",
+            logits=logits,
+            logit_soft_cap=parts.cap(backbone.token_embedding.logit_soft_cap),
+            **{"embedding_scale": 1.0, "embedding_norm": None, **of_stack},
         )
+        return Description(stack, rotations=tuple(rotations.found), **others)
 
-    def model_options(self, backbone: Any) -> dict[str, Any]:
-        """Check the rest of a backbone, and return further arguments of `parts.describe`."""
-        return {}
+    def model_options(self, backbone: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Check the rest of a backbone; return further fields of the stack, and of the description."""
+        return {}, {}
 
     def norm(self, layer: Any) -> Norm:
         """Return a norm of the model."""
@@ -79,11 +88,7 @@ class Family:
         return swiglu(layer)
 
     def project(self, attention: Any) -> dict[str, Any]:
-        """Return the dense layers of an attention.
-
-        Raises:
-            LeftToKerasError: if one has another number of heads.
-        """
+        """Return the dense layers of an attention."""
         layers = [option(attention, name) for name in self.projections]
         heads, kv_heads = self._heads(attention)
         for layer, count in zip(layers, (heads, kv_heads, kv_heads), strict=False):

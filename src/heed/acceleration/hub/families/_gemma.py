@@ -26,11 +26,11 @@ class Gemma(Family):
     norms = ("pre_attention_norm", "pre_ffw_norm")
     head_dim = "head_dim"
 
-    def model_options(self, backbone: Any) -> dict[str, Any]:
+    def model_options(self, backbone: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         width = backbone.hidden_dim
         if type(width) is not int:
             raise LeftToKerasError(f"the model has hidden_dim={width!r}")
-        return {"scale": math.sqrt(width)}
+        return {"embedding_scale": math.sqrt(width)}, {}
 
     def norm(self, layer: Any) -> Norm:
         return parts.rms_norm(layer, self.norm_class, plus_one=True)
@@ -79,11 +79,11 @@ class Gemma3(Gemma):
     attention = "models.gemma3.gemma3_attention.CachedGemma3Attention"
     norm_class = "models.gemma3.gemma3_layers.RMSNormalization"
 
-    def model_options(self, backbone: Any) -> dict[str, Any]:
+    def model_options(self, backbone: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         if not backbone.text_only_model:
             raise LeftToKerasError("the engine reads no images")
         require_equal(backbone, use_bidirectional_attention=False, is_embedding_model=False)
         for layer in backbone.transformer_layers:
             require_equal(layer, use_bidirectional_attention=False)
-        images = {"ignored": _IMAGES, "returned": ("images",)}
-        return {**super().model_options(backbone), **images}
+        of_stack, _ = super().model_options(backbone)
+        return of_stack, {"ignored": _IMAGES, "returned": ("images",)}

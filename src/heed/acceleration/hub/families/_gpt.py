@@ -64,23 +64,23 @@ def _positions(layer: Any) -> dict[str, Any]:
 class Gpt2(_Learned):
     activation = "gelu_tanh"
 
-    def model_options(self, backbone: Any) -> dict[str, Any]:
+    def model_options(self, backbone: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         require_keras(backbone.embeddings_add, keras.layers.Add)
         require_float32(backbone.embeddings_add)
         require_keras(backbone.embeddings_dropout, keras.layers.Dropout)
-        return _positions(backbone.position_embedding)
+        return {}, _positions(backbone.position_embedding)
 
 
 class Opt(_Learned):
     activation = "relu"
 
-    def model_options(self, backbone: Any) -> dict[str, Any]:
+    def model_options(self, backbone: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         name = f"{_LAYERS}.token_and_position_embedding.TokenAndPositionEmbedding"
         both = require(backbone.embeddings, name)
         require_float32(both)
         if both.token_embedding is not backbone.token_embedding:
             raise LeftToKerasError("the model embeds tokens by another table than its own")
-        return _positions(both.position_embedding)
+        return {}, _positions(both.position_embedding)
 
 
 class GptNeoX(Family):
@@ -99,10 +99,10 @@ class GptNeoX(Family):
     unrotated = None
     weights_dropout = "attn_dropout_layer"
 
-    def model_options(self, backbone: Any) -> dict[str, Any]:
+    def model_options(self, backbone: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         require_keras(backbone.embeddings_dropout, keras.layers.Dropout)
         sizes = [layer._self_attention_layer.rotary_dim for layer in backbone.transformer_layers]
-        return {"rotary_dim": parts.same(sizes, "rotations") or None}
+        return {"rotary_dim": parts.same(sizes, "rotations") or None}, {}
 
     def feed_forward(self, layer: Any) -> dict[str, Any]:
         activation = parts.activation_name(layer._feedforward_intermediate_dense.activation)

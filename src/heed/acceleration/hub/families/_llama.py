@@ -98,15 +98,16 @@ class Phi3(Rotated):
     norms = ("pre_attention_layernorm", "post_attention_layernorm")
     expected: ClassVar[dict[str, Any]] = {}
 
-    def model_options(self, backbone: Any) -> dict[str, Any]:
+    def model_options(self, backbone: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         attentions = [layer.attention for layer in backbone.transformer_layers]
         kinds = {attention.rope_scaling_type for attention in attentions}
         if not kinds <= {None, "su"}:
             raise LeftToKerasError(f"the model has rotations {kinds}")
         if kinds == {None}:
-            return {}
+            return {}, {}
         # KerasHub turns a longer text by one table as it reads the prompt, and by another one after it.
-        return {"longest": min(attention.pretraining_sequence_length for attention in attentions)}
+        longest = min(attention.pretraining_sequence_length for attention in attentions)
+        return {}, {"longest": longest}
 
     def rotation(self, attention: Any) -> Rotation | None:
         if attention.rope_scaling_type is None:
