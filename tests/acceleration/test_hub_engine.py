@@ -73,6 +73,12 @@ def compiled(model: Any, sampler: Any) -> Any:
 _shared = functools.cache(make)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _no_model_outlives_the_tests() -> Iterator[None]:
+    yield
+    _shared.cache_clear()
+
+
 def shared(name: str = "GPT-2", sampler: Any = "greedy") -> Any:
     """Return a model whose weights and layers no test changes."""
     return compiled(_shared(name), sampler)

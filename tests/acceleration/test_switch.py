@@ -561,7 +561,7 @@ def test_dropout_drops_and_repeats_with_its_seed() -> None:
             np.sum(np.asarray(scores), -1), 1.0, atol=1e-5
         )  # as in Keras, before dropout
         many = np.repeat(x[:1], 240, axis=0)
-        mean = np.mean(layer(many, many, training=True), axis=0)
+        mean = np.mean(np.asarray(layer(many, many, training=True)), axis=0)
         np.testing.assert_allclose(mean, layer(x, x)[0], atol=0.15)
 
 
